@@ -1,0 +1,1 @@
+"""What is decided: pure functions over frozen values. No I/O, no clock, no randomness."""

@@ -1,0 +1,58 @@
+"""The coordinator's errors. Each message names the value and the way out; the web layer turns them into ``Problem``s.
+
+CottageError
+├── NotFoundError            404
+├── InvalidError             422   a document, a config, a dataset, a value out of its bounds
+├── TooLargeError            413
+├── ConflictError            409   not possible in this state: illegal transition, wrong offset, duplicate
+│   └── IllegalTransitionError
+├── FundsError               402   balance or escrow does not cover it
+├── ForbiddenError           403
+└── UnavailableError         503   the ledger or the network cannot do it now
+"""
+
+from typing import ClassVar
+
+
+class CottageError(Exception):
+    """Base of everything that is answered with a clear text instead of a traceback."""
+
+    status: ClassVar[int] = 500
+    code: ClassVar[str] = "internal"
+
+    def __init__(self, detail: str, field: str = "") -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.field = field
+
+
+class NotFoundError(CottageError):
+    status, code = 404, "not_found"
+
+
+class InvalidError(CottageError):
+    status, code = 422, "invalid"
+
+
+class TooLargeError(CottageError):
+    status, code = 413, "too_large"
+
+
+class ConflictError(CottageError):
+    status, code = 409, "conflict"
+
+
+class IllegalTransitionError(ConflictError):
+    code = "illegal_transition"
+
+
+class FundsError(CottageError):
+    status, code = 402, "funds"
+
+
+class ForbiddenError(CottageError):
+    status, code = 403, "forbidden"
+
+
+class UnavailableError(CottageError):
+    status, code = 503, "unavailable"

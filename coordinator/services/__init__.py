@@ -1,0 +1,1 @@
+"""What is done: each service owns one concern and meets the others through the store and through ``ports``."""

@@ -1,0 +1,53 @@
+"""What the web layer may ask for. ``JobService`` and ``NetworkService`` implement these; tests may bring their own."""
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Protocol
+
+from transport.wire import api
+from transport.wire.job import JobSpec
+
+
+class Jobs(Protocol):
+    """Everything about jobs. Raises ``coordinator.errors``."""
+
+    async def quote(self, spec: JobSpec) -> api.Quote:
+        """Price and plan on the network as it is; problems are in the quote, not raised."""
+
+    async def create(self, new: api.NewJob) -> api.JobView:
+        """Checked at the door (document, config, dataset, size of the network); refused whole or stored whole."""
+
+    async def funding(self, job: str) -> api.Funding: ...
+
+    async def fund(self, job: str) -> api.JobView:
+        """Look on the ledger for the escrow; with the test wallet, open it first. Idempotent."""
+
+    async def cancel(self, job: str) -> api.JobView: ...
+
+    async def get(self, job: str) -> api.JobView: ...
+
+    async def list(self, limit: int, before: float | None) -> Sequence[api.JobView]: ...
+
+    async def nodes(self, job: str) -> Sequence[api.JobNode]: ...
+
+    async def rounds(self, job: str) -> Sequence[api.RoundView]: ...
+
+    async def commits(self, job: str) -> Sequence[api.CommitView]: ...
+
+    async def audits(self, job: str) -> Sequence[api.AuditView]: ...
+
+    async def receipts(self, job: str) -> Sequence[api.Receipt]: ...
+
+    async def metrics(self, job: str, after: int) -> Sequence[api.Metric]: ...
+
+    async def events(self, job: str, after: int) -> Sequence[api.JobEvent]: ...
+
+    def changes(self, job: str | None) -> AsyncIterator[str]:
+        """Yields a job id whenever that job (or, for ``None``, any job or node) changed; coalesced, never unbounded."""
+
+
+class Network(Protocol):
+    """What the network page shows."""
+
+    async def view(self) -> api.NetworkView: ...
+
+    async def nodes(self) -> Sequence[api.NodeView]: ...

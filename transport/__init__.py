@@ -1,0 +1,1 @@
+"""How two machines talk: node identity, wire messages, signalling, and WebRTC links between peers."""

@@ -1,0 +1,10 @@
+"""Everything that crosses a process boundary, as closed unions of bounded types.
+
+``ids``     addresses, digests, leases: the bounded scalars
+``codec``   the one place where bytes become types, and the one error it raises
+``job``     the job document
+``task``    commands to and reports from a task (a stage of a replica), the same from coordinator to worker
+``node``    node and coordinator, over the WebSocket
+``worker``  agent and worker, over the Unix socket
+``api``     the resources of the REST interface
+"""

@@ -1,0 +1,234 @@
+"""Resources of the REST interface (JSON), shared by the coordinator's pages, its client and the command line.
+
+Amounts are integers, in millionths of the token; times are Unix seconds.
+"""
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from transport.wire.ids import Count, Digest, FiniteLoss, JobId, LongText, NodeAddress, ShortText, UploadId
+from transport.wire.job import JobSpec
+
+JobStateName = Literal["created", "funded", "planned", "running", "verifying", "settled", "failed", "cancelled"]
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """Every error of the interface. ``detail`` names the value and the way out; ``code`` is stable, for programs."""
+
+    code: str
+    detail: str
+    field: str = ""
+
+
+class NewUpload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    length: Annotated[int, Meta(ge=1, le=200 << 30)]
+    name: ShortText = ""
+    purpose: Literal["dataset", "weights", "tokenizer"] = "dataset"
+    format: Literal["text", "jsonl"] = "text"
+    text_field: Annotated[str, Meta(min_length=1, max_length=100)] = "text"
+
+
+class Upload(msgspec.Struct, frozen=True):
+    """``PATCH`` it from ``offset`` on. Once complete it is checked, and ``artifact`` names it."""
+
+    id: UploadId
+    length: int
+    offset: int
+    artifact: Digest | None = None
+    rows: int | None = None
+    characters: int | None = None
+
+
+class NewJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``submitter``: the wallet that will fund the escrow. ``None``: the coordinator's test wallet (embedded ledger only)."""
+
+    spec: JobSpec
+    submitter: NodeAddress | None = None
+
+
+class Quote(msgspec.Struct, frozen=True):
+    """What a job would take on this network now. ``limit`` says in words what bounds it; ``problems`` what forbids it."""
+
+    operations: float
+    parameters: int
+    tokens: int
+    stages: int
+    replicas: int
+    nodes_available: int
+    rounds: int
+    hours: float
+    price: int
+    price_low: int
+    price_high: int
+    memory_mb_per_stage: tuple[int, ...]
+    limit: str
+    problems: tuple[str, ...] = ()
+
+
+class Funding(msgspec.Struct, frozen=True):
+    """What the submitter's wallet must do: open the escrow of ``job_key`` with ``amount`` for ``coordinator``."""
+
+    job_key: str
+    amount: int
+    deadline: int
+    coordinator: NodeAddress
+    ledger_url: str
+    program: str
+    mint: str
+    escrow: str = ""
+
+
+class JobNode(msgspec.Struct, frozen=True):
+    """A node's part in a job. ``verified`` and ``paid`` in millionths; ``rounds`` committed and counted."""
+
+    node: NodeAddress
+    name: str
+    device: str
+    stage: int | None
+    replica: int | None
+    state: Literal["starting", "ready", "training", "waiting", "spare", "lost", "rejected", "done"]
+    rounds: int
+    steps: int
+    tokens: int
+    operations: int
+    audits_passed: int
+    audits_failed: int
+    verified: int
+    paid: int
+    bytes_sent: int
+
+
+class RoundView(msgspec.Struct, frozen=True):
+    round: int
+    epoch: int
+    state: Literal["training", "applying", "complete"]
+    tokens: int
+    train_loss: float | None
+    validation_loss: float | None
+    contributors: tuple[int, ...]
+    started: float
+    ended: float | None
+
+
+class AuditView(msgspec.Struct, frozen=True):
+    audit: str
+    round: int
+    step: int
+    stage: int
+    replica: int
+    node: NodeAddress
+    auditor: NodeAddress | None
+    state: Literal["drawn", "opening", "replaying", "passed", "failed", "void"]
+    detail: str
+
+
+class CommitView(msgspec.Struct, frozen=True):
+    """A commitment: ``drawable`` says that the round's audit draw could have picked it; ``paid`` what it brought."""
+
+    round: int
+    epoch: int
+    stage: int
+    replica: int
+    node: NodeAddress
+    root: Digest
+    leaves: int
+    tokens: int
+    operations: int
+    drawable: bool
+    state: Literal["pending", "verified", "rejected", "void"]
+    amount: int
+
+
+class Receipt(msgspec.Struct, frozen=True):
+    """One ledger transaction of the job."""
+
+    kind: Literal["fund", "event", "settle", "refund", "slash"]
+    signature: str
+    state: Literal["queued", "sent", "confirmed", "failed"]
+    amount: int
+    time: float
+    detail: str
+
+
+class JobEvent(msgspec.Struct, frozen=True):
+    id: int
+    time: float
+    kind: str
+    text: str
+
+
+class Metric(msgspec.Struct, frozen=True):
+    """A point of the loss curves: after ``tokens`` tokens in all."""
+
+    round: int
+    step: int
+    tokens: int
+    kind: Literal["train", "validation"]
+    loss: FiniteLoss
+    time: float
+
+
+class JobView(msgspec.Struct, frozen=True):
+    """``bytes_*`` as in ``task.Traffic``, summed over the nodes. ``model``: artifact of the model archive once there is one."""
+
+    id: JobId
+    name: str
+    state: JobStateName
+    reason: str
+    spec: JobSpec
+    submitter: NodeAddress
+    created: float
+    ended: float | None
+    quote: Quote
+    rounds_total: int
+    rounds_done: int
+    tokens_done: int
+    tokens_total: int
+    tokens_per_second: float
+    train_loss: float | None
+    validation_loss: float | None
+    first_validation_loss: float | None
+    escrow: int
+    paid: int
+    refunded: int
+    bytes_sent: int
+    bytes_naive: int
+    bytes_artifacts: int
+    audits: int
+    model: Digest | None
+    eta_seconds: float | None
+
+
+class NodeView(msgspec.Struct, frozen=True):
+    node: NodeAddress
+    payout: NodeAddress
+    name: str
+    device: str
+    kind: Literal["cpu", "cuda"]
+    memory_mb: int
+    flops: float
+    sandbox: str
+    online: bool
+    busy: bool
+    banned: bool
+    stake: int
+    earned: int
+    since: float
+
+
+class NetworkView(msgspec.Struct, frozen=True):
+    nodes_online: int
+    nodes_busy: int
+    memory_mb: int
+    flops: float
+    jobs_running: int
+    jobs_done: int
+    paid_total: Count
+    price_per_petaflop: int
+    """Millionths of the token for 10^15 floating-point operations."""
+    coordinator: NodeAddress
+    ledger_url: str
+    test_wallet: bool
+    notice: LongText = ""

@@ -1,0 +1,31 @@
+"""Bounded scalars of the wire: whoever holds one of these need not check it again."""
+
+from typing import Annotated, NewType
+
+from msgspec import Meta
+
+NodeAddress = Annotated[str, Meta(min_length=32, max_length=44, pattern=r"^[1-9A-HJ-NP-Za-km-z]+$")]
+"""Base58 of the 32 bytes of an Ed25519 public key: a node, an owner, a wallet."""
+
+JobId = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}$")]
+LeaseId = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}$")]
+AuditId = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}$")]
+UploadId = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}$")]
+
+Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
+"""SHA-256 in hexadecimal: the name of an artifact, the root of a Merkle tree, the hash of a state."""
+
+Fence = Annotated[int, Meta(ge=1, lt=2**63)]
+"""Grows with each new holder of the same work: a stale holder's writes are refused."""
+
+Micro = NewType("Micro", int)
+"""Smallest unit of the token: a millionth."""
+
+Count = Annotated[int, Meta(ge=0, lt=2**63)]
+StageIndex = Annotated[int, Meta(ge=0, lt=256)]
+ReplicaIndex = Annotated[int, Meta(ge=0, lt=1024)]
+RoundIndex = Annotated[int, Meta(ge=0, lt=2**31)]
+StepIndex = Annotated[int, Meta(ge=0, lt=2**31)]
+ShortText = Annotated[str, Meta(max_length=200, pattern=r"^[^\x00]*$")]
+LongText = Annotated[str, Meta(max_length=4000, pattern=r"^[^\x00]*$")]
+FiniteLoss = Annotated[float, Meta(ge=-1e9, le=1e9)]

@@ -1,0 +1,86 @@
+"""The job document: what a submitter asks for, in YAML or JSON.
+
+The document is checked against these bounds at the door. What needs the model's own arithmetic (do the shapes fit, how many
+parameters) is in ``transport.wire.model``.
+"""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from transport.wire.ids import Digest, ShortText
+
+
+class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Either ``preset`` or ``config`` (the content of a Hugging Face ``config.json``)."""
+
+    preset: Annotated[str, Meta(max_length=64)] | None = None
+    config: dict[str, Any] | None = None
+    weights: Digest | None = None
+    """An uploaded ``model.safetensors`` to start from; ``None`` starts from seeded random weights."""
+
+
+class TokenizerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``bytes`` (vocabulary 259), ``bpe`` trained on the data, or ``file``: an uploaded ``tokenizer.json``."""
+
+    kind: Literal["bytes", "bpe", "file"] = "bpe"
+    vocabulary: Annotated[int, Meta(ge=300, le=262_144)] = 2048
+    file: Digest | None = None
+
+
+class DatasetSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    artifact: Digest
+    format: Literal["text", "jsonl"] = "text"
+    text_field: Annotated[str, Meta(min_length=1, max_length=100)] = "text"
+    heldout: Annotated[float, Meta(gt=0, le=0.2)] = 0.02
+
+
+class TrainingSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One inner step of one replica reads ``batch`` sequences of ``sequence`` tokens in ``micro_batches`` parts."""
+
+    tokens: Annotated[int, Meta(ge=1, le=10**13)] = 400_000
+    sequence: Annotated[int, Meta(ge=8, le=131_072)] = 128
+    batch: Annotated[int, Meta(ge=1, le=65_536)] = 16
+    micro_batches: Annotated[int, Meta(ge=1, le=256)] = 4
+    inner_steps: Annotated[int, Meta(ge=1, le=5000)] = 5
+    learning_rate: Annotated[float, Meta(gt=0, le=1)] = 3e-3
+    warmup_steps: Annotated[int, Meta(ge=0, le=1_000_000)] = 10
+    weight_decay: Annotated[float, Meta(ge=0, le=1)] = 0.1
+    outer_learning_rate: Annotated[float, Meta(gt=0, le=2)] = 0.7
+    outer_momentum: Annotated[float, Meta(ge=0, lt=1)] = 0.6
+    seed: Annotated[int, Meta(ge=0, lt=2**63)] = 0
+    pseudo_gradient: Literal["int8", "fp32"] = "int8"
+    activations: Literal["int8", "fp32"] = "int8"
+
+
+class ParallelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``None`` leaves the choice to the scheduler."""
+
+    stages: Annotated[int, Meta(ge=1, le=64)] | None = None
+    replicas: Annotated[int, Meta(ge=1, le=256)] | None = None
+
+
+class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One job. ``budget`` is in millionths of the token and goes into escrow; what is not spent comes back."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f]+$")]
+    model: ModelSpec
+    dataset: DatasetSpec
+    budget: Annotated[int, Meta(ge=1, lt=2**63)]
+    tokenizer: TokenizerSpec = TokenizerSpec()
+    training: TrainingSpec = TrainingSpec()
+    parallel: ParallelSpec = ParallelSpec()
+    deadline_hours: Annotated[float, Meta(gt=0, le=24 * 90)] = 24.0
+    note: ShortText = ""
+
+
+def total_steps(training: TrainingSpec, replicas: int) -> int:
+    """Inner steps of each replica until the job's tokens are read, at least one."""
+    per_step = training.batch * training.sequence * replicas
+    return max(1, -(-training.tokens // per_step))
+
+
+def total_rounds(training: TrainingSpec, replicas: int) -> int:
+    """Outer rounds until the job's tokens are read; the last one may be shorter."""
+    return -(-total_steps(training, replicas) // training.inner_steps)

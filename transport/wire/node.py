@@ -1,0 +1,192 @@
+"""Node and coordinator, over the WebSocket ``/api/v1/node`` (binary frames, MessagePack).
+
+    coordinator                 node
+      Challenge           ->
+                          <-    Hello       signed over the challenge: the node is its key
+      Welcome / Refused   ->                heartbeat period, lease time, ICE servers, a token for artifacts
+      Assign              ->
+                          <-    Report(seq) wraps a ``task`` report; kept by the node until Acknowledged
+      Acknowledged(seq)   ->
+      Command             ->                wraps a ``task`` command; commands are idempotent
+                          <-    Heartbeat   renews (lease, fence) pairs, never a node
+      Beat                ->                which leases live on, which are gone, when to beat next
+      Signal             <->    Signal      sealed by the peers; the coordinator only passes it on
+
+After a reconnect the node names its leases in ``Hello`` and sends again every report that was not acknowledged; the coordinator
+sends again every command that has not had its effect. Both sides may therefore see a message twice.
+"""
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from transport.wire.ids import (
+    Count,
+    Digest,
+    Fence,
+    JobId,
+    LeaseId,
+    LongText,
+    NodeAddress,
+    ReplicaIndex,
+    ShortText,
+    StageIndex,
+)
+from transport.wire.job import JobSpec
+from transport.wire.task import Plan, TaskCommand, TaskReport
+
+PROTOCOL = 1
+MAX_LEASES = 64  # A node with eight GPUs holds eight leases; audits and spares leave the rest.
+MAX_ENVELOPE = 128 * 1024  # An SDP of 64 KB, signed.
+
+
+class NodeProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a machine can do, measured by its agent in the same sandbox that jobs run in."""
+
+    name: ShortText
+    device: ShortText
+    kind: Literal["cpu", "cuda"]
+    memory_mb: Annotated[int, Meta(ge=1, le=10**8)]
+    flops: Annotated[float, Meta(ge=0, le=1e18)]
+    env_class: ShortText
+    sandbox: Literal["docker", "process"]
+    agent_version: ShortText = ""
+
+
+class HeldLease(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    lease: LeaseId
+    fence: Fence
+
+
+# --- node to coordinator ------------------------------------------------------------------------------------------------
+
+
+class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="hello"):
+    """``signature``: by the node key over context "cottage-hello" and (challenge nonce, coordinator host as in the Challenge)."""
+
+    protocol: Annotated[int, Meta(ge=1, le=10_000)]
+    node: NodeAddress
+    payout: NodeAddress
+    signature: Annotated[bytes, Meta(min_length=64, max_length=64)]
+    profile: NodeProfile
+    leases: Annotated[tuple[HeldLease, ...], Meta(max_length=MAX_LEASES)] = ()
+
+
+class Heartbeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="heartbeat"):
+    leases: Annotated[tuple[HeldLease, ...], Meta(max_length=MAX_LEASES)]
+
+
+class Report(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="report"):
+    """``seq`` 0: lossy (Progress, Traffic), never acknowledged. Otherwise grows by one for each report of a lease."""
+
+    lease: LeaseId
+    fence: Fence
+    seq: Count
+    body: TaskReport
+
+
+class Signal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="signal"):
+    """``peer``: from the node, whom it is for; from the coordinator, whom it is from."""
+
+    peer: NodeAddress
+    envelope: Annotated[bytes, Meta(max_length=MAX_ENVELOPE)]
+
+
+class Goodbye(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="goodbye"):
+    """The node leaves: its leases end now, not when they expire."""
+
+    reason: ShortText = ""
+
+
+NodeMessage = Hello | Heartbeat | Report | Signal | Goodbye
+
+
+# --- coordinator to node ------------------------------------------------------------------------------------------------
+
+
+class Challenge(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="challenge"):
+    nonce: Annotated[bytes, Meta(min_length=32, max_length=32)]
+    host: ShortText
+
+
+class IceServer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    urls: Annotated[tuple[ShortText, ...], Meta(min_length=1, max_length=8)]
+    username: ShortText = ""
+    credential: ShortText = ""
+
+
+class LedgerInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where the money is kept, so that a node can look for itself."""
+
+    url: ShortText
+    program: ShortText
+    mint: ShortText
+    coordinator: NodeAddress
+
+
+class Welcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="welcome"):
+    """``token`` authorises artifact transfers (Authorization: Bearer) until the WebSocket closes."""
+
+    token: Annotated[str, Meta(min_length=16, max_length=200)]
+    heartbeat_seconds: Annotated[float, Meta(gt=0, le=600)]
+    lease_seconds: Annotated[float, Meta(gt=0, le=3600)]
+    ice_servers: Annotated[tuple[IceServer, ...], Meta(max_length=16)]
+    ledger: LedgerInfo | None
+    min_stake: Annotated[int, Meta(ge=0, lt=2**63)] = 0
+
+
+class Refused(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="refused"):
+    """``retry_seconds`` None: do not come back without a change by the owner."""
+
+    reason: LongText
+    retry_seconds: Annotated[float, Meta(ge=0, le=86_400)] | None = None
+
+
+class Assign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="assign"):
+    """Hold this lease: start a worker for the job. ``stage`` None: a spare, which audits and waits.
+
+    ``files``: name -> artifact, laid into the worker's folder: ``train.bin`` and ``heldout.bin`` (token ids,
+    little-endian uint32), ``tokenizer.json``, ``config.json``, and ``model.safetensors`` where the job starts from weights.
+    """
+
+    lease: LeaseId
+    fence: Fence
+    job: JobId
+    spec: JobSpec
+    stage: StageIndex | None
+    replica: ReplicaIndex | None
+    plan: Plan
+    files: Annotated[dict[ShortText, Digest], Meta(max_length=16)]
+
+
+class Command(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="command"):
+    lease: LeaseId
+    fence: Fence
+    body: TaskCommand
+
+
+class Acknowledged(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="acknowledged"):
+    """Every report of this lease up to and including ``seq`` is stored."""
+
+    lease: LeaseId
+    seq: Count
+
+
+class Beat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="beat"):
+    """``gone``: leases that are no longer the node's; it ends their workers at once."""
+
+    next_seconds: Annotated[float, Meta(gt=0, le=600)]
+    gone: Annotated[tuple[LeaseId, ...], Meta(max_length=MAX_LEASES)] = ()
+
+
+class Earned(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="earned"):
+    """What a job has brought this node so far, in millionths of the token."""
+
+    job: JobId
+    verified: Count
+    paid: Count
+    signature: ShortText = ""
+
+
+CoordinatorMessage = Challenge | Welcome | Refused | Assign | Command | Acknowledged | Beat | Earned | Signal

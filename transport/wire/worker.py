@@ -1,0 +1,128 @@
+"""Agent and worker, over the Unix socket: the worker's only door.
+
+A frame is ``u32 header length | u64 payload length | header | payload`` (little-endian); the header is one
+MessagePack message, the payload raw bytes (a tensor, a checkpoint) that need no copy. The worker connects; the agent answers with ``Setup``.
+
+The worker's folder (read-only) holds the files of ``Assign.files`` and, in ``job.json``, the ``JobSpec``.
+"""
+
+import asyncio
+import struct
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from transport.wire.codec import MAX_MESSAGE, MessageError, decode, encode
+from transport.wire.ids import Count, ReplicaIndex, RoundIndex, ShortText, StageIndex, StepIndex
+from transport.wire.job import JobSpec
+from transport.wire.task import Plan, TaskCommand, TaskReport
+
+MAX_PAYLOAD = 2 << 30  # A checkpoint of a stage with 128 million parameters, with its momentum and moments.
+_LENGTHS = struct.Struct("<IQ")
+
+
+class TensorName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a payload between peers is. Unique within a job, so that a second copy is known as one.
+
+    ``activation``: forward, from stage s to s + 1. ``gradient``: backward, from s to s - 1.
+    ``pseudo_gradient``: between replicas.
+    ``validation``: forward only, never quantised.
+    """
+
+    kind: Literal["activation", "gradient", "pseudo_gradient", "validation"]
+    epoch: Count
+    round: RoundIndex
+    step: StepIndex
+    micro: Annotated[int, Meta(ge=0, le=1_000_000)]
+
+
+# --- worker to agent ----------------------------------------------------------------------------------------------------
+
+
+class PeerSend(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="peer_send"):
+    """The payload goes to (stage, replica) of the plan in force. ``naive``: the bytes that float32 exchange would have taken."""
+
+    stage: StageIndex
+    replica: ReplicaIndex
+    name: TensorName
+    naive: Count = 0
+
+
+class WorkerReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="report"):
+    """The payload, if any, is an artifact: the agent stores it with the coordinator under its SHA-256, which the body names."""
+
+    body: TaskReport
+
+
+WorkerMessage = PeerSend | WorkerReport
+
+
+# --- agent to worker ----------------------------------------------------------------------------------------------------
+
+
+class Setup(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="setup"):
+    """First message. ``folder``: where the files lie inside the sandbox. ``stage`` None: a spare, which only replays."""
+
+    spec: JobSpec
+    plan: Plan
+    stage: StageIndex | None
+    replica: ReplicaIndex | None
+    folder: Annotated[str, Meta(max_length=4096)]
+    threads: Annotated[int, Meta(ge=1, le=1024)]
+    device: ShortText = "cpu"
+
+
+class PeerDeliver(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="peer_deliver"):
+    stage: StageIndex
+    replica: ReplicaIndex
+    name: TensorName
+
+
+class WorkerCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="command"):
+    """The payload, if any, is the artifact that the command names (``BeginRound.state``, ``ReplayStep.opening``)."""
+
+    body: TaskCommand
+
+
+AgentMessage = Setup | PeerDeliver | WorkerCommand
+
+
+class PeerHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Travels between agents in front of a payload; ``transport.peer`` carries it opaquely."""
+
+    job: Annotated[str, Meta(pattern=r"^[0-9a-f]{32}$")]
+    from_stage: StageIndex
+    from_replica: ReplicaIndex
+    to_stage: StageIndex
+    to_replica: ReplicaIndex
+    name: TensorName
+
+
+async def read_frame(reader: asyncio.StreamReader, kind: object) -> tuple[object, bytes]:
+    """One message of ``kind`` and its payload.
+
+    Raises:
+        EOFError: the other side closed the socket between two frames or within one.
+        MessageError: lengths beyond the limits, or a header that is not a ``kind``.
+    """
+    try:
+        header_length, payload_length = _LENGTHS.unpack(await reader.readexactly(_LENGTHS.size))
+        if header_length > MAX_MESSAGE or payload_length > MAX_PAYLOAD:
+            raise MessageError(f"a frame of {header_length:,} + {payload_length:,} bytes is beyond the limits")
+        header = await reader.readexactly(header_length)
+        payload = await reader.readexactly(payload_length) if payload_length else b""
+    except asyncio.IncompleteReadError as error:
+        raise EOFError("the socket closed") from error
+    return decode(header, kind), payload
+
+
+async def write_frame(
+    writer: asyncio.StreamWriter, message: msgspec.Struct, payload: bytes | bytearray | memoryview = b""
+) -> None:
+    """Write one frame and wait until the socket's buffer has room again."""
+    header = encode(message)
+    writer.write(_LENGTHS.pack(len(header), len(payload)) + header)
+    if payload:
+        writer.write(payload)
+    await writer.drain()
