@@ -1,0 +1,93 @@
+"""The errors of two machines talking.
+
+::
+
+    TransportError
+    ├── IdentityError
+    │   ├── BadAddressError         a text is not the address of a node
+    │   ├── BadSignatureError       a signature does not fit key, context and content
+    │   └── KeyFileError            a key file cannot be used, or would be overwritten
+    ├── MerkleError                 a leaf, index or count that no tree can hold
+    ├── SignalError                 an envelope from the signalling server is refused (``reason`` names the rule)
+    ├── IceConfigError              the address or secret of a STUN or TURN server is unusable
+    ├── MessageLimitError           the caller hands over more than a message may hold
+    ├── LinkError
+    │   ├── MalformedFrameError     the peer broke the framing; its link closes
+    │   └── ConnectError            no link came up in this attempt
+    └── PeerError
+        ├── PeerNotAllowedError     the peer is not in the plan
+        ├── PeerUnreachableError    no acknowledgement in time
+        └── DeliveryFailedError     the peer has the message but could not take it
+"""
+
+
+class TransportError(Exception):
+    """Any failure of talking to another machine."""
+
+
+class IdentityError(TransportError):
+    """A key, address or signature is unusable."""
+
+
+class BadAddressError(IdentityError):
+    """A text is not the address of a node."""
+
+
+class BadSignatureError(IdentityError):
+    """A signature does not fit key, context and content."""
+
+
+class KeyFileError(IdentityError):
+    """A key file cannot be read, written or trusted."""
+
+
+class MerkleError(TransportError):
+    """A leaf, index or count that no tree can hold."""
+
+
+class SignalError(TransportError):
+    """An envelope from the signalling server is refused.
+
+    Attributes:
+        reason: one word for counters and tests, such as ``expired`` or ``replayed``.
+    """
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(f"signal refused ({reason}): {detail}")
+        self.reason = reason
+
+
+class IceConfigError(TransportError):
+    """The address or secret of a STUN or TURN server is unusable."""
+
+
+class MessageLimitError(TransportError):
+    """A message is larger than the transport carries."""
+
+
+class LinkError(TransportError):
+    """A link cannot be made or kept."""
+
+
+class MalformedFrameError(LinkError):
+    """The peer sent bytes that break the framing."""
+
+
+class ConnectError(LinkError):
+    """No link came up in this attempt."""
+
+
+class PeerError(TransportError):
+    """A message did not reach its peer."""
+
+
+class PeerNotAllowedError(PeerError):
+    """The peer is not among those that the plan names."""
+
+
+class PeerUnreachableError(PeerError):
+    """The peer did not acknowledge in time."""
+
+
+class DeliveryFailedError(PeerError):
+    """The peer received the message and could not take it."""
