@@ -1,9 +1,8 @@
 """Agent and worker, over the Unix socket: the worker's only door.
 
 A frame is ``u32 header length | u64 payload length | header | payload`` (little-endian); the header is one
-MessagePack message, the payload raw bytes (a tensor, a checkpoint) that need no copy. The worker connects; the agent answers with ``Setup``.
-
-The worker's folder (read-only) holds the files of ``Assign.files`` and, in ``job.json``, the ``JobSpec``.
+MessagePack message, the payload raw bytes (a tensor, a checkpoint) that need no copy. The worker connects; the agent
+answers with ``Setup``. The worker's folder (read-only) holds the files of ``Assign.files``.
 """
 
 import asyncio
