@@ -1,0 +1,63 @@
+"""The umbrella command: finds the role that a word belongs to and loads only that role's packages."""
+
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+
+_ROLES: dict[str, tuple[str, str, bool]] = {
+    # word: (module with main(argv), what it does, keep the word in argv)
+    "demo": ("cottage.demo.main", "a whole network on this PC: trains a model, verifies the work, pays for it", False),
+    "serve": ("coordinator.cli", "run a coordinator", True),
+    "node": ("desktop.agent.cli", "lend this machine: run, status, earnings, selftest", False),
+    "quote": ("coordinator.client.cli", "what a job would cost", True),
+    "submit": ("coordinator.client.cli", "submit a job", True),
+    "jobs": ("coordinator.client.cli", "list jobs", True),
+    "watch": ("coordinator.client.cli", "follow a job", True),
+    "download": ("coordinator.client.cli", "fetch a finished model", True),
+    "ledger": ("ledger.cli", "show a job's money; serve the embedded ledger", False),
+}
+
+EXIT_USAGE = 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run ``cottage WORD ...``; the exit status is the role's own, or 2 where the word is unknown."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(_usage())
+        return 0 if words else EXIT_USAGE
+    if words[0] in ("-V", "--version"):
+        from cottage import __version__
+
+        print(f"cottage {__version__}")
+        return 0
+    role = _ROLES.get(words[0])
+    if role is None:
+        print(f"cottage: there is no command {words[0]!r}.\n\n{_usage()}", file=sys.stderr)
+        return EXIT_USAGE
+    module, _, keep = role
+    try:
+        run: Callable[[Sequence[str]], int] = importlib.import_module(module).main
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] in ("cottage", "coordinator", "desktop", "ledger"):
+            raise
+        print(
+            f"cottage {words[0]} needs the package {error.name!r}, which is not installed here. "
+            f"Install this role: pip install 'cottage[{_extra(module)}]'",
+            file=sys.stderr,
+        )
+        return EXIT_USAGE
+    return run(words if keep else words[1:])
+
+
+def _extra(module: str) -> str:
+    return "agent" if module.startswith("desktop") else "coordinator"
+
+
+def _usage() -> str:
+    rows = "\n".join(f"  {word:<10} {text}" for word, (_, text, _) in _ROLES.items())
+    return f"usage: cottage COMMAND ...\n\n{rows}\n\n  cottage COMMAND --help tells more."
+
+
+if __name__ == "__main__":
+    sys.exit(main())
