@@ -1,0 +1,257 @@
+"""Uploads that survive a cut line and a coordinator that was restarted in between.
+
+    POST   names the length, the purpose and the format            -> an id, offset 0
+    PATCH  brings bytes from the offset on, as many as the line lets through; the rest with another PATCH
+    GET    says how far it is
+    the last byte starts the check (``datasets``); what passes becomes an artifact, what does not is deleted
+
+Two files on the disk are an upload's whole state, so nothing else must survive: the bytes (their number is the offset) and
+a small document. Whoever sends bytes at the right offset is the writer; a writer whose line died unnoticed is pushed aside.
+"""
+
+import asyncio
+import os
+import secrets
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from coordinator.errors import ConflictError, CottageError, InvalidError, NotFoundError, TooLargeError, UnavailableError
+from coordinator.services.artifacts import ArtifactStore, no_room
+from coordinator.services.datasets import DatasetReport, check_jsonl, check_text, check_tokenizer, check_weights
+from transport.clock import Clock, SystemClock
+from transport.wire.api import NewUpload, Upload
+
+MAX_OPEN = 256  # Unfinished uploads at a time, so that nobody can fill the disk with empty promises.
+MAX_OPEN_BYTES = 400 << 30  # Twice the largest single upload.
+MIN_FREE_BYTES = 1 << 30  # Left on the disk for the database and the checkpoints of running jobs.
+IDLE_S = 48 * 3600.0  # An upload that nobody continues for two days is given up.
+MAX_STATE_BYTES = 16 << 10
+
+
+class _State(msgspec.Struct):
+    """What stands in the document. ``problem``: why the check refused it (detail, field), kept for who missed the answer."""
+
+    new: NewUpload
+    touched: float
+    artifact: str | None = None
+    rows: int | None = None
+    characters: int | None = None
+    problem: tuple[str, str] | None = None
+
+
+class _Slot:
+    """One upload in this process: its lock, and who may write to it now."""
+
+    def __init__(self) -> None:
+        self.lock: Final = asyncio.Lock()
+        self.writer = 0
+
+
+class UploadService:
+    """Receives files piece by piece and turns those that pass their check into artifacts."""
+
+    def __init__(
+        self,
+        root: Path,
+        artifacts: ArtifactStore,
+        clock: Clock | None = None,
+        max_open: int = MAX_OPEN,
+        max_open_bytes: int = MAX_OPEN_BYTES,
+    ) -> None:
+        """Continue with what lies in ``root``."""
+        self._root = root
+        self._artifacts = artifacts
+        self._clock = clock or SystemClock()
+        self._max_open = max_open
+        self._max_open_bytes = max_open_bytes
+        self._slots: dict[str, _Slot] = {}
+        root.mkdir(parents=True, exist_ok=True)
+
+    async def create(self, new: NewUpload) -> Upload:
+        """Begin an upload.
+
+        Raises:
+            TooLargeError: it does not fit beside the other unfinished ones, or on the disk.
+            UnavailableError: too many are unfinished.
+        """
+        self._make_room(new)
+        upload = secrets.token_hex(16)
+        self._data(upload).touch()
+        self._save(upload, _State(new, self._clock.time()))
+        return self._view(upload, self._load(upload))
+
+    async def get(self, upload: str) -> Upload:
+        """How far an upload is.
+
+        Raises:
+            NotFoundError: there is none of this id; it may have been given up.
+            InvalidError: it was complete and its check refused it.
+        """
+        return self._view(upload, self._load(upload))
+
+    async def append(self, upload: str, offset: int, chunks: AsyncIterator[bytes]) -> Upload:
+        """Write bytes from ``offset`` on. What came before a cut stays; the last byte starts the check.
+
+        Raises:
+            ConflictError: ``offset`` is not where the upload stands, or somebody else has gone on with it meanwhile.
+            TooLargeError: more bytes than the upload's length; none of the surplus is kept.
+            InvalidError: the check refused the file; the bytes are deleted.
+        """
+        state = self._load(upload)
+        if state.artifact is not None:
+            return self._view(upload, state)
+        slot = self._slots.setdefault(upload, _Slot())
+        held = self._held(upload)
+        if offset != held:
+            raise ConflictError(f"the upload holds {held:,} bytes, not {offset:,}: go on from {held}", "offset")
+        slot.writer += 1
+        mine = slot.writer
+        try:
+            async for chunk in chunks:
+                async with slot.lock:
+                    self._write_one(slot, mine, upload, state.new.length, chunk)
+        finally:
+            if slot.writer == mine:
+                await self._touch(upload)
+        if self._held(upload) < state.new.length:
+            return await self.get(upload)
+        async with slot.lock:
+            return await self._complete(upload)
+
+    async def take(self, new: NewUpload, chunks: AsyncIterator[bytes]) -> Upload:
+        """A whole file at once, of any length up to ``new.length``: a plain form, which cannot resume.
+
+        Raises: as ``create`` and ``append``.
+        """
+        begun = await self.create(new)
+        path = self._data(begun.id)
+        try:
+            await self.append(begun.id, 0, chunks)
+            length = path.stat().st_size if path.exists() else new.length
+            if length == 0:
+                raise InvalidError("the file is empty: choose a file with text in it", new.purpose)
+            if length < new.length:
+                self._save(begun.id, _State(msgspec.structs.replace(new, length=length), self._clock.time()))
+                return await self._complete(begun.id)
+            return await self.get(begun.id)
+        except CottageError:
+            self._forget(begun.id)
+            raise
+
+    def _write_one(self, slot: _Slot, mine: int, upload: str, length: int, chunk: bytes) -> None:
+        """One chunk, in the event loop: a local disk's cache takes a megabyte in less time than a thread takes to start."""
+        if slot.writer != mine:
+            raise ConflictError("another connection has gone on with this upload: ask for its offset again", "offset")
+        with self._data(upload).open("ab") as file:
+            if file.tell() + len(chunk) > length:
+                raise TooLargeError(f"more than the {length:,} bytes that this upload was begun with", "length")
+            try:
+                file.write(chunk)
+            except OSError as error:
+                raise no_room(error) from error
+
+    async def _complete(self, upload: str) -> Upload:
+        """Check a file that is whole. Safe to repeat: after a crash the next PATCH comes here again."""
+        state = self._load(upload)
+        if state.artifact is None and state.problem is None:
+            path = self._data(upload)
+            try:
+                report = await asyncio.to_thread(_check, path, state.new)
+            except CottageError as error:
+                state.problem = (error.detail, error.field)
+                self._save(upload, state)
+                path.unlink()
+                raise
+            state.rows, state.characters = (report.rows, report.characters) if report else (None, None)
+            state.artifact = await self._artifacts.put_file(path, link=True)
+            self._save(upload, state)
+            path.unlink()  # Only now: a crash before this line finds the bytes here and checks them again.
+        self._slots.pop(upload, None)
+        return self._view(upload, state)
+
+    def _make_room(self, new: NewUpload) -> None:
+        now, count, promised = self._clock.time(), 0, 0
+        for document in self._root.glob("*.json"):
+            state = self._load(document.stem)
+            if now - state.touched > IDLE_S:
+                self._forget(document.stem)
+            elif state.artifact is None and state.problem is None:
+                count += 1
+                promised += state.new.length
+        if count >= self._max_open:
+            raise UnavailableError(f"{count} uploads are unfinished: finish one, or try again later")
+        room = min(self._max_open_bytes, shutil.disk_usage(self._root).free - MIN_FREE_BYTES) - promised
+        if new.length > room:
+            raise TooLargeError(
+                f"{new.length:,} bytes: there is room for {max(0, room):,} now; try later or send less", "length"
+            )
+
+    async def _touch(self, upload: str) -> None:
+        """Note when the last bytes came, with the bytes themselves safe on the disk first."""
+        with suppress(NotFoundError):
+            state = self._load(upload)
+            if self._data(upload).exists():
+                await asyncio.to_thread(_sync, self._data(upload))
+            state.touched = self._clock.time()
+            self._save(upload, state)
+
+    def _held(self, upload: str) -> int:
+        path = self._data(upload)
+        return path.stat().st_size if path.exists() else 0
+
+    def _view(self, upload: str, state: _State) -> Upload:
+        if state.problem is not None:
+            raise InvalidError(*state.problem)
+        offset = state.new.length if state.artifact is not None else self._held(upload)
+        return Upload(upload, state.new.length, offset, state.artifact, state.rows, state.characters)
+
+    def _load(self, upload: str) -> _State:
+        path = self._document(upload)
+        if not path.is_file():
+            raise NotFoundError(f"no upload {upload[:40]!r} is here: begin a new one", "upload")
+        return msgspec.json.decode(path.read_bytes()[:MAX_STATE_BYTES], type=_State)
+
+    def _save(self, upload: str, state: _State) -> None:
+        """Replace the document in one step: a crash leaves the old one or the new one."""
+        fresh = self._document(upload).with_suffix(".new")
+        fresh.write_bytes(msgspec.json.encode(state))
+        _sync(fresh)
+        os.replace(fresh, self._document(upload))
+
+    def _forget(self, upload: str) -> None:
+        self._slots.pop(upload, None)
+        self._data(upload).unlink(missing_ok=True)
+        self._document(upload).unlink(missing_ok=True)
+
+    def _data(self, upload: str) -> Path:
+        return self._root / f"{_named(upload)}.part"
+
+    def _document(self, upload: str) -> Path:
+        return self._root / f"{_named(upload)}.json"
+
+
+def _named(upload: str) -> str:
+    """The id, if it can be one: it becomes a file name."""
+    if len(upload) != 32 or not set(upload) <= set("0123456789abcdef"):
+        raise NotFoundError(f"no upload {upload[:40]!r} is here: begin a new one", "upload")
+    return upload
+
+
+def _check(path: Path, new: NewUpload) -> DatasetReport | None:
+    if new.purpose == "dataset":
+        return check_jsonl(path, new.text_field) if new.format == "jsonl" else check_text(path)
+    if new.purpose == "weights":
+        check_weights(path)
+    else:
+        check_tokenizer(path)
+    return None
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
