@@ -1,0 +1,170 @@
+"""``PeerNet``: this node's links to the others.
+
+::
+
+    PeerNet ── PeerSession (one per allowed peer) ── Link (while one is up) ── RtcConnection (aiortc)
+                    │                                  │
+                 Outbox, Inbox                      Lane x 3 (data channels)
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from transport.clock import Clock, SystemClock
+from transport.errors import PeerNotAllowedError, PeerUnreachableError, SignalError
+from transport.ice import IceServer
+from transport.identity import NodeKey, parse_address
+from transport.lane import Lane
+from transport.limits import PeerLimits
+from transport.session import OnMessage, PeerContext, PeerSession, SendSignal
+from transport.signalling import EnvelopeReader
+from transport.stats import LinkStats
+
+LOG = logging.getLogger(__name__)
+
+
+class PeerNet:
+    """Links to the nodes that the plan names, made when first needed and made again when lost."""
+
+    def __init__(
+        self,
+        key: NodeKey,
+        send_signal: SendSignal,
+        on_message: OnMessage,
+        *,
+        ice_servers: Sequence[IceServer] = (),
+        clock: Clock | None = None,
+        loopback: bool = False,
+        limits: PeerLimits | None = None,
+    ) -> None:
+        """Prepare; nothing is sent before ``send`` or a peer's signal.
+
+        Args:
+            key: this node's key.
+            send_signal: carries an envelope to a node through the coordinator; whatever it raises, it is tried again.
+            on_message: takes (peer, lane, header, payload). Messages of one lane of one peer come one at a time; the sender's
+                ``send`` returns when this has returned. The payload is only valid until then. If it raises, the sender gets
+                DeliveryFailedError.
+            ice_servers: STUN and TURN servers; ``set_ice_servers`` renews them.
+            clock: time; the machine's own by default.
+            loopback: all peers are on this machine: connect through 127.0.0.1 and nothing else.
+            limits: bounds; all nodes of a network share them.
+        """
+        self._ice_servers = tuple(ice_servers)
+        self._context = PeerContext(
+            key,
+            send_signal,
+            on_message,
+            lambda: self._ice_servers,
+            clock or SystemClock(),
+            limits or PeerLimits(),
+            loopback=loopback,
+        )
+        self._reader = EnvelopeReader(key.address, loopback=loopback)
+        self._sessions: dict[str, PeerSession] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._refused: Counter[str] = Counter()
+        self._closed = False
+
+    @property
+    def address(self) -> str:
+        """This node's address."""
+        return self._context.key.address
+
+    def set_ice_servers(self, servers: Sequence[IceServer]) -> None:
+        """Use these servers for links made from now on: credentials of relays expire."""
+        self._ice_servers = tuple(servers)
+
+    async def allow(self, peers: set[str]) -> None:
+        """Let exactly these nodes connect; links to all others are closed and what waits for them fails.
+
+        Raises:
+            BadAddressError: one is not an address.
+            PeerNotAllowedError: more than ``limits.max_peers``, or this node itself.
+        """
+        for peer in peers:
+            parse_address(peer)
+        limit = self._context.limits.max_peers
+        if self._closed or len(peers) > limit or self.address in peers:
+            raise PeerNotAllowedError(
+                f"{len(peers)} peers: at most {limit}, not this node itself, and not after closing"
+            )
+        dropped = set(self._sessions) - peers
+        for peer in peers - set(self._sessions):
+            session = PeerSession(self._context, peer)
+            self._sessions[peer] = session
+            self._tasks[peer] = asyncio.create_task(session.run(), name=f"peer-{peer[:8]}")
+        await self._drop(dropped, "is no longer in the plan")
+
+    async def send(
+        self,
+        peer: str,
+        lane: Lane,
+        header: bytes,
+        payload: bytes | bytearray | memoryview = b"",
+        *,
+        timeout: float | None = None,
+    ) -> None:
+        """Carry one message and return when the peer's handler has taken it, once, whatever happens to links meanwhile.
+
+        Messages of one lane that are sent at the same time may overtake each other; await one to be sure of its place.
+
+        Args:
+            lane: which lane, see ``Lane``.
+            header: at most 4 KiB.
+            payload: at most 512 MiB; must not change until this returns.
+            timeout: seconds until giving up; None waits as long as there is a link.
+        Raises:
+            PeerNotAllowedError: the peer is not, or no longer, in the plan.
+            PeerUnreachableError: no link for ``limits.reach_s``, or no acknowledgement within ``timeout``.
+            DeliveryFailedError: the peer's handler failed.
+            MessageLimitError: too large.
+        """
+        session = self._sessions.get(peer)
+        if session is None:
+            raise PeerNotAllowedError(f"{peer} is not in the plan of this node: allow it first")
+        await session.send(lane, header, payload, timeout)
+
+    async def on_signal(self, sender: str, envelope: bytes) -> None:
+        """Take an envelope from the coordinator; one that is refused is logged, counted and forgotten."""
+        session = self._sessions.get(sender)
+        try:
+            if session is None:
+                raise SignalError("stranger", f"{sender[:44]!r} is not in the plan")
+            session.on_signal(self._reader.open(sender, envelope, self._context.clock.time()))
+        except SignalError as error:
+            self._refused[error.reason] += 1
+            LOG.warning("from %.44s: %s", sender, error)
+
+    @property
+    def refused(self) -> Mapping[str, int]:
+        """How many envelopes were refused, by reason."""
+        return self._refused
+
+    @property
+    def memory_held(self) -> int:
+        """Bytes reserved for large messages that arrive."""
+        return self._context.budget.held
+
+    def stats(self) -> Mapping[str, LinkStats]:
+        """Counters of every allowed peer."""
+        return {peer: session.stats for peer, session in self._sessions.items()}
+
+    async def aclose(self) -> None:
+        """Close every link; what waits fails with PeerUnreachableError."""
+        self._closed = True
+        await self._drop(set(self._sessions), "cannot be reached: this node is closing")
+
+    async def _drop(self, peers: set[str], why: str) -> None:
+        tasks = [self._tasks.pop(peer) for peer in peers]
+        for peer in peers:
+            error = PeerUnreachableError if self._closed else PeerNotAllowedError
+            self._sessions.pop(peer).close(error(f"{peer} {why}"))
+            self._reader.forget(peer)
+        for task in tasks:
+            task.cancel()
+        for result in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(result, Exception):
+                LOG.error("a peer's task had failed", exc_info=result)

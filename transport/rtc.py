@@ -1,0 +1,245 @@
+"""One WebRTC connection over aiortc: the only module that knows aiortc.
+
+Traps met here: aioice never offers loopback addresses; aiortc offers three fingerprints for one certificate; ``close`` can wait
+for ever; ``bufferedAmount`` grows without bound, so ``link`` waits for it to fall.
+"""
+
+import asyncio
+import functools
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from aiortc import (
+    InvalidStateError,
+    RTCConfiguration,
+    RTCDataChannel,
+    RTCIceServer,
+    RTCPeerConnection,
+    RTCSessionDescription,
+)
+from cryptography.hazmat.primitives.hashes import SHA256
+
+from transport.errors import ConnectError
+from transport.ice import IceServer
+from transport.lane import Lane
+from transport.sdp import Description, drop_other_fingerprints, read_description
+
+LOG = logging.getLogger(__name__)
+
+MAX_EARLY_FRAMES = 1024  # The eager window in frames: the most that an honest peer sends unasked.
+LOOPBACK_ADDRESSES = ("127.0.0.1",)
+
+
+class RtcLane:
+    """A lane over one data channel."""
+
+    def __init__(self, channel: RTCDataChannel, low: int) -> None:
+        """Wrap a channel; ``low`` is the level in bytes at which ``on_low`` is told."""
+        self._channel = channel
+        self._on_frame: Callable[[bytes], None] | None = None
+        self._early: list[bytes] = []
+        channel.bufferedAmountLowThreshold = low
+        channel.on("message", self._received)
+
+    @property
+    def buffered(self) -> int:
+        """Bytes handed over and not yet given to SCTP."""
+        return self._channel.bufferedAmount
+
+    @property
+    def is_open(self) -> bool:
+        """Whether frames may be sent."""
+        return self._channel.readyState == "open"
+
+    def send(self, frame: bytes) -> None:
+        """Queue one frame.
+
+        Raises:
+            ConnectError: the channel is not open.
+        """
+        try:
+            self._channel.send(frame)
+        except InvalidStateError:
+            raise ConnectError(f"the data channel is {self._channel.readyState}") from None
+
+    def attach(self, on_frame: Callable[[bytes], None], on_low: Callable[[], None]) -> None:
+        """Hand received frames to ``on_frame`` and tell ``on_low`` when ``buffered`` has fallen."""
+        self._channel.on("bufferedamountlow", on_low)
+        self._on_frame = on_frame
+        early, self._early = self._early, []
+        for frame in early:
+            on_frame(frame)
+
+    def _received(self, data: bytes | str) -> None:
+        """The peer's side may be up first: what it sends before ``attach`` is kept. Text is no frame, as is b""."""
+        frame = data if isinstance(data, bytes) else b""
+        if self._on_frame is not None:
+            self._on_frame(frame)
+        elif len(self._early) < MAX_EARLY_FRAMES:
+            self._early.append(frame)
+        else:
+            self._channel.close()
+
+
+@dataclass(frozen=True)
+class WireCounters:
+    """Bytes and packets at the DTLS layer."""
+
+    bytes_sent: int
+    bytes_received: int
+    packets_sent: int
+    packets_received: int
+
+
+class RtcConnection:
+    """One connection from its offer or answer to its end."""
+
+    def __init__(self, servers: Sequence[IceServer], *, loopback: bool, low: int) -> None:
+        """Prepare; nothing is sent before ``offer`` or ``answer``.
+
+        Args:
+            servers: STUN and TURN servers.
+            loopback: connect through 127.0.0.1 only: all nodes on one machine, even without a network.
+            low: level in bytes for ``RtcLane``.
+        """
+        ice = [RTCIceServer(s.url, s.username or None, s.credential or None) for s in servers]
+        self._pc = RTCPeerConnection(RTCConfiguration(iceServers=[] if loopback else ice))
+        self._loopback = loopback
+        self._changed = asyncio.Event()
+        self._intruded = False
+        self._lanes: dict[Lane, RtcLane] = {}
+        self._low = low
+        self._pc.on("connectionstatechange", self._changed.set)
+        self._pc.on("datachannel", self._on_foreign_channel)
+
+    @property
+    def lanes(self) -> Mapping[Lane, RtcLane]:
+        """The lanes, once ``offer`` or ``answer`` has returned."""
+        return self._lanes
+
+    @property
+    def failed(self) -> bool:
+        """Whether the connection is beyond use."""
+        lost = any(lane._channel.readyState in ("closing", "closed") for lane in self._lanes.values())
+        return lost or self._intruded or self._pc.connectionState in ("failed", "closed")
+
+    @property
+    def pair(self) -> str:
+        """Kinds of the nominated candidates, local and remote; empty before there is one."""
+        nominated = self._ice_connection()._nominated.get(1)
+        return f"{nominated.local_candidate.type}/{nominated.remote_candidate.type}" if nominated else ""
+
+    async def offer(self) -> Description:
+        """Gather candidates and return the local offer."""
+        self._open_channels()
+        await self._pc.setLocalDescription(await self._pc.createOffer())
+        return self._local()
+
+    async def answer(self, offer: Description) -> Description:
+        """Take the remote offer, gather candidates and return the local answer.
+
+        Raises:
+            ConnectError: the description does not fit.
+        """
+        await self._remote(offer, "offer")
+        self._open_channels()
+        await self._pc.setLocalDescription(await self._pc.createAnswer())
+        return self._local()
+
+    async def accept(self, answer: Description) -> None:
+        """Take the remote answer.
+
+        Raises:
+            ConnectError: the description does not fit.
+        """
+        await self._remote(answer, "answer")
+
+    async def opened(self, fingerprint: bytes) -> None:
+        """Wait until every lane is open and the other side has shown the certificate that its node signed for.
+
+        Args:
+            fingerprint: SHA-256 of the certificate, from the signed envelope.
+        Raises:
+            ConnectError: the connection failed or somebody else answered.
+        """
+        for lane in self._lanes.values():
+            lane._channel.on("open", self._changed.set)
+            lane._channel.on("close", self._changed.set)
+        while not all(lane.is_open for lane in self._lanes.values()):
+            if self.failed:
+                raise ConnectError(f"the connection is {self._pc.connectionState}: no path, or another certificate")
+            self._changed.clear()
+            await self._changed.wait()
+        self._check_certificate(fingerprint)
+
+    async def counters(self) -> WireCounters:
+        """Read the DTLS layer's counters."""
+        for report in (await self._pc.getStats()).values():
+            if report.type == "transport":
+                return WireCounters(report.bytesSent, report.bytesReceived, report.packetsSent, report.packetsReceived)
+        return WireCounters(0, 0, 0, 0)
+
+    async def lost(self) -> None:
+        """Return when the connection is beyond use."""
+        while not self.failed:
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def close(self, limit_s: float) -> None:
+        """End the connection, waiting at most ``limit_s`` seconds for its orderly end."""
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._pc.close()
+        except TimeoutError:
+            LOG.info("a connection did not close within %.1f s; it is left to the event loop", limit_s)
+        self._changed.set()
+
+    def _open_channels(self) -> None:
+        for lane in Lane:
+            channel = self._pc.createDataChannel(lane.name.lower(), negotiated=True, id=int(lane))
+            self._lanes[lane] = RtcLane(channel, self._low)
+        if self._loopback:
+            connection = self._ice_connection()
+            gather: Callable[..., Awaitable[Any]] = connection.get_component_candidates
+            connection.get_component_candidates = _on_loopback(gather)
+
+    def _ice_connection(self) -> Any:
+        """aioice's connection: aiortc gives no other way to the nominated pair or the addresses to gather."""
+        assert self._pc.sctp is not None
+        return self._pc.sctp.transport.transport._connection
+
+    def _local(self) -> Description:
+        text = drop_other_fingerprints(self._pc.localDescription.sdp)
+        return read_description(text, loopback=self._loopback)
+
+    async def _remote(self, description: Description, kind: str) -> None:
+        try:
+            await self._pc.setRemoteDescription(RTCSessionDescription(description.text, kind))
+        except (ValueError, InvalidStateError) as error:
+            raise ConnectError(f"the peer's {kind} cannot be used: {error}") from error
+
+    def _check_certificate(self, fingerprint: bytes) -> None:
+        """aiortc has compared the certificate with the description; this compares it with what the node key signed."""
+        assert self._pc.sctp is not None
+        session = self._pc.sctp.transport._ssl
+        certificate = session.get_peer_certificate(as_cryptography=True) if session is not None else None
+        if certificate is None or certificate.fingerprint(SHA256()) != fingerprint:
+            raise ConnectError("the other side shows another certificate than its node signed for")
+
+    def _on_foreign_channel(self, channel: RTCDataChannel) -> None:
+        LOG.warning("the peer opens a data channel %r that nobody agreed on", channel.label[:40])
+        self._intruded = True
+        self._changed.set()
+
+
+def _on_loopback(gather: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    """aioice leaves out 127.0.0.1; here it is all there is."""
+
+    @functools.wraps(gather)
+    async def gather_loopback(component: int, addresses: list[str], timeout: int = 5) -> Any:
+        del addresses
+        return await gather(component=component, addresses=list(LOOPBACK_ADDRESSES), timeout=timeout)
+
+    return gather_loopback
