@@ -1,0 +1,235 @@
+"""``/api/v1``: jobs, the network, health, and the document that describes it all."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from aiohttp import web
+
+from coordinator.errors import InvalidError, UnavailableError
+from coordinator.services import ports
+from coordinator.web import openapi
+from coordinator.web.documents import read_document
+from coordinator.web.http import API, answer, integer, read_body
+from coordinator.web.route import Query, Route
+from coordinator.web.stream import Streams
+from coordinator.web.transfers import job_id
+from transport.wire import api
+from transport.wire.job import JobSpec
+
+MAX_PAGE = 200  # Jobs in one answer: a megabyte of JSON.
+MAX_AFTER = 10**15
+READY_S = 5.0
+_CHANGES = (403, 404, 409, 422, 503)
+_AFTER_METRIC = Query("after", "How many points the caller has already: only later ones are sent.")
+_AFTER_EVENT = Query("after", "Id of the last event that the caller has.")
+
+
+class Api:
+    """Handlers of everything that is not a file."""
+
+    def __init__(self, jobs: ports.Jobs, network: ports.Network, streams: Streams) -> None:
+        self._jobs = jobs
+        self._network = network
+        self._streams = streams
+        self._document: dict[str, Any] = {}
+
+    def routes(self) -> list[Route]:
+        """Every route of these handlers."""
+        jobs, job = f"{API}/jobs", f"{API}/jobs/{{job}}"
+        page = (
+            Query("limit", f"At most this many, 1 to {MAX_PAGE}; 50 if left out."),
+            Query("before", "Older than", "number"),
+        )
+        return [
+            Route(
+                "POST",
+                f"{API}/quote",
+                self.quote,
+                "What a job would take and cost on the network as it is",
+                api.Quote,
+                JobSpec,
+                errors=(402, 403, 413, 422, 503),
+                yaml=True,
+            ),
+            Route(
+                "POST",
+                jobs,
+                self.create,
+                "Submit a job; it waits for its escrow",
+                api.JobView,
+                api.NewJob,
+                201,
+                (402, 403, 404, 409, 413, 422, 503),
+                yaml=True,
+            ),
+            Route("GET", jobs, self.list_jobs, "Jobs, newest first", list[api.JobView], errors=(422,), queries=page),
+            Route("GET", job, self.get, "One job", api.JobView, errors=(404,)),
+            Route(
+                "GET",
+                f"{job}/funding",
+                self.funding,
+                "What the wallet must put into escrow",
+                api.Funding,
+                errors=(404, 409),
+            ),
+            Route(
+                "POST",
+                f"{job}/fund",
+                self.fund,
+                "Look for the escrow; the test wallet opens it first",
+                api.JobView,
+                errors=(402, *_CHANGES),
+            ),
+            Route(
+                "POST",
+                f"{job}/cancel",
+                self.cancel,
+                "Stop, pay what is verified, refund the rest",
+                api.JobView,
+                errors=_CHANGES,
+            ),
+            *(self._part(job, *part) for part in self._parts()),
+            Route(
+                "GET",
+                f"{job}/metrics",
+                self._later(self._jobs.metrics),
+                "Points of the loss curves",
+                list[api.Metric],
+                errors=(404, 422),
+                queries=(_AFTER_METRIC,),
+            ),
+            Route(
+                "GET",
+                f"{job}/events",
+                self._later(self._jobs.events),
+                "What happened",
+                list[api.JobEvent],
+                errors=(404, 422),
+                queries=(_AFTER_EVENT,),
+            ),
+            Route(
+                "GET",
+                f"{job}/stream",
+                self.stream,
+                "The job live: events job, metrics, events, end",
+                "text/event-stream",
+                errors=(404, 503),
+            ),
+            Route("GET", f"{API}/nodes", self.nodes, "Nodes of the network", list[api.NodeView]),
+            Route("GET", f"{API}/network", self.view, "The network at a glance", api.NetworkView),
+            Route(
+                "GET",
+                f"{API}/network/stream",
+                self.network_stream,
+                "The network live: event network",
+                "text/event-stream",
+                errors=(503,),
+            ),
+            Route("GET", "/healthz", self.health, "The process answers", dict[str, str]),
+            Route("GET", "/readyz", self.ready, "The database and the ledger answer", dict[str, str], errors=(503,)),
+            Route("GET", "/openapi.json", self.describe, "This document", dict[str, Any]),
+        ]
+
+    def describe_with(self, routes: Sequence[Route], version: str) -> None:
+        """Write the document that ``/openapi.json`` serves."""
+        self._document = openapi.document(routes, version)
+
+    async def quote(self, request: web.Request) -> web.Response:
+        """POST quote."""
+        return answer(await self._jobs.quote(await read_document(request, JobSpec)))
+
+    async def create(self, request: web.Request) -> web.Response:
+        """POST jobs."""
+        made = await self._jobs.create(await read_document(request, api.NewJob))
+        return answer(made, 201, {"Location": f"{API}/jobs/{made.id}"})
+
+    async def list_jobs(self, request: web.Request) -> web.Response:
+        """GET jobs."""
+        limit = integer(request, "limit", 50, 1, MAX_PAGE)
+        return answer(await self._jobs.list(limit, _before(request)))
+
+    async def get(self, request: web.Request) -> web.Response:
+        """GET jobs/{job}."""
+        return answer(await self._jobs.get(job_id(request)))
+
+    async def funding(self, request: web.Request) -> web.Response:
+        """GET jobs/{job}/funding."""
+        return answer(await self._jobs.funding(job_id(request)))
+
+    async def fund(self, request: web.Request) -> web.Response:
+        """POST jobs/{job}/fund."""
+        await read_body(request)
+        return answer(await self._jobs.fund(job_id(request)))
+
+    async def cancel(self, request: web.Request) -> web.Response:
+        """POST jobs/{job}/cancel."""
+        await read_body(request)
+        return answer(await self._jobs.cancel(job_id(request)))
+
+    async def stream(self, request: web.Request) -> web.StreamResponse:
+        """GET jobs/{job}/stream."""
+        return await self._streams.job(request, job_id(request))
+
+    async def nodes(self, _request: web.Request) -> web.Response:
+        """GET nodes."""
+        return answer(await self._network.nodes())
+
+    async def view(self, _request: web.Request) -> web.Response:
+        """GET network."""
+        return answer(await self._network.view())
+
+    async def network_stream(self, request: web.Request) -> web.StreamResponse:
+        """GET network/stream."""
+        return await self._streams.network(request)
+
+    async def health(self, _request: web.Request) -> web.Response:
+        """GET /healthz."""
+        return answer({"status": "ok"})
+
+    async def ready(self, _request: web.Request) -> web.Response:
+        """GET /readyz."""
+        try:
+            async with asyncio.timeout(READY_S):
+                await self._network.view()
+        except TimeoutError as error:
+            raise UnavailableError(f"the database did not answer within {READY_S:g} s: try again") from error
+        return answer({"status": "ready"})
+
+    async def describe(self, _request: web.Request) -> web.Response:
+        """GET /openapi.json."""
+        return answer(self._document)
+
+    def _parts(self) -> list[tuple[str, Callable[[str], Awaitable[Any]], str, Any]]:
+        return [
+            ("nodes", self._jobs.nodes, "Each node's part in the job", list[api.JobNode]),
+            ("rounds", self._jobs.rounds, "Outer rounds, with their losses", list[api.RoundView]),
+            ("commits", self._jobs.commits, "Commitments of the nodes, and what they brought", list[api.CommitView]),
+            ("audits", self._jobs.audits, "Audits, drawn and concluded", list[api.AuditView]),
+            ("receipts", self._jobs.receipts, "Ledger transactions of the job", list[api.Receipt]),
+        ]
+
+    def _part(self, job: str, name: str, read: Callable[[str], Awaitable[Any]], summary: str, kind: Any) -> Route:
+        async def handler(request: web.Request) -> web.Response:
+            return answer(await read(job_id(request)))
+
+        return Route("GET", f"{job}/{name}", handler, summary, kind, errors=(404,))
+
+    def _later(self, read: Callable[[str, int], Awaitable[Any]]) -> Callable[[web.Request], Awaitable[web.Response]]:
+        async def handler(request: web.Request) -> web.Response:
+            return answer(await read(job_id(request), integer(request, "after", 0, 0, MAX_AFTER)))
+
+        return handler
+
+
+def _before(request: web.Request) -> float | None:
+    text = request.query.get("before")
+    if text is None:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1e12:
+        raise InvalidError(f"before is {text[:40]!r}: give Unix seconds, as in a job's created", "before")
+    return value

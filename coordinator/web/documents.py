@@ -1,0 +1,129 @@
+"""Job documents at the door: YAML or JSON, bounded in bytes, depth and numbers before anything is built from them."""
+
+import asyncio
+import math
+import re
+from typing import Any, TypeVar
+
+import yaml
+from aiohttp import web
+
+from coordinator.errors import InvalidError, TooLargeError
+from coordinator.web.http import MAX_JSON_BYTES, read_body
+from transport.wire import codec
+from transport.wire.api import NewJob
+from transport.wire.job import JobSpec
+
+T = TypeVar("T")
+
+MAX_YAML_BYTES = 256 << 10  # YAML costs far more to parse than JSON.
+MAX_DEPTH = 24
+MAX_ENTRIES = 20_000  # Everything in the document counted; a large config.json has some hundreds.
+_YAML_TYPES = frozenset({"application/yaml", "application/x-yaml", "text/yaml"})
+_FLOAT = re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$")
+
+
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """The safe loader, which also reads ``3e-3`` as the number that whoever wrote it meant."""
+
+
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789"))
+
+
+async def read_document(request: web.Request, kind: type[T]) -> T:
+    """The body as a ``kind``, from JSON or YAML as ``Content-Type`` says.
+
+    Raises:
+        InvalidError: of another type, malformed, or beyond the bounds; the message names the place.
+        TooLargeError: beyond ``MAX_JSON_BYTES`` or ``MAX_YAML_BYTES``.
+        MessageError: a field is missing, unknown or out of its bounds.
+    """
+    if request.content_type in _YAML_TYPES:
+        value = await asyncio.to_thread(parse_yaml, await read_body(request, MAX_YAML_BYTES))
+        document = codec.convert(value, kind)
+    elif request.content_type == "application/json":
+        document = codec.decode_json(await read_body(request), kind, MAX_JSON_BYTES)
+    else:
+        raise InvalidError(
+            f"Content-Type is {request.content_type[:80]!r}: send application/json or application/yaml", "Content-Type"
+        )
+    if isinstance(document, JobSpec | NewJob):
+        spec = document if isinstance(document, JobSpec) else document.spec
+        check_plain(spec.model.config)
+    return document  # type: ignore[no-any-return]
+
+
+def parse_yaml(data: bytes) -> Any:
+    """Plain data from one YAML document.
+
+    Raises:
+        InvalidError: malformed, with line and column; uses aliases; too deep, too large, or with numbers JSON has not.
+        TooLargeError: more than ``MAX_YAML_BYTES``.
+    """
+    if len(data) > MAX_YAML_BYTES:
+        raise TooLargeError(f"a YAML document of {len(data):,} bytes: at most {MAX_YAML_BYTES:,} are taken")
+    try:
+        text = data.decode()
+        _refuse_aliases(text)
+        value = yaml.load(text, Loader=_Loader)  # noqa: S506 - a subclass of the safe loader
+    except UnicodeDecodeError as error:
+        raise InvalidError(f"the YAML document is not UTF-8 at byte {error.start:,}") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise InvalidError(f"the YAML document cannot be read: {' '.join(str(error).split())[:400]}") from error
+    check_plain(value)
+    return value
+
+
+def check_plain(value: Any) -> None:
+    """See that plain data would survive a round trip through JSON and a database.
+
+    Raises:
+        InvalidError: too deep or too large, a number that is not finite or beyond 64 bits, a zero character, another type.
+    """
+    queue: list[tuple[Any, int]] = [(value, 0)]
+    count = 0
+    while queue:
+        item, depth = queue.pop()
+        count += 1
+        if depth > MAX_DEPTH or count + len(queue) > MAX_ENTRIES:
+            raise InvalidError(
+                f"the document is deeper than {MAX_DEPTH} levels or has more than {MAX_ENTRIES:,} entries"
+            )
+        if isinstance(item, dict):
+            queue += [(part, depth + 1) for pair in item.items() for part in pair]
+        elif isinstance(item, list):
+            queue += [(part, depth + 1) for part in item]
+        else:
+            _check_scalar(item)
+
+
+def _check_scalar(item: Any) -> None:
+    match item:
+        case None | bool():
+            return
+        case str():
+            if "\0" in item:
+                raise InvalidError(f"a text holds a zero character: {item[:40]!r}")
+        case int():
+            if not -(2**63) <= item < 2**63:
+                raise InvalidError(f"a number of {item.bit_length()} bits: at most 63 are taken")
+        case float():
+            if not math.isfinite(item):
+                raise InvalidError(f"the number {item}: only finite numbers are taken")
+        case _:
+            raise InvalidError(
+                f"a value of type {type(item).__name__} ({str(item)[:40]!r}): write it as text, in quotes"
+            )
+
+
+def _refuse_aliases(text: str) -> None:
+    depth = 0
+    for event in yaml.parse(text, Loader=_Loader):
+        if isinstance(event, yaml.AliasEvent):
+            raise InvalidError(f"the YAML document uses the alias *{str(event.anchor)[:40]}: write the value out")
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        if depth > MAX_DEPTH:
+            raise InvalidError(f"the YAML document is deeper than {MAX_DEPTH} levels")

@@ -1,0 +1,112 @@
+"""The OpenAPI 3.1 document, generated from the route table and the msgspec types: it cannot say what the code does not do."""
+
+import re
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+
+from coordinator.web.route import Query, Route
+from transport.wire.api import Problem
+
+_REFERENCE = "#/components/schemas/{name}"
+_PARAMETERS = {
+    "job": "Id of a job: 32 hexadecimal digits.",
+    "upload": "Id of an upload: 32 hexadecimal digits.",
+    "digest": "SHA-256 of an artifact: 64 hexadecimal digits.",
+}
+
+
+def document(routes: Sequence[Route], version: str) -> dict[str, Any]:
+    """The whole document, as plain data.
+
+    Args:
+        routes: every route of the interface.
+        version: of the product, for ``info``.
+    """
+    types = _types(routes)
+    schemas, components = msgspec.json.schema_components(types, ref_template=_REFERENCE)
+    by_type = dict(zip(map(repr, types), schemas, strict=True))
+    paths: dict[str, dict[str, Any]] = {}
+    for route in routes:
+        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, by_type)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Cottage coordinator",
+            "version": version,
+            "description": "Amounts are integers in millionths of the token; times are Unix seconds.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {
+                "node": {"type": "http", "scheme": "bearer", "description": "The token of a node's Welcome message."}
+            },
+        },
+    }
+
+
+def _types(routes: Sequence[Route]) -> list[Any]:
+    found: dict[str, Any] = {repr(Problem): Problem}
+    for route in routes:
+        for kind in (route.answer, route.body):
+            if kind is not None and not isinstance(kind, str):
+                found.setdefault(repr(kind), kind)
+    return list(found.values())
+
+
+def _operation(route: Route, schemas: dict[str, Any]) -> dict[str, Any]:
+    answers: dict[str, Any] = {str(route.status): _content(HTTPStatus(route.status).phrase, route.answer, schemas)}
+    for status in sorted({*route.errors, 500}):
+        answers[str(status)] = _content(HTTPStatus(status).phrase, Problem, schemas)
+    operation: dict[str, Any] = {
+        "operationId": _operation_id(route),
+        "summary": route.summary,
+        "tags": [route.path.removeprefix("/api/v1/").strip("/").split("/")[0]],
+        "responses": answers,
+    }
+    if parameters := [_path_parameter(name) for name in re.findall(r"{(\w+)}", route.path)] + [
+        _parameter(query) for query in route.queries
+    ]:
+        operation["parameters"] = parameters
+    if route.body is not None:
+        operation["requestBody"] = {"required": True, "content": _media(route.body, schemas)}
+        if route.yaml:
+            operation["requestBody"]["content"]["application/yaml"] = {"schema": schemas[repr(route.body)]}
+    if route.token:
+        operation["security"] = [{"node": []}]
+    return operation
+
+
+def _operation_id(route: Route) -> str:
+    words = re.findall(r"[a-z0-9]+", route.path.removeprefix("/api/v1").replace("{", "by ").lower())
+    return "_".join([route.method.lower(), *words])
+
+
+def _content(text: str, kind: Any, schemas: dict[str, Any]) -> dict[str, Any]:
+    return {"description": text} if kind is None else {"description": text, "content": _media(kind, schemas)}
+
+
+def _media(kind: Any, schemas: dict[str, Any]) -> dict[str, Any]:
+    if isinstance(kind, str):
+        return {kind: {"schema": {"type": "string", "contentMediaType": kind}}}
+    return {"application/json": {"schema": schemas[repr(kind)]}}
+
+
+def _path_parameter(name: str) -> dict[str, Any]:
+    digits = 64 if name == "digest" else 32
+    schema = {"type": "string", "pattern": f"^[0-9a-f]{{{digits}}}$"}
+    return {"name": name, "in": "path", "required": True, "description": _PARAMETERS[name], "schema": schema}
+
+
+def _parameter(query: Query) -> dict[str, Any]:
+    return {
+        "name": query.name,
+        "in": "header" if query.header else "query",
+        "required": query.required,
+        "description": query.text,
+        "schema": {"type": query.kind},
+    }

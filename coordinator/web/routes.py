@@ -1,0 +1,48 @@
+"""The door of the web layer: everything that the application answers over HTTP, except the nodes' WebSocket."""
+
+from importlib.metadata import PackageNotFoundError, version
+
+from aiohttp import web
+
+from coordinator.services import ports
+from coordinator.services.artifacts import ArtifactStore
+from coordinator.services.uploads import UploadService
+from coordinator.web.api import Api
+from coordinator.web.http import protect
+from coordinator.web.route import register
+from coordinator.web.stream import Streams
+from coordinator.web.transfers import Authorise, Transfers
+
+
+def setup(
+    app: web.Application,
+    jobs: ports.Jobs,
+    network: ports.Network,
+    uploads: UploadService,
+    artifacts: ArtifactStore,
+    authorise: Authorise,
+) -> None:
+    """Add the REST interface and the pages to ``app``.
+
+    Args:
+        app: not yet started.
+        jobs: everything about jobs.
+        network: everything about nodes.
+        uploads: where submitters' files arrive.
+        artifacts: where files lie.
+        authorise: a node's token to its address; raises ForbiddenError for a token that is not valid now.
+    """
+    protect(app)
+    streams = Streams(jobs, network)
+    interface = Api(jobs, network, streams)
+    routes = [*Transfers(jobs, uploads, artifacts, authorise).routes(), *interface.routes()]
+    interface.describe_with(routes, _version())
+    register(app, routes)
+    app.on_shutdown.append(streams.close)
+
+
+def _version() -> str:
+    try:
+        return version("cottage")
+    except PackageNotFoundError:
+        return "0"
