@@ -5,7 +5,17 @@ import sysconfig
 from pathlib import Path
 
 CORPUS_BYTES = 6_000_000  # Some 2 million tokens: the demo's tokens are then nearly all seen once.
-_LEFT_OUT = {"test", "tests", "site-packages", "dist-packages", "idlelib", "lib2to3", "turtledemo", "__pycache__", "ensurepip"}
+_LEFT_OUT = {
+    "test",
+    "tests",
+    "site-packages",
+    "dist-packages",
+    "idlelib",
+    "lib2to3",
+    "turtledemo",
+    "__pycache__",
+    "ensurepip",
+}
 
 
 def write_corpus(path: Path, limit: int = CORPUS_BYTES) -> int:

@@ -94,7 +94,9 @@ class Household:
         """Raise ``RoleError`` where a role has ended by itself."""
         for role in self.roles:
             if not role.running:
-                raise RoleError(f"{role.name} ended with status {role.process.returncode}. Its log ends:\n{role.tail()}")
+                raise RoleError(
+                    f"{role.name} ended with status {role.process.returncode}. Its log ends:\n{role.tail()}"
+                )
 
 
 async def wait_for_file(path: Path, role: Role, seconds: float) -> str:

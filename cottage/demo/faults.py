@@ -1,0 +1,84 @@
+"""Faults on purpose: ``kill -9`` of a node or of the coordinator, in the middle of a round."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Protocol
+
+from cottage.demo.network import Network
+from cottage.demo.screen import Screen, place
+from transport.wire import api
+
+FIRST_ROUND = 2  # Two rounds are complete then: there is something to lose.
+DOWN_SECONDS = 3.0
+
+
+class Fault(Protocol):
+    """Strikes once, when its moment has come."""
+
+    async def consider(self, job: api.JobView, nodes: Sequence[api.JobNode]) -> None: ...
+
+    def story(self) -> str: ...
+
+
+class KillNode:
+    """Ends one working node, its agent and its worker, without a word."""
+
+    def __init__(self, network: Network, screen: Screen) -> None:
+        self._network = network
+        self._screen = screen
+        self._victim: str | None = None
+
+    async def consider(self, job: api.JobView, nodes: Sequence[api.JobNode]) -> None:
+        if self._victim is not None or job.rounds_done < FIRST_ROUND:
+            return
+        target = next((n for n in reversed(nodes) if n.state == "training" and n.stage is not None), None)
+        if target is None:
+            return
+        provider = next(p for p in self._network.providers if p.key.address == target.node)
+        assert provider.role is not None
+        self._victim = f"{provider.name} ({place(target)}) was killed in round {job.rounds_done + 1}"
+        self._screen.say(f"kill -9 of {provider.name}, {place(target)}")
+        await self._network.household.kill(provider.role)
+
+    def story(self) -> str:
+        return self._victim or "no node was killed: the job ended too soon"
+
+
+class KillCoordinator:
+    """Ends the coordinator without a word and starts it again a little later."""
+
+    def __init__(self, network: Network, screen: Screen) -> None:
+        self._network = network
+        self._screen = screen
+        self._round: int | None = None
+
+    async def consider(self, job: api.JobView, nodes: Sequence[api.JobNode]) -> None:
+        if self._round is not None or job.rounds_done < FIRST_ROUND:
+            return
+        self._round = job.rounds_done + 1
+        assert self._network.coordinator is not None
+        self._screen.say("kill -9 of the coordinator")
+        await self._network.household.kill(self._network.coordinator)
+        await asyncio.sleep(DOWN_SECONDS)
+        await self._network.start_coordinator()
+        self._screen.say("the coordinator is up again")
+
+    def story(self) -> str:
+        return (
+            "the coordinator was not killed: the job ended too soon"
+            if self._round is None
+            else f"the coordinator was killed in round {self._round} and started again"
+        )
+
+
+def fault_for(name: str | None, network: Network, screen: Screen) -> Fault | None:
+    """The fault of that name."""
+    match name:
+        case None:
+            return None
+        case "kill-node":
+            return KillNode(network, screen)
+        case "kill-coordinator":
+            return KillCoordinator(network, screen)
+        case _:
+            raise ValueError(f"there is no fault {name!r}")

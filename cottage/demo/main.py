@@ -1,0 +1,57 @@
+"""``cottage demo``: the command line, Ctrl-C, and the exit status."""
+
+import asyncio
+import contextlib
+import json
+import signal
+import sys
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from cottage.demo.options import Options, parse
+from cottage.demo.processes import RoleError
+from cottage.demo.report import checks, document, show
+from cottage.demo.run import DemoError, Run
+from cottage.demo.screen import LineScreen, LiveScreen, Screen
+
+EXIT_FAILED = 1
+EXIT_INTERRUPTED = 130
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the demo; 0 if the job settled and every check held."""
+    options = parse(argv)
+    console = Console(stderr=options.json)
+    screen: Screen = LiveScreen(console) if console.is_terminal and not options.json else LineScreen()
+    try:
+        return asyncio.run(_run(options, screen, console))
+    except (RoleError, DemoError) as error:
+        print(f"The demo could not go on: {error}", file=sys.stderr)
+        print(f"Logs of all roles: {options.folder / 'logs'}", file=sys.stderr)
+        return EXIT_FAILED
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        print("Stopped; everything that was started has been ended.", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    finally:
+        screen.close()
+
+
+async def _run(options: Options, screen: Screen, console: Console) -> int:
+    task = asyncio.current_task()
+    assert task is not None
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGHUP):  # Ctrl-C is asyncio.run's own.
+        loop.add_signal_handler(number, task.cancel)
+    async with Run(options, screen) as run:
+        outcome = await run.to_the_end()
+        screen.close()
+        if options.json:
+            print(json.dumps(document(outcome), indent=2))
+        else:
+            show(outcome, console)
+        if options.keep:
+            console.print(f"\nEverything is still running: [bold]{outcome.web}[/bold]  (Ctrl-C ends it)")
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+        return 0 if all(checks(outcome).values()) else EXIT_FAILED

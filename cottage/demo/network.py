@@ -1,0 +1,130 @@
+"""The roles of one network on one PC, started in order and found again after a fault."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from cottage.demo.options import Options
+from cottage.demo.processes import Household, Role, wait_for_file
+from ledger.client import Ledger, LedgerConfig
+from ledger.money import Amount
+from transport.identity import NodeKey
+
+STAKE = Amount(50_000_000)
+STARTING_SECONDS = 60.0  # Importing a role's packages from a cold disk took 20 s on two busy cores.
+PRICE_PER_PETAFLOP = (
+    1_000_000_000  # A thousand tokens for 10^15 operations: a demo's few seconds then cost whole tokens.
+)
+LEASE_SECONDS = 8.0
+
+
+@dataclass
+class Provider:
+    """One node of the demo: its folder, its key, and its running agent."""
+
+    name: str
+    home: Path
+    key: NodeKey
+    role: Role | None = None
+
+
+@dataclass
+class Network:
+    """Ledger, coordinator and providers. ``household`` ends them all."""
+
+    options: Options
+    household: Household
+    ledger: Ledger | None = None
+    ledger_url: str = ""
+    web: str = ""
+    coordinator: Role | None = None
+    providers: list[Provider] = field(default_factory=list)
+
+    async def start_ledger(self) -> Ledger:
+        """The embedded ledger and a client on it."""
+        folder = self.options.folder / "ledger"
+        folder.mkdir(parents=True)
+        ready = folder / "url"
+        role = await self.household.start(
+            "ledger",
+            ["-m", "ledger.local", "--port", "0", "--db", str(folder / "ledger.db"), "--ready-file", str(ready)],
+        )
+        self.ledger_url = await wait_for_file(ready, role, STARTING_SECONDS)
+        self.ledger = await Ledger.connect(LedgerConfig(self.ledger_url))
+        return self.ledger
+
+    async def start_coordinator(self) -> str:
+        """The coordinator, on the port that it had before if it is a restart; returns its address."""
+        folder = self.options.folder / "coordinator"
+        folder.mkdir(parents=True, exist_ok=True)
+        ready = folder / "url"
+        ready.unlink(missing_ok=True)
+        port = urlsplit(self.web).port or 0
+        self.coordinator = await self.household.start("coordinator", self._coordinator_arguments(folder, ready, port))
+        self.web = await wait_for_file(ready, self.coordinator, STARTING_SECONDS)
+        return self.web
+
+    def _coordinator_arguments(self, folder: Path, ready: Path, port: int) -> Sequence[str]:
+        values = {
+            "--data": str(folder),
+            "--host": "127.0.0.1",
+            "--port": str(port),
+            "--ready-file": str(ready),
+            "--ledger-url": self.ledger_url,
+            "--lease-seconds": str(LEASE_SECONDS),
+            "--audits-per-round": str(self.options.audits),
+            "--price-per-petaflop": str(PRICE_PER_PETAFLOP),
+            "--min-stake": str(STAKE),
+        }
+        return ["-m", "cottage", "serve", *(word for pair in values.items() for word in pair)]
+
+    async def add_provider(self, name: str, extra: Sequence[str] = ()) -> Provider:
+        """A node with a key and a wallet of its own, staked, and its agent."""
+        home = self.options.folder / "nodes" / name
+        home.mkdir(parents=True)
+        key = NodeKey.load_or_generate(home / "node.key")
+        provider = Provider(name, home, key)
+        self.providers.append(provider)
+        await self._stake(key)
+        provider.role = await self.household.start(
+            f"node-{name}", ["-m", "cottage", *self._agent_words(provider), *extra]
+        )
+        return provider
+
+    def _agent_words(self, provider: Provider) -> Sequence[str]:
+        return [
+            "node",
+            "run",
+            "--coordinator",
+            self.web,
+            "--home",
+            str(provider.home),
+            "--name",
+            provider.name,
+            "--sandbox",
+            self.options.sandbox,
+            "--threads",
+            "1",
+            "--loopback",
+        ]
+
+    async def _stake(self, key: NodeKey) -> None:
+        assert self.ledger is not None
+        await self.ledger.faucet(key.address, STAKE)
+        info = await self.coordinator_address()
+        await self.ledger.open_stake(key.seed, STAKE, info)
+
+    async def coordinator_address(self) -> str:
+        """The coordinator's own address on the ledger, as its network page states it."""
+        from coordinator.client import Client
+
+        async with Client(self.web) as client:
+            return (await client.network()).coordinator
+
+    async def close(self) -> None:
+        """End every role and the client."""
+        if self.ledger is not None:
+            await self.ledger.aclose()
+            self.ledger = None
+        await self.household.close()

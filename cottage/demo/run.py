@@ -1,0 +1,254 @@
+"""The course of the demo's events, from the first role to the last figure."""
+
+import asyncio
+import json
+import shutil
+import time
+import zipfile
+from pathlib import Path
+from types import TracebackType
+
+import msgspec
+
+from coordinator.client import Client
+from cottage.demo.corpus import write_corpus
+from cottage.demo.faults import Fault, fault_for
+from cottage.demo.network import Network
+from cottage.demo.options import Options
+from cottage.demo.processes import Household, RoleError, output_of
+from cottage.demo.report import Losses, Money, Outcome
+from cottage.demo.screen import Screen, amount
+from ledger.client import Ledger, job_bytes
+from ledger.money import Amount
+from transport.identity import NodeKey
+from transport.wire import api
+from transport.wire.job import DatasetSpec, JobSpec, ModelSpec, ParallelSpec, TokenizerSpec, TrainingSpec
+
+VOCABULARY = 2048
+HELDOUT = 0.005  # Some 10,000 tokens of the corpus.
+READY_SECONDS = 180.0  # Each agent measures its machine in its sandbox first; four at once on two cores.
+STALL_SECONDS = 240.0  # No round takes this long on the slowest machine that ran the demo.
+POLL_SECONDS = 0.7
+PROMPT = "def "
+OURS = ("ledger", "coordinator", "nodes", "logs", "model", "reference", "corpus.txt", "model.zip", "job.json")
+_ENDED = ("settled", "failed", "cancelled")
+
+
+class DemoError(RuntimeError):
+    """The network did not do what it should; the text says what and where to look."""
+
+
+class Run:
+    """One demo. An async context: leaving it ends every process."""
+
+    def __init__(self, options: Options, screen: Screen) -> None:
+        self.options = options
+        self.screen = screen
+        self.household = Household(options.folder / "logs")
+        self.network = Network(options, self.household)
+        self.wallet = NodeKey.generate()
+        self.fault: Fault | None = fault_for(options.fault, self.network, screen)
+        self.liar: str | None = None
+        self.started = 0.0
+
+    async def __aenter__(self) -> "Run":
+        _make_room(self.options.folder)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.shield(self.network.close())
+
+    async def to_the_end(self) -> Outcome:
+        """Everything, in order."""
+        ledger = await self._start()
+        async with Client(self.network.web) as client:
+            job = await self._submit(client, ledger)
+            job = await self._watch(client, job.id)
+            return await self._conclude(client, ledger, job)
+
+    async def _start(self) -> Ledger:
+        self.screen.say("starting the ledger: a Solana virtual machine with a test token")
+        ledger = await self.network.start_ledger()
+        self.screen.say("starting the coordinator")
+        web = await self.network.start_coordinator()
+        self.screen.say(f"web page: {web}")
+        count = self.options.nodes + (1 if self.options.fault == "kill-node" else 0)
+        if self.options.sandbox == "process":
+            self.screen.say("workers run as plain processes, without a sandbox: fine here, never for strangers' jobs")
+        self.screen.say(f"starting {count} nodes; each measures what this machine can do")
+        for number in range(1, count + 1):
+            lies = self.options.lie is not None and number == self.options.nodes
+            extra = [f"--worker-argument=--lie={self.options.lie}"] if lies else []
+            provider = await self.network.add_provider(f"node{number}", extra)
+            if lies:
+                self.liar = provider.key.address
+        await self._until_online(count)
+        return ledger
+
+    async def _until_online(self, count: int) -> None:
+        deadline = time.monotonic() + READY_SECONDS
+        async with Client(self.network.web) as client:
+            while (online := (await client.network()).nodes_online) < count:
+                self.household.check()
+                if time.monotonic() > deadline:
+                    raise DemoError(f"only {online} of {count} nodes came online within {READY_SECONDS:.0f} s")
+                await asyncio.sleep(POLL_SECONDS)
+        self.screen.say(f"{count} nodes are online")
+
+    async def _submit(self, client: Client, ledger: Ledger) -> api.JobView:
+        corpus = self.options.folder / "corpus.txt"
+        size = await asyncio.to_thread(write_corpus, corpus)
+        self.screen.say(f"uploading {size / 1e6:.1f} MB of text: the source of this Python's own library")
+        upload = await client.upload(corpus)
+        if upload.artifact is None:
+            raise DemoError("the coordinator took the upload but did not name it")
+        spec = self._spec(upload.artifact, budget=1)
+        quote = await client.quote(spec)
+        if quote.problems:
+            raise DemoError(f"the coordinator would refuse the job: {'; '.join(quote.problems)}")
+        spec = msgspec.structs.replace(spec, budget=quote.price_high)
+        (self.options.folder / "job.json").write_bytes(msgspec.json.encode(spec))
+        self.screen.say(
+            f"quote: {quote.parameters:,} parameters, {quote.operations:.2e} operations, {quote.rounds} rounds, "
+            f"{quote.stages} stages x {quote.replicas} replicas, price {amount(quote.price)}"
+        )
+        await ledger.faucet(self.wallet.address, Amount(spec.budget * 2))
+        job = await client.create_job(api.NewJob(spec=spec, submitter=self.wallet.address))
+        funding = await client.funding(job.id)
+        await ledger.open_escrow(
+            self.wallet.seed, job_bytes(job.id), funding.coordinator, Amount(funding.amount), funding.deadline
+        )
+        self.screen.say(f"escrow of {amount(funding.amount)} is on the ledger; the job is {job.id}")
+        self.started = time.monotonic()
+        return await client.fund(job.id)
+
+    def _spec(self, artifact: str, budget: int) -> JobSpec:
+        return JobSpec(
+            name="Python's own library",
+            model=ModelSpec(preset="tiny-llama"),
+            dataset=DatasetSpec(artifact=artifact, heldout=HELDOUT),
+            budget=budget,
+            tokenizer=TokenizerSpec(kind="bpe", vocabulary=VOCABULARY),
+            training=TrainingSpec(tokens=self.options.tokens, seed=self.options.seed),
+            parallel=ParallelSpec(stages=self.options.stages, replicas=self.options.replicas),
+            deadline_hours=2.0,
+        )
+
+    async def _watch(self, client: Client, job_id: str) -> api.JobView:
+        progress, losses, seen, moved = (-1, ""), list[float](), 0, time.monotonic()
+        while True:
+            try:
+                job = await client.get(job_id)
+                nodes = await client.nodes(job_id)
+                losses += [m.loss for m in await client.metrics(job_id, after=len(losses)) if m.kind == "train"]
+                for event in await client.events(job_id, after=seen):
+                    self.screen.say(event.text)
+                    seen = event.id
+            except OSError:  # The coordinator is down on purpose, or its death shows in the check below.
+                await asyncio.sleep(POLL_SECONDS)
+                self._check_roles()
+                continue
+            self.screen.show(job, nodes, losses)
+            if job.state in _ENDED:
+                if job.state != "settled":
+                    raise DemoError(f"the job is {job.state}: {job.reason}")
+                return job
+            if (now := (job.tokens_done, job.state)) != progress:
+                progress, moved = now, time.monotonic()
+            if time.monotonic() - moved > STALL_SECONDS:
+                raise DemoError(
+                    f"nothing has moved for {STALL_SECONDS:.0f} s; the job is {job.state}, round {job.rounds_done}"
+                )
+            if self.fault is not None:
+                await self.fault.consider(job, nodes)
+            self._check_roles()
+            await asyncio.sleep(POLL_SECONDS)
+
+    def _check_roles(self) -> None:
+        self.household.check()
+
+    async def _conclude(self, client: Client, ledger: Ledger, job: api.JobView) -> Outcome:
+        seconds = time.monotonic() - self.started
+        folder = self.options.folder
+        archive, model = folder / "model.zip", folder / "model"
+        await client.download_model(job.id, archive)
+        await asyncio.to_thread(_unpack, archive, model)
+        commits, audits = await client.commits(job.id), await client.audits(job.id)
+        nodes, receipts = await client.nodes(job.id), await client.receipts(job.id)
+        single, folder_loss, sample = await self._reference(model)
+        losses = Losses(job.first_validation_loss, job.validation_loss, single, folder_loss)
+        return Outcome(
+            job=job,
+            nodes=nodes,
+            commits=commits,
+            audits=audits,
+            receipts=receipts,
+            money=await self._money(ledger, job),
+            losses=losses,
+            seconds=seconds,
+            model_dir=str(model),
+            sample=sample,
+            web=self.network.web,
+            liar=self.liar,
+            faults=() if self.fault is None else (self.fault.story(),),
+        )
+
+    async def _money(self, ledger: Ledger, job: api.JobView) -> Money:
+        state = await ledger.escrow(self.wallet.address, job_bytes(job.id))
+        if state is None:
+            raise DemoError("the ledger does not know the job's escrow")
+        slashed = 0
+        for provider in self.network.providers:
+            stake = await ledger.stake(provider.key.address)
+            slashed += 0 if stake is None else stake.slashed
+        return Money(state.deposited, state.paid, state.refunded, slashed)
+
+    async def _reference(self, model: Path) -> tuple[float | None, float, str]:
+        """The same training in one process, the folder's loss as ``transformers`` sees it, and a sample."""
+        folder = self.options.folder / "reference"
+        folder.mkdir()
+        spec = msgspec.json.decode((self.options.folder / "job.json").read_bytes(), type=JobSpec)
+        tokenizer = folder / "tokenizer-spec.json"
+        tokenizer.write_bytes(msgspec.json.encode(spec.tokenizer))
+        prepare = ["-m", "trainer", "prepare", "--dataset", str(self.options.folder / "corpus.txt"), "--format", "text"]
+        prepare += ["--tokenizer", str(tokenizer), "--heldout", str(HELDOUT)]
+        await output_of([*prepare, "--sequence", str(spec.training.sequence), "--out", str(folder)])
+        single = None
+        if self.options.reference:
+            self.screen.say("training the same model in one process on the same samples, to compare")
+            result = folder / "single.json"
+            words = ["-m", "trainer", "single", "--job", str(self.options.folder / "job.json"), "--folder", str(folder)]
+            words += ["--replicas", str(self.options.replicas), "--threads", "2", "--out", str(result)]
+            await output_of(words)
+            single = float(json.loads(result.read_text())["loss_after"])
+        self.screen.say("opening the model folder with transformers")
+        words = ["-m", "trainer", "evaluate", "--model", str(model), "--heldout", str(folder / "heldout.bin")]
+        loss = json.loads(await output_of([*words, "--sequence", str(spec.training.sequence)]))["loss"]
+        words = ["-m", "trainer", "sample", "--model", str(model), "--prompt", PROMPT, "--tokens", "80", "--seed", "1"]
+        return single, float(loss), (await output_of(words)).strip()
+
+
+def _make_room(folder: Path) -> None:
+    """Remove what an earlier demo left in ``folder``; refuse a folder that holds anything else."""
+    folder.mkdir(parents=True, exist_ok=True)
+    strange = sorted(entry.name for entry in folder.iterdir() if entry.name not in OURS)
+    if strange:
+        raise DemoError(f"{folder} holds {strange[0]!r}, which no demo made: name an empty folder with --dir")
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+
+
+def _unpack(archive: Path, folder: Path) -> None:
+    """The model archive is our own coordinator's; names that leave the folder are refused all the same."""
+    with zipfile.ZipFile(archive) as files:
+        for name in files.namelist():
+            if not (folder / name).resolve().is_relative_to(folder.resolve()):
+                raise DemoError(f"the model archive holds {name!r}, which points outside its folder")
+        files.extractall(folder)
+    if not (folder / "config.json").exists():
+        raise RoleError(f"{archive} holds no config.json")
