@@ -1,0 +1,204 @@
+"""Hugging Face causal language models, cut into pipeline stages.
+
+A stage is the family's own ``...ForCausalLM`` with fewer layers, built on the meta device, its missing ends replaced: the
+first stage takes token ids, the later ones hidden states, the last returns logits. Three stages give the same logits and
+gradients as the whole model, bit for bit.
+
+Weights start from a counter-based generator keyed by (seed, full parameter name), so that whoever builds a tensor, in
+whatever cut, on whatever processor, gets the same bits; or from ``model.safetensors``, reading only the stage's own keys.
+"""
+
+import copy
+import hashlib
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers.pytorch_utils import Conv1D
+
+from trainer.errors import NonFiniteError, WeightsError
+from transport.wire.model import ModelShape, inspect_config
+
+_LAYER_KEY = re.compile(r"^(?P<head>.*?\.(?:layers|h)\.)(?P<index>\d+)(?P<tail>\..*)$")
+_EMBEDDINGS = ("embed_tokens", "wte")
+_POSITIONS = "wpe"
+_NORMS = ("norm", "ln_f")
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Layers ``first <= i < last`` of a model; ``is_first`` has the embedding, ``is_last`` the norm and the head."""
+
+    first: int
+    last: int
+    is_first: bool
+    is_last: bool
+
+
+class _NoPositions(nn.Module):
+    """Stands for GPT-2's position embedding on later stages: the first stage has added it already."""
+
+    def forward(self, position_ids: Tensor) -> Tensor:
+        return torch.zeros(1, device=position_ids.device)
+
+
+def build_module(config: Mapping[str, Any], cut: Cut) -> tuple[nn.Module, ModelShape]:
+    """The stage's module on the meta device (rotary tables excepted), and the shape of the whole model.
+
+    Raises:
+        ModelConfigError: the config cannot be trained here, or has no such layers.
+    """
+    shape = inspect_config(config)
+    shape.stage_parameters(cut.first, cut.last, cut.is_first, cut.is_last)
+    hf_config = CONFIG_MAPPING[str(config["model_type"])].from_dict(dict(config))
+    hf_config._attn_implementation = "sdpa"
+    part = copy.deepcopy(hf_config)
+    for name, value in vars(hf_config).items():  # ``layer_types`` and the like: one entry a layer.
+        if isinstance(value, list) and len(value) == shape.layers and name != "architectures":
+            setattr(part, name, value[cut.first : cut.last])
+    part.num_hidden_layers = cut.last - cut.first
+    family = cast(type[nn.Module], MODEL_FOR_CAUSAL_LM_MAPPING[type(hf_config)])
+    with torch.device("meta"):
+        module = family(part)
+    base = _base(module)
+    if not cut.is_first:
+        _replace(base, _EMBEDDINGS, nn.Identity())
+        _replace(base, (_POSITIONS,), _NoPositions())
+    if not cut.is_last:
+        _replace(base, _NORMS, nn.Identity())
+        cast(Any, module).lm_head = nn.Identity()
+    if hasattr(base, "rotary_emb"):
+        base.rotary_emb = type(base.rotary_emb)(config=hf_config)  # Its tables are computed, never stored.
+    return module, shape
+
+
+def forward(module: nn.Module, cut: Cut, inputs: Tensor) -> Tensor:
+    """Run a stage.
+
+    Args:
+        inputs: token ids ``[b, t]`` on the first stage, hidden states ``[b, t, d]`` on the others.
+    Returns:
+        Logits ``[b, t, v]`` on the last stage, hidden states ``[b, t, d]`` on the others.
+    """
+    keyword = "input_ids" if cut.is_first else "inputs_embeds"
+    if cut.is_last:
+        return cast(Tensor, module(**{keyword: inputs}, use_cache=False).logits)
+    return cast(Tensor, _base(module)(**{keyword: inputs}, use_cache=False).last_hidden_state)
+
+
+def full_name(local: str, cut: Cut) -> str:
+    """Name of a stage's parameter in the whole model."""
+    match = _LAYER_KEY.match(local)
+    return local if match is None else f"{match['head']}{int(match['index']) + cut.first}{match['tail']}"
+
+
+def initial_values(
+    module: nn.Module, cut: Cut, config: Mapping[str, Any], seed: int, weights: Path | None
+) -> dict[str, Tensor]:
+    """Initial float32 values of every parameter of the stage, by full name, in the module's order.
+
+    Args:
+        weights: a ``model.safetensors`` of the whole model; ``None`` draws them by the family's own rules.
+    Raises:
+        WeightsError: the file is broken, or a tensor is missing, of another shape, or not finite.
+    """
+    names = [(full_name(local, cut), tuple(value.shape)) for local, value in module.named_parameters()]
+    tied = bool(config.get("cottage_head_starts_tied", False))
+    if weights is not None:
+        return _read_weights(weights, names, tied)
+    rules = _initial_rules(module, cut, config)
+    embedding = "transformer.wte.weight" if config["model_type"] == "gpt2" else "model.embed_tokens.weight"
+    values = {}
+    for name, size in names:
+        mean, std = rules[name]
+        source = embedding if tied and name == "lm_head.weight" else name
+        values[name] = torch.full(size, mean) if std == 0 else _normal(seed, source, size, std)
+    return values
+
+
+def _normal(seed: int, name: str, size: tuple[int, ...], std: float) -> Tensor:
+    """Normal values from Philox keyed by (seed, name): no processor's vector instructions have a say in them."""
+    digest = hashlib.sha256(f"cottage-init\0{seed}\0{name}".encode()).digest()
+    generator = np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little")))
+    return torch.from_numpy(generator.standard_normal(size, dtype=np.float32) * np.float32(std))
+
+
+def _initial_rules(module: nn.Module, cut: Cut, config: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
+    """Mean and standard deviation of each parameter, as the families' ``_init_weights`` has them."""
+    spread = float(config.get("initializer_range", 0.02))
+    residual = spread / math.sqrt(2 * int(config.get("n_layer", 1)))
+    rules = {}
+    for owner_name, owner in module.named_modules():
+        matrix = isinstance(owner, nn.Linear | nn.Embedding | Conv1D)
+        for name, _ in owner.named_parameters(recurse=False):
+            if name == "bias":
+                rule = (0.0, 0.0)
+            elif not matrix:
+                rule = (1.0, 0.0)
+            else:
+                rule = (0.0, residual if owner_name.endswith("c_proj") else spread)
+            rules[full_name(f"{owner_name}.{name}", cut)] = rule
+    return rules
+
+
+def _read_weights(path: Path, names: list[tuple[str, tuple[int, ...]]], tied: bool) -> dict[str, Tensor]:
+    values = {}
+    try:
+        with safe_open(path, "pt") as file:
+            keys = set(file.keys())
+            for name, size in names:
+                source = next((key for key in _stored_names(name, tied) if key in keys), None)
+                if source is None:
+                    raise WeightsError("missing-tensor", f"{path.name} has no tensor {name}: upload the model's own weights")
+                value = file.get_tensor(source)
+                if tuple(value.shape) != size:
+                    raise WeightsError(
+                        "wrong-shape",
+                        f"tensor {source} is {tuple(value.shape)}, the config makes it {size}: one of them is wrong",
+                    )
+                values[name] = value.to(torch.float32)
+                try:
+                    check_finite(values[name], f"tensor {source} of {path.name}")
+                except NonFiniteError as error:
+                    raise WeightsError("not-finite", f"{error}: repair the file") from error
+    except (SafetensorError, OSError) as error:
+        raise WeightsError("bad-safetensors", f"{path.name} cannot be read as safetensors: {error}") from error
+    return values
+
+
+def _stored_names(name: str, tied: bool) -> list[str]:
+    """Under which keys a file may hold a parameter: with or without the base model's prefix, the head perhaps tied."""
+    candidates = [name, name.removeprefix("transformer."), name.removeprefix("model.")]
+    if name == "lm_head.weight" and tied:
+        candidates += ["model.embed_tokens.weight", "transformer.wte.weight", "wte.weight", "embed_tokens.weight"]
+    return candidates
+
+
+def check_finite(tensor: Tensor, what: str) -> None:
+    """Refuse NaN and Inf.
+
+    Raises:
+        NonFiniteError: naming ``what`` and how many values are not finite.
+    """
+    if tensor.numel() and not bool(torch.isfinite(tensor).all()):
+        bad = int((~torch.isfinite(tensor)).sum())
+        raise NonFiniteError(f"{what} holds {bad:,} values that are NaN or infinite")
+
+
+def _base(module: nn.Module) -> Any:
+    return cast(Any, module).base_model
+
+
+def _replace(base: Any, names: tuple[str, ...], by: nn.Module) -> None:
+    for name in names:
+        if hasattr(base, name):
+            setattr(base, name, by)
