@@ -15,13 +15,13 @@ UploadId = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}$")]
 Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
 """SHA-256 in hexadecimal: the name of an artifact, the root of a Merkle tree, the hash of a state."""
 
-Fence = Annotated[int, Meta(ge=1, lt=2**63)]
+Fence = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 """Grows with each new holder of the same work: a stale holder's writes are refused."""
 
 Micro = NewType("Micro", int)
 """Smallest unit of the token: a millionth."""
 
-Count = Annotated[int, Meta(ge=0, lt=2**63)]
+Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 StageIndex = Annotated[int, Meta(ge=0, lt=256)]
 ReplicaIndex = Annotated[int, Meta(ge=0, lt=1024)]
 RoundIndex = Annotated[int, Meta(ge=0, lt=2**31)]

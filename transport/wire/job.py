@@ -49,7 +49,7 @@ class TrainingSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     weight_decay: Annotated[float, Meta(ge=0, le=1)] = 0.1
     outer_learning_rate: Annotated[float, Meta(gt=0, le=2)] = 0.7
     outer_momentum: Annotated[float, Meta(ge=0, lt=1)] = 0.6
-    seed: Annotated[int, Meta(ge=0, lt=2**63)] = 0
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
     pseudo_gradient: Literal["int8", "fp32"] = "int8"
     activations: Literal["int8", "fp32"] = "int8"
 
@@ -67,7 +67,7 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: Annotated[str, Meta(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f]+$")]
     model: ModelSpec
     dataset: DatasetSpec
-    budget: Annotated[int, Meta(ge=1, lt=2**63)]
+    budget: Annotated[int, Meta(ge=1, le=2**63 - 1)]
     tokenizer: TokenizerSpec = TokenizerSpec()
     training: TrainingSpec = TrainingSpec()
     parallel: ParallelSpec = ParallelSpec()

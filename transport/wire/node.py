@@ -133,7 +133,7 @@ class Welcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="welc
     lease_seconds: Annotated[float, Meta(gt=0, le=3600)]
     ice_servers: Annotated[tuple[IceServer, ...], Meta(max_length=16)]
     ledger: LedgerInfo | None
-    min_stake: Annotated[int, Meta(ge=0, lt=2**63)] = 0
+    min_stake: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
 
 
 class Refused(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="refused"):
