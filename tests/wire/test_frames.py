@@ -1,0 +1,74 @@
+"""Frames on the Unix socket: lengths are checked before memory is taken."""
+
+import asyncio
+import struct
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from transport.wire.codec import MessageError
+from transport.wire.task import StopTask, TaskFailed
+from transport.wire.worker import AgentMessage, WorkerCommand, WorkerMessage, WorkerReport, read_frame, write_frame
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+@pytest.fixture
+async def socket(tmp_path: Path) -> AsyncIterator[tuple[Streams, Streams]]:
+    accepted: asyncio.Future[Streams] = asyncio.get_running_loop().create_future()
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        accepted.set_result((reader, writer))
+
+    server = await asyncio.start_unix_server(accept, tmp_path / "s")
+    client = await asyncio.open_unix_connection(tmp_path / "s")
+    served = await accepted
+    yield client, served
+    for _, writer in (client, served):
+        writer.close()
+    server.close()
+
+
+async def test_a_frame_with_a_payload_arrives_whole(socket: tuple[Streams, Streams]) -> None:
+    (_, out), (into, _) = socket
+    payload = bytes(range(256)) * 40_000
+    message = WorkerReport(body=TaskFailed(reason="no"))
+    writing = asyncio.create_task(write_frame(out, message, payload))
+    assert await read_frame(into, WorkerMessage) == (message, payload)
+    await writing
+
+
+async def test_frames_follow_each_other(socket: tuple[Streams, Streams]) -> None:
+    (_, out), (into, _) = socket
+    for number in range(20):
+        await write_frame(out, WorkerCommand(body=StopTask(reason=str(number))), b"x" * number)
+    for number in range(20):
+        message, payload = await read_frame(into, AgentMessage)
+        assert message == WorkerCommand(body=StopTask(reason=str(number)))
+        assert payload == b"x" * number
+
+
+@pytest.mark.parametrize("lengths", [(2**32 - 1, 0), (8, 2**63), ((1 << 20) + 1, 0)])
+async def test_a_frame_beyond_the_limits_is_refused_at_once(
+    socket: tuple[Streams, Streams], lengths: tuple[int, int]
+) -> None:
+    (_, out), (into, _) = socket
+    out.write(struct.pack("<IQ", *lengths))
+    with pytest.raises(MessageError, match="beyond the limits"):
+        await read_frame(into, WorkerMessage)
+
+
+async def test_a_socket_that_closes_within_a_frame_is_an_end(socket: tuple[Streams, Streams]) -> None:
+    (_, out), (into, _) = socket
+    out.write(struct.pack("<IQ", 100, 5) + b"short")
+    out.close()
+    with pytest.raises(EOFError):
+        await read_frame(into, WorkerMessage)
+
+
+async def test_the_other_side_s_messages_are_refused(socket: tuple[Streams, Streams]) -> None:
+    (_, out), (into, _) = socket
+    await write_frame(out, WorkerCommand(body=StopTask()))
+    with pytest.raises(MessageError):
+        await read_frame(into, WorkerMessage)
