@@ -1,0 +1,83 @@
+"""Leases: a seat of a job held by a node for as long as it renews ``(lease, fence)``.
+
+A heartbeat renews a pair, never a node: a machine that crashed and came back keeps nothing alive that it no longer runs.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+import msgspec
+
+from transport.wire.ids import NodeAddress
+from transport.wire.node import HeldLease
+from transport.wire.task import Traffic
+
+LeaseEnd = Literal["stopped", "expired", "failed", "stalled", "replaced", "rejected", "left"]
+
+FAULTS: frozenset[LeaseEnd] = frozenset({"failed", "stalled"})
+"""Ends that speak against the node: it is not asked again for ever."""
+
+
+class Lease(msgspec.Struct, frozen=True):
+    """Who holds a seat. ``stage`` None: a spare, which audits and waits. ``seq``: the last report that is stored."""
+
+    id: str
+    job: str
+    node: NodeAddress
+    payout: NodeAddress
+    fence: int
+    stage: int | None
+    replica: int | None
+    granted: float
+    state: Literal["starting", "ready", "ended"] = "starting"
+    end: LeaseEnd | None = None
+    reason: str = ""
+    env_class: str = ""
+    seq: int = 0
+    ended: float | None = None
+    traffic: Traffic | None = None
+    version: int = 0
+
+    @property
+    def seat(self) -> tuple[int, int] | None:
+        """Stage and replica, or None for a spare."""
+        return None if self.stage is None or self.replica is None else (self.stage, self.replica)
+
+
+def end(lease: Lease, how: LeaseEnd, now: float, reason: str = "") -> Lease:
+    """Return ``lease`` ended; one that has ended stays as it is."""
+    if lease.state == "ended":
+        return lease
+    return msgspec.structs.replace(lease, state="ended", end=how, reason=reason, ended=now)
+
+
+class Term(msgspec.Struct, frozen=True):
+    """The time a live lease has left, in memory only: after a restart everyone gets a full term again."""
+
+    node: NodeAddress
+    fence: int
+    expires: float
+
+
+def renew(
+    terms: Mapping[str, Term], node: str, held: Iterable[HeldLease], now: float, seconds: float
+) -> tuple[dict[str, Term], tuple[str, ...]]:
+    """Renew what ``node`` names.
+
+    Returns:
+        the renewed terms by lease, and the leases that are not the node's (any more).
+    """
+    renewed: dict[str, Term] = {}
+    gone: list[str] = []
+    for pair in held:
+        term = terms.get(pair.lease)
+        if term is None or (term.node, term.fence) != (node, pair.fence) or term.expires <= now:
+            gone.append(pair.lease)
+        else:
+            renewed[pair.lease] = msgspec.structs.replace(term, expires=now + seconds)
+    return renewed, tuple(gone)
+
+
+def expired(terms: Mapping[str, Term], now: float) -> tuple[str, ...]:
+    """Leases whose time is over, in the order of their ids."""
+    return tuple(sorted(lease for lease, term in terms.items() if term.expires <= now))

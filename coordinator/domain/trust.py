@@ -1,0 +1,204 @@
+"""What is audited, by whom, and what follows.
+
+The draw is a pure function of a seed made after every commitment was stored, so nobody can know it before and everybody can
+repeat it afterwards. An audit's life:
+
+::
+
+    drawn --> opening --(opening)--> replaying --match--> passed
+                 |                      |  ^
+                 |                      |  +-- mismatch: a second auditor, where there is one, confirms
+                 +--(none, no answer)---+----> failed (share forfeited; see ``consequence``)
+                                        +----> void (nobody could re-run it)
+"""
+
+import hashlib
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from transport.wire.ids import Digest, NodeAddress
+from transport.wire.task import AuditReport, StepOpened
+
+AuditState = Literal["drawn", "opening", "replaying", "passed", "failed", "void"]
+Blame = Literal["", "gone", "refused", "wrong"]
+
+MAX_REFUSALS = 2  # An honest worker may lose its records once, with its process; a second time looks like a habit.
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """What one auditor found."""
+
+    auditor: NodeAddress
+    verdict: Literal["match", "mismatch", "malformed", "incomparable"]
+    detail: str = ""
+
+
+class Audit(msgspec.Struct, frozen=True):
+    """One drawn step. ``blame`` says why it failed; ``tried``: nodes that were asked to re-run it."""
+
+    id: str
+    job: str
+    epoch: int
+    round: int
+    step: int
+    stage: int
+    replica: int
+    lease: str
+    node: NodeAddress
+    payout: NodeAddress
+    env_class: str
+    deadline: float
+    state: AuditState = "opening"
+    auditor: NodeAddress | None = None
+    auditor_lease: str | None = None
+    opening: Digest | None = None
+    tried: tuple[NodeAddress, ...] = ()
+    verdicts: tuple[Verdict, ...] = ()
+    blame: Blame = ""
+    detail: str = ""
+    version: int = 0
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more will happen to it."""
+        return self.state in ("passed", "failed", "void")
+
+
+class Draw(msgspec.Struct, frozen=True):
+    """A committed member that can be drawn."""
+
+    lease: str
+    root: Digest
+    leaves: int
+
+
+class Auditor(msgspec.Struct, frozen=True):
+    """A node of the job that could re-run a step."""
+
+    lease: str
+    node: NodeAddress
+    payout: NodeAddress
+    env_class: str
+    spare: bool
+
+
+def draw(seed: bytes, commitments: Sequence[Draw], count: int) -> tuple[tuple[str, int], ...]:
+    """Pick ``count`` different (lease, step) pairs, fewer if there are not as many.
+
+    Args:
+        seed: 32 bytes that nobody knew before the last commitment.
+        commitments: of the round's contributors, in any order.
+    """
+    ordered = sorted((c for c in commitments if c.leaves > 0), key=lambda c: (c.root, c.lease))
+    bound = hashlib.sha256(seed + "".join(c.root for c in ordered).encode()).digest()
+    total = sum(c.leaves for c in ordered)
+    picked: list[tuple[str, int]] = []
+    counter = 0
+    while len(picked) < min(count, total):
+        place = int.from_bytes(hashlib.sha256(bound + counter.to_bytes(8, "big")).digest(), "big") % total
+        counter += 1
+        for commitment in ordered:
+            if place < commitment.leaves:
+                break
+            place -= commitment.leaves
+        if (commitment.lease, place) not in picked:
+            picked.append((commitment.lease, place))
+    return tuple(picked)
+
+
+def choose_auditor(audit: Audit, ready: Sequence[Auditor], seed: bytes) -> Auditor | None:
+    """Another node of another owner with the same environment class, spares first, the rest by lot; None: nobody."""
+    owners = {audit.payout} | {a.payout for a in ready if a.node in audit.tried}
+    fitting = [
+        a for a in ready
+        if a.node != audit.node and a.node not in audit.tried and a.payout not in owners and a.env_class == audit.env_class
+    ]  # fmt: skip
+    lot = {a.lease: hashlib.sha256(seed + audit.id.encode() + a.lease.encode()).digest() for a in fitting}
+    return min(fitting, key=lambda a: (not a.spare, lot[a.lease])) if fitting else None
+
+
+def opened(audit: Audit, report: StepOpened, deadline: float) -> Audit:
+    """The prover answered; the opening waits for an auditor until ``deadline``."""
+    if audit.state != "opening":
+        return audit
+    if report.opening is None:
+        return _fail(audit, "refused", f"the step was not opened: {report.reason or 'no reason given'}")
+    return msgspec.structs.replace(audit, state="replaying", opening=report.opening, deadline=deadline)
+
+
+def assigned(audit: Audit, auditor: Auditor, deadline: float) -> Audit:
+    """``auditor`` re-runs the step and must report before ``deadline``."""
+    return msgspec.structs.replace(
+        audit,
+        auditor=auditor.node,
+        auditor_lease=auditor.lease,
+        tried=(*audit.tried, auditor.node),
+        deadline=deadline,
+    )
+
+
+def judged(audit: Audit, node: NodeAddress, report: AuditReport, deadline: float) -> Audit:
+    """An auditor reported. A first finding against the prover waits until ``deadline`` for a second auditor."""
+    if audit.state != "replaying" or audit.auditor != node:
+        return audit
+    verdicts = (*audit.verdicts, Verdict(node, report.verdict, report.detail))
+    after = msgspec.structs.replace(
+        audit, verdicts=verdicts, auditor=None, auditor_lease=None, deadline=deadline, detail=report.detail
+    )
+    if report.verdict == "match":
+        disputed = f"{len(_against(after))} found otherwise" if _against(after) else ""
+        return msgspec.structs.replace(after, state="passed", auditor=node, detail=report.detail or disputed)
+    if report.verdict == "incomparable":
+        return after
+    return _fail(after, "wrong", report.detail) if len(_against(after)) >= 2 else after
+
+
+def prover_gone(audit: Audit) -> Audit:
+    """The prover's lease ended before it opened the step: unverified, so unpaid, but no proof of a lie."""
+    if audit.state != "opening":
+        return audit
+    return _fail(audit, "gone", "the node left before it opened the step")
+
+
+def auditor_gone(audit: Audit, deadline: float) -> Audit:
+    """The auditor's lease ended, or it took too long: somebody else may try until ``deadline``."""
+    if audit.state != "replaying" or audit.auditor is None:
+        return audit
+    return msgspec.structs.replace(audit, auditor=None, auditor_lease=None, deadline=deadline)
+
+
+def overdue(audit: Audit) -> Audit:
+    """Nobody answered in time: what has been found so far decides."""
+    if audit.state == "opening":
+        return _fail(audit, "refused", "the step was not opened in time")
+    if audit.state == "replaying" and _against(audit):
+        return _fail(audit, "wrong", _against(audit)[-1].detail)
+    if audit.over:
+        return audit
+    return msgspec.structs.replace(
+        audit,
+        state="void",
+        detail=f"no other owner's node of environment class {audit.env_class} could re-run the step",
+    )
+
+
+def consequence(audit: Audit, refusals_before: int) -> Literal["none", "forfeit", "ban"]:
+    """What a concluded audit costs the prover.
+
+    ``forfeit``: its share of the round. ``ban``: everything of the job that is not paid yet, its stake, and its place.
+    """
+    if audit.state != "failed":
+        return "none"
+    if audit.blame == "wrong" or (audit.blame == "refused" and refusals_before + 1 >= MAX_REFUSALS):
+        return "ban"
+    return "forfeit"
+
+
+def _against(audit: Audit) -> tuple[Verdict, ...]:
+    return tuple(v for v in audit.verdicts if v.verdict in ("mismatch", "malformed"))
+
+
+def _fail(audit: Audit, blame: Blame, detail: str) -> Audit:
+    return msgspec.structs.replace(audit, state="failed", blame=blame, detail=detail)
