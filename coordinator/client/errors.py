@@ -1,0 +1,30 @@
+"""Errors of the client.
+
+ClientError
+├── ProblemError       the coordinator refused; ``code``, ``detail`` and ``field`` are its own, ``status`` is HTTP's
+├── UnreachableError   no answer, or none that a coordinator gives; also a ConnectionError
+└── ArchiveError       a model archive that is damaged or would write outside its folder
+"""
+
+
+class ClientError(Exception):
+    """Base of everything that the client raises."""
+
+
+class ProblemError(ClientError):
+    """The coordinator's answer to what it could not do."""
+
+    def __init__(self, status: int, code: str, detail: str, field: str = "") -> None:
+        super().__init__(detail)
+        self.status = status
+        self.code = code
+        self.detail = detail
+        self.field = field
+
+
+class UnreachableError(ClientError, ConnectionError):
+    """The coordinator does not answer at this address; a ConnectionError too, for those who wait for it to come back."""
+
+
+class ArchiveError(ClientError):
+    """The archive is not what the coordinator said, or not safe to unpack."""
