@@ -5,6 +5,7 @@ it does not depend on how many replicas live, on the cut into stages or on the m
 """
 
 import hashlib
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -86,4 +87,4 @@ def micro_batches(training: TrainingSpec) -> list[slice]:
     """How a step's ``batch`` windows are cut: near-equal parts, none empty."""
     parts = min(training.micro_batches, training.batch)
     edges = [i * training.batch // parts for i in range(parts + 1)]
-    return [slice(first, last) for first, last in zip(edges[:-1], edges[1:], strict=True)]
+    return [slice(first, last) for first, last in itertools.pairwise(edges)]

@@ -158,7 +158,9 @@ def _read_weights(path: Path, names: list[tuple[str, tuple[int, ...]]], tied: bo
             for name, size in names:
                 source = next((key for key in _stored_names(name, tied) if key in keys), None)
                 if source is None:
-                    raise WeightsError("missing-tensor", f"{path.name} has no tensor {name}: upload the model's own weights")
+                    raise WeightsError(
+                        "missing-tensor", f"{path.name} has no tensor {name}: upload the model's own weights"
+                    )
                 value = file.get_tensor(source)
                 if tuple(value.shape) != size:
                     raise WeightsError(

@@ -1,9 +1,10 @@
 """The outer step between replicas: DiLoCo with encoded pseudo-gradients.
 
-After a round of inner steps each replica of a stage has moved from the common *anchor* to its own parameters. It
-encodes ``anchor - parameters`` and sends the bytes to the same stage of the other replicas. Every member then decodes the same bytes, its
-own included, averages them in the order of the replicas and takes one Nesterov step. Only single multiplications, additions and
-divisions are used, which every processor rounds alike, so the new anchor is the same to the last bit on all of them.
+After a round of inner steps each replica of a stage has moved from the common *anchor* to its own parameters. It encodes
+``anchor - parameters`` and sends the bytes to the same stage of the other replicas. Every member then decodes the same
+bytes, its own included, averages them in the order of the replicas and takes one Nesterov step. Only single
+multiplications, additions and divisions are used, which every processor rounds alike, so the new anchor is the same to the
+last bit on all of them.
 
 Source: DiLoCo, arXiv 2311.08105, algorithm 1.
 """

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -121,9 +121,7 @@ class Stage:
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Sum of the cross-entropy, in nats, of ``[b, t, v]`` logits against ``[b, t]`` token ids."""
-        return functional.cross_entropy(
-            logits.float().flatten(0, 1), labels.to(self.device).flatten(), reduction="sum"
-        )
+        return functional.cross_entropy(logits.float().flatten(0, 1), labels.to(self.device).flatten(), reduction="sum")
 
     def adam_step(self, learning_rate: float) -> None:
         """One AdamW update (decoupled weight decay) from ``gradients``, which are zeroed.
@@ -171,7 +169,9 @@ class Stage:
             CodecError: the vectors have another length.
         """
         if state.parameters.numel() != self.parameters.numel():
-            raise CodecError(f"a state of {state.parameters.numel():,} values for a stage of {self.parameters.numel():,}")
+            raise CodecError(
+                f"a state of {state.parameters.numel():,} values for a stage of {self.parameters.numel():,}"
+            )
         self.parameters.copy_(state.parameters)
         self.first_moment.copy_(state.first_moment)
         self.second_moment.copy_(state.second_moment)
@@ -195,7 +195,7 @@ def vector_digest(vector: Tensor) -> str:
 
 
 def _bytes(vector: Tensor) -> memoryview:
-    return cast(memoryview, vector.contiguous().numpy().data).cast("B")
+    return vector.contiguous().numpy().data.cast("B")
 
 
 def _padded(count: int) -> int:

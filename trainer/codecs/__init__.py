@@ -126,7 +126,9 @@ def _row_count(shape: tuple[int, ...], count: int, codec: CodecName) -> int:
 
 def _refuse_non_finite(values: Tensor) -> None:
     if values.numel() and not bool(torch.isfinite(values).all()):
-        raise NonFiniteError(f"{int((~torch.isfinite(values)).sum()):,} of {values.numel():,} values are NaN or infinite")
+        raise NonFiniteError(
+            f"{int((~torch.isfinite(values)).sum()):,} of {values.numel():,} values are NaN or infinite"
+        )
 
 
 def _raw(values: Tensor) -> bytes:

@@ -43,9 +43,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     },
 }  # fmt: skip
 
-_SHARED_KEYS = frozenset(
-    {"vocab_size", "initializer_range", "bos_token_id", "eos_token_id", "tie_word_embeddings"}
-)
+_SHARED_KEYS = frozenset({"vocab_size", "initializer_range", "bos_token_id", "eos_token_id", "tie_word_embeddings"})
 _LLAMA_KEYS = _SHARED_KEYS | {
     "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
     "hidden_act", "max_position_embeddings", "rms_norm_eps", "rope_theta", "rope_scaling", "rope_parameters",
@@ -63,9 +61,7 @@ _KEYS: Mapping[str, frozenset[str]] = {
 """What is taken over from a config; anything else (dropout, dtype, remote code) does not reach the trainer."""
 
 _ACTIVATIONS = frozenset({"silu", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu"})
-_ROPE_TYPES = frozenset(
-    {"default", "linear", "llama3"}
-)  # Those whose frequencies do not depend on the input length.
+_ROPE_TYPES = frozenset({"default", "linear", "llama3"})  # Those whose frequencies do not depend on the input length.
 _REFUSED = ("auto_map", "quantization_config", "num_local_experts", "num_experts")
 _FLOAT32 = 4
 
@@ -120,12 +116,8 @@ class ModelShape:
 
         Looking up an embedding costs nothing, the head costs as much as it weighs: cut stages by this.
         """
-        attention = (
-            12 * self.heads * self.head_dim * sequence
-        )  # Two products of [T, T] with each head, three times.
-        return (last - first) * (
-            6 * self.layer_parameters + attention // 2
-        ) + 6 * self.head_parameters * is_last
+        attention = 12 * self.heads * self.head_dim * sequence  # Two products of [T, T] with each head, three times.
+        return (last - first) * (6 * self.layer_parameters + attention // 2) + 6 * self.head_parameters * is_last
 
     def activation_bytes(self, tokens: int, codec: Literal["int8", "fp32"]) -> int:
         """Bytes that cross a stage boundary one way for ``tokens`` tokens."""
@@ -137,9 +129,7 @@ class ModelShape:
         Parameters, gradients, two moments, anchor, outer momentum; one encoded and two kept states for audits;
         activations kept for backward (16 widths a layer, the usual count without recomputation) and the logits.
         """
-        per_token = layers * (12 * self.hidden + 4 * self.intermediate) + (
-            3 * self.vocabulary if is_last else 0
-        )
+        per_token = layers * (12 * self.hidden + 4 * self.intermediate) + (3 * self.vocabulary if is_last else 0)
         return _FLOAT32 * (parameters * 13 + per_token * batch_tokens)
 
     def check_sequence(self, sequence: int) -> None:
@@ -169,9 +159,7 @@ def resolve(spec: ModelSpec, vocabulary: int) -> dict[str, Any]:
     if (spec.preset is None) == (spec.config is None):
         raise ModelConfigError("model needs either a preset or a config: give exactly one of them")
     if spec.preset is not None and spec.preset not in PRESETS:
-        raise ModelConfigError(
-            f"model.preset {spec.preset!r} is unknown: choose one of {', '.join(sorted(PRESETS))}"
-        )
+        raise ModelConfigError(f"model.preset {spec.preset!r} is unknown: choose one of {', '.join(sorted(PRESETS))}")
     given = dict(PRESETS[spec.preset]) if spec.preset is not None else dict(spec.config or {})
     family = _family(given)
     own = given.get("vocab_size")
@@ -213,9 +201,7 @@ def inspect_config(config: Mapping[str, Any]) -> ModelShape:
     family = _family(config)
     shape = _gpt2(config) if family == "gpt2" else _llama_like(config, family)
     if shape.parameters > MAX_PARAMETERS:
-        raise ModelConfigError(
-            f"a model of {shape.parameters:,} parameters: at most {MAX_PARAMETERS:,} are taken"
-        )
+        raise ModelConfigError(f"a model of {shape.parameters:,} parameters: at most {MAX_PARAMETERS:,} are taken")
     return shape
 
 
@@ -242,9 +228,7 @@ def _llama_like(config: Mapping[str, Any], family: str) -> ModelShape:
     layers = _integer(config, "num_hidden_layers", 1, MAX_LAYERS)
     heads = _integer(config, "num_attention_heads", 1, MAX_WIDTH)
     kv_heads = _integer(config, "num_key_value_heads", 1, MAX_WIDTH, heads if family == "llama" else 32)
-    positions = _integer(
-        config, "max_position_embeddings", 1, MAX_POSITIONS, 2048 if family == "llama" else 32768
-    )
+    positions = _integer(config, "max_position_embeddings", 1, MAX_POSITIONS, 2048 if family == "llama" else 32768)
     vocabulary = _integer(config, "vocab_size", 2, MAX_VOCABULARY)
     _number(config, "rms_norm_eps", 0, 1)
     _common(config, "hidden_act")
@@ -343,6 +327,4 @@ def _flag(config: Mapping[str, Any], key: str) -> bool:
 
 def _divides(part: int, part_name: str, whole: int, whole_name: str) -> None:
     if whole % part:
-        raise ModelConfigError(
-            f"{whole_name} {whole:,} is not a multiple of {part_name} {part:,}: change one of them"
-        )
+        raise ModelConfigError(f"{whole_name} {whole:,} is not a multiple of {part_name} {part:,}: change one of them")

@@ -1,0 +1,97 @@
+"""What must be equal for two machines to compute the same bits, and how quick this one is.
+
+Measured: two processes with the same library, instruction set and number of threads agree bit for bit; another number of
+threads or another instruction set does not.
+"""
+
+import hashlib
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from trainer.model import Cut
+from trainer.stage import Stage
+from trainer.steps import Position, Recorded, accumulate
+from transport.wire.job import ModelSpec, TrainingSpec
+from transport.wire.model import resolve
+
+BENCH_SECONDS = 1.5
+_MEMINFO = Path("/proc/meminfo")
+_CPUINFO = Path("/proc/cpuinfo")
+_CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+
+
+def configure(threads: int) -> None:
+    """Make this thread's computations repeatable: a fixed number of threads, deterministic kernels, no TF32."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+
+
+def env_class(threads: int, device: str) -> str:
+    """Names everything that exact replay needs equal: device model, instruction set, libraries, threads."""
+    if device.startswith("cuda"):
+        model = torch.cuda.get_device_name(device)
+        detail = f"cuda-{torch.version.cuda}"
+    else:
+        model, flags = _processor()
+        digest = hashlib.sha256(flags.encode()).hexdigest()[:8]
+        detail = f"{torch.backends.cpu.get_cpu_capability().lower()}-{digest}"
+    name = f"{model}|{detail}|torch-{torch.__version__}|transformers-{transformers.__version__}|threads-{threads}"
+    return name.replace("\0", "")[:200]
+
+
+def bench(threads: int, device: str) -> dict[str, Any]:
+    """Measured operations a second on a small model's training step, memory, and the environment class."""
+    configure(threads)
+    training = TrainingSpec(batch=4, micro_batches=1, sequence=128)
+    config = resolve(ModelSpec(preset="tiny-llama"), 2048)
+    stage = Stage(config, Cut(0, 4, True, True), training, device=device)
+    windows = torch.arange(4 * 129).remainder(2048).view(4, 129).numpy()
+    step = stage.shape.stage_operations(0, 4, True, training.sequence) * training.batch * training.sequence
+    accumulate(stage, Position(0, 1), windows, Recorded({}))
+    began, steps = time.perf_counter(), 0
+    while (spent := time.perf_counter() - began) < BENCH_SECONDS:
+        accumulate(stage, Position(0, 1), windows, Recorded({}))
+        steps += 1
+    name = torch.cuda.get_device_name(device) if device.startswith("cuda") else _processor()[0]
+    return {
+        "flops": steps * step / spent,
+        "env_class": env_class(threads, device),
+        "device": name,
+        "memory_mb": _memory_mb(device),
+        "threads": threads,
+    }
+
+
+def _processor() -> tuple[str, str]:
+    """Model name and instruction set flags."""
+    found = {"model name": "unknown processor", "flags": ""}
+    if _CPUINFO.exists():
+        for line in _CPUINFO.read_text().splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() in found and value.strip():
+                found[key.strip()] = value.strip()
+            elif not line:
+                break  # The first processor speaks for all.
+    return found["model name"], found["flags"]
+
+
+def _memory_mb(device: str) -> int:
+    """Memory that a job may use here: free on the GPU, or available within the limits of this container."""
+    if device.startswith("cuda"):
+        return int(torch.cuda.mem_get_info(device)[0] >> 20)
+    limits = []
+    if _MEMINFO.exists():
+        fields = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines() if ":" in line)
+        limits.append(int(fields["MemAvailable"].split()[0]) >> 10)
+    for path in _CGROUP_LIMITS:
+        if path.exists() and (text := path.read_text().strip()).isdigit():
+            limits.append(int(text) >> 20)
+    return max(1, min(limits, default=1024))

@@ -1,0 +1,145 @@
+"""An opened step as one safetensors file: the leaf, its proof, the state before it and the payloads it received."""
+
+import hashlib
+from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
+import numpy as np
+import torch
+from msgspec import Meta
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from trainer.errors import OpeningError
+from trainer.stage import StageState
+from trainer.steps import PayloadKey, Position
+from trainer.trace import RoundTrace, StepLeaf
+from transport.merkle import MerkleProof, verify_proof
+from transport.wire.codec import MessageError
+from transport.wire.codec import decode as decode_message
+from transport.wire.codec import encode as encode_message
+
+MAX_HEAD = 1 << 20  # Two leaves of 512 digests a side and two proofs of 32 hashes.
+
+_Path = Annotated[tuple[Annotated[bytes, Meta(min_length=32, max_length=32)], ...], Meta(max_length=32)]
+
+
+class _Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    leaf: StepLeaf
+    path: _Path
+    previous: StepLeaf | None
+    previous_path: _Path
+    adam_steps: Annotated[int, Meta(ge=0, lt=2**31)]
+
+
+@dataclass(frozen=True)
+class Opening:
+    """A step that was shown to belong to a commitment.
+
+    Attributes:
+        anchor: parameters that the round began with, flat; only on the round's last step.
+    """
+
+    leaf: StepLeaf
+    previous: StepLeaf | None
+    state: StageState
+    payloads: dict[PayloadKey, bytes]
+    anchor: Tensor | None
+
+
+def write_opening(trace: RoundTrace, step: int, state: StageState, position: Position, micros: int) -> bytes:
+    """The opening of ``step`` (within the round), whose state before it is ``state``."""
+    tree = trace.tree()
+    last = step == len(trace.leaves) - 1
+    head = _Head(
+        leaf=trace.leaves[step],
+        path=tree.proof(step).path,
+        previous=trace.leaves[step - 1] if step else None,
+        previous_path=tree.proof(step - 1).path if step else (),
+        adam_steps=state.adam_steps,
+    )
+    tensors = {
+        "head": _tensor(encode_message(head)),
+        "parameters": state.parameters,
+        "first_moment": state.first_moment,
+        "second_moment": state.second_moment,
+    }
+    if last:
+        tensors["anchor"] = trace.anchor
+    for index, key in enumerate(position.expected(micros)):
+        tensors[f"received.{index}"] = _tensor(trace.payloads[step][key])
+    return save(tensors)
+
+
+def read_opening(data: bytes, root: str, leaves: int, step: int, position: Position, micros: int, size: int) -> Opening:
+    """Parse an opening and hold it against its commitment.
+
+    Args:
+        root: Merkle root of the round, in hexadecimal; ``leaves`` under it.
+        step: within the round.
+        micros: micro-batches of a step; ``size``: length of the stage's flat vectors.
+    Raises:
+        OpeningError: the bytes are no opening, or do not belong to this step of this commitment.
+    """
+    tensors, head = _parse(data)
+    _prove(head, root, leaves, step)
+    vectors = [_vector(tensors, name, size) for name in ("parameters", "first_moment", "second_moment")]
+    state = StageState(vectors[0], vectors[1], vectors[2], head.adam_steps)
+    if state.digest() != head.leaf.before:
+        raise OpeningError("the state is not the one that the leaf begins with")
+    payloads = {}
+    keys = position.expected(micros)
+    if len(head.leaf.received) != len(keys) or len(head.leaf.sent) != len(position.produced(micros)):
+        raise OpeningError(
+            f"the leaf names {len(head.leaf.received)} received payloads, a step of this stage has {len(keys)}"
+        )
+    for index, key in enumerate(keys):
+        payload = _blob(tensors, f"received.{index}")
+        if hashlib.sha256(payload).hexdigest() != head.leaf.received[index]:
+            raise OpeningError(f"the {key[0]} of micro-batch {key[1]} is not the one that the leaf names")
+        payloads[key] = payload
+    anchor = _vector(tensors, "anchor", size) if step == leaves - 1 else None
+    return Opening(head.leaf, head.previous, state, payloads, anchor)
+
+
+def _parse(data: bytes) -> tuple[dict[str, Tensor], _Head]:
+    try:
+        tensors = load(data)
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise OpeningError(f"no safetensors file: {error}") from error
+    try:
+        return tensors, decode_message(_blob(tensors, "head"), _Head, MAX_HEAD)
+    except MessageError as error:
+        raise OpeningError(f"its head is malformed: {error}") from error
+
+
+def _prove(head: _Head, root: str, leaves: int, step: int) -> None:
+    top = bytes.fromhex(root)
+    if not verify_proof(top, encode_message(head.leaf), MerkleProof(step, leaves, head.path)):
+        raise OpeningError(f"the leaf does not stand at place {step} of {leaves} under root {root[:16]}")
+    if step == 0:
+        return
+    if head.previous is None or not verify_proof(
+        top, encode_message(head.previous), MerkleProof(step - 1, leaves, head.previous_path)
+    ):
+        raise OpeningError(f"the leaf before does not stand at place {step - 1} of {leaves} under root {root[:16]}")
+
+
+def _vector(tensors: dict[str, Tensor], name: str, size: int) -> Tensor:
+    value = tensors.get(name)
+    if value is None or value.dtype != torch.float32 or tuple(value.shape) != (size,):
+        raise OpeningError(f"{name} is missing, or not {size:,} float32 values")
+    return value.clone()
+
+
+def _blob(tensors: dict[str, Tensor], name: str) -> bytes:
+    value = tensors.get(name)
+    if value is None or value.dtype != torch.uint8 or value.dim() != 1:
+        raise OpeningError(f"{name} is missing, or not bytes")
+    return value.numpy().tobytes()
+
+
+def _tensor(data: bytes) -> Tensor:
+    return torch.from_numpy(np.frombuffer(bytearray(data), dtype=np.uint8))

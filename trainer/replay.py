@@ -1,0 +1,118 @@
+"""Re-running one committed step, bit for bit, and saying whether it was done as committed."""
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trainer.data import TokenFile, micro_batches
+from trainer.errors import CodecError, OpeningError
+from trainer.model import Cut
+from trainer.opening import Opening, read_opening
+from trainer.outer import pseudo_gradient
+from trainer.stage import Stage, StageState, learning_rate, vector_digest
+from trainer.steps import Position, Recorded, Recorder, accumulate, digests
+from trainer.trace import RoundTrace
+from transport.wire.job import TrainingSpec
+from transport.wire.task import AuditReport, Plan, ReplayStep
+
+
+def cut_of(plan: Plan, stage: int) -> Cut:
+    """The layers of a plan's stage."""
+    layers = plan.layers[stage]
+    return Cut(layers.first, layers.last, stage == 0, stage == len(plan.layers) - 1)
+
+
+class Auditor:
+    """Judges openings of any stage of a job."""
+
+    def __init__(
+        self, config: Mapping[str, Any], training: TrainingSpec, train_file: Path, env_class: str, device: str
+    ) -> None:
+        """Judge openings of a job: ``config`` and ``training`` are the job's, never the prover's."""
+        self._config = config
+        self._training = training
+        self._file = train_file
+        self._env_class = env_class
+        self._device = device
+
+    def judge(self, command: ReplayStep, opening: bytes) -> AuditReport:
+        """Re-run the step and compare; every failure that the prover can cause becomes a verdict."""
+        stage = Stage(
+            self._config, cut_of(command.plan, command.stage), self._training, device=self._device, initialise=False
+        )
+        position = Position(command.stage, len(command.plan.layers))
+        micros = len(micro_batches(self._training))
+        try:
+            opened = read_opening(
+                opening, command.root, command.leaves, command.step, position, micros, stage.parameters.numel()
+            )
+        except OpeningError as error:
+            return AuditReport(command.audit, "malformed", str(error)[:4000])
+        if opened.leaf.env_class != self._env_class:
+            detail = f"the prover names {opened.leaf.env_class}, this auditor is {self._env_class}"
+            return AuditReport(command.audit, "incomparable", detail[:4000])
+        found = self._compare(command, opened, stage, position)
+        operations = 6 * stage.parameter_count * self._training.batch * self._training.sequence
+        return AuditReport(command.audit, "mismatch" if found else "match", found[:4000], operations)
+
+    def _compare(self, command: ReplayStep, opened: Opening, stage: Stage, position: Position) -> str:
+        """The first difference in words, empty where there is none."""
+        leaf, step = opened.leaf, command.first_step + command.step
+        tokens = TokenFile(self._file, self._training.sequence, stage.shape.vocabulary)
+        windows, samples = tokens.sample(self._training.seed, step, command.replica, self._training.batch)
+        if leaf.step != step or leaf.samples != samples:
+            return (
+                f"the leaf is of step {leaf.step} with samples {leaf.samples[:16]}, due were {step} and {samples[:16]}"
+            )
+        if opened.previous is not None and (opened.previous.after, opened.previous.anchor) != (
+            leaf.before,
+            leaf.anchor,
+        ):
+            return "the step does not begin where the one before ended"
+        if command.step == 0 and vector_digest(opened.state.parameters) != leaf.anchor:
+            return "the round's first step does not begin with its anchor"
+        stage.restore(opened.state)
+        recorder = Recorder(Recorded(opened.payloads))
+        try:
+            loss = accumulate(stage, position, windows, recorder)
+            stage.adam_step(learning_rate(self._training, step, command.total_steps))
+        except CodecError as error:
+            return f"the step cannot be done with what it received: {error}"
+        sent = digests(recorder.sent, position.produced(len(micro_batches(self._training))))
+        if sent != leaf.sent:
+            return "what was sent to the neighbours is not what the step gives"
+        if stage.state_digest() != leaf.after:
+            return "the state after the step is not what the step gives"
+        if loss != leaf.loss:
+            return f"the loss is {loss!r}, committed was {leaf.loss!r}"
+        return self._compare_pseudo_gradient(command, opened, stage)
+
+    def _compare_pseudo_gradient(self, command: ReplayStep, opened: Opening, stage: Stage) -> str:
+        last = command.step == command.leaves - 1
+        if not last:
+            return "" if opened.leaf.pseudo_gradient is None else "a pseudo-gradient in the middle of the round"
+        assert opened.anchor is not None
+        if vector_digest(opened.anchor) != opened.leaf.anchor:
+            return "the anchor is not the one that the leaf names"
+        encoded = pseudo_gradient(opened.anchor, stage.parameters, self._training)
+        if hashlib.sha256(encoded).hexdigest() != opened.leaf.pseudo_gradient:
+            return "the pseudo-gradient is not what the round gives"
+        return ""
+
+
+def state_before(
+    trace: RoundTrace, step: int, scratch: Stage, position: Position, tokens: TokenFile, replica: int, total_steps: int
+) -> StageState:
+    """The state before ``step`` of a kept round, re-run from the nearest kept state where it was not kept itself."""
+    at, state = trace.nearest_state(step)
+    if at == step:
+        return state
+    scratch.restore(state)
+    training = scratch.training
+    for index in range(at, step):
+        global_step = trace.first_step + index
+        windows, _ = tokens.sample(training.seed, global_step, replica, training.batch)
+        accumulate(scratch, position, windows, Recorded(trace.payloads[index]))
+        scratch.adam_step(learning_rate(training, global_step, total_steps))
+    return scratch.state()

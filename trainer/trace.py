@@ -1,0 +1,94 @@
+"""What a worker commits to: one Merkle leaf for each inner step, and what it keeps to open any of them.
+
+A leaf names the step, the samples, every payload that crossed the stage's boundaries, the state before and after, and the loss.
+The last leaf of a round also binds the pseudo-gradient to the anchor that the round began with. Leaves form a chain (each
+begins with the state that the one before ended with), so an opening shows the leaf before as well.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+from torch import Tensor
+
+from trainer.errors import RoundError
+from trainer.stage import StageState
+from trainer.steps import PayloadKey
+from transport.merkle import MerkleTree
+from transport.wire.codec import encode as encode_message
+from transport.wire.ids import Digest, FiniteLoss, ShortText, StepIndex
+
+KEPT_ROUNDS = 2  # An audit is drawn when its round is complete, while the next one is already running.
+MAX_AUDIT_BYTES = 1 << 30  # States and payloads of the kept rounds; beyond it, fewer states and more re-running.
+
+
+class StepLeaf(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One committed step. ``step`` is the job's global index; ``received`` and ``sent`` are in ``Position`` order.
+
+    ``anchor``: digest of the parameters that the round began with. ``pseudo_gradient``: on the round's last leaf.
+    """
+
+    step: StepIndex
+    env_class: ShortText
+    samples: Digest
+    received: Annotated[tuple[Digest, ...], Meta(max_length=512)]
+    sent: Annotated[tuple[Digest, ...], Meta(max_length=512)]
+    before: Digest
+    after: Digest
+    anchor: Digest
+    loss: FiniteLoss | None = None
+    pseudo_gradient: Digest | None = None
+
+
+@dataclass
+class RoundTrace:
+    """Leaves of one round of one member, and what opening them takes.
+
+    Attributes:
+        anchor: parameters that the round began with, flat.
+        every: a state is kept before each ``every``-th step.
+    """
+
+    first_step: int
+    anchor: Tensor
+    every: int
+    leaves: list[StepLeaf] = field(default_factory=list)
+    states: dict[int, StageState] = field(default_factory=dict)
+    payloads: list[dict[PayloadKey, bytes]] = field(default_factory=list)
+
+    def wants_state(self) -> bool:
+        """Whether the state before the next step is to be kept."""
+        return len(self.leaves) % self.every == 0
+
+    def add(self, leaf: StepLeaf, received: Mapping[PayloadKey, bytes]) -> None:
+        """Commit to one more step."""
+        self.leaves.append(leaf)
+        self.payloads.append(dict(received))
+
+    def bind(self, pseudo_gradient: str) -> None:
+        """Put the pseudo-gradient's digest into the last leaf: the round is over."""
+        self.leaves[-1] = msgspec.structs.replace(self.leaves[-1], pseudo_gradient=pseudo_gradient)
+
+    def tree(self) -> MerkleTree:
+        """The Merkle tree over the leaves."""
+        return MerkleTree([encode_message(leaf) for leaf in self.leaves])
+
+    def nearest_state(self, step: int) -> tuple[int, StageState]:
+        """The kept state nearest before ``step`` (counted within the round).
+
+        Raises:
+            RoundError: the round has no such step.
+        """
+        if not 0 <= step < len(self.leaves):
+            raise RoundError(f"the round has {len(self.leaves)} steps: there is no step {step} to open")
+        at = max(kept for kept in self.states if kept <= step)
+        return at, self.states[at]
+
+
+def state_interval(steps: int, state_bytes: int, payload_bytes: int) -> int:
+    """Steps between two kept states such that ``KEPT_ROUNDS`` rounds stay within ``MAX_AUDIT_BYTES``, where one state fits."""
+    room = MAX_AUDIT_BYTES // KEPT_ROUNDS - steps * payload_bytes
+    states = max(1, room // max(1, state_bytes))
+    return max(1, -(-steps // states))
