@@ -142,12 +142,10 @@ class NodeKey:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             _write_private(draft, text)
             _move_without_overwriting(draft, path)
-        except FileExistsError:
-            raise KeyFileError(f"{path} already holds a key: move it away before saving another") from None
         except OSError as error:
             raise KeyFileError(f"cannot write the key to {path}: {error.strerror}") from error
         finally:
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(OSError):
                 draft.unlink()
 
     @classmethod
@@ -185,7 +183,7 @@ def _parse_key(text: bytes, path: Path) -> NodeKey:
     try:
         numbers = json.loads(text[:MAX_KEY_FILE_BYTES])
         raw = bytes(numbers) if isinstance(numbers, list) else b""
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         raw = b""
     if len(raw) != 64:
         raise KeyFileError(f"{path} is not a key file: expected a JSON list of 64 bytes")
@@ -204,12 +202,14 @@ def _write_private(path: Path, data: bytes) -> None:
 
 
 def _move_without_overwriting(draft: Path, path: Path) -> None:
-    """Give ``draft`` its final name, or raise FileExistsError."""
-    if sys.platform == "win32":
-        draft.rename(path)  # Windows refuses to rename onto a file.
-        return
-    os.link(draft, path)
-    draft.unlink()
+    """Give ``draft`` its final name, or raise KeyFileError if another file has it."""
+    try:
+        if sys.platform == "win32":
+            draft.rename(path)  # Windows refuses to rename onto a file.
+            return
+        os.link(draft, path)
+    except FileExistsError:
+        raise KeyFileError(f"{path} already holds a key: move it away before saving another") from None
     directory = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(directory)
