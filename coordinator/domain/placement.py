@@ -115,7 +115,7 @@ def fill(
     free: Sequence[Candidate],
     memory_needed: Sequence[int],
 ) -> dict[tuple[int, int], NodeAddress]:
-    """Give missing seats to free nodes: lowest replicas first, quickest nodes first, another owner than the stage's if there is one.
+    """Give missing seats to free nodes: lowest replicas first, quickest nodes first, owners that the stage has not yet.
 
     Args:
         missing: seats (stage, replica) that nobody holds.

@@ -1,0 +1,53 @@
+"""How each kind of record is kept: its key, its order, which fields are plain columns."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from coordinator.domain.job import Job
+from coordinator.domain.lease import Lease
+from coordinator.domain.trust import Audit
+from coordinator.store.records import (
+    CommitRecord,
+    EventRecord,
+    MetricRecord,
+    NodeRecord,
+    OutboxRecord,
+    RoundRecord,
+    RunRecord,
+)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """``numbered``: ``id`` is given by the store. ``nested``: fields kept as JSON text."""
+
+    name: str
+    key: tuple[str, ...]
+    order: tuple[str, ...]
+    nested: frozenset[str] = frozenset()
+    unique: str | None = None
+    numbered: bool = False
+
+    def key_of(self, record: msgspec.Struct) -> tuple[object, ...]:
+        """The record's key."""
+        return tuple(getattr(record, field) for field in self.key)
+
+
+KINDS: Mapping[type[msgspec.Struct], Kind] = {
+    Job: Kind("jobs", ("id",), ("created", "id"), frozenset({"spec", "quote", "config", "files"})),
+    RunRecord: Kind("runs", ("job",), ("job",), frozenset({"run"})),
+    Lease: Kind("leases", ("id",), ("granted", "fence", "id"), frozenset({"traffic"})),
+    RoundRecord: Kind("rounds", ("job", "epoch", "number"), ("number", "epoch"), frozenset({"plan", "contributors"})),
+    CommitRecord: Kind(
+        "commits",
+        ("job", "epoch", "round", "stage", "replica"),
+        ("round", "epoch", "replica", "stage"),
+    ),
+    Audit: Kind("audits", ("id",), ("round", "id"), frozenset({"tried", "verdicts"})),
+    OutboxRecord: Kind("outbox", ("id",), ("id",), frozenset({"payload"}), unique="key", numbered=True),
+    EventRecord: Kind("events", ("id",), ("id",), numbered=True),
+    MetricRecord: Kind("metrics", ("id",), ("id",), numbered=True),
+    NodeRecord: Kind("nodes", ("address",), ("since", "address"), frozenset({"profile"})),
+}

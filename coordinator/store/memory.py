@@ -1,0 +1,103 @@
+"""Records in memory, for tests and the simulator: no thread, no file, the same behaviour as ``sql``."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import cast
+
+import msgspec
+
+from coordinator.errors import ConflictError, NotFoundError
+from coordinator.store.kinds import KINDS
+from coordinator.store.ports import R, Scalar, Transaction, Where
+
+Key = tuple[object, ...]
+Rows = dict[Key, msgspec.Struct]
+
+
+class MemoryStore:
+    """Lives as long as the object; a simulated restart of the coordinator keeps it."""
+
+    def __init__(self) -> None:
+        self._rows: dict[type[msgspec.Struct], Rows] = {kind: {} for kind in KINDS}
+        self._numbers: dict[type[msgspec.Struct], int] = dict.fromkeys(KINDS, 0)
+        self._turn = asyncio.Lock()
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Transaction]:
+        """One at a time, as SQLite has it."""
+        async with self._turn:
+            changes = _Memory(self._rows, self._numbers)
+            yield changes
+            for kind, rows in changes.written.items():
+                self._rows[kind].update(rows)
+
+    async def close(self) -> None:
+        """Nothing to let go of."""
+
+
+class _Memory:
+    def __init__(self, rows: dict[type[msgspec.Struct], Rows], numbers: dict[type[msgspec.Struct], int]) -> None:
+        self._rows = rows
+        self._numbers = numbers
+        self.written: dict[type[msgspec.Struct], Rows] = {}
+
+    async def get(self, kind: type[R], *key: Scalar) -> R:
+        found = self._one(kind, key)
+        if found is None:
+            raise NotFoundError(f"no {KINDS[kind].name} record {key}")
+        return cast(R, found)
+
+    async def find(
+        self, kind: type[R], *where: Where, newest: bool = False, limit: int | None = None, offset: int = 0
+    ) -> list[R]:
+        order = KINDS[kind].order
+        found = [record for record in self._all(kind) if all(_meets(record, condition) for condition in where)]
+        found.sort(key=lambda record: tuple(getattr(record, field) for field in order), reverse=newest)
+        return cast(list[R], found[offset : None if limit is None else offset + limit])
+
+    async def insert(self, record: R) -> R:
+        kind = KINDS[type(record)]
+        if kind.numbered:
+            self._numbers[type(record)] += 1
+            record = msgspec.structs.replace(record, id=self._numbers[type(record)])
+        taken = self._one(type(record), kind.key_of(record)) is not None
+        if kind.unique is not None:
+            value = getattr(record, kind.unique)
+            taken = taken or any(getattr(other, kind.unique) == value for other in self._all(type(record)))
+        if taken:
+            raise ConflictError(f"the {kind.name} record {kind.key_of(record)} exists already")
+        self.written.setdefault(type(record), {})[kind.key_of(record)] = record
+        return record
+
+    async def update(self, record: R) -> R:
+        kind = KINDS[type(record)]
+        stored = self._one(type(record), kind.key_of(record))
+        version = getattr(record, "version", 0)
+        if stored is None or getattr(stored, "version", 0) != version:
+            raise ConflictError(f"the {kind.name} record {kind.key_of(record)} has changed since version {version}")
+        record = msgspec.structs.replace(record, version=version + 1)
+        self.written.setdefault(type(record), {})[kind.key_of(record)] = record
+        return record
+
+    def _one(self, kind: type[msgspec.Struct], key: Key) -> msgspec.Struct | None:
+        return self.written.get(kind, {}).get(key) or self._rows[kind].get(key)
+
+    def _all(self, kind: type[msgspec.Struct]) -> Iterator[msgspec.Struct]:
+        written = self.written.get(kind, {})
+        yield from written.values()
+        yield from (record for key, record in self._rows[kind].items() if key not in written)
+
+
+def _meets(record: msgspec.Struct, condition: Where) -> bool:
+    field, operator, value = condition
+    actual = getattr(record, field)
+    match operator:
+        case "=":
+            return bool(actual == value)
+        case "<":
+            return bool(actual < value)
+        case ">":
+            return bool(actual > value)
+        case "in":
+            return actual in cast(tuple[Scalar, ...], value)

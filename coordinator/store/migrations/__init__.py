@@ -1,0 +1,1 @@
+"""Alembic's revisions of the store; ``store.sql.migrate`` runs them."""

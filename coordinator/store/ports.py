@@ -1,0 +1,43 @@
+"""The store as services see it: records in, records out, everything inside a transaction.
+
+Errors: ``NotFoundError`` (no such record) and ``ConflictError`` (it exists already, or somebody else changed it).
+"""
+
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Literal, Protocol, TypeVar
+
+import msgspec
+
+R = TypeVar("R", bound=msgspec.Struct)
+
+Scalar = str | int | float | bool | None
+Where = tuple[str, Literal["=", "<", ">", "in"], Scalar | Sequence[Scalar]]
+
+
+class Transaction(Protocol):
+    """All or nothing. Reads see the transaction's own writes."""
+
+    async def get(self, kind: type[R], *key: Scalar) -> R:
+        """The record with this key; NotFoundError where there is none."""
+
+    async def find(
+        self, kind: type[R], *where: Where, newest: bool = False, limit: int | None = None, offset: int = 0
+    ) -> list[R]:
+        """Records that meet every condition, in the order of their kind (``newest``: reversed)."""
+
+    async def insert(self, record: R) -> R:
+        """Keep a new record and return it, with its number where the kind has one; ConflictError if its key is taken."""
+
+    async def update(self, record: R) -> R:
+        """Replace a record and return it with its next version; ConflictError unless the stored version is the same."""
+
+
+class Store(Protocol):
+    """Where records are kept."""
+
+    def transaction(self) -> AbstractAsyncContextManager[Transaction]:
+        """Commits when the body ends, and keeps nothing of it when the body raises."""
+
+    async def close(self) -> None:
+        """Let go of everything; nothing is lost."""

@@ -1,0 +1,135 @@
+"""Records that exist only because they are stored; ``domain.job.Job``, ``domain.lease.Lease`` and ``domain.trust.Audit`` are
+stored as they are. Amounts in millionths of the token, times in Unix seconds.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from coordinator.domain.run import Run
+from transport.wire.ids import Digest, NodeAddress
+from transport.wire.node import NodeProfile
+from transport.wire.task import Plan
+
+
+class RunRecord(msgspec.Struct, frozen=True):
+    """The course of a job, whole: a restart continues from it."""
+
+    job: str
+    run: Run
+    version: int = 0
+
+
+class RoundRecord(msgspec.Struct, frozen=True):
+    """A round that was begun.
+
+    Attributes:
+        seed: the audit draw's, made when all commitments were stored.
+        concluded: its audits are over and its shares verified.
+    """
+
+    job: str
+    epoch: int
+    number: int
+    state: Literal["training", "applying", "complete", "void"]
+    plan: Plan
+    first_step: int
+    steps: int
+    total_steps: int
+    started: float
+    contributors: tuple[int, ...] = ()
+    ended: float | None = None
+    tokens: int = 0
+    pot: int = 0
+    train_loss: float | None = None
+    validation_loss: float | None = None
+    seed: str = ""
+    concluded: bool = False
+    version: int = 0
+
+
+class CommitRecord(msgspec.Struct, frozen=True):
+    """One member's commitment of a complete or void round. ``settlement``: the outbox row that pays it."""
+
+    job: str
+    epoch: int
+    round: int
+    stage: int
+    replica: int
+    lease: str
+    node: NodeAddress
+    payout: NodeAddress
+    root: Digest
+    leaves: int
+    tokens: int
+    operations: int
+    drawable: bool
+    state: Literal["pending", "verified", "rejected", "void"]
+    amount: int
+    settlement: int | None = None
+    version: int = 0
+
+
+OutboxKind = Literal["fund", "event", "settle", "refund", "slash"]
+
+
+class OutboxRecord(msgspec.Struct, frozen=True):
+    """Something the ledger must be told. ``key`` makes it happen once; signature and wire are stored before sending.
+
+    Attributes:
+        payload: settle: payee -> cumulative amount; slash: node, amount, reason; event: the memo's text.
+        amount: what this row moves, beyond what earlier rows moved.
+    """
+
+    key: str
+    job: str
+    kind: OutboxKind
+    payload: dict[str, str | int]
+    created: float
+    amount: int = 0
+    detail: str = ""
+    state: Literal["queued", "sent", "confirmed", "failed"] = "queued"
+    signature: str = ""
+    wire: bytes = b""
+    last_height: int = 0
+    attempts: int = 0
+    id: int = 0
+    version: int = 0
+
+
+class EventRecord(msgspec.Struct, frozen=True):
+    """A line of a job's timeline."""
+
+    job: str
+    time: float
+    kind: str
+    text: str
+    id: int = 0
+
+
+class MetricRecord(msgspec.Struct, frozen=True):
+    """A point of a loss curve."""
+
+    job: str
+    round: int
+    step: int
+    tokens: int
+    kind: Literal["train", "validation"]
+    loss: float
+    time: float
+    id: int = 0
+
+
+class NodeRecord(msgspec.Struct, frozen=True):
+    """A node that has been here."""
+
+    address: NodeAddress
+    payout: NodeAddress
+    profile: NodeProfile
+    since: float
+    seen: float
+    banned: bool = False
+    reason: str = ""
+    stake: int = 0
+    earned: int = 0
+    version: int = 0

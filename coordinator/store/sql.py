@@ -1,0 +1,152 @@
+"""Records in SQL through SQLAlchemy Core: SQLite in WAL mode on one PC, PostgreSQL by its URL."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+from alembic import command
+from alembic.config import Config
+from sqlalchemy import ColumnElement, Connection, RowMapping, and_, event, insert, select, update
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.pool import StaticPool
+
+from coordinator.errors import ConflictError, NotFoundError
+from coordinator.store import tables
+from coordinator.store.kinds import KINDS, Kind
+from coordinator.store.ports import R, Scalar, Transaction, Where
+
+MIGRATIONS = Path(__file__).parent / "migrations"
+BUSY_MS = 10_000  # Another process (a backup, say) may hold the file for as long before a write gives up.
+
+
+class SqlStore:
+    """Made by ``open``, which brings the schema up to date."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+        self._turn = asyncio.Lock()  # SQLite has one writer: waiting here is fairer than its busy loop.
+
+    @classmethod
+    async def open(cls, url: str) -> "SqlStore":
+        """Connect to ``sqlite+aiosqlite:///file`` (or another async URL) and run the migrations that are missing."""
+        engine = create_async_engine(url, poolclass=StaticPool) if ":memory:" in url else create_async_engine(url)
+        if engine.dialect.name == "sqlite":
+            _prepare_sqlite(engine)
+        async with engine.connect() as connection:
+            await connection.run_sync(migrate)
+        return cls(engine)
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Transaction]:
+        """Commit at the end, roll back if the body raises."""
+        async with self._turn, self._engine.begin() as connection:
+            yield _Sql(connection)
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self._engine.dispose()
+
+
+class _Sql:
+    def __init__(self, connection: AsyncConnection) -> None:
+        self._connection = connection
+
+    async def get(self, kind: type[R], *key: Scalar) -> R:
+        how = KINDS[kind]
+        where: list[Where] = [(field, "=", value) for field, value in zip(how.key, key, strict=True)]
+        found = await self.find(kind, *where)
+        if not found:
+            raise NotFoundError(f"no {how.name} record {key}")
+        return found[0]
+
+    async def find(
+        self, kind: type[R], *where: Where, newest: bool = False, limit: int | None = None, offset: int = 0
+    ) -> list[R]:
+        how, table = KINDS[kind], tables.metadata.tables[KINDS[kind].name]
+        order = [table.c[field].desc() if newest else table.c[field].asc() for field in how.order]
+        query = select(table).where(*(_condition(table.c[w[0]], w) for w in where)).order_by(*order)
+        rows = await self._connection.execute(query.limit(limit).offset(offset or None))
+        return [_decode(kind, how, row) for row in rows.mappings()]
+
+    async def insert(self, record: R) -> R:
+        how, table = KINDS[type(record)], tables.metadata.tables[KINDS[type(record)].name]
+        values = _encode(how, record)
+        if how.numbered:
+            del values["id"]
+        try:
+            result = await self._connection.execute(insert(table).values(values))
+        except IntegrityError as error:
+            raise ConflictError(f"the {how.name} record {how.key_of(record)} exists already") from error
+        if how.numbered and result.inserted_primary_key is not None:
+            return msgspec.structs.replace(record, id=result.inserted_primary_key[0])
+        return record
+
+    async def update(self, record: R) -> R:
+        how, table = KINDS[type(record)], tables.metadata.tables[KINDS[type(record)].name]
+        version = getattr(record, "version", 0)
+        after = msgspec.structs.replace(record, version=version + 1)
+        same = [table.c[field] == value for field, value in zip(how.key, how.key_of(record), strict=True)]
+        result = await self._connection.execute(
+            update(table).where(and_(*same, table.c.version == version)).values(_encode(how, after))
+        )
+        if result.rowcount != 1:
+            raise ConflictError(f"the {how.name} record {how.key_of(record)} has changed since version {version}")
+        return after
+
+
+def migrate(connection: Connection, to: str = "head") -> None:
+    """Bring the schema to a revision; a new database gets all of them."""
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS))
+    config.attributes["connection"] = connection
+    command.upgrade(config, to)
+    connection.commit()
+
+
+def _prepare_sqlite(engine: AsyncEngine) -> None:
+    """WAL, full sync (money must survive a power cut), and transactions that begin where we say."""
+
+    def connected(raw: Any, _record: object) -> None:
+        raw.isolation_level = None
+        cursor = raw.cursor()
+        for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", f"busy_timeout={BUSY_MS}"):
+            cursor.execute(f"PRAGMA {pragma}")
+        cursor.close()
+
+    def begun(connection: Connection) -> None:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+    event.listen(engine.sync_engine, "connect", connected)
+    event.listen(engine.sync_engine, "begin", begun)
+
+
+def _condition(column: ColumnElement[Any], where: Where) -> ColumnElement[bool]:
+    _, operator, value = where
+    match operator:
+        case "=":
+            return column.is_(None) if value is None else column == value
+        case "<":
+            return column < value
+        case ">":
+            return column > value
+        case "in":
+            return column.in_(cast(Sequence[Scalar], value))
+
+
+def _encode(how: Kind, record: msgspec.Struct) -> dict[str, Any]:
+    return {
+        field: msgspec.json.encode(value).decode() if field in how.nested else value
+        for field, value in msgspec.structs.asdict(record).items()
+    }
+
+
+def _decode(kind: type[R], how: Kind, row: RowMapping) -> R:
+    plain = {
+        field: msgspec.json.decode(row[field]) if field in how.nested else row[field]
+        for field in kind.__struct_fields__
+    }
+    return msgspec.convert(plain, kind, str_keys=True)
