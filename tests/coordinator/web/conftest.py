@@ -1,0 +1,80 @@
+"""A real server on a port of its own, over the cluster in memory."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from coordinator.errors import ForbiddenError
+from coordinator.services.artifacts import ArtifactStore
+from coordinator.services.uploads import UploadService
+from coordinator.web.routes import setup
+from tests.coordinator.web.fake import TOKEN, Cluster, Registry, address
+
+
+def authorise(token: str) -> str:
+    if token != TOKEN:
+        raise ForbiddenError("this token is not valid: connect again")
+    return address("attic-4090")
+
+
+class House:
+    """A coordinator's web layer that can be stopped and started again on the same port and folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.port = 0
+        self.artifacts = ArtifactStore(folder / "artifacts")
+        self.cluster = Cluster(self.artifacts)
+        self.uploads = UploadService(folder / "uploads", self.artifacts)
+        self._runner: web.AppRunner | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def api(self) -> str:
+        return f"{self.url}/api/v1"
+
+    async def start(self) -> None:
+        app = web.Application()
+        self.artifacts = ArtifactStore(self.folder / "artifacts")
+        self.uploads = UploadService(self.folder / "uploads", self.artifacts)
+        self.cluster.artifacts = self.artifacts
+        setup(app, self.cluster, Registry(self.cluster), self.uploads, self.artifacts, authorise)
+        self._runner = web.AppRunner(app, shutdown_timeout=1.0)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", self.port)
+        await site.start()
+        assert site._server is not None
+        self.port = site._server.sockets[0].getsockname()[1]  # type: ignore[attr-defined]
+
+    async def stop(self) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    async def dataset(self, data: bytes = b"to be or not to be\n" * 200) -> str:
+        """Put a dataset there without the network."""
+
+        async def chunks() -> AsyncIterator[bytes]:
+            yield data
+
+        return await self.artifacts.put(chunks(), None, len(data))
+
+
+@pytest.fixture
+async def house(tmp_path: Path) -> AsyncIterator[House]:
+    built = House(tmp_path)
+    await built.start()
+    yield built
+    await built.stop()
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession() as session:
+        yield session
