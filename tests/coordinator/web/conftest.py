@@ -29,6 +29,7 @@ class House:
         self.artifacts = ArtifactStore(folder / "artifacts")
         self.cluster = Cluster(self.artifacts)
         self.uploads = UploadService(folder / "uploads", self.artifacts)
+        self.app: web.Application | None = None
         self._runner: web.AppRunner | None = None
 
     @property
@@ -40,7 +41,7 @@ class House:
         return f"{self.url}/api/v1"
 
     async def start(self) -> None:
-        app = web.Application()
+        self.app = app = web.Application()
         self.artifacts = ArtifactStore(self.folder / "artifacts")
         self.uploads = UploadService(self.folder / "uploads", self.artifacts)
         self.cluster.artifacts = self.artifacts

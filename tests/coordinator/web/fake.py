@@ -70,6 +70,7 @@ class Cluster:
         self.balance = balance
         self.test_wallet = test_wallet
         self.now = START
+        self.metric_reads = 0
         self._jobs: dict[str, _Job] = {}
         self._ids = count(1)
         self._event_ids = count(1)
@@ -218,6 +219,7 @@ class Cluster:
         return self._find(job).receipts
 
     async def metrics(self, job: str, after: int) -> Sequence[api.Metric]:
+        self.metric_reads += 1
         return self._find(job).metrics[after:]
 
     async def events(self, job: str, after: int) -> Sequence[api.JobEvent]:
