@@ -172,7 +172,7 @@ class Link:
         while (silent + 1) * limits.ping_s <= limits.silent_s:
             self._ping()
             self._heard = False
-            await self._count()
+            self._count()
             await self._clock.sleep(limits.ping_s)
             silent = 0 if self._heard else silent + 1
             waiting = self._inbox.awaits_bytes and self._inbox.progress == progress
@@ -189,8 +189,8 @@ class Link:
         self._ping_at = self._clock.now()
         self.reply(Ping(self._ping_seq, self._outbox.floor))
 
-    async def _count(self) -> None:
-        now, before, stats = await self._connection.counters(), self._counted, self._stats
+    def _count(self) -> None:
+        now, before, stats = self._connection.counters(), self._counted, self._stats
         stats.wire_sent += now.bytes_sent - before.bytes_sent
         stats.wire_received += now.bytes_received - before.bytes_received
         stats.packets_sent += now.packets_sent - before.packets_sent

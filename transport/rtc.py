@@ -174,9 +174,10 @@ class RtcConnection:
             await self._changed.wait()
         self._check_certificate(fingerprint)
 
-    async def counters(self) -> WireCounters:
-        """Read the DTLS layer's counters."""
-        for report in (await self._pc.getStats()).values():
+    def counters(self) -> WireCounters:
+        """Read the DTLS layer's counters; aiortc's ``getStats`` leaves out connections without media."""
+        assert self._pc.sctp is not None
+        for report in self._pc.sctp.transport._get_stats().values():
             if report.type == "transport":
                 return WireCounters(report.bytesSent, report.bytesReceived, report.packetsSent, report.packetsReceived)
         return WireCounters(0, 0, 0, 0)
