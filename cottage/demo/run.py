@@ -4,7 +4,6 @@ import asyncio
 import json
 import shutil
 import time
-import zipfile
 from pathlib import Path
 from types import TracebackType
 
@@ -15,7 +14,7 @@ from cottage.demo.corpus import write_corpus
 from cottage.demo.faults import Fault, fault_for
 from cottage.demo.network import Network
 from cottage.demo.options import Options
-from cottage.demo.processes import Household, RoleError, output_of
+from cottage.demo.processes import Household, output_of
 from cottage.demo.report import Losses, Money, Outcome
 from cottage.demo.screen import Screen, amount
 from ledger.client import Ledger, job_bytes
@@ -30,7 +29,7 @@ READY_SECONDS = 180.0  # Each agent measures its machine in its sandbox first; f
 STALL_SECONDS = 240.0  # No round takes this long on the slowest machine that ran the demo.
 POLL_SECONDS = 0.7
 PROMPT = "def "
-OURS = ("ledger", "coordinator", "nodes", "logs", "model", "reference", "corpus.txt", "model.zip", "job.json")
+OURS = ("ledger", "coordinator", "nodes", "logs", "model", "reference", "corpus.txt", "job.json")
 _ENDED = ("settled", "failed", "cancelled")
 
 
@@ -172,9 +171,7 @@ class Run:
     async def _conclude(self, client: Client, ledger: Ledger, job: api.JobView) -> Outcome:
         seconds = time.monotonic() - self.started
         folder = self.options.folder
-        archive, model = folder / "model.zip", folder / "model"
-        await client.download_model(job.id, archive)
-        await asyncio.to_thread(_unpack, archive, model)
+        model = await client.download_folder(job.id, folder / "model")
         commits, audits = await client.commits(job.id), await client.audits(job.id)
         nodes, receipts = await client.nodes(job.id), await client.receipts(job.id)
         single, folder_loss, sample = await self._reference(model)
@@ -241,14 +238,3 @@ def _make_room(folder: Path) -> None:
             shutil.rmtree(entry)
         else:
             entry.unlink()
-
-
-def _unpack(archive: Path, folder: Path) -> None:
-    """The model archive is our own coordinator's; names that leave the folder are refused all the same."""
-    with zipfile.ZipFile(archive) as files:
-        for name in files.namelist():
-            if not (folder / name).resolve().is_relative_to(folder.resolve()):
-                raise DemoError(f"the model archive holds {name!r}, which points outside its folder")
-        files.extractall(folder)
-    if not (folder / "config.json").exists():
-        raise RoleError(f"{archive} holds no config.json")

@@ -1,0 +1,135 @@
+"""The whole path, as a user runs it: real processes, real WebRTC, a real Solana virtual machine, real training.
+
+Every test checks the figures of the ``--json`` document by itself; the demo's own ``checks`` are one more witness.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+SHORT = ["--tokens", "120000", "--no-reference"]
+TIME_LIMIT = 900  # The longest of these took 240 s on two idle cores.
+
+
+def demo(tmp_path: Path, *words: str) -> dict[str, Any]:
+    """Run ``cottage demo --json`` to its end and return the document."""
+    folder = tmp_path / "demo"
+    command = [sys.executable, "-m", "cottage", "demo", "--json", "--dir", str(folder), *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIME_LIMIT, check=False)
+    logs = "\n".join(
+        f"== {log.name}\n" + "\n".join(log.read_text(errors="replace").splitlines()[-25:])
+        for log in sorted((folder / "logs").glob("*.log"))
+    )
+    assert done.stdout, f"no document; status {done.returncode}\n{done.stderr[-4000:]}\n{logs}"
+    document: dict[str, Any] = json.loads(done.stdout)
+    failed = [name for name, held in document["checks"].items() if not held]
+    assert done.returncode == 0, f"status {done.returncode}; failed: {failed}\n{done.stderr[-4000:]}\n{logs}"
+    assert not leftovers(folder), "the demo left processes behind"
+    return document
+
+
+def leftovers(folder: Path) -> list[int]:
+    """Living processes whose command line names the demo's folder."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            line = (entry / "cmdline").read_bytes()
+            state = (entry / "stat").read_text().rsplit(")", 1)[1].split()[0]
+        except OSError:
+            continue
+        if str(folder).encode() in line and state != "Z":
+            found.append(int(entry.name))
+    return found
+
+
+def assert_money_adds_up(document: dict[str, Any]) -> None:
+    """Escrow in, payouts and refund out, each node paid what was verified, nothing twice."""
+    assert document["escrow"] > 0
+    assert document["escrow"] == document["paid"] + document["refunded"]
+    assert document["paid"] == sum(node["paid"] for node in document["nodes"])
+    earned: dict[str, int] = {}
+    for commit in document["commitments"]:
+        if commit["state"] == "verified":
+            earned[commit["node"]] = earned.get(commit["node"], 0) + commit["amount"]
+    for node in document["nodes"]:
+        assert node["paid"] == node["verified"]
+    assert sum(earned.values()) == document["paid"]
+    audited = {audit["round"] for audit in document["audits"] if audit["state"] == "passed"}
+    for commit in document["commitments"]:
+        if commit["amount"]:
+            assert commit["round"] in audited or commit["drawable"]
+    signatures = [receipt["signature"] for receipt in document["receipts"]]
+    assert len(signatures) == len(set(signatures))
+    assert all(receipt["state"] == "confirmed" for receipt in document["receipts"])
+
+
+def test_the_whole_path_trains_verifies_and_pays(tmp_path: Path) -> None:
+    document = demo(tmp_path)
+    assert_money_adds_up(document)
+    before, after, single = (document[f"loss_{name}"] for name in ("before", "after", "single_process"))
+    assert before > 7.0, "a model that has learnt nothing is no better than chance over 2,048 tokens"
+    assert (before - after) > 0.5 * (before - single)
+    assert document["loss_model_folder"] == pytest.approx(after, abs=2e-3)
+    assert document["bytes_sent"] < 0.25 * document["bytes_naive"]
+    assert len(document["audits"]) >= document["rounds"]
+    assert {node["stage"] for node in document["nodes"]} == {0, 1}
+    assert {node["replica"] for node in document["nodes"]} == {0, 1}
+    assert (Path(document["model_dir"]) / "model.safetensors").exists()
+
+
+def test_a_killed_node_costs_its_replica_one_round(tmp_path: Path) -> None:
+    document = demo(tmp_path, *SHORT, "--fault", "kill-node")
+    assert_money_adds_up(document)
+    assert "was killed" in document["faults"][0]
+    lost = [node for node in document["nodes"] if node["state"] == "lost"]
+    assert len(lost) == 1
+    paid_rounds = {c["round"] for c in document["commitments"] if c["node"] == lost[0]["node"] and c["amount"]}
+    assert paid_rounds, "rounds that were verified before the node died are paid"
+    assert lost[0]["rounds"] < document["rounds"]
+
+
+def test_a_killed_coordinator_comes_back_and_finishes(tmp_path: Path) -> None:
+    document = demo(tmp_path, *SHORT, "--fault", "kill-coordinator")
+    assert_money_adds_up(document)
+    assert "started again" in document["faults"][0]
+
+
+@pytest.mark.parametrize("lie", ["gradient", "commitment"])
+def test_a_node_that_lies_is_caught_and_loses_stake(tmp_path: Path, lie: str) -> None:
+    document = demo(tmp_path, *SHORT, "--lie", lie, "--audits", "4")
+    assert_money_adds_up(document)
+    assert document["slashed"] > 0
+    failed = {audit["node"] for audit in document["audits"] if audit["state"] == "failed"}
+    assert len(failed) == 1
+    liar = next(node for node in document["nodes"] if node["node"] in failed)
+    assert liar["paid"] == 0
+
+
+@pytest.mark.docker
+def test_the_same_run_in_docker_sandboxes(tmp_path: Path, docker_engine: str) -> None:
+    document = demo(tmp_path, *SHORT, "--sandbox", "docker")
+    assert_money_adds_up(document)
+    assert document["loss_after"] < document["loss_before"] - 1.0
+
+
+def test_ctrl_c_leaves_no_process_behind(tmp_path: Path) -> None:
+    folder = tmp_path / "demo"
+    command = [sys.executable, "-m", "cottage", "demo", "--json", "--dir", str(folder), *SHORT]
+    running = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert running.stderr is not None
+    for line in running.stderr:
+        if "nodes are online" in line or "is on the ledger" in line:
+            break
+    running.send_signal(signal.SIGINT)
+    assert running.wait(60) == 130
+    assert not leftovers(folder)
