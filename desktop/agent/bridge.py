@@ -1,0 +1,288 @@
+"""One worker's door: everything that it hears and says goes over its Unix socket and through here.
+
+A worker is not trusted. What it says is decoded with bounds; what it wants to send is bounded in bytes and may go only to the
+places of its own job's plan; anything that no worker may say ends its task (``WorkerProtocolError``), never the agent.
+"""
+
+import asyncio
+import hashlib
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from desktop.agent.budget import ByteBudget
+from desktop.agent.errors import WorkerError, WorkerProtocolError
+from desktop.agent.groups import main_error
+from desktop.agent.plans import Plans, Verdict
+from transport.wire.codec import MessageError
+from transport.wire.node import Assign
+from transport.wire.task import (
+    BeginRound,
+    Progress,
+    ReplayStep,
+    RoundApplied,
+    RoundCommit,
+    StepOpened,
+    StopTask,
+    TaskCommand,
+    TaskReport,
+    Traffic,
+)
+from transport.wire.worker import (
+    AgentMessage,
+    PeerDeliver,
+    PeerHeader,
+    PeerSend,
+    Setup,
+    WorkerCommand,
+    WorkerMessage,
+    WorkerReport,
+    read_frame,
+    write_frame,
+)
+
+MAX_PEER_PAYLOAD = 512 << 20  # What transport carries in one message.
+UNSENT = (512 << 20, 1024)  # Bytes and messages on their way to peers; then the worker's next send waits in the socket.
+UNDELIVERED = (512 << 20, 4096)  # The same towards the worker: what a busy worker has not read yet.
+EARLY = (
+    128 << 20,
+    1024,
+)  # Payloads of an epoch whose plan has not arrived: a second's worth; then the sender tries again.
+UNREPORTED = (1 << 30, 64)  # Reports and checkpoints on their way to the coordinator.
+MAX_COMMANDS = 256  # The coordinator sends a command again if it has no effect; a worker that reads none is stuck.
+DELIVERY_WAIT_S = 20.0  # A peer's message waits so long for a busy worker, then the peer keeps it and tries again.
+
+
+class WorkerBusyError(WorkerError):
+    """The worker cannot take a peer's payload now; the peer tries again."""
+
+
+@dataclass
+class TaskTraffic:
+    """What a lease has exchanged since it began, in bytes; messages to this same node are in none of it."""
+
+    activations: int = 0
+    bulk: int = 0
+    wire: int = 0
+    naive: int = 0
+    artifacts: int = 0
+
+    def report(self) -> Traffic:
+        """As the coordinator wants it."""
+        return Traffic(self.activations, self.bulk, self.wire, self.naive, self.artifacts)
+
+
+@dataclass(frozen=True)
+class Outside:
+    """What a bridge needs of the agent.
+
+    Attributes:
+        send_peer: carries a payload to a place of the job until it is there or its epoch is over.
+        upload: stores an artifact with the coordinator under the digest.
+        fetch: the bytes of an artifact, checked.
+        report: passes a report on; False: it may get lost.
+    """
+
+    send_peer: Callable[["Bridge", PeerSend, bytes], Awaitable[None]]
+    upload: Callable[[bytes, str], Awaitable[None]]
+    fetch: Callable[[str], Awaitable[bytes]]
+    report: Callable[[TaskReport, bool], Awaitable[None]]
+
+
+@dataclass
+class Bridge:
+    """The door of the worker of one lease. Create it when the lease is assigned; ``serve`` it when the worker connects."""
+
+    assign: Assign
+    outside: Outside
+    plans: Plans = field(init=False)
+    traffic: TaskTraffic = field(default_factory=TaskTraffic)
+    dropped: Counter[Verdict] = field(default_factory=Counter)
+    progress: Progress | None = None
+
+    def __post_init__(self) -> None:
+        """Prepare the queues."""
+        self.plans = Plans(self.assign.plan)
+        self._commands: asyncio.Queue[TaskCommand] = asyncio.Queue(MAX_COMMANDS)
+        self._to_worker: asyncio.Queue[tuple[AgentMessage, bytes, int]] = asyncio.Queue()
+        self._early: deque[tuple[str, PeerHeader, bytes]] = deque()
+        self._early_bytes = 0
+        self._reports: asyncio.Queue[tuple[TaskReport, bytes]] = asyncio.Queue()
+        self._unsent = ByteBudget(*UNSENT)
+        self._undelivered = ByteBudget(*UNDELIVERED)
+        self._unreported = ByteBudget(*UNREPORTED)
+
+    def neighbours(self) -> set[str]:
+        """The nodes that this lease exchanges messages with, under the plan in force."""
+        return self.plans.neighbours(self.assign.stage, self.assign.replica)
+
+    # --- from the coordinator -------------------------------------------------------------------------------------------
+
+    def command(self, body: TaskCommand) -> bool:
+        """Queue a command for the worker; a ``BeginRound``'s plan is in force at once. False: the queue is full."""
+        if isinstance(body, BeginRound):
+            self.plans.learn(body.plan)
+            self._admit_early()
+        try:
+            self._commands.put_nowait(body)
+        except asyncio.QueueFull:
+            return False
+        return True
+
+    # --- from peers -----------------------------------------------------------------------------------------------------
+
+    async def deliver(self, sender: str, header: PeerHeader, payload: bytes) -> None:
+        """Take a peer's payload for the worker; one that the plan forbids is counted and dropped.
+
+        Raises:
+            WorkerBusyError: no room now; the sender keeps it and tries again.
+        """
+        verdict = self.plans.judge(sender, header)
+        if verdict is Verdict.EARLY:
+            self._keep_early(sender, header, payload)
+        elif verdict is Verdict.TAKE:
+            try:
+                async with asyncio.timeout(DELIVERY_WAIT_S):
+                    await self._undelivered.take(len(payload))
+            except TimeoutError:
+                raise WorkerBusyError("the worker has not read its messages for a while") from None
+            self._put_delivery(header, payload)
+        else:
+            self.dropped[verdict] += 1
+
+    def _keep_early(self, sender: str, header: PeerHeader, payload: bytes) -> None:
+        limit, count = EARLY
+        if len(self._early) >= count or self._early_bytes + len(payload) > limit:
+            raise WorkerBusyError(f"the plan of epoch {header.name.epoch} has not arrived here yet")
+        self._early.append((sender, header, payload))
+        self._early_bytes += len(payload)
+
+    def _admit_early(self) -> None:
+        """Judge again what waited for a plan. It is held in memory already, so it passes without asking the budget."""
+        waiting, self._early, self._early_bytes = self._early, deque(), 0
+        for sender, header, payload in waiting:
+            verdict = self.plans.judge(sender, header)
+            if verdict is Verdict.EARLY:
+                self._keep_early(sender, header, payload)
+            elif verdict is Verdict.TAKE:
+                self._undelivered.force(len(payload))
+                self._put_delivery(header, payload)
+            else:
+                self.dropped[verdict] += 1
+
+    def _put_delivery(self, header: PeerHeader, payload: bytes) -> None:
+        message = PeerDeliver(header.from_stage, header.from_replica, header.name)
+        self._to_worker.put_nowait((message, payload, len(payload)))
+
+    # --- the socket -----------------------------------------------------------------------------------------------------
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, setup: Setup) -> None:
+        """Talk with the connected worker until it closes its socket.
+
+        Raises:
+            EOFError: the worker closed its socket.
+            WorkerProtocolError: it said something that no worker may say.
+            ArtifactError: something that it needs or made cannot be transferred.
+        """
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._write(writer, setup), name="to-worker")
+                group.create_task(self._pass_commands(), name="commands")
+                group.create_task(self._pass_reports(), name="reports")
+                group.create_task(self._read(reader, group), name="from-worker")
+        except BaseExceptionGroup as errors:
+            raise main_error(errors, EOFError) from None
+
+    async def _write(self, writer: asyncio.StreamWriter, setup: Setup) -> None:
+        try:
+            await write_frame(writer, setup)
+            while True:
+                message, payload, held = await self._to_worker.get()
+                await write_frame(writer, message, payload)
+                if held:
+                    self._undelivered.give(held)
+        except ConnectionError as error:
+            raise EOFError("the worker closed its socket") from error
+
+    async def _pass_commands(self) -> None:
+        """Fetch what a command needs, in order, and hand it on."""
+        while True:
+            body = await self._commands.get()
+            if isinstance(body, StopTask):
+                continue  # The task ends the worker itself.
+            digest = _needed(body)
+            payload = await self.outside.fetch(digest) if digest else b""
+            self._to_worker.put_nowait((WorkerCommand(body), payload, 0))
+
+    async def _read(self, reader: asyncio.StreamReader, group: asyncio.TaskGroup) -> None:
+        while True:
+            try:
+                message, payload = await read_frame(reader, WorkerMessage)
+            except MessageError as error:
+                raise WorkerProtocolError(f"the worker broke the protocol: {error}") from error
+            match message:
+                case PeerSend():
+                    await self._start_send(message, payload, group)
+                case WorkerReport(body=Progress() as progress):
+                    self.progress = progress
+                    await self.outside.report(progress, False)
+                case WorkerReport(body=body):
+                    await self._unreported.take(len(payload))
+                    self._reports.put_nowait((body, payload))
+
+    async def _start_send(self, message: PeerSend, payload: bytes, group: asyncio.TaskGroup) -> None:
+        if not 1 <= len(payload) <= MAX_PEER_PAYLOAD:
+            raise WorkerProtocolError(
+                f"a payload of {len(payload):,} bytes for a peer: 1 to {MAX_PEER_PAYLOAD:,} can go"
+            )
+        if self.assign.stage is None or self.assign.replica is None:
+            raise WorkerProtocolError("a spare has no peers to send to")
+        await self._unsent.take(len(payload))
+        group.create_task(self._send(message, payload), name=f"send-{message.name.kind}")
+
+    async def _send(self, message: PeerSend, payload: bytes) -> None:
+        try:
+            await self.outside.send_peer(self, message, payload)
+        finally:
+            self._unsent.give(len(payload))
+
+    async def _pass_reports(self) -> None:
+        """Store what a report carries, in order, and hand it on."""
+        while True:
+            body, payload = await self._reports.get()
+            body = await self._store(body, payload) if payload else body
+            if isinstance(body, Traffic):
+                raise WorkerProtocolError("the worker reports traffic: only the agent counts it")
+            await self.outside.report(body, True)
+            if isinstance(body, RoundCommit | RoundApplied):
+                await self.outside.report(self.traffic.report(), False)
+            self._unreported.give(len(payload))
+
+    async def _store(self, body: TaskReport, payload: bytes) -> TaskReport:
+        digest = await asyncio.to_thread(lambda: hashlib.sha256(payload).hexdigest())
+        match body:
+            case RoundApplied(checkpoint=None):
+                body = msgspec.structs.replace(body, checkpoint=digest)
+            case StepOpened(opening=None):
+                body = msgspec.structs.replace(body, opening=digest)
+            case RoundApplied(checkpoint=named) | StepOpened(opening=named):
+                if named != digest:
+                    raise WorkerProtocolError(f"the worker names the artifact {named}, but its bytes are {digest}")
+            case _:
+                raise WorkerProtocolError(f"a {type(body).__name__} carries no artifact")
+        await self.outside.upload(payload, digest)
+        self.traffic.artifacts += len(payload)
+        return body
+
+
+def _needed(body: TaskCommand) -> str | None:
+    """The artifact that has to come with a command."""
+    match body:
+        case BeginRound(state=digest):
+            return digest
+        case ReplayStep(opening=digest):
+            return digest
+        case _:
+            return None

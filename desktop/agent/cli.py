@@ -1,0 +1,171 @@
+"""``cottage node``: lend this machine.
+
+Exit codes: 0 ended as asked; 1 failed, the text says how; 2 a setting or file is unusable; 3 jobs cannot be run safely here (no
+Docker engine, no image); 4 the coordinator refuses this node; 5 another agent uses the same home folder.
+"""
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from desktop.agent import log, status
+from desktop.agent.config import DEFAULT_IMAGE, Home, Settings
+from desktop.agent.earnings import Earnings
+from desktop.agent.errors import AgentError, SettingsError
+from desktop.agent.log import printable
+from ledger.errors import AmountError
+from ledger.money import parse, show
+from transport.wire.codec import MessageError, convert, encode_json
+
+_SANDBOX_HELP = (
+    "docker: jobs see neither your files nor your network; "
+    "process: NO PROTECTION, for the demo and for development (docker)"
+)
+_SETTINGS = ("coordinator", "name", "payout", "sandbox", "threads", "memory_mb", "image", "stake", "loopback")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one of the words; returns the exit code."""
+    options = _parser().parse_args(argv)
+    try:
+        return int(options.run(options))
+    except AgentError as error:
+        print(f"cottage node: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="cottage node", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    words = parser.add_subparsers(required=True, metavar="WORD")
+    run = words.add_parser("run", help="lend this machine until it is stopped (Ctrl-C or SIGTERM)")
+    _add_settings(run)
+    run.add_argument("--worker-argument", action="append", default=[], metavar="TEXT",
+                     help="append TEXT to the worker's command line; an aid for tests")  # fmt: skip
+    run.add_argument("--log-json", action="store_true", help="log one JSON object for each event")
+    run.set_defaults(run=_run)
+    check = words.add_parser("selftest", help="see whether this machine can run jobs, and what it can do")
+    _add_settings(check)
+    check.set_defaults(run=_selftest, worker_argument=[], log_json=False)
+    for word, action, text in (
+        ("status", _status, "what the agent is doing"),
+        ("earnings", _earnings, "what jobs have brought"),
+    ):
+        ask = words.add_parser(word, help=text)
+        ask.add_argument("--home", type=Path, help="the agent's folder")
+        ask.add_argument("--json", action="store_true", help="one JSON document")
+        ask.set_defaults(run=action)
+    return parser
+
+
+def _add_settings(parser: argparse.ArgumentParser) -> None:
+    """Every setting is remembered in the home folder; what is not given stays as it was."""
+    add = parser.add_argument
+    add("--home", type=Path, help="the agent's folder: key, settings, cache (the user's data folder)")
+    add("--coordinator", metavar="URL", help="whom to work for")
+    add("--name", help="how this machine is called on the network page (its host name)")
+    add("--payout", metavar="ADDRESS", help="the wallet that is paid (the node's own)")
+    add("--sandbox", choices=("docker", "process"), help=_SANDBOX_HELP)
+    add("--image", help=f"the sandbox image ({DEFAULT_IMAGE})")
+    add("--threads", type=int, help="processors' worth of computing (all)")
+    add("--memory-mb", type=int, help="memory for jobs (half)")
+    add("--stake", metavar="AMOUNT", help="tokens to stake, such as 25 or 12.5")
+    add("--loopback", action="store_true", default=None, help="all peers are on this machine (the demo)")
+
+
+def _settings(options: argparse.Namespace, home: Home) -> Settings:
+    given = {name: getattr(options, name) for name in _SETTINGS if getattr(options, name) is not None}
+    try:
+        if "stake" in given:
+            given["stake"] = parse(given["stake"])
+        return convert(msgspec.to_builtins(home.settings()) | given, Settings)  # type: ignore[no-any-return]
+    except (MessageError, AmountError) as error:
+        raise SettingsError(f"a setting cannot be used: {error}") from error
+
+
+def _run(options: argparse.Namespace) -> int:
+    log.set_up(options.log_json)
+    home = Home.at(options.home)
+    settings = _settings(options, home)
+    with home.locked():
+        home.remember(settings)
+        from desktop.agent import start  # Loads the network and the ledger, which the other words can do without.
+
+        asyncio.run(start.serve(home, settings, options.worker_argument))
+    return 0
+
+
+def _selftest(options: argparse.Namespace) -> int:
+    log.set_up(options.log_json)
+    home = Home.at(options.home)
+    settings = _settings(options, home)
+    from desktop.agent import start
+
+    parts = asyncio.run(start.inspect(home, settings))
+    profile = parts.profile
+    table = Table("What", "Result", title=printable(f"{profile.name} can run jobs"))
+    table.add_row("node", parts.key.address)
+    table.add_row("pays into", parts.settings.payout)
+    table.add_row("device", printable(f"{profile.device} ({profile.kind})"))
+    table.add_row("", printable(parts.note))
+    table.add_row("sandbox", profile.sandbox)
+    table.add_row("memory for jobs", f"{profile.memory_mb:,} MB")
+    table.add_row("speed", f"{profile.flops / 1e9:,.1f} GFLOP/s with {parts.settings.threads} threads")
+    table.add_row("environment class", printable(profile.env_class))
+    Console().print(table)
+    return 0
+
+
+def _status(options: argparse.Namespace) -> int:
+    home = Home.at(options.home)
+    answer = asyncio.run(status.ask(home.socket))
+    if options.json:
+        print(encode_json(answer).decode())
+        return 0
+    console = Console()
+    reason = f": {printable(answer.reason)}" if answer.reason else ""
+    console.print(f"{printable(answer.name)} ({answer.node}) is {answer.state}{reason}", markup=False)
+    console.print(f"works for {printable(answer.coordinator)}; {printable(answer.note)}", markup=False)
+    table = Table("Job", "Place", "State", "Round", "Step", "Loss", "Sent")
+    for task in answer.tasks:
+        place = "spare" if task.stage is None else f"stage {task.stage} replica {task.replica}"
+        loss = "" if task.loss is None else f"{task.loss:.3f}"
+        sent = f"{(task.activations + task.bulk) / 1e6:,.1f} MB"
+        table.add_row(printable(task.job_name), place, task.state, _text(task.round), _text(task.step), loss, sent)
+    console.print(table)
+    console.print(f"earned: {show(answer.verified)} verified, {show(answer.paid)} paid", markup=False)
+    return 0
+
+
+def _earnings(options: argparse.Namespace) -> int:
+    home = Home.at(options.home)
+    book = Earnings(home.earnings)
+    try:
+        summary = book.summary()
+    finally:
+        book.close()
+    if options.json:
+        print(encode_json(summary).decode())
+        return 0
+    table = Table("Job", "Verified", "Paid", "Receipt", title="What jobs have brought")
+    for job in summary.jobs:
+        table.add_row(job.job, show(job.verified), show(job.paid), printable(job.signature))
+    table.add_row("all", show(summary.verified), show(summary.paid), "")
+    console = Console()
+    console.print(table)
+    if summary.wallet is not None:
+        console.print(f"{summary.wallet.address} held {show(summary.wallet.balance)} when the ledger was last asked")
+    return 0
+
+
+def _text(number: int | None) -> str:
+    return "" if number is None else str(number)

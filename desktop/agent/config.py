@@ -1,0 +1,172 @@
+"""The agent's home folder and settings."""
+
+import contextlib
+import fcntl
+import os
+import platform
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+import platformdirs
+from msgspec import Meta
+from yarl import URL
+
+from desktop.agent.errors import HomeBusyError, SettingsError
+from desktop.agent.gpu import total_memory_mb
+from transport.errors import TransportError
+from transport.identity import NodeKey, parse_address
+from transport.wire.codec import MessageError, decode_json, encode_json
+
+MIN_MEMORY_MB = 512  # PyTorch alone takes 300.
+DEFAULT_IMAGE = "cottage-trainer:latest"
+
+
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How the owner wants the agent to run; kept in ``settings.json`` between starts. Amounts are millionths of the token."""
+
+    coordinator: Annotated[str, Meta(max_length=2000)] = ""
+    name: Annotated[str, Meta(max_length=100, pattern=r"^[^\x00-\x1f]*$")] = ""
+    payout: Annotated[str, Meta(max_length=44)] = ""
+    sandbox: Literal["docker", "process"] = "docker"
+    threads: Annotated[int, Meta(ge=0, le=1024)] = 0
+    memory_mb: Annotated[int, Meta(ge=0, le=10**8)] = 0
+    image: Annotated[str, Meta(min_length=1, max_length=300)] = DEFAULT_IMAGE
+    stake: Annotated[int, Meta(ge=0, lt=2**63)] = 0
+    loopback: bool = False
+
+    def completed(self, address: str) -> "Settings":
+        """With every open choice made: this machine's name, the node's own wallet, half of the memory, all processors.
+
+        Raises:
+            SettingsError: a value cannot be used; the text names it.
+        """
+        url = _parse_url(self.coordinator)
+        payout = self.payout or address
+        try:
+            parse_address(payout)
+        except TransportError as error:
+            raise SettingsError(f"--payout {payout!r} is not a wallet address: {error}") from error
+        memory = self.memory_mb or max(MIN_MEMORY_MB, total_memory_mb() // 2)
+        if memory < MIN_MEMORY_MB:
+            raise SettingsError(f"--memory-mb {memory} is too little for any job: at least {MIN_MEMORY_MB}")
+        return msgspec.structs.replace(
+            self,
+            coordinator=str(url),
+            name=self.name or platform.node()[:100] or "node",
+            payout=payout,
+            threads=self.threads or os.cpu_count() or 1,
+            memory_mb=memory,
+        )
+
+
+def _parse_url(text: str) -> URL:
+    if not text:
+        raise SettingsError("no coordinator is set: give --coordinator https://HOST (it is remembered)")
+    try:
+        url = URL(text)
+        usable = url.scheme in ("http", "https") and bool(url.host) and url.port is not None
+    except ValueError:
+        usable = False
+    if not usable:
+        raise SettingsError(
+            f"--coordinator {text!r} is not an address like https://cottage.example or http://127.0.0.1:8000"
+        )
+    return url
+
+
+@dataclass(frozen=True)
+class Home:
+    """The folder of one agent: its key, settings, cache and sockets. Nobody else may read it."""
+
+    path: Path
+
+    @classmethod
+    def at(cls, path: Path | None) -> "Home":
+        """The folder ``path``, or the user's default; created where it is missing.
+
+        Raises:
+            SettingsError: it cannot be created.
+        """
+        chosen = path or platformdirs.user_data_path("cottage") / "node"
+        try:
+            chosen.mkdir(parents=True, exist_ok=True, mode=0o700)
+            return cls(chosen.resolve())
+        except OSError as error:
+            raise SettingsError(f"--home {chosen} cannot be used: {error.strerror}") from error
+
+    @property
+    def socket(self) -> Path:
+        """Where the running agent answers questions about itself."""
+        return self.path / "agent.sock"
+
+    @property
+    def jobs(self) -> Path:
+        """A folder for each lease that is held."""
+        return self.path / "jobs"
+
+    @property
+    def cache(self) -> Path:
+        """Artifacts."""
+        return self.path / "cache"
+
+    @property
+    def earnings(self) -> Path:
+        """What jobs have brought."""
+        return self.path / "earnings.db"
+
+    @property
+    def benchmarks(self) -> Path:
+        """What was measured."""
+        return self.path / "bench.json"
+
+    def key(self) -> NodeKey:
+        """The node's key, made at the first start.
+
+        Raises:
+            SettingsError: its file cannot be used.
+        """
+        try:
+            return NodeKey.load_or_generate(self.path / "node.key")
+        except TransportError as error:
+            raise SettingsError(str(error)) from error
+
+    def settings(self) -> Settings:
+        """What was remembered; raises SettingsError where the file is damaged."""
+        file = self.path / "settings.json"
+        try:
+            settings: Settings = decode_json(file.read_bytes(), Settings)
+        except FileNotFoundError:
+            return Settings()
+        except (OSError, MessageError) as error:
+            raise SettingsError(f"{file} cannot be used: {error}. Correct it or delete it") from error
+        return settings
+
+    def remember(self, settings: Settings) -> None:
+        """Keep ``settings`` for the next start."""
+        draft = self.path / "settings.json.new"
+        draft.write_bytes(encode_json(settings))
+        draft.replace(self.path / "settings.json")
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the folder for this process alone.
+
+        Raises:
+            HomeBusyError: another agent holds it.
+        """
+        with (self.path / "agent.lock").open("a+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.seek(0)
+                holder = file.read(20).strip() or "unknown"
+                raise HomeBusyError(
+                    f"an agent (process {holder}) already runs with {self.path}: stop it, or give this one another --home"
+                ) from None
+            file.truncate(0)
+            file.write(str(os.getpid()))
+            file.flush()
+            yield

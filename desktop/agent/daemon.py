@@ -1,0 +1,311 @@
+"""Puts the parts of the agent together, and ends them in order."""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+
+from desktop.agent import status, wallet
+from desktop.agent.artifacts import Artifacts
+from desktop.agent.config import Home, Settings
+from desktop.agent.earnings import Earnings
+from desktop.agent.errors import NotConnectedError
+from desktop.agent.groups import main_error
+from desktop.agent.log import LOGGER, printable
+from desktop.agent.peers import Peers
+from desktop.agent.sandbox.base import Sandbox
+from desktop.agent.session import Introduction, Session, TaskMessage
+from desktop.agent.tasks import HeldTask, Tools
+from desktop.agent.views import link_views, task_view
+from transport.clock import Clock
+from transport.errors import IceConfigError
+from transport.ice import IceServer
+from transport.identity import NodeKey
+from transport.peer import PeerNet
+from transport.wire.node import (
+    MAX_LEASES,
+    Acknowledged,
+    Assign,
+    Beat,
+    Command,
+    Earned,
+    HeldLease,
+    LedgerInfo,
+    NodeProfile,
+    Signal,
+    Welcome,
+)
+from transport.wire.node import IceServer as OfferedIceServer
+from transport.wire.task import BeginRound, StopTask
+
+TRAFFIC_S = 2.0
+ORPHAN_S = 600.0  # A coordinator that is away for longer has given the leases to others: their workers only burn power.
+END_TASKS_S = 15.0  # A worker gets two seconds, a container a little longer; then the agent leaves anyway.
+MAX_FORGOTTEN = 64  # Ended leases whose last reports are not acknowledged; the oldest are given up.
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the agent is built from."""
+
+    home: Home
+    settings: Settings
+    key: NodeKey
+    profile: NodeProfile
+    sandbox: Sandbox
+    clock: Clock
+    note: str = ""
+
+
+class Agent:
+    """One provider node. ``run`` it once."""
+
+    def __init__(self, parts: Parts) -> None:
+        """Build everything; nothing runs yet."""
+        self._parts = parts
+        settings, clock = parts.settings, parts.clock
+        self._earnings = Earnings(parts.home.earnings)
+        self._artifacts = Artifacts(settings.coordinator, parts.home.cache, clock)
+        self._peers = Peers(parts.key.address, clock)
+        self._session = Session(
+            settings.coordinator, Introduction(parts.key, settings.payout, parts.profile), self, clock
+        )
+        self._network: PeerNet | None = None
+        self._tools = Tools(
+            parts.sandbox,
+            self._artifacts,
+            self._peers,
+            self._session.send,
+            parts.home.jobs,
+            settings.threads,
+            "cuda" if parts.profile.kind == "cuda" else "cpu",
+            clock,
+        )
+        self._tasks: dict[str, HeldTask] = {}
+        self._running: set[asyncio.Task[None]] = set()
+        self._ledger: LedgerInfo | None = None
+        self._group = asyncio.TaskGroup()
+        self._wallet_changed = asyncio.Event()
+        self._started = clock.now()
+        self._stopping = False
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Serve until ``stop`` is set; then say goodbye and leave nothing behind.
+
+        Raises:
+            RefusedError: the coordinator does not want this node until its owner changes something.
+        """
+        runner = await status.serve(self._parts.home.socket, self.status, self._earnings.summary)
+        try:
+            async with self._group as group:
+                background = [
+                    group.create_task(self._session.run(), name="session"),
+                    group.create_task(self._report_traffic(), name="traffic"),
+                    group.create_task(self._watch_wallet(), name="wallet"),
+                ]
+                await stop.wait()
+                await self._leave()
+                for task in background:
+                    task.cancel()
+        except BaseExceptionGroup as errors:
+            raise main_error(errors) from None
+        finally:
+            await runner.cleanup()
+            self._parts.home.socket.unlink(missing_ok=True)
+            if self._network is not None:
+                await self._network.aclose()
+            await self._artifacts.aclose()
+            await self._parts.sandbox.aclose()
+            self._earnings.close()
+
+    async def _leave(self) -> None:
+        LOGGER.info("leaving: ending %d tasks", sum(task.alive for task in self._tasks.values()))
+        self._stopping = True
+        await self._session.goodbye("the owner stopped the agent")
+        for task in self._tasks.values():
+            task.stop("the owner stopped the agent")
+        if self._running:
+            _, late = await asyncio.wait(self._running, timeout=END_TASKS_S)
+            for run in late:
+                run.cancel()
+
+    # --- the session's listener -----------------------------------------------------------------------------------------
+
+    def held(self) -> tuple[HeldLease, ...]:
+        """The leases to renew."""
+        return tuple(task.lease for task in self._tasks.values() if task.alive)
+
+    async def welcomed(self, welcome: Welcome) -> None:
+        """Take what the coordinator offers, and send again what it has not acknowledged."""
+        self._artifacts.authorise(welcome.token)
+        servers = _ice_servers(welcome.ice_servers)
+        if self._network is None:
+            self._network = PeerNet(
+                self._parts.key,
+                self._send_signal,
+                self._peers.on_message,
+                ice_servers=servers,
+                clock=self._parts.clock,
+                loopback=self._parts.settings.loopback,
+            )
+            await self._peers.connect(self._network)
+        self._network.set_ice_servers(servers)
+        for task in list(self._tasks.values()):
+            for report in task.outbox.waiting():
+                await self._session.send(report)
+        if welcome.ledger is not None:
+            self._ledger = welcome.ledger
+            self._wallet_changed.set()
+            stake = max(self._parts.settings.stake, welcome.min_stake if self._parts.settings.stake else 0)
+            self._spawn(wallet.ensure_stake(welcome.ledger, self._parts.key, stake), "stake")
+
+    def received(self, message: TaskMessage) -> None:
+        """One message from the coordinator."""
+        match message:
+            case Assign():
+                self._assign(message)
+            case Command():
+                self._command(message)
+            case Acknowledged(lease=lease, seq=seq):
+                if lease in self._tasks:
+                    self._tasks[lease].outbox.acknowledge(seq)
+                    self._forget_ended()
+            case Beat(gone=gone):
+                for lease in gone:
+                    self._drop(lease)
+            case Earned():
+                self._earned(message)
+            case Signal(peer=peer, envelope=envelope):
+                if self._network is not None:
+                    self._spawn(self._network.on_signal(peer, envelope), "signal")
+
+    def _assign(self, assign: Assign) -> None:
+        known = self._tasks.get(assign.lease)
+        if known is not None and known.assign.fence >= assign.fence:
+            return  # Sent again after a reconnect.
+        if self._stopping or len(self.held()) >= MAX_LEASES:
+            LOGGER.warning("no room for another lease: %d are held", len(self.held()))
+            return
+        if known is not None:
+            known.stop("the lease was granted anew")
+        task = HeldTask(assign, self._tools)
+        LOGGER.info("%s: assigned, job %r", task, printable(assign.spec.name))
+        self._tasks[assign.lease] = task
+        run = self._spawn(task.run(), f"task-{assign.lease[:8]}")
+        self._running.add(run)
+        run.add_done_callback(self._task_ended)
+
+    def _task_ended(self, run: asyncio.Task[None]) -> None:
+        self._running.discard(run)
+        self._forget_ended()
+        self._session.beat_soon()
+
+    def _command(self, command: Command) -> None:
+        task = self._tasks.get(command.lease)
+        if task is None or task.assign.fence != command.fence or not task.alive:
+            LOGGER.info("a %s for a lease that is not held here (any more)", type(command.body).__name__)
+            return
+        if isinstance(command.body, StopTask):
+            task.stop(printable(command.body.reason) or "the coordinator ended it")
+            return
+        if not task.bridge.command(command.body):
+            LOGGER.warning("%s: the worker reads no commands", task)
+        if isinstance(command.body, BeginRound):
+            self._spawn(self._peers.refresh(), "allow-peers")
+
+    def _drop(self, lease: str) -> None:
+        """The coordinator has given the lease to somebody else, or never knew it."""
+        task = self._tasks.get(lease)
+        if task is None:
+            return
+        task.stop("the lease is gone")
+        task.outbox.acknowledge(2**63)
+        self._forget_ended()
+
+    def _forget_ended(self) -> None:
+        """Let go of leases that are over and have nothing more to say; of the silent ones, all but the last few."""
+        ended = [lease for lease, task in self._tasks.items() if task.state in ("ended", "failed")]
+        excess = len(ended) - MAX_FORGOTTEN
+        for number, lease in enumerate(ended):
+            task = self._tasks[lease]
+            if (task.state == "ended" or not task.outbox) or number < excess:
+                del self._tasks[lease]
+
+    def _earned(self, earned: Earned) -> None:
+        if self._earnings.record(self._parts.settings.coordinator, earned, self._parts.clock.time()):
+            LOGGER.info("job %s: verified %d, paid %d millionths so far", earned.job[:8], earned.verified, earned.paid)
+            self._wallet_changed.set()
+
+    async def _send_signal(self, peer: str, envelope: bytes) -> None:
+        await self._session.send(Signal(peer, envelope))
+
+    # --- in the background ----------------------------------------------------------------------------------------------
+
+    def _spawn(self, work: Coroutine[None, None, None], name: str) -> asyncio.Task[None]:
+        return self._group.create_task(work, name=name)
+
+    async def _report_traffic(self) -> None:
+        told: dict[str, object] = {}
+        while True:
+            await self._parts.clock.sleep(TRAFFIC_S)
+            self._peers.share_wire_bytes()
+            self._end_orphans()
+            for lease, task in list(self._tasks.items()):
+                report = task.bridge.traffic.report()
+                if task.alive and told.get(lease) != report:
+                    with contextlib.suppress(NotConnectedError):
+                        await self._session.send(task.outbox.lossy(report))
+                        told[lease] = report
+            told = {lease: report for lease, report in told.items() if lease in self._tasks}
+
+    def _end_orphans(self) -> None:
+        silent = self._parts.clock.now() - self._session.last_seen
+        if not self._session.online and silent > ORPHAN_S:
+            for task in self._tasks.values():
+                task.stop(f"the coordinator has been away for {silent:.0f} s")
+
+    async def _watch_wallet(self) -> None:
+        while True:
+            await self._wallet_changed.wait()
+            self._wallet_changed.clear()
+            if self._ledger is None:
+                continue
+            held = await wallet.balance(self._ledger, self._parts.settings.payout)
+            if held is not None:
+                self._earnings.record_wallet(self._parts.settings.payout, held, self._parts.clock.time())
+
+    # --- what it says of itself -----------------------------------------------------------------------------------------
+
+    def status(self) -> status.Status:
+        """Everything that the owner may want to know now."""
+        parts, earned = self._parts, self._earnings.summary()
+        return status.Status(
+            node=parts.key.address,
+            payout=parts.settings.payout,
+            name=parts.settings.name,
+            coordinator=parts.settings.coordinator,
+            state="stopping" if self._stopping else self._session.state,
+            reason=self._session.reason,
+            note=parts.note,
+            pid=os.getpid(),
+            uptime=parts.clock.now() - self._started,
+            profile=parts.profile,
+            tasks=tuple(task_view(task) for task in self._tasks.values()),
+            links=link_views(self._peers.links()),
+            dropped=dict(self._peers.dropped),
+            verified=earned.verified,
+            paid=earned.paid,
+        )
+
+
+def _ice_servers(offered: Sequence[OfferedIceServer]) -> tuple[IceServer, ...]:
+    """The servers that can be used; a bad one is logged and left out."""
+    servers = []
+    for server in offered:
+        for url in server.urls:
+            try:
+                servers.append(IceServer(url, server.username, server.credential))
+            except IceConfigError as error:
+                LOGGER.warning("an ICE server of the coordinator cannot be used: %s", printable(str(error)))
+    return tuple(servers)

@@ -1,0 +1,62 @@
+"""The errors of the agent, and the exit codes of its program.
+
+::
+
+    AgentError                      1
+    ├── SettingsError               2   a setting, a file of the home folder or the key is unusable
+    ├── SandboxError                3   no engine, no image, or a restriction is not in force
+    ├── RefusedError                4   the coordinator does not want this node until its owner changes something
+    ├── HomeBusyError               5   another agent runs with this home folder
+    ├── NotConnectedError               nothing can be sent to the coordinator now
+    ├── ArtifactError                   an artifact cannot be fetched, stored or trusted
+    └── WorkerError                     the worker of one task ended or misbehaved; the agent goes on
+        └── WorkerProtocolError
+"""
+
+from typing import ClassVar
+
+
+class AgentError(Exception):
+    """Any failure of the agent."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class SettingsError(AgentError):
+    """A setting, a file of the home folder or the key is unusable."""
+
+    exit_code = 2
+
+
+class SandboxError(AgentError):
+    """Jobs cannot be run safely: no engine, no image, or a restriction is not in force."""
+
+    exit_code = 3
+
+
+class RefusedError(AgentError):
+    """The coordinator refuses this node; trying again changes nothing."""
+
+    exit_code = 4
+
+
+class HomeBusyError(AgentError):
+    """Another agent runs with this home folder."""
+
+    exit_code = 5
+
+
+class NotConnectedError(AgentError):
+    """There is no connection to the coordinator at the moment."""
+
+
+class ArtifactError(AgentError):
+    """An artifact cannot be fetched, stored or trusted."""
+
+
+class WorkerError(AgentError):
+    """The worker of one task has ended or cannot go on."""
+
+
+class WorkerProtocolError(WorkerError):
+    """The worker said something that no worker may say."""

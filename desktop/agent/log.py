@@ -1,0 +1,46 @@
+"""One line for each event, for people; or one JSON object, for programs."""
+
+import json
+import logging
+import sys
+import time
+from typing import TextIO
+
+LOGGER = logging.getLogger("cottage.agent")
+MAX_TEXT = 2000  # Text from elsewhere (a coordinator, a worker) may be long; a log line need not be.
+
+
+def printable(text: str) -> str:
+    """``text`` without what could move a terminal's cursor or forge a second line, cut to ``MAX_TEXT`` characters."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text[:MAX_TEXT])
+
+
+class _Plain(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        when = time.strftime("%H:%M:%S", time.localtime(record.created))
+        mark = "" if record.levelno < logging.WARNING else f"{record.levelname.lower()}: "
+        line = f"{when} {mark}{printable(record.getMessage())}"
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+class _Json(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        entry = {
+            "time": round(record.created, 3),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "text": record.getMessage()[:MAX_TEXT],
+        }
+        if record.exc_info:
+            entry["trace"] = self.formatException(record.exc_info)
+        return json.dumps(entry)
+
+
+def set_up(as_json: bool, stream: TextIO | None = None) -> None:
+    """Send the log of this process to ``stream`` (standard error)."""
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(_Json() if as_json else _Plain())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(logging.WARNING)
+    LOGGER.setLevel(logging.INFO)

@@ -1,0 +1,56 @@
+"""What a task has to say, kept until the coordinator has stored it."""
+
+from collections import deque
+
+from desktop.agent.errors import WorkerProtocolError
+from transport.wire.node import HeldLease, Report
+from transport.wire.task import TaskReport
+
+MAX_UNACKNOWLEDGED = (
+    512  # Some five for each round: a coordinator that is away for a hundred rounds has forgotten the lease.
+)
+
+
+class Outbox:
+    """The reports of one lease that are not acknowledged, in order."""
+
+    def __init__(self, lease: HeldLease) -> None:
+        """Begin with report 1 of ``lease``."""
+        self.lease = lease
+        self._next = 1
+        self._kept: deque[Report] = deque()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def add(self, body: TaskReport) -> Report:
+        """Number a report and keep it.
+
+        Raises:
+            WorkerProtocolError: ``MAX_UNACKNOWLEDGED`` wait already.
+        """
+        if len(self._kept) >= MAX_UNACKNOWLEDGED:
+            raise WorkerProtocolError(
+                f"{MAX_UNACKNOWLEDGED} reports wait to be acknowledged: the worker reports too much"
+            )
+        return self.force(body)
+
+    def force(self, body: TaskReport) -> Report:
+        """Number and keep the last report of a task, however many wait."""
+        report = Report(self.lease.lease, self.lease.fence, self._next, body)
+        self._next += 1
+        self._kept.append(report)
+        return report
+
+    def lossy(self, body: TaskReport) -> Report:
+        """A report that may get lost: never numbered, never kept."""
+        return Report(self.lease.lease, self.lease.fence, 0, body)
+
+    def acknowledge(self, seq: int) -> None:
+        """Forget the reports up to and including ``seq``."""
+        while self._kept and self._kept[0].seq <= seq:
+            self._kept.popleft()
+
+    def waiting(self) -> tuple[Report, ...]:
+        """What must be sent again after a reconnect, in order."""
+        return tuple(self._kept)

@@ -1,0 +1,89 @@
+"""What every sandbox offers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+SOCKET_NAME = "worker.sock"
+WORKER = ("worker", "--socket")  # Arguments of ``python -m trainer``; the socket's path follows.
+MAX_LOG_BYTES = 16 * 1024  # The end of what a worker printed, for the reason of its failure.
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one job may use.
+
+    Attributes:
+        memory_mb: of main memory, swap and temporary files together.
+        threads: processors' worth of time, and compute threads.
+        processes: processes and threads at a time.
+        temporary_mb: files in ``/tmp``.
+    """
+
+    memory_mb: int
+    threads: int
+    processes: int = 512  # PyTorch starts a few dozen threads; a fork bomb stops here.
+    temporary_mb: int = 256
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How a worker ended; ``reason`` is a sentence for the coordinator and the log."""
+
+    code: int | None
+    reason: str
+
+
+class Worker(Protocol):
+    """One running worker."""
+
+    @property
+    def pid(self) -> int | None:
+        """Its process on this machine, where it is known."""
+
+    async def ended(self) -> Exit | None:
+        """How it ended; ``None`` while it runs."""
+
+    async def stop(self, grace: float) -> None:
+        """End it, by force after ``grace`` seconds; return when nothing of it is left."""
+
+
+class Sandbox(Protocol):
+    """A way to run workers.
+
+    Attributes:
+        kind: its name in ``NodeProfile``.
+    """
+
+    kind: Literal["docker", "process"]
+
+    async def check(self) -> str:
+        """Make sure that jobs can run; returns what identifies the code that will run (an image digest).
+
+        Raises:
+            SandboxError: they cannot; the text says what to do about it.
+        """
+
+    async def sweep(self) -> int:
+        """Remove what an agent of this home left behind when it died; returns how many."""
+
+    async def measure(self, arguments: Sequence[str], timeout: float) -> bytes:
+        """Run ``python -m trainer arguments`` to its end; returns its standard output.
+
+        Raises:
+            SandboxError: it failed, or took longer than ``timeout`` seconds.
+        """
+
+    async def start(self, lease: str, folder: Path) -> Worker:
+        """Start a worker that sees ``folder`` (read-only) and connects to the socket in it.
+
+        Raises:
+            SandboxError: it cannot be started with every restriction in force.
+        """
+
+    def inside(self, folder: Path) -> str:
+        """The path of ``folder`` as the worker sees it."""
+
+    async def aclose(self) -> None:
+        """Let go of the engine; workers must have been stopped."""

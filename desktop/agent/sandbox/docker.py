@@ -1,0 +1,238 @@
+"""Jobs in Docker containers: no network, nothing writable, no capabilities, bounded in memory, processes and time."""
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import secrets
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import docker
+import requests
+from docker.errors import APIError, DockerException, ImageNotFound, NotFound
+
+from desktop.agent.errors import SandboxError
+from desktop.agent.log import LOGGER, printable
+from desktop.agent.sandbox.base import MAX_LOG_BYTES, SOCKET_NAME, WORKER, Exit, Limits
+from desktop.agent.sandbox.restrictions import (
+    HOME_LABEL,
+    INSIDE,
+    LEASE_LABEL,
+    container_faults,
+    container_options,
+    engine_faults,
+)
+
+T = TypeVar("T")
+
+ENGINE_TIMEOUT_S = 60.0  # Creating a container waits for a disk that others use too.
+ENGINE_CALLS = 8  # At a time; the event loop never waits for the engine itself.
+MEASURE_POLL_S = 0.2
+KILLED = 137  # 128 + SIGKILL
+ENTRY = ("python3", "-m", "trainer")
+NO_ENGINE = (
+    "no Docker engine answers at {address} ({error}). Jobs run only inside one, so that they cannot reach "
+    "your files and network. Install it (Debian and Ubuntu: apt-get install docker.io; Windows and macOS: Docker Desktop), "
+    "start it, let this user use it (usermod -aG docker $USER, then log in again), or point DOCKER_HOST to one."
+)
+NO_IMAGE = "the engine has no image {image!r}: make it with `python -m installer.image.build {image}` and try again."
+NO_GPU_RUNTIME = (
+    "the engine cannot give a GPU to a container: install the NVIDIA container toolkit (package nvidia-container-toolkit), run "
+    "`nvidia-ctk runtime configure`, and restart the engine."
+)
+
+
+class DockerWorker:
+    """One container."""
+
+    def __init__(self, sandbox: "DockerSandbox", container: Any) -> None:
+        """Take a started container."""
+        self._sandbox = sandbox
+        self.container = container
+
+    @property
+    def pid(self) -> int | None:
+        """Its first process, in the engine's own count."""
+        return int(self.container.attrs["State"]["Pid"]) or None
+
+    async def ended(self) -> Exit | None:
+        """How it ended; ``None`` while it runs."""
+        return await self._sandbox.call(self._look)
+
+    async def stop(self, grace: float) -> None:
+        """Stop and remove the container."""
+        await self._sandbox.call(lambda: _remove(self.container, grace))
+
+    def _look(self) -> Exit | None:
+        try:
+            self.container.reload()
+        except NotFound:
+            return Exit(None, "somebody removed the worker's container")
+        state = self.container.attrs["State"]
+        if state["Status"] in ("created", "running", "restarting", "paused"):
+            return None
+        code = int(state["ExitCode"])
+        if state.get("OOMKilled") or code == KILLED:
+            memory = int(self.container.attrs["HostConfig"]["Memory"]) >> 20
+            return Exit(code, f"the job needed more memory than the {memory:,} MB it may use here, and was stopped")
+        text = printable(self.container.logs(tail=20)[-MAX_LOG_BYTES:].decode(errors="replace").strip()[-1000:])
+        return Exit(code, f"the worker ended with exit code {code}{': ' + text if text else ''}")
+
+
+class DockerSandbox:
+    """Runs ``entry`` + arguments in containers of one image."""
+
+    kind: Literal["docker", "process"] = "docker"
+
+    def __init__(
+        self,
+        limits: Limits,
+        image: str,
+        *,
+        owner: Path,
+        gpu: bool = False,
+        extra: Sequence[str] = (),
+        entry: Sequence[str] = ENTRY,
+    ) -> None:
+        """``owner``: the agent's home folder, whose containers these are. ``extra`` is appended to a worker's arguments."""
+        self._limits = limits
+        self._image = image
+        self._owner = hashlib.sha256(str(owner).encode()).hexdigest()[:32]
+        self._gpu = gpu
+        self._extra = tuple(extra)
+        self._entry = tuple(entry)
+        self._threads = ThreadPoolExecutor(ENGINE_CALLS, thread_name_prefix="docker")
+        self._client: Any = None
+        self._image_id = ""
+
+    async def check(self) -> str:
+        """The image's digest, once the engine has shown that it can hold a job; raises SandboxError as the base says."""
+        return await self.call(self._check)
+
+    async def sweep(self) -> int:
+        """Remove the containers of this home; its agent is the only one and has just begun."""
+        return await self.call(self._sweep)
+
+    async def measure(self, arguments: Sequence[str], timeout: float) -> bytes:
+        """Run to the end in a container without a folder; raises SandboxError as the base says."""
+        container = await self._started([*self._entry[1:], *arguments], None, "measure")
+        worker = DockerWorker(self, container)
+        try:
+            async with asyncio.timeout(timeout):
+                while (ended := await worker.ended()) is None:  # noqa: ASYNC110 - the engine has nothing to wait on
+                    await asyncio.sleep(MEASURE_POLL_S)
+            if ended.code:
+                raise SandboxError(f"{' '.join(arguments)}: {ended.reason}")
+            output: bytes = await self.call(lambda: container.logs(stdout=True, stderr=False))
+            return output
+        except TimeoutError:
+            raise SandboxError(f"{' '.join(arguments)} took longer than {timeout:.0f} s") from None
+        finally:
+            await worker.stop(0)
+
+    async def start(self, lease: str, folder: Path) -> DockerWorker:
+        """Start a worker with every restriction in force; raises SandboxError as the base says."""
+        arguments = [*self._entry[1:], *WORKER, f"{INSIDE}/{SOCKET_NAME}", *self._extra]
+        return DockerWorker(self, await self._started(arguments, folder, lease))
+
+    def inside(self, folder: Path) -> str:
+        """Where the folder is mounted."""
+        return INSIDE
+
+    async def aclose(self) -> None:
+        """Close the connection to the engine."""
+        if self._client is not None:
+            await self.call(self._client.close)
+        self._threads.shutdown(wait=False)
+
+    async def call(self, work: Callable[[], T]) -> T:
+        """Run ``work`` in a thread; the engine's errors become SandboxError."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        except (DockerException, requests.RequestException) as error:
+            raise SandboxError(_explain(error)) from error
+
+    # --- in threads -----------------------------------------------------------------------------------------------------
+
+    def _check(self) -> str:
+        if self._client is None:
+            self._client = _connect()
+        faults = engine_faults(self._client.info())
+        if faults:
+            raise SandboxError(f"this Docker engine cannot hold a job: {'; '.join(faults)}")
+        try:
+            self._image_id = str(self._client.images.get(self._image).id)
+        except ImageNotFound:
+            raise SandboxError(NO_IMAGE.format(image=self._image)) from None
+        return self._image_id
+
+    def _sweep(self) -> int:
+        left = self._client.containers.list(
+            all=True, filters={"label": f"{HOME_LABEL}={self._owner}"}, ignore_removed=True
+        )
+        for container in left:
+            _remove(container, 0)
+        return len(left)
+
+    async def _started(self, arguments: Sequence[str], folder: Path | None, lease: str) -> Any:
+        """A started container; one that nobody waits for any more is removed again."""
+        starting = asyncio.ensure_future(self.call(lambda: self._start(arguments, folder, lease)))
+        try:
+            return await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            with contextlib.suppress(SandboxError):
+                container = await starting
+                await self.call(lambda: _remove(container, 0))
+            raise
+
+    def _start(self, arguments: Sequence[str], folder: Path | None, lease: str) -> Any:
+        labels = {HOME_LABEL: self._owner, LEASE_LABEL: lease}
+        container = self._client.containers.create(
+            self._image_id,
+            list(arguments),
+            entrypoint=[self._entry[0]],
+            name=f"cottage-{lease[:12]}-{secrets.token_hex(4)}",
+            **container_options(self._limits, folder, labels, self._gpu),
+        )
+        try:
+            container.start()
+            container.reload()
+            faults = container_faults(container.attrs, self._limits, folder, self._gpu)
+            if faults:
+                raise SandboxError(f"the engine did not put every restriction in force: {'; '.join(faults)}")
+        except (SandboxError, DockerException, requests.RequestException):
+            _remove(container, 0)
+            raise
+        return container
+
+
+def _connect() -> Any:
+    address = os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
+    try:
+        return docker.from_env(timeout=ENGINE_TIMEOUT_S)
+    except (DockerException, requests.RequestException) as error:
+        raise SandboxError(NO_ENGINE.format(address=address, error=_root_cause(error))) from error
+
+
+def _remove(container: Any, grace: float) -> None:
+    with contextlib.suppress(NotFound):
+        if grace > 0:
+            container.stop(timeout=int(grace))
+        container.remove(force=True, v=True)
+
+
+def _explain(error: Exception) -> str:
+    text = printable(str(error.explanation if isinstance(error, APIError) and error.explanation else error))
+    if "could not select device driver" in text or "nvidia-container" in text:
+        LOGGER.error("%s", text)
+        return NO_GPU_RUNTIME
+    return f"the Docker engine failed: {text}"
+
+
+def _root_cause(error: BaseException) -> str:
+    while error.__cause__ or error.__context__:
+        error = error.__cause__ or error.__context__ or error
+    return printable(str(error)) or type(error).__name__

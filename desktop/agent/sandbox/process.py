@@ -1,0 +1,167 @@
+"""Jobs as plain processes: no protection at all, for the demo and for development.
+
+A worker dies with its agent, even when that is killed: a small launcher asks the kernel for it (``PR_SET_PDEATHSIG`` survives
+``execve``) and then becomes the worker.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from desktop.agent.errors import SandboxError
+from desktop.agent.sandbox.base import MAX_LOG_BYTES, SOCKET_NAME, WORKER, Exit, Limits
+
+_ROOT = Path(__file__).resolve().parents[3]
+_LAUNCHER = """
+import ctypes, os, signal, sys
+parent, command = int(sys.argv[1]), sys.argv[2:]
+if sys.platform == "linux":
+    PR_SET_PDEATHSIG = 1
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+if os.getppid() != parent:
+    sys.exit("the agent is gone")
+os.execv(command[0], command)
+"""
+_PASSED_ON = ("PATH", "LANG", "LC_ALL", "TMPDIR", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES")
+
+
+class ProcessWorker:
+    """One worker process, the first of its own process group."""
+
+    def __init__(self, process: asyncio.subprocess.Process, log: Path) -> None:
+        """Take a process that was started with ``start_new_session``."""
+        self._process = process
+        self._log = log
+
+    @property
+    def pid(self) -> int | None:
+        """The process id."""
+        return self._process.pid
+
+    async def ended(self) -> Exit | None:
+        """How it ended; ``None`` while it runs."""
+        code = self._process.returncode
+        if code is None:
+            return None
+        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        return Exit(code, f"the worker {how}{_last_lines(self._log)}")
+
+    async def stop(self, grace: float) -> None:
+        """End the whole process group."""
+        self._signal(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(grace):
+                await self._process.wait()
+        except TimeoutError:
+            pass
+        self._signal(signal.SIGKILL)
+        await self._process.wait()
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
+
+
+class ProcessSandbox:
+    """Runs ``command`` + arguments as a child of the agent, with the agent's own rights."""
+
+    kind: Literal["docker", "process"] = "process"
+
+    def __init__(self, limits: Limits, extra: Sequence[str] = (), command: Sequence[str] | None = None) -> None:
+        """``extra`` is appended to a worker's arguments; ``command`` defaults to this Python's ``-m trainer``."""
+        self._limits = limits
+        self._extra = tuple(extra)
+        self._command = tuple(command or (sys.executable, "-m", "trainer"))
+
+    async def check(self) -> str:
+        """Always possible; identified by the trainer's own source, so that an edit is measured anew."""
+        return await asyncio.to_thread(_source_digest)
+
+    async def sweep(self) -> int:
+        """Nothing can be left: workers die with their agent."""
+        return 0
+
+    async def measure(self, arguments: Sequence[str], timeout: float) -> bytes:
+        """Run to the end; raises SandboxError as the base says."""
+        process = await asyncio.create_subprocess_exec(
+            *self._launch([*self._command, *arguments]),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=self._environment(),
+            start_new_session=True,
+        )
+        try:
+            async with asyncio.timeout(timeout):
+                output, errors = await process.communicate()
+        except TimeoutError:
+            raise SandboxError(f"{' '.join(arguments)} took longer than {timeout:.0f} s") from None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+        if process.returncode:
+            text = errors[-MAX_LOG_BYTES:].decode(errors="replace").strip()
+            raise SandboxError(f"{' '.join(arguments)} ended with exit code {process.returncode}: {text}")
+        return output
+
+    async def start(self, lease: str, folder: Path) -> ProcessWorker:
+        """Start a worker; its output goes to ``worker.log`` beside the folder."""
+        log = folder.with_suffix(".log")
+        command = [*self._command, *WORKER, SOCKET_NAME, *self._extra]
+        with log.open("wb") as output:
+            process = await asyncio.create_subprocess_exec(
+                *self._launch(command),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                cwd=folder,  # A relative name of the socket fits any depth of folders.
+                env=self._environment(),
+                start_new_session=True,
+            )
+        return ProcessWorker(process, log)
+
+    def inside(self, folder: Path) -> str:
+        """The same path."""
+        return str(folder)
+
+    async def aclose(self) -> None:
+        """Nothing is held."""
+
+    def _launch(self, command: Sequence[str]) -> list[str]:
+        return [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), *command]
+
+    def _environment(self) -> dict[str, str]:
+        """Nothing of the owner's environment but what a Python process needs."""
+        environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+        threads = str(self._limits.threads)
+        return environment | {
+            "PYTHONPATH": str(_ROOT),
+            "PYTHONUNBUFFERED": "1",
+            "OMP_NUM_THREADS": threads,
+            "MKL_NUM_THREADS": threads,
+            "HF_HUB_OFFLINE": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+        }
+
+
+def _last_lines(log: Path) -> str:
+    try:
+        text = log.read_bytes()[-MAX_LOG_BYTES:].decode(errors="replace").strip()
+    except OSError:
+        return ""
+    return f": {text[-1000:]}" if text else ""
+
+
+def _source_digest() -> str:
+    digest = hashlib.sha256(sys.version.encode())
+    for folder in ("trainer", "transport"):
+        for path in sorted((_ROOT / folder).rglob("*.py")):
+            digest.update(str(path.relative_to(_ROOT)).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()

@@ -1,0 +1,121 @@
+"""Every restriction of a job's container: how it is asked for, and how one sees that it is in force. Pure.
+
+The engine is not believed: some restrictions are accepted in silence and then missing (a kernel without AppArmor, a rootless
+engine without cgroups), so what ``inspect`` and ``info`` say is compared with what was asked for.
+"""
+
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from desktop.agent.sandbox.base import Limits
+
+USER = "10001:10001"  # Nobody on the host or in the image; without the right to become anybody.
+INSIDE = "/job"
+HOME_LABEL = "network.cottage.home"
+LEASE_LABEL = "network.cottage.lease"
+OPEN_FILES = 4096
+LOG_BYTES = "1m"  # A worker that prints without end must not fill the owner's disk.
+PROFILE = files("desktop.agent.sandbox").joinpath("seccomp.json").read_text()
+
+Attributes = Mapping[str, Any]
+
+
+def container_options(limits: Limits, folder: Path | None, labels: Mapping[str, str], gpu: bool) -> dict[str, Any]:
+    """Arguments of ``docker.containers.create`` for a container that may do nothing but compute and use its socket."""
+    from docker.types import DeviceRequest, LogConfig, Mount, Ulimit
+
+    threads = str(limits.threads)
+    return {
+        "network_mode": "none",
+        "read_only": True,
+        "cap_drop": ["ALL"],
+        "security_opt": ["no-new-privileges:true", f"seccomp={PROFILE}"],
+        "user": USER,
+        "mem_limit": f"{limits.memory_mb}m",
+        "memswap_limit": f"{limits.memory_mb}m",
+        "pids_limit": limits.processes,
+        "nano_cpus": limits.threads * 10**9,
+        "tmpfs": {"/tmp": f"size={limits.temporary_mb}m,mode=1777,nosuid,nodev,noexec"},  # noqa: S108 - the container's own
+        "mounts": [Mount(INSIDE, str(folder), type="bind", read_only=True)] if folder else [],
+        "ulimits": [Ulimit(name="nofile", soft=OPEN_FILES, hard=OPEN_FILES), Ulimit(name="core", soft=0, hard=0)],
+        "ipc_mode": "private",
+        "hostname": "worker",
+        "init": True,
+        "oom_score_adj": 500,  # Where memory runs out on the host, jobs go before the owner's programs.
+        "labels": dict(labels),
+        "log_config": LogConfig(type="json-file", config={"max-size": LOG_BYTES, "max-file": "1"}),
+        "environment": {
+            "HOME": "/tmp",  # noqa: S108 - the container's own
+            "OMP_NUM_THREADS": threads,
+            "MKL_NUM_THREADS": threads,
+            "HF_HUB_OFFLINE": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+        },
+        "device_requests": [DeviceRequest(device_ids=["0"], capabilities=[["gpu"]])] if gpu else [],
+    }
+
+
+def engine_faults(info: Attributes) -> list[str]:
+    """Why an engine (``docker info``) cannot hold a job; empty where it can."""
+    faults = []
+    security = " ".join(info.get("SecurityOptions") or ())
+    if "name=seccomp" not in security:
+        faults.append("its kernel filters no system calls (seccomp is missing)")
+    if not info.get("MemoryLimit"):
+        faults.append(
+            "it cannot limit memory (cgroups are not available to it; a rootless engine needs cgroup v2 delegation)"
+        )
+    if not info.get("PidsLimit"):
+        faults.append("it cannot limit the number of processes")
+    if not (info.get("CpuCfsQuota") and info.get("CpuCfsPeriod")):
+        faults.append("it cannot limit processor time")
+    if info.get("OSType") not in (None, "", "linux"):
+        faults.append(f"it runs {info['OSType']} containers: switch it to Linux containers")
+    return faults
+
+
+def container_faults(attributes: Attributes, limits: Limits, folder: Path | None, gpu: bool) -> list[str]:
+    """Which restrictions are not in force for a container (``docker inspect``); empty where all are."""
+    host, config = attributes["HostConfig"], attributes["Config"]
+    memory = limits.memory_mb << 20
+    wanted: Sequence[tuple[str, Any, Any]] = (
+        ("network", host.get("NetworkMode"), "none"),
+        ("networks", sorted(attributes["NetworkSettings"].get("Networks") or ()), ["none"]),
+        ("read-only root", host.get("ReadonlyRootfs"), True),
+        ("privileged", host.get("Privileged"), False),
+        ("dropped capabilities", host.get("CapDrop"), ["ALL"]),
+        ("added capabilities", host.get("CapAdd") or [], []),
+        (
+            "security options",
+            sorted(host.get("SecurityOpt") or ()),
+            sorted(["no-new-privileges:true", f"seccomp={PROFILE}"]),
+        ),
+        ("memory", host.get("Memory"), memory),
+        ("memory and swap", host.get("MemorySwap"), memory),
+        ("processes", host.get("PidsLimit"), limits.processes),
+        ("processors", host.get("NanoCpus"), limits.threads * 10**9),
+        ("user", config.get("User"), USER),
+        ("process namespace", host.get("PidMode") or "", ""),
+        ("IPC namespace", host.get("IpcMode"), "private"),
+        ("host name namespace", host.get("UTSMode") or "", ""),
+        ("devices", host.get("Devices") or [], []),
+        ("device requests", len(host.get("DeviceRequests") or []), int(gpu)),
+        ("volumes", host.get("VolumesFrom") or [], []),
+        ("binds", host.get("Binds") or [], []),
+        ("mounts", _mounts(attributes), [(str(folder), INSIDE, False)] if folder else []),
+        ("temporary files", sorted(host.get("Tmpfs") or ()), ["/tmp"]),  # noqa: S108 - the container's own
+    )
+    return [f"{name} is {_short(found)}, not {_short(asked)}" for name, found, asked in wanted if found != asked]
+
+
+def _mounts(attributes: Attributes) -> list[tuple[str, str, bool]]:
+    return [
+        (mount.get("Source"), mount.get("Destination"), mount.get("RW")) for mount in attributes.get("Mounts") or ()
+    ]
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

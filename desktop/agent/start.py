@@ -1,0 +1,116 @@
+"""From settings to a running agent: the sandbox is checked and the machine measured before the coordinator hears of it."""
+
+import asyncio
+import contextlib
+import shutil
+import signal
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+
+import msgspec
+
+from desktop.agent.config import Home, Settings
+from desktop.agent.daemon import Agent, Parts
+from desktop.agent.gpu import Device, detect
+from desktop.agent.log import LOGGER
+from desktop.agent.measure import measure
+from desktop.agent.sandbox.base import Limits, Sandbox
+from desktop.agent.sandbox.docker import DockerSandbox
+from desktop.agent.sandbox.process import ProcessSandbox
+from transport.clock import SystemClock
+from transport.wire.node import NodeProfile
+
+PACKAGE = "cottage"
+NO_PROTECTION = (
+    "--sandbox process: jobs run as plain processes with YOUR rights and can read your files and use your network. "
+    "This is for the demo and for development only; lend a machine with --sandbox docker."
+)
+
+
+def make_sandbox(settings: Settings, home: Home, device: Device, worker_arguments: Sequence[str] = ()) -> Sandbox:
+    """The sandbox that the settings ask for."""
+    limits = Limits(memory_mb=settings.memory_mb, threads=settings.threads)
+    if settings.sandbox == "docker":
+        return DockerSandbox(limits, settings.image, owner=home.path, gpu=device.kind == "cuda", extra=worker_arguments)
+    LOGGER.warning(NO_PROTECTION)
+    return ProcessSandbox(limits, worker_arguments)
+
+
+async def prepare(home: Home, settings: Settings, worker_arguments: Sequence[str] = ()) -> Parts:
+    """Check and measure everything; what remains to be done is to run ``Agent(parts)``.
+
+    Raises:
+        SettingsError: the key or a setting cannot be used.
+        SandboxError: jobs cannot be run safely on this machine, or not at all.
+    """
+    key = home.key()
+    settings = settings.completed(key.address)
+    device = await asyncio.to_thread(detect)
+    LOGGER.info("%s. %s", device.name, device.note)
+    sandbox = make_sandbox(settings, home, device, worker_arguments)
+    try:
+        identity = await sandbox.check()
+        left = await sandbox.sweep()
+        if left:
+            LOGGER.info("removed %d workers that an earlier agent left behind", left)
+        await asyncio.to_thread(_empty, home.jobs)
+        bench = await measure(sandbox, identity, device, settings.threads, home.benchmarks)
+    except BaseException:
+        await sandbox.aclose()
+        raise
+    on_gpu = device.kind == "cuda" and bench.device.startswith("cuda")
+    note = device.note
+    if device.kind == "cuda" and not on_gpu:
+        note = f"{device.name} is here, but the sandbox's PyTorch cannot use it: jobs run on the processor."
+        LOGGER.warning(note)
+    profile = NodeProfile(
+        name=settings.name,
+        device=device.name,
+        kind="cuda" if on_gpu else "cpu",
+        memory_mb=device.memory_mb if on_gpu else settings.memory_mb,
+        flops=bench.flops,
+        env_class=bench.env_class,
+        sandbox=sandbox.kind,
+        agent_version=_version(),
+    )
+    return Parts(home, settings, key, profile, sandbox, SystemClock(), note)
+
+
+async def inspect(home: Home, settings: Settings) -> Parts:
+    """What ``prepare`` finds, with everything let go again; raises as it does. A coordinator need not be set."""
+    if not settings.coordinator:
+        settings = msgspec.structs.replace(settings, coordinator="http://localhost")
+    parts = await prepare(home, settings)
+    await parts.sandbox.aclose()
+    return parts
+
+
+async def serve(home: Home, settings: Settings, worker_arguments: Sequence[str] = ()) -> None:
+    """Run the agent until SIGTERM or SIGINT; raises as ``prepare`` and ``Agent.run`` do."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    preparing = asyncio.create_task(prepare(home, settings, worker_arguments), name="prepare")
+    stopped = asyncio.create_task(stop.wait(), name="stop")
+    await asyncio.wait((preparing, stopped), return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    if not preparing.done():
+        preparing.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await preparing
+        return
+    await Agent(preparing.result()).run(stop)
+
+
+def _empty(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(mode=0o700, parents=True)
+
+
+def _version() -> str:
+    try:
+        return metadata.version(PACKAGE)
+    except metadata.PackageNotFoundError:
+        return "from source"

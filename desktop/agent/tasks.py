@@ -1,0 +1,241 @@
+"""The leases that this node holds: files, sandbox, worker, end.
+
+::
+
+    Assign -> fetching -> starting -> running -> ended
+                 '------------'----------'---> failed   TaskFailed goes to the coordinator
+"""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import socket
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from desktop.agent.artifacts import Artifacts
+from desktop.agent.bridge import Bridge, Outside
+from desktop.agent.errors import AgentError, NotConnectedError, WorkerError
+from desktop.agent.log import LOGGER, printable
+from desktop.agent.peers import Peers
+from desktop.agent.reports import Outbox
+from desktop.agent.sandbox.base import SOCKET_NAME, Sandbox, Worker
+from desktop.agent.unixsocket import listen
+from transport.clock import Clock
+from transport.wire.node import Assign, HeldLease, Report
+from transport.wire.task import TaskFailed, TaskReady, TaskReport
+from transport.wire.worker import Setup
+
+CONNECT_S = 180.0  # A worker imports PyTorch before it connects: 5 s on an idle machine, a minute on a crowded one.
+LOOK_S = 0.25  # How often to look whether a worker that has not connected yet is still alive.
+LAST_WORDS_S = 5.0  # A worker that closed its socket ends within that, and then its exit code tells why.
+STOP_GRACE_S = 2.0
+MAX_REASON = 4000
+
+TaskState = Literal["fetching", "starting", "running", "ended", "failed"]
+
+
+@dataclass(frozen=True)
+class Tools:
+    """What every task of this node shares."""
+
+    sandbox: Sandbox
+    artifacts: Artifacts
+    peers: Peers
+    send: Callable[[Report], Awaitable[None]]
+    folder: Path
+    threads: int
+    device: str
+    clock: Clock
+
+
+@dataclass
+class HeldTask:
+    """One lease. ``run`` it once; ``stop`` ends it without a failure report."""
+
+    assign: Assign
+    tools: Tools
+    state: TaskState = "fetching"
+    reason: str = ""
+    pid: int | None = None
+    bridge: Bridge = field(init=False)
+    outbox: Outbox = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Prepare the door, so that peers and commands can arrive before the worker does."""
+        self.lease = HeldLease(self.assign.lease, self.assign.fence)
+        self.outbox = Outbox(self.lease)
+        self.bridge = Bridge(
+            self.assign,
+            Outside(
+                lambda bridge, message, payload: self.tools.peers.send(bridge, message, payload),
+                self.tools.artifacts.upload,
+                self.tools.artifacts.fetch_bytes,
+                self.report,
+            ),
+        )
+        self._stopping = asyncio.Event()
+        self._told_failure = False
+        self._folder = self.tools.folder / f"{self.assign.lease}-{self.assign.fence}"
+
+    @property
+    def alive(self) -> bool:
+        """Whether the lease is to be renewed."""
+        return self.state in ("fetching", "starting", "running") and not self._stopping.is_set()
+
+    def stop(self, reason: str) -> None:
+        """The lease is over; ``run`` ends the worker and returns."""
+        self.reason = self.reason or reason
+        self._stopping.set()
+
+    async def report(self, body: TaskReport, reliable: bool) -> None:
+        """Send a report; a reliable one is kept until the coordinator has it.
+
+        Raises:
+            WorkerProtocolError: far too many wait already.
+        """
+        if isinstance(body, TaskFailed):
+            self._told_failure = True
+            self.state, self.reason = "failed", printable(body.reason)
+        if isinstance(body, TaskReady):
+            LOGGER.info("%s: the worker is ready (%s parameters)", self, f"{body.parameters:,}")
+        report = self.outbox.add(body) if reliable else self.outbox.lossy(body)
+        with contextlib.suppress(NotConnectedError):  # Sent again after the reconnect, if it is reliable.
+            await self.tools.send(report)
+        if isinstance(body, TaskFailed):
+            self._stopping.set()
+
+    async def run(self) -> None:
+        """Live through the whole task; whatever goes wrong in it ends here and is reported."""
+        self.tools.peers.add(self.bridge)
+        try:
+            await self.tools.peers.refresh()
+            await self._until_stopped()
+        except AgentError as error:
+            await self._fail(str(error))
+        except OSError as error:
+            await self._fail(f"the node's disk or sockets failed: {error}")
+        except Exception:  # noqa: BLE001 - the boundary of one task: a defect in it must not end the other tasks of this node.
+            LOGGER.exception("%s: a defect of the agent", self)
+            await self._fail("a defect of the agent; its log has the details")
+        finally:
+            self.tools.peers.remove(self.bridge)
+            await self.tools.peers.refresh()
+            await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+            self._folder.with_suffix(".log").unlink(missing_ok=True)
+        if self.state != "failed":
+            self.state = "ended"
+            LOGGER.info("%s: ended%s", self, f": {self.reason}" if self.reason else "")
+
+    async def _until_stopped(self) -> None:
+        work = asyncio.create_task(self._work(), name=f"work-{self.assign.lease[:8]}")
+        stopped = asyncio.create_task(self._stopping.wait(), name=f"stop-{self.assign.lease[:8]}")
+        try:
+            await asyncio.wait((work, stopped), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopped.cancel()
+            work.cancel()
+            await asyncio.wait((work,))
+        if not work.cancelled() and not self._stopping.is_set():
+            work.result()
+
+    async def _work(self) -> None:
+        LOGGER.info("%s: fetching %d files", self, len(self.assign.files))
+        await self._lay_out_files()
+        self.state = "starting"
+        server = listen(self._folder / SOCKET_NAME, 0o666)  # The sandbox's user is another; the folder above is closed.
+        try:
+            worker = await self.tools.sandbox.start(self.assign.lease, self._folder)
+            self.pid = worker.pid
+            try:
+                await self._talk(worker, server)
+            finally:
+                await worker.stop(STOP_GRACE_S)
+                self.pid = None
+        finally:
+            server.close()
+
+    async def _lay_out_files(self) -> None:
+        self._folder.mkdir(parents=True, mode=0o755)
+        self._folder.chmod(0o755)
+        for name, digest in self.assign.files.items():
+            if Path(name).name != name or name in ("", ".", "..", SOCKET_NAME):
+                raise WorkerError(f"{name!r} cannot be the name of a job's file")
+            cached = await self.tools.artifacts.fetch(digest)
+            await asyncio.to_thread(_place, cached, self._folder / name)
+
+    async def _talk(self, worker: Worker, server: socket.socket) -> None:
+        connection = await self._accept(worker, server)
+        reader, writer = await asyncio.open_unix_connection(sock=connection)
+        spec = self.assign
+        setup = Setup(
+            spec.spec,
+            spec.plan,
+            spec.stage,
+            spec.replica,
+            self.tools.sandbox.inside(self._folder),
+            self.tools.threads,
+            self.tools.device,
+        )
+        self.state = "running"
+        try:
+            await self.bridge.serve(reader, writer, setup)
+        except EOFError:
+            if not self._told_failure:
+                raise WorkerError(await self._last_words(worker)) from None
+        finally:
+            writer.close()
+
+    async def _accept(self, worker: Worker, server: socket.socket) -> socket.socket:
+        """The worker's one connection; the listening socket closes behind it."""
+        loop = asyncio.get_running_loop()
+        accepting = loop.create_task(loop.sock_accept(server), name=f"accept-{self.assign.lease[:8]}")
+        deadline = self.tools.clock.now() + CONNECT_S
+        try:
+            while not accepting.done():
+                await asyncio.wait((accepting,), timeout=LOOK_S)
+                ended = await worker.ended() if not accepting.done() else None
+                if ended is not None:
+                    raise WorkerError(ended.reason)
+                if not accepting.done() and self.tools.clock.now() > deadline:
+                    raise WorkerError(f"the worker has not connected within {CONNECT_S:.0f} s")
+            connection, _ = accepting.result()
+        finally:
+            accepting.cancel()
+        server.close()
+        connection.setblocking(False)
+        return connection
+
+    async def _last_words(self, worker: Worker) -> str:
+        deadline = self.tools.clock.now() + LAST_WORDS_S
+        while self.tools.clock.now() < deadline:
+            ended = await worker.ended()
+            if ended is not None:
+                return ended.reason
+            await self.tools.clock.sleep(LOOK_S)
+        return "the worker closed its socket and went on without it"
+
+    async def _fail(self, reason: str) -> None:
+        LOGGER.error("%s: failed: %s", self, reason)
+        if self.state == "failed":
+            return
+        self.state, self.reason = "failed", printable(reason)
+        report = self.outbox.force(TaskFailed(reason.replace("\0", "")[:MAX_REASON]))
+        with contextlib.suppress(NotConnectedError):
+            await self.tools.send(report)
+
+    def __str__(self) -> str:
+        place = "spare" if self.assign.stage is None else f"stage {self.assign.stage} replica {self.assign.replica}"
+        return f"job {self.assign.job[:8]} {place} ({self.assign.lease[:8]})"
+
+
+def _place(cached: Path, target: Path) -> None:
+    """Give the worker its own view of a cached file: a link where the disk can, else a copy."""
+    try:
+        os.link(cached, target)
+    except OSError:
+        shutil.copyfile(cached, target)
+    target.chmod(0o444)

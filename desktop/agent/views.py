@@ -1,0 +1,46 @@
+"""Tasks and links as the status shows them."""
+
+from collections.abc import Mapping
+
+from desktop.agent.status import LinkView, TaskView
+from desktop.agent.tasks import HeldTask
+from transport.stats import LinkStats
+
+
+def task_view(task: HeldTask) -> TaskView:
+    """One lease."""
+    assign, progress, traffic = task.assign, task.bridge.progress, task.bridge.traffic
+    return TaskView(
+        lease=assign.lease,
+        job=assign.job,
+        job_name=assign.spec.name,
+        stage=assign.stage,
+        replica=assign.replica,
+        state=task.state,
+        reason=task.reason,
+        pid=task.pid,
+        round=progress.round if progress else None,
+        step=progress.step if progress else None,
+        loss=progress.loss if progress else None,
+        activations=traffic.activations,
+        bulk=traffic.bulk,
+        wire=traffic.wire,
+        naive=traffic.naive,
+        artifacts=traffic.artifacts,
+        dropped={verdict.value: count for verdict, count in task.bridge.dropped.items()},
+    )
+
+
+def link_views(links: Mapping[str, LinkStats]) -> tuple[LinkView, ...]:
+    """The links, in the order of the peers' addresses."""
+    return tuple(
+        LinkView(
+            peer=peer,
+            state=str(link.state),
+            rtt_ms=None if link.rtt_s is None else round(link.rtt_s * 1000, 2),
+            route=link.pair,
+            sent=link.wire_sent,
+            received=link.wire_received,
+        )
+        for peer, link in sorted(links.items())
+    )
