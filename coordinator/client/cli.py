@@ -1,0 +1,235 @@
+"""``cottage submit``, ``quote``, ``jobs``, ``watch`` and ``download``: the SDK on the command line.
+
+Exit status: 0 done; 1 the job failed or was cancelled, or the coordinator refused; 2 wrong use; 3 the coordinator does not
+answer; 130 interrupted.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import re
+import sys
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.live import Live
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+from coordinator.client.client import Client, JobUpdate
+from coordinator.client.errors import ClientError, UnreachableError
+from coordinator.client.show import funding_table, job_panel, jobs_table, quote_table
+from transport.wire import api
+
+DEFAULT_SERVER = "http://127.0.0.1:8080"
+SERVER_VARIABLE = "COTTAGE_SERVER"
+EXIT_REFUSED, EXIT_USAGE, EXIT_UNREACHABLE, EXIT_INTERRUPTED = 1, 2, 3, 130
+_EVENTS_SHOWN = 5
+_FLOAT = re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$")
+
+
+class UsageError(Exception):
+    """A file that is not there, or does not hold what it should."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; ``argv`` begins with its name."""
+    options = _parser().parse_args(list(sys.argv[1:] if argv is None else argv))
+    out, err = Console(), Console(stderr=True)
+    try:
+        return asyncio.run(_run(options, out))
+    except UnreachableError as error:
+        err.print(f"cottage: {error}", markup=False)
+        return EXIT_UNREACHABLE
+    except ClientError as error:
+        err.print(f"cottage: {error}", markup=False)
+        return EXIT_REFUSED
+    except (UsageError, OSError) as error:
+        err.print(f"cottage: {error}", markup=False)
+        return EXIT_USAGE
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="cottage", description="Train a model on the network.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    common = argparse.ArgumentParser(add_help=False)
+    server = os.environ.get(SERVER_VARIABLE, DEFAULT_SERVER)
+    common.add_argument(
+        "--server", default=server, metavar="URL", help=f"the coordinator (or ${SERVER_VARIABLE}); now {server}"
+    )
+    common.add_argument("--json", action="store_true", help="print JSON, for programs")
+    files = argparse.ArgumentParser(add_help=False)
+    files.add_argument("document", type=Path, metavar="JOB", help="the job document, YAML or JSON")
+    files.add_argument("--data", type=Path, metavar="FILE", help="upload this dataset and put it into the document")
+    files.add_argument("--weights", type=Path, metavar="FILE", help="upload this model.safetensors to start from")
+    files.add_argument("--tokenizer", type=Path, metavar="FILE", help="upload this tokenizer.json")
+
+    commands.add_parser("quote", parents=[common, files], help="what a job would cost")
+    submit = commands.add_parser("submit", parents=[common, files], help="submit a job and fund it")
+    submit.add_argument("--watch", action="store_true", help="follow it until it is over")
+    submit.add_argument(
+        "--wallet", metavar="ADDRESS", help="the wallet that funds it; without it, the test wallet does"
+    )
+    submit.add_argument("--yes", action="store_true", help="do not ask before funding")
+    jobs = commands.add_parser("jobs", parents=[common], help="list jobs")
+    jobs.add_argument("--limit", type=int, default=20)
+    watch = commands.add_parser("watch", parents=[common], help="follow a job until it is over")
+    watch.add_argument("job")
+    download = commands.add_parser("download", parents=[common], help="fetch a finished model")
+    download.add_argument("job")
+    download.add_argument("folder", type=Path, metavar="DIR")
+    return parser
+
+
+async def _run(options: argparse.Namespace, out: Console) -> int:
+    async with Client(options.server) as client:
+        match options.command:
+            case "quote":
+                return await _quote(client, options, out)
+            case "submit":
+                return await _submit(client, options, out)
+            case "jobs":
+                views = await client.jobs(options.limit)
+                _print(out, options, views, jobs_table(views))
+                return 0
+            case "watch":
+                return await _watch(client, options.job, options, out)
+            case _:
+                return await _download(client, options, out)
+
+
+async def _quote(client: Client, options: argparse.Namespace, out: Console) -> int:
+    quote = await client.quote(await _document(client, options, out))
+    _print(out, options, quote, quote_table(quote))
+    return EXIT_REFUSED if quote.problems else 0
+
+
+async def _submit(client: Client, options: argparse.Namespace, out: Console) -> int:
+    document = await _document(client, options, out)
+    quote = await client.quote(document)
+    if not options.json:
+        out.print(quote_table(quote))
+    if not options.yes and not options.json and not _agreed(out):
+        return EXIT_REFUSED
+    job = await client.create_job(document, options.wallet)
+    if options.wallet is None:
+        job = await client.fund(job.id)
+    elif not options.json:
+        out.print("Open this escrow from your wallet; the job begins as soon as it is on the ledger:")
+        out.print(funding_table(await client.funding(job.id)))
+    if options.watch:
+        return await _watch(client, job.id, options, out)
+    _print(out, options, job, f"{job.id}  {job.state}. Follow it: cottage watch {job.id}")
+    return 0
+
+
+async def _watch(client: Client, job: str, options: argparse.Namespace, out: Console) -> int:
+    if options.json:
+        view = await client.wait(job, lambda update: print(msgspec.json.encode(update).decode(), flush=True))
+        return 0 if view.state == "settled" else EXIT_REFUSED
+    recent: deque[api.JobEvent] = deque(maxlen=_EVENTS_SHOWN)
+    view = await client.get(job)
+    with Live(job_panel(view), console=out, refresh_per_second=4) as live:
+
+        def on_update(update: JobUpdate) -> None:
+            nonlocal view
+            recent.extend(update.events)
+            view = update.job or view
+            live.update(job_panel(view, tuple(recent)))
+
+        view = await client.wait(job, on_update)
+        live.update(job_panel(view, tuple(recent)))
+    return 0 if view.state == "settled" else EXIT_REFUSED
+
+
+async def _download(client: Client, options: argparse.Namespace, out: Console) -> int:
+    with _bar(out, options) as bar:
+        task = bar.add_task("model", total=None)
+        folder = await client.download_folder(
+            options.job, options.folder, lambda done, total: bar.update(task, completed=done, total=total)
+        )
+    _print(
+        out,
+        options,
+        {"folder": str(folder)},
+        f"The model is in {folder}: AutoModelForCausalLM.from_pretrained opens it.",
+    )
+    return 0
+
+
+async def _document(client: Client, options: argparse.Namespace, out: Console) -> dict[str, Any]:
+    """The job document as plain data, with what was uploaded for it put in."""
+    document = _read(options.document)
+    for path, purpose, place, key in (
+        (options.data, "dataset", "dataset", "artifact"),
+        (options.weights, "weights", "model", "weights"),
+        (options.tokenizer, "tokenizer", "tokenizer", "file"),
+    ):
+        if path is not None:
+            part = document.setdefault(place, {})
+            if not isinstance(part, dict):
+                raise UsageError(f"{options.document}: {place} is {part!r}, not a table")
+            if purpose == "tokenizer":
+                part["kind"] = "file"
+            part[key] = await _upload(client, path, purpose, part, options, out)
+    return document
+
+
+async def _upload(
+    client: Client, path: Path, purpose: Any, part: dict[str, Any], options: argparse.Namespace, out: Console
+) -> str | None:
+    with _bar(out, options) as bar:
+        task = bar.add_task(path.name, total=path.stat().st_size)
+        upload = await client.upload(
+            path,
+            purpose,
+            "jsonl" if purpose == "dataset" and part.get("format") == "jsonl" else "text",
+            str(part.get("text_field", "text")),
+            lambda done, _total: bar.update(task, completed=done),
+        )
+    return upload.artifact
+
+
+def _read(path: Path) -> dict[str, Any]:
+    data = path.read_bytes()
+    if path.suffix == ".json":
+        try:
+            document = json.loads(data)
+        except ValueError as error:
+            raise UsageError(f"{path}: {error}") from error
+    else:
+        import yaml  # Only here: a program that uses the SDK needs none.
+
+        class Loader(yaml.SafeLoader):
+            """Reads ``3e-3`` as a number, as the coordinator does."""
+
+        Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789"))
+        try:
+            document = yaml.load(data, Loader=Loader)  # noqa: S506 - a subclass of the safe loader
+        except yaml.YAMLError as error:
+            raise UsageError(f"{path}: {error}") from error
+    if not isinstance(document, dict):
+        raise UsageError(f"{path}: a job document is a table with name, model, dataset and budget")
+    return document
+
+
+def _bar(out: Console, options: argparse.Namespace) -> Progress:
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    return Progress(*columns, console=out, disable=options.json)
+
+
+def _agreed(out: Console) -> bool:
+    return out.input("Submit and fund it? [y/N] ").strip().lower() in ("y", "yes")
+
+
+def _print(out: Console, options: argparse.Namespace, value: Any, shown: Any) -> None:
+    if options.json:
+        print(msgspec.json.encode(value).decode())
+    else:
+        out.print(shown)

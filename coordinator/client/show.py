@@ -1,0 +1,81 @@
+"""Jobs on a terminal."""
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from coordinator.client.text import JOB_SENTENCES, SIGN, amount, count, duration, ratio, size, work
+from transport.wire import api
+
+_STYLES: dict[str, str] = {"settled": "green", "failed": "red", "cancelled": "yellow", "running": "cyan"}
+
+
+def jobs_table(views: Sequence[api.JobView]) -> RenderableType:
+    """One row a job."""
+    if not views:
+        return Text("No jobs yet: `cottage submit job.yaml --data FILE` submits one.")
+    table = Table("job", "name", "state", "rounds", "loss", f"paid {SIGN}", box=None, pad_edge=False)
+    for view in views:
+        loss = "" if view.validation_loss is None else f"{view.validation_loss:.3f}"
+        rounds = f"{view.rounds_done} of {view.rounds_total}"
+        table.add_row(view.id, Text(view.name), _state(view.state), rounds, loss, amount(view.paid))
+    return table
+
+
+def quote_table(quote: api.Quote) -> RenderableType:
+    """A quote as a list of figures, its problems last."""
+    table = Table(show_header=False, box=None, pad_edge=False)
+    rows = [
+        ("price", f"{SIGN} {amount(quote.price)}  ({amount(quote.price_low)} to {amount(quote.price_high)})"),
+        ("takes about", duration(quote.hours * 3600)),
+        ("work", f"{work(quote.operations)}, {count(quote.parameters)} parameters, {count(quote.tokens)} tokens"),
+        ("shape", f"{quote.stages} stages × {quote.replicas} replicas, {quote.rounds} rounds"),
+        ("memory", " + ".join(f"{part:,} MB" for part in quote.memory_mb_per_stage) + " on the nodes of the stages"),
+        ("limited by", quote.limit),
+    ]
+    for name, value in rows:
+        table.add_row(Text(name, style="dim"), Text(value))
+    problems = [Text(f"✗ {problem}", style="red") for problem in quote.problems]
+    return Group(table, *problems)
+
+
+def job_panel(view: api.JobView, events: Sequence[api.JobEvent] = ()) -> RenderableType:
+    """The job as it is now: state, progress, figures, the last events."""
+    loss = "" if view.validation_loss is None else f"validation loss {view.validation_loss:.3f}"
+    if view.first_validation_loss is not None:
+        loss += f" (from {view.first_validation_loss:.3f})"
+    lines: list[RenderableType] = [
+        Text.assemble((view.name, "bold"), "  ", _state(view.state), "  ", JOB_SENTENCES[view.state]),
+        ProgressBar(total=max(1, view.rounds_total), completed=view.rounds_done),
+        Text(f"round {view.rounds_done} of {view.rounds_total} · {count(view.tokens_per_second)} tokens/s · {loss}"),
+        Text(f"sent {size(view.bytes_sent)}, {ratio(view.bytes_sent, view.bytes_naive)} than the naive amount"),
+        Text(f"paid {SIGN} {amount(view.paid)} of {amount(view.escrow)} · time left {duration(view.eta_seconds)}"),
+    ]
+    if view.reason:
+        lines.append(Text(view.reason, style="red" if view.state == "failed" else ""))
+    lines += [Text(f"  {event.text}", style="dim") for event in events]
+    return Group(*lines)
+
+
+def funding_table(funding: api.Funding) -> RenderableType:
+    """What a wallet must do, parameter by parameter."""
+    table = Table(show_header=False, box=None, pad_edge=False)
+    rows = [
+        ("amount", f"{amount(funding.amount)}  ({funding.amount} millionths)"),
+        ("for the coordinator", funding.coordinator),
+        ("job key", funding.job_key),
+        ("until (Unix seconds)", str(funding.deadline)),
+        ("ledger", funding.ledger_url),
+        ("program", funding.program),
+        ("mint", funding.mint),
+    ]
+    for name, value in rows:
+        table.add_row(Text(name, style="dim"), Text(value))
+    return table
+
+
+def _state(state: str) -> Text:
+    return Text(state, style=_STYLES.get(state, "bold"))

@@ -1,0 +1,106 @@
+"""Figures as people read them; the same on the pages and on the command line."""
+
+from transport.wire.api import JobStateName
+
+SIGN = "¤"  # The ledger's token, whichever it is: Unicode's sign for a currency that is not specified.
+_UNIT = 1_000_000
+_STEPS = ("", "k", "M", "G", "T", "P", "E")
+_COUNTS = ("", " thousand", " million", " billion", " trillion")
+
+JOB_SENTENCES: dict[JobStateName, str] = {
+    "created": "Waiting for its escrow: nothing runs and nothing is spent until it is funded.",
+    "funded": "The budget is in escrow. Nodes are being chosen.",
+    "planned": "Nodes are chosen and are getting ready.",
+    "running": "Training.",
+    "verifying": "Training is done. The last audits and the model archive are under way.",
+    "settled": "Done: verified work is paid, the rest is refunded.",
+    "failed": "Failed: verified work is paid, the rest is refunded.",
+    "cancelled": "Cancelled: verified work is paid, the rest is refunded.",
+}
+
+
+def amount(micro: int) -> str:
+    """Millionths of the token as a decimal, exactly: at least two decimals, no superfluous zeros.
+
+    >>> amount(12_500_000), amount(1), amount(-1_234_567_890_000)
+    ('12.50', '0.000001', '-1,234,567.89')
+    """
+    whole, part = divmod(abs(micro), _UNIT)
+    fraction = f"{part:06d}".rstrip("0").ljust(2, "0")
+    return f"{'-' if micro < 0 else ''}{whole:,}.{fraction}"
+
+
+def parse_amount(text: str) -> int:
+    """A decimal number of tokens as millionths, exactly.
+
+    Raises:
+        ValueError: not a plain decimal number, or finer than a millionth.
+    """
+    whole, _, fraction = text.strip().replace(",", "").partition(".")
+    digits = whole + fraction
+    if not digits.isascii() or not digits.isdigit() or not 1 <= len(whole) <= 12:
+        raise ValueError(f"{text[:40]!r} is not an amount: write a number such as 12.50")
+    if len(fraction) > 6:
+        raise ValueError(f"{text[:40]!r} is finer than a millionth: write six decimals at most")
+    return int(whole) * _UNIT + int(fraction.ljust(6, "0"))
+
+
+def count(number: float) -> str:
+    """A number of things, short: ``1,234``, ``2.05 million``."""
+    if abs(number) < 10_000:
+        return f"{number:,.0f}"
+    step = 0
+    while abs(number) >= 999.5 and step < len(_COUNTS) - 1:
+        number, step = number / 1000, step + 1
+    return f"{number:.3g}{_COUNTS[step]}"
+
+
+def size(number: float) -> str:
+    """A number of bytes, short, in thousands: ``1.9 MB``."""
+    return f"{_scaled(number)}B"
+
+
+def speed(flops: float) -> str:
+    """Floating-point operations a second, short: ``61 TFLOP/s``."""
+    return f"{_scaled(flops)}FLOP/s"
+
+
+def work(operations: float) -> str:
+    """Floating-point operations, short: ``4.9 PFLOP``."""
+    return f"{_scaled(operations)}FLOP"
+
+
+def duration(seconds: float | None) -> str:
+    """A time span, never negative; ``None`` is not known yet."""
+    if seconds is None:
+        return "not known yet"
+    left = max(0, round(seconds))
+    if left < 90:
+        return f"{left} s"
+    minutes = round(left / 60)
+    if minutes < 90:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 48:
+        return f"{hours} h {minutes} min" if minutes else f"{hours} h"
+    days, hours = divmod(round(left / 3600), 24)
+    return f"{days} days {hours} h" if hours else f"{days} days"
+
+
+def ratio(sent: int, naive: int) -> str:
+    """How much less was sent than the naive amount: ``23x less``."""
+    if sent <= 0 or naive <= 0:
+        return "nothing sent yet"
+    return f"{naive / sent:.3g}× less" if naive >= sent else f"{sent / naive:.3g}× more"
+
+
+def short(address: str) -> str:
+    """The two ends of an address or a signature."""
+    return address if len(address) <= 12 else f"{address[:4]}…{address[-4:]}"
+
+
+def _scaled(number: float) -> str:
+    step = 0
+    while abs(number) >= 999.5 and step < len(_STEPS) - 1:
+        number, step = number / 1000, step + 1
+    return f"{number:.3g} {_STEPS[step]}" if step else f"{number:.0f} "
