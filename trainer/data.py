@@ -88,3 +88,10 @@ def micro_batches(training: TrainingSpec) -> list[slice]:
     parts = min(training.micro_batches, training.batch)
     edges = [i * training.batch // parts for i in range(parts + 1)]
     return [slice(first, last) for first, last in itertools.pairwise(edges)]
+
+
+def heldout_parts(file: TokenFile, training: TrainingSpec) -> list[Windows]:
+    """The held-out windows in parts of a micro-batch's size."""
+    windows = file.heldout()
+    rows = max(1, training.batch // training.micro_batches)
+    return [windows[at : at + rows] for at in range(0, len(windows), rows)]

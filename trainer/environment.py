@@ -91,7 +91,6 @@ def _memory_mb(device: str) -> int:
     if _MEMINFO.exists():
         fields = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines() if ":" in line)
         limits.append(int(fields["MemAvailable"].split()[0]) >> 10)
-    for path in _CGROUP_LIMITS:
-        if path.exists() and (text := path.read_text().strip()).isdigit():
-            limits.append(int(text) >> 20)
+    texts = [path.read_text().strip() for path in _CGROUP_LIMITS if path.exists()]
+    limits += [int(text) >> 20 for text in texts if text.isdigit()]
     return max(1, min(limits, default=1024))

@@ -1,0 +1,191 @@
+"""``python -m trainer``: worker, bench, prepare, single, assemble, sample, evaluate.
+
+Exit codes: 0 done; 3 the input cannot be used (JSON ``{"code", "detail"}`` on stderr); 1 anything else.
+Only the verbs that compute import torch.
+"""
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from trainer.errors import InputError, TrainerError
+from transport.wire.codec import MessageError, decode_json
+from transport.wire.job import JobSpec, TokenizerSpec
+from transport.wire.model import ModelConfigError
+
+EXIT_BAD_INPUT = 3
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # Nothing here ever asks the network for a model.
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one verb; returns the exit code."""
+    options = _parser().parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s", stream=sys.stderr)
+    try:
+        return int(options.verb(options))
+    except InputError as error:
+        return _refuse(error.code, error.detail)
+    except ModelConfigError as error:
+        return _refuse("bad-model", str(error))
+    except MessageError as error:
+        return _refuse("bad-document", str(error))
+    except TrainerError as error:
+        return _refuse("failed", str(error))
+
+
+def _refuse(code: str, detail: str) -> int:
+    print(json.dumps({"code": code, "detail": detail}), file=sys.stderr)
+    return EXIT_BAD_INPUT
+
+
+def _worker(options: argparse.Namespace) -> int:
+    from trainer.worker import Worker
+
+    return asyncio.run(Worker(options.lie).run(options.socket))
+
+
+def _bench(options: argparse.Namespace) -> int:
+    from trainer.environment import bench
+
+    print(json.dumps(bench(options.threads, options.device)))
+    return 0
+
+
+def _prepare(options: argparse.Namespace) -> int:
+    from trainer.prepare import prepare
+
+    spec = decode_json(options.tokenizer.read_bytes(), TokenizerSpec) if options.tokenizer else TokenizerSpec()
+    manifest = prepare(
+        options.dataset,
+        options.format,
+        options.text_field,
+        spec,
+        options.tokenizer_file,
+        options.heldout,
+        options.sequence,
+        options.out,
+    )
+    print(json.dumps(vars(manifest)))
+    return 0
+
+
+def _single(options: argparse.Namespace) -> int:
+    from trainer.single import train_single
+
+    spec = decode_json(options.job.read_bytes(), JobSpec)
+
+    def progress(point: dict[str, Any]) -> None:
+        if options.progress:
+            print(json.dumps(point), flush=True)
+
+    result = train_single(spec, options.folder, options.replicas, options.threads, progress)
+    options.out.write_text(json.dumps(result))
+    return 0
+
+
+def _assemble(options: argparse.Namespace) -> int:
+    from trainer.assemble import assemble
+    from trainer.jsonfile import read_json
+
+    card = read_json(options.card) if options.card else {}
+    count = assemble(options.checkpoint, read_json(options.config), options.tokenizer, options.out, card)
+    print(json.dumps({"parameters": count, "out": str(options.out)}))
+    return 0
+
+
+def _sample(options: argparse.Namespace) -> int:
+    from trainer.finished import sample_text
+
+    print(
+        sample_text(options.model, options.prompt, options.tokens, options.seed, options.temperature, options.threads)
+    )
+    return 0
+
+
+def _evaluate(options: argparse.Namespace) -> int:
+    from trainer.finished import evaluate
+
+    print(json.dumps(evaluate(options.model, options.heldout, options.sequence, options.threads)))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m trainer", description="Train language models in pieces.")
+    verbs = parser.add_subparsers(required=True, metavar="VERB")
+
+    worker = verbs.add_parser("worker", help="do one task for the agent behind a Unix socket")
+    worker.add_argument("--socket", type=Path, required=True)
+    worker.add_argument("--lie", choices=["gradient", "commitment", "lazy"], help="for tests: cheat in this way")
+    worker.set_defaults(verb=_worker)
+
+    bench = verbs.add_parser("bench", help="measure this machine; prints JSON")
+    bench.add_argument("--threads", type=int, default=1)
+    bench.add_argument("--device", default="cpu")
+    bench.set_defaults(verb=_bench)
+
+    prepare = verbs.add_parser("prepare", help="tokenize a dataset; prints the manifest as JSON")
+    prepare.add_argument("--dataset", type=Path, required=True)
+    prepare.add_argument("--format", choices=["text", "jsonl"], default="text")
+    prepare.add_argument("--text-field", default="text")
+    prepare.add_argument("--tokenizer", type=Path, help="JSON of the job's tokenizer section")
+    prepare.add_argument("--tokenizer-file", type=Path, help="an uploaded tokenizer.json, for kind 'file'")
+    prepare.add_argument("--heldout", type=_share, default=0.02)
+    prepare.add_argument("--sequence", type=int, required=True)
+    prepare.add_argument("--out", type=Path, required=True)
+    prepare.set_defaults(verb=_prepare)
+
+    single = verbs.add_parser("single", help="train the job's model in this one process, for comparison")
+    single.add_argument("--job", type=Path, required=True)
+    single.add_argument("--folder", type=Path, required=True)
+    single.add_argument("--replicas", type=int, default=1)
+    single.add_argument("--out", type=Path, required=True)
+    single.add_argument("--threads", type=int, default=1)
+    single.add_argument("--progress", action="store_true", help="print one JSON line a step")
+    single.set_defaults(verb=_single)
+    _finished_parsers(verbs)
+    return parser
+
+
+def _finished_parsers(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    assemble = verbs.add_parser("assemble", help="make one Hugging Face folder of stage checkpoints")
+    assemble.add_argument("--checkpoint", type=Path, nargs="+", required=True)
+    assemble.add_argument("--config", type=Path, required=True)
+    assemble.add_argument("--tokenizer", type=Path, required=True)
+    assemble.add_argument("--out", type=Path, required=True)
+    assemble.add_argument("--card", type=Path, help="JSON: name, summary, curve, receipts")
+    assemble.set_defaults(verb=_assemble)
+
+    sample = verbs.add_parser("sample", help="generate text with a model folder")
+    sample.add_argument("--model", type=Path, required=True)
+    sample.add_argument("--prompt", required=True)
+    sample.add_argument("--tokens", type=int, default=100)
+    sample.add_argument("--seed", type=int, default=0)
+    sample.add_argument("--temperature", type=float, default=0.8)
+    sample.add_argument("--threads", type=int, default=1)
+    sample.set_defaults(verb=_sample)
+
+    evaluate = verbs.add_parser("evaluate", help="held-out loss of a model folder; prints JSON")
+    evaluate.add_argument("--model", type=Path, required=True)
+    evaluate.add_argument("--heldout", type=Path, required=True)
+    evaluate.add_argument("--sequence", type=int, required=True)
+    evaluate.add_argument("--threads", type=int, default=1)
+    evaluate.set_defaults(verb=_evaluate)
+
+
+def _share(text: str) -> float:
+    value = float(text)
+    if not 0 < value <= 0.5:
+        raise argparse.ArgumentTypeError(f"{text} is not in (0, 0.5]")
+    return value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,135 @@
+"""Stage checkpoints and tokenizer into one Hugging Face model folder. Free of torch."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+from tokenizers import Tokenizer
+
+from trainer.errors import WeightsError
+from trainer.prepare import END_OF_TEXT
+from transport.wire.model import inspect_config
+
+ANCHOR = "anchor."
+_OWN_KEYS = "cottage_"  # Prefix of our own entries in the working config; the finished folder has none.
+
+
+def assemble(
+    checkpoints: Sequence[Path], config: Mapping[str, Any], tokenizer: Path, out: Path, card: Mapping[str, Any]
+) -> int:
+    """Write ``config.json``, ``model.safetensors``, ``tokenizer.json``, ``tokenizer_config.json`` and ``README.md``.
+
+    Args:
+        checkpoints: one of each stage, of the same round, in any order.
+        card: what the run was, see ``model_card``.
+    Returns:
+        How many parameters the model has.
+    Raises:
+        WeightsError: a checkpoint is broken, a stage is missing or there twice, or rounds differ.
+        ModelConfigError: the config describes no model.
+    """
+    tensors = _read(checkpoints)
+    shape = inspect_config(config)
+    count = sum(tensor.size for tensor in tensors.values())
+    if count != shape.parameters:
+        raise WeightsError(
+            "missing-tensor",
+            f"{len(checkpoints)} checkpoints hold {count:,} parameters, the model has {shape.parameters:,}: "
+            "give one checkpoint of each stage",
+        )
+    out.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
+    end = _write_tokenizer(tokenizer, out, shape.max_positions)
+    finished = {key: value for key, value in config.items() if not key.startswith(_OWN_KEYS) and value is not None}
+    if end is not None:
+        finished |= {"bos_token_id": end, "eos_token_id": end}
+    _write_json(out / "config.json", finished)
+    (out / "README.md").write_text(model_card(card, shape.parameters, finished), "utf-8")
+    return count
+
+
+def model_card(card: Mapping[str, Any], parameters: int, config: Mapping[str, Any]) -> str:
+    """The folder's README: what was trained, its curve and its receipts.
+
+    Args:
+        card: ``name`` and any of ``summary`` (a mapping shown as a table), ``curve`` (a list of mappings with ``round``,
+            ``tokens``, ``train_loss``, ``validation_loss``) and ``receipts`` (a list of mappings shown as a table).
+    """
+    name = str(card.get("name", "model")).replace("\n", " ")
+    lines = ["---", "library_name: transformers", "pipeline_tag: text-generation", "---", "", f"# {name}", ""]
+    lines += [
+        f"A {config['model_type']} language model with {parameters:,} parameters, trained on a Cottage network.",
+        "",
+    ]
+    summary = card.get("summary", {})
+    if isinstance(summary, Mapping) and summary:
+        lines += _table([{"what": key, "value": value} for key, value in summary.items()])
+    for title, key in (("Training curve", "curve"), ("Receipts", "receipts")):
+        rows = card.get(key, [])
+        if rows:
+            lines += [f"## {title}", "", *_table(rows)]
+    return "\n".join(lines)
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    lines = ["| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)]
+    for row in rows:
+        cells = (_cell(row.get(column)) for column in columns)
+        lines.append("| " + " | ".join(cells) + " |")
+    return [*lines, ""]
+
+
+def _cell(value: object) -> str:
+    text = "" if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def _read(checkpoints: Sequence[Path]) -> dict[str, NDArray[np.float32]]:
+    tensors: dict[str, NDArray[np.float32]] = {}
+    rounds = set()
+    for path in checkpoints:
+        try:
+            with safe_open(path, "numpy") as file:
+                rounds.add(int(file.get_tensor("round")[0]))
+                for key in file.keys():  # noqa: SIM118 (no mapping: it has keys() alone)
+                    if key.startswith(ANCHOR):
+                        _add(tensors, key.removeprefix(ANCHOR), file.get_tensor(key), path)
+        except (SafetensorError, OSError, IndexError) as error:
+            raise WeightsError("bad-safetensors", f"{path.name} cannot be read as a checkpoint: {error}") from error
+    if len(rounds) > 1:
+        raise WeightsError("wrong-round", f"the checkpoints are of rounds {sorted(rounds)}: give those of one round")
+    return tensors
+
+
+def _add(tensors: dict[str, NDArray[np.float32]], name: str, value: NDArray[np.float32], path: Path) -> None:
+    if name in tensors:
+        raise WeightsError("duplicate-tensor", f"{path.name} holds {name}, which another checkpoint holds too")
+    if not bool(np.isfinite(value).all()):
+        raise WeightsError("not-finite", f"{name} of {path.name} holds NaN or infinite values")
+    tensors[name] = value
+
+
+def _write_tokenizer(source: Path, out: Path, max_positions: int) -> int | None:
+    """Copy the tokenizer so that ``AutoTokenizer`` opens it; returns the id of its end-of-text token."""
+    tokenizer = Tokenizer.from_file(str(source))
+    tokenizer.save(str(out / "tokenizer.json"))
+    settings: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": max_positions,
+        "clean_up_tokenization_spaces": False,
+    }
+    end: int | None = tokenizer.token_to_id(END_OF_TEXT)
+    if end is not None:
+        settings |= {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT, "unk_token": END_OF_TEXT}
+    _write_json(out / "tokenizer_config.json", settings)
+    return end
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", "utf-8")

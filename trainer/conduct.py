@@ -1,0 +1,63 @@
+"""How a worker behaves: honestly, or with one lie, for the nodes that prove in tests that lies are caught."""
+
+from typing import Literal
+
+from trainer.stage import Stage
+
+Lie = Literal["gradient", "commitment", "lazy"]
+
+
+class Conduct:
+    """Honest work: every hook leaves things as they are."""
+
+    def skips(self) -> bool:
+        """Whether the next step is pretended instead of computed; asked once a step."""
+        return False
+
+    def gradients(self, stage: Stage) -> None:
+        """May change the gradients before the update."""
+
+    def root(self, root: bytes) -> bytes:
+        """The Merkle root that is reported."""
+        return root
+
+
+class WrongGradients(Conduct):
+    """Walks up the loss instead of down, and commits to what came of it."""
+
+    def gradients(self, stage: Stage) -> None:
+        """Turn the gradients around."""
+        stage.gradients.neg_()
+
+
+class ForgedCommitment(Conduct):
+    """Computes as it should and commits to something else."""
+
+    def root(self, root: bytes) -> bytes:
+        """A root under which there are no leaves."""
+        return bytes(byte ^ 0xFF for byte in root)
+
+
+class Lazy(Conduct):
+    """Computes its first step and sends that one's payloads again ever after."""
+
+    def __init__(self) -> None:
+        self._worked = False
+
+    def skips(self) -> bool:
+        """True from the second step on."""
+        worked, self._worked = self._worked, True
+        return worked
+
+
+def conduct(lie: Lie | None) -> Conduct:
+    """The conduct for a ``--lie`` of the command line."""
+    match lie:
+        case None:
+            return Conduct()
+        case "gradient":
+            return WrongGradients()
+        case "commitment":
+            return ForgedCommitment()
+        case "lazy":
+            return Lazy()

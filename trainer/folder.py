@@ -1,0 +1,41 @@
+"""The folder that a worker finds its job in: ``config.json``, ``train.bin``, ``heldout.bin``, perhaps ``model.safetensors``."""
+
+from pathlib import Path
+from typing import Any
+
+from trainer.data import TokenFile
+from trainer.jsonfile import read_json
+from trainer.member import Files
+from transport.wire.job import JobSpec
+from transport.wire.model import inspect_config, resolve
+
+
+def load_config(folder: Path, spec: JobSpec) -> dict[str, Any]:
+    """The resolved config: ``config.json``, or made from the job and the vocabulary in ``manifest.json``.
+
+    Raises:
+        DataError: neither file is there, or it is not JSON.
+        ModelConfigError: it describes no model that can be trained.
+    """
+    path = folder / "config.json"
+    if path.exists():
+        return read_json(path)
+    return resolve(spec.model, int(read_json(folder / "manifest.json")["vocabulary"]))
+
+
+def open_files(folder: Path, spec: JobSpec) -> Files:
+    """Everything that a member reads.
+
+    Raises:
+        DataError, ModelConfigError: a file is missing or cannot be used.
+    """
+    config = load_config(folder, spec)
+    shape = inspect_config(config)
+    shape.check_sequence(spec.training.sequence)
+    weights = folder / "model.safetensors"
+    return Files(
+        config,
+        TokenFile(folder / "train.bin", spec.training.sequence, shape.vocabulary),
+        TokenFile(folder / "heldout.bin", spec.training.sequence, shape.vocabulary),
+        weights if weights.exists() else None,
+    )

@@ -1,0 +1,358 @@
+"""A member of a plan at work: rounds of inner steps, outer steps, commitments and openings. Runs in the computing thread.
+
+::
+
+    BeginRound --> [load state] --> [validate] --> steps --> commit, send pseudo-gradient --> wait
+                                       |                                                        |
+                AbandonRound, or any newer command: back to the anchor, moments zero       ApplyRound
+                                       |                                                        |
+                                      wait ------------------- ApplyRound ------------> new anchor, checkpoint
+"""
+
+import hashlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from trainer.checkpoint import read_checkpoint, write_checkpoint
+from trainer.codecs import encoded_size
+from trainer.conduct import Conduct
+from trainer.data import TokenFile, heldout_parts, micro_batches
+from trainer.errors import AbandonedError, CodecError, RoundError
+from trainer.inbox import Inbox, RoundKey
+from trainer.opening import write_opening
+from trainer.outbox import Outbox
+from trainer.outer import PSEUDO_GRADIENT_CODECS, OuterState, check_pseudo_gradient, outer_step, pseudo_gradient
+from trainer.replay import cut_of, state_before
+from trainer.stage import Stage, learning_rate, vector_digest
+from trainer.steps import Kind, PayloadKey, Position, Recorder, accumulate, digests, heldout_loss
+from trainer.trace import KEPT_ROUNDS, RoundTrace, StepLeaf, state_interval
+from transport.wire.job import JobSpec
+from transport.wire.task import (
+    AbandonRound,
+    ApplyRound,
+    BeginRound,
+    OpenStep,
+    Plan,
+    Progress,
+    RoundApplied,
+    RoundCommit,
+    RoundHolding,
+    StepOpened,
+    TaskReport,
+    Validation,
+)
+from transport.wire.worker import PeerSend, TensorName
+
+
+@dataclass
+class Files:
+    """The job's files as a worker sees them."""
+
+    config: dict[str, Any]
+    train: TokenFile
+    heldout: TokenFile
+    weights: Path | None
+
+
+@dataclass
+class LiveBoundary:
+    """Payloads of one step through the agent."""
+
+    inbox: Inbox
+    outbox: Outbox
+    key: RoundKey
+    step: int
+    stage: int
+    replica: int
+    validation: bool = False
+
+    def receive(self, kind: Kind, micro: int) -> bytes:
+        """As ``Boundary.receive``."""
+        return self.inbox.take(self._name(kind, micro))
+
+    def send(self, kind: Kind, micro: int, payload: bytes, naive: int) -> None:
+        """As ``Boundary.send``."""
+        to = self.stage + 1 if kind == "activation" else self.stage - 1
+        self.outbox.put(PeerSend(to, self.replica, self._name(kind, micro), naive), payload)
+
+    def _name(self, kind: Kind, micro: int) -> TensorName:
+        epoch, round_index = self.key
+        return TensorName("validation" if self.validation else kind, epoch, round_index, self.step, micro)
+
+
+@dataclass
+class _Kept:
+    """A round that can still be opened."""
+
+    trace: RoundTrace
+    total_steps: int
+
+
+@dataclass
+class _Said:
+    """What was reported of the current round, to be said again when the command comes again."""
+
+    reports: dict[type[TaskReport], tuple[TaskReport, bytes]] = field(default_factory=dict)
+
+
+class Member:
+    """Stage ``stage`` of replica ``replica``."""
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        plan: Plan,
+        stage: int,
+        replica: int,
+        files: Files,
+        env_class: str,
+        device: str,
+        conduct: Conduct,
+        inbox: Inbox,
+        outbox: Outbox,
+    ) -> None:
+        """Build the stage with its initial weights.
+
+        Raises:
+            ModelConfigError, WeightsError: see ``Stage``.
+        """
+        self._training = spec.training
+        self._files = files
+        self._env_class = env_class
+        self._device = device
+        self._conduct = conduct
+        self._inbox = inbox
+        self._outbox = outbox
+        self._replica = replica
+        self._position = Position(stage, len(plan.layers))
+        self._layers = plan.layers
+        self.stage = Stage(files.config, cut_of(plan, stage), spec.training, files.weights, device)
+        size = self.stage.parameters.numel()
+        self._outer = OuterState(self.stage.state().parameters, self.stage.state().first_moment.zero_())
+        self._anchor_round = 0
+        self._contribution_bytes = encoded_size((size,), PSEUDO_GRADIENT_CODECS[spec.training.pseudo_gradient])
+        self._said = _Said()
+        self._kept: dict[RoundKey, _Kept] = {}
+        self._last_sent: dict[PayloadKey, bytes] = {}
+        self._last_loss: float | None = None
+
+    # --- called from the socket's loop --------------------------------------------------------------------------------
+
+    def take_contribution(self, name: TensorName, stage: int, replica: int, data: bytes) -> None:
+        """A pseudo-gradient of the same stage of another replica; anything else is dropped, and so not held."""
+        if stage != self._position.stage or replica == self._replica or len(data) != self._contribution_bytes:
+            return
+        try:
+            check_pseudo_gradient(data, self.stage.parameters.numel(), self._training)
+        except CodecError:
+            return  # Not held: the coordinator learns from our RoundHolding that this replica cannot contribute.
+        key = (name.epoch, name.round)
+        if self._inbox.contribution(key, replica, data) and key == self._inbox.current:
+            self._report_holding()
+
+    def take_payload(self, name: TensorName, stage: int, replica: int, data: bytes) -> None:
+        """An activation or gradient of a pipeline neighbour; from anybody else it is dropped."""
+        neighbour = self._position.stage + (1 if name.kind == "gradient" else -1)
+        if stage == neighbour and replica == self._replica:
+            self._inbox.payload(name, data)
+
+    # --- commands -----------------------------------------------------------------------------------------------------
+
+    def obey(self, order: BeginRound | ApplyRound | AbandonRound, payload: bytes) -> None:
+        """Do what a command says, as far as it is not done or stale.
+
+        Raises:
+            RoundError: the command does not fit what this worker holds.
+            TrainerError: training failed; the worker cannot go on.
+        """
+        try:
+            match order:
+                case BeginRound():
+                    self._begin(order, payload)
+                case ApplyRound():
+                    self._apply(order)
+                case AbandonRound():
+                    if (order.epoch, order.round) == self._inbox.current and RoundApplied not in self._said.reports:
+                        self._back_to_anchor()
+        except AbandonedError:
+            self._back_to_anchor()
+
+    def open_step(self, command: OpenStep) -> None:
+        """Answer an audit's draw."""
+        kept = self._kept.get((command.epoch, command.round))
+        if kept is None:
+            reason = f"round {command.round} of epoch {command.epoch} is not kept: only the last {KEPT_ROUNDS} are"
+            self._outbox.report(StepOpened(command.audit, None, reason))
+            return
+        try:
+            scratch = Stage(self._files.config, self.stage.cut, self._training, device=self._device, initialise=False)
+            state = state_before(
+                kept.trace, command.step, scratch, self._position, self._files.train, self._replica, kept.total_steps
+            )
+            opening = write_opening(kept.trace, command.step, state, self._position, len(micro_batches(self._training)))
+        except RoundError as error:
+            self._outbox.report(StepOpened(command.audit, None, str(error)[:200]))
+            return
+        self._outbox.report(StepOpened(command.audit, hashlib.sha256(opening).hexdigest()), opening)
+
+    # --- rounds -------------------------------------------------------------------------------------------------------
+
+    def _begin(self, command: BeginRound, payload: bytes) -> None:
+        key = (command.plan.epoch, command.round)
+        if key == self._inbox.current:
+            for report, attached in list(self._said.reports.values()):
+                self._outbox.report(report, attached)
+            return
+        if key < self._inbox.current:
+            return
+        if command.plan.layers != self._layers:
+            raise RoundError("the layers of this stage changed: the new cut needs a new worker")
+        if command.state is not None:
+            size = self.stage.parameters.numel()
+            self._outer, self._anchor_round = read_checkpoint(payload, self.stage.slots, size)
+            self._back_to_anchor()
+        if self._anchor_round != command.round:
+            raise RoundError(
+                f"this worker holds the parameters of round {self._anchor_round}: round {command.round} needs a state"
+            )
+        self._said = _Said()
+        self._inbox.begin(key)
+        if self._inbox.holding():
+            self._report_holding()
+        if command.validate:
+            self._validate(command, key)
+        if command.steps:
+            self._train(command, key)
+
+    def _validate(self, command: BeginRound, key: RoundKey) -> None:
+        boundary = LiveBoundary(
+            self._inbox, self._outbox, key, command.first_step, self._position.stage, self._replica, validation=True
+        )
+        parts = heldout_parts(self._files.heldout, self._training)
+        loss = heldout_loss(self.stage, parts, boundary)
+        if loss is not None:
+            tokens = sum(part.shape[0] * (part.shape[1] - 1) for part in parts)
+            self._say(Validation(*key, loss, tokens))
+
+    def _train(self, command: BeginRound, key: RoundKey) -> None:
+        anchor = self._outer.anchor
+        trace = RoundTrace(command.first_step, anchor, self._state_interval(command.steps))
+        anchor_digest, before = vector_digest(anchor), self.stage.state_digest()
+        losses: list[float] = []
+        for index in range(command.steps):
+            self._inbox.between_steps()
+            step = command.first_step + index
+            before, loss = self._step(command, key, step, trace, anchor_digest, before)
+            tokens = (index + 1) * self._training.batch * self._training.sequence
+            if loss is not None:
+                losses.append(loss)
+            self._outbox.report(Progress(*key, step, tokens, loss))
+        self._commit(command, key, trace, sum(losses) / len(losses) if losses else None)
+
+    def _step(
+        self, command: BeginRound, key: RoundKey, step: int, trace: RoundTrace, anchor: str, before: str
+    ) -> tuple[str, float | None]:
+        """One inner step and its leaf; returns the state's digest after it, and the loss on the last stage."""
+        if trace.wants_state():
+            trace.states[len(trace.leaves)] = self.stage.state()
+        windows, samples = self._files.train.sample(self._training.seed, step, self._replica, self._training.batch)
+        live = LiveBoundary(self._inbox, self._outbox, key, step, self._position.stage, self._replica)
+        recorder = Recorder(live)
+        if self._conduct.skips():
+            loss = self._pretend(recorder)
+            after = before
+        else:
+            loss = accumulate(self.stage, self._position, windows, recorder)
+            self._conduct.gradients(self.stage)
+            self.stage.adam_step(learning_rate(self._training, step, command.total_steps))
+            after = self.stage.state_digest()
+        micros = len(micro_batches(self._training))
+        trace.add(
+            StepLeaf(
+                step=step,
+                env_class=self._env_class,
+                samples=samples,
+                received=digests(recorder.received, self._position.expected(micros)),
+                sent=digests(recorder.sent, self._position.produced(micros)),
+                before=before,
+                after=after,
+                anchor=anchor,
+                loss=loss,
+            ),
+            recorder.received,
+        )
+        self._last_sent, self._last_loss = recorder.sent, loss
+        return after, loss
+
+    def _pretend(self, recorder: Recorder) -> float | None:
+        """A step of a lying worker: the payloads of its last step once more."""
+        for (kind, micro), payload in self._last_sent.items():
+            recorder.send(kind, micro, payload, 4 * len(payload))
+        for kind, micro in self._position.expected(len(micro_batches(self._training))):
+            recorder.receive(kind, micro)
+        return self._last_loss
+
+    def _commit(self, command: BeginRound, key: RoundKey, trace: RoundTrace, loss: float | None) -> None:
+        encoded = pseudo_gradient(trace.anchor, self.stage.parameters, self._training)
+        digest = hashlib.sha256(encoded).hexdigest()
+        trace.bind(digest)
+        root = self._conduct.root(trace.tree().root)
+        self._kept[key] = _Kept(trace, command.total_steps)
+        for old in sorted(self._kept)[:-KEPT_ROUNDS]:
+            del self._kept[old]
+        tokens = command.steps * self._training.batch * self._training.sequence
+        operations = 6 * self.stage.parameter_count * tokens
+        self._inbox.contribution(key, self._replica, encoded)
+        self._say(RoundCommit(*key, root.hex(), len(trace.leaves), digest, tokens, operations, loss))
+        name = TensorName("pseudo_gradient", *key, command.first_step, 0)
+        naive = 4 * self.stage.parameter_count * command.steps
+        for member in command.plan.members:
+            if member.stage == self._position.stage and member.replica != self._replica:
+                self._outbox.put(PeerSend(member.stage, member.replica, name, naive), encoded)
+        self._report_holding()
+
+    def _apply(self, command: ApplyRound) -> None:
+        key = (command.epoch, command.round)
+        if key != self._inbox.current:
+            return
+        if RoundApplied in self._said.reports:
+            self._outbox.report(*self._said.reports[RoundApplied])
+            return
+        if RoundCommit not in self._said.reports:
+            self._back_to_anchor()  # The replica was given up and we were still stepping.
+        contributions = self._inbox.contributions(command.contributors)
+        self._outer = outer_step(self._outer, contributions, self._training)
+        self._anchor_round = command.round + 1
+        self._load(self._outer.anchor)
+        checkpoint = write_checkpoint(self._outer, self.stage.slots, self._anchor_round) if command.checkpoint else b""
+        name = hashlib.sha256(checkpoint).hexdigest() if checkpoint else None
+        self._say(RoundApplied(*key, vector_digest(self._outer.anchor), name), checkpoint)
+
+    # --- small helpers ------------------------------------------------------------------------------------------------
+
+    def _report_holding(self) -> None:
+        self._outbox.report(self._remember(RoundHolding(*self._inbox.current, self._inbox.holding()), b""))
+
+    def _say(self, report: TaskReport, payload: bytes = b"") -> None:
+        self._outbox.report(self._remember(report, payload), payload)
+
+    def _remember(self, report: TaskReport, payload: bytes) -> TaskReport:
+        self._said.reports[type(report)] = (report, payload)
+        return report
+
+    def _back_to_anchor(self) -> None:
+        self._load(self._outer.anchor)
+        self.stage.reset_moments()
+
+    def _load(self, anchor: Tensor) -> None:
+        self.stage.parameters.copy_(anchor)
+        self.stage.gradients.zero_()
+
+    def _state_interval(self, steps: int) -> int:
+        state_bytes = 12 * self.stage.parameters.numel()
+        tokens = self._training.batch * self._training.sequence
+        payload_bytes = 2 * self.stage.shape.activation_bytes(tokens, self._training.activations)
+        return state_interval(steps, state_bytes, payload_bytes)

@@ -1,0 +1,62 @@
+"""What goes to the agent: put by the computing thread without waiting for the socket, taken by the socket's loop."""
+
+import asyncio
+import threading
+from collections import deque
+
+from transport.wire.task import TaskReport
+from transport.wire.worker import WorkerMessage, WorkerReport
+
+MAX_OUTGOING_BYTES = (
+    256 << 20
+)  # One pseudo-gradient of 128 million parameters, twice; beyond it computing waits for the socket.
+
+
+class Outbox:
+    """A bounded queue from one thread to one event loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Hand over to a consumer on ``loop``."""
+        self._loop = loop
+        self._room = threading.Condition()
+        self._queue: deque[tuple[WorkerMessage, bytes]] = deque()
+        self._bytes = 0
+        self._closed = False
+        self._ready = asyncio.Event()
+
+    def put(self, message: WorkerMessage, payload: bytes = b"") -> None:
+        """Queue a message; waits only while ``MAX_OUTGOING_BYTES`` are queued already. After ``close``, does nothing."""
+        with self._room:
+            self._room.wait_for(
+                lambda: self._closed or not self._bytes or self._bytes + len(payload) <= MAX_OUTGOING_BYTES
+            )
+            if self._closed:
+                return
+            self._queue.append((message, payload))
+            self._bytes += len(payload)
+            self._loop.call_soon_threadsafe(self._ready.set)
+
+    def report(self, body: TaskReport, payload: bytes = b"") -> None:
+        """Queue a report."""
+        self.put(WorkerReport(body), payload)
+
+    async def get(self) -> tuple[WorkerMessage, bytes] | None:
+        """The next message, in order; ``None`` when closed and empty."""
+        while True:
+            with self._room:
+                if self._queue:
+                    message, payload = self._queue.popleft()
+                    self._bytes -= len(payload)
+                    self._room.notify_all()
+                    return message, payload
+                if self._closed:
+                    return None
+                self._ready.clear()
+            await self._ready.wait()
+
+    def close(self) -> None:
+        """Take nothing more; what is queued is still delivered. Called on the loop."""
+        with self._room:
+            self._closed = True
+            self._room.notify_all()
+        self._ready.set()

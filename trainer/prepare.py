@@ -1,0 +1,187 @@
+"""A dataset made ready for training: tokenizer, ``train.bin``, ``heldout.bin`` and ``manifest.json``. Free of torch.
+
+The same bytes in give the same bytes out. Every k-th piece of text is held out, so held-out text comes from everywhere.
+"""
+
+import hashlib
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from trainer.data import TOKEN_BYTES
+from trainer.errors import DataError
+from trainer.text import PIECE_CHARACTERS, Format, pieces
+from transport.wire.job import TokenizerSpec
+
+END_OF_TEXT = "<|endoftext|>"
+BYTE_SPECIALS = (END_OF_TEXT, "<|begin|>", "<|pad|>")  # With 256 bytes a vocabulary of 259, as TokenizerSpec states.
+MAX_TOKENIZER_TRAINING_CHARACTERS = 64 << 20  # Merges hardly change beyond; keeps memory and minutes bounded.
+MAX_TOKENIZER_BYTES = 64 << 20
+_BATCH = 256  # Pieces encoded at a time: a few megabytes of text.
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a prepared dataset holds; the content of ``manifest.json``."""
+
+    rows: int
+    characters: int
+    train_tokens: int
+    heldout_tokens: int
+    vocabulary: int
+    sequence: int
+    tokenizer: str
+    train_sha256: str
+    heldout_sha256: str
+
+
+def prepare(
+    dataset: Path,
+    form: Format,
+    text_field: str,
+    tokenizer: TokenizerSpec,
+    tokenizer_file: Path | None,
+    heldout: float,
+    sequence: int,
+    out: Path,
+) -> Manifest:
+    """Write ``out``'s four files.
+
+    Args:
+        tokenizer_file: the uploaded ``tokenizer.json`` where ``tokenizer.kind`` is "file".
+        heldout: share of the pieces that is held out, in (0, 0.5].
+        sequence: tokens of a training sequence; both files hold at least one.
+    Raises:
+        DataError: the dataset or the tokenizer cannot be used. Nothing is left in ``out`` but what was there.
+    """
+    total = dataset.stat().st_size if dataset.exists() else 0
+    piece_characters = max(64, min(PIECE_CHARACTERS, int(total * heldout / 4)))
+
+    def read() -> Iterator[str]:
+        return pieces(dataset, form, text_field, piece_characters)
+
+    made = _tokenizer(tokenizer, tokenizer_file, read)
+    out.mkdir(parents=True, exist_ok=True)
+    writers = _Writer(out / "train.bin.part"), _Writer(out / "heldout.bin.part")
+    try:
+        rows, characters = _tokenize(made, read(), form, heldout, *writers)
+        _check_lengths(dataset, sequence, *writers)
+    except BaseException:
+        for writer in writers:
+            writer.discard()
+        raise
+    train, held = writers
+    made.save(str(out / "tokenizer.json"))
+    manifest = Manifest(
+        rows=rows,
+        characters=characters,
+        train_tokens=train.tokens,
+        heldout_tokens=held.tokens,
+        vocabulary=made.get_vocab_size(with_added_tokens=True),
+        sequence=sequence,
+        tokenizer=tokenizer.kind,
+        train_sha256=train.finish(),
+        heldout_sha256=held.finish(),
+    )
+    (out / "manifest.json").write_text(json.dumps(vars(manifest), indent=1) + "\n")
+    return manifest
+
+
+class _Writer:
+    """A token file in the making: it takes its name when it is whole."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = path.open("wb")
+        self._hash = hashlib.sha256()
+        self.tokens = 0
+
+    def write(self, ids: list[int]) -> None:
+        data = np.asarray(ids, dtype="<u4").tobytes()
+        self._file.write(data)
+        self._hash.update(data)
+        self.tokens += len(data) // TOKEN_BYTES
+
+    def finish(self) -> str:
+        self._file.close()
+        self._path.replace(self._path.with_suffix(""))
+        return self._hash.hexdigest()
+
+    def discard(self) -> None:
+        self._file.close()
+        self._path.unlink(missing_ok=True)
+
+
+def _tokenize(
+    tokenizer: Tokenizer, texts: Iterator[str], form: Format, heldout: float, train: _Writer, held: _Writer
+) -> tuple[int, int]:
+    """Encode all pieces; returns rows and characters."""
+    every = max(2, round(1 / heldout))
+    end = tokenizer.token_to_id(END_OF_TEXT)
+    rows = characters = 0
+    while batch := list(itertools.islice(texts, _BATCH)):
+        for text, encoding in zip(batch, tokenizer.encode_batch(batch, add_special_tokens=False), strict=True):
+            ids = encoding.ids
+            if form == "jsonl" and end is not None:
+                ids = [*ids, end]
+            (held if rows % every == every // 2 else train).write(ids)
+            rows += 1
+            characters += len(text)
+    if rows == 0:
+        raise DataError("empty-dataset", "the dataset has no text in it: upload a file with text")
+    return rows, characters
+
+
+def _check_lengths(dataset: Path, sequence: int, train: _Writer, held: _Writer) -> None:
+    if train.tokens <= sequence or held.tokens <= sequence:
+        raise DataError(
+            "too-short",
+            f"{dataset.name} gives {train.tokens:,} tokens to train on and {held.tokens:,} held out, sequences of {sequence} "
+            f"need at least {sequence + 1} of each: bring more text, choose shorter sequences, or hold out a larger share",
+        )
+
+
+def _tokenizer(spec: TokenizerSpec, file: Path | None, read: Callable[[], Iterator[str]]) -> Tokenizer:
+    if spec.kind == "file":
+        return _read_tokenizer(file)
+    made = Tokenizer(models.BPE(byte_fallback=False))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    if spec.kind == "bytes":
+        vocabulary = {character: index for index, character in enumerate(alphabet)}
+        made.model = models.BPE(vocabulary, [])
+        made.add_special_tokens([AddedToken(token, special=True) for token in BYTE_SPECIALS])
+        return made
+    trainer = trainers.BpeTrainer(
+        vocab_size=spec.vocabulary, special_tokens=[END_OF_TEXT], initial_alphabet=alphabet, show_progress=False
+    )
+    made.train_from_iterator(_first_characters(read()), trainer)
+    return made
+
+
+def _first_characters(texts: Iterator[str]) -> Iterator[str]:
+    left = MAX_TOKENIZER_TRAINING_CHARACTERS
+    for text in texts:
+        if left <= 0:
+            return
+        left -= len(text)
+        yield text
+
+
+def _read_tokenizer(file: Path | None) -> Tokenizer:
+    if file is None:
+        raise DataError("missing-file", "tokenizer kind 'file' needs the uploaded tokenizer.json")
+    try:
+        if file.stat().st_size > MAX_TOKENIZER_BYTES:
+            raise DataError("too-large", f"{file.name} has more than {MAX_TOKENIZER_BYTES:,} bytes")
+        return Tokenizer.from_file(str(file))
+    except DataError:
+        raise
+    except Exception as error:  # The library raises plain Exception for any broken tokenizer file.
+        raise DataError("bad-tokenizer", f"{file.name} is no tokenizer.json: {error}") from error

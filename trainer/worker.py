@@ -1,0 +1,166 @@
+"""The worker process: one Unix socket to the agent, one thread that computes.
+
+The loop reads frames and sorts them: commands and payloads into the ``Inbox``, what the computing thread says out of the
+``Outbox``. Nothing here waits for a computation, so a round is abandoned, and an audit heard, at any moment.
+"""
+
+import asyncio
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from trainer.conduct import Lie, conduct
+from trainer.environment import configure, env_class
+from trainer.errors import TrainerError
+from trainer.folder import open_files
+from trainer.inbox import Audit, Inbox
+from trainer.member import Files, Member
+from trainer.outbox import Outbox
+from trainer.replay import Auditor
+from transport.wire.codec import MessageError
+from transport.wire.model import ModelConfigError
+from transport.wire.task import OpenStep, ReplayStep, StepOpened, StopTask, TaskFailed, TaskReady
+from transport.wire.worker import AgentMessage, PeerDeliver, Setup, WorkerCommand, read_frame, write_frame
+
+CONNECT_SECONDS = 20.0  # The agent listens before it starts us; this only covers a busy machine.
+
+log = logging.getLogger("cottage.worker")
+
+
+class Worker:
+    """One task's process."""
+
+    def __init__(self, lie: Lie | None = None) -> None:
+        """An honest worker, or one with a lie for tests."""
+        self._lie = lie
+        self._member: Member | None = None
+        self._auditor: Auditor | None = None
+        self._inbox = Inbox(self._serve_audit)
+        self._outbox: Outbox | None = None
+
+    async def run(self, socket: Path) -> int:
+        """Obey the agent until it says stop or goes away; returns the process's exit code."""
+        async with asyncio.timeout(CONNECT_SECONDS):
+            reader, writer = await asyncio.open_unix_connection(str(socket))
+        loop = asyncio.get_running_loop()
+        self._outbox = Outbox(loop)
+        with ThreadPoolExecutor(1, "compute") as executor:
+            try:
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(self._write(writer, self._outbox), name="write")
+                    code = group.create_task(self._obey(reader, executor, self._outbox), name="obey")
+                return code.result()
+            finally:
+                self._inbox.close()
+                self._outbox.close()
+                writer.close()
+
+    async def _obey(self, reader: asyncio.StreamReader, executor: ThreadPoolExecutor, outbox: Outbox) -> int:
+        """Set up, then read and compute side by side until one of them ends."""
+        loop = asyncio.get_running_loop()
+        try:
+            setup, _ = await read_frame(reader, AgentMessage)
+            if not isinstance(setup, Setup):
+                raise MessageError(f"the first message is {type(setup).__name__}, not Setup")
+            await loop.run_in_executor(executor, self._build, setup, outbox)
+        except (TrainerError, ModelConfigError, MessageError, EOFError) as error:
+            outbox.report(TaskFailed(str(error)[:4000]))
+            outbox.close()
+            return 1
+        computing = loop.run_in_executor(executor, self._compute, outbox)
+        reading = asyncio.ensure_future(self._read(reader))
+        waited: set[asyncio.Future[Any]] = {computing, reading}
+        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+        self._inbox.close()
+        reading.cancel()
+        code = await computing
+        outbox.close()
+        return code
+
+    def _build(self, setup: Setup, outbox: Outbox) -> None:
+        configure(setup.threads)
+        files: Files = open_files(Path(setup.folder), setup.spec)
+        name = env_class(setup.threads, setup.device)
+        train = Path(setup.folder) / "train.bin"
+        self._auditor = Auditor(files.config, setup.spec.training, train, name, setup.device)
+        parameters = 0
+        if setup.stage is not None and setup.replica is not None:
+            self._member = Member(
+                setup.spec,
+                setup.plan,
+                setup.stage,
+                setup.replica,
+                files,
+                name,
+                setup.device,
+                conduct(self._lie),
+                self._inbox,
+                outbox,
+            )
+            parameters = self._member.stage.parameter_count
+        outbox.report(TaskReady(name, parameters))
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        """Sort frames until the agent stops the task or goes away."""
+        try:
+            while True:
+                message, payload = await read_frame(reader, AgentMessage)
+                match message:
+                    case PeerDeliver():
+                        await self._deliver(message, payload)
+                    case WorkerCommand(body=StopTask(reason=reason)):
+                        log.info("stopped: %s", reason)
+                        return
+                    case WorkerCommand(body=OpenStep() | ReplayStep() as audit):
+                        self._inbox.audit(audit, payload)
+                    case WorkerCommand(body=order) if not isinstance(order, OpenStep | ReplayStep | StopTask):
+                        self._inbox.order(order, payload)
+                    case _:
+                        raise MessageError(f"{type(message).__name__} is not expected here")
+        except EOFError:
+            log.info("the agent is gone")
+        except MessageError as error:
+            log.error("the agent sent a message that cannot be read: %s", error)
+
+    async def _deliver(self, message: PeerDeliver, payload: bytes) -> None:
+        if self._member is None:
+            return
+        if message.name.kind == "pseudo_gradient":  # Checking one is long enough to keep it off the loop.
+            take = self._member.take_contribution
+            await asyncio.to_thread(take, message.name, message.stage, message.replica, payload)
+        else:
+            self._member.take_payload(message.name, message.stage, message.replica, payload)
+
+    def _compute(self, outbox: Outbox) -> int:
+        """The computing thread: orders one after the other until closed; returns the exit code."""
+        try:
+            while (order := self._inbox.next_order()) is not None:
+                if self._member is not None:
+                    self._member.obey(*order)
+        except (TrainerError, ModelConfigError) as error:
+            outbox.report(TaskFailed(str(error)[:4000]))
+            return 1
+        except Exception as error:  # The boundary of the process: the coordinator must hear why, whatever it was.
+            log.exception("computing failed")
+            outbox.report(TaskFailed(f"{type(error).__name__}: {error}"[:4000]))
+            return 1
+        return 0
+
+    def _serve_audit(self, command: Audit, payload: bytes) -> None:
+        assert self._outbox is not None
+        assert self._auditor is not None
+        if isinstance(command, ReplayStep):
+            self._outbox.report(self._auditor.judge(command, payload))
+        elif self._member is not None:
+            self._member.open_step(command)
+        else:
+            self._outbox.report(StepOpened(command.audit, None, "a spare has no steps to open"))
+
+    async def _write(self, writer: asyncio.StreamWriter, outbox: Outbox) -> None:
+        try:
+            while (item := await outbox.get()) is not None:
+                await write_frame(writer, *item)
+        except (ConnectionError, BrokenPipeError):
+            self._inbox.close()
+            outbox.close()
