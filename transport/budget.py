@@ -40,21 +40,17 @@ class MemoryBudget:
         self._serve()
         return ticket
 
-    def release(self, owner: Hashable, size: int) -> None:
-        """Give back ``size`` bytes."""
-        self._held[owner] -= size
-        if not self._held[owner]:
-            del self._held[owner]
-        self._free += size
+    def give_up(self, *tickets: Ticket) -> None:
+        """Leave the queue, or give back what was granted; of several tickets none is granted on the way."""
+        leaving = set(tickets)
+        waiting = {ticket for ticket in self._waiting if ticket in leaving}
+        self._waiting = deque(ticket for ticket in self._waiting if ticket not in waiting)
+        for ticket in leaving - waiting:
+            self._held[ticket.owner] -= ticket.size
+            if not self._held[ticket.owner]:
+                del self._held[ticket.owner]
+            self._free += ticket.size
         self._serve()
-
-    def give_up(self, ticket: Ticket) -> None:
-        """Leave the queue, or give back what was granted."""
-        if ticket in self._waiting:
-            self._waiting.remove(ticket)
-            self._serve()
-        else:
-            self.release(ticket.owner, ticket.size)
 
     def _serve(self) -> None:
         """Grant in order; one whose own share is full lets others pass, one that the process lacks room for does not."""

@@ -5,6 +5,7 @@ messages die with their link and come again; busy and settled ones are remembere
 that is sent again is neither delivered again nor forgotten.
 """
 
+import mmap
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable
@@ -38,7 +39,7 @@ class _Partial:
     lane: Lane
     begin: Begin
     crc: int
-    buffer: bytearray | None = None
+    buffer: bytearray | mmap.mmap | None = None
     received: int = 0
     ticket: Ticket | None = None
 
@@ -94,10 +95,10 @@ class Inbox:
 
     def drop_partial(self) -> None:
         """Free the memory of messages that are not complete: their link is gone."""
-        for partial in self._partial.values():
-            self._release(partial)
+        dropped = [partial.ticket for partial in self._partial.values() if partial.ticket is not None]
         self._partial.clear()
         self._discarding.clear()
+        self._budget.give_up(*dropped)
 
     def on_floor(self, floor: int) -> None:
         """The peer will never again speak of ids below ``floor``."""
@@ -162,8 +163,8 @@ class Inbox:
             return
         if frame.id >= self._watermark + 2 * MAX_ID_SPAN:
             raise MalformedFrameError(f"the peer cancels message {frame.id} out of order")
-        if partial is not None:
-            self._release(partial)
+        if partial is not None and partial.ticket is not None:
+            self._budget.give_up(partial.ticket)
         self._discarding.discard(frame.id)
         self._settle(frame.id, None)
 
@@ -193,7 +194,8 @@ class Inbox:
             raise MalformedFrameError(f"eager message {frame.id} of {frame.total} bytes oversteps the window")
 
     def _granted(self, partial: _Partial) -> None:
-        partial.buffer = bytearray(partial.begin.total)
+        # Pages of an anonymous map cost nothing until bytes arrive: an announcement alone takes no memory and no time.
+        partial.buffer = mmap.mmap(-1, partial.begin.total)
         self._reply(Grant(partial.begin.id))
 
     def _finish_if_whole(self, partial: _Partial) -> None:
@@ -209,10 +211,6 @@ class Inbox:
         delivery = Delivery(partial.lane, self._session, begin.id, begin.header, payload, begin.eager, partial.ticket)
         self._busy[begin.id] = delivery
         self._deliver(delivery)
-
-    def _release(self, partial: _Partial) -> None:
-        if partial.ticket is not None:
-            self._budget.give_up(partial.ticket)
 
     def _is_settled(self, ident: int) -> bool:
         return ident < self._watermark or ident in self._settled

@@ -85,7 +85,13 @@ def test_relay_credentials_need_a_secret_and_a_plain_user(secret: str, user: str
 
 
 @pytest.mark.parametrize(
-    "url", ["stun:stun.example.org:3478", "turn:10.0.0.1:3478?transport=tcp", "turns:relay.example.org?transport=tcp", "turn:relay"]
+    "url",
+    [
+        "stun:stun.example.org:3478",
+        "turn:10.0.0.1:3478?transport=tcp",
+        "turns:relay.example.org?transport=tcp",
+        "turn:relay",
+    ],
 )
 def test_a_server_is_a_stun_or_turn_address(url: str) -> None:
     assert IceServer(url, "user", "password").is_relay == url.startswith("turn")
@@ -93,7 +99,15 @@ def test_a_server_is_a_stun_or_turn_address(url: str) -> None:
 
 @pytest.mark.parametrize(
     ("url", "user"),
-    [("http://x", "u"), ("stun:", "u"), ("stun:x:99999", "u"), ("stun:x:0", "u"), ("stun:x?transport=udp", "u"), ("turn:x", ""), ("turn:x", "u" * 600)],
+    [
+        ("http://x", "u"),
+        ("stun:", "u"),
+        ("stun:x:99999", "u"),
+        ("stun:x:0", "u"),
+        ("stun:x?transport=udp", "u"),
+        ("turn:x", ""),
+        ("turn:x", "u" * 600),
+    ],
 )
 def test_a_server_that_cannot_work_is_refused(url: str, user: str) -> None:
     with pytest.raises(IceConfigError):

@@ -46,7 +46,9 @@ def test_an_inner_node_cannot_pass_for_a_leaf() -> None:
     """The second preimage of trees that hash leaves and nodes alike."""
     leaves = [b"a", b"b", b"c", b"d"]
     tree = MerkleTree(leaves)
-    left, right = (b"".join(hashlib.sha256(b"\x00" + leaf).digest() for leaf in pair) for pair in (leaves[:2], leaves[2:]))
+    left, right = (
+        b"".join(hashlib.sha256(b"\x00" + leaf).digest() for leaf in pair) for pair in (leaves[:2], leaves[2:])
+    )
     assert merkle_root([left, right]) != tree.root
     forged = MerkleProof(0, 2, (tree.proof(0).path[1],))
     assert not verify_proof(tree.root, left, forged)

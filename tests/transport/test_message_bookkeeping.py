@@ -17,7 +17,12 @@ from transport.limits import PeerLimits
 from transport.outbox import MAX_ID_SPAN, Outbox, Outgoing
 
 LIMITS = PeerLimits(
-    eager_message=40_000, eager_window=100_000, eager_count=4, large_count=2, memory_per_peer=150_000, memory_total=200_000
+    eager_message=40_000,
+    eager_window=100_000,
+    eager_count=4,
+    large_count=2,
+    memory_per_peer=150_000,
+    memory_total=200_000,
 )
 SESSION = b"s" * 16
 
@@ -145,7 +150,11 @@ async def _play(moves: list[tuple[str, int, Lane]]) -> None:
                     seen[bytes(wire.delivered[0].payload[:8]).split(b":")[0]] += 1
                     wire.handle_one()
             case _:
-                step = {"send": wire.send_one, "answer": wire.answer_one, "receive": lambda lane=lane: wire.receive_one(lane)}.get(verb)
+                step = {
+                    "send": wire.send_one,
+                    "answer": wire.answer_one,
+                    "receive": lambda lane=lane: wire.receive_one(lane),
+                }.get(verb)
                 for _ in range(number if step else 0):
                     assert step is not None
                     step()
@@ -183,7 +192,9 @@ async def test_a_receiver_holds_a_sender_to_the_window(wire: Wire) -> None:
         wire.inbox.on_begin(Lane.BULK, Begin(5, 1, 0, True, b""))
 
 
-@pytest.mark.parametrize("frame", [Begin(1, 40_001, 0, True, b""), Begin(1, 40_000, 0, False, b""), Begin(3 * MAX_ID_SPAN, 1, 0, True, b"")])
+@pytest.mark.parametrize(
+    "frame", [Begin(1, 40_001, 0, True, b""), Begin(1, 40_000, 0, False, b""), Begin(3 * MAX_ID_SPAN, 1, 0, True, b"")]
+)
 async def test_a_receiver_refuses_what_does_not_follow_the_rules(wire: Wire, frame: Begin) -> None:
     with pytest.raises(MalformedFrameError):
         wire.inbox.on_begin(Lane.BULK, frame)

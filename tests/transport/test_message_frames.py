@@ -58,7 +58,9 @@ def test_any_bytes_are_a_frame_or_malformed(data: bytes) -> None:
     assert encode(frame) == data or isinstance(frame, Fail)
 
 
-@pytest.mark.parametrize("path", sorted(Path(__file__).parents[1].glob("corpus/transport/frames/*")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted(Path(__file__).parents[1].glob("corpus/transport/frames/*")), ids=lambda path: path.stem
+)
 def test_a_hostile_frame_is_malformed(path: Path) -> None:
     with pytest.raises(MalformedFrameError):
         decode(path.read_bytes())

@@ -29,7 +29,13 @@ def test_a_signature_verifies_for_its_context_and_parts(key: NodeKey) -> None:
 
 @pytest.mark.parametrize(
     ("context", "parts"),
-    [("test/2", (b"a", b"b")), ("test/1", (b"ab", b"")), ("test/1", (b"", b"ab")), ("test/1", (b"ab",)), ("test/1", (b"a", b"b", b""))],
+    [
+        ("test/2", (b"a", b"b")),
+        ("test/1", (b"ab", b"")),
+        ("test/1", (b"", b"ab")),
+        ("test/1", (b"ab",)),
+        ("test/1", (b"a", b"b", b"")),
+    ],
 )
 def test_a_signature_fits_nothing_else(key: NodeKey, context: str, parts: tuple[bytes, ...]) -> None:
     signature = key.sign("test/1", b"a", b"b")
@@ -90,7 +96,9 @@ def test_without_that_check_a_forged_signature_would_pass() -> None:
         verify(base58.encode(identity), identity + bytes(32), "c", b"anything at all")
 
 
-@pytest.mark.parametrize("text", ["", "0OIl", "1" * 33, "z" * 44, "1" * 10_000, "é" * 32, "11111111111111111111111111111112 "])
+@pytest.mark.parametrize(
+    "text", ["", "0OIl", "1" * 33, "z" * 44, "1" * 10_000, "é" * 32, "11111111111111111111111111111112 "]
+)
 def test_a_text_that_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(BadAddressError):
         parse_address(text)
@@ -136,7 +144,17 @@ def test_a_key_that_others_can_read_is_refused(tmp_path: Path, key: NodeKey) -> 
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"[]", b"{}", b"[1,2,3]", json.dumps([300] * 64).encode(), json.dumps(["a"] * 64).encode(), b"[" * 9000, b"\xff\xfe"]
+    "content",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b"[1,2,3]",
+        json.dumps([300] * 64).encode(),
+        json.dumps(["a"] * 64).encode(),
+        b"[" * 9000,
+        b"\xff\xfe",
+    ],
 )
 def test_a_file_that_is_no_key_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "k"

@@ -40,7 +40,9 @@ async def test_messages_go_both_ways_on_all_lanes_at_once(switchboard: Switchboa
                 sent.append((receiver.address, lane, header))
                 jobs.append(sender.net.send(receiver.address, lane, header, payload))
     await asyncio.gather(*jobs)
-    arrived = [(node.address, m.lane, m.header) for node in (a, b) for m in node.received if digest(m.payload) == m.header]
+    arrived = [
+        (node.address, m.lane, m.header) for node in (a, b) for m in node.received if digest(m.payload) == m.header
+    ]
     assert sorted(arrived) == sorted(sent)
 
 
@@ -66,7 +68,9 @@ async def test_three_nodes_talk_in_a_ring(switchboard: Switchboard) -> None:
     payload = os.urandom(1 << 20)
     pairs = [(nodes[i], nodes[(i + 1) % 3]) for i in range(3)]
     await asyncio.gather(*(x.net.send(y.address, Lane.ACTIVATIONS, b"", payload) for x, y in pairs))
-    assert [[(m.peer, m.payload == payload) for m in y.received] for _, y in pairs] == [[(x.address, True)] for x, _ in pairs]
+    assert [[(m.peer, m.payload == payload) for m in y.received] for _, y in pairs] == [
+        [(x.address, True)] for x, _ in pairs
+    ]
 
 
 async def test_send_returns_when_the_handler_has_finished(switchboard: Switchboard) -> None:
@@ -103,7 +107,9 @@ async def test_a_blocked_lane_does_not_stop_another(switchboard: Switchboard) ->
     await bulk
 
 
-async def test_a_failing_handler_is_told_to_the_sender(switchboard: Switchboard, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failing_handler_is_told_to_the_sender(
+    switchboard: Switchboard, caplog: pytest.LogCaptureFixture
+) -> None:
     a, b = await switchboard.pair()
 
     async def handler(message: Received) -> None:
@@ -220,7 +226,9 @@ async def test_the_counters_tell_what_went_over_the_wire(switchboard: Switchboar
 
 
 async def test_a_consumer_that_stops_bounds_what_the_sender_hands_over(switchboard: Switchboard) -> None:
-    limits = replace(QUICK, eager_message=100_000, eager_window=400_000, memory_per_peer=1_000_000, memory_total=1_000_000)
+    limits = replace(
+        QUICK, eager_message=100_000, eager_window=400_000, memory_per_peer=1_000_000, memory_total=1_000_000
+    )
     a, b = await switchboard.pair(limits)
     resume = asyncio.Event()
     peak = 0

@@ -95,14 +95,18 @@ def test_an_offer_opens_once(reader: EnvelopeReader, alice: NodeKey, bob: NodeKe
     assert refusal(reader, alice.address, envelope) == "replayed"
 
 
-def test_the_same_offer_is_still_known_when_it_could_last_be_opened(reader: EnvelopeReader, alice: NodeKey, bob: NodeKey) -> None:
+def test_the_same_offer_is_still_known_when_it_could_last_be_opened(
+    reader: EnvelopeReader, alice: NodeKey, bob: NodeKey
+) -> None:
     envelope = offer(alice, bob)
     reader.open(alice.address, envelope, NOW - MAX_SKEW_S)
     assert refusal(reader, alice.address, envelope, NOW + LIFETIME_S + MAX_SKEW_S) == "replayed"
 
 
 @pytest.mark.parametrize("late", [-MAX_SKEW_S - 1, LIFETIME_S + MAX_SKEW_S + 1])
-def test_an_offer_from_another_time_is_expired(reader: EnvelopeReader, alice: NodeKey, bob: NodeKey, late: float) -> None:
+def test_an_offer_from_another_time_is_expired(
+    reader: EnvelopeReader, alice: NodeKey, bob: NodeKey, late: float
+) -> None:
     assert refusal(reader, alice.address, offer(alice, bob), NOW + late) == "expired"
 
 
@@ -161,7 +165,9 @@ def test_a_node_that_breaks_the_rules_is_refused(
     assert refusal(reader, alice.address, hostile) == reason
 
 
-@pytest.mark.parametrize("path", sorted(Path(__file__).parents[1].glob("corpus/transport/envelopes/*")), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", sorted(Path(__file__).parents[1].glob("corpus/transport/envelopes/*")), ids=lambda path: path.name
+)
 def test_a_hostile_envelope_is_malformed(reader: EnvelopeReader, alice: NodeKey, path: Path) -> None:
     assert refusal(reader, alice.address, path.read_bytes()) == "malformed"
 
@@ -191,7 +197,11 @@ def test_a_request_carries_no_description(reader: EnvelopeReader, alice: NodeKey
     ("old", "new", "reason"),
     [
         (f"a=fingerprint:sha-256 {PRINT}\r\n", "", "fingerprint"),
-        (f"a=fingerprint:sha-256 {PRINT}", f"a=fingerprint:sha-256 {PRINT}\r\na=fingerprint:sha-256 {PRINT}", "fingerprint"),
+        (
+            f"a=fingerprint:sha-256 {PRINT}",
+            f"a=fingerprint:sha-256 {PRINT}\r\na=fingerprint:sha-256 {PRINT}",
+            "fingerprint",
+        ),
         ("a=fingerprint:sha-256", "a=fingerprint:sha-1", "sdp"),
         ("a=fingerprint:sha-256", f"a=fingerprint:sha-512 {PRINT}\r\na=fingerprint:sha-256", "sdp"),
         ("a=setup:actpass", "a=setup:actpass\r\na=setup:active", "sdp"),

@@ -1,0 +1,55 @@
+"""A node in a process of its own, for tests that kill, stop and restart it.
+
+Envelopes and commands go over standard input and output, one JSON object a line:
+
+    in   {"signal": [sender, hex]}      an envelope for this node
+         {"send": [lane, header, size]} send a message of zeros to the peer; answered with {"sent": header}
+    out  {"signal": hex}                an envelope for the peer
+         {"ready": address}, {"got": [lane, header, size]}
+"""
+
+import asyncio
+import json
+import sys
+from typing import Any
+
+from transport.identity import NodeKey
+from transport.lane import Lane
+from transport.limits import PeerLimits
+from transport.peer import PeerNet
+
+
+def say(**message: Any) -> None:
+    print(json.dumps(message), flush=True)
+
+
+async def main(seed: str, peer: str, limits: dict[str, float]) -> None:
+    async def send_signal(recipient: str, envelope: bytes) -> None:
+        assert recipient == peer
+        say(signal=envelope.hex())
+
+    async def on_message(_: str, lane: Lane, header: bytes, payload: memoryview) -> None:
+        say(got=[lane, header.decode(), payload.nbytes])
+
+    async def send(lane: int, header: str, size: int) -> None:
+        await net.send(peer, Lane(lane), header.encode(), bytes(size))
+        say(sent=header)
+
+    net = PeerNet(NodeKey(bytes.fromhex(seed)), send_signal, on_message, loopback=True, limits=PeerLimits(**limits))  # type: ignore[arg-type]
+    await net.allow({peer})
+    say(ready=net.address)
+    reader = asyncio.StreamReader(limit=1 << 20)
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    async with asyncio.TaskGroup() as group:
+        while line := await reader.readline():
+            message = json.loads(line)
+            if "signal" in message:
+                sender, envelope = message["signal"]
+                await net.on_signal(sender, bytes.fromhex(envelope))
+            else:
+                group.create_task(send(*message["send"]))
+    await net.aclose()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], sys.argv[2], json.loads(sys.argv[3])))
