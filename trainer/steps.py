@@ -119,7 +119,7 @@ def accumulate(stage: Stage, position: Position, windows: Windows, boundary: Bou
             outputs = stage.forward(inputs)
             if stage.cut.is_last:
                 summed = stage.loss(outputs, rows[:, 1:])
-                total += float(summed)
+                total += float(summed.detach())
                 outputs = summed / (tokens * share)
             else:
                 _send(stage, "activation", micro, outputs, boundary)

@@ -1,0 +1,231 @@
+"""Stands where agents and coordinator stand: worker processes over Unix sockets, payloads routed between them."""
+
+import asyncio
+import hashlib
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from transport.wire.ids import NodeAddress
+from transport.wire.job import JobSpec
+from transport.wire.task import (
+    ApplyRound,
+    BeginRound,
+    Layers,
+    Member,
+    Plan,
+    RoundApplied,
+    RoundCommit,
+    RoundHolding,
+    StopTask,
+    TaskCommand,
+    TaskFailed,
+    TaskReady,
+    Validation,
+)
+from transport.wire.worker import (
+    PeerDeliver,
+    PeerSend,
+    Setup,
+    WorkerCommand,
+    WorkerMessage,
+    WorkerReport,
+    read_frame,
+    write_frame,
+)
+
+WAIT_SECONDS = 60.0
+NODE: NodeAddress = "1" * 32
+Place = tuple[int, int]
+"""(stage, replica)"""
+
+
+def make_plan(cuts: list[tuple[int, int]], replicas: list[int], epoch: int = 0) -> Plan:
+    members = tuple(Member(stage, replica, NODE) for replica in replicas for stage in range(len(cuts)))
+    return Plan(epoch, tuple(Layers(first, last) for first, last in cuts), members)
+
+
+@dataclass
+class Handle:
+    """One worker process and what it has said."""
+
+    process: asyncio.subprocess.Process
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    reports: list[Any] = field(default_factory=list)
+
+
+class Router:
+    def __init__(self, folder: Path, spec: JobSpec, job_folder: Path) -> None:
+        self.folder, self.spec, self.job_folder = folder, spec, job_folder
+        self.workers: dict[Any, Handle] = {}
+        self.artifacts: dict[str, bytes] = {}
+        self.sent: list[tuple[Place, PeerSend, int]] = []
+        self.deliver: Callable[[Place, Place, PeerSend, bytes], bytes | None] = lambda source, to, message, payload: (
+            payload
+        )
+        self.changed = asyncio.Condition()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._count = 0
+
+    async def __aenter__(self) -> "Router":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for place in list(self.workers):
+            await self.kill(place)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def start(self, plan: Plan, places: list[Any], lies: dict[Any, str] | None = None) -> None:
+        """Start a worker at each place ((stage, replica), or any other name for a spare) and wait until all are ready."""
+        await asyncio.gather(*(self._start(plan, place, (lies or {}).get(place)) for place in places))
+        await self.until(lambda: all(self.of(place, TaskReady) for place in places))
+
+    async def _start(self, plan: Plan, place: Any, lie: str | None) -> None:
+        self._count += 1
+        path = self.folder / f"w{self._count}.sock"
+        connected: asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = asyncio.Future()
+        server = await asyncio.start_unix_server(lambda r, w: connected.set_result((r, w)), path)
+        command = [sys.executable, "-m", "trainer", "worker", "--socket", str(path), *(["--lie", lie] if lie else [])]
+        process = await asyncio.create_subprocess_exec(*command)
+        async with asyncio.timeout(WAIT_SECONDS):
+            reader, writer = await connected
+        server.close()
+        handle = self.workers[place] = Handle(process, reader, writer)
+        stage, replica = place if isinstance(place, tuple) else (None, None)
+        await write_frame(writer, Setup(self.spec, plan, stage, replica, str(self.job_folder), 1))
+        task = asyncio.create_task(self._read(place, handle))
+        self._tasks.add(task)
+
+    async def _read(self, place: Any, handle: Handle) -> None:
+        try:
+            while True:
+                message, payload = await read_frame(handle.reader, WorkerMessage)
+                if isinstance(message, WorkerReport):
+                    if payload:
+                        self.artifacts[hashlib.sha256(payload).hexdigest()] = payload
+                    handle.reports.append(message.body)
+                else:
+                    assert isinstance(message, PeerSend)
+                    await self._route(place, message, payload)
+                async with self.changed:
+                    self.changed.notify_all()
+        except (EOFError, ConnectionError):
+            return
+
+    async def _route(self, source: Place, message: PeerSend, payload: bytes) -> None:
+        to = (message.stage, message.replica)
+        self.sent.append((source, message, len(payload)))
+        changed = self.deliver(source, to, message, payload)
+        if to in self.workers and changed is not None:
+            try:
+                deliver = PeerDeliver(source[0], source[1], message.name)
+                await write_frame(self.workers[to].writer, deliver, changed)
+            except ConnectionError:
+                return  # The worker was killed: as on a real link, what was on the way is lost.
+
+    async def command(self, place: Any, body: TaskCommand, payload: bytes = b"") -> None:
+        await write_frame(self.workers[place].writer, WorkerCommand(body), payload)
+
+    def of(self, place: Any, kind: type, **fields: Any) -> list[Any]:
+        """Reports of a kind from a place whose fields have these values."""
+        handle = self.workers.get(place)
+        found = [report for report in handle.reports if isinstance(report, kind)] if handle else []
+        return [report for report in found if all(getattr(report, name) == value for name, value in fields.items())]
+
+    async def until(self, condition: Callable[[], Any]) -> None:
+        """Wait for a condition over the reports; a worker that failed ends the wait."""
+
+        def failed() -> list[str]:
+            return [report.reason for place in self.workers for report in self.of(place, TaskFailed)]
+
+        async with asyncio.timeout(WAIT_SECONDS), self.changed:
+            await self.changed.wait_for(lambda: condition() or failed())
+        assert condition(), failed()
+
+    async def kill(self, place: Any) -> None:
+        handle = self.workers.pop(place)
+        if handle.process.returncode is None:
+            handle.process.kill()
+        await handle.process.wait()
+        handle.writer.close()
+
+    async def stop(self, place: Any) -> int:
+        await self.command(place, StopTask("done"))
+        return await self.workers[place].process.wait()
+
+    # --- the coordinator's part ---------------------------------------------------------------------------------------
+
+    async def begin(
+        self, plan: Plan, round_index: int, first_step: int, steps: int, total: int, states: dict[int, bytes] | None = None,
+        validate: bool = False, only: list[Place] | None = None,
+    ) -> None:  # fmt: skip
+        lowest = min(plan.replicas())
+        for member in plan.members:
+            place = (member.stage, member.replica)
+            if only is not None and place not in only:
+                continue
+            state = (states or {}).get(member.stage)
+            body = BeginRound(
+                plan, round_index, first_step, steps, total, validate and member.replica == lowest,
+                hashlib.sha256(state).hexdigest() if state else None,
+            )  # fmt: skip
+            await self.command(place, body, state or b"")
+
+    async def wait_commits(
+        self, plan: Plan, round_index: int, replicas: list[int] | None = None
+    ) -> dict[Place, RoundCommit]:
+        """Wait until every replica has committed and every member holds all of their pseudo-gradients."""
+        key = {"epoch": plan.epoch, "round": round_index}
+        wanted = replicas if replicas is not None else list(plan.replicas())
+        stages = range(len(plan.layers))
+        members = [(m.stage, m.replica) for m in plan.members]
+
+        def complete() -> bool:
+            if not all(self.of((s, p), RoundCommit, **key) for s in stages for p in wanted):
+                return False
+            commits = {(s, p): self.of((s, p), RoundCommit, **key)[0].pseudo_gradient for s in stages for p in wanted}
+            for stage, replica in members:
+                held = self.of((stage, replica), RoundHolding, **key)
+                if not held or any(held[-1].held.get(p) != commits[stage, p] for p in wanted):
+                    return False
+            return True
+
+        await self.until(complete)
+        return {(s, p): self.of((s, p), RoundCommit, **key)[0] for s in stages for p in wanted}
+
+    async def apply(self, plan: Plan, round_index: int, commits: dict[Place, RoundCommit]) -> dict[int, bytes]:
+        """ApplyRound to all; the new checkpoint of each stage, after checking that all members agree bit for bit."""
+        lowest = min(plan.replicas())
+        places = [(m.stage, m.replica) for m in plan.members]
+        for stage, replica in places:
+            contributors = {p: commit.pseudo_gradient for (s, p), commit in commits.items() if s == stage}
+            body = ApplyRound(plan.epoch, round_index, contributors, checkpoint=replica == lowest)
+            await self.command((stage, replica), body)
+        key = {"epoch": plan.epoch, "round": round_index}
+        await self.until(lambda: all(self.of(place, RoundApplied, **key) for place in places))
+        for stage in range(len(plan.layers)):
+            found = {self.of((stage, p), RoundApplied, **key)[0].parameters for p in plan.replicas()}
+            assert len(found) == 1, f"replicas of stage {stage} disagree: {found}"
+        reports = [self.of((stage, lowest), RoundApplied, **key)[0] for stage in range(len(plan.layers))]
+        return {stage: self.artifacts[report.checkpoint] for stage, report in enumerate(reports)}
+
+    async def round(self, plan: Plan, round_index: int, steps: int, total: int, **options: Any) -> dict[int, bytes]:
+        """One whole undisturbed round from the step that equal rounds of ``steps`` before it lead to."""
+        await self.begin(plan, round_index, options.pop("first_step", round_index * steps), steps, total, **options)
+        return await self.apply(plan, round_index, await self.wait_commits(plan, round_index))
+
+    async def validation(self, plan: Plan, round_index: int) -> float:
+        place = (len(plan.layers) - 1, min(plan.replicas()))
+        await self.until(lambda: self.of(place, Validation, epoch=plan.epoch, round=round_index))
+        return float(self.of(place, Validation, epoch=plan.epoch, round=round_index)[0].loss)
+
+
+def replace(plan: Plan, **changes: Any) -> Plan:
+    return msgspec.structs.replace(plan, **changes)
