@@ -1,0 +1,77 @@
+"""Checks addresses, seeds and hashes at the door, and turns them into the types of ``solders``."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+from solders.keypair import Keypair
+from solders.pubkey import Pubkey
+
+from ledger.errors import AddressError
+
+KEY_LENGTH = 32
+_JOB_ID = re.compile(r"[0-9a-f]{32}")
+
+
+def parse_address(text: str) -> Pubkey:
+    """Read a base-58 address.
+
+    Raises:
+        AddressError: not the base-58 text of 32 bytes.
+    """
+    try:
+        return Pubkey.from_string(text)
+    except ValueError as error:
+        raise AddressError(f"{text[:60]!r} is no address: expected 32 bytes in base 58") from error
+
+
+def keypair(seed: bytes) -> Keypair:
+    """The Ed25519 key pair of a 32-byte seed.
+
+    Raises:
+        AddressError: the seed has another length; its bytes are not shown.
+    """
+    if len(seed) != KEY_LENGTH:
+        raise AddressError(f"a seed of {len(seed)} bytes: an Ed25519 seed has {KEY_LENGTH}")
+    return Keypair.from_seed(seed)
+
+
+def address_of(seed: bytes) -> str:
+    """The address that belongs to a seed."""
+    return str(keypair(seed).pubkey())
+
+
+def job_bytes(job_id: str) -> bytes:
+    """The 32 bytes by which the ledger knows a job.
+
+    Args:
+        job_id: the coordinator's id, 32 lower-case hexadecimal digits.
+    Raises:
+        AddressError: anything else.
+    """
+    if not _JOB_ID.fullmatch(job_id):
+        raise AddressError(f"{job_id[:60]!r} is no job id: expected 32 hexadecimal digits in lower case")
+    return hashlib.sha256(b"cottage-job:" + job_id.encode()).digest()
+
+
+def check_job(job: bytes) -> bytes:
+    """Check that ``job`` is what ``job_bytes`` returns: 32 bytes.
+
+    Raises:
+        AddressError: another length.
+    """
+    if len(job) != KEY_LENGTH:
+        raise AddressError(f"a job of {len(job)} bytes: pass job_bytes(job_id), {KEY_LENGTH} bytes")
+    return job
+
+
+def check_hash(digest: bytes) -> bytes:
+    """Check that ``digest`` is a SHA-256 digest that stands for something.
+
+    Raises:
+        AddressError: another length than 32 bytes, or all zero.
+    """
+    if len(digest) != KEY_LENGTH or not any(digest):
+        raise AddressError(f"{digest[:40].hex()!r} is no digest: expected {KEY_LENGTH} bytes, not all zero")
+    return digest

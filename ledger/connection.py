@@ -1,0 +1,161 @@
+"""One JSON-RPC connection whose every failure is a typed error of this package."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any, Literal, TypeVar
+
+from solana.exceptions import SolanaRpcException
+from solana.rpc.async_api import AsyncClient
+from solana.rpc.commitment import Confirmed, Finalized
+from solana.rpc.core import RPCException
+from solana.rpc.jsonrpc import JsonRpcErrorCode, JsonRpcRequest, SolanaJsonRpcError
+from solana.rpc.models import MemcmpOpts, TxOpts
+from solders.account import Account
+from solders.hash import Hash
+from solders.pubkey import Pubkey
+from solders.rpc.errors import NodeUnhealthyMessage, SendTransactionPreflightFailureMessage
+from solders.rpc.responses import RpcConfirmedTransactionStatusWithSignature
+from solders.signature import Signature
+from solders.transaction_status import (
+    EncodedConfirmedTransactionWithStatusMeta,
+    TransactionConfirmationStatus,
+    TransactionErrorFieldless,
+)
+
+from ledger.errors import AddressError, LedgerAnswerError, LedgerUnavailableError, TransactionFailedError
+from ledger.failures import explain
+
+REQUEST_TIMEOUT_S = 20.0  # A public cluster under load answers within seconds; beyond this it is down.
+PAGE = 1000  # Signatures in one answer: the most that Solana gives.
+_MAX_KEYS = 100
+
+_Answer = TypeVar("_Answer")
+Status = Literal["unknown", "pending", "confirmed", "failed"]
+SendResult = Literal["sent", "processed", "unknown blockhash"]
+
+
+class Connection:
+    """A connection to one JSON-RPC endpoint. Close it with ``aclose``.
+
+    Raises, from every method:
+        LedgerUnavailableError: no connection, no answer in time, or the endpoint is unhealthy.
+        LedgerAnswerError: the endpoint answered with an error or with something that is no answer.
+    """
+
+    def __init__(self, url: str) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise AddressError(f"{url[:100]!r} is no ledger URL: it begins with http:// or https://")
+        self.url = url
+        self._client = AsyncClient(url, commitment=Confirmed, timeout=REQUEST_TIMEOUT_S, http2=False)
+
+    async def aclose(self) -> None:
+        """Close the connection."""
+        await self._client.close()
+
+    async def accounts(self, keys: Sequence[Pubkey]) -> list[Account | None]:
+        """Accounts in the order asked for, None where there is none; each hundred at one moment."""
+        found: list[Account | None] = []
+        for start in range(0, len(keys), _MAX_KEYS):
+            part = list(keys[start : start + _MAX_KEYS])
+            answer = await self._ask(partial(self._client.get_multiple_accounts, part))
+            found.extend(answer.value)
+        return found
+
+    async def program_accounts(self, program: Pubkey, offset: int, content: bytes) -> list[tuple[Pubkey, Account]]:
+        """Accounts of a program that hold ``content`` (32 bytes) at ``offset``."""
+        compare = MemcmpOpts(offset=offset, bytes=str(Pubkey.from_bytes(content)))
+        answer = await self._ask(
+            lambda: self._client.get_program_accounts(program, encoding="base64", filters=[compare])
+        )
+        return [(entry.pubkey, entry.account) for entry in answer.value]
+
+    async def blockhash(self) -> tuple[Hash, int]:
+        """A recent blockhash and the last block height at which it is valid."""
+        value = (await self._ask(self._client.get_latest_blockhash)).value
+        return value.blockhash, value.last_valid_block_height
+
+    async def block_height(self) -> int:
+        """Height of the newest block that can never be undone."""
+        return int((await self._ask(lambda: self._client.get_block_height(Finalized))).value)
+
+    async def send(self, wire: bytes, program: Pubkey) -> SendResult:
+        """Hand over a signed transaction. ``program`` is the market's, to explain its errors.
+
+        Raises:
+            TransactionFailedError: the endpoint tried it out and it fails; carries the logs.
+        """
+        options = TxOpts(skip_confirmation=True, preflight_commitment=Confirmed)
+        try:
+            await self._ask(lambda: self._client.send_raw_transaction(wire, options))
+        except _PreflightError as refused:
+            if refused.error == TransactionErrorFieldless.AlreadyProcessed:
+                return "processed"
+            if refused.error == TransactionErrorFieldless.BlockhashNotFound:
+                return "unknown blockhash"
+            reason, code = explain(refused.error, refused.logs, program)
+            raise TransactionFailedError("", reason, code, refused.logs) from refused
+        return "sent"
+
+    async def status(self, signature: Signature) -> Status:
+        """What became of a transaction."""
+        ask = self._client.get_signature_statuses
+        found = (await self._ask(lambda: ask([signature], search_transaction_history=True))).value[0]
+        if found is None:
+            return "unknown"
+        if found.confirmation_status == TransactionConfirmationStatus.Processed:
+            return "pending"
+        return "confirmed" if found.err is None else "failed"
+
+    async def signatures(
+        self, address: Pubkey, before: Signature | None
+    ) -> list[RpcConfirmedTransactionStatusWithSignature]:
+        """One page of transactions that mention an address, newest first."""
+        answer = await self._ask(lambda: self._client.get_signatures_for_address(address, before=before, limit=PAGE))
+        return list(answer.value)
+
+    async def transaction(self, signature: Signature) -> EncodedConfirmedTransactionWithStatusMeta:
+        """A processed transaction."""
+        answer = await self._ask(
+            lambda: self._client.get_transaction(signature, "json", max_supported_transaction_version=0)
+        )
+        if answer.value is None:
+            raise LedgerAnswerError(f"{self.url} lists transaction {signature} but does not have it: try again later")
+        return answer.value
+
+    async def call(self, method: str, *params: str | int) -> Any:
+        """Call a method that only the embedded ledger has."""
+        request = JsonRpcRequest(method=method, params=list(params))
+        return await self._ask(lambda: self._client.send_rpc_request(request, dict[str, Any] | str))
+
+    async def _ask(self, request: Callable[[], Awaitable[_Answer]]) -> _Answer:
+        try:
+            return await request()
+        except SolanaRpcException as error:
+            cause = error.__cause__ or error
+            raise LedgerUnavailableError(f"{self.url} does not answer ({cause!r}): is the ledger running?") from error
+        except RPCException as error:
+            raise self._translate(error.args[0]) from error
+        except SolanaJsonRpcError as error:
+            if error.code == JsonRpcErrorCode.METHOD_NOT_FOUND:
+                message = f"{self.url} is not the embedded ledger: configure program and mint for a cluster"
+                raise LedgerAnswerError(message) from error
+            raise LedgerAnswerError(f"{self.url} answered: {error}") from error
+        except ValueError as error:  # pydantic, json and solders all derive from it
+            raise LedgerAnswerError(f"{self.url} answers nothing that Solana's RPC would: {error}") from error
+
+    def _translate(self, message: Any) -> Exception:
+        if isinstance(message, SendTransactionPreflightFailureMessage):
+            return _PreflightError(message.data.err, message.data.logs or [])
+        if isinstance(message, NodeUnhealthyMessage):
+            return LedgerUnavailableError(f"{self.url} is behind the cluster: try again later")
+        return LedgerAnswerError(f"{self.url} answered: {getattr(message, 'message', message)}")
+
+
+class _PreflightError(Exception):
+    """The endpoint tried a transaction out and refused it."""
+
+    def __init__(self, error: Any, logs: list[str]) -> None:
+        self.error, self.logs = error, logs
+        super().__init__(str(error))

@@ -1,0 +1,128 @@
+"""Reads back what happened to a job: lifecycle events and movements of money, from the ledger alone."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from solders.pubkey import Pubkey
+from solders.signature import Signature
+from solders.transaction_status import EncodedConfirmedTransactionWithStatusMeta, UiRawMessage, UiTransaction
+from spl.memo.constants import MEMO_PROGRAM_ID
+
+from ledger import base58, events
+from ledger.connection import PAGE, Connection
+from ledger.errors import EventError, LedgerAnswerError
+from ledger.program.layout import TRUNCATED, ProgramEvent, read_events
+
+MAX_TRANSACTIONS = 20_000  # A job of 20 nodes and 500 rounds stays well below; beyond it somebody is flooding.
+_UNITS = struct.Struct("<Q")
+_PAID = struct.Struct("<32sQQ")
+_MONEY = {"FUND": "deposited", "REFD": "refunded"}
+
+
+@dataclass(frozen=True)
+class LedgerEvent:
+    """One thing that happened to a job.
+
+    Attributes:
+        kind: a lifecycle event (``created`` .. ``slashed``), or ``opened``, ``deposited``, ``paid``,
+            ``refunded``, ``closed`` for what the market program did; ``truncated`` where a node dropped logs.
+        time: Unix seconds of its block.
+        fields: amounts in smallest units, addresses and digests as text.
+    """
+
+    signature: str
+    slot: int
+    time: int
+    kind: str
+    fields: Mapping[str, Any]
+
+
+async def read_history(
+    connection: Connection, program: Pubkey, escrow: Pubkey, authors: frozenset[str]
+) -> list[LedgerEvent]:
+    """Everything that happened to one escrow, oldest first.
+
+    Anybody may mention an address in a memo, so only memos signed by ``authors`` count.
+
+    Raises:
+        LedgerAnswerError: more than MAX_TRANSACTIONS mention the escrow, or the ledger's answer is malformed.
+    """
+    found: list[LedgerEvent] = []
+    for signature in reversed(await _signatures(connection, escrow)):
+        transaction = await connection.transaction(signature)
+        found.extend(_read_transaction(str(signature), transaction, program, escrow, authors))
+    return found
+
+
+async def _signatures(connection: Connection, escrow: Pubkey) -> list[Signature]:
+    """Successful transactions that mention the escrow, newest first."""
+    found: list[Signature] = []
+    before: Signature | None = None
+    for _ in range(0, MAX_TRANSACTIONS, PAGE):
+        page = await connection.signatures(escrow, before)
+        found.extend(entry.signature for entry in page if entry.err is None)
+        if len(page) < PAGE:
+            return found
+        before = page[-1].signature
+    raise LedgerAnswerError(f"more than {MAX_TRANSACTIONS} transactions mention {escrow}: read it with an indexer")
+
+
+def _read_transaction(
+    signature: str,
+    transaction: EncodedConfirmedTransactionWithStatusMeta,
+    program: Pubkey,
+    escrow: Pubkey,
+    authors: frozenset[str],
+) -> Iterator[LedgerEvent]:
+    body, meta = transaction.transaction.transaction, transaction.transaction.meta
+    if meta is None or not isinstance(body, UiTransaction) or not isinstance(body.message, UiRawMessage):
+        raise LedgerAnswerError(f"transaction {signature} came in an unknown encoding: is this a Solana ledger?")
+    keys = [str(key) for key in body.message.account_keys]
+    if meta.loaded_addresses is not None:
+        keys += [str(key) for key in (*meta.loaded_addresses.writable, *meta.loaded_addresses.readonly)]
+    owners = {keys[balance.account_index]: str(balance.owner) for balance in meta.post_token_balances or []}
+    time = transaction.block_time or 0
+    for event in read_events(meta.log_messages or [], program):
+        if event.kind == TRUNCATED:
+            yield LedgerEvent(signature, transaction.slot, time, "truncated", {})
+        elif event.account == escrow:
+            kind, fields = _describe(event, owners)
+            yield LedgerEvent(signature, transaction.slot, time, kind, fields)
+    for memo in _memos(body.message, keys, authors):
+        try:
+            document = msgspec.to_builtins(events.decode(memo))
+        except EventError:
+            continue  # A signed note that is no lifecycle event.
+        yield LedgerEvent(signature, transaction.slot, time, document.pop("event"), document)
+
+
+def _describe(event: ProgramEvent, owners: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
+    try:
+        if event.kind == "OPEN":
+            coordinator, deadline = struct.unpack("<32sq", event.payload)
+            return "opened", {"coordinator": str(Pubkey.from_bytes(coordinator)), "deadline": deadline}
+        if event.kind in _MONEY:
+            return _MONEY[event.kind], {"amount": _UNITS.unpack(event.payload)[0]}
+        if event.kind == "PAID":
+            account, amount, cumulative = _PAID.unpack(event.payload)
+            wallet = str(Pubkey.from_bytes(account))
+            payee = owners.get(wallet, wallet)
+            return "paid", {"payee": payee, "amount": amount, "cumulative": cumulative, "account": wallet}
+        if event.kind == "CLOS":
+            deposited, paid, refunded = struct.unpack("<3Q", event.payload)
+            return "closed", {"deposited": deposited, "paid": paid, "refunded": refunded}
+    except struct.error as error:
+        raise LedgerAnswerError(f"event {event.kind} of {event.account} is malformed: {error}") from error
+    raise LedgerAnswerError(f"event {event.kind!r} of {event.account} is unknown: update this program")
+
+
+def _memos(message: UiRawMessage, keys: Sequence[str], authors: frozenset[str]) -> Iterator[str]:
+    for instruction in message.instructions:
+        signers = {keys[index] for index in instruction.accounts}
+        if keys[instruction.program_id_index] == str(MEMO_PROGRAM_ID) and signers & authors:
+            yield base58.decode(instruction.data).decode("utf-8", "replace")

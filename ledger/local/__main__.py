@@ -1,0 +1,89 @@
+"""Serves the embedded ledger: ``python -m ledger.local --port 0 --db ledger.db --ready-file url.txt``.
+
+Exit codes: 0 ended by a signal, 1 the file or the port cannot be used, 3 the disk refused a write.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sqlite3
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from aiohttp import web
+
+from ledger.local.genesis import open_chain
+from ledger.local.rpc import Rpc
+from ledger.local.server import build_app
+from ledger.local.store import Store
+
+EXIT_UNUSABLE, EXIT_STORE_FAILED = 1, 3
+SHUTDOWN_S = 1.0  # Requests take milliseconds; idle keep-alive connections need no longer goodbye.
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parse arguments and serve until a signal."""
+    parser = argparse.ArgumentParser(prog="python -m ledger.local", description="Serve the embedded ledger.")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on; anybody who reaches it may mint")
+    parser.add_argument("--port", type=int, default=8899, help="0 picks a free port")
+    parser.add_argument("--db", type=Path, required=True, help="SQLite file, created on the first start")
+    parser.add_argument("--ready-file", type=Path, help="receives the URL once requests are answered")
+    arguments = parser.parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    try:
+        store = Store(arguments.db)
+    except sqlite3.Error as error:
+        sys.stderr.write(f"{arguments.db} cannot be opened: {error}; is another ledger using it?\n")
+        return EXIT_UNUSABLE
+    with contextlib.closing(store):
+        try:
+            return asyncio.run(_serve(store, arguments))
+        except OSError as error:
+            sys.stderr.write(f"{arguments.host}:{arguments.port} cannot be served: {error}\n")
+            return EXIT_UNUSABLE
+
+
+async def _serve(store: Store, arguments: argparse.Namespace) -> int:
+    stop, failed = asyncio.Event(), asyncio.Event()
+
+    def fail() -> None:
+        failed.set()
+        stop.set()
+
+    chain, genesis = open_chain(store, time.time)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    runner = web.AppRunner(build_app(Rpc(chain, genesis), fail), access_log=None, shutdown_timeout=SHUTDOWN_S)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, arguments.host, arguments.port)
+        await site.start()
+        host, port = runner.addresses[0][:2]
+        url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        sys.stdout.write(f"{url}\n")
+        sys.stdout.flush()
+        if arguments.ready_file is not None:
+            _write_whole(arguments.ready_file, url)
+        await stop.wait()
+    finally:
+        await runner.cleanup()
+    return EXIT_STORE_FAILED if failed.is_set() else 0
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Whoever waits for the file never sees half of it."""
+    draft = path.with_name(f"{path.name}.{os.getpid()}")
+    draft.write_text(text)
+    draft.replace(path)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,169 @@
+"""The first start: creates the test token, deploys the market program through the real loader, sets terms."""
+
+from __future__ import annotations
+
+import secrets
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NewType
+
+from solders.instruction import AccountMeta, Instruction
+from solders.keypair import Keypair
+from solders.pubkey import Pubkey
+from solders.system_program import ID as SYSTEM_PROGRAM
+from solders.system_program import CreateAccountParams, TransferParams, create_account, transfer
+from solders.transaction import VersionedTransaction
+from spl.memo.constants import MEMO_PROGRAM_ID
+from spl.memo.instructions import create_memo
+from spl.memo.models import MemoParams
+from spl.token import instructions as token
+from spl.token import models
+from spl.token.constants import TOKEN_PROGRAM_ID
+
+from ledger.local.chain import Chain, Clock, compile_message
+from ledger.local.encoding import MINT_SIZE
+from ledger.local.store import Store
+from ledger.money import DECIMALS
+from ledger.program.build import program_path
+from ledger.program.interface import LOADER, Market
+
+Lamports = NewType("Lamports", int)
+
+ROOT_LAMPORTS = Lamports(500_000_000 * 10**9)  # Nearly all SOL that exists: the faucet never runs dry.
+WRITE_CHUNK = 1000  # Bytes of program a transaction: what fits 1,232 with signature, keys and header.
+SLASH_BPS = 5000  # Half a stake a window: one wrong verdict never ruins a provider.
+COOLDOWN_S = 3600  # Long enough for a round's audit to finish before the stake is gone.
+SLASH_WINDOW_S = 3600
+_BUFFER_HEADER, _PROGRAM_SIZE = 37, 36
+_RENT_SYSVAR = Pubkey.from_string("SysvarRent111111111111111111111111111111111")
+_CLOCK_SYSVAR = Pubkey.from_string("SysvarC1ock11111111111111111111111111111111")
+_KEYS = ("root", "mint", "program", "treasury")
+
+
+@dataclass(frozen=True)
+class Genesis:
+    """Who and what the embedded ledger began with. ``root`` is the faucet and the upgrade authority."""
+
+    root: Keypair
+    mint: Keypair
+    program: Keypair
+    treasury: Keypair
+
+    @property
+    def market(self) -> Market:
+        """The market's addresses."""
+        return Market(self.program.pubkey(), self.mint.pubkey())
+
+    @property
+    def treasury_account(self) -> Pubkey:
+        """The token account that receives slashed stake."""
+        return self.market.wallet(self.treasury.pubkey())
+
+
+def open_chain(store: Store, clock: Clock) -> tuple[Chain, Genesis]:
+    """Open the ledger in ``store``, creating whatever an interrupted first start has not created yet."""
+    for name in _KEYS:
+        _keep(store, f"key:{name}", secrets.token_bytes(32))
+    secret = _keep(store, "blockhash-secret", secrets.token_bytes(32))
+    started = struct.unpack("<d", _keep(store, "genesis-time", struct.pack("<d", clock())))[0]
+    keys = [Keypair.from_seed(_keep(store, f"key:{name}", b"")) for name in _KEYS]
+    genesis = Genesis(*keys)
+    chain = Chain(store, clock, secret, started)
+    if chain.account(genesis.root.pubkey()) is None:
+        chain.endow(genesis.root.pubkey(), ROOT_LAMPORTS)
+    if chain.account(genesis.mint.pubkey()) is None:
+        _create_token(chain, genesis)
+    if chain.account(genesis.program.pubkey()) is None:
+        deploy(chain, genesis.root, genesis.program, program_path(3).read_bytes())
+    if chain.account(genesis.market.terms()) is None:
+        _set_terms(chain, genesis)
+    return chain, genesis
+
+
+def _keep(store: Store, name: str, fresh: bytes) -> bytes:
+    kept = store.setting(name)
+    if kept is None:
+        store.keep_setting(name, fresh)
+        return fresh
+    return kept
+
+
+def send(chain: Chain, instructions: Sequence[Instruction], signers: Sequence[Keypair]) -> str:
+    """Sign with the first signer as payer, execute, record; returns the signature."""
+    chain.tick()
+    message = compile_message(chain, signers[0].pubkey(), list(instructions))
+    return chain.submit(VersionedTransaction(message, list(signers)), preflight=True)
+
+
+def _create_token(chain: Chain, genesis: Genesis) -> None:
+    root, mint = genesis.root.pubkey(), genesis.mint.pubkey()
+    space = CreateAccountParams(
+        from_pubkey=root,
+        to_pubkey=mint,
+        lamports=chain.rent_minimum(MINT_SIZE),
+        space=MINT_SIZE,
+        owner=TOKEN_PROGRAM_ID,
+    )
+    rules = models.InitializeMint2Params(
+        decimals=DECIMALS, program_id=TOKEN_PROGRAM_ID, mint=mint, mint_authority=root, freeze_authority=None
+    )
+    treasury = token.create_idempotent_associated_token_account(root, genesis.treasury.pubkey(), mint)
+    send(chain, [create_account(space), token.initialize_mint2(rules), treasury], [genesis.root, genesis.mint])
+
+
+def _set_terms(chain: Chain, genesis: Genesis) -> None:
+    terms = genesis.market.configure(
+        genesis.root.pubkey(), genesis.treasury_account, slash_bps=SLASH_BPS, cooldown=COOLDOWN_S, window=SLASH_WINDOW_S
+    )
+    send(chain, [terms], [genesis.root])
+
+
+def deploy(chain: Chain, payer: Keypair, program: Keypair, code: bytes) -> None:
+    """Deploy a program through the upgradeable loader, as on a cluster: buffer, chunks, deploy."""
+    buffer, owner = Keypair(), payer.pubkey()
+    size = _BUFFER_HEADER + len(code)
+    space = CreateAccountParams(
+        from_pubkey=owner, to_pubkey=buffer.pubkey(), lamports=chain.rent_minimum(size), space=size, owner=LOADER
+    )
+    start = Instruction(LOADER, struct.pack("<I", 0), [_meta(buffer.pubkey(), "w"), _meta(owner)])
+    send(chain, [create_account(space), start], [payer, buffer])
+    for offset in range(0, len(code), WRITE_CHUNK):
+        chunk = code[offset : offset + WRITE_CHUNK]
+        data = struct.pack("<IIQ", 1, offset, len(chunk)) + chunk
+        send(chain, [Instruction(LOADER, data, [_meta(buffer.pubkey(), "w"), _meta(owner, "s")])], [payer])
+    entry = CreateAccountParams(
+        from_pubkey=owner, to_pubkey=program.pubkey(), lamports=chain.rent_minimum(_PROGRAM_SIZE), space=_PROGRAM_SIZE,
+        owner=LOADER,
+    )  # fmt: skip
+    data_account = Pubkey.find_program_address([bytes(program.pubkey())], LOADER)[0]
+    accounts = [
+        _meta(owner, "sw"), _meta(data_account, "w"), _meta(program.pubkey(), "w"), _meta(buffer.pubkey(), "w"),
+        _meta(_RENT_SYSVAR), _meta(_CLOCK_SYSVAR), _meta(SYSTEM_PROGRAM), _meta(owner, "s"),
+    ]  # fmt: skip
+    finish = Instruction(LOADER, struct.pack("<IQ", 2, len(code)), accounts)
+    send(chain, [create_account(entry), finish], [payer, program])
+    chain.tick(at_least=chain.slot + 1)  # A program can be called from the next slot on.
+
+
+def give(chain: Chain, genesis: Genesis, owner: Pubkey, tokens: int, lamports: int) -> str:
+    """The faucet: SOL and test tokens for anybody; returns the signature."""
+    root, market = genesis.root.pubkey(), genesis.market
+    instructions: list[Instruction] = []
+    if lamports:
+        instructions.append(transfer(TransferParams(from_pubkey=root, to_pubkey=owner, lamports=lamports)))
+    if tokens:
+        instructions.append(token.create_idempotent_associated_token_account(root, owner, market.mint))
+        minted = models.MintToCheckedParams(
+            amount=tokens, decimals=DECIMALS, dest=market.wallet(owner), mint=market.mint, mint_authority=root,
+            program_id=TOKEN_PROGRAM_ID,
+        )  # fmt: skip
+        instructions.append(token.mint_to_checked(minted))
+    # Two equal gifts within one slot would be one and the same transaction; a random memo sets them apart.
+    note = MemoParams(program_id=MEMO_PROGRAM_ID, signer=root, message=b"faucet " + secrets.token_hex(8).encode())
+    instructions.append(create_memo(note))
+    return send(chain, instructions, [genesis.root])
+
+
+def _meta(key: Pubkey, flags: str = "") -> AccountMeta:
+    return AccountMeta(key, is_signer="s" in flags, is_writable="w" in flags)

@@ -1,0 +1,183 @@
+/* A node's stake: its own money behind its word. The coordinator whom the node chose may slash a capped
+ * share into the treasury; the rest comes back after a cool-down. deposited = slashed + withdrawn + vault. */
+#include "market.h"
+
+static const u8 SEED[5] = {'s', 't', 'a', 'k', 'e'};
+
+typedef struct { Slice seeds[3]; SignerSeeds signer; } StakeSigner;
+
+INLINE const SignerSeeds *sign_as(StakeSigner *s, const Stake *stake) {
+    s->seeds[0] = (Slice){SEED, sizeof SEED};
+    s->seeds[1] = (Slice){&stake->node, 32};
+    s->seeds[2] = (Slice){&stake->bump, 1};
+    s->signer = (SignerSeeds){s->seeds, 3};
+    return &s->signer;
+}
+
+static NOINLINE u64 load(const Call *call, u64 accounts, Stake **out) {
+    const Account *a = call->accounts;
+    if (call->count < accounts) return INVALID_ARGUMENT;
+    if (!a[AUTHORITY].is_signer) return MISSING_SIGNATURE;
+    if (!same_key(a[STATE].owner, call->program) || a[STATE].data_len != sizeof(Stake)) return E_NOT_OURS;
+    Stake *stake = (Stake *)a[STATE].data;
+    if (stake->tag != TAG_STAKE) return E_NOT_OURS;
+    if (!same_key(a[VAULT].key, &stake->vault)) return E_WRONG_VAULT;
+    if (!same_key(a[MINT].key, &stake->mint)) return E_WRONG_MINT;
+    if (!is_token_program(a[TOKEN].key)) return E_WRONG_PROGRAM;
+    u64 held = stake->deposited - stake->slashed - stake->withdrawn;
+    *out = stake;
+    return add(&stake->deposited, vault_balance(a + VAULT) - held);
+}
+
+/* [node s w, stake w, vault, mint, system, market]; coordinator[32]
+ * The market's terms are copied: a later change of terms does not reach a stake that stands. */
+u64 stake_open(const Call *call) {
+    const Account *a = call->accounts;
+    if (call->data_len != 32) return INVALID_INSTRUCTION_DATA;
+    if (call->count < 6) return INVALID_ARGUMENT;
+    if (!a[AUTHORITY].is_signer) return MISSING_SIGNATURE;
+    const Market *market = (const Market *)a[REST].data;
+    if (!same_key(a[REST].owner, call->program) || a[REST].data_len != sizeof(Market) || market->tag != TAG_MARKET)
+        return E_NOT_OURS;
+    if (!same_key(a[MINT].key, &market->mint)) return E_WRONG_MINT;
+
+    u8 bump;
+    Slice seeds[3] = {{SEED, sizeof SEED}, {a[AUTHORITY].key, 32}, {&bump, 1}};
+    u64 error = create_state(call, sizeof(Stake), seeds, 2, &bump);
+    if (error) return error;
+    error = check_fresh_vault(a + VAULT, a + MINT, a + STATE);
+    if (error) return error;
+
+    Stake *stake = (Stake *)a[STATE].data;
+    stake->tag = TAG_STAKE;
+    stake->bump = bump;
+    stake->version = 1;
+    stake->slash_bps = market->slash_bps;
+    stake->cooldown = market->cooldown;
+    stake->window = market->window;
+    stake->deposited = vault_balance(a + VAULT);
+    copy_key(&stake->node, a[AUTHORITY].key);
+    copy_key(&stake->coordinator, call->data);
+    copy_key(&stake->mint, a[MINT].key);
+    copy_key(&stake->vault, a[VAULT].key);
+    copy_key(&stake->treasury, &market->treasury);
+    log_event("STAK", a + STATE, call->data, 32);
+    return 0;
+}
+
+/* [depositor s, stake w, vault w, mint, token, source w]; amount u64 */
+u64 stake_deposit(const Call *call) {
+    if (call->data_len != 8) return INVALID_INSTRUCTION_DATA;
+    Stake *stake;
+    u64 error = load(call, 6, &stake), amount = read_u64(call->data);
+    if (error) return error;
+    if (!amount) return E_ZERO_AMOUNT;
+    error = transfer_tokens(call, REST, VAULT, amount, 0);
+    if (error) return error;
+    error = add(&stake->deposited, amount);
+    if (error) return error;
+    log_event("BOND", call->accounts + STATE, &amount, 8);
+    return 0;
+}
+
+/* An empty slot is all zero, so no reason may be. */
+static NOINLINE int is_zero(const u8 *reason) {
+    return !(read_u64(reason) | read_u64(reason + 8) | read_u64(reason + 16) | read_u64(reason + 24));
+}
+
+static NOINLINE int slashed_before(const Stake *stake, const u8 *reason) {
+    for (u64 i = 0; i < REASONS; i++)
+        if (same_bytes(stake->reasons[i].bytes, reason)) return 1;
+    return 0;
+}
+
+/* What may still be slashed in this window: a share of what the stake was when the window began. */
+static NOINLINE u64 open_window(Stake *stake, u64 balance, i64 time, u64 *left) {
+    if (time >= stake->window_start + stake->window) {
+        stake->window_start = time;
+        stake->window_base = balance;
+        stake->window_slashed = 0;
+    }
+    /* base * bps / 10000 without overflow of 64 bits */
+    u64 cap = stake->window_base / 10000 * stake->slash_bps + stake->window_base % 10000 * stake->slash_bps / 10000;
+    *left = cap > stake->window_slashed ? cap - stake->window_slashed : 0;
+    return 0;
+}
+
+/* [coordinator s, stake w, vault w, mint, token, treasury w]; amount u64 reason[32]
+ * A reason that was slashed already moves nothing: repeating a slash is harmless. */
+u64 stake_slash(const Call *call) {
+    const Account *a = call->accounts;
+    if (call->data_len != 40) return INVALID_INSTRUCTION_DATA;
+    Stake *stake;
+    u64 error = load(call, 6, &stake), amount = read_u64(call->data), left;
+    if (error) return error;
+    const u8 *reason = call->data + 8;
+    if (!same_key(a[AUTHORITY].key, &stake->coordinator)) return E_WRONG_AUTHORITY;
+    if (!same_key(a[REST].key, &stake->treasury)) return E_WRONG_DESTINATION;
+    if (!amount) return E_ZERO_AMOUNT;
+    if (is_zero(reason)) return INVALID_INSTRUCTION_DATA;
+    if (slashed_before(stake, reason)) return 0;
+    i64 time;
+    error = now(&time);
+    if (error) return error;
+    error = open_window(stake, vault_balance(a + VAULT), time, &left);
+    if (error) return error;
+    if (amount > left) return E_SLASH_CAP;
+    if (amount > vault_balance(a + VAULT)) return E_INSUFFICIENT;
+    StakeSigner signer;
+    error = transfer_tokens(call, VAULT, REST, amount, sign_as(&signer, stake));
+    if (error) return error;
+    stake->slashed += amount; /* cannot overflow: never above deposited */
+    stake->window_slashed += amount;
+    copy_key(&stake->reasons[stake->reason_next], reason);
+    stake->reason_next = (u16)((stake->reason_next + 1) % REASONS);
+    log_event("SLSH", a + STATE, call->data, 40);
+    return 0;
+}
+
+/* [node s, stake w, vault, mint, token]; amount u64
+ * Starts the cool-down for this amount; zero takes a request back. */
+u64 stake_request(const Call *call) {
+    const Account *a = call->accounts;
+    if (call->data_len != 8) return INVALID_INSTRUCTION_DATA;
+    Stake *stake;
+    u64 error = load(call, 5, &stake), amount = read_u64(call->data);
+    if (error) return error;
+    if (!same_key(a[AUTHORITY].key, &stake->node)) return E_WRONG_AUTHORITY;
+    if (amount > vault_balance(a + VAULT)) return E_INSUFFICIENT;
+    i64 time;
+    error = now(&time);
+    if (error) return error;
+    stake->requested = amount;
+    stake->unlock_at = amount ? time + stake->cooldown : 0;
+    log_event("WREQ", a + STATE, call->data, 8);
+    return 0;
+}
+
+/* [node s, stake w, vault w, mint, token, destination w]
+ * Pays what was requested, or what slashing has left of it, to a token account of the node. */
+u64 stake_withdraw(const Call *call) {
+    const Account *a = call->accounts;
+    if (call->data_len) return INVALID_INSTRUCTION_DATA;
+    Stake *stake;
+    u64 error = load(call, 6, &stake);
+    if (error) return error;
+    if (!same_key(a[AUTHORITY].key, &stake->node)) return E_WRONG_AUTHORITY;
+    if (!stake->requested) return E_NO_REQUEST;
+    i64 time;
+    error = now(&time);
+    if (error) return error;
+    if (time < stake->unlock_at) return E_TOO_EARLY;
+    if (!token_account_belongs_to(a + REST, &stake->node)) return E_WRONG_DESTINATION;
+    u64 balance = vault_balance(a + VAULT), amount = stake->requested < balance ? stake->requested : balance;
+    if (!amount) return E_INSUFFICIENT;
+    StakeSigner signer;
+    error = transfer_tokens(call, VAULT, REST, amount, sign_as(&signer, stake));
+    if (error) return error;
+    stake->withdrawn += amount;
+    stake->requested = 0;
+    stake->unlock_at = 0;
+    log_event("WDRW", a + STATE, &amount, 8);
+    return 0;
+}
