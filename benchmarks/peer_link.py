@@ -1,0 +1,117 @@
+"""Claim: signed, acknowledged, resumable messages cost little over a bare aiortc data channel.
+
+The peer is stock aiortc: two connections in one process on loopback, 64 KB messages, waiting on its buffer. Ours is two
+``PeerNet``s in one process, 1 MB messages on the bulk lane. Same bytes, same run; both ends' CPU is counted.
+"""
+
+import asyncio
+import os
+import statistics
+import time
+from collections.abc import Awaitable, Callable
+
+from aiortc import RTCDataChannel, RTCPeerConnection
+from common import publish
+
+from transport.identity import NodeKey
+from transport.lane import Lane
+from transport.peer import PeerNet
+
+MEGABYTES = 24
+REPETITIONS = 3
+CHUNK = 64 * 1024
+MESSAGE = 1 << 20
+
+
+async def measured(work: Callable[[], Awaitable[None]]) -> dict[str, float]:
+    """Megabytes a second and CPU milliseconds a megabyte of both ends together."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    await work()
+    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    return {"mb_per_s": round(MEGABYTES / wall, 2), "cpu_ms_per_mb": round(1000 * cpu / MEGABYTES, 1)}
+
+
+async def stock() -> dict[str, float]:
+    """A data channel as aiortc gives it."""
+    left, right = RTCPeerConnection(), RTCPeerConnection()
+    channel = left.createDataChannel("bulk")
+    opened, done, received = asyncio.Event(), asyncio.Event(), 0
+    channel.on("open", opened.set)
+
+    @right.on("datachannel")
+    def incoming(other: RTCDataChannel) -> None:
+        @other.on("message")
+        def message(data: bytes) -> None:
+            nonlocal received
+            received += len(data)
+            if received >= MEGABYTES << 20:
+                done.set()
+
+    await left.setLocalDescription(await left.createOffer())
+    await right.setRemoteDescription(left.localDescription)
+    await right.setLocalDescription(await right.createAnswer())
+    await left.setRemoteDescription(right.localDescription)
+    await opened.wait()
+    room = asyncio.Event()
+    channel.bufferedAmountLowThreshold = 8 * CHUNK
+    channel.on("bufferedamountlow", room.set)
+    piece = os.urandom(CHUNK)
+
+    async def work() -> None:
+        for _ in range((MEGABYTES << 20) // CHUNK):
+            channel.send(piece)
+            if channel.bufferedAmount > 16 * CHUNK:
+                room.clear()
+                await room.wait()
+        await done.wait()
+
+    result = await measured(work)
+    await asyncio.gather(left.close(), right.close())
+    return result
+
+
+async def ours() -> dict[str, float]:
+    """The same bytes between two PeerNets."""
+    keys = (NodeKey.generate(), NodeKey.generate())
+    nets: dict[str, PeerNet] = {}
+
+    async def ignore(peer: str, lane: Lane, header: bytes, payload: bytes | memoryview) -> None:
+        """The figures are of the transport alone."""
+
+    for key in keys:
+
+        async def signal(to: str, envelope: bytes, sender: str = key.address) -> None:
+            await nets[to].on_signal(sender, envelope)
+
+        nets[key.address] = PeerNet(key, signal, ignore, loopback=True)
+    left, right = keys[0].address, keys[1].address
+    await nets[left].allow({right})
+    await nets[right].allow({left})
+    await nets[left].send(right, Lane.BULK, b"", b"warm", timeout=30)
+    payload = os.urandom(MESSAGE)
+
+    async def work() -> None:
+        async with asyncio.TaskGroup() as group:
+            for _ in range((MEGABYTES << 20) // MESSAGE):
+                group.create_task(nets[left].send(right, Lane.BULK, b"", payload))
+
+    result = await measured(work)
+    await asyncio.gather(*(net.aclose() for net in nets.values()))
+    return result
+
+
+async def main() -> None:
+    """Alternate the two, so that a busy machine burdens both."""
+    rows: dict[str, list[dict[str, float]]] = {"stock aiortc": [], "cottage": []}
+    for _ in range(REPETITIONS):
+        rows["stock aiortc"].append(await stock())
+        rows["cottage"].append(await ours())
+    median = {
+        name: {key: statistics.median(run[key] for run in runs) for key in runs[0]} for name, runs in rows.items()
+    }
+    ratio = median["cottage"]["cpu_ms_per_mb"] / median["stock aiortc"]["cpu_ms_per_mb"]
+    publish("peer_link", str(__doc__).splitlines()[0], {"median": median, "cpu_ratio": round(ratio, 2), "runs": rows})
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
