@@ -1,7 +1,8 @@
 """One WebRTC connection over aiortc: the only module that knows aiortc.
 
-Traps met here: aioice never offers loopback addresses; aiortc offers three fingerprints for one certificate; ``close`` can wait
-for ever; ``bufferedAmount`` grows without bound, so ``link`` waits for it to fall.
+Traps met here: aioice never offers loopback addresses, and takes the first pair that answers, be it a relay; aiortc offers three
+fingerprints for one certificate; ``close`` can wait for ever; ``bufferedAmount`` grows without bound, so ``link`` waits for it to
+fall.
 """
 
 import asyncio
@@ -11,6 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from aioice.ice import CandidatePair
 from aiortc import (
     InvalidStateError,
     RTCConfiguration,
@@ -29,6 +31,9 @@ from transport.sdp import Description, drop_other_fingerprints, read_description
 LOG = logging.getLogger(__name__)
 
 MAX_EARLY_FRAMES = 1024  # The eager window in frames: the most that an honest peer sends unasked.
+RELAY_HEAD_START_S = (
+    1.0  # A hole is punched by the second try, half a second after the first; a relay costs money and speed.
+)
 LOOPBACK_ADDRESSES = ("127.0.0.1",)
 
 
@@ -201,10 +206,10 @@ class RtcConnection:
         for lane in Lane:
             channel = self._pc.createDataChannel(lane.name.lower(), negotiated=True, id=int(lane))
             self._lanes[lane] = RtcLane(channel, self._low)
+        connection = self._ice_connection()
+        connection.check_start = _direct_first(connection)
         if self._loopback:
-            connection = self._ice_connection()
-            gather: Callable[..., Awaitable[Any]] = connection.get_component_candidates
-            connection.get_component_candidates = _on_loopback(gather)
+            connection.get_component_candidates = _on_loopback(connection.get_component_candidates)
 
     def _ice_connection(self) -> Any:
         """aioice's connection: aiortc gives no other way to the nominated pair or the addresses to gather."""
@@ -244,3 +249,16 @@ def _on_loopback(gather: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitab
         return await gather(component=component, addresses=list(LOOPBACK_ADDRESSES), timeout=timeout)
 
     return gather_loopback
+
+
+def _direct_first(connection: Any) -> Callable[[CandidatePair], Awaitable[None]]:
+    """Let pairs without a relay try first: aioice settles for the first pair that answers."""
+    check_start: Callable[[CandidatePair], Awaitable[None]] = connection.check_start
+
+    async def patient(pair: CandidatePair) -> None:
+        if "relay" in (pair.local_candidate.type, pair.remote_candidate.type):
+            connection.check_state(pair, CandidatePair.State.IN_PROGRESS)
+            await asyncio.sleep(RELAY_HEAD_START_S)
+        await check_start(pair)
+
+    return patient

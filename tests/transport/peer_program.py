@@ -3,7 +3,8 @@
 Envelopes and commands go over standard input and output, one JSON object a line:
 
     in   {"signal": [sender, hex]}      an envelope for this node
-         {"send": [lane, header, size]} send a message of zeros to the peer; answered with {"sent": header}
+         {"send": [lane, header, size]} send a message of zeros to the peer; answered with {"sent": header} or {"failed": why}
+         {"pair": true}                 answered with {"pair": kinds of candidates in use}
     out  {"signal": hex}                an envelope for the peer
          {"ready": address}, {"got": [lane, header, size]}
 """
@@ -13,6 +14,8 @@ import json
 import sys
 from typing import Any
 
+from transport.errors import PeerUnreachableError
+from transport.ice import IceServer
 from transport.identity import NodeKey
 from transport.lane import Lane
 from transport.limits import PeerLimits
@@ -20,10 +23,11 @@ from transport.peer import PeerNet
 
 
 def say(**message: Any) -> None:
-    print(json.dumps(message), flush=True)
+    sys.stdout.write(json.dumps(message) + "\n")
+    sys.stdout.flush()
 
 
-async def main(seed: str, peer: str, limits: dict[str, float]) -> None:
+async def main(seed: str, peer: str, options: dict[str, Any]) -> None:
     async def send_signal(recipient: str, envelope: bytes) -> None:
         assert recipient == peer
         say(signal=envelope.hex())
@@ -32,10 +36,17 @@ async def main(seed: str, peer: str, limits: dict[str, float]) -> None:
         say(got=[lane, header.decode(), payload.nbytes])
 
     async def send(lane: int, header: str, size: int) -> None:
-        await net.send(peer, Lane(lane), header.encode(), bytes(size))
-        say(sent=header)
+        try:
+            await net.send(peer, Lane(lane), header.encode(), bytes(size))
+        except PeerUnreachableError as error:
+            say(failed=str(error))
+        else:
+            say(sent=header)
 
-    net = PeerNet(NodeKey(bytes.fromhex(seed)), send_signal, on_message, loopback=True, limits=PeerLimits(**limits))  # type: ignore[arg-type]
+    servers = [IceServer(*server) for server in options["servers"]]
+    limits = PeerLimits(**options["limits"])
+    key = NodeKey(bytes.fromhex(seed))
+    net = PeerNet(key, send_signal, on_message, ice_servers=servers, loopback=not servers, limits=limits)
     await net.allow({peer})
     say(ready=net.address)
     reader = asyncio.StreamReader(limit=1 << 20)
@@ -46,8 +57,10 @@ async def main(seed: str, peer: str, limits: dict[str, float]) -> None:
             if "signal" in message:
                 sender, envelope = message["signal"]
                 await net.on_signal(sender, bytes.fromhex(envelope))
-            else:
+            elif "send" in message:
                 group.create_task(send(*message["send"]))
+            else:
+                say(pair=net.stats()[peer].pair)
     await net.aclose()
 
 

@@ -149,15 +149,15 @@ async def _play(moves: list[tuple[str, int, Lane]]) -> None:
                 for _ in range(min(number, len(wire.delivered))):
                     seen[bytes(wire.delivered[0].payload[:8]).split(b":")[0]] += 1
                     wire.handle_one()
-            case _:
-                step = {
-                    "send": wire.send_one,
-                    "answer": wire.answer_one,
-                    "receive": lambda lane=lane: wire.receive_one(lane),
-                }.get(verb)
-                for _ in range(number if step else 0):
-                    assert step is not None
-                    step()
+            case "send":
+                for _ in range(number):
+                    wire.send_one()
+            case "receive":
+                for _ in range(number):
+                    wire.receive_one(lane)
+            case "answer":
+                for _ in range(number):
+                    wire.answer_one()
         assert wire.budget.held <= LIMITS.memory_per_peer
     for payload in wire.run_dry():
         seen[payload[:8].split(b":")[0]] += 1

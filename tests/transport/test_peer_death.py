@@ -41,7 +41,7 @@ class Other:
             "tests.transport.peer_program",
             self.key.seed.hex(),
             self.node.address,
-            json.dumps(asdict(self._limits)),
+            json.dumps({"limits": asdict(self._limits), "servers": []}),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             cwd=ROOT,

@@ -140,7 +140,7 @@ def test_a_signature_for_another_purpose_is_no_signature(reader: EnvelopeReader,
 
 
 def changed(body: SignalBody, **changes: object) -> SignalBody:
-    return SignalBody(**{name: changes.get(name, getattr(body, name)) for name in body.__struct_fields__})
+    return SignalBody(**{name: changes.get(name, getattr(body, name)) for name in body.__struct_fields__})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""Networks built of Linux namespaces, for tests that need more than one machine."""
