@@ -1,0 +1,189 @@
+"""Small jobs for tests: models of a few thousand parameters, tokens that can be learnt, pipelines as threads."""
+
+import hashlib
+import json
+import queue
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from trainer.conduct import Conduct
+from trainer.data import TokenFile, micro_batches
+from trainer.errors import TrainerError
+from trainer.model import Cut
+from trainer.opening import write_opening
+from trainer.outer import pseudo_gradient
+from trainer.stage import Stage, learning_rate, vector_digest
+from trainer.steps import Kind, Position, Recorder, accumulate, digests
+from trainer.trace import RoundTrace, StepLeaf
+from transport.wire.job import DatasetSpec, JobSpec, ModelSpec, TrainingSpec
+from transport.wire.model import resolve
+
+VOCABULARY = 300
+SEQUENCE = 16
+ENV = "test-class"
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+FAMILY_CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": LLAMA,
+    "qwen2": LLAMA | {"model_type": "qwen2", "tie_word_embeddings": True},
+    "qwen3": LLAMA | {"model_type": "qwen3", "head_dim": 16},
+    "gpt2": {"model_type": "gpt2", "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 64},
+}
+
+
+def training(**changes: Any) -> TrainingSpec:
+    values: dict[str, Any] = {
+        "tokens": 4096, "sequence": SEQUENCE, "batch": 4, "micro_batches": 2, "inner_steps": 4, "seed": 7,
+        "warmup_steps": 2, "activations": "fp32",
+    }  # fmt: skip
+    return TrainingSpec(**(values | changes))
+
+
+def job(config: dict[str, Any] = LLAMA, **changes: Any) -> JobSpec:
+    return JobSpec("small", ModelSpec(config=config), DatasetSpec("0" * 64), 1, training=training(**changes))
+
+
+def config_of(family: str = "llama") -> dict[str, Any]:
+    return resolve(ModelSpec(config=FAMILY_CONFIGS[family]), VOCABULARY)
+
+
+def write_tokens(path: Path, count: int, seed: int) -> None:
+    """Tokens that mostly count upwards: a model of any size learns that quickly."""
+    generator = np.random.default_rng(seed)
+    jumps = generator.integers(0, VOCABULARY, count)
+    steps = np.where(generator.random(count) < 0.1, jumps, 1)
+    (np.cumsum(steps) % VOCABULARY).astype("<u4").tofile(path)
+
+
+def job_folder(folder: Path, family: str = "llama") -> Path:
+    folder.mkdir(exist_ok=True)
+    write_tokens(folder / "train.bin", 20_000, 1)
+    write_tokens(folder / "heldout.bin", 2_000, 2)
+    (folder / "config.json").write_text(json.dumps(config_of(family)))
+    return folder
+
+
+def cuts(layers: int, stages: int) -> list[Cut]:
+    edges = [stage * layers // stages for stage in range(stages + 1)]
+    return [Cut(edges[s], edges[s + 1], s == 0, s == stages - 1) for s in range(stages)]
+
+
+@dataclass
+class Wire:
+    """A boundary between stages that are threads of this process."""
+
+    stage: int
+    lanes: dict[tuple[int, Kind, int], "queue.Queue[bytes]"]
+
+    def receive(self, kind: Kind, micro: int) -> bytes:
+        return self.lanes[self.stage, kind, micro].get(timeout=30)
+
+    def send(self, kind: Kind, micro: int, payload: bytes, naive: int) -> None:
+        self.lanes[self.stage + (1 if kind == "activation" else -1), kind, micro].put(payload)
+
+
+@dataclass
+class Pipeline:
+    """All stages of one replica, each step run by one thread a stage."""
+
+    stages: list[Stage]
+    tokens: TokenFile
+    replica: int = 0
+    lanes: dict[tuple[int, Kind, int], "queue.Queue[bytes]"] = field(default_factory=dict)
+    recorders: list[Recorder] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        micros = self.stages[0].training.micro_batches
+        for stage in range(len(self.stages)):
+            for micro in range(micros):
+                self.lanes[stage, "activation", micro] = queue.Queue()
+                self.lanes[stage, "gradient", micro] = queue.Queue()
+
+    def step(self, step: int, total: int, conduct: Conduct | None = None) -> float:
+        spec = self.stages[0].training
+        windows, _ = self.tokens.sample(spec.seed, step, self.replica, spec.batch)
+        losses: list[float | None] = [None] * len(self.stages)
+        errors: list[TrainerError] = []
+        self.recorders = [Recorder(Wire(index, self.lanes)) for index in range(len(self.stages))]
+
+        def work(index: int) -> None:
+            torch.set_num_threads(1)
+            stage = self.stages[index]
+            try:
+                position = Position(index, len(self.stages))
+                losses[index] = accumulate(stage, position, windows, self.recorders[index])
+                (conduct or Conduct()).gradients(stage)
+                stage.adam_step(learning_rate(spec, step, total))
+            except TrainerError as error:  # Raised again below, in the test's own thread.
+                errors.append(error)
+
+        threads = [threading.Thread(target=work, args=(index,)) for index in range(len(self.stages))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if errors:
+            raise errors[0]
+        loss = losses[-1]
+        assert loss is not None
+        return loss
+
+
+def pipeline(family: str, stages: int, tokens: TokenFile, spec: TrainingSpec, layers: int = 3) -> Pipeline:
+    config = config_of(family)
+    return Pipeline([Stage(config, cut, spec) for cut in cuts(layers, stages)], tokens)
+
+
+@dataclass
+class Committed:
+    """A round that one stage of a pipeline did and committed to."""
+
+    trace: RoundTrace
+    position: Position
+    spec: TrainingSpec
+    total: int
+
+    @property
+    def root(self) -> str:
+        return self.trace.tree().root.hex()
+
+    def opening(self, step: int) -> bytes:
+        return write_opening(self.trace, step, self.trace.states[step], self.position, len(micro_batches(self.spec)))
+
+
+def commit_round(line: Pipeline, stage: int, steps: int, total: int, first_step: int = 0) -> Committed:
+    """An honest round of the whole pipeline, as ``stage`` commits to it, with every state kept."""
+    position = Position(stage, len(line.stages))
+    own, spec = line.stages[stage], line.stages[stage].training
+    micros = len(micro_batches(spec))
+    trace = RoundTrace(first_step, own.state().parameters, 1)
+    for index in range(steps):
+        step = first_step + index
+        trace.states[index] = own.state()
+        before = own.state_digest()
+        loss = line.step(step, total)
+        _, samples = line.tokens.sample(spec.seed, step, line.replica, spec.batch)
+        recorder = line.recorders[stage]
+        leaf = StepLeaf(
+            step=step, env_class=ENV, samples=samples,
+            received=digests(recorder.received, position.expected(micros)),
+            sent=digests(recorder.sent, position.produced(micros)),
+            before=before, after=own.state_digest(), anchor=vector_digest(trace.anchor),
+            loss=loss if own.cut.is_last else None,
+        )  # fmt: skip
+        trace.add(leaf, recorder.received)
+    trace.bind(hashlib.sha256(pseudo_gradient(trace.anchor, own.parameters, spec)).hexdigest())
+    return Committed(trace, position, spec, total)

@@ -1,0 +1,149 @@
+"""Tensors as bytes: what comes back, and what is refused."""
+
+import struct
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainer.codecs import BLOCK, CodecName, decode, encode, encoded_size
+from trainer.errors import CodecError, NonFiniteError
+
+CODECS: list[CodecName] = ["fp32", "int8-token", "int8-block"]
+ALL = pytest.mark.parametrize("codec", CODECS)
+
+shapes = st.lists(st.integers(1, 9), min_size=1, max_size=4).map(tuple)
+magnitudes = st.floats(1e-20, 1e20)
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> torch.Tensor:
+    shape, seed, scale = draw(shapes), draw(st.integers(0, 2**32)), draw(magnitudes)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * scale
+
+
+@ALL
+@settings(deadline=None, max_examples=60)
+@given(tensor=tensors())
+def test_what_is_decoded_is_near_what_was_encoded(codec: CodecName, tensor: torch.Tensor) -> None:
+    data = encode(tensor, codec)
+    assert len(data) == encoded_size(tuple(tensor.shape), codec)
+    back = decode(data, tuple(tensor.shape), codec)
+    if codec == "fp32":
+        assert torch.equal(back, tensor)
+        return
+    flat = tensor.flatten() if codec == "int8-block" else tensor.reshape(-1, tensor.shape[-1])
+    rows = flat.split(BLOCK) if codec == "int8-block" else list(flat)
+    other = back.flatten().split(BLOCK) if codec == "int8-block" else list(back.reshape(-1, tensor.shape[-1]))
+    for row, decoded in zip(rows, other, strict=True):
+        assert (row - decoded).abs().max() <= row.abs().max() / 127 * 0.5001
+
+
+@ALL
+@settings(deadline=None, max_examples=30)
+@given(tensor=tensors())
+def test_decoding_and_encoding_again_changes_nothing(codec: CodecName, tensor: torch.Tensor) -> None:
+    shape = tuple(tensor.shape)
+    once = decode(encode(tensor, codec), shape, codec)
+    assert torch.allclose(decode(encode(once, codec), shape, codec), once, rtol=1e-6, atol=0)
+
+
+@ALL
+@settings(deadline=None, max_examples=100)
+@given(noise=st.binary(max_size=300))
+def test_noise_is_refused(codec: CodecName, noise: bytes) -> None:
+    with pytest.raises(CodecError):
+        decode(noise, (4, 8), codec)
+
+
+@ALL
+@settings(deadline=None, max_examples=100)
+@given(at=st.integers(0, 2**16), value=st.integers(0, 255))
+def test_one_changed_byte_gives_a_finite_tensor_or_an_error(codec: CodecName, at: int, value: int) -> None:
+    data = bytearray(encode(torch.randn(4, 8, generator=torch.Generator().manual_seed(1)), codec))
+    data[at % len(data)] = value
+    try:
+        back = decode(data, (4, 8), codec)
+    except CodecError:
+        return
+    assert back.shape == (4, 8)
+    assert bool(torch.isfinite(back).all())
+
+
+@ALL
+@pytest.mark.parametrize("change", [-1, 1, 1000])
+def test_another_length_is_refused_with_both_lengths(codec: CodecName, change: int) -> None:
+    data = encode(torch.ones(4, 8), codec)
+    data = data[:change] if change < 0 else data + bytes(change)
+    with pytest.raises(CodecError, match=rf"{len(data):,} bytes where"):
+        decode(data, (4, 8), codec)
+
+
+@ALL
+def test_another_shape_of_the_same_size_is_refused(codec: CodecName) -> None:
+    with pytest.raises(CodecError, match="is expected"):
+        decode(encode(torch.ones(4, 8), "fp32"), (8, 4), "fp32")
+    with pytest.raises(CodecError):
+        decode(encode(torch.ones(4, 8), codec), (4, 8, 1), codec)
+
+
+def test_another_codec_is_refused() -> None:
+    data = encode(torch.ones(1, 64), "int8-block")
+    assert encoded_size((1, 64), "int8-token") == len(data)
+    with pytest.raises(CodecError, match="int8-token"):
+        decode(data, (1, 64), "int8-token")
+
+
+def test_a_shape_that_promises_terabytes_costs_nothing() -> None:
+    data = bytearray(encode(torch.ones(4, 8), "fp32"))
+    struct.pack_into("<QQ", data, 8, 2**40, 2**40)
+    with pytest.raises(CodecError, match="is expected"):
+        decode(data, (4, 8), "fp32")
+
+
+@ALL
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_what_is_not_finite_is_never_sent(codec: CodecName, bad: float) -> None:
+    tensor = torch.ones(3, 70)
+    tensor[1, 69] = bad
+    with pytest.raises(NonFiniteError, match="NaN or infinite"):
+        encode(tensor, codec)
+
+
+@ALL
+@pytest.mark.parametrize("bits", [0x7FC00000, 0x7F800000, 0xFF800000])
+def test_what_is_not_finite_is_never_received(codec: CodecName, bits: int) -> None:
+    data = bytearray(encode(torch.ones(4, 8), codec))
+    struct.pack_into("<I", data, 8 + 16, bits)  # The first value, or the first scale.
+    with pytest.raises(NonFiniteError):
+        decode(data, (4, 8), codec)
+
+
+def test_a_scale_that_overflows_is_refused() -> None:
+    data = bytearray(encode(torch.ones(4, 8), "int8-token"))
+    struct.pack_into("<f", data, 8 + 16, 3e38)
+    with pytest.raises(NonFiniteError):
+        decode(data, (4, 8), "int8-token")
+
+
+def test_a_negative_scale_is_refused() -> None:
+    data = bytearray(encode(torch.ones(4, 8), "int8-token"))
+    struct.pack_into("<f", data, 8 + 16, -1.0)
+    with pytest.raises(CodecError, match="negative scale"):
+        decode(data, (4, 8), "int8-token")
+
+
+@ALL
+def test_zeros_stay_zeros(codec: CodecName) -> None:
+    assert torch.equal(decode(encode(torch.zeros(5, 70), codec), (5, 70), codec), torch.zeros(5, 70))
+
+
+@ALL
+def test_an_empty_tensor_survives(codec: CodecName) -> None:
+    assert decode(encode(torch.zeros(0, 4), codec), (0, 4), codec).shape == (0, 4)
+
+
+def test_int8_takes_a_quarter_of_the_bytes() -> None:
+    assert encoded_size((10_000, 64), "fp32") / encoded_size((10_000, 64), "int8-block") > 3.7
+    assert encoded_size((16, 128, 192), "fp32") / encoded_size((16, 128, 192), "int8-token") > 3.9
