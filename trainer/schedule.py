@@ -89,9 +89,12 @@ def _advance(
     action = actions[position[stage]]
     forward = action.kind == "forward"
     source = stage - 1 if forward else stage + 1
-    ready = 0 if not 0 <= source < stages else done.get((source, action))
-    if ready is None:
+    needed = [(source, action)] if 0 <= source < stages else []
+    if not forward:
+        needed.append((stage, Action("forward", action.micro)))
+    if any(before not in done for before in needed):
         return False
+    ready = max((done[before] for before in needed), default=0)
     clock[stage] = max(clock[stage], ready) + (1 if forward else backward_cost)
     done[stage, action] = clock[stage]
     position[stage] += 1
