@@ -19,6 +19,9 @@ class PeerLimits:
     memory_total: int = 1 << 30  # What a home PC can spare for messages that arrive.
     buffered_high: int = 256 << 10  # Queue before the wire: two chunks' time at 1 Mbit/s for what is more urgent.
     buffered_low: int = 64 << 10  # Refill before it runs dry.
+    fragments: int = (
+        8 << 20
+    )  # Bytes of unfinished SCTP messages: frames are short, so an honest peer has under 1 MB of them.
     ping_s: float = 1.0
     silent_s: float = 5.0  # A peer that says nothing for so long is dead; home links stutter for a second or two.
     answer_s: float = 8.0  # The peer gathers for up to 5 s where its STUN server does not answer.

@@ -178,6 +178,8 @@ class Link:
             waiting = self._inbox.awaits_bytes and self._inbox.progress == progress
             stalled = stalled + 1 if waiting else 0
             progress = self._inbox.progress
+            if self._connection.fragments > limits.fragments:
+                raise MalformedFrameError(f"{self._connection.fragments} bytes of unfinished SCTP messages")
             if stalled * limits.ping_s > limits.stall_s:
                 raise MalformedFrameError(
                     f"the peer has announced a message and sent nothing of it for {limits.stall_s} s"

@@ -116,6 +116,7 @@ class RtcConnection:
         self._intruded = False
         self._lanes: dict[Lane, RtcLane] = {}
         self._low = low
+        self._window = 0
         self._pc.on("connectionstatechange", self._changed.set)
         self._pc.on("datachannel", self._on_foreign_channel)
 
@@ -135,6 +136,12 @@ class RtcConnection:
         """Kinds of the nominated candidates, local and remote; empty before there is one."""
         nominated = self._ice_connection()._nominated.get(1)
         return f"{nominated.local_candidate.type}/{nominated.remote_candidate.type}" if nominated else ""
+
+    @property
+    def fragments(self) -> int:
+        """Bytes received of SCTP messages that are not complete; aiortc itself sets no bound to them."""
+        assert self._pc.sctp is not None
+        return max(0, self._window - self._pc.sctp._advertised_rwnd)
 
     async def offer(self) -> Description:
         """Gather candidates and return the local offer."""
@@ -206,6 +213,8 @@ class RtcConnection:
         for lane in Lane:
             channel = self._pc.createDataChannel(lane.name.lower(), negotiated=True, id=int(lane))
             self._lanes[lane] = RtcLane(channel, self._low)
+        assert self._pc.sctp is not None
+        self._window = self._pc.sctp._advertised_rwnd
         connection = self._ice_connection()
         connection.check_start = _direct_first(connection)
         if self._loopback:

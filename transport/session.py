@@ -84,7 +84,7 @@ class PeerContext:
         *,
         loopback: bool,
     ) -> None:
-        """Take the node's parts; a fresh session nonce marks this process."""
+        """Take the node's parts."""
         self.key = key
         self.send_signal = send_signal
         self.on_message = on_message
@@ -92,7 +92,6 @@ class PeerContext:
         self.clock = clock
         self.limits = limits
         self.loopback = loopback
-        self.nonce = secrets.token_bytes(16)
         self.budget = MemoryBudget(limits.memory_total, limits.memory_per_peer)
 
 
@@ -108,6 +107,7 @@ class PeerSession:
         self._outbox = Outbox(context.limits)
         self._inbox = Inbox(context.limits, context.budget, self._deliver, self._reply)
         self._link: Link | None = None
+        self._nonce = secrets.token_bytes(16)
         self._seen_session = b""
         self._link_nonce = b""
         self._offer: Opened | None = None
@@ -312,7 +312,7 @@ class PeerSession:
             context.key,
             kind,
             self._address,
-            session=context.nonce,
+            session=self._nonce,
             now=context.clock.time(),
             floor=self._outbox.floor,
             reply_to=reply_to,

@@ -42,7 +42,7 @@ class SignalBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What is signed.
 
     Attributes:
-        session: the sender's process: a new one after every restart.
+        session: numbers of messages count within it: a new one after every restart, and when a peer is allowed anew.
         nonce: names this envelope.
         reply_to: the nonce of the offer that an answer answers, or of the last offer that a request's sender has seen.
         floor: the sender's messages with smaller ids are settled.

@@ -2,7 +2,9 @@
 
 import asyncio
 from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
@@ -137,30 +139,10 @@ async def _play(moves: list[tuple[str, int, Lane]]) -> None:
     sent: list[Outgoing] = []
     seen: Counter[bytes] = Counter()
     for verb, number, lane in moves:
-        match verb:
-            case "put":
-                payload = (str(len(sent)).encode() + b":").ljust(number, b"x")
-                sent.append(wire.put(payload, lane))
-            case "cancel" if number < len(sent) and not sent[number].done.done():
-                wire.outbox.cancel(sent[number])
-            case "cut":
-                wire.cut()
-            case "handle":
-                for _ in range(min(number, len(wire.delivered))):
-                    seen[bytes(wire.delivered[0].payload[:8]).split(b":")[0]] += 1
-                    wire.handle_one()
-            case "send":
-                for _ in range(number):
-                    wire.send_one()
-            case "receive":
-                for _ in range(number):
-                    wire.receive_one(lane)
-            case "answer":
-                for _ in range(number):
-                    wire.answer_one()
+        _move(wire, sent, seen, verb, number, lane)
         assert wire.budget.held <= LIMITS.memory_per_peer
     for payload in wire.run_dry():
-        seen[payload[:8].split(b":")[0]] += 1
+        seen[_name(payload)] += 1
     for index, message in enumerate(sent):
         count = seen[str(index).encode()]
         assert message.done.cancelled() or (message.done.done() and count == 1)
@@ -169,6 +151,31 @@ async def _play(moves: list[tuple[str, int, Lane]]) -> None:
     assert not wire.outbox.wanted
     assert list(wire.outbox.pending) == []
     assert wire.outbox.floor == wire.outbox._next_id
+
+
+def _name(payload: bytes | memoryview) -> bytes:
+    return bytes(payload[:8]).split(b":")[0]
+
+
+def _move(wire: Wire, sent: list[Outgoing], seen: Counter[bytes], verb: str, number: int, lane: Lane) -> None:
+    match verb:
+        case "put":
+            sent.append(wire.put(f"{len(sent)}:".encode().ljust(number, b"x"), lane))
+        case "cancel" if number < len(sent) and not sent[number].done.done():
+            wire.outbox.cancel(sent[number])
+        case "cut":
+            wire.cut()
+        case "handle":
+            for _ in range(min(number, len(wire.delivered))):
+                seen[_name(wire.delivered[0].payload)] += 1
+                wire.handle_one()
+    steps: dict[str, Callable[[], bool]] = {
+        "send": wire.send_one,
+        "answer": wire.answer_one,
+        "receive": partial(wire.receive_one, lane),
+    }
+    for _ in range(number if verb in steps else 0):
+        steps[verb]()
 
 
 @pytest.fixture

@@ -25,7 +25,6 @@ WHY_NOT = missing()
 pytestmark = [
     pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT or "the test-bed can be built"),
     pytest.mark.slow,
-    pytest.mark.xdist_group("network-namespaces"),
 ]
 
 

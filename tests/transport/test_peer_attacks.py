@@ -212,6 +212,18 @@ async def test_a_channel_that_nobody_agreed_on_closes_the_link(switchboard: Swit
     await until(lambda: b.net.stats()[a.address].state is LinkState.IDLE)
 
 
+async def test_a_frame_without_end_closes_the_link(switchboard: Switchboard, caplog: pytest.LogCaptureFixture) -> None:
+    """aiortc would gather its fragments for as long as they come."""
+    a, b = await switchboard.pair(replace(QUICK, fragments=1 << 20))
+    await a.net.send(b.address, Lane.CONTROL, b"x")
+    connection = raw(a, b)
+    assert connection._pc.sctp is not None
+    connection._pc.sctp._remote_max_message_size = 0
+    connection.lanes[Lane.BULK].send(bytes(32 << 20))
+    await until(lambda: b.net.stats()[a.address].state is LinkState.IDLE)
+    assert "bytes of unfinished SCTP messages" in caplog.text
+
+
 async def test_questions_without_reading_the_answers_close_the_link(switchboard: Switchboard) -> None:
     a, b = await switchboard.pair(replace(QUICK, buffered_high=-1))  # b's answers never leave its queue
     await b.net.allow({a.address})

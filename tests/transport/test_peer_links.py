@@ -164,6 +164,19 @@ async def test_a_peer_that_leaves_the_plan_is_cut_off_at_once(switchboard: Switc
     await until(lambda: b.net.stats()[a.address].state is not LinkState.UP)
 
 
+async def test_a_peer_that_comes_back_into_the_plan_is_heard_again(switchboard: Switchboard) -> None:
+    """Message numbers start anew with it, and the other side, which never forgot, must not take them for repeats."""
+    a, b = await switchboard.pair(QUICK)
+    for number in range(3):
+        await a.net.send(b.address, Lane.CONTROL, str(number).encode())
+    await a.net.allow(set())
+    await a.net.allow({b.address})
+    for number in range(3, 6):
+        await a.net.send(b.address, Lane.CONTROL, str(number).encode())
+    await b.net.send(a.address, Lane.CONTROL, b"heard")
+    assert [m.header for m in b.received] == [b"0", b"1", b"2", b"3", b"4", b"5"]
+
+
 async def test_who_may_be_allowed_has_bounds(switchboard: Switchboard) -> None:
     node = switchboard.join(limits=replace(QUICK, max_peers=2))
     with pytest.raises(PeerNotAllowedError, match="at most 2"):
