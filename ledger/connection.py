@@ -13,6 +13,7 @@ from solana.rpc.core import RPCException
 from solana.rpc.jsonrpc import JsonRpcErrorCode, JsonRpcRequest, SolanaJsonRpcError
 from solana.rpc.models import MemcmpOpts, TxOpts
 from solders.account import Account
+from solders.errors import SerdeJSONError
 from solders.hash import Hash
 from solders.pubkey import Pubkey
 from solders.rpc.errors import NodeUnhealthyMessage, SendTransactionPreflightFailureMessage
@@ -142,7 +143,7 @@ class Connection:
                 message = f"{self.url} is not the embedded ledger: configure program and mint for a cluster"
                 raise LedgerAnswerError(message) from error
             raise LedgerAnswerError(f"{self.url} answered: {error}") from error
-        except ValueError as error:  # pydantic, json and solders all derive from it
+        except (ValueError, SerdeJSONError) as error:  # Those of pydantic and json derive from ValueError.
             raise LedgerAnswerError(f"{self.url} answers nothing that Solana's RPC would: {error}") from error
 
     def _translate(self, message: Any) -> Exception:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NewType
 
@@ -29,6 +29,9 @@ from ledger.program.build import program_path
 from ledger.program.interface import LOADER, Market
 
 Lamports = NewType("Lamports", int)
+
+Entropy = Callable[[int], bytes]
+"""That many bytes which nobody can guess."""
 
 ROOT_LAMPORTS = Lamports(500_000_000 * 10**9)  # Nearly all SOL that exists: the faucet never runs dry.
 WRITE_CHUNK = 1000  # Bytes of program a transaction: what fits 1,232 with signature, keys and header.
@@ -61,11 +64,11 @@ class Genesis:
         return self.market.wallet(self.treasury.pubkey())
 
 
-def open_chain(store: Store, clock: Clock) -> tuple[Chain, Genesis]:
+def open_chain(store: Store, clock: Clock, entropy: Entropy = secrets.token_bytes) -> tuple[Chain, Genesis]:
     """Open the ledger in ``store``, creating whatever an interrupted first start has not created yet."""
     for name in _KEYS:
-        _keep(store, f"key:{name}", secrets.token_bytes(32))
-    secret = _keep(store, "blockhash-secret", secrets.token_bytes(32))
+        _keep(store, f"key:{name}", entropy(32))
+    secret = _keep(store, "blockhash-secret", entropy(32))
     started = struct.unpack("<d", _keep(store, "genesis-time", struct.pack("<d", clock())))[0]
     keys = [Keypair.from_seed(_keep(store, f"key:{name}", b"")) for name in _KEYS]
     genesis = Genesis(*keys)
@@ -75,7 +78,7 @@ def open_chain(store: Store, clock: Clock) -> tuple[Chain, Genesis]:
     if chain.account(genesis.mint.pubkey()) is None:
         _create_token(chain, genesis)
     if chain.account(genesis.program.pubkey()) is None:
-        deploy(chain, genesis.root, genesis.program, program_path(3).read_bytes())
+        deploy(chain, genesis.root, genesis.program, program_path(3).read_bytes(), Keypair.from_seed(entropy(32)))
     if chain.account(genesis.market.terms()) is None:
         _set_terms(chain, genesis)
     return chain, genesis
@@ -119,9 +122,12 @@ def _set_terms(chain: Chain, genesis: Genesis) -> None:
     send(chain, [terms], [genesis.root])
 
 
-def deploy(chain: Chain, payer: Keypair, program: Keypair, code: bytes) -> None:
-    """Deploy a program through the upgradeable loader, as on a cluster: buffer, chunks, deploy."""
-    buffer, owner = Keypair(), payer.pubkey()
+def deploy(chain: Chain, payer: Keypair, program: Keypair, code: bytes, buffer: Keypair) -> None:
+    """Deploy a program through the upgradeable loader, as on a cluster: buffer, chunks, deploy.
+
+    ``buffer`` is a fresh key; ``payer`` becomes the upgrade authority.
+    """
+    owner = payer.pubkey()
     size = _BUFFER_HEADER + len(code)
     space = CreateAccountParams(
         from_pubkey=owner, to_pubkey=buffer.pubkey(), lamports=chain.rent_minimum(size), space=size, owner=LOADER
@@ -146,7 +152,9 @@ def deploy(chain: Chain, payer: Keypair, program: Keypair, code: bytes) -> None:
     chain.tick(at_least=chain.slot + 1)  # A program can be called from the next slot on.
 
 
-def give(chain: Chain, genesis: Genesis, owner: Pubkey, tokens: int, lamports: int) -> str:
+def give(
+    chain: Chain, genesis: Genesis, owner: Pubkey, tokens: int, lamports: int, entropy: Entropy = secrets.token_bytes
+) -> str:
     """The faucet: SOL and test tokens for anybody; returns the signature."""
     root, market = genesis.root.pubkey(), genesis.market
     instructions: list[Instruction] = []
@@ -160,7 +168,7 @@ def give(chain: Chain, genesis: Genesis, owner: Pubkey, tokens: int, lamports: i
         )  # fmt: skip
         instructions.append(token.mint_to_checked(minted))
     # Two equal gifts within one slot would be one and the same transaction; a random memo sets them apart.
-    note = MemoParams(program_id=MEMO_PROGRAM_ID, signer=root, message=b"faucet " + secrets.token_hex(8).encode())
+    note = MemoParams(program_id=MEMO_PROGRAM_ID, signer=root, message=b"faucet " + entropy(8).hex().encode())
     instructions.append(create_memo(note))
     return send(chain, instructions, [genesis.root])
 

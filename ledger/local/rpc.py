@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
-from solders.hash import Hash
+from solders.hash import Hash, ParseHashError
 from solders.message import from_bytes_versioned
 from solders.pubkey import Pubkey
-from solders.transaction import VersionedTransaction
+from solders.transaction import SanitizeError, VersionedTransaction
 
 from ledger import base58
 from ledger.errors import LedgerError
@@ -128,7 +128,7 @@ class Rpc:
     def _is_blockhash_valid(self, params: Params) -> Json:
         try:
             blockhash = Hash.from_string(_text(params, 0))
-        except ValueError as error:
+        except ParseHashError as error:
             raise RpcError(INVALID_PARAMS, f"Invalid param: no blockhash: {error}") from error
         return self._with_context(self._chain.is_valid_blockhash(blockhash))
 
@@ -335,6 +335,6 @@ def _transaction(params: Params) -> VersionedTransaction:
     try:
         transaction = VersionedTransaction.from_bytes(wire)
         transaction.sanitize()
-    except ValueError as error:
+    except (ValueError, SanitizeError) as error:
         raise RpcError(INVALID_PARAMS, f"failed to deserialize transaction: {error}") from error
     return transaction
