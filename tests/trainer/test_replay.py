@@ -1,0 +1,300 @@
+"""Honest steps replay bit for bit; every lie is caught."""
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load, save
+
+from tests.trainer.router import make_plan
+from tests.trainer.small import (
+    ENV,
+    FAMILY_CONFIGS,
+    Committed,
+    Pipeline,
+    commit_round,
+    config_of,
+    cuts,
+    pipeline,
+    training,
+)
+from trainer.conduct import Conduct, WrongGradients
+from trainer.data import TokenFile
+from trainer.replay import Auditor, state_before
+from trainer.stage import Stage, StageState, learning_rate
+from trainer.steps import Position, Recorded, Recorder, accumulate, digests
+from trainer.trace import MAX_AUDIT_BYTES, state_interval
+from transport.wire.job import TrainingSpec
+from transport.wire.task import AuditReport, ReplayStep
+
+AUDIT = "a" * 32
+TOTAL = 12
+
+
+def auditor(folder: Path, spec: TrainingSpec, env: str = ENV, family: str = "llama") -> Auditor:
+    return Auditor(config_of(family), spec, folder / "train.bin", env, "cpu")
+
+
+def command(done: Committed, step: int, **changes: Any) -> ReplayStep:
+    edges = [(cut.first, cut.last) for cut in cuts(3, done.position.stages)]
+    values: dict[str, Any] = {
+        "audit": AUDIT, "plan": make_plan(edges, [0, 1]), "stage": done.position.stage, "replica": 0, "round": 0,
+        "first_step": done.trace.first_step, "step": step, "total_steps": done.total, "root": done.root,
+        "leaves": len(done.trace.leaves), "opening": "0" * 64,
+    }  # fmt: skip
+    return ReplayStep(**(values | changes))
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+@pytest.mark.parametrize("activations", ["int8", "fp32"])
+def test_every_honest_step_of_every_stage_matches(
+    stage: int, activations: Any, folder: Path, tokens: TokenFile
+) -> None:
+    spec = training(activations=activations)
+    line = pipeline("llama", 3, tokens, spec)
+    commit_round(line, stage, 3, TOTAL)
+    done = commit_round(line, stage, 4, TOTAL, first_step=3)
+    for step in range(4):
+        report = auditor(folder, spec).judge(command(done, step), done.opening(step))
+        assert report.verdict == "match", report.detail
+        assert report.operations > 0
+
+
+@pytest.mark.parametrize("family", FAMILY_CONFIGS)
+def test_every_family_replays(family: str, folder: Path, tokens: TokenFile) -> None:
+    spec = training()
+    done = commit_round(pipeline(family, 2, tokens, spec), 1, 2, TOTAL)
+    assert auditor(folder, spec, family=family).judge(command(done, 1), done.opening(1)).verdict == "match"
+
+
+def test_another_environment_class_is_incomparable_and_not_a_mismatch(folder: Path, tokens: TokenFile) -> None:
+    done = commit_round(pipeline("llama", 2, tokens, training()), 0, 2, TOTAL)
+    report = auditor(folder, training(), env="another").judge(command(done, 1), done.opening(1))
+    assert report.verdict == "incomparable"
+    assert ENV in report.detail
+    assert "another" in report.detail
+
+
+# --- lies about the computation ---------------------------------------------------------------------------------------
+
+Lie = Callable[[Stage, np.ndarray[Any, Any], float], tuple[np.ndarray[Any, Any], float]]
+
+
+def wrong_labels(stage: Stage, windows: Any, rate: float) -> tuple[Any, float]:
+    windows = windows.copy()
+    windows[0, -1] = (windows[0, -1] + 1) % 300
+    return windows, rate
+
+
+def other_data(stage: Stage, windows: Any, rate: float) -> tuple[Any, float]:
+    return (windows + 1) % 300, rate
+
+
+def half_the_batch_twice(stage: Stage, windows: Any, rate: float) -> tuple[Any, float]:
+    return np.concatenate([windows[:2], windows[:2]]), rate
+
+
+def rate_off_by_one_percent(stage: Stage, windows: Any, rate: float) -> tuple[Any, float]:
+    return windows, rate * 1.01
+
+
+def noise(stage: Stage, windows: Any, rate: float) -> tuple[Any, float]:
+    stage.parameters.add_(torch.randn(stage.parameters.shape, generator=torch.Generator().manual_seed(3)), alpha=1e-4)
+    return windows, rate
+
+
+def one_bit(stage: Stage, windows: Any, rate: float) -> tuple[Any, float]:
+    stage.parameters.view(torch.int32)[0] ^= 1
+    return windows, rate
+
+
+def half_precision(stage: Stage, windows: Any, rate: float) -> tuple[Any, float]:
+    stage.parameters.copy_(stage.parameters.bfloat16().float())
+    return windows, rate
+
+
+LIES: list[Lie] = [
+    wrong_labels, other_data, half_the_batch_twice, rate_off_by_one_percent, noise, one_bit, half_precision,
+]  # fmt: skip
+
+
+def lie_in_step(done: Committed, line: Pipeline, step: int, lie: Lie) -> Committed:
+    """Do ``step`` again as a liar would, who commits to what came of it and opens it faithfully."""
+    spec, stage = done.spec, line.stages[done.position.stage]
+    stage.restore(done.trace.states[step])
+    windows, _ = line.tokens.sample(spec.seed, done.trace.first_step + step, 0, spec.batch)
+    rate = learning_rate(spec, done.trace.first_step + step, done.total)
+    windows, rate = lie(stage, windows, rate)
+    recorder = Recorder(Recorded(done.trace.payloads[step]))
+    loss = accumulate(stage, done.position, windows, recorder)
+    stage.adam_step(rate)
+    done.trace.leaves[step] = msgspec.structs.replace(
+        done.trace.leaves[step], after=stage.state_digest(), loss=loss,
+        sent=digests(recorder.sent, done.position.produced(spec.micro_batches)),
+    )  # fmt: skip
+    return done
+
+
+@pytest.mark.parametrize("lie", LIES, ids=lambda lie: lie.__name__)
+def test_a_step_that_was_done_otherwise_is_a_mismatch(lie: Lie, folder: Path, tokens: TokenFile) -> None:
+    line = pipeline("llama", 2, tokens, training())
+    done = lie_in_step(commit_round(line, 1, 3, TOTAL), line, 1, lie)
+    report = auditor(folder, training()).judge(command(done, 1), done.opening(1))
+    assert report.verdict == "mismatch", lie.__name__
+    assert report.detail
+
+
+def test_a_skipped_step_is_a_mismatch(folder: Path, tokens: TokenFile) -> None:
+    done = commit_round(pipeline("llama", 2, tokens, training()), 1, 3, TOTAL)
+    leaf = done.trace.leaves[1]
+    done.trace.leaves[1] = msgspec.structs.replace(leaf, after=leaf.before)
+    assert auditor(folder, training()).judge(command(done, 1), done.opening(1)).verdict == "mismatch"
+
+
+def test_gradients_turned_around_are_a_mismatch(folder: Path, tokens: TokenFile) -> None:
+    line = pipeline("llama", 1, tokens, training())
+    liar = WrongGradients()
+    original = line.step
+    line.step = lambda step, total, conduct=None: original(step, total, liar)  # type: ignore[method-assign]
+    done = commit_round(line, 0, 2, TOTAL)
+    for step in range(2):
+        assert auditor(folder, training()).judge(command(done, step), done.opening(step)).verdict == "mismatch"
+
+
+def test_honest_conduct_changes_nothing() -> None:
+    assert Conduct().root(b"x") == b"x"
+    assert not Conduct().skips()
+
+
+def test_samples_of_another_replica_are_a_mismatch(folder: Path, tokens: TokenFile) -> None:
+    done = commit_round(pipeline("llama", 2, tokens, training()), 1, 2, TOTAL)
+    report = auditor(folder, training()).judge(command(done, 1, replica=1), done.opening(1))
+    assert report.verdict == "mismatch"
+    assert "samples" in report.detail
+
+
+def test_a_step_that_does_not_begin_where_the_last_ended_is_a_mismatch(folder: Path, tokens: TokenFile) -> None:
+    done = commit_round(pipeline("llama", 2, tokens, training()), 1, 3, TOTAL)
+    done.trace.leaves[0] = msgspec.structs.replace(done.trace.leaves[0], after="1" * 64)
+    report = auditor(folder, training()).judge(command(done, 1), done.opening(1))
+    assert report.verdict == "mismatch"
+    assert "one before" in report.detail
+
+
+def test_a_round_that_does_not_begin_with_its_anchor_is_a_mismatch(folder: Path, tokens: TokenFile) -> None:
+    done = commit_round(pipeline("llama", 2, tokens, training()), 1, 2, TOTAL)
+    done.trace.leaves = [msgspec.structs.replace(leaf, anchor="1" * 64) for leaf in done.trace.leaves]
+    for step in range(2):
+        report = auditor(folder, training()).judge(command(done, step), done.opening(step))
+        assert report.verdict == "mismatch"
+        assert "anchor" in report.detail
+
+
+def test_a_pseudo_gradient_that_the_round_does_not_give_is_a_mismatch(folder: Path, tokens: TokenFile) -> None:
+    done = commit_round(pipeline("llama", 2, tokens, training()), 1, 2, TOTAL)
+    done.trace.bind("2" * 64)
+    report = auditor(folder, training()).judge(command(done, 1), done.opening(1))
+    assert report.verdict == "mismatch"
+    assert "pseudo-gradient" in report.detail
+
+
+# --- openings that do not belong to the commitment --------------------------------------------------------------------
+
+
+def test_a_forged_root_is_malformed(folder: Path, tokens: TokenFile) -> None:
+    done = commit_round(pipeline("llama", 2, tokens, training()), 1, 2, TOTAL)
+    forged = hashlib.sha256(b"forged").hexdigest()
+    assert auditor(folder, training()).judge(command(done, 1, root=forged), done.opening(1)).verdict == "malformed"
+
+
+@pytest.mark.parametrize("change", [{"step": 0}, {"leaves": 3}, {"leaves": 1}, {"stage": 0}])
+def test_an_opening_of_something_else_is_malformed(change: dict[str, int], folder: Path, tokens: TokenFile) -> None:
+    done = commit_round(pipeline("llama", 2, tokens, training()), 1, 2, TOTAL)
+    asked = msgspec.structs.replace(command(done, 1), **change)
+    assert auditor(folder, training()).judge(asked, done.opening(1)).verdict == "malformed"
+
+
+@pytest.mark.parametrize("name", ["parameters", "first_moment", "second_moment", "received.0", "received.1", "anchor"])
+@pytest.mark.parametrize("how", ["removed", "changed", "reshaped", "retyped"])
+def test_a_tampered_part_never_matches(name: str, how: str, folder: Path, tokens: TokenFile) -> None:
+    done = commit_round(pipeline("llama", 2, tokens, training()), 1, 2, TOTAL)
+    tensors = load(done.opening(1))
+    if how == "removed":
+        del tensors[name]
+    elif how == "changed":
+        tensors[name] = tensors[name].clone()
+        tensors[name][40] += 1
+    elif how == "reshaped":
+        tensors[name] = tensors[name][:-1].clone()
+    else:
+        tensors[name] = tensors[name].to(torch.float64)
+    report = auditor(folder, training()).judge(command(done, 1), save(tensors))
+    assert report.verdict == ("mismatch" if (name, how) == ("anchor", "changed") else "malformed")
+
+
+@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(noise=st.binary(max_size=400))
+def test_noise_is_malformed(noise: bytes, folder: Path) -> None:
+    edges = [(0, 1), (1, 3)]
+    replay = ReplayStep(AUDIT, make_plan(edges, [0]), 1, 0, 0, 0, 0, TOTAL, "0" * 64, 2, "0" * 64)
+    assert auditor(folder, training()).judge(replay, noise).verdict == "malformed"
+
+
+def test_any_cut_off_opening_is_malformed(folder: Path, tokens: TokenFile) -> None:
+    done = commit_round(pipeline("llama", 2, tokens, training()), 1, 2, TOTAL)
+    opening = done.opening(1)
+    for length in (0, 7, 8, 100, len(opening) // 2, len(opening) - 1):
+        assert auditor(folder, training()).judge(command(done, 1), opening[:length]).verdict == "malformed"
+
+
+def test_a_head_that_is_no_message_is_malformed(folder: Path, tokens: TokenFile) -> None:
+    done = commit_round(pipeline("llama", 2, tokens, training()), 1, 2, TOTAL)
+    for head in (b"", b"\xc1", b"\x80", b"x" * (2 << 20)):
+        tensors = load(done.opening(1)) | {"head": torch.tensor(list(head), dtype=torch.uint8)}
+        assert auditor(folder, training()).judge(command(done, 1), save(tensors)).verdict == "malformed"
+
+
+def test_payloads_that_no_neighbour_could_have_sent_are_a_mismatch(folder: Path, tokens: TokenFile) -> None:
+    done = commit_round(pipeline("llama", 2, tokens, training()), 1, 2, TOTAL)
+    garbage = b"garbage"
+    done.trace.payloads[1]["activation", 0] = garbage
+    leaf = done.trace.leaves[1]
+    named = (hashlib.sha256(garbage).hexdigest(), *leaf.received[1:])
+    done.trace.leaves[1] = msgspec.structs.replace(leaf, received=named)
+    report = auditor(folder, training()).judge(command(done, 1), done.opening(1))
+    assert report.verdict == "mismatch"
+    assert "received" in report.detail
+
+
+# --- states between those that are kept -------------------------------------------------------------------------------
+
+
+def test_a_state_that_was_not_kept_is_found_again_by_running(tokens: TokenFile) -> None:
+    spec = training(activations="int8")
+    done = commit_round(pipeline("llama", 2, tokens, spec), 0, 4, TOTAL)
+    kept = dict(done.trace.states)
+    done.trace.states = {0: kept[0], 2: kept[2]}
+    scratch = Stage(config_of(), cuts(3, 2)[0], spec, initialise=False)
+    for step in range(4):
+        found: StageState = state_before(done.trace, step, scratch, Position(0, 2), tokens, 0, TOTAL)
+        assert found.digest() == kept[step].digest()
+
+
+def test_as_many_states_are_kept_as_the_budget_allows() -> None:
+    assert state_interval(100, 1 << 20, 0) == 1
+    assert state_interval(100, 1 << 28, 0) == 50
+    assert state_interval(10, MAX_AUDIT_BYTES, 0) == 10
+    assert state_interval(10, 1 << 20, MAX_AUDIT_BYTES) == 10
+
+
+def test_a_verdict_is_a_bounded_message(folder: Path, tokens: TokenFile) -> None:
+    done = commit_round(pipeline("llama", 2, tokens, training()), 1, 2, TOTAL)
+    report = auditor(folder, training()).judge(command(done, 1), done.opening(1))
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(report), type=AuditReport) == report
