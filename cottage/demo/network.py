@@ -8,10 +8,10 @@ from urllib.parse import urlsplit
 from cottage.demo.options import Options
 from cottage.demo.processes import Household, Role, wait_for_file
 from ledger.client import Ledger, LedgerConfig
-from ledger.money import Amount
+from ledger.money import parse as parse_amount
 from transport.identity import NodeKey
 
-STAKE = Amount(50_000_000)
+STAKE = "50"  # Tokens; from the embedded ledger's faucet.
 STARTING_SECONDS = 60.0  # Importing a role's packages from a cold disk took 20 s on two busy cores.
 PRICE_PER_PETAFLOP = (
     1_000_000_000  # A thousand tokens for 10^15 operations: a demo's few seconds then cost whole tokens.
@@ -75,18 +75,17 @@ class Network:
             "--lease-seconds": str(LEASE_SECONDS),
             "--audits-per-round": str(self.options.audits),
             "--price-per-petaflop": str(PRICE_PER_PETAFLOP),
-            "--min-stake": str(STAKE),
+            "--min-stake": str(parse_amount(STAKE)),
         }
         return ["-m", "cottage", "serve", *(word for pair in values.items() for word in pair)]
 
     async def add_provider(self, name: str, extra: Sequence[str] = ()) -> Provider:
-        """A node with a key and a wallet of its own, staked, and its agent."""
+        """A node with a key and a wallet of its own; its agent puts down the stake."""
         home = self.options.folder / "nodes" / name
         home.mkdir(parents=True)
         key = NodeKey.load_or_generate(home / "node.key")
         provider = Provider(name, home, key)
         self.providers.append(provider)
-        await self._stake(key)
         provider.role = await self.household.start(
             f"node-{name}", ["-m", "cottage", *self._agent_words(provider), *extra]
         )
@@ -106,21 +105,10 @@ class Network:
             self.options.sandbox,
             "--threads",
             "1",
+            "--stake",
+            STAKE,
             "--loopback",
         ]
-
-    async def _stake(self, key: NodeKey) -> None:
-        assert self.ledger is not None
-        await self.ledger.faucet(key.address, STAKE)
-        info = await self.coordinator_address()
-        await self.ledger.open_stake(key.seed, STAKE, info)
-
-    async def coordinator_address(self) -> str:
-        """The coordinator's own address on the ledger, as its network page states it."""
-        from coordinator.client import Client
-
-        async with Client(self.web) as client:
-            return (await client.network()).coordinator
 
     async def close(self) -> None:
         """End every role and the client."""
