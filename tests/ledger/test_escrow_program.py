@@ -130,11 +130,11 @@ def test_a_false_account_in_any_common_place_is_refused(
     accounts = {
         "stake": lambda: world.open_stake(5),
         "nothing": lambda: world.new_key("nobody ever paid this"),
-        "terms": world.market.terms,
+        "terms": lambda: world.market.terms(),
         "wallet": lambda: world.wallet(world.submitter),
         "another escrow": lambda: world.open_escrow(5, b"\7" * 32),
         "second vault": lambda: world.second_vault(escrow, "second vault"),
-        "another mint": world.new_mint,
+        "another mint": lambda: world.new_mint(),
         "system": lambda: SYSTEM_PROGRAM,
     }
     assert world.refusal(swap(_operation(world, escrow, operation), place, accounts[what]())) == error
