@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
 import msgspec
@@ -43,11 +43,6 @@ def answer(value: Any, status: int = 200, headers: dict[str, str] | None = None)
         content_type="application/json",
         headers={"Cache-Control": "no-store", **(headers or {})},
     )
-
-
-def problem(status: int, code: str, detail: str, field: str = "") -> web.Response:
-    """An error of the interface."""
-    return answer(Problem(code, detail, field), status)
 
 
 async def read_body(request: web.Request, limit: int = MAX_JSON_BYTES) -> bytes:
@@ -94,9 +89,34 @@ def integer(request: web.Request, name: str, default: int, low: int, high: int) 
     return int(text)
 
 
-def protect(app: web.Application) -> None:
-    """Give every answer of ``app`` its headers, and every error its shape."""
-    app.middlewares.append(_errors)
+ErrorPage = Callable[[web.Request, int, Problem], web.Response | None]
+
+
+def protect(app: web.Application, error_page: ErrorPage) -> None:
+    """Give every answer of ``app`` its headers, and every error its shape.
+
+    Args:
+        app: not yet started.
+        error_page: draws an error for a person; None where a program asked, which gets a ``Problem``.
+    """
+
+    @web.middleware
+    async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            same_origin(request)
+            return await handler(request)
+        except ConnectionError:
+            raise  # The other side has gone: there is nobody to answer.
+        except Exception as error:  # The outermost boundary: whatever it is, log it and answer without its text.
+            if isinstance(error, web.HTTPException) and error.status < 400:
+                raise
+            status, found = _understood(request, error)
+            shown = error_page(request, status, found) or answer(found, status)
+            if isinstance(error, web.HTTPException) and hdrs.ALLOW in error.headers:
+                shown.headers[hdrs.ALLOW] = error.headers[hdrs.ALLOW]
+            return shown
+
+    app.middlewares.append(errors)
     app.on_response_prepare.append(_harden)
 
 
@@ -119,30 +139,20 @@ def same_origin(request: web.Request) -> None:
         raise ForbiddenError("this request comes from a page of another site: open the coordinator's own page")
 
 
-@web.middleware
-async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Turn every error into an answer: a Problem for programs; pages have their own middleware inside this one."""
-    try:
-        same_origin(request)
-        return await handler(request)
-    except CottageError as error:
-        return problem(error.status, error.code, error.detail, error.field)
-    except codec.MessageError as error:
-        return problem(422, "invalid", str(error), field_of(str(error)))
-    except web.HTTPException as error:
-        if error.status < 400:
-            raise
-        answered = problem(error.status, "http", f"{request.method} {request.path[:200]}: {error.reason}")
-        if hdrs.ALLOW in error.headers:
-            answered.headers[hdrs.ALLOW] = error.headers[hdrs.ALLOW]
-        return answered
-    except ConnectionError:
-        raise  # The other side has gone: there is nobody to answer.
-    except Exception:  # noqa: BLE001 - the outermost boundary: whatever it is, log it and answer without its text
-        _log.exception("%s %s failed", request.method, request.path)
-        return problem(
-            500, "internal", "the coordinator failed at this; its log says why. Try again, or tell its operator"
-        )
+def _understood(request: web.Request, error: Exception) -> tuple[int, Problem]:
+    """Status and text for an error; one that nobody foresaw goes into the log and says nothing of itself."""
+    match error:
+        case CottageError():
+            return error.status, Problem(error.code, error.detail, error.field)
+        case codec.MessageError():
+            return 422, Problem("invalid", str(error), field_of(str(error)))
+        case web.HTTPException():
+            return error.status, Problem("http", f"{request.method} {request.path[:200]}: {error.reason}")
+        case _:
+            _log.error("%s %s failed", request.method, request.path, exc_info=error)
+            return 500, Problem(
+                "internal", "the coordinator failed at this; its log says why. Try again, or tell its operator"
+            )
 
 
 def field_of(message: str) -> str:

@@ -9,6 +9,7 @@ from coordinator.services.artifacts import ArtifactStore
 from coordinator.services.uploads import UploadService
 from coordinator.web.api import Api
 from coordinator.web.http import protect
+from coordinator.web.pages.site import Site
 from coordinator.web.route import register
 from coordinator.web.stream import Streams
 from coordinator.web.transfers import Authorise, Transfers
@@ -32,12 +33,14 @@ def setup(
         artifacts: where files lie.
         authorise: a node's token to its address; raises ForbiddenError for a token that is not valid now.
     """
-    protect(app)
+    site = Site(jobs, network, uploads)
+    protect(app, site.error_page)
     streams = Streams(jobs, network)
     interface = Api(jobs, network, streams)
     routes = [*Transfers(jobs, uploads, artifacts, authorise).routes(), *interface.routes()]
     interface.describe_with(routes, _version())
     register(app, routes)
+    site.register(app)
     app.on_shutdown.append(streams.close)
 
 

@@ -1,0 +1,234 @@
+"""The submit form: its fields, and how what was typed becomes a job document with each error beside its field."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_type_hints
+
+import msgspec
+
+from coordinator.client.text import parse_amount
+from coordinator.errors import CottageError
+from coordinator.web.documents import check_plain
+from coordinator.web.http import field_of
+from transport.wire import codec
+from transport.wire.ids import NodeAddress
+from transport.wire.job import DatasetSpec, JobSpec, ModelSpec, ParallelSpec, TokenizerSpec, TrainingSpec
+
+NO_DATASET = "0" * 64  # Stands in a quote for a dataset that is not uploaded yet: the price does not depend on it.
+OWN_CONFIG = "config"
+_PARTS: Mapping[str, type[msgspec.Struct]] = {
+    "model": ModelSpec,
+    "dataset": DatasetSpec,
+    "tokenizer": TokenizerSpec,
+    "training": TrainingSpec,
+    "parallel": ParallelSpec,
+}
+
+
+@dataclass(frozen=True)
+class Field:
+    """One input. ``name`` is the path in the job document; an empty input leaves the document's default."""
+
+    name: str
+    label: str
+    help: str
+    kind: Literal["whole", "decimal", "text", "amount"]
+    default: str = ""
+
+
+BASIC = (
+    Field(
+        "training.tokens",
+        "Tokens to train on",
+        "All replicas together; the data is repeated when it is shorter.",
+        "whole",
+        "400000",
+    ),
+    Field("training.sequence", "Sequence length", "Tokens in one sample.", "whole", "128"),
+    Field("training.batch", "Batch", "Samples in one step of one replica.", "whole", "16"),
+    Field("training.learning_rate", "Learning rate", "The highest; it warms up and falls.", "decimal", "0.003"),
+)
+FULL = (
+    Field("training.micro_batches", "Micro-batches", "Parts of a batch that stream through the stages.", "whole", "4"),
+    Field("training.inner_steps", "Steps between exchanges", "Inner steps of one outer round.", "whole", "5"),
+    Field("training.warmup_steps", "Warm-up steps", "", "whole", "10"),
+    Field("training.weight_decay", "Weight decay", "", "decimal", "0.1"),
+    Field("training.outer_learning_rate", "Outer learning rate", "", "decimal", "0.7"),
+    Field("training.outer_momentum", "Outer momentum", "", "decimal", "0.6"),
+    Field("training.seed", "Seed", "The same seed gives the same first weights and order.", "whole", "0"),
+    Field("parallel.stages", "Stages", "Empty: the scheduler chooses.", "whole"),
+    Field("parallel.replicas", "Replicas", "Empty: the scheduler chooses.", "whole"),
+    Field("dataset.heldout", "Held-out part", "Of the data, for the validation loss.", "decimal", "0.02"),
+)
+OTHERS = (
+    Field("name", "Name", "How you find the job again.", "text", ""),
+    Field("dataset.text_field", "Field with the text", "Of each JSON object.", "text", "text"),
+    Field("tokenizer.vocabulary", "Vocabulary", "Entries of the tokenizer.", "whole", "2048"),
+    Field("budget", "Budget", "Goes into escrow; what is not spent comes back.", "amount", ""),
+    Field("deadline_hours", "Deadline, hours", "From now; what is not done by then is refunded.", "decimal", "24"),
+)
+_CHOICES = {
+    "model.choice": "tiny-llama",
+    "dataset.format": "text",
+    "tokenizer.kind": "bpe",
+    "training.pseudo_gradient": "int8",
+    "training.activations": "int8",
+    "payer": "test",
+}
+_PLAIN = ("model.config", "model.weights", "dataset.artifact", "tokenizer.file", "submitter")
+DEFAULTS: Mapping[str, str] = (
+    {field.name: field.default for field in (*BASIC, *FULL, *OTHERS)} | _CHOICES | dict.fromkeys(_PLAIN, "")
+)
+MAX_LENGTH = 1 << 20
+
+
+@dataclass(frozen=True)
+class Filled:
+    """What was typed, and what it means: a job and its payer, or the errors by field."""
+
+    values: Mapping[str, str]
+    errors: Mapping[str, str]
+    spec: JobSpec | None
+    submitter: str | None
+
+
+def read(typed: Mapping[str, str], draft: bool = False) -> Filled:
+    """Make a job of a form.
+
+    Args:
+        typed: by field name; what is missing has its default, what is unknown is ignored.
+        draft: for a quote: no name, dataset or budget is needed yet.
+    """
+    values = {name: typed.get(name, default)[:MAX_LENGTH] for name, default in DEFAULTS.items()}
+    errors: dict[str, str] = {}
+    document: dict[str, Any] = {"model": _model(values, errors), "dataset": {"format": values["dataset.format"]}}
+    if values["dataset.artifact"]:
+        document["dataset"]["artifact"] = values["dataset.artifact"]
+    elif draft:
+        document["dataset"]["artifact"] = NO_DATASET
+    else:
+        errors["dataset.artifact"] = "choose a file with the text to train on"
+    document["tokenizer"] = {"kind": values["tokenizer.kind"]}
+    if values["tokenizer.kind"] == "file":
+        document["tokenizer"]["file"] = values["tokenizer.file"] or None
+        if not values["tokenizer.file"] and not draft:
+            errors["tokenizer.file"] = "choose a tokenizer.json, or another kind of tokenizer"
+    for name in ("training.pseudo_gradient", "training.activations"):
+        _put(document, name, values[name], errors)
+    for field in (*BASIC, *FULL, *OTHERS):
+        _read_field(field, values[field.name].strip(), document, errors, draft)
+    submitter = _submitter(values, errors)
+    spec = None if errors else _whole(document, errors)
+    return Filled(values, errors, spec, submitter)
+
+
+def place(field: str) -> str:
+    """The form's field for a field of the job document; "" where it has none."""
+    name = field.removeprefix("spec.").strip(".")
+    if name == "model.preset":
+        return "model.choice"
+    while name and name not in DEFAULTS:
+        inside = [known for known in DEFAULTS if known.startswith(name + ".")]
+        if inside:
+            return {"model": "model.choice", "dataset": "dataset.artifact", "tokenizer": "tokenizer.kind"}.get(
+                name, inside[0]
+            )
+        name = name.rpartition(".")[0]
+    return name
+
+
+def plain(message: str) -> str:
+    """What the codec says of one value, for people."""
+    text = message.partition(" - at `")[0]
+    if found := re.fullmatch(r"Expected `(?:int|float)` (>=|<=|>|<) (\S+)", text):
+        words = {">=": "at least", "<=": "at most", ">": "more than", "<": "less than"}
+        return f"must be {words[found[1]]} {float(found[2]):,g}"
+    if found := re.fullmatch(r"Expected `str` of length (>=|<=) (\d+)", text):
+        return f"must have {'at least' if found[1] == '>=' else 'at most'} {found[2]} characters"
+    if "matching regex" in text:
+        return "has characters that are not taken here"
+    return text
+
+
+def _model(values: Mapping[str, str], errors: dict[str, str]) -> dict[str, Any]:
+    model: dict[str, Any] = {"weights": values["model.weights"]} if values["model.weights"] else {}
+    if values["model.choice"] != OWN_CONFIG:
+        return model | {"preset": values["model.choice"]}
+    try:
+        model["config"] = json.loads(values["model.config"])
+        check_plain(model["config"])
+    except (ValueError, RecursionError) as error:
+        errors["model.config"] = (
+            f"not a config.json: {error}" if values["model.config"].strip() else "paste or choose a config.json"
+        )
+    except CottageError as error:
+        errors["model.config"] = error.detail
+    else:
+        if not isinstance(model["config"], dict):
+            errors["model.config"] = "a config.json is a table: it begins with { and ends with }"
+    return model
+
+
+def _read_field(field: Field, text: str, document: dict[str, Any], errors: dict[str, str], draft: bool) -> None:
+    if not text:
+        if field.name in ("name", "budget"):
+            if draft:
+                document[field.name] = "draft" if field.name == "name" else 2**63 - 1
+            else:
+                errors[field.name] = (
+                    "give the job a name" if field.name == "name" else "say how much it may cost at most"
+                )
+        return
+    try:
+        value: Any = text
+        if field.kind == "amount":
+            value = parse_amount(text)
+        elif field.kind == "whole":
+            value = _whole_number(text)
+        elif field.kind == "decimal":
+            value = float(text.replace(",", "."))
+    except ValueError as error:
+        errors[field.name] = str(error) if field.kind == "amount" else f"{text[:40]!r} is not a number"
+        return
+    _put(document, field.name, value, errors)
+
+
+def _whole_number(text: str) -> int:
+    digits = re.sub(r"[,_\s]", "", text)
+    if not re.fullmatch(r"[0-9]{1,18}", digits):
+        raise ValueError(f"{text[:40]!r} is not a whole number")
+    return int(digits)
+
+
+def _put(document: dict[str, Any], name: str, value: Any, errors: dict[str, str]) -> None:
+    """Put a value in its place, if it is within the bounds of the document's type."""
+    part, _, key = name.rpartition(".")
+    kind = get_type_hints(_PARTS[part] if part else JobSpec, include_extras=True)[key]
+    try:
+        codec.convert(value, kind)
+    except codec.MessageError as error:
+        errors[name] = plain(str(error))
+        return
+    (document.setdefault(part, {}) if part else document)[key] = value
+
+
+def _submitter(values: Mapping[str, str], errors: dict[str, str]) -> str | None:
+    if values["payer"] == "test":
+        return None
+    try:
+        address: str = codec.convert(values["submitter"].strip(), NodeAddress)
+    except codec.MessageError:
+        errors["submitter"] = "write the address of your wallet: 32 to 44 letters and digits"
+        return None
+    return address
+
+
+def _whole(document: Mapping[str, Any], errors: dict[str, str]) -> JobSpec | None:
+    try:
+        spec: JobSpec = codec.convert(document, JobSpec)
+    except codec.MessageError as error:
+        errors[place(field_of(str(error)))] = plain(str(error))
+        return None
+    return spec

@@ -1,0 +1,137 @@
+"""Templates, and what they may call."""
+
+import hashlib
+import re
+import secrets
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import jinja2
+from aiohttp import web
+
+from coordinator.client import text
+from coordinator.errors import ForbiddenError
+from coordinator.web.pages.chart import loss_chart
+
+WEB_FOLDER: Final = Path(__file__).resolve().parent.parent
+STATIC_FOLDER: Final = WEB_FOLDER / "static"
+CSRF_COOKIE: Final = "cottage_csrf"
+CSRF_FIELD: Final = "csrf"
+
+# How states look: an icon and a colour, always beside the word.
+JOB_LOOKS: Final = {
+    "created": ("coin", "warn"),
+    "funded": ("wait", ""),
+    "planned": ("plan", ""),
+    "running": ("run", "live"),
+    "verifying": ("shield", "live"),
+    "settled": ("check", "good"),
+    "failed": ("cross", "bad"),
+    "cancelled": ("stop", ""),
+}
+NODE_LOOKS: Final = {
+    "starting": ("wait", ""),
+    "ready": ("check", ""),
+    "training": ("run", "live"),
+    "waiting": ("clock", ""),
+    "spare": ("spare", ""),
+    "lost": ("cross", "bad"),
+    "rejected": ("stop", "bad"),
+    "done": ("check", "good"),
+}
+CHECK_LOOKS: Final = {
+    "pending": ("clock", ""),
+    "verified": ("check", "good"),
+    "rejected": ("cross", "bad"),
+    "void": ("stop", ""),
+    "drawn": ("dot", ""),
+    "opening": ("wait", ""),
+    "replaying": ("run", "live"),
+    "passed": ("check", "good"),
+    "failed": ("cross", "bad"),
+    "queued": ("clock", ""),
+    "sent": ("wait", ""),
+    "confirmed": ("check", "good"),
+}
+EVENT_ICONS: Final = {
+    "created": "pen",
+    "funded": "coin",
+    "planned": "plan",
+    "running": "run",
+    "round": "dot",
+    "lost": "plug",
+    "verifying": "shield",
+    "settled": "check",
+    "failed": "cross",
+    "cancelled": "stop",
+}
+
+
+class Renderer:
+    """Renders pages."""
+
+    def __init__(self) -> None:
+        self._environment = jinja2.Environment(
+            loader=jinja2.FileSystemLoader(WEB_FOLDER / "templates"),
+            autoescape=True,
+            undefined=jinja2.StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self._environment.globals |= {
+            "loss_chart": loss_chart,
+            "job_looks": JOB_LOOKS,
+            "node_looks": NODE_LOOKS,
+            "check_looks": CHECK_LOOKS,
+            "event_icons": EVENT_ICONS,
+            "job_sentences": text.JOB_SENTENCES,
+            "sign": text.SIGN,
+            "asset_version": _asset_version(),
+        }
+        for name in ("amount", "count", "size", "speed", "work", "duration", "ratio", "short"):
+            self._environment.filters[name] = getattr(text, name)
+        self._environment.filters["iso"] = _iso
+        self._environment.filters["moment"] = _moment
+
+    def page(self, request: web.Request, name: str, status: int = 200, **values: Any) -> web.Response:
+        """One page, and the cookie that its forms are checked against."""
+        held = request.cookies.get(CSRF_COOKIE, "")
+        token = held if re.fullmatch(r"[0-9a-f]{64}", held) else secrets.token_hex(32)
+        html = self._environment.get_template(name).render(path=request.path, csrf=token, **values)
+        response = web.Response(
+            text=html, status=status, content_type="text/html", headers={"Cache-Control": "no-store"}
+        )
+        if token != held:
+            response.set_cookie(CSRF_COOKIE, token, httponly=True, samesite="Strict", path="/", secure=request.secure)
+        return response
+
+
+def check_csrf(request: web.Request, token: object) -> None:
+    """See that a form was made for this browser.
+
+    Raises:
+        ForbiddenError: its token is missing, or not the browser's.
+    """
+    cookie = request.cookies.get(CSRF_COOKIE, "")
+    if not isinstance(token, str) or not cookie or not secrets.compare_digest(token.encode(), cookie.encode()):
+        raise ForbiddenError(
+            "this form is too old, or cookies are switched off: go back, reload the page, and send it again"
+        )
+
+
+def _iso(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+
+
+def _moment(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def _asset_version() -> str:
+    """Changes with the files, so that a browser never mixes old and new ones."""
+    digest = hashlib.sha256()
+    for path in sorted(STATIC_FOLDER.rglob("*")):
+        if path.is_file():
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]

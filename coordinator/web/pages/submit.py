@@ -1,0 +1,220 @@
+"""The submit form: price while typing, review before anything is promised, errors beside their fields."""
+
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, Final, Literal
+
+from aiohttp import BodyPartReader, ClientConnectionError, hdrs, web
+
+from coordinator.client.text import amount
+from coordinator.errors import CottageError, ForbiddenError, InvalidError, TooLargeError
+from coordinator.services import ports
+from coordinator.services.uploads import UploadService
+from coordinator.web.pages.forms import BASIC, FULL, NO_DATASET, OTHERS, OWN_CONFIG, Filled, place, read
+from coordinator.web.pages.render import CSRF_FIELD, Renderer, check_csrf
+from transport.wire.api import NewJob, NewUpload, Quote
+from transport.wire.job import JobSpec
+from transport.wire.model import PRESETS
+
+MAX_FIELDS = 100
+MAX_TEXT_BYTES = 1 << 20
+MAX_FORM_FILE = (
+    256 << 20
+)  # A file in a plain form cannot resume; larger ones go through the page's script or `cottage submit`.
+CHUNK_BYTES = 1 << 18
+
+_Purpose = Literal["dataset", "weights", "tokenizer"]
+# By the input of the file: its purpose, and the input that takes its digest.
+_FILES: Final[Mapping[str, tuple[_Purpose, str]]] = {
+    "dataset.upload": ("dataset", "dataset.artifact"),
+    "model.upload": ("weights", "model.weights"),
+    "tokenizer.upload": ("tokenizer", "tokenizer.file"),
+}
+
+
+class Submit:
+    """Handlers of the form."""
+
+    def __init__(self, jobs: ports.Jobs, network: ports.Network, uploads: UploadService, renderer: Renderer) -> None:
+        self._jobs = jobs
+        self._network = network
+        self._uploads = uploads
+        self._renderer = renderer
+
+    def register(self, app: web.Application) -> None:
+        """Add the form to ``app``."""
+        app.router.add_get("/submit", self.form)
+        app.router.add_post("/submit", self.send)
+        app.router.add_post("/submit/quote", self.quote)
+
+    async def form(self, request: web.Request) -> web.Response:
+        """The empty form, or that of an earlier job."""
+        network = await self._network.view()
+        typed = {} if network.test_wallet else {"payer": "own"}
+        return await self._show(request, Filled(read(typed, draft=True).values, {}, None, None), 200)
+
+    async def quote(self, request: web.Request) -> web.Response:
+        """The price of what is typed so far: a part of the page."""
+        typed, _ = await self._typed(request)
+        filled = read(typed, draft=True)
+        quote, problem = await self._price(filled)
+        return self._renderer.page(
+            request, "quote.html", quote=quote, problem=problem, filled=filled, fits=_fits(quote, filled)
+        )
+
+    async def send(self, request: web.Request) -> web.Response:
+        """Review what was typed; or, from the review, create the job."""
+        typed, failed = await self._typed(request)
+        filled = read(typed)
+        if typed.get("action") == "edit":
+            return await self._show(request, Filled(filled.values, {}, None, None), 200)
+        errors = {**filled.errors, **failed}
+        if errors or filled.spec is None:
+            return await self._show(request, Filled(filled.values, errors, None, None), 422)
+        if typed.get("action") == "create":
+            return await self._create(request, filled, filled.spec)
+        quote, problem = await self._price(filled)
+        if problem:
+            return await self._show(request, Filled(filled.values, {"": problem}, None, None), 422)
+        return self._renderer.page(
+            request, "review.html", filled=filled, quote=quote, labels=_labels(), fits=_fits(quote, filled)
+        )
+
+    async def _create(self, request: web.Request, filled: Filled, spec: JobSpec) -> web.Response:
+        try:
+            made = await self._jobs.create(NewJob(spec, filled.submitter))
+        except CottageError as error:
+            errors = {place(error.field): error.detail}
+            return await self._show(request, Filled(filled.values, errors, None, None), error.status)
+        raise web.HTTPSeeOther(f"/jobs/{made.id}", headers={hdrs.CACHE_CONTROL: "no-store"})
+
+    async def _price(self, filled: Filled) -> tuple[Quote | None, str]:
+        if filled.spec is None:
+            return None, ""
+        try:
+            quote = await self._jobs.quote(filled.spec)
+        except CottageError as error:
+            return None, error.detail
+        return quote, ""
+
+    async def _show(self, request: web.Request, filled: Filled, status: int) -> web.Response:
+        draft = read(filled.values, draft=True)
+        quote, problem = await self._price(draft)
+        return self._renderer.page(
+            request,
+            "submit.html",
+            status,
+            filled=filled,
+            quote=quote,
+            problem=problem,
+            fits=_fits(quote, draft),
+            basic=BASIC,
+            full=FULL,
+            fields={field.name: field for field in (*BASIC, *FULL, *OTHERS)},
+            presets=_presets(),
+            own_config=OWN_CONFIG,
+            labels=_labels(),
+            network=await self._network.view(),
+        )
+
+    async def _typed(self, request: web.Request) -> tuple[dict[str, str], dict[str, str]]:
+        """The fields of the form, and errors of files that came with it (which become artifacts on the way).
+
+        Raises:
+            ForbiddenError: the form's token is missing or wrong; it comes first, before any file is read.
+            InvalidError: not a form; TooLargeError: too many fields, or too long ones.
+        """
+        if request.content_type != "multipart/form-data":
+            raise InvalidError(f"Content-Type is {request.content_type[:80]!r}: send the form as multipart/form-data")
+        typed: dict[str, str] = {}
+        failed: dict[str, str] = {}
+        budget = MAX_TEXT_BYTES
+        try:
+            reader = await request.multipart()
+            while (part := await reader.next()) is not None:
+                if not isinstance(part, BodyPartReader) or part.name is None or len(typed) >= MAX_FIELDS:
+                    raise InvalidError(f"a form of other fields, or of more than {MAX_FIELDS}: reload the page")
+                if part.name in _FILES:
+                    if part.filename:
+                        await self._take(request, part, typed, failed)
+                    continue
+                text = await _text(part, budget)
+                budget -= len(text)
+                typed[part.name] = text.decode("utf-8", "replace").replace("\0", "�")
+        except (ValueError, ClientConnectionError, web.RequestPayloadError) as error:
+            raise InvalidError(f"the form did not arrive whole: {error}") from error
+        check_csrf(request, typed.get(CSRF_FIELD))
+        return typed, failed
+
+    async def _take(
+        self, request: web.Request, part: BodyPartReader, typed: dict[str, str], failed: dict[str, str]
+    ) -> None:
+        check_csrf(request, typed.get(CSRF_FIELD))
+        purpose, target = _FILES[part.name or ""]
+        chosen: Literal["text", "jsonl"] = "jsonl" if typed.get("dataset.format") == "jsonl" else "text"
+        field = typed.get("dataset.text_field", "").strip()[:100] or "text"
+        new = NewUpload(MAX_FORM_FILE, (part.filename or "")[:200].replace("\0", ""), purpose, chosen, field)
+        try:
+            typed[target] = (await self._uploads.take(new, _file(part))).artifact or ""
+        except ForbiddenError:
+            raise
+        except CottageError as error:
+            failed[target] = error.detail
+            async for _ in _file(part):
+                pass  # The rest of the form comes after it.
+
+
+async def _text(part: BodyPartReader, limit: int) -> bytes:
+    text = bytearray()
+    while chunk := await part.read_chunk(CHUNK_BYTES):
+        text += chunk
+        if len(text) > limit:
+            raise TooLargeError(f"the form's texts have more than {MAX_TEXT_BYTES:,} bytes: shorten the config")
+    return bytes(text)
+
+
+async def _file(part: BodyPartReader) -> AsyncIterator[bytes]:
+    while chunk := await part.read_chunk(CHUNK_BYTES):
+        yield chunk
+
+
+def _fits(quote: Quote | None, filled: Filled) -> dict[str, Any]:
+    """How the quote looks beside the budget, and which of its problems the submitter can see now."""
+    if quote is None:
+        return {"problems": (), "proposal": "", "within": True, "typed": False}
+    typed = bool(filled.values["budget"].strip()) and "budget" not in filled.errors
+    missing = filled.spec is not None and filled.spec.dataset.artifact == NO_DATASET
+    problems = tuple(problem for problem in quote.problems if not (missing and NO_DATASET[:8] in problem))
+    budget = filled.spec.budget if filled.spec is not None else 0
+    return {
+        "problems": problems,
+        "proposal": amount(quote.price_high).replace(",", ""),
+        "within": not typed or budget >= quote.price_high,
+        "typed": typed,
+    }
+
+
+def _labels() -> dict[str, str]:
+    more = {
+        "model.choice": "Model",
+        "model.config": "config.json",
+        "model.weights": "Weights to start from",
+        "dataset.artifact": "Dataset",
+        "dataset.format": "Format",
+        "tokenizer.kind": "Tokenizer",
+        "tokenizer.file": "tokenizer.json",
+        "training.pseudo_gradient": "Exchange between replicas",
+        "training.activations": "Activations between stages",
+        "submitter": "Wallet",
+        "payer": "Paid by",
+    }
+    return more | {field.name: field.label for field in (*BASIC, *FULL, *OTHERS)}
+
+
+def _presets() -> list[tuple[str, str]]:
+    """Name and shape of each preset."""
+    said = []
+    for name, config in PRESETS.items():
+        hidden = config.get("hidden_size") or config.get("n_embd")
+        layers = config.get("num_hidden_layers") or config.get("n_layer")
+        said.append((name, f"{config['model_type']}, {layers} layers of width {hidden}"))
+    return said

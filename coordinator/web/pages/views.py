@@ -1,0 +1,154 @@
+"""Pages about what is: home, network, jobs, one job; and the buttons of a job."""
+
+import asyncio
+import re
+from collections.abc import Awaitable, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+from aiohttp import hdrs, web
+
+from coordinator.errors import CottageError, NotFoundError
+from coordinator.services import ports
+from coordinator.web.http import read_body
+from coordinator.web.pages.render import CSRF_FIELD, Renderer, check_csrf
+from coordinator.web.stream import TERMINAL
+from coordinator.web.transfers import job_id
+from transport.wire import api
+
+T = TypeVar("T")
+
+JOBS_PER_PAGE = 30
+JOBS_AT_HOME = 5
+MAX_FORM_BYTES = 4096  # A token and nothing else.
+MAX_EVENTS_SHOWN = 300
+MAX_ROWS_SHOWN = 500  # Of commitments, audits and receipts; all of them are in the interface.
+
+
+class Views:
+    """Handlers of the pages."""
+
+    def __init__(self, jobs: ports.Jobs, network: ports.Network, renderer: Renderer) -> None:
+        self._jobs = jobs
+        self._network = network
+        self._renderer = renderer
+
+    def register(self, app: web.Application) -> None:
+        """Add the pages to ``app``."""
+        for path, handler in (
+            ("/", self.home),
+            ("/network", self.network),
+            ("/jobs", self.jobs),
+            ("/jobs/{job}", self.job),
+            ("/jobs/{job}/cancel", self.confirm_cancel),
+        ):
+            app.router.add_get(path, handler)
+        app.router.add_post("/jobs/{job}/cancel", self.cancel)
+        app.router.add_post("/jobs/{job}/fund", self.fund)
+
+    async def home(self, request: web.Request) -> web.Response:
+        """What this is, and how the network does."""
+        view, jobs = await asyncio.gather(self._network.view(), self._jobs.list(JOBS_AT_HOME, None))
+        return self._renderer.page(request, "home.html", network=view, jobs=jobs)
+
+    async def network(self, request: web.Request) -> web.Response:
+        """Every node."""
+        view, nodes = await asyncio.gather(self._network.view(), self._network.nodes())
+        ordered = sorted(nodes, key=lambda node: (not node.online, -node.flops, node.node))
+        return self._renderer.page(request, "network.html", network=view, nodes=ordered)
+
+    async def jobs(self, request: web.Request) -> web.Response:
+        """Jobs, newest first, in pages."""
+        text = request.query.get("before", "")
+        before = float(text) if re.fullmatch(r"[0-9]{1,11}(\.[0-9]{1,9})?", text) else None
+        found = list(await self._jobs.list(JOBS_PER_PAGE + 1, before))
+        more = found[JOBS_PER_PAGE - 1].created if len(found) > JOBS_PER_PAGE else None
+        return self._renderer.page(request, "jobs.html", jobs=found[:JOBS_PER_PAGE], more=more, first=before is None)
+
+    async def job(self, request: web.Request) -> web.Response:
+        """One job, whole."""
+        return await self._job(request)
+
+    async def confirm_cancel(self, request: web.Request) -> web.Response:
+        """What cancelling means, before it is done."""
+        return self._renderer.page(request, "cancel.html", job=await self._jobs.get(job_id(request)))
+
+    async def cancel(self, request: web.Request) -> web.StreamResponse:
+        """Cancel, and show the job again."""
+        await self._check(request)
+        return await self._change(request, self._jobs.cancel(job_id(request)))
+
+    async def fund(self, request: web.Request) -> web.StreamResponse:
+        """Fund, or look for the escrow, and show the job again."""
+        await self._check(request)
+        return await self._change(request, self._jobs.fund(job_id(request)))
+
+    async def _change(self, request: web.Request, change: Awaitable[api.JobView]) -> web.StreamResponse:
+        try:
+            await change
+        except NotFoundError:
+            raise
+        except CottageError as error:
+            return await self._job(request, error.detail, error.status)
+        raise web.HTTPSeeOther(f"/jobs/{job_id(request)}", headers={hdrs.CACHE_CONTROL: "no-store"})
+
+    async def _check(self, request: web.Request) -> None:
+        body = (await read_body(request, MAX_FORM_BYTES)).decode("ascii", "replace")
+        found = re.search(rf"(?:^|&){CSRF_FIELD}=([0-9a-f]{{64}})(?:&|$)", body)
+        check_csrf(request, found[1] if found else None)
+
+    async def _job(self, request: web.Request, refused: str = "", status: int = 200) -> web.Response:
+        job = job_id(request)
+        view = await self._jobs.get(job)
+        nodes = await self._jobs.nodes(job)
+        funding = await self._jobs.funding(job) if view.state == "created" else None
+        return self._renderer.page(
+            request,
+            "job.html",
+            status,
+            job=view,
+            over=view.state in TERMINAL,
+            nodes=nodes,
+            pipeline=pipeline(nodes),
+            rounds=_latest(await self._jobs.rounds(job), MAX_ROWS_SHOWN),
+            commits=_latest(await self._jobs.commits(job), MAX_ROWS_SHOWN),
+            audits=_latest(await self._jobs.audits(job), MAX_ROWS_SHOWN),
+            receipts=_latest(await self._jobs.receipts(job), MAX_ROWS_SHOWN),
+            metrics=await self._jobs.metrics(job, 0),
+            events=_latest(await self._jobs.events(job, 0), MAX_EVENTS_SHOWN),
+            funding=funding,
+            network=await self._network.view(),
+            refused=refused,
+            settings=settings(view),
+        )
+
+
+def _latest(rows: Sequence[T], limit: int) -> list[T]:
+    """The last rows, newest first."""
+    return list(rows)[: -limit - 1 : -1]
+
+
+def pipeline(nodes: Sequence[api.JobNode]) -> dict[str, Any]:
+    """Who does what, as a picture: replicas down, stages across; who has no place is a spare or gone."""
+    placed = {(node.replica, node.stage): node for node in nodes if node.stage is not None and node.replica is not None}
+    replicas = sorted({replica for replica, _ in placed})
+    stages = sorted({stage for _, stage in placed})
+    rows = [(replica, [placed.get((replica, stage)) for stage in stages]) for replica in replicas]
+    return {
+        "stages": stages,
+        "rows": rows,
+        "others": [node for node in nodes if node.stage is None or node.replica is None],
+    }
+
+
+def settings(view: api.JobView) -> list[tuple[str, str]]:
+    """The job document as pairs, flat, in the words of the interface."""
+    flat: list[tuple[str, str]] = []
+    queue: list[tuple[str, Any]] = [("", msgspec.to_builtins(view.spec))]
+    while queue:
+        name, value = queue.pop(0)
+        if isinstance(value, dict) and value:
+            queue[0:0] = [(f"{name}.{key}" if name else str(key), part) for key, part in value.items()]
+        elif value not in (None, ""):
+            flat.append((name, str(value)))
+    return flat

@@ -1,0 +1,161 @@
+"""The nodes' WebSocket, ``/api/v1/node``: limits and framing here, meaning in ``services.conversation``."""
+
+import asyncio
+import contextlib
+import logging
+
+from aiohttp import WSMsgType, web
+
+from coordinator.services.context import Context
+from coordinator.services.conversation import Conversation
+from coordinator.services.nodes import Nodes, RefusedError, Session
+from transport.wire.codec import MessageError, decode, encode
+from transport.wire.node import Challenge, CoordinatorMessage, Hello, NodeMessage, Refused
+
+PATH = "/api/v1/node"
+MAX_FRAME = 256 * 1024  # The largest message is a signalling envelope of 128 KB.
+MAX_WAITING = 2_048  # Messages to one node; a node that reads nothing for so long is not there.
+HELLO_SECONDS = 10.0  # To answer the challenge; signing takes a millisecond.
+CLOSE_SECONDS = 2.0
+RATE = 50.0  # Messages a second: four leases with progress, traffic and heartbeats need five.
+BURST = 400.0  # After a reconnect a node sends everything that was not acknowledged.
+MAX_REASON = 120  # Bytes that a close frame carries.
+
+log = logging.getLogger(__name__)
+
+
+class _Bucket:
+    """Tokens for messages: ``RATE`` a second, ``BURST`` at most."""
+
+    def __init__(self, now: float) -> None:
+        self._tokens = BURST
+        self._at = now
+
+    def take(self, now: float) -> bool:
+        self._tokens = min(BURST, self._tokens + (now - self._at) * RATE) - 1
+        self._at = now
+        return self._tokens >= 0
+
+
+class _Outgoing:
+    """Messages to one node, written by its own task so that nobody else waits for a slow reader."""
+
+    def __init__(self, socket: web.WebSocketResponse) -> None:
+        self._socket = socket
+        self._waiting: asyncio.Queue[bytes | None] = asyncio.Queue(MAX_WAITING)
+        self.closing: str | None = None
+
+    def send(self, message: CoordinatorMessage) -> None:
+        if self.closing is not None:
+            return
+        try:
+            self._waiting.put_nowait(encode(message))
+        except asyncio.QueueFull:
+            self.close(f"{MAX_WAITING} messages wait for you: read faster")
+
+    def close(self, reason: str) -> None:
+        """End the connection once what was sent before is written."""
+        if self.closing is None:
+            self.closing = reason
+            with contextlib.suppress(asyncio.QueueFull):
+                self._waiting.put_nowait(None)
+
+    async def write(self) -> None:
+        """Write until closed; then say why."""
+        while self.closing is None or not self._waiting.empty():
+            data = await self._waiting.get()
+            if data is None:
+                break
+            await self._socket.send_bytes(data)
+        await self._socket.close(code=1008, message=(self.closing or "").encode()[:MAX_REASON])
+
+
+class NodeSocket:
+    """Handler of the route."""
+
+    def __init__(self, context: Context, nodes: Nodes, conversation: Conversation) -> None:
+        self._context = context
+        self._nodes = nodes
+        self._conversation = conversation
+        self._open: set[_Outgoing] = set()
+
+    def setup(self, app: web.Application) -> None:
+        """Add the route, and let go of everybody when the application stops."""
+        app.router.add_get(PATH, self.handle)
+        app.on_shutdown.append(self._drain)
+
+    async def handle(self, request: web.Request) -> web.WebSocketResponse:
+        """One connection from its challenge to its end."""
+        socket = web.WebSocketResponse(max_msg_size=MAX_FRAME, heartbeat=20.0, timeout=CLOSE_SECONDS, compress=False)
+        await socket.prepare(request)
+        outgoing = _Outgoing(socket)
+        self._open.add(outgoing)
+        writer = asyncio.create_task(outgoing.write(), name="write-to-node")
+        try:
+            await self._talk(request.host[:200], socket, outgoing)
+        finally:
+            self._open.discard(outgoing)
+            outgoing.close("the connection ended")
+            with contextlib.suppress(asyncio.CancelledError, ConnectionError, TimeoutError):
+                await asyncio.wait_for(writer, CLOSE_SECONDS)
+        return socket
+
+    async def _talk(self, host: str, socket: web.WebSocketResponse, outgoing: _Outgoing) -> None:
+        session: Session | None = None
+        bucket = _Bucket(self._context.clock.now())
+        try:
+            session = await self._greet(host, socket, outgoing)
+            if session is None:
+                return
+            while (message := await self._read(socket, outgoing, bucket)) is not None:
+                await self._conversation.receive(session, message)
+        except MessageError as error:
+            self._context.metrics.count("messages_malformed_total")
+            outgoing.close(f"malformed message: {error}")
+        except Exception:  # The boundary of one connection: a fault in it must not end the others.
+            log.exception("connection of %s", session.node if session else "a node that had not said who it is")
+            outgoing.close("internal error")
+        finally:
+            if session is not None:
+                self._nodes.leave(session)
+
+    async def _greet(self, host: str, socket: web.WebSocketResponse, outgoing: _Outgoing) -> Session | None:
+        nonce = self._context.entropy(32)
+        outgoing.send(Challenge(nonce, host))
+        try:
+            async with asyncio.timeout(HELLO_SECONDS):
+                frame = await socket.receive()
+        except TimeoutError:
+            outgoing.close(f"no Hello within {HELLO_SECONDS:g} s")
+            return None
+        if frame.type is not WSMsgType.BINARY:
+            outgoing.close("the first message must be a Hello, in a binary frame")
+            return None
+        hello: Hello = decode(frame.data, Hello, MAX_FRAME)
+        try:
+            session = await self._nodes.enter(hello, nonce, host, outgoing.send, outgoing.close)
+        except RefusedError as refused:
+            self._context.metrics.count("connections_refused_total")
+            outgoing.send(Refused(refused.reason[:4000], refused.retry_seconds))
+            outgoing.close(refused.reason)
+            return None
+        await self._conversation.begin(session, hello)
+        return session
+
+    async def _read(self, socket: web.WebSocketResponse, outgoing: _Outgoing, bucket: _Bucket) -> NodeMessage | None:
+        """The next message; None when the connection is over."""
+        frame = await socket.receive()
+        if frame.type is WSMsgType.TEXT:
+            raise MessageError("messages are binary frames here, this one is text")
+        if frame.type is not WSMsgType.BINARY or outgoing.closing is not None:
+            return None
+        if not bucket.take(self._context.clock.now()):
+            self._context.metrics.count("messages_throttled_total")
+            outgoing.close(f"more than {RATE:g} messages a second: slow down")
+            return None
+        message: NodeMessage = decode(frame.data, NodeMessage, MAX_FRAME)
+        return message
+
+    async def _drain(self, _app: web.Application) -> None:
+        for outgoing in tuple(self._open):
+            outgoing.close("the coordinator stops: come back in a moment")

@@ -1,0 +1,208 @@
+// The submit form: uploads that resume, a price that follows what is typed, and only the fields that matter now.
+"use strict";
+
+const PIECE = 4 << 20; // Bytes in one request: what a cut line costs at most.
+const ATTEMPTS = 30;
+const form = document.querySelector("form[data-submit]");
+const busy = new Set(); // Uploads under way: the form waits for them.
+
+const size = (bytes) => {
+  const units = ["B", "kB", "MB", "GB"];
+  let unit = 0;
+  while (bytes >= 999.5 && unit < units.length - 1) (bytes /= 1000), unit++;
+  return `${Number(bytes.toPrecision(3))} ${units[unit]}`;
+};
+
+// Fields that depend on others: data-when="tokenizer.kind=bpe"
+function arrange() {
+  for (const part of form.querySelectorAll("[data-when]")) {
+    const [name, value] = part.dataset.when.split("=");
+    part.hidden = new FormData(form).get(name) !== value;
+  }
+}
+
+// The quote
+let pending = null;
+let asked = 0;
+async function quote() {
+  const mine = ++asked;
+  const data = new FormData(form);
+  for (const [name, value] of [...data]) if (value instanceof File) data.delete(name);
+  const target = document.getElementById("quote");
+  target.setAttribute("aria-busy", "true");
+  try {
+    const answer = await fetch("/submit/quote", { method: "POST", body: data });
+    const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+    const fresh = page.getElementById("quote");
+    if (mine === asked && fresh) target.replaceChildren(...fresh.childNodes);
+  } catch {
+    if (mine === asked) target.textContent = "The coordinator does not answer. The price comes back by itself.";
+  }
+  if (mine === asked) target.removeAttribute("aria-busy");
+}
+function quoteSoon() {
+  clearTimeout(pending);
+  pending = setTimeout(quote, 350);
+}
+
+// Uploads
+async function call(method, address, headers, body, onProgress) {
+  return new Promise((resolve, reject) => {
+    const request = new XMLHttpRequest();
+    request.open(method, address);
+    for (const [name, value] of Object.entries(headers)) request.setRequestHeader(name, value);
+    request.upload.onprogress = (event) => onProgress && onProgress(event.loaded);
+    request.onload = () => {
+      let answer = {};
+      try {
+        answer = JSON.parse(request.responseText);
+      } catch {
+        answer = { detail: `the coordinator answered ${request.status}` };
+      }
+      resolve({ status: request.status, answer });
+    };
+    request.onerror = request.ontimeout = () => reject(new Error("line"));
+    request.send(body);
+  });
+}
+
+class Upload {
+  constructor(root) {
+    this.root = root;
+    this.file = root.querySelector("input[type=file]");
+    this.hidden = root.querySelector("input[type=hidden]");
+    this.bar = root.querySelector("progress");
+    this.status = root.querySelector("[role=status]");
+    this.run = 0;
+    this.file.dataset.name = this.file.name;
+    this.file.addEventListener("change", () => this.start());
+  }
+
+  describe(file) {
+    const wanted = { length: file.size, name: file.name.slice(0, 200), purpose: this.root.dataset.upload };
+    if (wanted.purpose === "dataset") {
+      wanted.format = new FormData(form).get("dataset.format");
+      wanted.text_field = new FormData(form).get("dataset.text_field") || "text";
+    }
+    return wanted;
+  }
+
+  tell(text, kind) {
+    this.status.textContent = text;
+    this.status.className = kind === "bad" ? "error" : "small soft";
+    this.file.setAttribute("aria-invalid", kind === "bad" ? "true" : "false");
+  }
+
+  async start() {
+    const run = ++this.run;
+    const file = this.file.files[0];
+    this.hidden.value = "";
+    if (!file) return this.tell("", "");
+    const wanted = this.describe(file);
+    if (file.size === 0) return this.tell(`${file.name} is empty: choose a file with something in it`, "bad");
+    busy.add(this);
+    this.bar.hidden = false;
+    this.bar.max = file.size;
+    try {
+      await this.send(file, wanted, run);
+    } finally {
+      if (run === this.run) {
+        busy.delete(this);
+        this.bar.hidden = true;
+        quoteSoon();
+      }
+    }
+  }
+
+  async send(file, wanted, run) {
+    const key = `upload ${JSON.stringify(wanted)} ${file.lastModified}`;
+    let state = await this.resume(localStorage.getItem(key));
+    let failures = 0;
+    while (run === this.run && !(state && state.artifact)) {
+      try {
+        if (!state) {
+          const made = await call("POST", "/api/v1/uploads", { "Content-Type": "application/json" }, JSON.stringify(wanted));
+          if (made.status !== 201) return this.tell(made.answer.detail, "bad");
+          state = made.answer;
+          localStorage.setItem(key, state.id);
+        }
+        const from = state.offset;
+        this.progress(from, file, from === file.size);
+        const sent = await call(
+          "PATCH", `/api/v1/uploads/${state.id}`, { "Upload-Offset": String(from), "Content-Type": "application/octet-stream" },
+          file.slice(from, from + PIECE), (bytes) => run === this.run && this.progress(from + bytes, file, from + bytes >= file.size),
+        );
+        if (sent.status === 422 || sent.status === 413) {
+          localStorage.removeItem(key);
+          return run === this.run && this.tell(sent.answer.detail, "bad");
+        }
+        if (sent.status !== 200) throw new Error("again");
+        state = sent.answer;
+        failures = 0;
+      } catch {
+        if (++failures > ATTEMPTS) return this.tell("The coordinator does not answer. Choose the file again to go on.", "bad");
+        this.tell(`The line was cut at ${size(state ? state.offset : 0)}. Trying again by itself …`, "");
+        await new Promise((wake) => setTimeout(wake, Math.min(8000, 250 * 2 ** failures)));
+        state = await this.resume(state ? state.id : null);
+      }
+    }
+    if (run === this.run) this.done(state, file);
+  }
+
+  async resume(id) {
+    if (!id) return null;
+    try {
+      const found = await call("GET", `/api/v1/uploads/${id}`, {}, null);
+      return found.status === 200 ? found.answer : null;
+    } catch {
+      return { id, offset: 0, artifact: null };
+    }
+  }
+
+  progress(bytes, file, checking) {
+    this.bar.value = bytes;
+    this.tell(checking ? `${size(file.size)} sent, being checked …` : `${size(bytes)} of ${size(file.size)}`, "");
+  }
+
+  done(state, file) {
+    this.hidden.value = state.artifact;
+    this.file.removeAttribute("name"); // It is there already: the form need not bring it again.
+    const counted = state.rows ? `: ${state.rows.toLocaleString("en")} lines, ${state.characters.toLocaleString("en")} characters` : "";
+    this.tell(`✓ ${file.name}${counted}`, "");
+  }
+}
+
+const uploads = [...form.querySelectorAll("[data-upload]")].map((root) => new Upload(root));
+form.addEventListener("input", (event) => {
+  arrange();
+  if (event.target.type !== "file") quoteSoon();
+});
+form.addEventListener("change", (event) => {
+  arrange();
+  if (["dataset.format", "dataset.text_field"].includes(event.target.name)) {
+    const dataset = uploads.find((one) => one.root.dataset.upload === "dataset");
+    if (dataset.file.files.length) dataset.start();
+  }
+});
+form.addEventListener("submit", (event) => {
+  if (busy.size === 0) return;
+  event.preventDefault();
+  const [first] = busy;
+  first.tell(`${first.status.textContent} – please wait until the file is there`, "");
+  first.root.scrollIntoView({ block: "center" });
+});
+document.getElementById("config-file").addEventListener("change", async (event) => {
+  const file = event.target.files[0];
+  if (!file) return;
+  const area = form.elements["model.config"];
+  area.value = file.size > 1 << 20 ? "" : await file.text();
+  quoteSoon();
+});
+document.addEventListener("click", (event) => {
+  const button = event.target.closest("[data-budget]");
+  if (!button) return;
+  form.elements["budget"].value = button.dataset.budget;
+  quoteSoon();
+});
+arrange();
+quote();
