@@ -34,6 +34,7 @@ class Run(msgspec.Struct, frozen=True):
         restarts: void rounds since the last complete one.
         evaluate: rounds that begin with a validation.
         members: leases of the last complete round, where it lost and corrected nobody.
+        advanced: when the last round was completed.
     """
 
     layers: tuple[Layers, ...]
@@ -50,6 +51,7 @@ class Run(msgspec.Struct, frozen=True):
     finished: bool = False
     round: Round | None = None
     fence: int = 0
+    advanced: float = 0.0
 
     @property
     def total_rounds(self) -> int:

@@ -19,7 +19,7 @@ from typing import Literal
 import msgspec
 
 from transport.wire.ids import Digest, NodeAddress
-from transport.wire.task import AuditReport, StepOpened
+from transport.wire.task import AuditReport, OpenStep, Plan, ReplayStep, StepOpened, TaskCommand
 
 AuditState = Literal["drawn", "opening", "replaying", "passed", "failed", "void"]
 Blame = Literal["", "gone", "refused", "wrong"]
@@ -49,6 +49,11 @@ class Audit(msgspec.Struct, frozen=True):
     node: NodeAddress
     payout: NodeAddress
     env_class: str
+    plan: Plan
+    first_step: int
+    total_steps: int
+    root: Digest
+    leaves: int
     deadline: float
     state: AuditState = "opening"
     auditor: NodeAddress | None = None
@@ -64,6 +69,26 @@ class Audit(msgspec.Struct, frozen=True):
     def over(self) -> bool:
         """Whether nothing more will happen to it."""
         return self.state in ("passed", "failed", "void")
+
+    def command_for(self, lease: str) -> TaskCommand | None:
+        """What the holder of ``lease`` must have been told about this audit."""
+        if self.state == "opening" and lease == self.lease:
+            return OpenStep(self.id, self.epoch, self.round, self.step)
+        if self.state == "replaying" and lease == self.auditor_lease and self.opening is not None:
+            return ReplayStep(
+                audit=self.id,
+                plan=self.plan,
+                stage=self.stage,
+                replica=self.replica,
+                round=self.round,
+                first_step=self.first_step,
+                step=self.step,
+                total_steps=self.total_steps,
+                root=self.root,
+                leaves=self.leaves,
+                opening=self.opening,
+            )
+        return None
 
 
 class Draw(msgspec.Struct, frozen=True):

@@ -45,7 +45,7 @@ KINDS: Mapping[type[msgspec.Struct], Kind] = {
         ("job", "epoch", "round", "stage", "replica"),
         ("round", "epoch", "replica", "stage"),
     ),
-    Audit: Kind("audits", ("id",), ("round", "id"), frozenset({"tried", "verdicts"})),
+    Audit: Kind("audits", ("id",), ("round", "id"), frozenset({"plan", "tried", "verdicts"})),
     OutboxRecord: Kind("outbox", ("id",), ("id",), frozenset({"payload"}), unique="key", numbered=True),
     EventRecord: Kind("events", ("id",), ("id",), numbered=True),
     MetricRecord: Kind("metrics", ("id",), ("id",), numbered=True),

@@ -96,8 +96,8 @@ def _meets(record: msgspec.Struct, condition: Where) -> bool:
         case "=":
             return bool(actual == value)
         case "<":
-            return bool(actual < value)
+            return actual is not None and bool(actual < value)
         case ">":
-            return bool(actual > value)
+            return actual is not None and bool(actual > value)
         case "in":
             return actual in cast(tuple[Scalar, ...], value)

@@ -1,0 +1,188 @@
+"""The composition root: everything is made here, wired here, started and drained here."""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from aiohttp import web
+
+from coordinator.config import Config
+from coordinator.services.artifacts import ArtifactStore
+from coordinator.services.chain import Chain, LedgerChain
+from coordinator.services.context import Context
+from coordinator.services.conversation import Conversation
+from coordinator.services.jobs import JobService
+from coordinator.services.leases import Leases
+from coordinator.services.models import ModelWorkshop, TrainerTools
+from coordinator.services.network import NetworkService
+from coordinator.services.nodes import Nodes
+from coordinator.services.runs import Runs
+from coordinator.services.settlement import Settlement
+from coordinator.services.staffing import Staffing
+from coordinator.services.upkeep import Upkeep
+from coordinator.services.uploads import UploadService
+from coordinator.services.verification import Verification
+from coordinator.services.work import Desk
+from coordinator.store.ports import Store
+from coordinator.store.sql import SqlStore
+from coordinator.web import routes
+from coordinator.web.signal import NodeSocket
+from ledger.client import Ledger, LedgerConfig
+from ledger.errors import LedgerError
+from ledger.money import Amount
+from transport.clock import Clock, SystemClock
+from transport.identity import NodeKey
+
+TEST_FUNDS = Amount(1_000_000_000_000)  # A million tokens: more than any test on one PC will spend.
+TEST_LAMPORTS = 1_000_000_000_000
+SHUTDOWN_SECONDS = 5.0  # Connections that are still busy by then are cut.
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A coordinator taken apart: what the application, the loops and tests hold on to."""
+
+    context: Context
+    desk: Desk
+    leases: Leases
+    nodes: Nodes
+    runs: Runs
+    conversation: Conversation
+    settlement: Settlement
+    upkeep: Upkeep
+    jobs: JobService
+    network: NetworkService
+
+    async def recover(self) -> None:
+        """Continue what an earlier process left in the database."""
+        await self.leases.recover()
+        await self.nodes.recover()
+        await self.upkeep.recover()
+
+    def loops(self) -> dict[str, Callable[[], Coroutine[Any, Any, None]]]:
+        """What runs for ever beside the answers, by name."""
+        return {
+            "upkeep": self.upkeep.run,
+            "settlement": self.settlement.run,
+            "escrows": self.upkeep.watch_escrows,
+            "assembly": self.upkeep.assemble,
+        }
+
+
+def assemble(
+    config: Config,
+    clock: Clock,
+    store: Store,
+    chain: Chain,
+    models: ModelWorkshop,
+    artifacts: ArtifactStore,
+    coordinator: str,
+    test_wallet: str | None,
+    entropy: Callable[[int], bytes] = secrets.token_bytes,
+) -> Parts:
+    """Wire the services; nothing runs yet."""
+    context = Context(config, clock, store, entropy)
+    leases = Leases(context)
+    desk = Desk(context, leases)
+    nodes = Nodes(context, leases, chain, coordinator)
+    verification = Verification(context, nodes)
+    settlement = Settlement(context, desk, chain, coordinator)
+    runs = Runs(context, nodes, Staffing(context, nodes), verification, settlement)
+    conversation = Conversation(context, desk, leases, nodes, runs, verification)
+    upkeep = Upkeep(context, desk, leases, conversation, runs, settlement, models)
+    jobs = JobService(
+        context, desk, nodes, runs, settlement, chain, models, artifacts, coordinator, test_wallet, conversation.traffic
+    )
+    network = NetworkService(context, nodes, leases, chain, coordinator, test_wallet is not None)
+    return Parts(context, desk, leases, nodes, runs, conversation, settlement, upkeep, jobs, network)
+
+
+@asynccontextmanager
+async def build(config: Config, clock: Clock | None = None) -> AsyncIterator[tuple[web.Application, Parts]]:
+    """A coordinator with its ledger, database and folders, ready to be served and looped.
+
+    Raises:
+        LedgerError: the ledger does not answer, or has no market program.
+        KeyFileError: the coordinator's key cannot be read.
+    """
+    config.data.mkdir(parents=True, exist_ok=True, mode=0o700)
+    key = NodeKey.load_or_generate(config.data / "coordinator.key")
+    wallet = NodeKey.load_or_generate(config.data / "test-wallet.key")
+    async with AsyncExitStack() as stack:
+        ledger = await stack.enter_async_context(
+            await Ledger.connect(LedgerConfig(config.ledger_url, config.ledger_program, config.ledger_mint))
+        )
+        has_wallet = config.test_wallet and await _fill(ledger, key.address, wallet.address)
+        chain = LedgerChain(ledger, config.ledger_url, key.seed, wallet.seed, key.address)
+        store = await SqlStore.open(config.database)
+        stack.push_async_callback(store.close)
+        artifacts = ArtifactStore(config.data / "artifacts")
+        clock = clock or SystemClock()
+        uploads = UploadService(config.data / "uploads", artifacts, clock)
+        tools = TrainerTools(artifacts, config.data / "scratch", config.prepare_seconds, config.prepare_memory_mb)
+        test_wallet = wallet.address if has_wallet else None
+        parts = assemble(config, clock, store, chain, tools, artifacts, key.address, test_wallet)
+        app = web.Application()
+        NodeSocket(parts.context, parts.nodes, parts.conversation).setup(app)
+        routes.setup(app, parts.jobs, parts.network, uploads, artifacts, parts.nodes.authorise)
+        app.router.add_get("/metrics", _metrics(parts))
+        await parts.recover()
+        yield app, parts
+
+
+async def serve(config: Config, ready: Callable[[str], None], stopping: asyncio.Event) -> None:
+    """Serve until ``stopping`` is set; then stop answering, let nodes go, end the loops.
+
+    Args:
+        ready: called with the base address once it serves.
+    """
+    async with build(config) as (app, parts):
+        runner = web.AppRunner(app, shutdown_timeout=SHUTDOWN_SECONDS)
+        await runner.setup()
+        try:
+            site = web.TCPSite(runner, config.host, config.port)
+            await site.start()
+            ready(f"http://{config.host}:{_port_of(runner)}")
+            await _loop(parts, stopping)
+        finally:
+            await runner.cleanup()
+
+
+async def _loop(parts: Parts, stopping: asyncio.Event) -> None:
+    """Run the loops until asked to stop. One that fails ends the process: a coordinator without it would only seem alive."""
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(loop(), name=name) for name, loop in parts.loops().items()]
+        await stopping.wait()
+        for task in tasks:
+            task.cancel()
+
+
+async def _fill(ledger: Ledger, coordinator: str, wallet: str) -> bool:
+    """Put test money where it is needed; False on a ledger that has no faucet."""
+    try:
+        if await ledger.lamports(coordinator) < TEST_LAMPORTS // 2:
+            await ledger.faucet(coordinator, Amount(0), TEST_LAMPORTS)
+        if await ledger.balance(wallet) < TEST_FUNDS // 2:
+            await ledger.faucet(wallet, TEST_FUNDS, TEST_LAMPORTS)
+    except LedgerError as error:
+        log.info("no test wallet: %s", error)
+        return False
+    return True
+
+
+def _metrics(parts: Parts) -> Callable[[web.Request], Coroutine[Any, Any, web.Response]]:
+    async def answer(_request: web.Request) -> web.Response:
+        return web.Response(text=parts.context.metrics.text(), content_type="text/plain")
+
+    return answer
+
+
+def _port_of(runner: web.AppRunner) -> int:
+    """The port that was bound, where 0 asked for any."""
+    return int(runner.addresses[0][1])

@@ -1,0 +1,58 @@
+"""Settings of a coordinator; ``cli`` fills them in. Every default suits one PC with a handful of nodes."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from transport.wire.node import IceServer
+
+
+@dataclass(frozen=True)
+class Config:
+    """Times in seconds, amounts in millionths of the token.
+
+    Attributes:
+        data: folder of the database, the key, artifacts and uploads.
+        ledger_program, ledger_mint: None asks the ledger, which only the embedded one answers.
+        test_wallet: the coordinator funds jobs without a submitter from a wallet of its own (embedded ledger only).
+        lease_seconds: a node that is silent for as long has left.
+        start_seconds: a worker that is not ready by then is given up (download, sandbox, building the stage).
+        start_grace_seconds: a whole replica waits as long for the others before the first round, and an unfilled plan for nodes.
+        stall_seconds: a round in which nothing at all is heard for as long is unblocked by force.
+        audit_seconds: for opening a step, and for re-running it.
+        audit_patience_seconds: for an auditor to be found.
+        settle_every: rounds between two settlements.
+        spares: nodes held ready beside a job's seats, where there are enough.
+        validations: between the first and the last.
+    """
+
+    data: Path
+    ledger_url: str
+    ledger_program: str | None = None
+    ledger_mint: str | None = None
+    host: str = "127.0.0.1"
+    port: int = 8470
+    database_url: str | None = None
+    test_wallet: bool = True
+    lease_seconds: float = 10.0
+    heartbeat_seconds: float = 2.0
+    tick_seconds: float = 0.5
+    start_seconds: float = 300.0
+    start_grace_seconds: float = 15.0
+    stall_seconds: float = 120.0
+    audits_per_round: int = 1
+    audit_seconds: float = 120.0
+    audit_patience_seconds: float = 15.0
+    settle_every: int = 4
+    spares: int = 2
+    validations: int = 4
+    price_per_petaflop: int = 2_000
+    minimum_price: int = 1_000_000
+    min_stake: int = 0
+    ice_servers: tuple[IceServer, ...] = ()
+    prepare_seconds: float = 900.0
+    prepare_memory_mb: int = 8_192
+
+    @property
+    def database(self) -> str:
+        """URL of the database: the one that was given, or SQLite in the data folder."""
+        return self.database_url or f"sqlite+aiosqlite:///{self.data / 'coordinator.db'}"

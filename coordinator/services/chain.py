@@ -1,0 +1,111 @@
+"""What the coordinator wants of the ledger. ``LedgerChain`` is the ledger itself; tests bring one that loses answers."""
+
+from collections.abc import Mapping
+from typing import Literal, Protocol
+
+from ledger.client import Ledger, PreparedTransaction, StakeState, job_bytes
+from ledger.money import Amount
+from ledger.states import EscrowState
+
+Outcome = Literal["pending", "confirmed", "failed", "expired"]
+
+
+class Chain(Protocol):
+    """The ledger as services see it: jobs by their id, the coordinator's key already in hand. Raises ``ledger.errors``."""
+
+    url: str
+    program: str
+    mint: str
+
+    async def balance(self, owner: str) -> int: ...
+
+    async def escrow(self, submitter: str, job: str) -> EscrowState | None: ...
+
+    def escrow_address(self, submitter: str, job: str) -> str: ...
+
+    async def stake(self, node: str) -> StakeState | None: ...
+
+    async def prepare_fund(self, job: str, amount: int, deadline: int) -> PreparedTransaction:
+        """Open a job's escrow from the test wallet."""
+
+    async def prepare_settlement(
+        self, submitter: str, job: str, payouts: Mapping[str, int]
+    ) -> list[PreparedTransaction]: ...
+
+    async def prepare_refund(self, submitter: str, job: str) -> PreparedTransaction: ...
+
+    async def prepare_memo(self, text: str, submitter: str, job: str) -> PreparedTransaction: ...
+
+    async def prepare_slash(self, node: str, amount: int, reason: bytes) -> PreparedTransaction: ...
+
+    async def submit(self, prepared: PreparedTransaction) -> None: ...
+
+    async def outcome(self, signature: str, last_height: int) -> Outcome: ...
+
+
+class LedgerChain:
+    """``Chain`` over ``ledger.client``.
+
+    Args:
+        url: where nodes and submitters find the ledger.
+        seed: the coordinator's key, 32 bytes.
+        test_seed: the test wallet's key, 32 bytes.
+    """
+
+    def __init__(self, ledger: Ledger, url: str, seed: bytes, test_seed: bytes, coordinator: str) -> None:
+        self._ledger = ledger
+        self._seed = seed
+        self._test_seed = test_seed
+        self._coordinator = coordinator
+        self.url = url
+        self.program = ledger.program
+        self.mint = ledger.mint
+
+    async def balance(self, owner: str) -> int:
+        """Tokens of a wallet."""
+        return await self._ledger.balance(owner)
+
+    async def escrow(self, submitter: str, job: str) -> EscrowState | None:
+        """A job's escrow, or None."""
+        return await self._ledger.escrow(submitter, job_bytes(job))
+
+    def escrow_address(self, submitter: str, job: str) -> str:
+        """Where a job's escrow is, or will be."""
+        return self._ledger.escrow_address(submitter, job_bytes(job))
+
+    async def stake(self, node: str) -> StakeState | None:
+        """A node's stake, or None."""
+        return await self._ledger.stake(node)
+
+    async def prepare_fund(self, job: str, amount: int, deadline: int) -> PreparedTransaction:
+        """Open a job's escrow from the test wallet."""
+        return await self._ledger.prepare_escrow(
+            self._test_seed, job_bytes(job), self._coordinator, Amount(amount), deadline
+        )
+
+    async def prepare_settlement(
+        self, submitter: str, job: str, payouts: Mapping[str, int]
+    ) -> list[PreparedTransaction]:
+        """Pay cumulative amounts."""
+        due = {payee: Amount(total) for payee, total in payouts.items()}
+        return await self._ledger.prepare_settlement(self._seed, submitter, job_bytes(job), due)
+
+    async def prepare_refund(self, submitter: str, job: str) -> PreparedTransaction:
+        """Return what is left."""
+        return await self._ledger.prepare_refund(self._seed, submitter, job_bytes(job))
+
+    async def prepare_memo(self, text: str, submitter: str, job: str) -> PreparedTransaction:
+        """Write an event."""
+        return await self._ledger.prepare_memo(self._seed, text, submitter, job_bytes(job))
+
+    async def prepare_slash(self, node: str, amount: int, reason: bytes) -> PreparedTransaction:
+        """Take stake."""
+        return await self._ledger.prepare_slash(self._seed, node, Amount(amount), reason)
+
+    async def submit(self, prepared: PreparedTransaction) -> None:
+        """Send; as often as one likes."""
+        await self._ledger.submit(prepared)
+
+    async def outcome(self, signature: str, last_height: int) -> Outcome:
+        """What became of a transaction."""
+        return await self._ledger.outcome(signature, last_height)

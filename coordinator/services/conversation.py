@@ -1,0 +1,250 @@
+"""What is said over the nodes' connections: each message has its effect stored before it is acknowledged."""
+
+from typing import assert_never
+
+import msgspec
+
+from coordinator.domain.job import JobState
+from coordinator.domain.lease import Lease
+from coordinator.domain.round import Round
+from coordinator.services.context import Context
+from coordinator.services.leases import Leases
+from coordinator.services.nodes import Nodes, Session
+from coordinator.services.runs import Runs
+from coordinator.services.verification import Verification
+from coordinator.services.work import Desk, Work
+from coordinator.store.records import MetricRecord
+from transport.wire.node import (
+    Acknowledged,
+    Assign,
+    Beat,
+    Earned,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    NodeMessage,
+    Report,
+    Signal,
+)
+from transport.wire.task import (
+    AuditReport,
+    Progress,
+    RoundApplied,
+    RoundCommit,
+    RoundHolding,
+    StepOpened,
+    TaskFailed,
+    TaskReady,
+    Traffic,
+    Validation,
+)
+
+MAX_UNSAVED_METRICS = (
+    10_000  # Points of loss curves between two flushes, of all jobs; more are dropped, they are lossy.
+)
+
+
+class Conversation:
+    """Understands nodes and answers them."""
+
+    def __init__(
+        self, context: Context, desk: Desk, leases: Leases, nodes: Nodes, runs: Runs, verification: Verification
+    ) -> None:
+        self._context = context
+        self._desk = desk
+        self._leases = leases
+        self._nodes = nodes
+        self._runs = runs
+        self._verification = verification
+        self._traffic: dict[str, Traffic] = {}
+        self._rounds: dict[str, tuple[Round, int]] = {}
+        self._points: list[MetricRecord] = []
+        desk.on_stored(self._tell)
+
+    async def begin(self, session: Session, hello: Hello) -> None:
+        """Pick up where the node's last connection ended."""
+        named = {held.lease for held in hello.leases}
+        for lease in self._leases.of_node(session.node):
+            async with self._desk.open(lease.job) as work:
+                if lease.id not in named and lease.seq > 0:
+                    # It was at work and does not know of it any more: the agent has started anew, its worker is dead.
+                    work.end(lease.id, "left", "the agent came back without this task")
+                await self._runs.advance(work)
+
+    async def receive(self, session: Session, message: NodeMessage) -> None:
+        """Act on one message."""
+        self._context.metrics.count("messages_total")
+        match message:
+            case Heartbeat():
+                gone = self._leases.renew(session.node, message.leases)
+                session.send(Beat(self._context.config.heartbeat_seconds, gone))
+            case Report():
+                await self._report(session, message)
+            case Signal():
+                self._signal(session, message)
+            case Goodbye():
+                await self._goodbye(session, message.reason)
+            case Hello():
+                session.close("Hello was said before: it opens a connection")
+            case _:
+                assert_never(message)
+
+    def traffic(self, lease: Lease) -> Traffic | None:
+        """What a lease has moved, as last heard."""
+        return self._traffic.get(lease.id, lease.traffic)
+
+    async def flush(self) -> None:
+        """Store the points of the loss curves that have come in."""
+        points, self._points = self._points, []
+        if points:
+            async with self._context.store.transaction() as tx:
+                for point in points:
+                    await tx.insert(point)
+            for job in {point.job for point in points}:
+                self._context.bus.publish(job)
+
+    async def _report(self, session: Session, report: Report) -> None:
+        lease = self._leases.get(report.lease)
+        if lease is None or (lease.node, lease.fence) != (session.node, report.fence):
+            self._context.metrics.count("reports_stale_total")
+            session.send(Beat(self._context.config.heartbeat_seconds, (report.lease,)))
+            return
+        if report.seq == 0:
+            self._lossy(lease, report)
+            return
+        stored = await self._store(session, lease, report)
+        if stored is not None:
+            session.send(Acknowledged(report.lease, stored))
+
+    async def _store(self, session: Session, known: Lease, report: Report) -> int | None:
+        """Give the report its effect, once; returns the last number that is stored, None where none was."""
+        async with self._desk.open(known.job) as work:
+            lease = work.leases.get(report.lease)
+            if lease is None:
+                return None
+            if report.seq <= lease.seq:
+                self._context.metrics.count("reports_stale_total")
+                return lease.seq
+            if report.seq != lease.seq + 1:
+                session.close(f"report {report.seq} of lease {lease.id} came after {lease.seq}: one is missing")
+                return None
+            traffic = self._traffic.get(lease.id, lease.traffic)
+            work.leases[lease.id] = msgspec.structs.replace(lease, seq=report.seq, traffic=traffic)
+            self._take(work, lease.id, report)
+            await self._runs.advance(work)
+        self._context.metrics.count("reports_total")
+        return report.seq
+
+    def _take(self, work: Work, lease: str, report: Report) -> None:
+        body = report.body
+        match body:
+            case TaskReady():
+                ready = msgspec.structs.replace(work.leases[lease], state="ready", env_class=body.env_class)
+                work.leases[lease] = ready
+                work.note("ready", f"node {ready.node} is ready")
+            case RoundCommit() | RoundHolding() | RoundApplied() | Validation():
+                self._runs.fold(work, lease, body)
+            case StepOpened():
+                self._verification.opened(work, lease, body)
+            case AuditReport():
+                self._verification.judged(work, lease, body)
+            case TaskFailed():
+                work.note("failed", f"node {work.leases[lease].node}: {body.reason}")
+                work.end(lease, "failed", body.reason)
+            case Progress() | Traffic():
+                self._lossy(work.leases[lease], report)
+            case _:
+                assert_never(body)
+
+    def _lossy(self, lease: Lease, report: Report) -> None:
+        match report.body:
+            case Traffic():
+                self._traffic[lease.id] = report.body
+            case Progress() as progress:
+                self._runs.heard(lease.job)
+                self._point(lease, progress)
+            case _:
+                self._context.metrics.count("reports_stale_total")  # Only these two may go without a number.
+
+    def _point(self, lease: Lease, progress: Progress) -> None:
+        """A point of the training curve, from the last stage of the lowest replica."""
+        current, tokens = self._rounds.get(lease.job, (None, 0))
+        if (
+            current is None
+            or progress.loss is None
+            or (progress.epoch, progress.round) != (current.epoch, current.number)
+        ):
+            return
+        seat = current.seat(lease.id)
+        whole = current.whole()
+        if seat is None or not whole or seat.replica != whole[0] or len(self._points) >= MAX_UNSAVED_METRICS:
+            return
+        seen = tokens + progress.tokens * len(whole)
+        now = self._context.clock.time()
+        self._points.append(MetricRecord(lease.job, current.number, progress.step, seen, "train", progress.loss, now))
+
+    def _signal(self, session: Session, signal: Signal) -> None:
+        peer = self._nodes.session(signal.peer)
+        if peer is None or not self._leases.share_a_job(session.node, signal.peer):
+            self._context.metrics.count("signals_dropped_total")
+            return
+        self._context.metrics.count("signals_total")
+        peer.send(Signal(session.node, signal.envelope))
+
+    async def _goodbye(self, session: Session, reason: str) -> None:
+        for lease in self._leases.of_node(session.node):
+            async with self._desk.open(lease.job) as work:
+                work.end(lease.id, "left", reason or "the node said goodbye")
+                await self._runs.advance(work)
+        session.close("goodbye")
+
+    def _tell(self, work: Work) -> None:
+        """After each commit: everybody concerned hears what is new to them."""
+        for lease in work.ended:
+            self._traffic.pop(lease.id, None)
+            session = self._nodes.session(lease.node)
+            if session is not None:
+                session.stop(lease, lease.reason)
+        for lease in work.leases.values():
+            session = self._nodes.session(lease.node)
+            if session is None:
+                continue
+            if not session.knows(lease.id) and lease.seq == 0:
+                session.assign(_assignment(work, lease))
+            if lease.state == "ready":
+                session.tell(lease, work.commands(lease.id))
+        for node, (verified, paid) in work.earned.items():
+            session = self._nodes.session(node)
+            if session is not None:
+                session.send(Earned(work.job.id, verified, paid, work.signature))
+        for node in work.expelled:
+            self._nodes.ban(node, "an audit found that the work was not what it had been committed to")
+            self._leases.expire(lease.id for lease in self._leases.of_node(node))
+        self._remember_round(work)
+
+    def _remember_round(self, work: Work) -> None:
+        current = work.run.round if work.run is not None and work.job.state is JobState.RUNNING else None
+        if current is None:
+            self._rounds.pop(work.job.id, None)
+        else:
+            self._rounds[work.job.id] = (current, work.job.tokens_done)
+
+    def final_traffic(self, work: Work) -> None:
+        """Keep what leases have moved before they end."""
+        for lease in work.leases.values():
+            traffic = self._traffic.get(lease.id)
+            if traffic is not None and traffic != lease.traffic:
+                work.leases[lease.id] = msgspec.structs.replace(lease, traffic=traffic)
+
+
+def _assignment(work: Work, lease: Lease) -> Assign:
+    return Assign(
+        lease=lease.id,
+        fence=lease.fence,
+        job=work.job.id,
+        spec=work.job.spec,
+        stage=lease.stage,
+        replica=lease.replica,
+        plan=work.plan(),
+        files=work.job.files,
+    )

@@ -1,0 +1,278 @@
+"""What submitters ask for: quotes, jobs, their funding, their end, and everything that can be read about them."""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Sequence
+
+from coordinator.domain.job import NEXT, Job, JobState
+from coordinator.domain.lease import Lease
+from coordinator.domain.trust import Audit
+from coordinator.errors import ConflictError, FundsError, InvalidError, NotFoundError, UnavailableError
+from coordinator.services import views
+from coordinator.services.artifacts import ArtifactStore
+from coordinator.services.chain import Chain
+from coordinator.services.context import Context
+from coordinator.services.models import ModelWorkshop
+from coordinator.services.nodes import Nodes
+from coordinator.services.quotes import quote
+from coordinator.services.runs import Runs
+from coordinator.services.settlement import Settlement, escrow_deadline
+from coordinator.services.views import TrafficOf
+from coordinator.services.work import Desk
+from coordinator.store.ports import R, Where
+from coordinator.store.records import (
+    CommitRecord,
+    EventRecord,
+    MetricRecord,
+    NodeRecord,
+    OutboxRecord,
+    RoundRecord,
+    RunRecord,
+)
+from ledger import events as ledger_events
+from ledger.client import job_bytes
+from ledger.errors import LedgerError
+from ledger.money import show
+from transport.wire import api
+from transport.wire.codec import encode_json
+from transport.wire.job import JobSpec
+
+FUND_SECONDS = 30.0  # The embedded ledger answers within one; a cluster confirms within a few.
+MAX_PAGE = 5_000  # Events or points in one answer.
+
+
+class JobService:
+    """Implements ``ports.Jobs``. ``test_wallet``: address of the wallet that pays for jobs without a submitter, if any."""
+
+    def __init__(
+        self,
+        context: Context,
+        desk: Desk,
+        nodes: Nodes,
+        runs: Runs,
+        settlement: Settlement,
+        chain: Chain,
+        models: ModelWorkshop,
+        artifacts: ArtifactStore,
+        coordinator: str,
+        test_wallet: str | None,
+        traffic_of: TrafficOf,
+    ) -> None:
+        self._context = context
+        self._desk = desk
+        self._nodes = nodes
+        self._runs = runs
+        self._settlement = settlement
+        self._chain = chain
+        self._models = models
+        self._artifacts = artifacts
+        self._coordinator = coordinator
+        self._test_wallet = test_wallet
+        self._traffic_of = traffic_of
+
+    # --- a job's beginning and end ----------------------------------------------------------------------------------------
+
+    async def quote(self, spec: JobSpec) -> api.Quote:
+        """Price and plan on the network as it is."""
+        return quote(spec, None, self._context.config, self._nodes, self._artifacts)
+
+    async def create(self, new: api.NewJob) -> api.JobView:
+        """Check everything, prepare the files, store the job."""
+        spec = new.spec
+        submitter = self._submitter(new)
+        _refuse(spec, await self.quote(spec))
+        if not self._artifacts.has(spec.dataset.artifact):
+            raise NotFoundError(f"there is no dataset {spec.dataset.artifact}: upload it first", "dataset.artifact")
+        await self._check_balance(submitter, spec)
+        prepared = await self._models.prepare(spec)
+        final = quote(spec, prepared.config, self._context.config, self._nodes, self._artifacts)
+        _refuse(spec, final)
+        now = self._context.clock.time()
+        job = Job(
+            id=self._context.new_id(),
+            name=spec.name,
+            state=JobState.CREATED,
+            spec=spec,
+            submitter=submitter,
+            test_wallet=new.submitter is None,
+            created=now,
+            deadline=now + spec.deadline_hours * 3600,
+            quote=final,
+            config=prepared.config,
+            files=prepared.files,
+        )
+        await self._store(job)
+        return views.job_view(job, (), self._traffic_of)
+
+    async def funding(self, job: str) -> api.Funding:
+        """What the submitter's wallet must do."""
+        stored = await self._job(job)
+        return api.Funding(
+            job_key=job_bytes(job).hex(),
+            amount=stored.spec.budget,
+            deadline=escrow_deadline(stored),
+            coordinator=self._coordinator,
+            ledger_url=self._chain.url,
+            program=self._chain.program,
+            mint=self._chain.mint,
+            escrow=self._chain.escrow_address(stored.submitter, job),
+        )
+
+    async def fund(self, job: str) -> api.JobView:
+        """See the escrow; the test wallet opens it first."""
+        stored = await self._job(job)
+        if stored.test_wallet and stored.state is JobState.CREATED:
+            await self._check_balance(stored.submitter, stored.spec)
+            await self._fund_from_test_wallet(job)
+        elif stored.escrow == 0:
+            try:
+                await self._settlement.see_escrow(stored)
+            except LedgerError as error:
+                raise UnavailableError(f"the ledger does not answer: {error}; try again") from error
+        return await self.get(job)
+
+    async def cancel(self, job: str) -> api.JobView:
+        """Stop, pay what is verified, refund the rest; cancelling twice is the same as once."""
+        async with self._desk.open(job) as work:
+            if work.job.state is not JobState.CANCELLED:
+                if not NEXT[work.job.state]:
+                    raise ConflictError(
+                        f"job {job} is {work.job.state}: there is nothing left to cancel", field="state"
+                    )
+                await self._runs.stop(work, JobState.CANCELLED, "cancelled by the submitter")
+        return await self.get(job)
+
+    # --- reading ------------------------------------------------------------------------------------------------------------
+
+    async def get(self, job: str) -> api.JobView:
+        """One job."""
+        async with self._context.store.transaction() as tx:
+            stored = await self._found(await tx.find(Job, ("id", "=", job)), job)
+            leases = await tx.find(Lease, ("job", "=", job))
+        return views.job_view(stored, leases, self._traffic_of)
+
+    async def list(self, limit: int, before: float | None) -> Sequence[api.JobView]:
+        """Jobs, newest first."""
+        where: tuple[Where, ...] = () if before is None else (("created", "<", before),)
+        async with self._context.store.transaction() as tx:
+            jobs = await tx.find(Job, *where, newest=True, limit=limit)
+            leases = {job.id: await tx.find(Lease, ("job", "=", job.id)) for job in jobs}
+        return [views.job_view(job, leases[job.id], self._traffic_of) for job in jobs]
+
+    async def nodes(self, job: str) -> Sequence[api.JobNode]:
+        """Each node's part."""
+        async with self._context.store.transaction() as tx:
+            stored = await self._found(await tx.find(Job, ("id", "=", job)), job)
+            runs = await tx.find(RunRecord, ("job", "=", job))
+            leases = await tx.find(Lease, ("job", "=", job))
+            commits = await tx.find(CommitRecord, ("job", "=", job))
+            audits = await tx.find(Audit, ("job", "=", job))
+            rows = await tx.find(OutboxRecord, ("job", "=", job), ("kind", "=", "settle"), ("state", "=", "confirmed"))
+            known = await tx.find(NodeRecord, ("address", "in", tuple({lease.node for lease in leases})))
+        paid = frozenset(row.id for row in rows)
+        run = runs[0].run if runs else None
+        return views.job_nodes(stored, run, leases, commits, audits, paid, known, self._traffic_of)
+
+    async def rounds(self, job: str) -> Sequence[api.RoundView]:
+        """Rounds that count."""
+        records = await self._part(RoundRecord, job)
+        return [view for record in records if (view := views.round_view(record)) is not None]
+
+    async def commits(self, job: str) -> Sequence[api.CommitView]:
+        """Commitments and what they brought."""
+        return [views.commit_view(record) for record in await self._part(CommitRecord, job)]
+
+    async def audits(self, job: str) -> Sequence[api.AuditView]:
+        """Audits, drawn and concluded."""
+        return [views.audit_view(audit) for audit in await self._part(Audit, job)]
+
+    async def receipts(self, job: str) -> Sequence[api.Receipt]:
+        """Ledger transactions."""
+        return [views.receipt(record) for record in await self._part(OutboxRecord, job)]
+
+    async def metrics(self, job: str, after: int) -> Sequence[api.Metric]:
+        """Points of the loss curves beyond the first ``after``."""
+        records = await self._part(MetricRecord, job, offset=after)
+        return [views.metric_view(record) for record in records]
+
+    async def events(self, job: str, after: int) -> Sequence[api.JobEvent]:
+        """Lines of the timeline with a larger id than ``after``."""
+        return [views.event_view(record) for record in await self._part(EventRecord, job, ("id", ">", after))]
+
+    def changes(self, job: str | None) -> AsyncIterator[str]:
+        """News of one job, or of everything."""
+        return self._context.bus.changes(job)
+
+    # --- helpers ------------------------------------------------------------------------------------------------------------
+
+    def _submitter(self, new: api.NewJob) -> str:
+        if new.submitter is not None:
+            return new.submitter
+        if self._test_wallet is None:
+            raise InvalidError(
+                "this coordinator has no test wallet: name the wallet that will fund the job", "submitter"
+            )
+        return self._test_wallet
+
+    async def _check_balance(self, submitter: str, spec: JobSpec) -> None:
+        try:
+            balance = await self._chain.balance(submitter)
+        except LedgerError as error:
+            raise UnavailableError(f"the ledger does not answer: {error}; try again") from error
+        if balance < spec.budget:
+            raise FundsError(
+                f"the budget {show(spec.budget)} is beyond the {show(balance)} of wallet {submitter}: "
+                "lower the budget or fund the wallet",
+                "budget",
+            )
+
+    async def _store(self, job: Job) -> None:
+        document = hashlib.sha256(encode_json(job.spec)).hexdigest()
+        memo = ledger_events.encode(ledger_events.Created(job=job.id, budget=job.spec.budget, document=document))
+        key = f"created:{job.id}"
+        async with self._context.store.transaction() as tx:
+            await tx.insert(job)
+            await tx.insert(EventRecord(job.id, job.created, "created", f"the job is created: {show(job.quote.price)}"))
+            await tx.insert(OutboxRecord(key, job.id, "event", {"text": memo}, job.created, detail="created"))
+        self._context.bus.publish(job.id)
+
+    async def _fund_from_test_wallet(self, job: str) -> None:
+        changes = self._context.bus.changes(job)
+        try:
+            async with self._context.clock.timeout(FUND_SECONDS):
+                async with self._desk.open(job) as work:
+                    await self._settlement.queue_funding(work)
+                while (await self._job(job)).state is JobState.CREATED:
+                    await anext(changes)
+        except TimeoutError:
+            raise UnavailableError(f"the escrow of job {job} is not confirmed yet: try again") from None
+        finally:
+            await _close(changes)
+
+    async def _job(self, job: str) -> Job:
+        async with self._context.store.transaction() as tx:
+            return await self._found(await tx.find(Job, ("id", "=", job)), job)
+
+    async def _found(self, jobs: Sequence[Job], job: str) -> Job:
+        if not jobs:
+            raise NotFoundError(f"there is no job {job}: look it up in the list of jobs", "job")
+        return jobs[0]
+
+    async def _part(self, kind: type[R], job: str, *where: Where, offset: int = 0) -> Sequence[R]:
+        async with self._context.store.transaction() as tx:
+            await self._found(await tx.find(Job, ("id", "=", job)), job)
+            return await tx.find(kind, ("job", "=", job), *where, limit=MAX_PAGE, offset=offset)
+
+
+def _refuse(spec: JobSpec, offered: api.Quote) -> None:
+    """Raise the first problem of a quote."""
+    if offered.price > spec.budget and len(offered.problems) == 1:
+        raise FundsError(offered.problems[0], "budget")
+    if offered.problems:
+        raise InvalidError(offered.problems[0], "spec")
+
+
+async def _close(changes: AsyncIterator[str]) -> None:
+    closing = getattr(changes, "aclose", None)
+    if closing is not None:
+        await asyncio.shield(closing())

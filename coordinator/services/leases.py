@@ -1,0 +1,76 @@
+"""The terms of live leases, in memory: renewed by heartbeats, ended by the reaper.
+
+The database says which leases live; only their remaining time is kept here. After a restart everybody gets a full term.
+"""
+
+from collections.abc import Iterable
+
+from coordinator.domain import lease as rules
+from coordinator.domain.lease import Lease, Term
+from coordinator.services.context import Context
+from transport.wire.node import HeldLease
+
+
+class Leases:
+    """Which node holds what until when."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._live: dict[str, Lease] = {}
+        self._terms: dict[str, Term] = {}
+
+    async def recover(self) -> None:
+        """Read the live leases of an earlier process and give each a full term."""
+        async with self._context.store.transaction() as tx:
+            for lease in await tx.find(Lease, ("state", "in", ("starting", "ready"))):
+                self.remember(lease)
+
+    def remember(self, lease: Lease) -> None:
+        """Take over a stored lease: a new one gets its term, an ended one loses it."""
+        if lease.state == "ended":
+            self._live.pop(lease.id, None)
+            self._terms.pop(lease.id, None)
+            return
+        if lease.id not in self._terms:
+            expires = self._context.clock.now() + self._context.config.lease_seconds
+            self._terms[lease.id] = Term(lease.node, lease.fence, expires)
+        self._live[lease.id] = lease
+
+    def get(self, lease: str) -> Lease | None:
+        """The live lease of this id."""
+        return self._live.get(lease)
+
+    def of_node(self, node: str) -> tuple[Lease, ...]:
+        """Live leases of a node."""
+        return tuple(lease for lease in self._live.values() if lease.node == node)
+
+    def of_job(self, job: str) -> tuple[Lease, ...]:
+        """Live leases of a job."""
+        return tuple(lease for lease in self._live.values() if lease.job == job)
+
+    def busy(self) -> frozenset[str]:
+        """Nodes that hold anything."""
+        return frozenset(lease.node for lease in self._live.values())
+
+    def renew(self, node: str, held: Iterable[HeldLease]) -> tuple[str, ...]:
+        """Renew what the node names; returns what is not its (any more)."""
+        now, seconds = self._context.clock.now(), self._context.config.lease_seconds
+        renewed, gone = rules.renew(self._terms, node, held, now, seconds)
+        self._terms.update(renewed)
+        return gone
+
+    def expired(self) -> tuple[str, ...]:
+        """Leases whose time is over."""
+        return rules.expired(self._terms, self._context.clock.now())
+
+    def expire(self, leases: Iterable[str]) -> None:
+        """Let the reaper end these at its next turn."""
+        for lease in leases:
+            if lease in self._terms:
+                term = self._terms[lease]
+                self._terms[lease] = Term(term.node, term.fence, self._context.clock.now())
+
+    def share_a_job(self, one: str, other: str) -> bool:
+        """Whether two nodes are in the plan of one job."""
+        jobs = {lease.job for lease in self._live.values() if lease.node == one and lease.seat}
+        return any(lease.job in jobs for lease in self._live.values() if lease.node == other and lease.seat)

@@ -1,0 +1,186 @@
+"""The trainer's tools as processes: preparing a job's files at the door, and putting the model together at the end.
+
+The coordinator never imports torch; what handles a stranger's data runs outside of it, with limits.
+"""
+
+import asyncio
+import json
+import resource
+import sys
+import tempfile
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from coordinator.domain.job import Job
+from coordinator.errors import InvalidError, UnavailableError
+from coordinator.services.artifacts import ArtifactStore
+from coordinator.store.records import RoundRecord
+from transport.wire.job import JobSpec
+from transport.wire.model import ModelConfigError, resolve
+
+MAX_DIAGNOSIS = 16 << 10  # Bytes of a tool's complaint that are read.
+EXIT_REFUSED = 3  # The tool's own word that its input is at fault; anything else is the tool's fault.
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A job's files by name, and its model's config with the vocabulary filled in."""
+
+    files: dict[str, str]
+    config: dict[str, object]
+
+
+class ModelWorkshop(Protocol):
+    """What the coordinator wants of the trainer's tools."""
+
+    async def prepare(self, spec: JobSpec) -> Prepared:
+        """Make the token files of a job's dataset; InvalidError where the data or the model cannot be used."""
+
+    async def assemble(self, job: Job, checkpoints: Sequence[str], rounds: Sequence[RoundRecord]) -> str:
+        """Make the model's archive from the checkpoints of all stages; returns its artifact."""
+
+
+class TrainerTools:
+    """``python -m trainer`` with time and memory limits."""
+
+    def __init__(self, artifacts: ArtifactStore, scratch: Path, seconds: float, memory_mb: int) -> None:
+        self._artifacts = artifacts
+        self._scratch = scratch
+        self._seconds = seconds
+        self._memory = memory_mb << 20
+        scratch.mkdir(parents=True, exist_ok=True)
+
+    async def prepare(self, spec: JobSpec) -> Prepared:
+        """Tokenise the dataset; nothing is kept where anything is wrong.
+
+        Raises:
+            NotFoundError: an artifact that the job names is not here.
+            InvalidError: dataset, tokenizer or model are not usable; the text is the tool's.
+        """
+        dataset = self._artifacts.path(spec.dataset.artifact)
+        with tempfile.TemporaryDirectory(dir=self._scratch) as folder:
+            out = Path(folder)
+            tokenizer = out / "tokenizer-spec.json"
+            tokenizer.write_bytes(msgspec.json.encode(self._tokenizer(spec)))
+            arguments = [
+                "prepare", "--dataset", str(dataset), "--format", spec.dataset.format,
+                "--text-field", spec.dataset.text_field, "--tokenizer", str(tokenizer),
+                "--heldout", str(spec.dataset.heldout), "--sequence", str(spec.training.sequence), "--out", str(out),
+            ]  # fmt: skip
+            await self._run(arguments)
+            manifest = json.loads((out / "manifest.json").read_bytes())
+            config = _config(spec, int(manifest["vocabulary"]))
+            (out / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True))
+            names = ("train.bin", "heldout.bin", "tokenizer.json", "config.json")
+            files = {name: await self._artifacts.put_file(out / name) for name in names}
+        if spec.model.weights is not None:
+            self._artifacts.path(spec.model.weights)
+            files["model.safetensors"] = spec.model.weights
+        return Prepared(files, config)
+
+    async def assemble(self, job: Job, checkpoints: Sequence[str], rounds: Sequence[RoundRecord]) -> str:
+        """Make the model folder and keep it as one archive."""
+        with tempfile.TemporaryDirectory(dir=self._scratch) as folder:
+            out, card = Path(folder) / "model", Path(folder) / "card.json"
+            card.write_bytes(msgspec.json.encode(_card(job, rounds)))
+            arguments = ["assemble"]
+            for digest in checkpoints:
+                arguments += ["--checkpoint", str(self._artifacts.path(digest))]
+            arguments += [
+                "--config", str(self._artifacts.path(job.files["config.json"])),
+                "--tokenizer", str(self._artifacts.path(job.files["tokenizer.json"])),
+                "--out", str(out), "--card", str(card),
+            ]  # fmt: skip
+            await self._run(arguments)
+            archive = Path(folder) / "model.zip"
+            await asyncio.to_thread(_pack, out, archive)
+            return await self._artifacts.put_file(archive)
+
+    def _tokenizer(self, spec: JobSpec) -> dict[str, Any]:
+        document: dict[str, Any] = msgspec.to_builtins(spec.tokenizer)
+        if spec.tokenizer.kind == "file":
+            if spec.tokenizer.file is None:
+                raise InvalidError(
+                    "tokenizer.kind is file: upload a tokenizer.json and name it in tokenizer.file", "tokenizer"
+                )
+            document["path"] = str(self._artifacts.path(spec.tokenizer.file))
+        return document
+
+    async def _run(self, arguments: Sequence[str]) -> None:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "trainer", *arguments,
+            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
+            preexec_fn=self._limit,
+        )  # fmt: skip
+        try:
+            async with asyncio.timeout(self._seconds):
+                _, complaint = await process.communicate()
+        except TimeoutError as error:
+            raise UnavailableError(
+                f"{arguments[0]} took longer than {self._seconds:g} s: try a smaller dataset"
+            ) from error
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        if process.returncode == EXIT_REFUSED:
+            raise InvalidError(_complaint(complaint), "dataset")
+        if process.returncode != 0:
+            tail = complaint[-500:].decode(errors="replace")
+            raise UnavailableError(f"trainer {arguments[0]} ended with {process.returncode}: {tail}")
+
+    def _limit(self) -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (self._memory, self._memory))
+
+
+def _config(spec: JobSpec, vocabulary: int) -> dict[str, object]:
+    try:
+        return resolve(spec.model, vocabulary)
+    except ModelConfigError as error:
+        raise InvalidError(str(error), "model") from error
+
+
+def _complaint(text: bytes) -> str:
+    """The tool's own words: the last line is JSON with a ``detail``."""
+    lines = text[-MAX_DIAGNOSIS:].decode(errors="replace").strip().splitlines()
+    try:
+        detail = json.loads(lines[-1])["detail"]
+    except (IndexError, ValueError, KeyError, TypeError):
+        detail = lines[-1] if lines else "the data cannot be used"
+    return str(detail)[:2000]
+
+
+def _card(job: Job, rounds: Sequence[RoundRecord]) -> dict[str, Any]:
+    """What the model's card tells about the run."""
+    curve = [
+        {"round": r.number, "tokens": r.tokens, "train_loss": r.train_loss, "validation_loss": r.validation_loss}
+        for r in rounds
+    ]
+    return {
+        "job": job.id,
+        "name": job.name,
+        "loss_before": job.first_validation_loss,
+        "loss_after": job.validation_loss,
+        "tokens": job.tokens_done,
+        "rounds": curve,
+        "audits": job.audits,
+        "paid": job.paid,
+        "escrow": job.escrow,
+        "spec": msgspec.to_builtins(job.spec),
+    }
+
+
+def _pack(folder: Path, archive: Path) -> None:
+    """The same files make the same archive: no times, a fixed order, stored as they are (weights do not compress)."""
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_STORED) as packed:
+        for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+            entry = zipfile.ZipInfo(str(path.relative_to(folder)), (1980, 1, 1, 0, 0, 0))
+            entry.external_attr = 0o644 << 16
+            with path.open("rb") as source, packed.open(entry, "w", force_zip64=True) as target:
+                while block := source.read(1 << 20):
+                    target.write(block)

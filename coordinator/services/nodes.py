@@ -1,0 +1,264 @@
+"""Who is here: connections of nodes, checked at the door, and what each has been told.
+
+A node is its key. Of two connections with one key the newest wins; a key that changes hands twice within a minute is in use on
+two machines, and the next one is refused for a minute.
+"""
+
+import hashlib
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from coordinator.domain.lease import Lease
+from coordinator.domain.placement import Candidate
+from coordinator.errors import ForbiddenError
+from coordinator.services.chain import Chain
+from coordinator.services.context import Context
+from coordinator.services.leases import Leases
+from coordinator.store.records import NodeRecord
+from ledger.errors import LedgerError
+from transport import identity
+from transport.errors import IdentityError
+from transport.wire.codec import encode
+from transport.wire.node import (
+    PROTOCOL,
+    Assign,
+    Beat,
+    Command,
+    CoordinatorMessage,
+    Hello,
+    LedgerInfo,
+    Welcome,
+)
+from transport.wire.task import StopTask, TaskCommand
+
+HELLO_CONTEXT = "cottage-hello"
+FLIP_SECONDS = 60.0
+MAX_FLIPS = 2  # One is a reconnect that overtook its own disconnect; more are two machines.
+RETRY_SOON = 5.0
+MAX_NODES_ONLINE = 20_000  # Beyond it one process answers heartbeats late; see docs/OPERATIONS.md for several.
+
+
+class RefusedError(Exception):
+    """A connection is not taken. ``retry_seconds`` None: not without a change by the owner."""
+
+    def __init__(self, reason: str, retry_seconds: float | None = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.retry_seconds = retry_seconds
+
+
+class Session:
+    """One connection of a node. ``send`` never waits; ``close`` ends the connection with a reason."""
+
+    def __init__(
+        self,
+        hello: Hello,
+        token: str,
+        send: Callable[[CoordinatorMessage], None],
+        close: Callable[[str], None],
+    ) -> None:
+        self.node = hello.node
+        self.payout = hello.payout
+        self.profile = hello.profile
+        self.token = token
+        self.send = send
+        self.close = close
+        self._told: dict[str, set[bytes]] = {held.lease: set() for held in hello.leases}
+
+    def knows(self, lease: str) -> bool:
+        """Whether the node was assigned this lease, on this connection or before."""
+        return lease in self._told
+
+    def assign(self, message: Assign) -> None:
+        """Hand over a lease."""
+        self._told[message.lease] = set()
+        self.send(message)
+
+    def tell(self, lease: Lease, commands: Sequence[TaskCommand]) -> None:
+        """Send the commands that this connection has not carried yet, in order."""
+        told = self._told.setdefault(lease.id, set())
+        fresh: set[bytes] = set()
+        for command in commands:
+            digest = hashlib.sha256(encode(command)).digest()
+            fresh.add(digest)
+            if digest not in told:
+                self.send(Command(lease.id, lease.fence, command))
+        self._told[lease.id] = fresh  # What no longer applies need not be remembered.
+
+    def stop(self, lease: Lease, reason: str) -> None:
+        """End a task."""
+        if self._told.pop(lease.id, None) is not None:
+            self.send(Command(lease.id, lease.fence, StopTask(reason[:200])))
+
+
+class Nodes:
+    """The nodes that are connected now, and the record of all that ever were."""
+
+    def __init__(self, context: Context, leases: Leases, chain: Chain, coordinator: str) -> None:
+        self._context = context
+        self._leases = leases
+        self._chain = chain
+        self._coordinator = coordinator
+        self._sessions: dict[str, Session] = {}
+        self._tokens: dict[str, str] = {}
+        self._flips: dict[str, deque[float]] = {}
+        self._banned: set[str] = set()
+
+    async def recover(self) -> None:
+        """Read who is banned."""
+        async with self._context.store.transaction() as tx:
+            self._banned = {record.address for record in await tx.find(NodeRecord, ("banned", "=", True))}
+
+    async def enter(
+        self,
+        hello: Hello,
+        nonce: bytes,
+        host: str,
+        send: Callable[[CoordinatorMessage], None],
+        close: Callable[[str], None],
+    ) -> Session:
+        """Check a Hello and open the node's session, with Welcome as its first message.
+
+        Raises:
+            RefusedError: with the reason for the owner.
+        """
+        self._check(hello, nonce, host)
+        await self._record(hello, await self._stake(hello.node))
+        old = self._sessions.get(hello.node)
+        if old is not None:
+            self._flip(hello.node)
+            old.close("another connection with this key has taken over")
+            self.leave(old)
+        session = Session(hello, self._context.entropy(24).hex(), send, close)
+        self._sessions[hello.node] = session
+        self._tokens[session.token] = hello.node
+        self._context.metrics.count("connections_total")
+        send(self._welcome(session.token))
+        gone = self._leases.renew(hello.node, hello.leases)
+        if gone:
+            send(Beat(self._context.config.heartbeat_seconds, gone))
+        self._context.bus.publish(hello.node)
+        return session
+
+    def leave(self, session: Session) -> None:
+        """The connection is gone; leases run on until they expire."""
+        self._tokens.pop(session.token, None)
+        if self._sessions.get(session.node) is session:
+            del self._sessions[session.node]
+            self._context.bus.publish(session.node)
+
+    def session(self, node: str) -> Session | None:
+        """The node's connection, if it is here."""
+        return self._sessions.get(node)
+
+    def sessions(self) -> tuple[Session, ...]:
+        """Everybody who is here."""
+        return tuple(self._sessions.values())
+
+    def authorise(self, token: str) -> str:
+        """The node that a token of a Welcome belongs to.
+
+        Raises:
+            ForbiddenError: no connection has this token now.
+        """
+        try:
+            return self._tokens[token]
+        except KeyError:
+            raise ForbiddenError("the token is not valid (any more): it ends with the node's connection") from None
+
+    def candidates(self, also: Sequence[str] = ()) -> list[Candidate]:
+        """Nodes that may take a seat: here and free, or free apart from what they hold as ``also``."""
+        busy = self._leases.busy() - set(also)
+        return [candidate for candidate in self.everybody() if candidate.node not in busy]
+
+    def everybody(self) -> list[Candidate]:
+        """All nodes that are here, busy or not."""
+        return [
+            Candidate(s.node, s.payout, s.profile.memory_mb, s.profile.flops, s.profile.env_class)
+            for s in self._sessions.values()
+            if s.node not in self._banned
+        ]
+
+    def is_banned(self, node: str) -> bool:
+        """Whether the node may not come back."""
+        return node in self._banned
+
+    def ban(self, node: str, reason: str) -> None:
+        """Send a node away for good; the caller stores it."""
+        self._banned.add(node)
+        session = self._sessions.get(node)
+        if session is not None:
+            session.close(reason)
+            self.leave(session)
+
+    def _check(self, hello: Hello, nonce: bytes, host: str) -> None:
+        if hello.protocol != PROTOCOL:
+            raise RefusedError(f"protocol {hello.protocol} is not spoken here, only {PROTOCOL}: update the agent")
+        try:
+            identity.verify(hello.node, hello.signature, HELLO_CONTEXT, nonce, host.encode())
+            identity.parse_address(hello.payout)
+        except IdentityError as error:
+            raise RefusedError(f"the greeting does not hold: {error}") from error
+        if hello.node in self._banned:
+            raise RefusedError(
+                f"node {hello.node} is banned: an audit found that its work was not what it had committed to"
+            )
+        if len(self._sessions) >= MAX_NODES_ONLINE and hello.node not in self._sessions:
+            raise RefusedError(f"{MAX_NODES_ONLINE:,} nodes are connected, which is all that fit", FLIP_SECONDS)
+        if hello.node in self._sessions and len(self._recent_flips(hello.node)) >= MAX_FLIPS:
+            raise RefusedError(
+                f"the key of {hello.node} is in use on another machine: give each machine a key of its own",
+                FLIP_SECONDS,
+            )
+
+    def _flip(self, node: str) -> None:
+        self._recent_flips(node).append(self._context.clock.now())
+
+    def _recent_flips(self, node: str) -> deque[float]:
+        flips = self._flips.setdefault(node, deque())
+        while flips and flips[0] <= self._context.clock.now() - FLIP_SECONDS:
+            flips.popleft()
+        return flips
+
+    async def _stake(self, node: str) -> int:
+        """Stake that this coordinator may slash."""
+        minimum = self._context.config.min_stake
+        if minimum == 0:
+            return 0
+        try:
+            state = await self._chain.stake(node)
+        except LedgerError as error:
+            raise RefusedError(f"the ledger does not answer, so the stake is unknown: {error}", RETRY_SOON) from error
+        usable = 0 if state is None or state.coordinator != self._coordinator else state.balance - state.requested
+        if usable < minimum:
+            raise RefusedError(
+                f"node {node} has staked {usable} with coordinator {self._coordinator}, and {minimum} are needed: "
+                f"stake {minimum - usable} more (cottage node run --stake)"
+            )
+        return usable
+
+    async def _record(self, hello: Hello, stake: int) -> None:
+        now = self._context.clock.time()
+        async with self._context.store.transaction() as tx:
+            known = await tx.find(NodeRecord, ("address", "=", hello.node))
+            if not known:
+                record = NodeRecord(hello.node, hello.payout, hello.profile, now, now, stake=stake)
+                await tx.insert(record)
+                return
+            changed = msgspec.structs.replace(
+                known[0], payout=hello.payout, profile=hello.profile, seen=now, stake=stake
+            )
+            await tx.update(changed)
+
+    def _welcome(self, token: str) -> Welcome:
+        config = self._context.config
+        return Welcome(
+            token=token,
+            heartbeat_seconds=config.heartbeat_seconds,
+            lease_seconds=config.lease_seconds,
+            ice_servers=config.ice_servers,
+            ledger=LedgerInfo(self._chain.url, self._chain.program, self._chain.mint, self._coordinator),
+            min_stake=config.min_stake,
+        )

@@ -1,0 +1,143 @@
+"""What a job would take on the network as it is, and whether it can be taken at all."""
+
+import json
+
+from coordinator.config import Config
+from coordinator.domain import placement, pricing
+from coordinator.domain.placement import NoPlacementError, Placement
+from coordinator.errors import CottageError, InvalidError
+from coordinator.services.artifacts import ArtifactStore
+from coordinator.services.nodes import Nodes
+from ledger.money import show
+from transport.wire.api import Quote
+from transport.wire.job import JobSpec, total_rounds, total_steps
+from transport.wire.model import ModelConfigError, ModelShape, inspect_config, resolve
+
+EFFICIENCY = 0.5  # Of a node's measured speed, what a stage reaches: bubbles of the schedule, waiting for peers.
+ROUND_OVERHEAD_S = 1.0  # Exchange and outer step at the end of each round.
+BYTES_VOCABULARY = 259
+MAX_TOKENIZER_BYTES = 64 << 20
+
+
+def vocabulary_of(spec: JobSpec, artifacts: ArtifactStore) -> int:
+    """Token ids that the job's tokenizer will have, at most.
+
+    Raises:
+        NotFoundError, InvalidError: an uploaded tokenizer is missing or unreadable.
+    """
+    if spec.tokenizer.kind == "bytes":
+        return BYTES_VOCABULARY
+    if spec.tokenizer.kind == "bpe":
+        return spec.tokenizer.vocabulary
+    if spec.tokenizer.file is None:
+        raise InvalidError("tokenizer.kind is file: upload a tokenizer.json and name it in tokenizer.file", "tokenizer")
+    path = artifacts.path(spec.tokenizer.file)
+    if path.stat().st_size > MAX_TOKENIZER_BYTES:
+        raise InvalidError(
+            f"the tokenizer has {path.stat().st_size:,} bytes: {MAX_TOKENIZER_BYTES:,} at most", "tokenizer"
+        )
+    try:
+        document = json.loads(path.read_bytes())
+        vocabulary = document["model"]["vocab"]
+        ids = vocabulary.values() if isinstance(vocabulary, dict) else range(len(vocabulary))
+        added = [int(token["id"]) for token in document.get("added_tokens", ())]
+        return 1 + max([*map(int, ids), *added])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InvalidError(f"the tokenizer cannot be read: {error!r}", "tokenizer") from error
+
+
+def quote(
+    spec: JobSpec, config: dict[str, object] | None, config_of: Config, nodes: Nodes, artifacts: ArtifactStore
+) -> Quote:
+    """Price and plan; everything that forbids the job is in ``problems``.
+
+    Args:
+        config: the model's final config; None works one out from the document.
+    """
+    try:
+        known = resolve(spec.model, vocabulary_of(spec, artifacts)) if config is None else config
+        shape = inspect_config(known)
+        shape.check_sequence(spec.training.sequence)
+    except (ModelConfigError, CottageError) as error:
+        return _impossible(str(error), len(nodes.everybody()))
+    problems = list(_document_problems(spec))
+    available = len(nodes.everybody())
+    try:
+        found = placement.choose(shape, spec.training, nodes.everybody(), spec.parallel.stages, spec.parallel.replicas)
+    except NoPlacementError as error:
+        return _priced(spec, shape, None, [*problems, str(error)], config_of, available, nodes)
+    return _priced(spec, shape, found, problems, config_of, available, nodes)
+
+
+def _document_problems(spec: JobSpec) -> list[str]:
+    training = spec.training
+    if training.batch % training.micro_batches:
+        return [
+            f"training.batch {training.batch} cannot be divided into {training.micro_batches} micro_batches: "
+            f"choose a batch that is a multiple of {training.micro_batches}"
+        ]
+    return []
+
+
+def _priced(
+    spec: JobSpec,
+    shape: ModelShape,
+    found: Placement | None,
+    problems: list[str],
+    config: Config,
+    available: int,
+    nodes: Nodes,
+) -> Quote:
+    training = spec.training
+    stages = len(found.layers) if found else spec.parallel.stages or 1
+    replicas = max(p for _, p in found.seats) + 1 if found else spec.parallel.replicas or 1
+    tokens = total_steps(training, replicas) * training.batch * training.sequence * replicas
+    operations = pricing.operations(shape.parameters, tokens)
+    price = pricing.price(operations, config.price_per_petaflop, config.minimum_price)
+    if spec.budget < price:
+        problems = [
+            *problems,
+            f"the budget {show(spec.budget)} is below the price {show(price)}: raise it to {show(price)}",
+        ]
+    rounds = total_rounds(training, replicas)
+    seconds, limit = _time(shape, spec, found, tokens, nodes) if found else (0.0, "no plan fits the network")
+    memory = (
+        [placement.stage_memory(shape, training, found.layers, s) // placement.MEGABYTE for s in range(stages)]
+        if found
+        else []
+    )
+    return Quote(
+        operations=float(operations),
+        parameters=shape.parameters,
+        tokens=tokens,
+        stages=stages,
+        replicas=replicas,
+        nodes_available=available,
+        rounds=rounds,
+        hours=(seconds + rounds * ROUND_OVERHEAD_S) / 3600,
+        price=price,
+        price_low=price // replicas,
+        price_high=price,
+        memory_mb_per_stage=tuple(memory),
+        limit=limit,
+        problems=tuple(problems),
+    )
+
+
+def _time(shape: ModelShape, spec: JobSpec, found: Placement, tokens: int, nodes: Nodes) -> tuple[float, str]:
+    """Seconds of training, and what bounds them."""
+    speeds = {candidate.node: max(1.0, candidate.flops) for candidate in nodes.everybody()}
+    replicas = max(p for _, p in found.seats) + 1
+    last = len(found.layers) - 1
+    slowest, stage = 0.0, 0
+    for index, part in enumerate(found.layers):
+        speed = min(speeds[node] for (s, _), node in found.seats.items() if s == index)
+        cost = shape.stage_operations(part.first, part.last, index == last, spec.training.sequence) / speed
+        if cost > slowest:
+            slowest, stage = cost, index
+    seconds = tokens / replicas * slowest / EFFICIENCY
+    return seconds, f"the computing speed of stage {stage + 1} of {last + 1}, on {len(found.seats)} nodes"
+
+
+def _impossible(problem: str, available: int) -> Quote:
+    return Quote(0.0, 0, 0, 0, 0, available, 0, 0.0, 0, 0, 0, (), "the model cannot be built", (problem,))

@@ -1,0 +1,336 @@
+"""Drives jobs: reports come in, rounds begin and end, seats are filled, money is queued. Everything on an open desk."""
+
+import msgspec
+
+from coordinator.domain import pricing
+from coordinator.domain import round as rounds
+from coordinator.domain import run as runs
+from coordinator.domain.job import Job, JobState
+from coordinator.domain.lease import Lease
+from coordinator.domain.round import Round, Seat
+from coordinator.services.context import Context
+from coordinator.services.nodes import Nodes
+from coordinator.services.settlement import Settlement
+from coordinator.services.staffing import Staffing, holders, seats_ready, shape_of, too_many_faults
+from coordinator.services.verification import Verification
+from coordinator.services.work import Work
+from coordinator.store.ports import Where
+from coordinator.store.records import CommitRecord, MetricRecord, RoundRecord
+from ledger import events as ledger_events
+from transport.wire.task import RoundApplied, RoundCommit, RoundHolding, Validation
+
+MAX_RESTARTS = 20  # A round that fails so often in a row will not come right.
+MAX_PASSES = 8  # Ending one round can begin the next and end it again; more passes wait for the next tick.
+ACTIVE = frozenset({JobState.FUNDED, JobState.PLANNED, JobState.RUNNING, JobState.VERIFYING})
+
+RoundReport = RoundCommit | RoundHolding | RoundApplied | Validation
+
+
+class Runs:
+    """What a job does next. Timers (silence, grace) live in memory: after a restart everybody gets the full time again."""
+
+    def __init__(
+        self, context: Context, nodes: Nodes, staffing: Staffing, verification: Verification, settlement: Settlement
+    ) -> None:
+        self._context = context
+        self._nodes = nodes
+        self._staffing = staffing
+        self._verification = verification
+        self._settlement = settlement
+        self._heard: dict[str, float] = {}
+        self._whole_since: dict[str, float] = {}
+        self._since = context.clock.time()
+
+    def heard(self, job: str) -> None:
+        """Somebody in the job's round is at work."""
+        self._heard[job] = self._context.clock.now()
+
+    def resume(self, work: Work) -> None:
+        """After a restart of the coordinator: what was due meanwhile gets its full time again."""
+        self.heard(work.job.id)
+        self._verification.extend(work)
+
+    def fold(self, work: Work, lease: str, report: RoundReport) -> None:
+        """Take a report into the round in flight."""
+        if work.run is None or work.run.round is None:
+            return
+        before = work.run.round
+        seat = before.seat(lease)
+        fits = (report.epoch, report.round) == (before.epoch, before.number)
+        if isinstance(report, RoundCommit) and seat is not None and fits and report.leaves != before.steps:
+            reason = f"committed to {report.leaves} steps in round {before.number}, which has {before.steps}"
+            work.end(lease, "failed", reason)
+            return
+        after = rounds.fold(before, lease, report)
+        work.change_run(round=after)
+        if before.validation is None and after.validation is not None:
+            self._validated(work, after, after.validation)
+        if after != before:
+            self.heard(work.job.id)
+
+    async def advance(self, work: Work) -> None:
+        """Bring the job as far as it goes now."""
+        verified = work.job.verified
+        for _ in range(MAX_PASSES):
+            if work.job.state not in ACTIVE:
+                return
+            if await self._must_stop(work):
+                return
+            before = (work.job, work.run, dict(work.leases), dict(work.audits))
+            await self._pass(work)
+            if before == (work.job, work.run, work.leases, work.audits):
+                break
+        if work.job.state in ACTIVE and work.job.verified != verified:
+            await self._settlement.settle_if_due(work)
+
+    async def stop(self, work: Work, state: JobState, reason: str) -> None:
+        """End a job before its time: stop tasks, pay what is verified, refund the rest."""
+        if work.run is not None and work.run.round is not None:
+            await self._store_round(work, work.run.round, "void")
+            work.change_run(round=None)
+        await self._verification.give_up(work)
+        for lease in list(work.leases):
+            work.end(lease, "stopped", reason)
+        work.advance(state, reason)
+        await self._settlement.finish(work)
+
+    async def _pass(self, work: Work) -> None:
+        if work.job.state is JobState.FUNDED:
+            await self._staffing.plan(work)
+        if work.run is None:
+            return
+        await self._take(work)
+        await self._verification.advance(work)
+        if work.job.state is JobState.VERIFYING:
+            await self._close(work)
+            return
+        if not work.run.finished:
+            await self._staffing.repair(work)
+        self._unblock(work)
+        await self._begin(work)
+        if work.run.finished and work.job.state is JobState.RUNNING:
+            work.advance(JobState.VERIFYING, "every round is trained; the last audits are running")
+
+    async def _must_stop(self, work: Work) -> bool:
+        reason = ""
+        if work.job.state is not JobState.VERIFYING:
+            if work.now > work.job.deadline:
+                reason = f"the deadline of {work.job.spec.deadline_hours:g} hours has passed"
+            elif work.run is not None and work.run.restarts > MAX_RESTARTS:
+                reason = f"round {work.run.done} failed {work.run.restarts} times in a row"
+            else:
+                reason = await too_many_faults(work)
+        if reason:
+            await self.stop(work, JobState.FAILED, reason)
+        return bool(reason)
+
+    # --- rounds ---------------------------------------------------------------------------------------------------------
+
+    async def _begin(self, work: Work) -> None:
+        run = work.run
+        if run is None or run.round is not None or run.finished or not self._may_begin(work):
+            return
+        after = runs.begin(run, holders(work), work.now)
+        if after.round is None:
+            return
+        work.run, begun = after, after.round
+        self._whole_since.pop(work.job.id, None)
+        await work.tx.insert(
+            RoundRecord(
+                work.job.id, begun.epoch, begun.number, "training", begun.plan,
+                begun.first_step, begun.steps, begun.total_steps, begun.started,
+            )
+        )  # fmt: skip
+        if work.job.state is JobState.PLANNED:
+            work.advance(JobState.RUNNING, f"round {begun.number} begins with {len(begun.seats)} nodes")
+        self.heard(work.job.id)
+
+    def _may_begin(self, work: Work) -> bool:
+        """In mid-run whole replicas go on at once; at a start they wait a little for the others."""
+        assert work.run is not None
+        everybody, whole = seats_ready(work)
+        if not whole:
+            self._whole_since.pop(work.job.id, None)
+            if work.job.state is JobState.RUNNING:
+                work.advance(JobState.PLANNED, "no replica is complete: waiting for nodes")
+            return False
+        if not self._verification.may_begin(work, work.run.done):
+            return False
+        if work.job.state is JobState.RUNNING or everybody:
+            return True
+        since = self._whole_since.setdefault(work.job.id, self._context.clock.now())
+        return self._context.clock.now() - since >= self._context.config.start_grace_seconds
+
+    async def _take(self, work: Work) -> None:
+        """Store what became of the round in flight."""
+        assert work.run is not None
+        over = work.run.round
+        if over is None or over.phase == "training":
+            return
+        if over.phase == "applying":
+            await self._store_decision(work, over)
+        elif over.phase == "void":
+            await self._void(work, over)
+        elif over.steps == 0:
+            await self._store_round(work, over, "complete")
+            work.run = runs.close(work.run)
+        else:
+            await self._complete(work, over)
+
+    async def _store_decision(self, work: Work, over: Round) -> None:
+        record = await work.tx.get(RoundRecord, work.job.id, over.epoch, over.number)
+        if record.state == "training":
+            decided = msgspec.structs.replace(record, state="applying", contributors=over.contributors or ())
+            await work.tx.update(decided)
+
+    async def _void(self, work: Work, over: Round) -> None:
+        assert work.run is not None
+        self._context.metrics.count("rounds_void_total")
+        work.note("void", f"round {over.number} has no whole replica left: it is done again from the last checkpoint")
+        await self._store_round(work, over, "void")
+        for lease in runs.beyond_repair(work.run):
+            work.end(lease, "replaced", "begins anew")
+        work.run = runs.close(work.run)
+
+    async def _complete(self, work: Work, over: Round) -> None:
+        assert work.run is not None
+        job, training = work.job, work.job.spec.training
+        contributors = over.contributors or ()
+        tokens = over.steps * training.batch * training.sequence
+        total = work.run.total_steps * training.batch * training.sequence * work.run.replicas
+        after = job.tokens_done + tokens * len(contributors)
+        pot = pricing.pot(job.quote.price, job.tokens_done, after, total)
+        losses = [s.commit.loss for s in _last_stage(over) if s.commit is not None and s.commit.loss is not None]
+        loss = sum(losses) / len(losses) if losses else None
+        speed = tokens * len(contributors) / max(1e-3, work.now - over.started)
+        commits = await self._store_commits(work, over, pot, tokens)
+        record = await work.tx.get(RoundRecord, job.id, over.epoch, over.number)
+        record = msgspec.structs.replace(
+            record, state="complete", contributors=contributors, ended=work.now, tokens=tokens * len(contributors),
+            pot=pot, train_loss=loss, validation_loss=over.validation,
+        )  # fmt: skip
+        work.run = msgspec.structs.replace(runs.close(work.run), advanced=work.now)
+        work.change(
+            rounds_done=work.run.done, tokens_done=after, tokens_per_second=speed,
+            train_loss=loss if loss is not None else job.train_loss,
+        )  # fmt: skip
+        await work.tx.update(await self._verification.draw(work, record, commits))
+        for commit in commits:
+            if commit.drawable:
+                event = ledger_events.Committed(job=job.id, round=commit.round, node=commit.node, root=commit.root)
+                work.memo(f"committed:{commit.round}:{commit.stage}:{commit.replica}", event)
+        self._context.metrics.count("rounds_complete_total")
+        text = f"round {over.number} is complete: {len(contributors)} of {work.run.replicas} replicas"
+        work.note("round", text if loss is None else f"{text}, loss {loss:.3f}")
+
+    async def _store_commits(self, work: Work, over: Round, pot: int, tokens: int) -> list[CommitRecord]:
+        """A record for every member that committed; contributors share the pot by operations."""
+        shape, layers = shape_of(work), over.layers
+        parameters = [
+            shape.stage_parameters(part.first, part.last, stage == 0, stage == len(layers) - 1)
+            for stage, part in enumerate(layers)
+        ]
+        contributors = set(over.contributors or ())
+        seats = {seat.lease: seat for seat in over.seats if seat.commit is not None}
+        sharing = {lease: seat.stage for lease, seat in seats.items() if seat.replica in contributors}
+        shares = pricing.shares(pot, pricing.round_weights(parameters, sharing))
+        payouts = {lease.id: lease.payout for lease in (*work.leases.values(), *work.ended)}
+        stored: list[CommitRecord] = []
+        for lease, seat in seats.items():
+            payout = payouts.get(lease) or await self._payout(work, lease)
+            state = "void" if lease not in shares else "rejected" if self._nodes.is_banned(seat.node) else "pending"
+            stored.append(
+                await work.tx.insert(
+                    _commit(work.job, over, seat, payout, parameters[seat.stage], tokens, state, shares.get(lease, 0))
+                )
+            )
+        return stored
+
+    async def _payout(self, work: Work, lease: str) -> str:
+        """Where the holder of a lease that ended earlier is paid."""
+        return (await work.tx.get(Lease, lease)).payout
+
+    async def _store_round(self, work: Work, over: Round, state: str) -> None:
+        """Store the end of a round that trained nothing that counts."""
+        record = await work.tx.get(RoundRecord, work.job.id, over.epoch, over.number)
+        ended = msgspec.structs.replace(
+            record, state=state, ended=work.now, validation_loss=over.validation, concluded=True
+        )
+        await work.tx.update(ended)
+        if over.steps > 0:
+            await self._store_commits(work, msgspec.structs.replace(over, contributors=()), 0, 0)
+
+    def _validated(self, work: Work, current: Round, loss: float) -> None:
+        job = work.job
+        first = job.first_validation_loss if job.first_validation_loss is not None else loss
+        work.change(validation_loss=loss, first_validation_loss=first)
+        work.metrics.append(
+            MetricRecord(job.id, current.number, current.first_step, job.tokens_done, "validation", loss, work.now)
+        )
+        work.note("validation", f"held-out loss {loss:.4f} before round {current.number}")
+
+    def _unblock(self, work: Work) -> None:
+        """A round from which nothing was heard for too long goes on without those that it waits for; a start likewise."""
+        now, config = self._context.clock.now(), self._context.config
+        for lease in list(work.leases.values()):
+            if lease.state == "starting" and work.now - max(lease.granted, self._since) > config.start_seconds:
+                work.end(lease.id, "stalled", f"not ready after {config.start_seconds:g} s")
+        if work.run is None or work.run.round is None:
+            return
+        if now - self._heard.setdefault(work.job.id, now) <= config.stall_seconds:
+            return
+        self.heard(work.job.id)
+        for culprit in sorted(rounds.culprits(work.run.round)):
+            if culprit in work.leases:
+                work.end(culprit, "stalled", f"nothing heard in round {work.run.round.number}")
+            else:
+                work.change_run(round=rounds.fold(work.run.round, culprit, rounds.Lost()))
+
+    # --- the end --------------------------------------------------------------------------------------------------------
+
+    async def _close(self, work: Work) -> None:
+        """All audits over: let the nodes go and settle; settled once model and money are there."""
+        if work.audits or await self._unconcluded(work):
+            return
+        for lease in list(work.leases):
+            work.end(lease, "stopped", "the job is done")
+        await self._settlement.finish(work)
+        if work.job.model is not None and await self._settlement.is_done(work):
+            work.advance(JobState.SETTLED, "paid, and the rest refunded")
+            event = ledger_events.Settled(job=work.job.id, paid=work.job.paid, refunded=work.job.refunded)
+            work.memo("settled", event)
+
+    async def _unconcluded(self, work: Work) -> bool:
+        where: tuple[Where, ...] = (("job", "=", work.job.id), ("state", "=", "complete"), ("concluded", "=", False))
+        return bool(await work.tx.find(RoundRecord, *where, limit=1))
+
+
+def _last_stage(over: Round) -> tuple[Seat, ...]:
+    contributors = set(over.contributors or ())
+    return tuple(s for s in over.seats if s.stage == len(over.layers) - 1 and s.replica in contributors)
+
+
+def _commit(
+    job: Job, over: Round, seat: Seat, payout: str, parameters: int, tokens: int, state: str, share: int
+) -> CommitRecord:
+    assert seat.commit is not None
+    return msgspec.convert(
+        {
+            "job": job.id,
+            "epoch": over.epoch,
+            "round": over.number,
+            "stage": seat.stage,
+            "replica": seat.replica,
+            "lease": seat.lease,
+            "node": seat.node,
+            "payout": payout,
+            "root": seat.commit.root,
+            "leaves": seat.commit.leaves,
+            "tokens": tokens,
+            "operations": pricing.operations(parameters, tokens),
+            "drawable": state != "void",
+            "state": state,
+            "amount": share if state == "pending" else 0,
+        },
+        CommitRecord,
+    )

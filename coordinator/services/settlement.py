@@ -1,0 +1,340 @@
+"""Money: what is due is queued in the same transaction that makes it due; a loop carries the queue to the ledger.
+
+A row's signature and bytes are stored before they are sent, and it is signed anew only when the ledger says that the earlier
+transaction never happened and never will. Payouts are cumulative, so even a repeated one pays nothing more.
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from coordinator.domain.job import Job, JobState
+from coordinator.errors import FundsError
+from coordinator.services.chain import Chain, Outcome
+from coordinator.services.context import Context
+from coordinator.services.work import Desk, Work
+from coordinator.store.ports import Where
+from coordinator.store.records import CommitRecord, NodeRecord, OutboxRecord
+from ledger import events as ledger_events
+from ledger.errors import LedgerError, LedgerUnavailableError, TransactionExpiredError, TransactionFailedError
+from ledger.money import show
+from ledger.states import EscrowState, PreparedTransaction
+
+MAX_PAYEES_A_ROW = 6  # With a new token account for each, as many fit one transaction of 1,232 bytes for sure.
+MAX_ATTEMPTS = 5  # An executed and refused transaction will be refused again; a few tries cover a changed balance.
+MAX_LANES = 16  # Jobs whose money moves at the same time: the ledger's endpoint limits connections.
+MAX_ROWS = 500  # Loaded at a time.
+POLL_SECONDS = 0.5
+CONFIRM_POLLS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2)  # Embedded: 5-8 ms. A cluster's answer is fetched at the next turn.
+
+_OPEN = ("queued", "sent")
+_MONEY = ("settle", "refund", "fund")
+
+
+class Settlement:
+    """Queues and carries out payouts, refunds, slashes and lifecycle events."""
+
+    def __init__(self, context: Context, desk: Desk, chain: Chain, coordinator: str) -> None:
+        self._context = context
+        self._desk = desk
+        self._chain = chain
+        self._coordinator = coordinator
+        self._wake = asyncio.Event()
+        desk.on_stored(lambda work: self._wake.set() if work.money else None)
+
+    # --- what is due ----------------------------------------------------------------------------------------------------
+
+    async def settle_if_due(self, work: Work) -> None:
+        """Queue payouts once enough rounds are verified."""
+        commits = await self._unsettled(work)
+        if len({(commit.epoch, commit.round) for commit in commits}) >= self._context.config.settle_every:
+            await self._settle(work, commits)
+
+    async def finish(self, work: Work) -> None:
+        """Queue the last payouts and the refund, once; nothing where no escrow was seen."""
+        refunds = await work.tx.find(OutboxRecord, ("job", "=", work.job.id), ("kind", "=", "refund"), limit=1)
+        if work.job.escrow == 0 or refunds:
+            return
+        await self._settle(work, await self._unsettled(work))
+        rest = work.job.escrow - work.job.verified
+        key = f"refund:{work.job.id}"
+        await work.store_now(
+            OutboxRecord(key, work.job.id, "refund", {}, work.now, amount=rest, detail=work.job.submitter)
+        )
+        work.note("refund", f"{show(rest)} of {show(work.job.escrow)} go back to the submitter")
+
+    async def is_done(self, work: Work) -> bool:
+        """Whether no money of the job is still on its way."""
+        where: tuple[Where, ...] = (("job", "=", work.job.id), ("kind", "in", _MONEY), ("state", "in", _OPEN))
+        return not await work.tx.find(OutboxRecord, *where, limit=1)
+
+    async def queue_funding(self, work: Work) -> None:
+        """Open the escrow from the test wallet, once."""
+        key = f"fund:{work.job.id}"
+        if not await work.tx.find(OutboxRecord, ("key", "=", key), ("state", "in", (*_OPEN, "confirmed"))):
+            tries = len(await work.tx.find(OutboxRecord, ("job", "=", work.job.id), ("kind", "=", "fund")))
+            budget = work.job.spec.budget
+            payload: dict[str, str | int] = {"deadline": escrow_deadline(work.job)}
+            key = key if tries == 0 else f"{key}:{tries}"
+            await work.store_now(OutboxRecord(key, work.job.id, "fund", payload, work.now, amount=budget))
+
+    async def see_escrow(self, job: Job) -> None:
+        """Look on the ledger for the job's escrow and take note of it.
+
+        Raises:
+            FundsError: there is none, or it does not serve this job.
+            LedgerError: the ledger does not answer.
+        """
+        state = await self._chain.escrow(job.submitter, job.id)
+        problem = self._problem(job, state)
+        if state is None or problem:
+            raise FundsError(problem, field="escrow")
+        async with self._desk.open(job.id) as work:
+            await self._fund(work, state)
+
+    def _problem(self, job: Job, state: EscrowState | None) -> str:
+        if state is None:
+            address = self._chain.escrow_address(job.submitter, job.id)
+            return f"there is no escrow {address} for job {job.id} yet: open it with {show(job.spec.budget)}"
+        if state.coordinator != self._coordinator:
+            return f"escrow {state.address} names coordinator {state.coordinator}: it must name {self._coordinator}"
+        if state.ended:
+            return f"escrow {state.address} has been refunded: submit the job again"
+        if state.deposited < job.quote.price:
+            missing = show(job.quote.price - state.deposited)
+            return f"escrow {state.address} holds {show(state.deposited)}, the price is {show(job.quote.price)}: add {missing}"
+        if state.deadline < job.deadline:
+            return f"escrow {state.address} ends at {state.deadline}, before the job's deadline {int(job.deadline)}"
+        return ""
+
+    async def _fund(self, work: Work, state: EscrowState) -> None:
+        if work.job.state is JobState.CREATED:
+            work.change(escrow=int(state.deposited))
+            work.advance(JobState.FUNDED, f"{show(state.deposited)} are in escrow")
+            work.memo("funded", ledger_events.Funded(job=work.job.id, amount=state.deposited))
+        elif work.job.state in (JobState.CANCELLED, JobState.FAILED) and work.job.escrow == 0:
+            work.change(escrow=int(state.deposited))  # Funded while it was being cancelled: give it back.
+            await self.finish(work)
+
+    async def _unsettled(self, work: Work) -> list[CommitRecord]:
+        where: tuple[Where, ...] = (("job", "=", work.job.id), ("state", "=", "verified"), ("settlement", "=", None))
+        return await work.tx.find(CommitRecord, *where)
+
+    async def _settle(self, work: Work, commits: Sequence[CommitRecord]) -> None:
+        """Queue cumulative payouts to everybody who has something new, and mark what they cover."""
+        if not commits:
+            return
+        verified = await work.tx.find(CommitRecord, ("job", "=", work.job.id), ("state", "=", "verified"))
+        total: dict[str, int] = defaultdict(int)
+        for commit in verified:
+            total[commit.payout] += commit.amount
+        new: dict[str, list[CommitRecord]] = defaultdict(list)
+        for commit in commits:
+            new[commit.payout].append(commit)
+        payees = sorted(new)
+        before = len(await work.tx.find(OutboxRecord, ("job", "=", work.job.id), ("kind", "=", "settle")))
+        for part, start in enumerate(range(0, len(payees), MAX_PAYEES_A_ROW)):
+            chosen = payees[start : start + MAX_PAYEES_A_ROW]
+            covered = [commit for payee in chosen for commit in new[payee]]
+            amount = sum(commit.amount for commit in covered)
+            record = await work.store_now(
+                OutboxRecord(
+                    f"settle:{work.job.id}:{before + part}", work.job.id, "settle",
+                    {payee: total[payee] for payee in chosen}, work.now, amount, f"{len(chosen)} payees",
+                )
+            )  # fmt: skip
+            for commit in covered:
+                await work.tx.update(msgspec.structs.replace(commit, settlement=record.id))
+
+    # --- carrying it out ------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Carry rows for ever."""
+        while True:
+            self._wake.clear()
+            if not await self.drain():
+                await self._pause()
+
+    async def drain(self) -> bool:
+        """Carry what is open as far as it goes now; whether anything was finished."""
+        async with self._context.store.transaction() as tx:
+            rows = await tx.find(OutboxRecord, ("state", "in", _OPEN), limit=MAX_ROWS)
+        lanes: dict[tuple[str, str], list[OutboxRecord]] = defaultdict(list)
+        for row in rows:
+            # Money of a job moves in order: the refund ends what payouts are made from. The rest needs not wait for it.
+            lanes[row.job, "money" if row.kind in _MONEY else row.kind].append(row)
+        gate = asyncio.Semaphore(MAX_LANES)
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self._carry_lane(gate, lane), name="carry") for lane in lanes.values()]
+        return any(task.result() for task in tasks)
+
+    async def _pause(self) -> None:
+        try:
+            async with self._context.clock.timeout(POLL_SECONDS):
+                await self._wake.wait()
+        except TimeoutError:
+            return
+
+    async def _carry_lane(self, gate: asyncio.Semaphore, rows: Sequence[OutboxRecord]) -> bool:
+        finished = False
+        async with gate:
+            for row in rows:
+                try:
+                    if not await self._carry(row):
+                        break
+                except LedgerUnavailableError:
+                    self._context.metrics.count("ledger_unavailable_total")
+                    break
+                finished = True
+        return finished
+
+    async def _carry(self, row: OutboxRecord) -> bool:
+        """Bring one row on; whether it is over."""
+        async with self._context.store.transaction() as tx:
+            job = await tx.get(Job, row.job)
+        if row.state == "queued":
+            if row.kind == "fund" and job.state is not JobState.CREATED:
+                await self._give_up(row, f"the job is {job.state}")
+                return True
+            try:
+                row = await self._sign(job, row)
+            except LedgerUnavailableError:
+                raise
+            except LedgerError as error:
+                await self._give_up(row, str(error))
+                return True
+        match await self._send(PreparedTransaction(row.signature, row.wire, row.last_height)):
+            case "confirmed":
+                await self._confirmed(job, row)
+                return True
+            case "pending":
+                return False
+            case "failed" if row.attempts >= MAX_ATTEMPTS:
+                await self._give_up(row, "the ledger refused it each time")
+                return True
+            case "expired" | "failed":
+                self._context.metrics.count("ledger_retried_total")
+                await self._store(msgspec.structs.replace(row, state="queued"))
+                return False
+
+    async def _sign(self, job: Job, row: OutboxRecord) -> OutboxRecord:
+        """Prepare a row's transaction and store it before anybody sends it."""
+        prepared, amount = await self._prepare(job, row)
+        return await self._store(
+            msgspec.structs.replace(
+                row, state="sent", signature=prepared.signature, wire=prepared.wire, amount=amount,
+                last_height=prepared.last_valid_block_height, attempts=row.attempts + 1,
+            )
+        )  # fmt: skip
+
+    async def _prepare(self, job: Job, row: OutboxRecord) -> tuple[PreparedTransaction, int]:
+        match row.kind:
+            case "event":
+                text = str(row.payload["text"])
+                return await self._chain.prepare_memo(text, job.submitter, job.id), 0
+            case "fund":
+                deadline = int(row.payload["deadline"])
+                return await self._chain.prepare_fund(job.id, row.amount, deadline), row.amount
+            case "settle":
+                payouts = {payee: int(total) for payee, total in row.payload.items()}
+                prepared = await self._chain.prepare_settlement(job.submitter, job.id, payouts)
+                if len(prepared) != 1:
+                    raise LedgerError(f"{len(payouts)} payees took {len(prepared)} transactions, expected one")
+                return prepared[0], row.amount
+            case "refund":
+                return await self._chain.prepare_refund(job.submitter, job.id), row.amount
+            case "slash":
+                return await self._prepare_slash(row)
+
+    async def _prepare_slash(self, row: OutboxRecord) -> tuple[PreparedTransaction, int]:
+        node = str(row.payload["node"])
+        state = await self._chain.stake(node)
+        amount = 0 if state is None else int(state.slashable(self._context.clock.time()))
+        if amount == 0:
+            raise LedgerError(f"node {node} has no stake that may be slashed now")
+        return await self._chain.prepare_slash(node, amount, bytes.fromhex(str(row.payload["reason"]))), amount
+
+    async def _send(self, prepared: PreparedTransaction) -> Outcome:
+        try:
+            await self._chain.submit(prepared)
+        except (TransactionFailedError, TransactionExpiredError):
+            # It may still have happened through an earlier sending: only the outcome tells.
+            return await self._chain.outcome(prepared.signature, prepared.last_valid_block_height)
+        for seconds in CONFIRM_POLLS:
+            await self._context.clock.sleep(seconds)
+            outcome = await self._chain.outcome(prepared.signature, prepared.last_valid_block_height)
+            if outcome != "pending":
+                return outcome
+        return "pending"
+
+    async def _store(self, row: OutboxRecord) -> OutboxRecord:
+        async with self._context.store.transaction() as tx:
+            return await tx.update(row)
+
+    async def _give_up(self, row: OutboxRecord, reason: str) -> None:
+        self._context.metrics.count("ledger_failed_total")
+        async with self._desk.open(row.job) as work:
+            detail = f"{row.detail}: {reason}" if row.detail else reason
+            await work.tx.update(msgspec.structs.replace(row, state="failed", detail=detail[:500]))
+            if row.kind != "event":
+                work.note("ledger", f"{row.kind} failed: {reason}")
+
+    # --- what follows ---------------------------------------------------------------------------------------------------
+
+    async def _confirmed(self, job: Job, row: OutboxRecord) -> None:
+        self._context.metrics.count("ledger_confirmed_total")
+        state = await self._chain.escrow(job.submitter, job.id) if row.kind in ("fund", "refund") else None
+        async with self._desk.open(row.job) as work:
+            await work.tx.update(msgspec.structs.replace(row, state="confirmed"))
+            match row.kind:
+                case "fund" if state is not None:
+                    await self._fund(work, state)
+                case "settle":
+                    await self._paid(work, row)
+                case "refund":
+                    back = row.amount if state is None else int(state.refunded)
+                    work.change(refunded=back)
+                    work.note("refunded", f"{show(back)} went back to the submitter")
+                case "slash":
+                    node, reason = str(row.payload["node"]), str(row.payload["reason"])
+                    event = ledger_events.Slashed(job=job.id, node=node, amount=row.amount, reason=reason)
+                    work.memo(f"slashed:{row.id}", event)
+                    work.note("slashed", f"node {node} lost {show(row.amount)} of its stake")
+                case _:
+                    pass
+
+    async def _paid(self, work: Work, row: OutboxRecord) -> None:
+        work.change(paid=work.job.paid + row.amount)
+        work.note("paid", f"{show(row.amount)} to {row.detail}")
+        earned: dict[str, int] = defaultdict(int)
+        for commit in await work.tx.find(CommitRecord, ("job", "=", row.job), ("settlement", "=", row.id)):
+            earned[commit.node] += commit.amount
+        for node, amount in sorted(earned.items()):
+            record = await work.tx.get(NodeRecord, node)
+            await work.tx.update(msgspec.structs.replace(record, earned=record.earned + amount))
+        work.earned = await earnings(work, earned)
+        work.signature = row.signature
+
+
+async def earnings(work: Work, nodes: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+    """Node -> (verified, paid) in this job so far."""
+    rows = await work.tx.find(
+        OutboxRecord, ("job", "=", work.job.id), ("kind", "=", "settle"), ("state", "=", "confirmed")
+    )
+    confirmed = {row.id for row in rows}
+    result = dict.fromkeys(nodes, (0, 0))
+    for commit in await work.tx.find(CommitRecord, ("job", "=", work.job.id), ("state", "=", "verified")):
+        if commit.node in result:
+            verified, paid = result[commit.node]
+            result[commit.node] = (verified + commit.amount, paid + commit.amount * (commit.settlement in confirmed))
+    return result
+
+
+ESCROW_MARGIN = 6 * 3600  # After the deadline of the job, for the last audits and payouts.
+
+
+def escrow_deadline(job: Job) -> int:
+    """When the submitter may take the escrow back alone."""
+    return int(job.deadline) + ESCROW_MARGIN

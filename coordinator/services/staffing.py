@@ -1,0 +1,163 @@
+"""Who sits where: the first plan of a job, seats that became empty, spares."""
+
+from collections.abc import Sequence
+
+from coordinator.domain import placement
+from coordinator.domain.job import JobState
+from coordinator.domain.lease import FAULTS, Lease
+from coordinator.domain.placement import Candidate, NoPlacementError
+from coordinator.domain.run import Holder, Run, evaluations, whole_replicas
+from coordinator.services.context import Context
+from coordinator.services.nodes import Nodes
+from coordinator.services.work import Work
+from ledger import events as ledger_events
+from transport.wire.job import total_rounds, total_steps
+from transport.wire.model import ModelShape, inspect_config
+
+MAX_FAULTS_PER_NODE = 2  # A machine that failed a job twice will fail it again.
+MAX_FAULTS_PER_JOB = 12  # So many failures on several machines are the job's, not theirs.
+
+
+def shape_of(work: Work) -> ModelShape:
+    """Sizes of the job's model."""
+    return inspect_config(work.job.config)
+
+
+class Staffing:
+    """Grants leases and ends those that are in the way; it never begins a round."""
+
+    def __init__(self, context: Context, nodes: Nodes) -> None:
+        self._context = context
+        self._nodes = nodes
+        self._waiting: dict[str, float] = {}
+
+    async def plan(self, work: Work) -> None:
+        """Put nodes on a funded job; it stays funded while there are too few.
+
+        All replicas of the quote are waited for a little; then as many as there are nodes for will do.
+        """
+        quote, training = work.job.quote, work.job.spec.training
+        free = await self._willing(work, self._nodes.candidates())
+        since = self._waiting.setdefault(work.job.id, self._context.clock.now())
+        patient = self._context.clock.now() - since < self._context.config.start_grace_seconds
+        found = None
+        for replicas in [quote.replicas] if patient else range(quote.replicas, 0, -1):
+            try:
+                found = placement.choose(shape_of(work), training, free, quote.stages, replicas)
+            except NoPlacementError:
+                continue
+            break
+        if found is None:
+            return
+        del self._waiting[work.job.id]
+        rounds = total_rounds(training, quote.replicas)
+        work.run = Run(
+            layers=found.layers,
+            replicas=quote.replicas,
+            total_steps=total_steps(training, quote.replicas),
+            inner_steps=training.inner_steps,
+            evaluate=evaluations(rounds, self._context.config.validations),
+        )
+        work.advance(JobState.PLANNED, f"{len(found.seats)} seats: {quote.stages} stages")
+        by_node = {candidate.node: candidate for candidate in free}
+        self._seat(work, [(by_node[node], seat) for seat, node in sorted(found.seats.items())])
+
+    async def repair(self, work: Work) -> None:
+        """Fill empty seats with spares and free nodes, else complete one broken replica with another; then hold spares."""
+        assert work.run is not None
+        holders = {lease.seat: lease for lease in work.leases.values() if lease.seat}
+        seats = [(s, p) for s in range(len(work.run.layers)) for p in range(work.run.replicas)]
+        missing = [seat for seat in seats if seat not in holders]
+        spares = {lease.node: lease for lease in work.leases.values() if lease.seat is None}
+        free = await self._willing(work, self._nodes.candidates(tuple(spares)))
+        if not missing:
+            self._hold_spares(work, free, spares)
+            return
+        known = {c.node: c for c in self._nodes.everybody()}
+        held = {seat: known[lease.node] for seat, lease in holders.items() if lease.node in known}
+        memory = self._memory(work)
+        filled = placement.fill(missing, held, free, memory)
+        by_node = {candidate.node: candidate for candidate in free}
+        for node in filled.values():
+            if node in spares:
+                work.end(spares[node].id, "replaced", "the spare takes a seat")
+        self._seat(work, [(by_node[node], seat) for seat, node in sorted(filled.items())])
+        self._merge(work, [seat for seat in missing if seat not in filled], memory)
+
+    def _merge(self, work: Work, missing: Sequence[tuple[int, int]], memory: Sequence[int]) -> None:
+        """With no free node left, higher broken replicas give their members to lower ones."""
+        known = {c.node: c for c in self._nodes.everybody()}
+        holders = {lease.seat: lease for lease in work.leases.values() if lease.seat and lease.node in known}
+        fits = {
+            stage: frozenset(
+                seat for seat, lease in holders.items() if known[lease.node].memory_mb * placement.MEGABYTE >= need
+            )
+            for stage, need in enumerate(memory)
+        }
+        moves = placement.moves(missing, list(holders), fits)
+        moving = [(known[holders[source].node], seat) for seat, source in sorted(moves.items())]
+        for source in moves.values():
+            work.end(holders[source].id, "replaced", "the node completes another replica")
+        self._seat(work, moving)
+
+    def _hold_spares(self, work: Work, free: Sequence[Candidate], spares: dict[str, Lease]) -> None:
+        wanted = self._context.config.spares - len(spares)
+        smallest = min(self._memory(work))
+        for candidate in [c for c in free if c.node not in spares][: max(0, wanted)]:
+            if candidate.memory_mb * placement.MEGABYTE >= smallest:
+                work.grant(candidate.node, candidate.owner, None)
+                work.note("spare", f"node {candidate.node} is held as a spare")
+
+    def _seat(self, work: Work, seating: Sequence[tuple[Candidate, tuple[int, int]]]) -> None:
+        assert work.run is not None
+        for candidate, seat in seating:
+            work.grant(candidate.node, candidate.owner, seat)
+            work.note("assigned", f"stage {seat[0]} of replica {seat[1]} goes to {candidate.node}")
+        attempt = work.run.fence
+        for event in ledger_events.assignments(work.job.id, attempt, [c.node for c, _ in seating]):
+            work.memo(f"assigned:{attempt}:{event.nodes[0]}", event)
+
+    async def _willing(self, work: Work, candidates: Sequence[Candidate]) -> list[Candidate]:
+        """Those that have not failed this job before."""
+        faults = await work.tx.find(
+            Lease, ("job", "=", work.job.id), ("state", "=", "ended"), ("end", "in", tuple(sorted(FAULTS)))
+        )
+        failures = [lease.node for lease in (*faults, *(held for held in work.ended if held.end in FAULTS))]
+        return [c for c in candidates if failures.count(c.node) < MAX_FAULTS_PER_NODE]
+
+    def _memory(self, work: Work) -> list[int]:
+        assert work.run is not None
+        layers, training = work.run.layers, work.job.spec.training
+        return [placement.stage_memory(shape_of(work), training, layers, stage) for stage in range(len(layers))]
+
+
+async def too_many_faults(work: Work) -> str:
+    """Why the job must be given up, or an empty text: tasks kept failing since the last complete round."""
+    faults = await work.tx.find(
+        Lease,
+        ("job", "=", work.job.id),
+        ("end", "in", tuple(sorted(FAULTS))),
+        ("ended", ">", work.run.advanced if work.run else 0.0),
+        newest=True,
+        limit=MAX_FAULTS_PER_JOB,
+    )
+    if len(faults) < MAX_FAULTS_PER_JOB:
+        return ""
+    return f"{len(faults)} tasks failed; the last on {faults[0].node}: {faults[0].reason}"
+
+
+def seats_ready(work: Work) -> tuple[bool, bool]:
+    """Whether every seat that is held is ready, and whether some replica is whole."""
+    assert work.run is not None
+    seated = [lease for lease in work.leases.values() if lease.seat]
+    everybody = len(seated) == len(work.run.layers) * work.run.replicas and all(s.state == "ready" for s in seated)
+    return everybody, bool(whole_replicas(work.run, holders(work)))
+
+
+def holders(work: Work) -> list[Holder]:
+    """Seats whose workers are ready."""
+    return [
+        Holder(lease.id, lease.node, lease.stage or 0, lease.replica or 0)
+        for lease in work.leases.values()
+        if lease.seat and lease.state == "ready"
+    ]

@@ -1,0 +1,152 @@
+"""What time alone brings about: leases run out, audits and starts become overdue, escrows appear, models are put together."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from coordinator.domain.job import LIVE, Job, JobState
+from coordinator.domain.lease import Lease
+from coordinator.errors import CottageError
+from coordinator.services.context import Context
+from coordinator.services.conversation import Conversation
+from coordinator.services.leases import Leases
+from coordinator.services.models import ModelWorkshop
+from coordinator.services.runs import Runs
+from coordinator.services.settlement import Settlement
+from coordinator.services.work import Desk, Work
+from coordinator.store.records import RoundRecord
+from ledger.errors import LedgerError
+
+MAX_ASSEMBLIES = 3  # Tries; a model that cannot be put together three times has damaged checkpoints.
+ESCROW_POLL_SECONDS = 3.0
+MAX_POLLED = 20  # Jobs waiting for an outside wallet that are looked for at a time, newest first.
+
+log = logging.getLogger(__name__)
+
+
+class Upkeep:
+    """The coordinator's regular rounds."""
+
+    def __init__(
+        self,
+        context: Context,
+        desk: Desk,
+        leases: Leases,
+        conversation: Conversation,
+        runs: Runs,
+        settlement: Settlement,
+        models: ModelWorkshop,
+    ) -> None:
+        self._context = context
+        self._desk = desk
+        self._leases = leases
+        self._conversation = conversation
+        self._runs = runs
+        self._settlement = settlement
+        self._models = models
+        self._active: set[str] = set()
+        self._to_assemble: asyncio.Queue[str] = asyncio.Queue()
+        self._assembling: set[str] = set()
+        desk.on_stored(self._notice)
+
+    async def recover(self) -> None:
+        """Continue an earlier process's jobs; its open audits get their full time again."""
+        async with self._context.store.transaction() as tx:
+            jobs = await tx.find(Job, ("state", "in", tuple(sorted(LIVE))))
+        for job in jobs:
+            if job.state is not JobState.CREATED:
+                await self._guarded(job.id, self._resume)
+
+    async def tick(self) -> None:
+        """Everything that is due now."""
+        for lease in self._leases.expired():
+            held = self._leases.get(lease)
+            if held is None:
+                continue
+            self._context.metrics.count("leases_expired_total")
+            async with self._desk.open(held.job) as work:
+                self._conversation.final_traffic(work)
+                work.note(
+                    "lost", f"node {held.node} has not been heard of for {self._context.config.lease_seconds:g} s"
+                )
+                work.end(lease, "expired", "the lease ran out")
+                await self._runs.advance(work)
+        for job in sorted(self._active):
+            await self._guarded(job, self._advance)
+        await self._conversation.flush()
+
+    async def run(self) -> None:
+        """Tick for ever."""
+        while True:
+            await self.tick()
+            await self._context.clock.sleep(self._context.config.tick_seconds)
+
+    async def watch_escrows(self) -> None:
+        """Notice escrows that outside wallets open, for ever."""
+        while True:
+            async with self._context.store.transaction() as tx:
+                waiting = await tx.find(Job, ("state", "=", JobState.CREATED), newest=True, limit=MAX_POLLED)
+            for job in waiting:
+                try:
+                    await self._settlement.see_escrow(job)
+                except (CottageError, LedgerError):
+                    continue  # Not there yet, or not to be asked now: the next turn looks again.
+            await self._context.clock.sleep(ESCROW_POLL_SECONDS)
+
+    async def assemble(self) -> None:
+        """Put finished models together, one after the other, for ever."""
+        while True:
+            await self.assemble_one(await self._to_assemble.get())
+
+    async def assemble_one(self, job: str) -> None:
+        """Put one model together; after a few failures the job fails and what is left goes back."""
+        problem = "no try was made"
+        for _ in range(MAX_ASSEMBLIES):
+            async with self._desk.open(job) as work:
+                if work.job.model is not None or work.job.state is not JobState.VERIFYING or work.run is None:
+                    return
+                stored, checkpoints = work.job, work.run.checkpoints
+                rounds = await work.tx.find(RoundRecord, ("job", "=", job), ("state", "=", "complete"))
+            try:
+                model = await self._models.assemble(stored, checkpoints, rounds)
+            except CottageError as error:
+                problem = error.detail
+                log.warning("job %s: the model could not be put together: %s", job, problem)
+                continue
+            async with self._desk.open(job) as work:
+                work.change(model=model)
+                work.note("model", "the model folder is ready")
+            return
+        async with self._desk.open(job) as work:
+            await self._runs.stop(work, JobState.FAILED, f"the model could not be put together: {problem}")
+
+    async def _guarded(self, job: str, act: Callable[[Work], Awaitable[None]]) -> None:
+        """Open a job and act; a fault in one job must not stop the others, and what failed is not stored."""
+        try:
+            async with self._desk.open(job) as work:
+                await act(work)
+        except Exception:  # The boundary of one job: logged whole, tried again at the next turn.
+            log.exception("job %s", job)
+
+    async def _resume(self, work: Work) -> None:
+        self._runs.resume(work)
+
+    async def _advance(self, work: Work) -> None:
+        self._conversation.final_traffic(work)
+        await self._runs.advance(work)
+
+    async def _expire(self, held: Lease, work: Work) -> None:
+        self._conversation.final_traffic(work)
+        silence = self._context.config.lease_seconds
+        work.note("lost", f"node {held.node} has not been heard of for {silence:g} s")
+        work.end(held.id, "expired", "the lease ran out")
+        await self._runs.advance(work)
+
+    def _notice(self, work: Work) -> None:
+        if work.job.state in LIVE and work.job.state is not JobState.CREATED:
+            self._active.add(work.job.id)
+        else:
+            self._active.discard(work.job.id)
+        if work.job.state is JobState.VERIFYING and work.job.model is None and work.job.id not in self._assembling:
+            self._assembling.add(work.job.id)
+            self._to_assemble.put_nowait(work.job.id)

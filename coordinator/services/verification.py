@@ -1,0 +1,199 @@
+"""Audits: drawn when a round is complete, opened by the prover, re-run by somebody else, and what follows from the verdict.
+
+Everything here happens on an open desk (``Work``): the draw's randomness is fetched in the same transaction that already holds
+every commitment of the round, so no commitment can depend on it.
+"""
+
+import hashlib
+from typing import Literal
+
+import msgspec
+
+from coordinator.domain import trust
+from coordinator.domain.trust import Audit, Auditor, Draw
+from coordinator.services.context import Context
+from coordinator.services.nodes import Nodes
+from coordinator.services.work import Work
+from coordinator.store.ports import Where
+from coordinator.store.records import CommitRecord, NodeRecord, OutboxRecord, RoundRecord
+from ledger import events as ledger_events
+from transport.wire.task import AuditReport, StepOpened
+
+OPENING_LAG = 2  # Workers keep the records of two rounds: the next may begin, the one after must wait for openings.
+
+
+class Verification:
+    """Draws, drives and concludes the audits of a job."""
+
+    def __init__(self, context: Context, nodes: Nodes) -> None:
+        self._context = context
+        self._nodes = nodes
+
+    async def draw(self, work: Work, record: RoundRecord, commits: list[CommitRecord]) -> RoundRecord:
+        """Draw the audits of a complete round. The commits must be stored already."""
+        seed = self._context.entropy(32)
+        drawable = [Draw(commit.lease, commit.root, commit.leaves) for commit in commits if commit.drawable]
+        by_lease = {commit.lease: commit for commit in commits}
+        classes = {lease.id: lease.env_class for lease in (*work.leases.values(), *work.ended)}
+        for lease, step in trust.draw(seed, drawable, self._context.config.audits_per_round):
+            commit = by_lease[lease]
+            audit = Audit(
+                id=self._context.new_id(),
+                job=work.job.id,
+                epoch=record.epoch,
+                round=record.number,
+                step=step,
+                stage=commit.stage,
+                replica=commit.replica,
+                lease=lease,
+                node=commit.node,
+                payout=commit.payout,
+                env_class=classes.get(lease, ""),
+                plan=record.plan,
+                first_step=record.first_step,
+                total_steps=record.total_steps,
+                root=commit.root,
+                leaves=commit.leaves,
+                deadline=work.now + self._context.config.audit_seconds,
+            )
+            work.audits[audit.id] = audit
+            work.change(audits=work.job.audits + 1)
+            place = f"stage {commit.stage} of replica {commit.replica}"
+            work.note("audit", f"round {record.number}: step {step} of {place} was drawn for an audit")
+        return msgspec.structs.replace(record, seed=seed.hex())
+
+    def opened(self, work: Work, lease: str, report: StepOpened) -> None:
+        """The prover answered."""
+        audit = work.audits.get(report.audit)
+        if audit is not None and audit.lease == lease:
+            deadline = work.now + self._context.config.audit_patience_seconds
+            work.audits[audit.id] = trust.opened(audit, report, deadline)
+
+    def judged(self, work: Work, lease: str, report: AuditReport) -> None:
+        """An auditor answered."""
+        audit = work.audits.get(report.audit)
+        if audit is not None and audit.auditor_lease == lease and audit.auditor is not None:
+            deadline = work.now + self._context.config.audit_patience_seconds
+            work.audits[audit.id] = trust.judged(audit, audit.auditor, report, deadline)
+
+    def extend(self, work: Work) -> None:
+        """Give every open audit its full time again: nobody could answer while the coordinator was away."""
+        deadline = work.now + self._context.config.audit_seconds
+        for audit in list(work.audits.values()):
+            work.audits[audit.id] = msgspec.structs.replace(audit, deadline=deadline)
+
+    def may_begin(self, work: Work, number: int) -> bool:
+        """Whether beginning round ``number`` leaves provers the records that they still have to open."""
+        return all(a.state != "opening" or a.round > number - OPENING_LAG for a in work.audits.values())
+
+    async def advance(self, work: Work) -> None:
+        """Bring every open audit as far as it goes now, then conclude rounds whose audits are over."""
+        for audit in list(work.audits.values()):
+            work.audits[audit.id] = audit if audit.over else self._step(work, audit)
+        for audit in [a for a in work.audits.values() if a.over]:
+            await self._follow(work, audit)
+        await self._conclude(work)
+
+    async def give_up(self, work: Work) -> None:
+        """The job ends early: findings against a prover stand, other open audits are void."""
+        for audit in list(work.audits.values()):
+            if not audit.over:
+                accused = any(v.verdict in ("mismatch", "malformed") for v in audit.verdicts)
+                void = msgspec.structs.replace(audit, state="void", detail="the job ended before the audit did")
+                work.audits[audit.id] = trust.overdue(audit) if accused else void
+        await self.advance(work)
+
+    def _step(self, work: Work, audit: Audit) -> Audit:
+        config = self._context.config
+        if audit.state == "opening" and audit.lease not in work.leases:
+            return trust.prover_gone(audit)
+        if audit.auditor is not None and (audit.auditor_lease not in work.leases or work.now > audit.deadline):
+            audit = trust.auditor_gone(audit, work.now + config.audit_patience_seconds)
+        if audit.state == "replaying" and audit.auditor is None:
+            auditor = trust.choose_auditor(audit, self._auditors(work), self._context.entropy(32))
+            if auditor is not None:
+                return trust.assigned(audit, auditor, work.now + config.audit_seconds)
+        return trust.overdue(audit) if work.now > audit.deadline else audit
+
+    def _auditors(self, work: Work) -> list[Auditor]:
+        return [
+            Auditor(lease.id, lease.node, lease.payout, lease.env_class, lease.seat is None)
+            for lease in work.leases.values()
+            if lease.state == "ready" and self._nodes.session(lease.node) is not None
+        ]
+
+    async def _follow(self, work: Work, audit: Audit) -> None:
+        """Draw the consequences of an audit that has just ended."""
+        self._context.metrics.count(f"audits_{audit.state}_total")
+        place = f"round {audit.round}, step {audit.step}, stage {audit.stage} of replica {audit.replica}"
+        work.note("audit", f"{place}: {audit.state}" + (f" ({audit.detail})" if audit.detail else ""))
+        if audit.verdicts and audit.state != "void":
+            verdict: Literal["match", "mismatch"] = "match" if audit.state == "passed" else "mismatch"
+            event = ledger_events.Verified(
+                job=work.job.id, round=audit.round, node=audit.node, auditor=audit.verdicts[-1].auditor, verdict=verdict
+            )
+            work.memo(f"verified:{audit.id}", event)
+        earlier = await work.tx.find(
+            Audit, ("job", "=", work.job.id), ("node", "=", audit.node), ("state", "=", "failed")
+        )
+        refusals = sum(other.blame == "refused" and other.id != audit.id for other in earlier)
+        match trust.consequence(audit, refusals):
+            case "forfeit":
+                await self._forfeit(work, audit)
+            case "ban":
+                await self._ban(work, audit)
+            case "none":
+                pass
+        work.conclude(audit)
+
+    async def _forfeit(self, work: Work, audit: Audit) -> None:
+        where: tuple[Where, ...] = (("job", "=", work.job.id), ("epoch", "=", audit.epoch), ("round", "=", audit.round))
+        for commit in await work.tx.find(CommitRecord, *where, ("lease", "=", audit.lease)):
+            await _reject(work, commit)
+        if audit.lease in work.leases:
+            work.end(audit.lease, "failed", f"audit of round {audit.round}: {audit.detail}")
+
+    async def _ban(self, work: Work, audit: Audit) -> None:
+        """Unpaid work of the job is void, the stake is slashed, the node leaves everything that it holds."""
+        for commit in await work.tx.find(CommitRecord, ("job", "=", work.job.id), ("node", "=", audit.node)):
+            if commit.settlement is None:
+                await _reject(work, commit)
+        reason = f"audit {audit.id}: {audit.detail or audit.blame}"
+        for lease in [lease for lease in work.leases.values() if lease.node == audit.node]:
+            work.end(lease.id, "rejected", reason)
+        record = await work.tx.get(NodeRecord, audit.node)
+        if not record.banned:
+            await work.tx.update(msgspec.structs.replace(record, banned=True, reason=reason))
+        proof = hashlib.sha256(msgspec.json.encode(audit)).hexdigest()
+        if record.stake > 0:
+            payload: dict[str, str | int] = {"node": audit.node, "reason": proof}
+            key = f"slash:{audit.id}"
+            work.queue(
+                OutboxRecord(key, work.job.id, "slash", payload, work.now, detail=f"{audit.node}: {reason}"[:500])
+            )
+        work.expelled.append(audit.node)
+        work.note("rejected", f"node {audit.node}: {reason}; its unpaid work of this job is void")
+
+    async def _conclude(self, work: Work) -> None:
+        """Verify the shares of complete rounds whose audits are over."""
+        open_rounds = {(audit.epoch, audit.round) for audit in work.audits.values()}
+        waiting: tuple[Where, ...] = (("job", "=", work.job.id), ("state", "=", "complete"), ("concluded", "=", False))
+        for record in await work.tx.find(RoundRecord, *waiting):
+            if (record.epoch, record.number) in open_rounds:
+                continue
+            where: tuple[Where, ...] = (
+                ("job", "=", work.job.id),
+                ("epoch", "=", record.epoch),
+                ("round", "=", record.number),
+            )
+            for commit in await work.tx.find(CommitRecord, *where, ("state", "=", "pending")):
+                await work.tx.update(msgspec.structs.replace(commit, state="verified"))
+                work.change(verified=work.job.verified + commit.amount)
+            await work.tx.update(msgspec.structs.replace(record, concluded=True))
+
+
+async def _reject(work: Work, commit: CommitRecord) -> None:
+    if commit.state == "verified":
+        work.change(verified=work.job.verified - commit.amount)
+    if commit.state in ("pending", "verified"):
+        await work.tx.update(msgspec.structs.replace(commit, state="rejected", amount=0))

@@ -1,0 +1,207 @@
+"""Records turned into the resources of the interface."""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from coordinator.domain.job import LIVE, Job, JobState
+from coordinator.domain.lease import Lease
+from coordinator.domain.run import Run
+from coordinator.domain.trust import Audit
+from coordinator.store.records import (
+    CommitRecord,
+    EventRecord,
+    MetricRecord,
+    NodeRecord,
+    OutboxRecord,
+    RoundRecord,
+)
+from transport.wire import api
+from transport.wire.job import total_rounds, total_steps
+from transport.wire.task import Traffic
+
+NodeState = Literal["starting", "ready", "training", "waiting", "spare", "lost", "rejected", "done"]
+TrafficOf = Callable[[Lease], Traffic | None]
+NO_TRAFFIC = Traffic(0, 0, 0, 0, 0)
+
+
+def job_view(job: Job, leases: Sequence[Lease], traffic_of: TrafficOf) -> api.JobView:
+    """A job with everything that its page shows at the top."""
+    training, replicas = job.spec.training, job.quote.replicas
+    total = total_steps(training, replicas) * training.batch * training.sequence * replicas
+    traffic = [traffic_of(lease) or NO_TRAFFIC for lease in leases]
+    left = max(0, total - job.tokens_done)
+    running = job.state is JobState.RUNNING and job.tokens_per_second > 0
+    return api.JobView(
+        id=job.id,
+        name=job.name,
+        state=job.state.value,
+        reason=job.reason,
+        spec=job.spec,
+        submitter=job.submitter,
+        created=job.created,
+        ended=job.ended,
+        quote=job.quote,
+        rounds_total=total_rounds(training, replicas),
+        rounds_done=job.rounds_done,
+        tokens_done=job.tokens_done,
+        tokens_total=total,
+        tokens_per_second=job.tokens_per_second,
+        train_loss=job.train_loss,
+        validation_loss=job.validation_loss,
+        first_validation_loss=job.first_validation_loss,
+        escrow=job.escrow,
+        paid=job.paid,
+        refunded=job.refunded,
+        bytes_sent=sum(t.wire for t in traffic),
+        bytes_naive=sum(t.naive for t in traffic),
+        bytes_artifacts=sum(t.artifacts for t in traffic),
+        audits=job.audits,
+        model=job.model,
+        eta_seconds=left / job.tokens_per_second if running else None,
+    )
+
+
+def job_nodes(
+    job: Job,
+    run: Run | None,
+    leases: Sequence[Lease],
+    commits: Sequence[CommitRecord],
+    audits: Sequence[Audit],
+    paid_rows: frozenset[int],
+    nodes: Sequence[NodeRecord],
+    traffic_of: TrafficOf,
+) -> list[api.JobNode]:
+    """Each node's part: its newest lease says where it is, all its leases and commits what it did."""
+    by_node: dict[str, list[Lease]] = defaultdict(list)
+    for lease in leases:
+        by_node[lease.node].append(lease)
+    profiles = {node.address: node.profile for node in nodes}
+    found: list[api.JobNode] = []
+    for node, held in by_node.items():
+        newest = next((lease for lease in held if lease.state != "ended"), held[-1])
+        done = [c for c in commits if c.node == node and c.state != "void"]
+        good = [c for c in done if c.state == "verified"]
+        judged = [audit.state for audit in audits if audit.node == node]
+        found.append(
+            api.JobNode(
+                node=node,
+                name=profiles[node].name if node in profiles else "",
+                device=profiles[node].device if node in profiles else "",
+                stage=newest.stage,
+                replica=newest.replica,
+                state=_node_state(job, run, newest),
+                rounds=len(done),
+                steps=sum(c.leaves for c in done),
+                tokens=sum(c.tokens for c in done),
+                operations=sum(c.operations for c in done),
+                audits_passed=judged.count("passed"),
+                audits_failed=judged.count("failed"),
+                verified=sum(c.amount for c in good),
+                paid=sum(c.amount for c in good if c.settlement in paid_rows),
+                bytes_sent=sum((traffic_of(lease) or NO_TRAFFIC).wire for lease in held),
+            )
+        )
+    return sorted(found, key=lambda n: (n.stage is None, n.replica or 0, n.stage or 0, n.node))
+
+
+def round_view(record: RoundRecord) -> api.RoundView | None:
+    """A round that counts; None for one that was done again."""
+    if record.state == "void":
+        return None
+    return api.RoundView(
+        round=record.number,
+        epoch=record.epoch,
+        state=record.state,
+        tokens=record.tokens,
+        train_loss=record.train_loss,
+        validation_loss=record.validation_loss,
+        contributors=record.contributors,
+        started=record.started,
+        ended=record.ended,
+    )
+
+
+def commit_view(record: CommitRecord) -> api.CommitView:
+    """A commitment."""
+    return api.CommitView(
+        round=record.round,
+        epoch=record.epoch,
+        stage=record.stage,
+        replica=record.replica,
+        node=record.node,
+        root=record.root,
+        leaves=record.leaves,
+        tokens=record.tokens,
+        operations=record.operations,
+        drawable=record.drawable,
+        state=record.state,
+        amount=record.amount,
+    )
+
+
+def audit_view(audit: Audit) -> api.AuditView:
+    """An audit; the auditor shown is the one at work, or the last that judged."""
+    last = audit.verdicts[-1].auditor if audit.verdicts else None
+    return api.AuditView(
+        audit=audit.id,
+        round=audit.round,
+        step=audit.step,
+        stage=audit.stage,
+        replica=audit.replica,
+        node=audit.node,
+        auditor=audit.auditor or last,
+        state=audit.state,
+        detail=audit.detail,
+    )
+
+
+def receipt(record: OutboxRecord) -> api.Receipt:
+    """A ledger transaction."""
+    return api.Receipt(record.kind, record.signature, record.state, record.amount, record.created, record.detail)
+
+
+def event_view(record: EventRecord) -> api.JobEvent:
+    """A line of the timeline."""
+    return api.JobEvent(record.id, record.time, record.kind, record.text)
+
+
+def metric_view(record: MetricRecord) -> api.Metric:
+    """A point of a loss curve."""
+    return api.Metric(record.round, record.step, record.tokens, record.kind, record.loss, record.time)
+
+
+def node_view(record: NodeRecord, online: bool, busy: bool) -> api.NodeView:
+    """A node as the network page shows it."""
+    profile = record.profile
+    return api.NodeView(
+        node=record.address,
+        payout=record.payout,
+        name=profile.name,
+        device=profile.device,
+        kind=profile.kind,
+        memory_mb=profile.memory_mb,
+        flops=profile.flops,
+        sandbox=profile.sandbox,
+        online=online,
+        busy=busy,
+        banned=record.banned,
+        stake=record.stake,
+        earned=record.earned,
+        since=record.since,
+    )
+
+
+def _node_state(job: Job, run: Run | None, lease: Lease) -> NodeState:
+    """One word for where a node is in a job."""
+    if lease.state == "ended":
+        return "done" if lease.end in ("stopped", "replaced") else "rejected" if lease.end == "rejected" else "lost"
+    if lease.state == "starting":
+        return "starting"
+    if lease.seat is None:
+        return "spare"
+    current = run.round if run is not None and job.state in LIVE else None
+    seat = current.seat(lease.id) if current is not None else None
+    if current is None or seat is None:
+        return "waiting" if job.rounds_done else "ready"
+    return "training" if seat.commit is None and seat.replica in current.whole() else "waiting"
