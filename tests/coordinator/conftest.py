@@ -1,0 +1,258 @@
+"""A whole coordinator in this process: real services, real store, real WebSocket; ledger and trainer are fakes."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+import aiohttp
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from coordinator.app import Parts, assemble
+from coordinator.config import Config
+from coordinator.services.artifacts import ArtifactStore
+from coordinator.services.models import ModelWorkshop
+from coordinator.store.sql import SqlStore
+from coordinator.web.signal import PATH, NodeSocket
+from tests.coordinator.fakes import COORDINATOR, WALLET, FakeArtifacts, FakeChain, FakeModels, FakeTask, Peers, profile
+from transport.clock import SystemClock
+from transport.identity import NodeKey
+from transport.wire.codec import decode, encode
+from transport.wire.node import (
+    PROTOCOL,
+    Acknowledged,
+    Assign,
+    Beat,
+    Challenge,
+    Command,
+    CoordinatorMessage,
+    Earned,
+    Goodbye,
+    Heartbeat,
+    HeldLease,
+    Hello,
+    Refused,
+    Report,
+    Welcome,
+)
+from transport.wire.task import BeginRound, Progress, StopTask, TaskReport, Traffic
+
+
+@dataclass
+class House:
+    """A running coordinator."""
+
+    parts: Parts
+    chain: FakeChain
+    models: FakeModels
+    url: str
+    peers: Peers = field(default_factory=Peers)
+
+
+@dataclass
+class Tuning:
+    """Settings for tests: everything is quick."""
+
+    config: Config
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    """A quick coordinator."""
+    return Config(
+        data=tmp_path,
+        ledger_url="http://ledger.test",
+        lease_seconds=3.0,
+        heartbeat_seconds=0.2,
+        tick_seconds=0.05,
+        start_grace_seconds=0.2,
+        audit_seconds=5.0,
+        audit_patience_seconds=0.3,
+        settle_every=2,
+        validations=0,
+    )
+
+
+@asynccontextmanager
+async def opened(config: Config, chain: FakeChain, models: FakeModels | None = None) -> AsyncIterator[House]:
+    """Serve a coordinator whose database lies in ``config.data``; a second one continues the first one's work."""
+    models = models or FakeModels()
+    store = await SqlStore.open(config.database)
+    parts = assemble(
+        config,
+        SystemClock(),
+        store,
+        chain,
+        cast(ModelWorkshop, models),
+        cast(ArtifactStore, FakeArtifacts()),
+        COORDINATOR,
+        WALLET,
+    )
+    await parts.recover()
+    app = web.Application()
+    NodeSocket(parts.context, parts.nodes, parts.conversation).setup(app)
+    server = TestServer(app)
+    await server.start_server()
+    loops = [asyncio.create_task(loop(), name=name) for name, loop in parts.loops().items()]
+    try:
+        yield House(parts, chain, models, str(server.make_url(PATH)))
+    finally:
+        for task in loops:
+            task.cancel()
+        await asyncio.gather(*loops, return_exceptions=True)
+        await server.close()
+        await store.close()
+
+
+@pytest.fixture
+async def house(config: Config) -> AsyncIterator[House]:
+    """A coordinator with a fake ledger."""
+    async with opened(config, FakeChain()) as made:
+        yield made
+
+
+class ScriptedNode:
+    """A node that speaks the wire over a real WebSocket and runs ``FakeTask`` workers."""
+
+    def __init__(self, house: House, number: int, **options: Any) -> None:
+        self.key = NodeKey(number.to_bytes(32, "big"))
+        self.payout = NodeKey((1000 + number).to_bytes(32, "big")).address
+        self.house = house
+        self.profile = replace_profile(number, options)
+        self.lie = bool(options.get("lie"))
+        self.tasks: dict[str, FakeTask] = {}
+        self.fences: dict[str, int] = {}
+        self.reports: dict[str, list[Report]] = {}
+        self.refused: Refused | None = None
+        self.earned: list[Earned] = []
+        self.commands: list[Command] = []
+        self.silent = False
+        self.frozen = False
+        self.closed = ""
+        self._socket: aiohttp.ClientWebSocketResponse | None = None
+
+    async def run(self) -> None:
+        """Connect, obey, until cancelled or closed."""
+        async with aiohttp.ClientSession() as http, http.ws_connect(self.house.url) as socket:
+            self._socket = socket
+            challenge = decode(await socket.receive_bytes(), Challenge)
+            await self.send(self.hello(challenge))
+            beats = asyncio.create_task(self._beat())
+            try:
+                async for frame in socket:
+                    await self._obey(decode(frame.data, CoordinatorMessage))
+            finally:
+                beats.cancel()
+            self.closed = str(socket.close_code)
+
+    def hello(self, challenge: Challenge) -> Hello:
+        signature = self.key.sign("cottage-hello", challenge.nonce, challenge.host.encode())
+        held = tuple(HeldLease(lease, self.fences[lease]) for lease in self.tasks)
+        return Hello(PROTOCOL, self.key.address, self.payout, signature, self.profile, held)
+
+    async def send(self, message: Any) -> None:
+        assert self._socket is not None
+        await self._socket.send_bytes(encode(message))
+
+    async def goodbye(self) -> None:
+        await self.send(Goodbye("the owner wants to play"))
+
+    async def _beat(self) -> None:
+        while True:
+            if not self.silent:
+                await self.send(Heartbeat(tuple(HeldLease(lease, self.fences[lease]) for lease in self.tasks)))
+                for lease in list(self.tasks):
+                    await self._say(lease, self.tasks[lease].look())
+            await asyncio.sleep(0.02)
+
+    async def _obey(self, message: CoordinatorMessage) -> None:
+        match message:
+            case Refused():
+                self.refused = message
+            case Welcome():
+                for reports in self.reports.values():
+                    for report in reports:
+                        await self.send(report)
+            case Assign():
+                task = FakeTask(message, self.key.address, self.house.peers, self.lie, self.profile.env_class)
+                self.tasks[message.lease], self.fences[message.lease] = task, message.fence
+                self.reports[message.lease] = []
+                await self._say(message.lease, task.start())
+            case Command():
+                self.commands.append(message)
+                await self._command(message)
+            case Acknowledged():
+                kept = self.reports.get(message.lease, [])
+                self.reports[message.lease] = [r for r in kept if r.seq > message.seq]
+            case Beat():
+                for lease in message.gone:
+                    self.tasks.pop(lease, None)
+            case Earned():
+                self.earned.append(message)
+            case _:
+                pass
+
+    async def _command(self, command: Command) -> None:
+        task = self.tasks.get(command.lease)
+        if task is None or self.frozen:
+            return
+        if isinstance(command.body, StopTask):
+            del self.tasks[command.lease]
+            return
+        again = task.begun
+        reports = task.act(command.body)
+        if isinstance(command.body, BeginRound) and task.begun is not again:
+            reports += task.train()
+        await self._say(command.lease, reports)
+
+    async def _say(self, lease: str, bodies: list[TaskReport]) -> None:
+        for body in bodies:
+            lossy = isinstance(body, Progress | Traffic)
+            said = self._said = getattr(self, "_said", {})
+            seq = 0 if lossy else said.get(lease, 0) + 1
+            report = Report(lease, self.fences[lease], seq, body)
+            if not lossy:
+                said[lease] = seq
+                self.reports[lease].append(report)
+            await self.send(report)
+
+
+def replace_profile(number: int, options: dict[str, Any]) -> Any:
+    """The node's profile with what a test wants different."""
+    import msgspec
+
+    base = profile(f"node-{number}", options.get("flops", 1e9 + number), options.get("env_class", "cpu"))
+    return msgspec.structs.replace(base, memory_mb=options.get("memory_mb", 8_000))
+
+
+@asynccontextmanager
+async def nodes(house: House, count: int, first: int = 1, **options: Any) -> AsyncIterator[list[ScriptedNode]]:
+    """Connected nodes, numbered from ``first``."""
+    made = [ScriptedNode(house, first + i, **options) for i in range(count)]
+    tasks = [asyncio.create_task(node.run()) for node in made]
+    try:
+        await until(lambda: all(house.parts.nodes.session(node.key.address) for node in made))
+        yield made
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def until(condition: Callable[[], Any], seconds: float = 15.0) -> None:
+    """Wait until the condition holds; fails the test after ``seconds``."""
+    async with asyncio.timeout(seconds):
+        while True:
+            result = condition()
+            if isinstance(result, Awaitable):
+                result = await result
+            if result:
+                return
+            await asyncio.sleep(0.01)
+
+
+__all__ = ["House", "ScriptedNode", "nodes", "opened", "replace", "until"]

@@ -1,0 +1,368 @@
+"""A ledger, a workshop and nodes that keep the rules of the real ones in memory, and can be told to fail."""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from coordinator.domain.job import Job
+from coordinator.services.chain import Outcome
+from coordinator.services.models import Prepared
+from coordinator.store.records import RoundRecord
+from ledger.errors import LedgerUnavailableError, NoEscrowError, TransactionExpiredError
+from ledger.money import Amount
+from ledger.states import EscrowState, PreparedTransaction, StakeState
+from transport.identity import NodeKey
+from transport.wire.job import DatasetSpec, JobSpec, ModelSpec, ParallelSpec, TokenizerSpec, TrainingSpec
+from transport.wire.model import resolve
+from transport.wire.node import Assign, NodeProfile
+from transport.wire.task import (
+    AbandonRound,
+    ApplyRound,
+    AuditReport,
+    BeginRound,
+    OpenStep,
+    Progress,
+    ReplayStep,
+    RoundApplied,
+    RoundCommit,
+    RoundHolding,
+    StepOpened,
+    StopTask,
+    TaskCommand,
+    TaskReady,
+    TaskReport,
+    Traffic,
+    Validation,
+)
+
+COORDINATOR = NodeKey(b"c" * 32).address
+WALLET = NodeKey(b"w" * 32).address
+BUDGET = 10_000_000
+
+
+def digest(*parts: object) -> str:
+    """A digest that is the same whoever computes it."""
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+DATASET = digest("dataset")
+
+
+def spec(stages: int | None = 2, replicas: int | None = 2, **training: int) -> JobSpec:
+    """A small job: four rounds of two steps."""
+    return JobSpec(
+        name="a small job",
+        model=ModelSpec(preset="tiny-llama"),
+        dataset=DatasetSpec(DATASET),
+        budget=BUDGET,
+        tokenizer=TokenizerSpec("bytes"),
+        training=TrainingSpec(
+            tokens=training.get("tokens", 4096),
+            sequence=32,
+            batch=8,
+            micro_batches=2,
+            inner_steps=training.get("inner_steps", 2),
+        ),
+        parallel=ParallelSpec(stages, replicas),
+    )
+
+
+def profile(name: str, flops: float = 1e9, env_class: str = "cpu") -> NodeProfile:
+    """An ordinary machine."""
+    return NodeProfile(name, "CPU", "cpu", 8_000, flops, env_class, "process")
+
+
+class FakeModels:
+    """Prepares nothing and assembles nothing; remembers what was asked."""
+
+    def __init__(self) -> None:
+        self.assembled: list[tuple[str, ...]] = []
+
+    async def prepare(self, spec: JobSpec) -> Prepared:
+        names = ("train.bin", "heldout.bin", "tokenizer.json", "config.json")
+        return Prepared({name: digest(name) for name in names}, resolve(spec.model, 259))
+
+    async def assemble(self, job: Job, checkpoints: Sequence[str], rounds: Sequence[RoundRecord]) -> str:
+        self.assembled.append(tuple(checkpoints))
+        return digest("model", job.id)
+
+
+class FakeArtifacts:
+    """Everything that was ever named is there."""
+
+    def has(self, _digest: str) -> bool:
+        return True
+
+
+@dataclass
+class Account:
+    """An escrow of the fake ledger."""
+
+    submitter: str
+    deposited: int
+    deadline: int
+    paid: dict[str, int] = field(default_factory=dict)
+    refunded: int = 0
+    ended: bool = False
+
+    @property
+    def balance(self) -> int:
+        return self.deposited - sum(self.paid.values()) - self.refunded
+
+
+class FakeChain:
+    """A ledger in memory. ``fault(what)`` may raise, before or after the thing happened, as a network does."""
+
+    url, program, mint = "http://ledger.test", "program", "mint"
+
+    def __init__(self, fault: Callable[[str], None] = lambda _what: None) -> None:
+        self.fault = fault
+        self.wallets = {WALLET: 1_000_000_000}
+        self.escrows: dict[str, Account] = {}
+        self.stakes: dict[str, int] = {}
+        self.slashed: dict[str, int] = {}
+        self.memos: list[str] = []
+        self.executed: dict[str, str] = {}
+        self.signed: list[tuple[str, str]] = []
+        self.height = 0
+        self._actions: dict[str, Callable[[], None]] = {}
+        self._count = 0
+
+    async def balance(self, owner: str) -> int:
+        return self.wallets.get(owner, 0)
+
+    async def escrow(self, submitter: str, job: str) -> EscrowState | None:
+        self.fault("ask")
+        account = self.escrows.get(job)
+        if account is None or account.submitter != submitter:
+            return None
+        return EscrowState(
+            address="escrow", submitter=submitter, coordinator=COORDINATOR, job=b"", deposited=Amount(account.deposited),
+            paid=Amount(sum(account.paid.values())), refunded=Amount(account.refunded), balance=Amount(account.balance),
+            deadline=account.deadline, ended=account.ended, closed=False, max_payees=64, paid_to={},
+        )  # fmt: skip
+
+    def escrow_address(self, submitter: str, job: str) -> str:
+        return "escrow"
+
+    async def stake(self, node: str) -> StakeState | None:
+        if node not in self.stakes:
+            return None
+        balance = Amount(self.stakes[node])
+        return StakeState(
+            address="stake", node=node, coordinator=COORDINATOR, treasury="treasury", balance=balance, deposited=balance,
+            slashed=Amount(0), withdrawn=Amount(0), requested=Amount(0), unlock_at=0, cooldown=0, slash_bps=5000,
+            window=0, window_start=0, window_base=balance, window_slashed=Amount(0),
+        )  # fmt: skip
+
+    async def prepare_fund(self, job: str, amount: int, deadline: int) -> PreparedTransaction:
+        return self._prepare(f"fund {job}", lambda: self._fund(job, amount, deadline))
+
+    async def prepare_settlement(
+        self, submitter: str, job: str, payouts: Mapping[str, int]
+    ) -> list[PreparedTransaction]:
+        self._open(job)
+        return [self._prepare(f"settle {job} {sorted(payouts.items())}", lambda: self._settle(job, dict(payouts)))]
+
+    async def prepare_refund(self, submitter: str, job: str) -> PreparedTransaction:
+        self._open(job)
+        return self._prepare(f"refund {job}", lambda: self._refund(job))
+
+    async def prepare_memo(self, text: str, submitter: str, job: str) -> PreparedTransaction:
+        return self._prepare(f"memo {text}", lambda: self.memos.append(text))
+
+    async def prepare_slash(self, node: str, amount: int, reason: bytes) -> PreparedTransaction:
+        return self._prepare(f"slash {reason.hex()}", lambda: self._slash(node, amount))
+
+    async def submit(self, prepared: PreparedTransaction) -> None:
+        self.fault("before")
+        if prepared.signature in self.executed:
+            return
+        if self.height > prepared.last_valid_block_height:
+            raise TransactionExpiredError(prepared.signature)
+        self.executed[prepared.signature] = prepared.wire.decode()
+        self._actions[prepared.signature]()
+        self.fault("after")
+
+    async def outcome(self, signature: str, last_height: int) -> Outcome:
+        self.fault("ask")
+        if signature in self.executed:
+            return "confirmed"
+        return "expired" if self.height > last_height else "pending"
+
+    def pay(self, job: str, amount: int, submitter: str = WALLET) -> None:
+        """An outside wallet opens an escrow by itself."""
+        self.escrows[job] = Account(submitter, amount, 2**40)
+
+    def _prepare(self, what: str, action: Callable[[], None]) -> PreparedTransaction:
+        self.fault("prepare")
+        self._count += 1
+        self.height += 1
+        signature = f"signature-{self._count}"
+        self._actions[signature] = action
+        self.signed.append((what, signature))
+        return PreparedTransaction(signature, what.encode(), self.height + 20)
+
+    def _open(self, job: str) -> Account:
+        account = self.escrows.get(job)
+        if account is None or account.ended:
+            raise NoEscrowError(f"no open escrow for {job}")
+        return account
+
+    def _fund(self, job: str, amount: int, deadline: int) -> None:
+        assert job not in self.escrows, "an escrow is opened once"
+        self.wallets[WALLET] -= amount
+        self.escrows[job] = Account(WALLET, amount, deadline)
+
+    def _settle(self, job: str, payouts: Mapping[str, int]) -> None:
+        account = self._open(job)
+        for payee, total in payouts.items():
+            more = max(0, total - account.paid.get(payee, 0))
+            assert more <= account.balance, "more than the escrow holds"
+            account.paid[payee] = account.paid.get(payee, 0) + more
+            self.wallets[payee] = self.wallets.get(payee, 0) + more
+
+    def _refund(self, job: str) -> None:
+        account = self._open(job)
+        self.wallets[account.submitter] += account.balance
+        account.refunded = account.balance
+        account.ended = True
+
+    def _slash(self, node: str, amount: int) -> None:
+        self.stakes[node] -= amount
+        self.slashed[node] = self.slashed.get(node, 0) + amount
+
+
+def unavailable(what: str) -> None:
+    """A fault: the ledger does not answer."""
+    raise LedgerUnavailableError(f"no answer ({what})")
+
+
+class Peers:
+    """What workers send each other: pseudo-gradients by (job, epoch, round, stage), and checkpoints by digest."""
+
+    def __init__(self) -> None:
+        self.sent: dict[tuple[str, int, int, int], dict[int, str]] = {}
+        self.committed: dict[tuple[str, int, int], set[tuple[int, int]]] = {}
+        self.checkpoints: dict[str, tuple[int, int, str]] = {}
+        self.anchors: dict[tuple[str, int, int], set[str]] = {}
+        self.violations: list[str] = []
+
+
+class FakeTask:
+    """A worker that keeps the rules of the wire. ``act`` takes a command; ``look`` reports what has come in from peers."""
+
+    def __init__(self, assign: Assign, node: str, peers: Peers, lie: bool = False, env_class: str = "cpu") -> None:
+        self.assign = assign
+        self.node = node
+        self.peers = peers
+        self.lie = lie
+        self.env_class = env_class
+        self.anchor_round = 0
+        self.anchor = digest("initial", assign.stage)
+        self.begun: BeginRound | None = None
+        self.abandoned = False
+        self.applied: RoundApplied | None = None
+        self.held: dict[int, str] = {}
+        self.stopped = False
+
+    def start(self) -> list[TaskReport]:
+        return [TaskReady(self.env_class, 1000)]
+
+    def act(self, command: TaskCommand) -> list[TaskReport]:
+        match command:
+            case BeginRound():
+                return self._begin(command)
+            case AbandonRound():
+                self.abandoned = True
+                return []
+            case ApplyRound():
+                return self._apply(command)
+            case OpenStep():
+                return [StepOpened(command.audit, digest("opening", command.audit))]
+            case ReplayStep():
+                caught = command.root.startswith("bad0")
+                return [AuditReport(command.audit, "mismatch" if caught else "match", "seen" if caught else "")]
+            case StopTask():
+                self.stopped = True
+                return []
+
+    def train(self) -> list[TaskReport]:
+        """The steps of the round in flight, once the pipeline's members are there."""
+        begun = self.begun
+        if begun is None or self.abandoned or begun.steps == 0:
+            return []
+        stage, replica = self._seat()
+        key = (self.assign.job, begun.plan.epoch, begun.round)
+        gradient = digest(key, stage, replica, "gradient")
+        self.peers.sent.setdefault((*key, stage), {})[replica] = gradient
+        last = stage == len(begun.plan.layers) - 1
+        root = digest(key, stage, replica, "root")
+        commit = RoundCommit(
+            begun.plan.epoch, begun.round, "bad0" + root[4:] if self.lie else root, begun.steps, gradient,
+            tokens=begun.steps * 256, operations=1, loss=5.0 / (1 + begun.round) if last else None,
+        )  # fmt: skip
+        step = begun.first_step + begun.steps - 1
+        return [Progress(begun.plan.epoch, begun.round, step, begun.steps * 256, commit.loss), commit, *self.look()]
+
+    def look(self) -> list[TaskReport]:
+        """Report pseudo-gradients that have come in since the last look."""
+        if self.begun is None:
+            return []
+        key = (self.assign.job, self.begun.plan.epoch, self.begun.round, self._seat()[0])
+        now = dict(self.peers.sent.get(key, {}))
+        if now == self.held:
+            return []
+        self.held = now
+        return [RoundHolding(key[1], key[2], now), Traffic(1, 2, 3, 30, 4)]
+
+    def _seat(self) -> tuple[int, int]:
+        assert self.assign.stage is not None
+        assert self.assign.replica is not None
+        return self.assign.stage, self.assign.replica
+
+    def _begin(self, command: BeginRound) -> list[TaskReport]:
+        if self.begun is not None and (command.plan.epoch, command.round) == (self.begun.plan.epoch, self.begun.round):
+            return []
+        stage, replica = self._seat()
+        self.begun, self.abandoned, self.applied, self.held = command, False, None, {}
+        if command.plan.node_of(stage, replica) != self.node:
+            self.peers.violations.append(f"{self.node} was begun on a seat that the plan gives to somebody else")
+        if command.state is not None:
+            number, of_stage, self.anchor = self.peers.checkpoints[command.state]
+            self.anchor_round = number
+            if of_stage != stage:
+                self.peers.violations.append("a checkpoint of another stage")
+        if self.anchor_round != command.round:
+            self.peers.violations.append(f"round {command.round} was begun from the anchor of round {self.anchor_round}")
+        anchors = self.peers.anchors.setdefault((self.assign.job, command.plan.epoch, command.round * 1000 + stage), set())
+        anchors.add(self.anchor)
+        if len(anchors) > 1:
+            self.peers.violations.append(f"round {command.round}, stage {stage}: replicas begin from different anchors")
+        if command.validate and stage == len(command.plan.layers) - 1:
+            return [Validation(command.plan.epoch, command.round, 5.0 / (1 + command.round), 100)]
+        return []
+
+    def _apply(self, command: ApplyRound) -> list[TaskReport]:
+        if self.begun is None or (command.epoch, command.round) != (self.begun.plan.epoch, self.begun.round):
+            self.peers.violations.append(f"round {command.round} is applied but was not begun")
+            return []
+        stage, _ = self._seat()
+        if any(self.held.get(replica) != held for replica, held in command.contributors.items()):
+            self.peers.violations.append(f"round {command.round}: a contribution that is not held is applied")
+        if self.applied is None:
+            self.anchor = digest(self.anchor, sorted(command.contributors.items()))
+            self.anchor_round = command.round + 1
+        name = None
+        if command.checkpoint:
+            name = digest("checkpoint", self.assign.job, stage, self.anchor)
+            self.peers.checkpoints[name] = (self.anchor_round, stage, self.anchor)
+        self.applied = RoundApplied(command.epoch, command.round, self.anchor, name)
+        return [self.applied]
+
+
+def plain(message: msgspec.Struct) -> object:
+    """For comparing messages."""
+    return msgspec.to_builtins(message)

@@ -1,0 +1,39 @@
+"""A job from its creation to its settlement, over the real node WebSocket and a real database."""
+
+from tests.coordinator.conftest import House, nodes, until
+from tests.coordinator.fakes import BUDGET, spec
+from transport.wire.api import NewJob
+
+
+async def state_of(house: House, job: str) -> str:
+    return (await house.parts.jobs.get(job)).state
+
+
+async def test_a_job_goes_from_created_to_settled(house: House) -> None:
+    async with nodes(house, 5) as made:
+        job = await house.parts.jobs.create(NewJob(spec()))
+        assert job.state == "created"
+        funded = await house.parts.jobs.fund(job.id)
+        assert funded.escrow == BUDGET
+        await until(lambda: done(house, job.id))
+
+        view = await house.parts.jobs.get(job.id)
+        account = house.chain.escrows[job.id]
+        assert view.rounds_done == view.rounds_total == 4
+        assert view.paid == sum(account.paid.values()) == view.quote.price
+        assert view.paid + view.refunded == view.escrow == BUDGET
+        assert view.first_validation_loss is not None
+        assert view.validation_loss is not None
+        assert view.validation_loss < view.first_validation_loss
+        assert view.audits == 4
+        assert view.model is not None
+        assert house.peers.violations == []
+        assert {audit.state for audit in await house.parts.jobs.audits(job.id)} == {"passed"}
+        receipts = await house.parts.jobs.receipts(job.id)
+        assert {receipt.kind for receipt in receipts} == {"fund", "event", "settle", "refund"}
+        await until(lambda: any(node.earned for node in made))
+        await until(lambda: not any(node.tasks for node in made))
+
+
+async def done(house: House, job: str) -> bool:
+    return await state_of(house, job) in ("settled", "failed", "cancelled")
