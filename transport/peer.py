@@ -3,8 +3,8 @@
 ::
 
     PeerNet ── PeerSession (one per allowed peer) ── Link (while one is up) ── RtcConnection (aiortc)
-                    │                                  │
-                 Outbox, Inbox                      Lane x 3 (data channels)
+                    │                                                               │
+        Outbox, Inbox, Negotiation                                          Lane x 3 (data channels)
 """
 
 import asyncio
@@ -12,13 +12,15 @@ import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from transport.budget import MemoryBudget
 from transport.clock import Clock, SystemClock
+from transport.context import OnMessage, PeerContext, SendSignal
 from transport.errors import PeerNotAllowedError, PeerUnreachableError, SignalError
 from transport.ice import IceServer
 from transport.identity import NodeKey, parse_address
 from transport.lane import Lane
 from transport.limits import PeerLimits
-from transport.session import OnMessage, PeerContext, PeerSession, SendSignal
+from transport.session import PeerSession
 from transport.signalling import EnvelopeReader
 from transport.stats import LinkStats
 
@@ -53,13 +55,15 @@ class PeerNet:
             limits: bounds; all nodes of a network share them.
         """
         self._ice_servers = tuple(ice_servers)
+        limits = limits or PeerLimits()
         self._context = PeerContext(
-            key,
-            send_signal,
-            on_message,
-            lambda: self._ice_servers,
-            clock or SystemClock(),
-            limits or PeerLimits(),
+            key=key,
+            send_signal=send_signal,
+            on_message=on_message,
+            ice_servers=lambda: self._ice_servers,
+            clock=clock or SystemClock(),
+            limits=limits,
+            budget=MemoryBudget(limits.memory_total, limits.memory_per_peer),
             loopback=loopback,
         )
         self._reader = EnvelopeReader(key.address, loopback=loopback)

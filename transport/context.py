@@ -1,0 +1,31 @@
+"""What the sessions of one node share."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from transport.budget import MemoryBudget
+from transport.clock import Clock
+from transport.ice import IceServer
+from transport.identity import NodeKey
+from transport.lane import Lane
+from transport.limits import PeerLimits
+
+SendSignal = Callable[[str, bytes], Awaitable[None]]
+"""Carries an envelope (second) to a node (first) through the coordinator."""
+
+OnMessage = Callable[[str, Lane, bytes, memoryview], Awaitable[None]]
+"""Takes peer, lane, header and payload of a message."""
+
+
+@dataclass(frozen=True)
+class PeerContext:
+    """Key, ways out, clock and limits of a node; ``PeerNet`` explains them."""
+
+    key: NodeKey
+    send_signal: SendSignal
+    on_message: OnMessage
+    ice_servers: Callable[[], Sequence[IceServer]]
+    clock: Clock
+    limits: PeerLimits
+    budget: MemoryBudget
+    loopback: bool

@@ -1,0 +1,178 @@
+"""From signed envelopes to an open connection.
+
+The node with the smaller address makes every offer; the other asks for one::
+
+    smaller                          larger
+              <---- REQUEST ----     (when it has something to send and no offer)
+              ----- OFFER ----->
+              <---- ANSWER -----
+              ===== WebRTC =====     both compare the certificate with the signed fingerprint
+
+A newer offer or request of the peer wins over what is under way, so a restarted peer is connected to at once. A request that was
+sent before the present link came up is told by the offer that it names, and ignored.
+"""
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar, assert_never
+
+from transport.context import PeerContext
+from transport.errors import ConnectError, LinkError, SignalError
+from transport.rtc import RtcConnection
+from transport.sdp import Description
+from transport.signalling import Opened, SignalBody, SignalKind, seal
+
+_T = TypeVar("_T")
+
+
+class SupersededError(LinkError):
+    """A newer signal from the peer makes what is under way pointless."""
+
+
+class Negotiation:
+    """This node's part in agreeing with one peer on links, one at a time."""
+
+    def __init__(self, context: PeerContext, peer: str, floor: Callable[[], int]) -> None:
+        """Take the peer's address and what tells below which id every message to it is settled."""
+        self._context = context
+        self._peer = peer
+        self._floor = floor
+        self._offers_here = context.key.address < peer
+        self._session = secrets.token_bytes(16)
+        self._peer_session = b""
+        self._nonce = b""
+        self._offer: Opened | None = None
+        self._answer: asyncio.Future[Opened] | None = None
+        self._requested = False
+        self._signalled = asyncio.Event()
+
+    @property
+    def asked(self) -> bool:
+        """Whether the peer wants a link."""
+        return self._offer is not None or self._requested
+
+    def take(self, opened: Opened, *, busy: bool) -> None:
+        """Take a checked envelope.
+
+        Args:
+            busy: a link is up or under way.
+        Raises:
+            SignalError: ``role``: it is not the sender's part to send it.
+        """
+        body = opened.body
+        restarted = self._peer_session not in (b"", body.session)
+        self._peer_session = body.session
+        if (body.kind is SignalKind.OFFER) is self._offers_here:
+            raise SignalError("role", f"{self._peer} has the wrong part to send an {body.kind.value}")
+        match body.kind:
+            case SignalKind.OFFER:
+                self._offer = opened
+                self._signalled.set()
+            case SignalKind.ANSWER:
+                waiting = self._answer
+                if waiting is not None and not waiting.done() and body.reply_to == self._nonce:
+                    waiting.set_result(opened)
+            case SignalKind.REQUEST:
+                if restarted or not busy or body.reply_to == self._nonce:
+                    self._requested = True
+                    self._signalled.set()
+            case _:
+                assert_never(body.kind)
+
+    async def signalled(self) -> None:
+        """Return once the peer has signalled and nobody has acted on it yet."""
+        await self._signalled.wait()
+
+    async def connect(self) -> tuple[RtcConnection, SignalBody]:
+        """Open a connection to the peer; the caller closes it.
+
+        Returns:
+            the connection, and the peer's offer or answer.
+        Raises:
+            SupersededError: the peer has signalled anew.
+            ConnectError: no connection came up.
+            TimeoutError: the peer did not answer, or ICE found no path in time.
+        """
+        context = self._context
+        offer = None if self._offers_here else await self._next_offer()
+        if offer is None:
+            self._requested = False
+            self._signalled.clear()
+        connection = RtcConnection(context.ice_servers(), loopback=context.loopback, low=context.limits.buffered_low)
+        async with contextlib.AsyncExitStack() as stack:
+            stack.push_async_callback(connection.close, context.limits.close_s)
+            work = self._make_offer(connection) if offer is None else self._answer_to(connection, offer)
+            body = await self.unless_superseded(work)
+            stack.pop_all()
+        return connection, body
+
+    async def unless_superseded(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Do ``work`` unless the peer signals anew.
+
+        Raises:
+            SupersededError: it did.
+        """
+        task = asyncio.create_task(work)
+        signal = asyncio.create_task(self._signalled.wait())
+        try:
+            await asyncio.wait((task, signal), return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            raise SupersededError("the peer has signalled anew")
+        finally:
+            for job in (task, signal):
+                job.cancel()
+            await asyncio.gather(task, signal, return_exceptions=True)
+
+    async def _make_offer(self, connection: RtcConnection) -> SignalBody:
+        limits, clock = self._context.limits, self._context.clock
+        self._nonce = secrets.token_bytes(16)
+        self._answer = answer = asyncio.get_running_loop().create_future()
+        await self._send(SignalKind.OFFER, await connection.offer(), nonce=self._nonce)
+        async with clock.timeout(limits.answer_s):
+            opened: Opened = await answer
+        async with clock.timeout(limits.connect_s):
+            assert opened.description is not None
+            await connection.accept(opened.description)
+            await connection.opened(opened.description.fingerprint)
+        return opened.body
+
+    async def _next_offer(self) -> Opened:
+        """Return the peer's offer, asking for one if there is none."""
+        if self._offer is None:
+            self._signalled.clear()
+            await self._send(SignalKind.REQUEST, None, reply_to=self._nonce)
+            async with self._context.clock.timeout(self._context.limits.answer_s):
+                await self._signalled.wait()
+        self._signalled.clear()
+        offer, self._offer = self._offer, None
+        if offer is None:
+            raise ConnectError("woken without an offer")
+        return offer
+
+    async def _answer_to(self, connection: RtcConnection, offer: Opened) -> SignalBody:
+        assert offer.description is not None
+        self._nonce = offer.body.nonce
+        await self._send(SignalKind.ANSWER, await connection.answer(offer.description), reply_to=self._nonce)
+        async with self._context.clock.timeout(self._context.limits.connect_s):
+            await connection.opened(offer.description.fingerprint)
+        return offer.body
+
+    async def _send(
+        self, kind: SignalKind, description: Description | None, *, reply_to: bytes = b"", nonce: bytes | None = None
+    ) -> None:
+        context = self._context
+        envelope = seal(
+            context.key,
+            kind,
+            self._peer,
+            session=self._session,
+            now=context.clock.time(),
+            floor=self._floor(),
+            reply_to=reply_to,
+            description=description,
+            nonce=nonce,
+        )
+        await context.send_signal(self._peer, envelope)
