@@ -1,6 +1,6 @@
 """For submitters: upload, quote, submit, watch and download from Python, in the words of the REST interface.
 
-    async with Client("http://127.0.0.1:8080") as cottage:
+    async with Client("http://127.0.0.1:8470") as cottage:
         data = await cottage.upload(Path("corpus.txt"))
         job = await cottage.create_job({"name": "first", "model": {"preset": "tiny-llama"},
                                         "dataset": {"artifact": data.artifact}, "budget": 5_000_000})

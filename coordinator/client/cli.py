@@ -25,7 +25,7 @@ from coordinator.client.errors import ClientError, UnreachableError
 from coordinator.client.show import funding_table, job_panel, jobs_table, quote_table
 from transport.wire import api
 
-DEFAULT_SERVER = "http://127.0.0.1:8080"
+DEFAULT_SERVER = "http://127.0.0.1:8470"
 SERVER_VARIABLE = "COTTAGE_SERVER"
 EXIT_REFUSED, EXIT_USAGE, EXIT_UNREACHABLE, EXIT_INTERRUPTED = 1, 2, 3, 130
 _EVENTS_SHOWN = 5

@@ -23,6 +23,9 @@ from transport.wire.job import JobSpec
 PIECE_BYTES = 8 << 20  # Sent in one request: what a cut costs at most, on a line that notices it late.
 MAX_ANSWER_BYTES = 64 << 20
 MAX_EVENT_BYTES = 4 << 20
+ASK_S = 60.0
+WORK_S = 1200.0  # To submit a job: the coordinator trains its tokenizer and lays out its data before it answers.
+SILENCE_S = 60.0  # A stream says that it is alive every few seconds; a file comes without long pauses.
 ATTEMPTS = 12  # With the growing pauses between them, two minutes: a coordinator restarts in a few seconds.
 _TRANSIENT = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, asyncio.TimeoutError, ConnectionError)
 _GATEWAY = frozenset({502, 503, 504})
@@ -55,7 +58,7 @@ class Client:
         """Remember the address; nothing is sent yet.
 
         Args:
-            base_url: for example ``http://127.0.0.1:8080``.
+            base_url: for example ``http://127.0.0.1:8470``.
             sleep: waits between attempts; tests pass their own.
         """
         self._base = base_url.rstrip("/")
@@ -263,7 +266,8 @@ class Client:
     async def _send(self, method: str, path: str, kind: type[T], body: Any = None) -> T:
         data = None if body is None else msgspec.json.encode(body)
         headers = {} if body is None else {"Content-Type": "application/json"}
-        async with self._request(method, path, data=data, headers=headers) as response:
+        seconds = ASK_S if method == "GET" else WORK_S
+        async with self._request(method, path, data=data, headers=headers, timeout=seconds) as response:
             return _decode(await _read(response, MAX_ANSWER_BYTES), kind)
 
     async def _send_piece(self, path: Path, upload: api.Upload) -> api.Upload:
@@ -309,10 +313,12 @@ class Client:
         path: str,
         data: bytes | None = None,
         headers: Mapping[str, str] | None = None,
-        timeout: float | None = 60.0,
+        timeout: float | None = ASK_S,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """One request; its body may be read inside. ``timeout`` seconds for all of it; ``None``: 60 s of silence end it."""
-        limits = aiohttp.ClientTimeout(total=timeout, sock_connect=10.0, sock_read=60.0)
+        """One request; its body may be read inside. ``timeout`` seconds for all of it; ``None``: only silence ends it."""
+        limits = aiohttp.ClientTimeout(
+            total=timeout, sock_connect=10.0, sock_read=SILENCE_S if timeout is None else timeout
+        )
         url = f"{self._base}/api/v1/{path}"
         try:
             async with self._session().request(method, url, data=data, headers=headers, timeout=limits) as response:

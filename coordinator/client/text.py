@@ -5,7 +5,7 @@ from transport.wire.api import JobStateName
 SIGN = "¤"  # The ledger's token, whichever it is: Unicode's sign for a currency that is not specified.
 _UNIT = 1_000_000
 _STEPS = ("", "k", "M", "G", "T", "P", "E")
-_COUNTS = ("", " thousand", " million", " billion", " trillion")
+_COUNTS = ("", "", " million", " billion", " trillion")
 
 JOB_SENTENCES: dict[JobStateName, str] = {
     "created": "Waiting for its escrow: nothing runs and nothing is spent until it is funded.",
@@ -19,14 +19,14 @@ JOB_SENTENCES: dict[JobStateName, str] = {
 }
 
 
-def amount(micro: int) -> str:
-    """Millionths of the token as a decimal, exactly: at least two decimals, no superfluous zeros.
+def amount(micro: int, places: int = 2) -> str:
+    """Millionths of the token as a decimal, exactly: at least ``places`` decimals, no other superfluous zeros.
 
     >>> amount(12_500_000), amount(1), amount(-1_234_567_890_000)
     ('12.50', '0.000001', '-1,234,567.89')
     """
     whole, part = divmod(abs(micro), _UNIT)
-    fraction = f"{part:06d}".rstrip("0").ljust(2, "0")
+    fraction = f"{part:06d}".rstrip("0").ljust(places, "0")
     return f"{'-' if micro < 0 else ''}{whole:,}.{fraction}"
 
 
@@ -47,7 +47,7 @@ def parse_amount(text: str) -> int:
 
 def count(number: float) -> str:
     """A number of things, short: ``1,234``, ``2.05 million``."""
-    if abs(number) < 10_000:
+    if abs(number) < 999_999.5:
         return f"{number:,.0f}"
     step = 0
     while abs(number) >= 999.5 and step < len(_COUNTS) - 1:

@@ -26,7 +26,7 @@ class Size:
     ticks: int
 
 
-SIZES = (Size("wide", 720, 300, 7), Size("narrow", 340, 240, 4))
+SIZES = (Size("wide", 720, 340, 7), Size("narrow", 340, 240, 4))
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def _thin(points: Sequence[Metric]) -> list[Metric]:
 
 def _draw(plane: _Plane, train: Sequence[Metric], validation: Sequence[Metric], ticks: Sequence[float]) -> Markup:
     size, bottom = plane.size, plane.size.height - _MARGIN_BOTTOM
-    parts = [_grid(plane, ticks)]
+    parts = [_grid(plane, ticks)] if train or validation else []
     for kind, points in (("train", train), ("validation", validation)):
         if len(points) > 1:
             line = " ".join(f"{plane.x(m.tokens)},{plane.y(m.loss)}" for m in points)
@@ -107,7 +107,7 @@ def _draw(plane: _Plane, train: Sequence[Metric], validation: Sequence[Metric], 
 
 def _grid(plane: _Plane, ticks: Sequence[float]) -> str:
     size, bottom = plane.size, plane.size.height - _MARGIN_BOTTOM
-    digits = max(0, min(6, -math.floor(math.log10(ticks[1] - ticks[0]) + 1e-9)))
+    digits = next((d for d in range(7) if all(abs(round(tick, d) - tick) < 1e-9 for tick in ticks)), 6)
     parts = []
     for tick in ticks:
         y = plane.y(tick)

@@ -22,6 +22,7 @@ JOBS_PER_PAGE = 30
 JOBS_AT_HOME = 5
 MAX_FORM_BYTES = 4096  # A token and nothing else.
 MAX_EVENTS_SHOWN = 300
+MAX_POINTS_READ = 100_000  # For one page; a chart has some hundred pixels.
 MAX_ROWS_SHOWN = 500  # Of commitments, audits and receipts; all of them are in the interface.
 
 
@@ -114,13 +115,27 @@ class Views:
             commits=_latest(await self._jobs.commits(job), MAX_ROWS_SHOWN),
             audits=_latest(await self._jobs.audits(job), MAX_ROWS_SHOWN),
             receipts=_latest(await self._jobs.receipts(job), MAX_ROWS_SHOWN),
-            metrics=await self._jobs.metrics(job, 0),
-            events=_latest(await self._jobs.events(job, 0), MAX_EVENTS_SHOWN),
+            metrics=await self._points(job),
+            events=_latest(await self._happened(job), MAX_EVENTS_SHOWN),
             funding=funding,
             network=await self._network.view(),
             refused=refused,
             settings=settings(view),
         )
+
+    async def _points(self, job: str) -> list[api.Metric]:
+        """All points of the curves, which come in parts."""
+        points: list[api.Metric] = []
+        while len(points) < MAX_POINTS_READ and (part := await self._jobs.metrics(job, len(points))):
+            points += part
+        return points
+
+    async def _happened(self, job: str) -> list[api.JobEvent]:
+        """All events, which come in parts."""
+        events: list[api.JobEvent] = []
+        while len(events) < MAX_POINTS_READ and (part := await self._jobs.events(job, events[-1].id if events else 0)):
+            events += part
+        return events
 
 
 def _latest(rows: Sequence[T], limit: int) -> list[T]:
