@@ -99,15 +99,17 @@ class Agent:
         runner = await status.serve(self._parts.home.socket, self.status, self._earnings.summary)
         try:
             async with self._group as group:
+                session = group.create_task(self._session.run(), name="session")
                 background = [
-                    group.create_task(self._session.run(), name="session"),
                     group.create_task(self._report_traffic(), name="traffic"),
                     group.create_task(self._watch_wallet(), name="wallet"),
                 ]
                 await stop.wait()
-                await self._leave()
-                for task in background:
+                self._stopping = True
+                await self._session.goodbye("the owner stopped the agent")
+                for task in (session, *background):
                     task.cancel()
+                await self._end_tasks()
         except BaseExceptionGroup as errors:
             raise main_error(errors) from None
         finally:
@@ -119,10 +121,8 @@ class Agent:
             await self._parts.sandbox.aclose()
             self._earnings.close()
 
-    async def _leave(self) -> None:
+    async def _end_tasks(self) -> None:
         LOGGER.info("leaving: ending %d tasks", sum(task.alive for task in self._tasks.values()))
-        self._stopping = True
-        await self._session.goodbye("the owner stopped the agent")
         for task in self._tasks.values():
             task.stop("the owner stopped the agent")
         if self._running:

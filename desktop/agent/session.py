@@ -47,6 +47,7 @@ HANDSHAKE_S = 15.0  # A busy coordinator answers within seconds; one that does n
 SILENT_BEATS = 4  # Heartbeats without any answer until the connection counts as dead.
 SILENT_MIN_S = 10.0  # A coordinator that beats every second may still stall for a few.
 GOODBYE_S = 3.0
+RECONNECT_MAX_S = 2.0  # While leases are held: they expire within seconds.
 
 TaskMessage = Assign | Command | Acknowledged | Beat | Earned | Signal
 
@@ -98,6 +99,7 @@ class Session:
         self._clock = clock
         self._socket: aiohttp.ClientWebSocketResponse | None = None
         self._beat_now = asyncio.Event()
+        self._leaving = False
         self._period = 1.0
         self._wait_after_refusal = 0.0
         self.state = "connecting"
@@ -111,14 +113,14 @@ class Session:
         return self._socket is not None
 
     async def run(self) -> None:
-        """Connect, and connect again, for ever.
+        """Connect, and connect again, until ``goodbye``.
 
         Raises:
             RefusedError: the coordinator does not want this node until its owner changes something.
         """
         failures = 0
         async with aiohttp.ClientSession() as http:
-            while True:
+            while not self._leaving:
                 self.state = "connecting"
                 self.online_since = None
                 try:
@@ -127,8 +129,13 @@ class Session:
                     self.reason = printable(f"no connection to {self._url}: {error or type(error).__name__}")
                 finally:
                     self._socket = None
+                if self._leaving:
+                    return
                 failures = 1 if self.online_since is not None else failures + 1
-                wait = self._wait_after_refusal or backoff(failures, random.random)
+                wait = backoff(failures, random.random)
+                if self._listener.held():
+                    wait = min(wait, RECONNECT_MAX_S)
+                wait = self._wait_after_refusal or wait
                 LOGGER.warning("%s; next try in %.1f s", self.reason, wait)
                 await self._clock.sleep(wait)
 
@@ -147,7 +154,11 @@ class Session:
             raise NotConnectedError(f"the connection to the coordinator broke: {error}") from error
 
     async def goodbye(self, reason: str) -> None:
-        """Tell the coordinator that this node leaves, if it can be told."""
+        """Tell the coordinator that this node leaves, if it can be told; ``run`` returns soon, or when it is cancelled.
+
+        A flag too, since a cancellation can get lost: a TaskGroup whose children fail at that moment raises their errors instead.
+        """
+        self._leaving = True
         socket = self._socket
         if socket is None:
             return

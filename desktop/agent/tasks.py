@@ -97,6 +97,8 @@ class HeldTask:
         Raises:
             WorkerProtocolError: far too many wait already.
         """
+        if self._told_failure:
+            return  # A worker that has given up has nothing more to say.
         if isinstance(body, TaskFailed):
             self._told_failure = True
             self.state, self.reason = "failed", printable(body.reason)
@@ -139,8 +141,9 @@ class HeldTask:
             stopped.cancel()
             work.cancel()
             await asyncio.wait((work,))
-        if not work.cancelled() and not self._stopping.is_set():
-            work.result()
+        error = None if work.cancelled() else work.exception()
+        if error is not None and not self._stopping.is_set():
+            raise error
 
     async def _work(self) -> None:
         LOGGER.info("%s: fetching %d files", self, len(self.assign.files))

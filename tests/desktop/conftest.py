@@ -1,0 +1,94 @@
+"""An agent, a coordinator and jobs for the tests of the agent."""
+
+import asyncio
+import contextlib
+import secrets
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from desktop.agent.config import Home, Settings
+from desktop.agent.daemon import Agent, Parts
+from desktop.agent.sandbox.base import Limits, Sandbox
+from desktop.agent.sandbox.process import ProcessSandbox
+from tests.desktop.coordinator_double import Double
+from transport.clock import SystemClock
+from transport.wire.job import DatasetSpec, JobSpec, ModelSpec
+from transport.wire.node import Assign, NodeProfile
+from transport.wire.task import Layers, Member, Plan
+
+SCRIPT = Path(__file__).with_name("scripted_worker.py")
+JOB = "0123456789abcdef" * 2
+
+
+@dataclass
+class Running:
+    """An agent that runs in this process."""
+
+    agent: Agent
+    address: str
+    home: Home
+    stop: asyncio.Event
+    task: asyncio.Task[None]
+
+    def pids(self) -> list[int]:
+        return [task.pid for task in self.agent.status().tasks if task.pid is not None]
+
+
+StartAgent = Callable[..., AbstractAsyncContextManager[Running]]
+
+
+@pytest.fixture
+async def coordinator() -> AsyncIterator[Double]:
+    double = Double()
+    await double.start()
+    yield double
+    await double.stop()
+
+
+@pytest.fixture
+def start_agent(tmp_path: Path, coordinator: Double) -> StartAgent:
+    @contextlib.asynccontextmanager
+    async def start(
+        name: str = "node", worker_arguments: tuple[str, ...] = (), sandbox: Sandbox | None = None
+    ) -> AsyncIterator[Running]:
+        home = Home.at(tmp_path / name)
+        key = home.key()
+        settings = Settings(coordinator=coordinator.url, name=name, sandbox="process", threads=1, loopback=True)
+        settings = settings.completed(key.address)
+        chosen = sandbox or ProcessSandbox(Limits(1024, 1), worker_arguments, command=(sys.executable, str(SCRIPT)))
+        profile = NodeProfile(name, "test", "cpu", 1024, 1e9, "scripted", chosen.kind)
+        home.jobs.mkdir()
+        agent = Agent(Parts(home, settings, key, profile, chosen, SystemClock()))
+        stop = asyncio.Event()
+        task = asyncio.create_task(agent.run(stop))
+        running = Running(agent, key.address, home, stop, task)
+        try:
+            await coordinator.until(lambda: key.address in coordinator.nodes or task.done() or agent.status().reason)
+            yield running
+        finally:
+            stop.set()
+            await asyncio.wait((task,), timeout=30)
+            assert task.done(), "the agent did not end"
+            if not task.cancelled() and task.exception() is None:
+                task.result()
+
+    return start
+
+
+def plan_of(*nodes: tuple[int, int, str], epoch: int = 0) -> Plan:
+    stages = max((stage for stage, _, _ in nodes), default=0) + 1
+    layers = tuple(Layers(stage, stage + 1) for stage in range(stages))
+    return Plan(epoch, layers, tuple(Member(stage, replica, node) for stage, replica, node in nodes))
+
+
+def assignment(
+    coordinator: Double, plan: Plan, stage: int | None, replica: int | None, script: str = "exchange"
+) -> Assign:
+    spec = JobSpec(script, ModelSpec("tiny-llama"), DatasetSpec("00" * 32), 1_000_000)
+    config = coordinator.store(b'{"layers": 2}')
+    return Assign(secrets.token_hex(16), 1, JOB, spec, stage, replica, plan, {"config.json": config})

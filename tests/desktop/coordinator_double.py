@@ -1,0 +1,211 @@
+"""A coordinator for the agent's tests: a real server that speaks the real wire and does only what the test says."""
+
+import asyncio
+import hashlib
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from aiohttp import WSMsgType, web
+
+from transport import identity
+from transport.wire.codec import decode, encode
+from transport.wire.node import (
+    Acknowledged,
+    Assign,
+    Beat,
+    Challenge,
+    Command,
+    CoordinatorMessage,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    NodeMessage,
+    Refused,
+    Report,
+    Signal,
+    Welcome,
+)
+
+PATIENCE_S = 30.0
+
+
+@dataclass
+class Double:
+    """``acknowledge`` off loses every acknowledgement; ``refusal`` is sent instead of a welcome."""
+
+    acknowledge: bool = True
+    refusal: Refused | None = None
+    host: str | None = None
+    ledger: object = None
+    heartbeat_seconds: float = 0.2
+    hellos: list[Hello] = field(default_factory=list)
+    reports: list[tuple[str, Report]] = field(default_factory=list)
+    beats: list[tuple[str, Heartbeat]] = field(default_factory=list)
+    goodbyes: list[str] = field(default_factory=list)
+    artifacts: dict[str, bytes] = field(default_factory=dict)
+    uploads: list[str] = field(default_factory=list)
+    requests: list[tuple[str, str, str]] = field(default_factory=list)
+    gone: list[str] = field(default_factory=list)
+    cut_after: int | None = None
+    damage: int = 0
+    tamper: Callable[[str, Signal], Signal | None] | None = None
+
+    def __post_init__(self) -> None:
+        self.nodes: dict[str, web.WebSocketResponse] = {}
+        self.tokens: set[str] = set()
+        self._changed = asyncio.Condition()
+        self._runner: web.AppRunner | None = None
+        self.port = 0
+
+    # --- life -----------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> str:
+        app = web.Application(client_max_size=1 << 30)
+        app.router.add_get("/api/v1/node", self._node)
+        app.router.add_get("/api/v1/artifacts/{digest}", self._get)
+        app.router.add_put("/api/v1/artifacts/{digest}", self._put)
+        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_address=True)
+        await site.start()
+        self.port = self._runner.addresses[0][1]
+        return self.url
+
+    async def stop(self) -> None:
+        """End abruptly, as a killed process does; ``start`` takes the same port again."""
+        for socket in list(self.nodes.values()):
+            if socket._req is not None and socket._req.transport is not None:
+                socket._req.transport.abort()
+        self.nodes.clear()
+        self.tokens.clear()
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    # --- what a test does -----------------------------------------------------------------------------------------------
+
+    async def send(self, node: str, message: CoordinatorMessage) -> None:
+        await self.nodes[node].send_bytes(encode(message))
+
+    async def assign(self, node: str, assign: Assign) -> None:
+        await self.send(node, assign)
+
+    async def command(self, node: str, assign: Assign, body: object) -> None:
+        await self.send(node, Command(assign.lease, assign.fence, body))
+
+    async def until(self, condition: Callable[[], object], patience: float = PATIENCE_S) -> None:
+        """Return when ``condition`` holds; it is looked at whenever something arrives, and now and then."""
+        async with asyncio.timeout(patience):
+            while not condition():
+                try:
+                    async with asyncio.timeout(0.1), self._changed:
+                        await self._changed.wait()
+                except TimeoutError:
+                    pass
+
+    def bodies(self, kind: type, lease: str | None = None) -> list:
+        return [r.body for _, r in self.reports if isinstance(r.body, kind) and lease in (None, r.lease)]
+
+    def store(self, data: bytes) -> str:
+        digest = hashlib.sha256(data).hexdigest()
+        self.artifacts[digest] = data
+        return digest
+
+    # --- handlers -------------------------------------------------------------------------------------------------------
+
+    async def _node(self, request: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse(max_msg_size=1 << 20)
+        await socket.prepare(request)
+        nonce, host = secrets.token_bytes(32), self.host or request.host
+        await socket.send_bytes(encode(Challenge(nonce, host)))
+        frame = await socket.receive()
+        if frame.type is not WSMsgType.BINARY:
+            return socket
+        hello = decode(frame.data, Hello)
+        identity.verify(hello.node, hello.signature, "cottage-hello", nonce, host.encode())
+        self.hellos.append(hello)
+        if self.refusal is not None:
+            await socket.send_bytes(encode(self.refusal))
+            await self._tell()
+            return socket
+        token = secrets.token_hex(16)
+        self.tokens.add(token)
+        await socket.send_bytes(encode(Welcome(token, self.heartbeat_seconds, 2.0, (), self.ledger)))
+        self.nodes[hello.node] = socket
+        await self._tell()
+        try:
+            async for frame in socket:
+                if frame.type is WSMsgType.BINARY:
+                    await self._message(hello.node, decode(frame.data, NodeMessage))
+        finally:
+            self.tokens.discard(token)
+            if self.nodes.get(hello.node) is socket:
+                del self.nodes[hello.node]
+            await self._tell()
+        return socket
+
+    async def _message(self, node: str, message: NodeMessage) -> None:
+        match message:
+            case Report():
+                self.reports.append((node, message))
+                if self.acknowledge and message.seq:
+                    await self.send(node, Acknowledged(message.lease, message.seq))
+            case Heartbeat():
+                self.beats.append((node, message))
+                held = {pair.lease for pair in message.leases}
+                await self.send(node, Beat(self.heartbeat_seconds, tuple(held & set(self.gone))))
+            case Signal(peer=peer) as signal:
+                passed = self.tamper(node, signal) if self.tamper else signal
+                if passed is not None and peer in self.nodes:
+                    await self.send(peer, Signal(node, passed.envelope))
+            case Goodbye(reason=reason):
+                self.goodbyes.append(reason)
+        await self._tell()
+
+    async def _tell(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+    def _check_token(self, request: web.Request) -> None:
+        if request.headers.get("Authorization", "").removeprefix("Bearer ") not in self.tokens:
+            raise web.HTTPForbidden(text="unknown token")
+
+    async def _get(self, request: web.Request) -> web.StreamResponse:
+        digest = request.match_info["digest"]
+        self.requests.append(("GET", digest, request.headers.get("Range", "")))
+        self._check_token(request)
+        if digest not in self.artifacts:
+            raise web.HTTPNotFound(text="no such artifact")
+        data = self.artifacts[digest]
+        if self.damage:
+            self.damage -= 1
+            data = b"x" + data[1:]
+        start = request.http_range.start or 0
+        response = web.StreamResponse(status=206 if start else 200)
+        response.content_length = len(data) - start
+        await response.prepare(request)
+        if self.cut_after is not None:
+            await response.write(data[start : start + self.cut_after])
+            self.cut_after = None
+            assert request.transport is not None
+            request.transport.close()
+            return response
+        await response.write(data[start:])
+        return response
+
+    async def _put(self, request: web.Request) -> web.Response:
+        digest = request.match_info["digest"]
+        self.requests.append(("PUT", digest, ""))
+        self._check_token(request)
+        data = await request.read()
+        if hashlib.sha256(data).hexdigest() != digest:
+            raise web.HTTPUnprocessableEntity(text="other bytes")
+        self.artifacts[digest] = data
+        self.uploads.append(digest)
+        await self._tell()
+        return web.Response(status=204)

@@ -1,0 +1,143 @@
+"""A worker without a model: it speaks the worker's side of the wire and does what the job's name says.
+
+``python scripted_worker.py worker --socket PATH [--lie=WHAT]`` or ``... bench --threads N --device D``. Names of jobs:
+
+exchange    on BeginRound it sends one payload of each kind to its neighbours and reports what it receives
+checkpoint  answers ApplyRound with a checkpoint, and tells the digest of the state that BeginRound brought
+flood       reports without end;  garbage, huge, stranger, forged: breaks the protocol in that way
+failing     reports TaskFailed;  dying: exits with code 7;  hanging: ignores SIGTERM and a closed socket
+"""
+
+import asyncio
+import hashlib
+import json
+import signal
+import struct
+import sys
+import threading
+from pathlib import Path
+
+from transport.wire.task import (
+    ApplyRound,
+    BeginRound,
+    OpenStep,
+    Progress,
+    ReplayStep,
+    RoundApplied,
+    RoundHolding,
+    StepOpened,
+    TaskFailed,
+    TaskReady,
+    Validation,
+)
+from transport.wire.worker import (
+    AgentMessage,
+    PeerDeliver,
+    PeerSend,
+    Setup,
+    TensorName,
+    WorkerCommand,
+    WorkerReport,
+    read_frame,
+    write_frame,
+)
+
+STATE = b"state of the stage" * 100
+
+
+class Worker:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, setup: Setup) -> None:
+        self.reader, self.writer, self.setup = reader, writer, setup
+        self.name = setup.spec.name
+        self.received: dict[str, str] = {}
+
+    async def report(self, body: object, payload: bytes = b"") -> None:
+        await write_frame(self.writer, WorkerReport(body), payload)
+
+    async def run(self) -> None:
+        await self.misbehave()
+        parameters = Path(self.setup.folder, "config.json").stat().st_size
+        await self.report(TaskReady(" ".join(["scripted", *sys.argv[4:]]), parameters))
+        while True:
+            message, payload = await read_frame(self.reader, AgentMessage)
+            match message:
+                case WorkerCommand(body=BeginRound() as begin):
+                    await self.begin(begin, payload)
+                case WorkerCommand(body=ApplyRound(epoch=epoch, round=number)):
+                    await self.report(RoundApplied(epoch, number, "ab" * 32), STATE)
+                case WorkerCommand(body=OpenStep(audit=audit)):
+                    await self.report(StepOpened(audit, None), STATE)
+                case WorkerCommand(body=ReplayStep(audit=audit)):
+                    await self.report(StepOpened(audit, hashlib.sha256(payload).hexdigest()))
+                case PeerDeliver():
+                    await self.delivered(message, payload)
+
+    async def begin(self, begin: BeginRound, payload: bytes) -> None:
+        if payload:
+            await self.report(RoundHolding(begin.plan.epoch, begin.round, {0: hashlib.sha256(payload).hexdigest()}))
+        await self.report(Progress(begin.plan.epoch, begin.round, 1, 100, 2.5))
+        if self.name != "exchange":
+            return
+        me = (self.setup.stage, self.setup.replica)
+        for member in begin.plan.members:
+            kind = _kind_for(me, (member.stage, member.replica))
+            if kind is not None:
+                name = TensorName(kind, begin.plan.epoch, begin.round, 0, 0)
+                data = f"{kind} from {me[0]},{me[1]}".encode() * 5000
+                await write_frame(self.writer, PeerSend(member.stage, member.replica, name, 4 * len(data)), data)
+
+    async def delivered(self, message: PeerDeliver, payload: bytes) -> None:
+        digest = hashlib.sha256(payload).hexdigest()
+        key = message.replica if message.name.kind == "pseudo_gradient" else 100 + message.stage
+        await self.report(RoundHolding(message.name.epoch, message.name.round, {key: digest}))
+
+    async def misbehave(self) -> None:
+        match self.name:
+            case "garbage":
+                self.writer.write(struct.pack("<IQ", 10, 0) + b"\xff" * 10)
+            case "huge":
+                self.writer.write(struct.pack("<IQ", 5, 1 << 60) + b"12345")
+            case "stranger":
+                await write_frame(self.writer, Setup(self.setup.spec, self.setup.plan, 0, 0, "/", 1))
+            case "forged":
+                await self.report(RoundApplied(0, 0, "ab" * 32, "cd" * 32), STATE)
+            case "misplaced":
+                await self.report(Validation(0, 0, 1.0, 1), STATE)
+            case "flood":
+                for step in range(5000):
+                    await self.report(Validation(0, step, 1.0, 1))
+            case "failing":
+                await self.report(TaskFailed("the dataset is not what it seems"))
+            case "dying":
+                sys.stderr.write("the last words of this worker")
+                sys.exit(7)
+            case "hanging":
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+                await self.report(TaskReady("scripted", 1))
+                threading.Event().wait()  # The loop stands still: neither a signal nor a closed socket is noticed.
+
+
+def _kind_for(me: tuple[int, int], other: tuple[int, int]) -> str | None:
+    if me[0] == other[0] and me[1] != other[1]:
+        return "pseudo_gradient"
+    if me[1] == other[1] and abs(me[0] - other[0]) == 1:
+        return "activation" if other[0] > me[0] else "gradient"
+    return None
+
+
+async def main(path: str) -> None:
+    reader, writer = await asyncio.open_unix_connection(path)
+    setup, _ = await read_frame(reader, AgentMessage)
+    try:
+        await Worker(reader, writer, setup).run()
+    except (EOFError, ConnectionError):
+        return
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "bench":
+        sys.stdout.write("a line that is not the result\n")
+        result = {"flops": 1e9, "env_class": "scripted", "device": "cpu", "memory_mb": 100, "threads": 1}
+        sys.stdout.write(json.dumps(result) + "\n")
+    else:
+        asyncio.run(main(sys.argv[3]))
