@@ -190,7 +190,7 @@ def _read_field(field: Field, text: str, document: dict[str, Any], errors: dict[
         elif field.kind == "decimal":
             value = float(text.replace(",", "."))
     except ValueError as error:
-        errors[field.name] = str(error) if field.kind == "amount" else f"{text[:40]!r} is not a number"
+        errors[field.name] = f"{text[:40]!r} is not a number" if field.kind == "decimal" else str(error)
         return
     _put(document, field.name, value, errors)
 

@@ -22,7 +22,7 @@ from transport.wire.model import PRESETS
 START = 1_795_000_000.0
 ROUND_S = 9.0
 POINTS_PER_ROUND = 5
-PRICE_PER_PETAFLOP = 250_000
+PRICE_PER_PETAFLOP = 250_000_000
 TOKEN = "node-token-of-the-fake-cluster"
 _ALPHABET = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 _STAGES, _REPLICAS = 2, 2
@@ -101,7 +101,7 @@ class Cluster:
             replicas=replicas,
             nodes_available=5,
             rounds=total_rounds(spec.training, replicas),
-            hours=operations / 2e13 / 3600,
+            hours=operations / 1e10 / 3600,
             price=price,
             price_low=price * 9 // 10,
             price_high=price * 23 // 20,

@@ -1,6 +1,7 @@
 """The pages in a real Chromium: submit by keyboard, watch a job, see errors, resume an upload; and pictures of every page."""
 
 import os
+import re
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -112,3 +113,171 @@ async def test_every_page_fits_its_window_and_complains_of_nothing(
         assert [text for text in seen.complaints if "404" not in text] == [], name
         assert all(url.startswith(house.url) for url in seen.requests), "nothing is fetched from anywhere else"
         await seen.page.context.close()
+
+
+async def tab_to(page: Any, selector: str, limit: int = 60) -> None:
+    """Press Tab until the element has the focus, as somebody without a mouse does."""
+    for _ in range(limit):
+        if await page.evaluate("(selector) => document.activeElement.matches(selector)", selector):
+            return
+        await page.keyboard.press("Tab")
+    raise AssertionError(f"{selector} cannot be reached with the keyboard")
+
+
+async def test_a_job_is_submitted_and_funded_with_the_keyboard_alone(
+    chromium: Any, house: House, tmp_path: Path
+) -> None:
+    (tmp_path / "prose.txt").write_bytes(PROSE)
+    seen = await visit(chromium, house, "/submit")
+    page = seen.page
+    await page.set_input_files("[data-upload=dataset] input[type=file]", tmp_path / "prose.txt")
+    await page.wait_for_function("() => document.querySelector('[name=\"dataset.artifact\"]').value.length === 64")
+    assert "60,000 lines" in await page.inner_text("[data-upload=dataset] [role=status]")
+    await tab_to(page, "[name='model.choice']")
+    await page.keyboard.press("ArrowDown")
+    await tab_to(page, "[name=name]")
+    await page.keyboard.type("by keyboard")
+    await tab_to(page, "[name=budget]")
+    await page.keyboard.type("25.5")
+    await page.wait_for_function("() => !document.querySelector('#quote[aria-busy]')")
+    await tab_to(page, "button[value=review]")
+    await page.keyboard.press("Enter")
+    await page.wait_for_selector("h1:has-text('Is this right?')")
+    assert "small-llama" in await page.inner_text("main")
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    await page.screenshot(path=PICTURES / "review-1280-light.png", full_page=True)
+    await tab_to(page, "button[value=create]")
+    await page.keyboard.press("Enter")
+    await page.wait_for_selector("h2:has-text('Fund it')")
+    await tab_to(page, "#fund-button")
+    await page.keyboard.press("Enter")
+    await page.wait_for_selector(".badge:has-text('funded')")
+    (job,) = await house.cluster.list(5, None)
+    assert (job.name, job.state, job.spec.budget, job.spec.model.preset) == (
+        "by keyboard",
+        "funded",
+        25_500_000,
+        "small-llama",
+    )
+    assert house.artifacts.path(job.spec.dataset.artifact).read_bytes() == PROSE
+    assert seen.complaints == []
+
+
+async def test_the_chart_and_the_figures_follow_a_running_job(chromium: Any, house: House) -> None:
+    job = await some_jobs(house)
+    seen = await visit(chromium, house, f"/jobs/{job.id}")
+    page = seen.page
+    before = await page.get_attribute("#loss-wide .train", "points")
+    await page.focus("#loss-wide")
+    await page.keyboard.press("ArrowLeft")
+    assert re.match(r"(training|validation) loss \d\.\d{4} after", await page.inner_text(".readout"))
+    assert f"round {job.rounds_done} of" in await page.inner_text("[data-live=spoken]")
+    for _ in range(3):
+        house.cluster.step(job.id)
+    await page.wait_for_function(
+        f"() => document.querySelector('[data-live=spoken]').textContent.includes('round {job.rounds_done + 3} of')"
+    )
+    after = await page.get_attribute("#loss-wide .train", "points")
+    assert len(after) > len(before), "the curve has grown without a reload"
+    assert await page.evaluate("() => document.activeElement.id") == "loss-wide", "the focus stayed where it was"
+    house.cluster.run(job.id)
+    await page.wait_for_selector(".badge:has-text('settled')")
+    assert await page.locator("#cancel").count() == 0
+    assert seen.complaints == []
+
+
+async def test_errors_stand_beside_their_fields_and_what_was_typed_stays(chromium: Any, house: House) -> None:
+    seen = await visit(chromium, house, "/submit")
+    page = seen.page
+    await page.fill("[name=name]", "kept <b>as typed</b>")
+    await page.fill("[name=budget]", "-5")
+    await page.fill("[name='training.tokens']", "many")
+    await page.fill("[name='training.learning_rate']", "7")
+    await page.click("button[value=review]")
+    await page.wait_for_selector("#errors")
+    for name, says in (
+        ("budget", "not an amount"),
+        ("training.tokens", "not a whole number"),
+        ("training.learning_rate", "at most 1"),
+        ("dataset.artifact", "choose a file"),
+    ):
+        assert says in await page.inner_text(f"[id='error-{name}']")
+        assert await page.get_attribute(f"[id='field-{name}']", "aria-invalid") == "true"
+        assert f"error-{name}" in await page.get_attribute(f"[id='field-{name}']", "aria-describedby")
+    assert await page.input_value("[name=name]") == "kept <b>as typed</b>"
+    await page.screenshot(path=PICTURES / "submit-errors-1280-light.png", full_page=True)
+    assert [text for text in seen.complaints if "422" not in text] == []
+
+
+async def test_a_bad_dataset_is_told_at_once_beside_its_field(chromium: Any, house: House, tmp_path: Path) -> None:
+    (tmp_path / "latin.txt").write_bytes(b"fine\nfine\ncaf\xe9\n")
+    seen = await visit(chromium, house, "/submit")
+    await seen.page.set_input_files("[data-upload=dataset] input[type=file]", tmp_path / "latin.txt")
+    await seen.page.wait_for_selector("[data-upload=dataset] .error")
+    assert "byte 13 (line 3) is not UTF-8" in await seen.page.inner_text("[data-upload=dataset] .error")
+
+
+async def test_an_upload_in_the_browser_survives_a_restart_of_the_coordinator(
+    chromium: Any, house: House, tmp_path: Path
+) -> None:
+    data = PROSE * 10
+    (tmp_path / "large.txt").write_bytes(data)
+    seen = await visit(chromium, house, "/submit")
+    page = seen.page
+    await page.set_input_files("[data-upload=dataset] input[type=file]", tmp_path / "large.txt")
+    await page.wait_for_function("() => document.querySelector('[data-upload=dataset] progress').value > 4e6")
+    await house.stop()
+    await house.start()
+    await page.wait_for_function(
+        "() => document.querySelector('[name=\"dataset.artifact\"]').value.length === 64", timeout=20_000
+    )
+    assert house.artifacts.path(await page.input_value("[name='dataset.artifact']")).read_bytes() == data
+
+
+async def test_everything_works_without_scripts(chromium: Any, house: House, tmp_path: Path) -> None:
+    (tmp_path / "prose.txt").write_bytes(PROSE)
+    seen = await visit(chromium, house, "/submit", java_script_enabled=False)
+    page = seen.page
+    await page.set_input_files("[data-upload=dataset] input[type=file]", tmp_path / "prose.txt")
+    await page.fill("[name=name]", "no scripts")
+    await page.fill("[name=budget]", "3")
+    await page.click("button[value=review]")
+    await page.click("button[value=edit]")
+    assert await page.input_value("[name=name]") == "no scripts"
+    await page.click("button[value=review]")
+    await page.click("button[value=create]")
+    await page.click("#fund-button")
+    (job,) = await house.cluster.list(5, None)
+    assert (job.name, job.state) == ("no scripts", "funded")
+    assert house.artifacts.path(job.spec.dataset.artifact).read_bytes() == PROSE
+    house.cluster.run(job.id)
+    await page.reload()
+    assert await page.locator("#loss-wide .train").count() == 1
+    assert "settled" in await page.inner_text(".badge")
+
+
+async def test_cancelling_asks_first(chromium: Any, house: House) -> None:
+    job = await some_jobs(house)
+    seen = await visit(chromium, house, f"/jobs/{job.id}")
+    await seen.page.click("#cancel")
+    await seen.page.click("text=No, let it go on")
+    assert (await house.cluster.get(job.id)).state == "running"
+    await seen.page.click("#cancel")
+    await seen.page.click("text=Yes, cancel the job")
+    await seen.page.wait_for_selector(".badge:has-text('cancelled')")
+    assert (await house.cluster.get(job.id)).state == "cancelled"
+
+
+async def test_a_hostile_name_is_only_ever_text(chromium: Any, house: House) -> None:
+    name = "</title><script>document.title='owned'</script><img src=x onerror=document.title='owned'>\"'{{7*7}}"
+    async with Client(house.url) as client:
+        data = await house.dataset()
+        job = await client.create_job(
+            {"name": name, "model": {"preset": "tiny-llama"}, "dataset": {"artifact": data}, "budget": 9_000_000}
+        )
+    for path in ("/", "/jobs", f"/jobs/{job.id}", f"/jobs/{job.id}/cancel"):
+        seen = await visit(chromium, house, path)
+        assert name in await seen.page.inner_text("body")
+        assert "owned" not in (await seen.page.title()).replace(name, "")
+        assert await seen.page.locator("img[src=x], main script").count() == 0
+        assert seen.complaints == []
