@@ -95,9 +95,10 @@ def _read_transaction(
             yield LedgerEvent(signature, transaction.slot, time, kind, fields)
     for memo in _memos(body.message, keys, authors):
         try:
-            document = msgspec.to_builtins(events.decode(memo))
+            events.decode(memo)
         except EventError:
             continue  # A signed note that is no lifecycle event.
+        document: dict[str, Any] = msgspec.json.decode(memo)
         yield LedgerEvent(signature, transaction.slot, time, document.pop("event"), document)
 
 

@@ -68,10 +68,10 @@ async def _serve(store: Store, arguments: argparse.Namespace) -> int:
         await site.start()
         host, port = runner.addresses[0][:2]
         url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-        sys.stdout.write(f"{url}\n")
-        sys.stdout.flush()
         if arguments.ready_file is not None:
             _write_whole(arguments.ready_file, url)
+        sys.stdout.write(f"{url}\n")
+        sys.stdout.flush()
         await stop.wait()
     finally:
         await runner.cleanup()

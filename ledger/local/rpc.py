@@ -40,6 +40,7 @@ MAX_TRANSACTION_BYTES = 1232  # One IPv6 packet, as on Solana; a bigger one woul
 MAX_KEYS = 100  # Accounts in one getMultipleAccounts, as on Solana.
 MAX_STATUSES = 256
 MAX_HISTORY = 1000
+MAX_FILTERS = 4  # As on Solana.
 MAX_FAUCET_LAMPORTS = 1_000_000 * 10**9
 MAX_FAUCET_TOKENS = MAX_AMOUNT // 10**6  # A million gifts fit the token's supply.
 _LAMPORTS_PER_SIGNATURE = 5000
@@ -157,7 +158,7 @@ class Rpc:
 
     def _program_accounts(self, params: Params) -> Any:
         config = _config(params, 1)
-        filters = [_filter(document) for document in config.get("filters") or []]
+        filters = [_filter(document) for document in _list([config.get("filters") or []], 0, MAX_FILTERS)]
         data_slice = _slice(params)
         found = [
             {"pubkey": str(key), "account": account_json(account, data_slice)}
@@ -214,7 +215,7 @@ class Rpc:
     def _signatures(self, params: Params) -> list[Json]:
         config = _config(params, 1)
         limit = _integer([config.get("limit") or MAX_HISTORY], 0, MAX_HISTORY)
-        before, until = config.get("before"), config.get("until")
+        before, until = (_text([config[name]], 0) if config.get(name) else None for name in ("before", "until"))
         return [
             {
                 "signature": entry.signature, "slot": entry.slot, "err": _decoded(entry.error), "memo": entry.memo,
@@ -225,8 +226,9 @@ class Rpc:
 
     def _transaction(self, params: Params) -> Json | None:
         entry = self._chain.store.find(_text(params, 0))
-        config = params[1] if len(params) > 1 else {}
-        encoding = config if isinstance(config, str) else (config or {}).get("encoding", "json")
+        # The second parameter may be the encoding alone, an older form that clients still use.
+        alone = len(params) > 1 and isinstance(params[1], str)
+        encoding = params[1] if alone else _config(params, 1).get("encoding", "json")
         return None if entry is None else entry_json(entry, encoding)
 
     # The faucet
@@ -299,8 +301,8 @@ def _address(params: Params, index: int) -> Pubkey:
 
 
 def _slice(params: Params) -> dict[str, int] | None:
-    asked = _config(params, 1).get("dataSlice")
-    if asked is None:
+    asked = _config([_config(params, 1).get("dataSlice")], 0)
+    if not asked:
         return None
     return {name: _integer([asked.get(name)], 0, _MAX_INTEGER) for name in ("offset", "length")}
 

@@ -42,7 +42,7 @@ def build_app(rpc: Rpc, on_failure: Callable[[], None]) -> web.Application:
             raise web.HTTPUnsupportedMediaType(text="send application/json")
         try:
             document = msgspec.json.decode(await request.read())
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # The last: brackets without end.
             return _respond(_error(None, RpcError(PARSE_ERROR, f"Parse error: {error}")))
         if not isinstance(document, list):
             return _respond(_answer_one(rpc, document, on_failure))

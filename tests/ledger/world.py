@@ -54,6 +54,7 @@ class World:
     def __init__(self) -> None:
         self.clock, self._drawn, self._sent = HandClock(), 0, 0
         self.chain, self.genesis = open_chain(Store(":memory:"), self.clock, self.entropy)
+        self.clock.advance(1.1)  # The first start ran a slot ahead of the clock; from here on slots follow it.
         self.market = self.genesis.market
         self.keys = {pair.pubkey(): pair for pair in (self.genesis.root, self.genesis.treasury)}
         self.submitter, self.coordinator = self.person("submitter"), self.person("coordinator")
