@@ -9,7 +9,7 @@
 
 import asyncio
 import logging
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 
 from transport.budget import MemoryBudget
@@ -21,10 +21,12 @@ from transport.identity import NodeKey, parse_address
 from transport.lane import Lane
 from transport.limits import PeerLimits
 from transport.session import PeerSession
-from transport.signalling import EnvelopeReader
+from transport.signalling import MAX_ENVELOPE, EnvelopeReader
 from transport.stats import LinkStats
 
 LOG = logging.getLogger(__name__)
+
+MAX_STRANGERS = 64  # Plans reach the nodes of a job within moments: a peer that was quicker is kept, one envelope each.
 
 
 class PeerNet:
@@ -69,6 +71,7 @@ class PeerNet:
         self._reader = EnvelopeReader(key.address, loopback=loopback)
         self._sessions: dict[str, PeerSession] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._strangers: OrderedDict[str, bytes] = OrderedDict()
         self._refused: Counter[str] = Counter()
         self._closed = False
 
@@ -100,6 +103,8 @@ class PeerNet:
             session = PeerSession(self._context, peer)
             self._sessions[peer] = session
             self._tasks[peer] = asyncio.create_task(session.run(), name=f"peer-{peer[:8]}")
+            if peer in self._strangers:
+                await self.on_signal(peer, self._strangers.pop(peer))
         await self._drop(dropped, "is no longer in the plan")
 
     async def send(
@@ -132,15 +137,26 @@ class PeerNet:
         await session.send(lane, header, payload, timeout)
 
     async def on_signal(self, sender: str, envelope: bytes) -> None:
-        """Take an envelope from the coordinator; one that is refused is logged, counted and forgotten."""
+        """Take an envelope from the coordinator; one that is refused is logged, counted and forgotten.
+
+        The last one of a node that is not in the plan is kept unread: its plan may have come first.
+        """
         session = self._sessions.get(sender)
         try:
             if session is None:
+                self._keep_stranger(sender, envelope)
                 raise SignalError("stranger", f"{sender[:44]!r} is not in the plan")
             session.on_signal(self._reader.open(sender, envelope, self._context.clock.time()))
         except SignalError as error:
             self._refused[error.reason] += 1
             LOG.warning("from %.44s: %s", sender, error)
+
+    def _keep_stranger(self, sender: str, envelope: bytes) -> None:
+        if len(envelope) <= MAX_ENVELOPE:
+            self._strangers[sender] = envelope
+            self._strangers.move_to_end(sender)
+        if len(self._strangers) > MAX_STRANGERS:
+            self._strangers.popitem(last=False)
 
     @property
     def refused(self) -> Mapping[str, int]:

@@ -11,6 +11,7 @@ import pytest
 
 from tests.transport.conftest import Node, Received, Switchboard, until
 from transport.errors import (
+    ConnectError,
     DeliveryFailedError,
     MessageLimitError,
     PeerNotAllowedError,
@@ -20,6 +21,9 @@ from transport.framing import MAX_HEADER
 from transport.identity import NodeKey
 from transport.lane import Lane
 from transport.limits import PeerLimits
+from transport.peer import MAX_STRANGERS
+from transport.rtc import MAX_EARLY_FRAMES, RtcConnection
+from transport.signalling import MAX_ENVELOPE
 from transport.stats import LinkState
 
 QUICK = PeerLimits(ping_s=0.1, silent_s=1.0, answer_s=2.0, connect_s=5.0, reach_s=15.0, close_s=1.0)
@@ -151,6 +155,53 @@ async def test_a_stranger_can_neither_send_nor_be_sent_to(switchboard: Switchboa
     assert a.net.refused["stranger"] >= 1
     assert a.received == []
     assert set(a.net.stats()) == {b.address}
+
+
+@pytest.mark.parametrize("first", [0, 1])
+async def test_a_peer_whose_plan_came_first_need_not_knock_twice(switchboard: Switchboard, first: int) -> None:
+    """The other node refuses it, and remembers its knock until its own plan comes."""
+    pair = await switchboard.pair(replace(QUICK, answer_s=3600, reach_s=3600))
+    early, late = pair[first], pair[1 - first]
+    await late.net.allow(set())
+    sending = asyncio.create_task(early.net.send(late.address, Lane.CONTROL, b"early"))
+    await until(lambda: late.net.refused["stranger"] == 1)
+    await late.net.allow({early.address})
+    await asyncio.wait_for(sending, 10)
+
+
+async def test_strangers_cannot_fill_the_memory(switchboard: Switchboard) -> None:
+    node = switchboard.join()
+    for number in range(3 * MAX_STRANGERS):
+        await node.net.on_signal(str(number), bytes(1000))
+        await node.net.on_signal(str(number), bytes(MAX_ENVELOPE + 1))
+    assert len(node.net._strangers) == MAX_STRANGERS
+    assert all(len(envelope) == 1000 for envelope in node.net._strangers.values())
+
+
+async def test_frames_that_come_before_the_link_is_up_are_kept() -> None:
+    a, b = (RtcConnection((), loopback=True, low=1) for _ in range(2))
+    offer = await a.offer()
+    answer = await b.answer(offer)
+    await a.accept(answer)
+    await asyncio.wait_for(asyncio.gather(a.opened(answer.fingerprint), b.opened(offer.fingerprint)), 10)
+    early: list[bytes] = []
+    late: list[bytes] = []
+    try:
+        for number in range(3):
+            a.lanes[Lane.BULK].send(bytes([number]))
+        a.lanes[Lane.CONTROL]._channel.send("text is no frame")
+        await until(lambda: len(b.lanes[Lane.BULK]._early) == 3)
+        b.lanes[Lane.BULK].attach(early.append, lambda: None)
+        b.lanes[Lane.CONTROL].attach(late.append, lambda: None)
+        await until(lambda: early == [b"\0", b"\1", b"\2"] and late == [b""])
+        for _ in range(MAX_EARLY_FRAMES + 2):
+            a.lanes[Lane.ACTIVATIONS].send(b"x")
+        await until(lambda: b.failed)  # more than any honest node sends unasked
+        assert len(b.lanes[Lane.ACTIVATIONS]._early) == MAX_EARLY_FRAMES
+    finally:
+        await asyncio.gather(a.close(1), b.close(1))
+    with pytest.raises(ConnectError, match="data channel is clos"):
+        a.lanes[Lane.BULK].send(b"x")
 
 
 async def test_a_peer_that_leaves_the_plan_is_cut_off_at_once(switchboard: Switchboard) -> None:
