@@ -34,7 +34,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     threads: Annotated[int, Meta(ge=0, le=1024)] = 0
     memory_mb: Annotated[int, Meta(ge=0, le=10**8)] = 0
     image: Annotated[str, Meta(min_length=1, max_length=300)] = DEFAULT_IMAGE
-    stake: Annotated[int, Meta(ge=0, lt=2**63)] = 0
+    stake: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
     loopback: bool = False
 
     def completed(self, address: str) -> "Settings":
