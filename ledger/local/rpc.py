@@ -301,9 +301,10 @@ def _address(params: Params, index: int) -> Pubkey:
 
 
 def _slice(params: Params) -> dict[str, int] | None:
-    asked = _config([_config(params, 1).get("dataSlice")], 0)
-    if not asked:
+    config = _config(params, 1)
+    if config.get("dataSlice") is None:
         return None
+    asked = _config([config["dataSlice"]], 0)
     return {name: _integer([asked.get(name)], 0, _MAX_INTEGER) for name in ("offset", "length")}
 
 
