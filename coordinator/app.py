@@ -72,6 +72,7 @@ class Parts:
             "settlement": self.settlement.run,
             "escrows": self.upkeep.watch_escrows,
             "assembly": self.upkeep.assemble,
+            "stakes": self.nodes.watch_stakes,
         }
 
 

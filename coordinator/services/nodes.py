@@ -5,6 +5,7 @@ two machines, and the next one is refused for a minute.
 """
 
 import hashlib
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -37,7 +38,10 @@ HELLO_CONTEXT = "cottage-hello"
 FLIP_SECONDS = 60.0
 MAX_FLIPS = 2  # One is a reconnect that overtook its own disconnect; more are two machines.
 RETRY_SOON = 5.0
+STAKE_POLL_SECONDS = 2.0
 MAX_NODES_ONLINE = 20_000  # Beyond it one process answers heartbeats late; see docs/OPERATIONS.md for several.
+
+log = logging.getLogger(__name__)
 
 
 class RefusedError(Exception):
@@ -63,6 +67,7 @@ class Session:
         self.payout = hello.payout
         self.profile = hello.profile
         self.token = token
+        self.stake = 0
         self.send = send
         self.close = close
         self._told: dict[str, set[bytes]] = {held.lease: set() for held in hello.leases}
@@ -125,13 +130,15 @@ class Nodes:
             RefusedError: with the reason for the owner.
         """
         self._check(hello, nonce, host)
-        await self._record(hello, await self._stake(hello.node))
+        stake = await self._stake(hello.node)
+        await self._record(hello, stake)
         old = self._sessions.get(hello.node)
         if old is not None:
             self._flip(hello.node)
             old.close("another connection with this key has taken over")
             self.leave(old)
         session = Session(hello, self._context.entropy(24).hex(), send, close)
+        session.stake = stake
         self._sessions[hello.node] = session
         self._tokens[session.token] = hello.node
         self._context.metrics.count("connections_total")
@@ -178,8 +185,30 @@ class Nodes:
         return [
             Candidate(s.node, s.payout, s.profile.memory_mb, s.profile.flops, s.profile.env_class)
             for s in self._sessions.values()
-            if s.node not in self._banned
+            if s.node not in self._banned and s.stake >= self._context.config.min_stake
         ]
+
+    async def watch_stakes(self) -> None:
+        """Look again at the stake of those who are here with too little, for ever: a node stakes once it is welcome."""
+        while True:
+            for session in self.sessions():
+                if session.stake < self._context.config.min_stake:
+                    await self._look_again(session)
+            await self._context.clock.sleep(STAKE_POLL_SECONDS)
+
+    async def _look_again(self, session: Session) -> None:
+        try:
+            stake = await self._stake(session.node)
+        except RefusedError as error:
+            log.warning("the stake of %s: %s", session.node, error.reason)
+            return
+        if stake == session.stake:
+            return
+        session.stake = stake
+        async with self._context.store.transaction() as tx:
+            for record in await tx.find(NodeRecord, ("address", "=", session.node)):
+                await tx.update(msgspec.structs.replace(record, stake=stake))
+        self._context.bus.publish(session.node)
 
     def is_banned(self, node: str) -> bool:
         """Whether the node may not come back."""
@@ -224,20 +253,15 @@ class Nodes:
 
     async def _stake(self, node: str) -> int:
         """Stake that this coordinator may slash."""
-        minimum = self._context.config.min_stake
-        if minimum == 0:
+        if self._context.config.min_stake == 0:
             return 0
         try:
             state = await self._chain.stake(node)
         except LedgerError as error:
             raise RefusedError(f"the ledger does not answer, so the stake is unknown: {error}", RETRY_SOON) from error
-        usable = 0 if state is None or state.coordinator != self._coordinator else state.balance - state.requested
-        if usable < minimum:
-            raise RefusedError(
-                f"node {node} has staked {usable} with coordinator {self._coordinator}, and {minimum} are needed: "
-                f"stake {minimum - usable} more (cottage node run --stake)"
-            )
-        return usable
+        if state is None or state.coordinator != self._coordinator:
+            return 0
+        return state.balance - state.requested
 
     async def _record(self, hello: Hello, stake: int) -> None:
         now = self._context.clock.time()
