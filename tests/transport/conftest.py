@@ -17,7 +17,7 @@ logging.getLogger("aioice").setLevel(logging.WARNING)
 Tamper = Callable[[str, str, bytes], Sequence[tuple[str, str, bytes]]]
 
 
-async def until(condition: Callable[[], bool], limit_s: float = 10.0) -> None:
+async def until(condition: Callable[[], bool], limit_s: float = 20.0) -> None:
     """Return once ``condition`` holds; TimeoutError says that it never did."""
     async with asyncio.timeout(limit_s):
         while not condition():

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from transport.budget import MemoryBudget
 from transport.errors import DeliveryFailedError, MalformedFrameError, PeerUnreachableError
 from transport.framing import Ack, Begin, Cancel, Fail, Frame, Grant, More, checksum
-from transport.inbox import Delivery, Inbox
+from transport.inbox import MAX_REMEMBERED_FAILURES, Delivery, Inbox
 from transport.lane import Lane
 from transport.limits import PeerLimits
 from transport.outbox import MAX_ID_SPAN, Outbox, Outgoing
@@ -86,6 +86,7 @@ class Wire:
 
     def cut(self, *, restarted: bool = False) -> None:
         """The link is lost and a new one comes up; with ``restarted`` the receiver has forgotten everything."""
+        floor = self.outbox.floor  # goes in the envelope, before the bookkeeping starts again
         self.answers.clear()
         for lane in self.lanes.values():
             lane.clear()
@@ -97,7 +98,7 @@ class Wire:
             self.answers.clear()
             self.inbox = Inbox(self.limits, self.budget, self.delivered.append, self.answers.append)
         self.outbox.rewind(new_session=restarted)
-        self.inbox.start_link(SESSION, self.outbox.floor)
+        self.inbox.start_link(SESSION, floor)
 
     def run_dry(self) -> list[bytes]:
         """Move everything until nothing moves; returns the payloads that reached the handler."""
@@ -279,13 +280,74 @@ async def test_a_hole_in_the_ids_closes_with_the_next_floor(wire: Wire) -> None:
     """A message given up while the peer restarted leaves an id that nobody will ever settle."""
     message = wire.put(b"x" * 50_000)
     wire.send_one()
-    wire.cut(restarted=True)
     wire.outbox.cancel(message)
     wire.cut(restarted=True)
     wire.put(b"next")
     wire.run_dry()
+    assert wire.inbox._settled == {2}
     wire.inbox.on_floor(wire.outbox.floor)
     assert wire.inbox._settled == set()
+    assert wire.inbox._watermark == 3
+
+
+async def test_a_cancelled_message_frees_its_memory_at_once(wire: Wire) -> None:
+    message = wire.put(bytes(50_000))
+    for _ in range(3):
+        wire.send_one(), wire.receive_one(Lane.BULK), wire.answer_one()
+    assert wire.budget.held == 50_000
+    wire.outbox.cancel(message)
+    wire.send_one(), wire.receive_one(Lane.BULK)
+    assert wire.budget.held == 0
+    wire.answer_one()
+    assert wire.outbox.floor == 2
+
+
+async def test_a_message_cancelled_in_the_handler_is_confirmed_when_the_handler_is_done(wire: Wire) -> None:
+    message = wire.put(b"x")
+    while wire.send_one():
+        wire.receive_one(Lane.BULK)
+    wire.outbox.cancel(message)
+    wire.send_one(), wire.receive_one(Lane.BULK)
+    assert not wire.answers
+    wire.handle_one()
+    assert list(wire.answers) == [Ack(1)]
+
+
+async def test_a_cancellation_that_the_cut_swallowed_is_told_again(wire: Wire) -> None:
+    message = wire.put(bytes(30_000))
+    wire.send_one(), wire.receive_one(Lane.BULK)
+    wire.outbox.cancel(message)
+    wire.cut()
+    assert wire.run_dry() == []
+    assert wire.outbox.floor == 2
+
+
+async def test_a_message_without_payload_arrives(wire: Wire) -> None:
+    message = wire.put(b"", header=b"only a header")
+    assert wire.run_dry() == [b""]
+    assert message.done.done()
+
+
+async def test_ids_never_run_far_ahead_of_the_oldest_open_message(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transport.outbox.MAX_ID_SPAN", 10)
+    wire.put(bytes(50_000))
+    wire.send_one()
+    for _ in range(30):
+        wire.put(b"x")
+    while wire.send_one():
+        wire.receive_one(Lane.BULK), wire.handle_one()
+        answer = wire.answers[-1] if wire.answers else None
+        if isinstance(answer, Ack):
+            wire.answers.pop()
+            wire.outbox.on_settled(answer)
+    assert wire.outbox._next_id == 11
+    assert wire.outbox.floor == 1
+
+
+async def test_remembered_failures_are_bounded(wire: Wire) -> None:
+    for ident in range(1, MAX_REMEMBERED_FAILURES + 100):
+        wire.inbox.on_begin(Lane.BULK, Begin(ident, 160_000, 0, False, b""))
+    assert len(wire.inbox._failed) == MAX_REMEMBERED_FAILURES
 
 
 async def test_messages_of_one_lane_take_turns(wire: Wire) -> None:
