@@ -34,13 +34,13 @@ def detect(index: int = 0) -> Device:
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        return _processor(_why_no_gpu(error))
+        return processor(_why_no_gpu(error))
     try:
         if pynvml.nvmlDeviceGetCount() <= index:
-            return _processor(f"The NVIDIA driver is here, but it sees no GPU number {index}.")
+            return processor(f"The NVIDIA driver is here, but it sees no GPU number {index}.")
         return _gpu(index)
     except pynvml.NVMLError as error:
-        return _processor(
+        return processor(
             f"The NVIDIA driver does not answer ({error}): restart the machine, or install the driver anew."
         )
     finally:
@@ -69,7 +69,8 @@ def _why_no_gpu(error: pynvml.NVMLError) -> str:
     return f"The GPU cannot be used ({error}): jobs run on the processor."
 
 
-def _processor(note: str) -> Device:
+def processor(note: str) -> Device:
+    """The processor; ``note`` says why it is used."""
     return Device("cpu", _processor_name(), total_memory_mb(), note)
 
 

@@ -99,7 +99,7 @@ class Session:
         self._clock = clock
         self._socket: aiohttp.ClientWebSocketResponse | None = None
         self._beat_now = asyncio.Event()
-        self._leaving = False
+        self._left = asyncio.Event()
         self._period = 1.0
         self._wait_after_refusal = 0.0
         self.state = "connecting"
@@ -120,7 +120,7 @@ class Session:
         """
         failures = 0
         async with aiohttp.ClientSession() as http:
-            while not self._leaving:
+            while not self._left.is_set():
                 self.state = "connecting"
                 self.online_since = None
                 try:
@@ -129,7 +129,7 @@ class Session:
                     self.reason = printable(f"no connection to {self._url}: {error or type(error).__name__}")
                 finally:
                     self._socket = None
-                if self._leaving:
+                if self._left.is_set():
                     return
                 failures = 1 if self.online_since is not None else failures + 1
                 wait = backoff(failures, random.random)
@@ -158,7 +158,7 @@ class Session:
 
         A flag too, since a cancellation can get lost: a TaskGroup whose children fail at that moment raises their errors instead.
         """
-        self._leaving = True
+        self._left.set()
         socket = self._socket
         if socket is None:
             return

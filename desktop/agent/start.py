@@ -12,9 +12,10 @@ import msgspec
 
 from desktop.agent.config import Home, Settings
 from desktop.agent.daemon import Agent, Parts
-from desktop.agent.gpu import Device, detect
+from desktop.agent.errors import SandboxError
+from desktop.agent.gpu import Device, detect, processor
 from desktop.agent.log import LOGGER
-from desktop.agent.measure import measure
+from desktop.agent.measure import Benchmark, measure
 from desktop.agent.sandbox.base import Limits, Sandbox
 from desktop.agent.sandbox.docker import DockerSandbox
 from desktop.agent.sandbox.process import ProcessSandbox
@@ -48,33 +49,42 @@ async def prepare(home: Home, settings: Settings, worker_arguments: Sequence[str
     settings = settings.completed(key.address)
     device = await asyncio.to_thread(detect)
     LOGGER.info("%s. %s", device.name, device.note)
+    await asyncio.to_thread(_empty, home.jobs)
+    try:
+        sandbox, bench = await _measured(home, settings, device, worker_arguments)
+    except SandboxError as error:
+        if device.kind == "cpu":
+            raise
+        LOGGER.warning("%s cannot be used for jobs: %s", device.name, error)
+        device = processor(f"{device.name} is here, but jobs cannot use it ({error}): they run on the processor.")
+        sandbox, bench = await _measured(home, settings, device, worker_arguments)
+    profile = NodeProfile(
+        name=settings.name,
+        device=device.name,
+        kind=device.kind,
+        memory_mb=device.memory_mb if device.kind == "cuda" else settings.memory_mb,
+        flops=bench.flops,
+        env_class=bench.env_class,
+        sandbox=sandbox.kind,
+        agent_version=_version(),
+    )
+    return Parts(home, settings, key, profile, sandbox, SystemClock(), device.note)
+
+
+async def _measured(
+    home: Home, settings: Settings, device: Device, worker_arguments: Sequence[str]
+) -> tuple[Sandbox, Benchmark]:
+    """The sandbox for ``device``, and what it can do in there."""
     sandbox = make_sandbox(settings, home, device, worker_arguments)
     try:
         identity = await sandbox.check()
         left = await sandbox.sweep()
         if left:
             LOGGER.info("removed %d workers that an earlier agent left behind", left)
-        await asyncio.to_thread(_empty, home.jobs)
-        bench = await measure(sandbox, identity, device, settings.threads, home.benchmarks)
+        return sandbox, await measure(sandbox, identity, device, settings.threads, home.benchmarks)
     except BaseException:
         await sandbox.aclose()
         raise
-    on_gpu = device.kind == "cuda" and bench.device.startswith("cuda")
-    note = device.note
-    if device.kind == "cuda" and not on_gpu:
-        note = f"{device.name} is here, but the sandbox's PyTorch cannot use it: jobs run on the processor."
-        LOGGER.warning(note)
-    profile = NodeProfile(
-        name=settings.name,
-        device=device.name,
-        kind="cuda" if on_gpu else "cpu",
-        memory_mb=device.memory_mb if on_gpu else settings.memory_mb,
-        flops=bench.flops,
-        env_class=bench.env_class,
-        sandbox=sandbox.kind,
-        agent_version=_version(),
-    )
-    return Parts(home, settings, key, profile, sandbox, SystemClock(), note)
 
 
 async def inspect(home: Home, settings: Settings) -> Parts:

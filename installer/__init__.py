@@ -1,0 +1,1 @@
+"""How Cottage gets onto machines."""
