@@ -61,8 +61,14 @@ _KEYS: Mapping[str, frozenset[str]] = {
 """What is taken over from a config; anything else (dropout, dtype, remote code) does not reach the trainer."""
 
 _ACTIVATIONS = frozenset({"silu", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu"})
-_ROPE_TYPES = frozenset({"default", "linear", "llama3"})  # Those whose frequencies do not depend on the input length.
+_ROPE_TYPES: Mapping[str, frozenset[str]] = {
+    "default": frozenset(),
+    "linear": frozenset({"factor"}),
+    "llama3": frozenset({"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}),
+}
+"""What each kind of rotary scaling needs; only kinds whose frequencies do not depend on the length of the input."""
 _REFUSED = ("auto_map", "quantization_config", "num_local_experts", "num_experts")
+_FLOATS = ("initializer_range", "rms_norm_eps", "layer_norm_epsilon", "rope_theta")
 _FLOAT32 = 4
 
 
@@ -173,20 +179,24 @@ def resolve(spec: ModelSpec, vocabulary: int) -> dict[str, Any]:
             )
     else:
         given["vocab_size"] = vocabulary
-    config = {key: value for key, value in given.items() if key in _KEYS[family]}
+    config = {key: value for key, value in given.items() if key in _KEYS[family] and value is not None}
+    inspect_config(config | {"model_type": family})
+    config |= {
+        key: float(config[key]) for key in _FLOATS if key in config
+    }  # JSON writes 1.0 as 1; transformers is strict.
     config |= {
         "model_type": family,
         "architectures": [FAMILIES[family]],
         "dtype": "float32",
         "use_cache": True,
     }
-    config["cottage_head_starts_tied"] = bool(given.get("tie_word_embeddings", family == "gpt2"))
+    config["cottage_head_starts_tied"] = _flag(given, "tie_word_embeddings", default=family == "gpt2")
     config["tie_word_embeddings"] = False
     if family == "gpt2":
         config |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     for key in ("bos_token_id", "eos_token_id"):
         value = config.get(key)
-        if not isinstance(value, int) or not 0 <= value < config["vocab_size"]:
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < config["vocab_size"]:
             config[key] = None
     inspect_config(config)
     return config
@@ -263,6 +273,7 @@ def _gpt2(config: Mapping[str, Any]) -> ModelShape:
     positions = _integer(config, "n_positions", 1, MAX_POSITIONS, 1024)
     vocabulary = _integer(config, "vocab_size", 2, MAX_VOCABULARY)
     _number(config, "layer_norm_epsilon", 0, 1)
+    _flag(config, "scale_attn_weights")
     _common(config, "activation_function")
     _divides(heads, "n_head", hidden, "n_embd")
     layer = 4 * hidden * hidden + 4 * hidden + 2 * hidden * inner + inner + hidden + 4 * hidden
@@ -290,13 +301,15 @@ def _rope(config: Mapping[str, Any]) -> None:
         if rope is None:
             continue
         kind = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, Mapping) else rope
-        if kind not in _ROPE_TYPES:
-            raise ModelConfigError(
-                f"{key} of type {kind!r} is not supported: use one of {', '.join(sorted(_ROPE_TYPES))}"
-            )
-        for name in rope:
-            if name not in ("rope_type", "type"):
-                _number(rope, name, 0, 1e12)
+        if not isinstance(kind, str) or kind not in _ROPE_TYPES:
+            raise ModelConfigError(f"{key} of type {kind!r} is not supported: use one of {', '.join(_ROPE_TYPES)}")
+        numbers = {str(name) for name in rope} - {"rope_type", "type"}
+        if missing := _ROPE_TYPES[kind] - numbers:
+            raise ModelConfigError(f"{key} of type {kind!r} needs {', '.join(sorted(missing))}")
+        if unknown := numbers - _ROPE_TYPES[kind] - {"rope_theta"}:
+            raise ModelConfigError(f"{key} of type {kind!r} has no {', '.join(sorted(unknown))}: remove it")
+        for name in numbers:
+            _number(rope, name, 0, 1e12)
 
 
 def _integer(config: Mapping[str, Any], key: str, low: int, high: int, default: int | None = None) -> int:
@@ -318,8 +331,10 @@ def _number(config: Mapping[str, Any], key: str, low: float, high: float) -> Non
         raise ModelConfigError(f"{key} is {value!r}: give a number above {low:g}, at most {high:g}")
 
 
-def _flag(config: Mapping[str, Any], key: str) -> bool:
-    value = config.get(key, False)
+def _flag(config: Mapping[str, Any], key: str, default: bool = False) -> bool:
+    value = config.get(key)
+    if value is None:
+        return default
     if not isinstance(value, bool):
         raise ModelConfigError(f"{key} is {value!r}: give true or false")
     return value
