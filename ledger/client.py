@@ -12,20 +12,14 @@ Only after ``expired`` or ``failed`` may the same thing be prepared anew.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Literal
 
-from solders.hash import Hash
 from solders.instruction import AccountMeta, Instruction
 from solders.keypair import Keypair
-from solders.message import MessageV0
 from solders.pubkey import Pubkey
-from solders.signature import Signature
 from solders.system_program import TransferParams, transfer
-from solders.transaction import VersionedTransaction
 from spl.memo.constants import MEMO_PROGRAM_ID
 from spl.memo.instructions import create_memo
 from spl.memo.models import MemoParams
@@ -39,18 +33,15 @@ from ledger.errors import (
     EventError,
     InsufficientFundsError,
     LedgerAnswerError,
-    LedgerUnavailableError,
     NoEscrowError,
     NoStakeError,
-    TransactionExpiredError,
-    TransactionFailedError,
 )
 from ledger.events import MAX_MEMO_BYTES
-from ledger.failures import explain
 from ledger.history import LedgerEvent, read_history
 from ledger.money import DECIMALS, Amount, amount, show
 from ledger.program.interface import MAX_PAYEES, Market
 from ledger.program.layout import JOB_OFFSET, read_escrow, read_stake
+from ledger.sender import CONFIRM_TIMEOUT_S, Outcome, Sender, Window
 from ledger.states import EscrowState, PreparedTransaction, StakeState, escrow_state, stake_state
 
 __all__ = [
@@ -67,13 +58,9 @@ __all__ = [
 MAX_TRANSACTION_BYTES = 1232  # One IPv6 packet: what a cluster accepts.
 MAX_PAYEES_A_TRANSACTION = 20  # Fits 1,232 bytes where every payee has a token account already.
 DEFAULT_PAYEES = 64  # Payees an escrow is opened for; each costs 40 bytes of rent, returned at the close.
-CONFIRM_TIMEOUT_S = 60.0  # A blockhash lives about that long.
 # A node keeps 10,000 bytes of a transaction's logs, and the history is read from them. Measured: 360 bytes a
 # payout and 1,200 for creating the payee's token account.
 _MAX_LOG, _PAYEE_LOG, _NEW_PAYEE_LOG = 9000, 400, 1650
-_FIRST_POLL_S, _LAST_POLL_S, _POLL_GROWTH = 0.005, 0.5, 1.5
-
-Outcome = Literal["pending", "confirmed", "failed", "expired"]
 
 
 @dataclass(frozen=True)
@@ -99,6 +86,7 @@ class Ledger:
 
     def __init__(self, connection: Connection, market: Market, treasury: Pubkey | None) -> None:
         self._connection, self._market, self._treasury = connection, market, treasury
+        self._sender = Sender(connection, market.program)
 
     @classmethod
     async def connect(cls, config: LedgerConfig) -> Ledger:
@@ -259,12 +247,11 @@ class Ledger:
         payees = [parse_address(payee) for payee in due]
         wallets = await self._connection.accounts([self._market.wallet(payee) for payee in payees])
         new = frozenset(payee for payee, wallet in zip(payees, wallets, strict=True) if wallet is None)
-        blockhash, last_height = await self._connection.blockhash()
-        escrow = parse_address(state.address)
         pending, prepared = list(zip(payees, due.values(), strict=True)), list[PreparedTransaction]()
+        escrow, window = parse_address(state.address), await self._sender.window()
         while pending:
-            transaction, count = self._settle_most(signer, escrow, pending, new, blockhash)
-            prepared.append(_prepared(transaction, last_height))
+            transaction, count = self._settle_most(signer, escrow, pending, new, window)
+            prepared.append(transaction)
             pending = pending[count:]
         return prepared
 
@@ -274,16 +261,14 @@ class Ledger:
         escrow: Pubkey,
         pending: Sequence[tuple[Pubkey, Amount]],
         new: frozenset[Pubkey],
-        blockhash: Hash,
-    ) -> tuple[VersionedTransaction, int]:
+        window: Window,
+    ) -> tuple[PreparedTransaction, int]:
         """The longest beginning of the payouts that fits one transaction; one payee always fits."""
         count = min(len(pending), MAX_PAYEES_A_TRANSACTION)
         while True:
-            instructions = self._settle(signer.pubkey(), escrow, pending[:count], new)
-            message = MessageV0.try_compile(signer.pubkey(), instructions, [], blockhash)
-            transaction = VersionedTransaction(message, [signer])
+            transaction = window.sign(signer, self._settle(signer.pubkey(), escrow, pending[:count], new))
             logs = sum(_NEW_PAYEE_LOG if payee in new else _PAYEE_LOG for payee, _ in pending[:count])
-            if (len(bytes(transaction)) <= MAX_TRANSACTION_BYTES and logs <= _MAX_LOG) or count == 1:
+            if (len(transaction.wire) <= MAX_TRANSACTION_BYTES and logs <= _MAX_LOG) or count == 1:
                 return transaction, count
             count -= 1
 
@@ -434,30 +419,11 @@ class Ledger:
             TransactionFailedError: it would fail, as the ledger found out by trying.
             TransactionExpiredError: its blockhash ran out and it never was processed.
         """
-        try:
-            result = await self._connection.send(prepared.wire, self._market.program)
-        except TransactionFailedError as error:
-            # An earlier sending may have succeeded and so be the reason why this one cannot.
-            if await self.outcome(prepared.signature, prepared.last_valid_block_height) == "confirmed":
-                return
-            raise TransactionFailedError(prepared.signature, error.reason, error.code, error.logs) from error
-        if result != "unknown blockhash":
-            return
-        outcome = await self.outcome(prepared.signature, prepared.last_valid_block_height)
-        if outcome == "expired":
-            raise TransactionExpiredError(f"transaction {prepared.signature} expired unsent: prepare it anew")
-        if outcome == "pending":
-            raise LedgerUnavailableError(f"{self._connection.url} does not know the blockhash yet: try again")
+        await self._sender.submit(prepared)
 
     async def outcome(self, signature: str, last_valid_block_height: int) -> Outcome:
         """What became of a transaction. ``expired`` is final: it never happened and never will."""
-        parsed = Signature.from_string(signature)
-        status = await self._connection.status(parsed)
-        if status == "unknown" and await self._connection.block_height() > last_valid_block_height:
-            # It may have been processed between the two questions.
-            status = await self._connection.status(parsed)
-            return "expired" if status == "unknown" else status
-        return "pending" if status == "unknown" else status
+        return await self._sender.outcome(signature, last_valid_block_height)
 
     async def confirm(self, prepared: PreparedTransaction, timeout: float = CONFIRM_TIMEOUT_S) -> str:
         """Send and wait; returns the signature.
@@ -467,42 +433,14 @@ class Ledger:
             TransactionExpiredError: it was not processed while its blockhash was valid.
             LedgerUnavailableError: nothing was decided within ``timeout`` seconds.
         """
-        pause = _FIRST_POLL_S
-        try:
-            async with asyncio.timeout(timeout):
-                await self.submit(prepared)
-                while (
-                    outcome := await self.outcome(prepared.signature, prepared.last_valid_block_height)
-                ) == "pending":
-                    await asyncio.sleep(pause)
-                    pause = min(pause * _POLL_GROWTH, _LAST_POLL_S)
-        except TimeoutError as error:
-            message = f"transaction {prepared.signature} was not decided within {timeout} s: ask its outcome later"
-            raise LedgerUnavailableError(message) from error
-        if outcome == "failed":
-            raise await self._failure(prepared.signature)
-        if outcome == "expired":
-            raise TransactionExpiredError(f"transaction {prepared.signature} expired: prepare it anew")
-        return prepared.signature
-
-    async def _failure(self, signature: str) -> TransactionFailedError:
-        meta = (await self._connection.transaction(Signature.from_string(signature))).transaction.meta
-        logs = (meta.log_messages if meta else None) or []
-        reason, code = explain(meta.err if meta else None, logs, self._market.program)
-        return TransactionFailedError(signature, reason, code, logs)
+        return await self._sender.confirm(prepared, timeout)
 
     async def _prepare(self, signer: Keypair, instructions: Sequence[Instruction]) -> PreparedTransaction:
-        blockhash, last_height = await self._connection.blockhash()
-        message = MessageV0.try_compile(signer.pubkey(), instructions, [], blockhash)
-        return _prepared(VersionedTransaction(message, [signer]), last_height)
+        return await self._sender.prepare(signer, instructions)
 
     async def _tokens(self, wallet: Pubkey) -> int:
         account = (await self._connection.accounts([wallet]))[0]
         return 0 if account is None else _amount_in(account.data)
-
-
-def _prepared(transaction: VersionedTransaction, last_height: int) -> PreparedTransaction:
-    return PreparedTransaction(str(transaction.signatures[0]), bytes(transaction), last_height)
 
 
 def _checked(value: Amount) -> Amount:

@@ -13,7 +13,9 @@ LedgerError
 │   ├── NoStakeError
 │   └── InsufficientFundsError
 ├── TransactionFailedError      the ledger executed a transaction and refused it; carries the program's logs
-└── TransactionExpiredError     a transaction's blockhash ran out before it was processed
+├── TransactionExpiredError     a transaction's blockhash ran out before it was processed
+├── program.errors.LinkError, BuildError                        building the on-chain program
+└── local.chain.RefusedError, StoreFailedError, local.rpc.RpcError      inside the embedded ledger
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from ledger.connection import PAGE, Connection
 from ledger.errors import EventError, LedgerAnswerError
 from ledger.program.layout import TRUNCATED, ProgramEvent, read_events
 
+MAX_AT_ONCE = 8  # Transactions asked for together: quick, and below what public endpoints take for flooding.
 MAX_TRANSACTIONS = 20_000  # A job of 20 nodes and 500 rounds stays well below; beyond it somebody is flooding.
 _UNITS = struct.Struct("<Q")
 _PAID = struct.Struct("<32sQQ")
@@ -53,9 +55,11 @@ async def read_history(
         LedgerAnswerError: more than MAX_TRANSACTIONS mention the escrow, or the ledger's answer is malformed.
     """
     found: list[LedgerEvent] = []
-    for signature in reversed(await _signatures(connection, escrow)):
-        transaction = await connection.transaction(signature)
-        found.extend(_read_transaction(str(signature), transaction, program, escrow, authors))
+    signatures = (await _signatures(connection, escrow))[::-1]
+    for start in range(0, len(signatures), MAX_AT_ONCE):
+        part = signatures[start : start + MAX_AT_ONCE]
+        for signature, transaction in zip(part, await asyncio.gather(*map(connection.transaction, part)), strict=True):
+            found.extend(_read_transaction(str(signature), transaction, program, escrow, authors))
     return found
 
 

@@ -268,6 +268,12 @@ async def test_a_slash_needs_a_reason(ledger: Ledger) -> None:
         await ledger.prepare_slash(COORDINATOR, address_of(NODES[0]), Amount(1), bytes(32))
 
 
+async def test_a_signer_without_sol_is_told_what_it_lacks(ledger: Ledger) -> None:
+    prepared = await ledger.prepare_memo(STRANGER, "hello", address_of(SUBMITTER), JOB)
+    with pytest.raises(TransactionFailedError, match="cannot pay the fee: give it SOL"):
+        await ledger.confirm(prepared)
+
+
 # Histories
 
 

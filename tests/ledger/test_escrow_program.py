@@ -140,6 +140,18 @@ def test_a_false_account_in_any_common_place_is_refused(
     assert world.refusal(swap(_operation(world, escrow, operation), place, accounts[what]())) == error
 
 
+@pytest.mark.parametrize("operation", ["deposit", "settle", "refund", "close"])
+@pytest.mark.parametrize("forgery", ["a copy of another program", "a stump of this program"])
+def test_a_forged_state_is_refused(world: World, escrow: Pubkey, operation: str, forgery: str) -> None:
+    original = world.chain.account(escrow)
+    assert original is not None
+    if forgery == "a copy of another program":
+        forged = world.forge("forged", original.data, SYSTEM_PROGRAM)
+    else:
+        forged = world.forge("forged", original.data[:199], world.market.program)
+    assert world.refusal(swap(_operation(world, escrow, operation), 1, forged)) == MarketError.NOT_OURS
+
+
 def _operation(world: World, escrow: Pubkey, name: str) -> Instruction:
     market = world.market
     return {

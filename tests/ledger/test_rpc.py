@@ -8,11 +8,12 @@ from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
 from solders.system_program import TransferParams, transfer
 
 from ledger import base58
-from ledger.local.rpc import INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, PARSE_ERROR
-from ledger.local.server import MAX_BATCH, MAX_BODY
+from ledger.local.rpc import INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, PARSE_ERROR, Rpc
+from ledger.local.server import INTERNAL_ERROR, MAX_BATCH, MAX_BODY, build_app
 from tests.ledger.world import World, key, transaction
 
 JSON = {"Content-Type": "application/json"}
@@ -148,6 +149,21 @@ async def test_a_transaction_with_a_forged_signature_is_refused(world: World, ur
         options = {"encoding": "base64", "skipPreflight": skip}
         answer = await _ask(url, "sendTransaction", base64.b64encode(wire).decode(), options)
         assert answer["error"]["data"]["err"] == "SignatureFailure"
+
+
+async def test_a_full_disk_ends_the_serving(world: World) -> None:
+    ended: list[bool] = []
+    runner = web.AppRunner(build_app(Rpc(world.chain, world.genesis), lambda: ended.append(True)))
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    host, port = runner.addresses[0][:2]
+    pages = world.chain.store._db.execute("pragma page_count").fetchone()[0]
+    world.chain.store._db.execute(f"pragma max_page_count = {pages}")
+    owner = str(key("somebody new").pubkey())
+    answers = [await _ask(f"http://{host}:{port}", "requestAirdrop", owner, 1_000_000) for _ in range(40)]
+    assert answers[-1]["error"] == {"code": INTERNAL_ERROR, "message": "the ledger cannot write its file and stops"}
+    assert ended
+    await runner.cleanup()
 
 
 async def test_both_encodings_of_a_transaction_are_taken(world: World, url: str) -> None:

@@ -199,6 +199,18 @@ def test_a_false_account_in_any_common_place_is_refused(
     assert world.refusal(swap(_operation(world, operation), place, accounts[what]())) == error
 
 
+@pytest.mark.parametrize("operation", ["deposit", "slash", "request", "withdraw"])
+@pytest.mark.parametrize("forgery", ["a copy of another program", "a stump of this program"])
+def test_a_forged_state_is_refused(world: World, stake: Pubkey, operation: str, forgery: str) -> None:
+    original = world.chain.account(stake)
+    assert original is not None
+    if forgery == "a copy of another program":
+        forged = world.forge("forged", original.data, SYSTEM_PROGRAM)
+    else:
+        forged = world.forge("forged", original.data[:-1], world.market.program)
+    assert world.refusal(swap(_operation(world, operation), 1, forged)) == MarketError.NOT_OURS
+
+
 @pytest.mark.parametrize("operation", ["open", "deposit", "slash", "request", "withdraw"])
 @pytest.mark.parametrize("change", ["one byte more", "one byte less", "accounts missing"])
 def test_malformed_calls_are_refused(world: World, stake: Pubkey, operation: str, change: str) -> None:
@@ -228,13 +240,18 @@ def test_a_stake_is_not_opened_in_somebody_elses_name(world: World) -> None:
     assert world.refusal(vault, swap(opening, 0, world.stranger)) == MarketError.WRONG_ADDRESS
 
 
-@pytest.mark.parametrize("what", ["escrow", "stake", "nothing", "wallet"])
+@pytest.mark.parametrize("what", ["escrow", "stake", "nothing", "wallet", "a copy", "a stump", "another kind"])
 def test_forged_terms_are_refused(world: World, what: str) -> None:
+    terms = world.chain.account(world.market.terms())
+    assert terms is not None
     accounts = {
         "escrow": lambda: world.open_escrow(5),
         "stake": lambda: world.open_stake(5, world.stranger),
         "nothing": lambda: world.new_key("nobody ever paid this"),
         "wallet": lambda: world.wallet(world.node),
+        "a copy": lambda: world.forge("forged", terms.data, SYSTEM_PROGRAM),
+        "a stump": lambda: world.forge("forged", terms.data[:-1], world.market.program),
+        "another kind": lambda: world.forge("forged", b"\1" + terms.data[1:], world.market.program),
     }
     forged = swap(world.market.stake_open(world.node, world.coordinator), 5, accounts[what]())
     vault = world.create_wallet(world.market.stake(world.node))

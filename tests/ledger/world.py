@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from solders.account import Account
 from solders.instruction import AccountMeta, Instruction
 from solders.keypair import Keypair
 from solders.message import MessageV0
@@ -18,7 +19,7 @@ from spl.token import instructions as token
 from spl.token import models
 from spl.token.constants import TOKEN_PROGRAM_ID
 
-from ledger.failures import _FAILED
+from ledger.failures import culprit
 from ledger.local.chain import RefusedError
 from ledger.local.genesis import give, open_chain, send
 from ledger.local.store import Store
@@ -175,6 +176,12 @@ class World:
         self.send(create_account(space), token.initialize_account3(start))
         return vault
 
+    def forge(self, name: str, data: bytes, owner: Pubkey) -> Pubkey:
+        """An account with any content, as only a hostile program could make one."""
+        address = self.new_key(name)
+        self.chain._vm.set_account(address, Account(10**9, data, owner))
+        return address
+
     def logs(self, signature: str) -> list[str]:
         entry = self.chain.store.find(signature)
         assert entry is not None
@@ -219,12 +226,8 @@ def _reason(refused: RefusedError, market: Pubkey) -> MarketError | str:
     detail = error["InstructionError"][1]
     if not isinstance(detail, dict) or "Custom" not in detail:
         return str(detail)
-    culprit = _culprit(refused.logs)
-    return MarketError(detail["Custom"]) if culprit == str(market) else f"{culprit[:5]} {detail['Custom']}"
-
-
-def _culprit(logs: Sequence[str]) -> str:
-    return next((match[1] for line in logs if (match := _FAILED.match(line))), "")
+    who = culprit(refused.logs) or ""
+    return MarketError(detail["Custom"]) if who == str(market) else f"{who[:5]} {detail['Custom']}"
 
 
 def transaction(world: World, instructions: Sequence[Instruction], signer: Keypair) -> VersionedTransaction:
