@@ -29,11 +29,11 @@ def quote_table(quote: api.Quote) -> RenderableType:
     """A quote as a list of figures, its problems last."""
     table = Table(show_header=False, box=None, pad_edge=False)
     rows = [
-        ("price", f"{SIGN} {amount(quote.price)}  ({amount(quote.price_low)} to {amount(quote.price_high)})"),
+        ("price", f"{SIGN} {amount(quote.price)}{_range(quote)}"),
         ("takes about", duration(quote.hours * 3600)),
         ("work", f"{work(quote.operations)}, {count(quote.parameters)} parameters, {count(quote.tokens)} tokens"),
         ("shape", f"{quote.stages} stages × {quote.replicas} replicas, {quote.rounds} rounds"),
-        ("memory", " + ".join(f"{part:,} MB" for part in quote.memory_mb_per_stage) + " on the nodes of the stages"),
+        ("memory", " + ".join(f"{part:,} MB" for part in quote.memory_mb_per_stage) or "not planned"),
         ("limited by", quote.limit),
     ]
     for name, value in rows:
@@ -75,6 +75,12 @@ def funding_table(funding: api.Funding) -> RenderableType:
     for name, value in rows:
         table.add_row(Text(name, style="dim"), Text(value))
     return table
+
+
+def _range(quote: api.Quote) -> str:
+    if quote.price_low == quote.price_high:
+        return ""
+    return f"  (between {amount(quote.price_low)} and {amount(quote.price_high)})"
 
 
 def _state(state: str) -> Text:

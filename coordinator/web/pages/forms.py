@@ -35,7 +35,6 @@ class Field:
     label: str
     help: str
     kind: Literal["whole", "decimal", "text", "amount"]
-    default: str = ""
 
 
 BASIC = (
@@ -44,30 +43,29 @@ BASIC = (
         "Tokens to train on",
         "All replicas together; the data is repeated when it is shorter.",
         "whole",
-        "400000",
     ),
-    Field("training.sequence", "Sequence length", "Tokens in one sample.", "whole", "128"),
-    Field("training.batch", "Batch", "Samples in one step of one replica.", "whole", "16"),
-    Field("training.learning_rate", "Learning rate", "The highest; it warms up and falls.", "decimal", "0.003"),
+    Field("training.sequence", "Sequence length", "Tokens in one sample.", "whole"),
+    Field("training.batch", "Batch", "Samples in one step of one replica.", "whole"),
+    Field("training.learning_rate", "Learning rate", "The highest; it warms up and falls.", "decimal"),
 )
 FULL = (
-    Field("training.micro_batches", "Micro-batches", "Parts of a batch that stream through the stages.", "whole", "4"),
-    Field("training.inner_steps", "Steps between exchanges", "Inner steps of one outer round.", "whole", "5"),
-    Field("training.warmup_steps", "Warm-up steps", "", "whole", "10"),
-    Field("training.weight_decay", "Weight decay", "", "decimal", "0.1"),
-    Field("training.outer_learning_rate", "Outer learning rate", "", "decimal", "0.7"),
-    Field("training.outer_momentum", "Outer momentum", "", "decimal", "0.6"),
-    Field("training.seed", "Seed", "The same seed gives the same first weights and order.", "whole", "0"),
+    Field("training.micro_batches", "Micro-batches", "Parts of a batch that stream through the stages.", "whole"),
+    Field("training.inner_steps", "Steps between exchanges", "Inner steps of one outer round.", "whole"),
+    Field("training.warmup_steps", "Warm-up steps", "", "whole"),
+    Field("training.weight_decay", "Weight decay", "", "decimal"),
+    Field("training.outer_learning_rate", "Outer learning rate", "", "decimal"),
+    Field("training.outer_momentum", "Outer momentum", "", "decimal"),
+    Field("training.seed", "Seed", "The same seed gives the same first weights and order.", "whole"),
     Field("parallel.stages", "Stages", "Empty: the scheduler chooses.", "whole"),
     Field("parallel.replicas", "Replicas", "Empty: the scheduler chooses.", "whole"),
-    Field("dataset.heldout", "Held-out part", "Of the data, for the validation loss.", "decimal", "0.02"),
+    Field("dataset.heldout", "Held-out part", "Of the data, for the validation loss.", "decimal"),
 )
 OTHERS = (
-    Field("name", "Name", "How you find the job again.", "text", ""),
-    Field("dataset.text_field", "Field with the text", "Of each JSON object.", "text", "text"),
-    Field("tokenizer.vocabulary", "Vocabulary", "Entries of the tokenizer.", "whole", "2048"),
-    Field("budget", "Budget", "Goes into escrow; what is not spent comes back.", "amount", ""),
-    Field("deadline_hours", "Deadline, hours", "From now; what is not done by then is refunded.", "decimal", "24"),
+    Field("name", "Name", "How you find the job again.", "text"),
+    Field("dataset.text_field", "Field with the text", "Of each JSON object.", "text"),
+    Field("tokenizer.vocabulary", "Vocabulary", "Entries of the tokenizer.", "whole"),
+    Field("budget", "Budget", "Goes into escrow; what is not spent comes back.", "amount"),
+    Field("deadline_hours", "Deadline, hours", "From now; what is not done by then is refunded.", "decimal"),
 )
 _CHOICES = {
     "model.choice": "tiny-llama",
@@ -78,8 +76,20 @@ _CHOICES = {
     "payer": "test",
 }
 _PLAIN = ("model.config", "model.weights", "dataset.artifact", "tokenizer.file", "submitter")
+
+
+def _default(name: str) -> str:
+    """What the job document takes for a field that is left out, as one would type it."""
+    part, _, key = name.rpartition(".")
+    fields = {field.encode_name: field for field in msgspec.structs.fields(_PARTS[part] if part else JobSpec)}
+    value = fields[key].default
+    return (
+        "" if value is msgspec.NODEFAULT or value is None else f"{value:g}" if isinstance(value, float) else str(value)
+    )
+
+
 DEFAULTS: Mapping[str, str] = (
-    {field.name: field.default for field in (*BASIC, *FULL, *OTHERS)} | _CHOICES | dict.fromkeys(_PLAIN, "")
+    {field.name: _default(field.name) for field in (*BASIC, *FULL, *OTHERS)} | _CHOICES | dict.fromkeys(_PLAIN, "")
 )
 MAX_LENGTH = 1 << 20
 

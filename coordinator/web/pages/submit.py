@@ -58,7 +58,13 @@ class Submit:
         filled = read(typed, draft=True)
         quote, problem = await self._price(filled)
         return self._renderer.page(
-            request, "quote.html", quote=quote, problem=problem, filled=filled, fits=_fits(quote, filled)
+            request,
+            "quote.html",
+            quote=quote,
+            problem=problem,
+            filled=filled,
+            labels=_labels(),
+            fits=_fits(quote, filled),
         )
 
     async def send(self, request: web.Request) -> web.Response:
@@ -76,7 +82,7 @@ class Submit:
         if problem:
             return await self._show(request, Filled(filled.values, {"": problem}, None, None), 422)
         return self._renderer.page(
-            request, "review.html", filled=filled, quote=quote, labels=_labels(), fits=_fits(quote, filled)
+            request, "review.html", filled=filled, quote=quote, shown=_shown(filled), fits=_fits(quote, filled)
         )
 
     async def _create(self, request: web.Request, filled: Filled, spec: JobSpec) -> web.Response:
@@ -191,6 +197,33 @@ def _fits(quote: Quote | None, filled: Filled) -> dict[str, Any]:
         "within": not typed or budget >= quote.price_high,
         "typed": typed,
     }
+
+
+def _shown(filled: Filled) -> list[tuple[str, str, str]]:
+    """What matters of the form, in the order of the form: field, label, value."""
+    values, labels = filled.values, _labels()
+    idle = {"payer", "name", *({"submitter"} if filled.submitter is None else ())}
+    for field, depends, needed in (
+        ("model.config", "model.choice", OWN_CONFIG),
+        ("dataset.text_field", "dataset.format", "jsonl"),
+        ("tokenizer.vocabulary", "tokenizer.kind", "bpe"),
+        ("tokenizer.file", "tokenizer.kind", "file"),
+    ):
+        if values[depends] != needed:
+            idle.add(field)
+    order = [
+        "dataset.artifact",
+        "dataset.format",
+        "dataset.text_field",
+        "model.choice",
+        "model.config",
+        "model.weights",
+    ]
+    order += ["tokenizer.kind", "tokenizer.vocabulary", "tokenizer.file", "budget", "deadline_hours"]
+    names = order + [name for name in values if name not in order]
+    return [
+        (name, labels[name], values[name]) for name in names if values[name] and name in labels and name not in idle
+    ]
 
 
 def _labels() -> dict[str, str]:

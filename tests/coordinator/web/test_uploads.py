@@ -27,10 +27,6 @@ async def pieces(*parts: bytes) -> AsyncIterator[bytes]:
         yield part
 
 
-async def no_wait(_seconds: float) -> None:
-    await asyncio.sleep(0)
-
-
 def left_over(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file()]
 

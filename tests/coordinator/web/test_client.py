@@ -1,0 +1,230 @@
+"""The command line through a real server, unpacking of hostile archives, and the words for figures."""
+
+import asyncio
+import io
+import itertools
+import json
+import re
+import stat
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.client import ArchiveError, Client
+from coordinator.client.archive import unpack
+from coordinator.client.cli import main
+from coordinator.client.text import amount, count, duration, parse_amount, ratio, short, size, speed
+from coordinator.web.pages.chart import loss_chart, nice_ticks
+from tests.coordinator.web.conftest import House
+from tests.coordinator.web.fake import address
+from tests.coordinator.web.test_api import archive
+from transport.wire.api import Metric
+
+YAML = (
+    "name: from the shell\nmodel: {preset: tiny-llama}\ndataset: {format: jsonl, text_field: body}\nbudget: 9000000\n"
+)
+
+
+async def cottage(*argv: str) -> int:
+    return await asyncio.to_thread(main, list(argv))
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    (tmp_path / "job.yaml").write_text(YAML + "training: {learning_rate: 3e-3, tokens: 50000}\n")
+    (tmp_path / "data.jsonl").write_text('{"body": "to be"}\n{"body": "or not"}\n')
+    return tmp_path
+
+
+async def test_a_job_is_quoted_submitted_watched_and_downloaded_from_the_shell(
+    house: House, files: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COTTAGE_SERVER", house.url)
+    job, data = str(files / "job.yaml"), str(files / "data.jsonl")
+    assert await cottage("quote", job, "--data", data) == 0
+    assert "2 stages × 2 replicas" in capsys.readouterr().out
+    assert await cottage("submit", job, "--data", data, "--yes") == 0
+    (view,) = await house.cluster.list(5, None)
+    assert (view.state, view.name, view.spec.training.learning_rate) == ("funded", "from the shell", 0.003)
+    assert view.id in capsys.readouterr().out
+    house.cluster.run(view.id)
+    await house.cluster.finish(view.id, archive())
+    assert await cottage("watch", view.id) == 0
+    assert "settled" in capsys.readouterr().out
+    assert await cottage("jobs") == 0
+    assert "from the shell" in capsys.readouterr().out
+    assert await cottage("download", view.id, str(files / "model")) == 0
+    assert (files / "model" / "config.json").read_text() == "{}"
+
+
+async def test_with_json_every_command_prints_one_document_a_line(
+    house: House, files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    common = ["--json", "--server", house.url]
+    job, data = str(files / "job.yaml"), str(files / "data.jsonl")
+    assert await cottage("quote", job, "--data", data, *common) == 0
+    assert json.loads(capsys.readouterr().out)["stages"] == 2
+    assert await cottage("submit", job, "--data", data, *common) == 0
+    made = json.loads(capsys.readouterr().out)
+    house.cluster.run(made["id"])
+    assert await cottage("watch", made["id"], *common) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert lines[-1]["job"]["state"] == "settled"
+    assert await cottage("jobs", *common) == 0
+    assert len(json.loads(capsys.readouterr().out)) == 1
+
+
+async def test_a_wallet_of_ones_own_is_told_what_to_open(
+    house: House, files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["submit", str(files / "job.yaml"), "--data", str(files / "data.jsonl"), "--yes", "--wallet", address("me")]
+    assert await cottage(*argv, "--server", house.url) == 0
+    out = capsys.readouterr().out
+    assert "9.00" in out
+    assert address("program") in out
+    assert (await house.cluster.list(5, None))[0].state == "created"
+
+
+async def test_each_kind_of_failure_has_its_exit_status_and_a_reason(
+    house: House, files: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def no_wait(_seconds: float) -> None: ...
+
+    monkeypatch.setattr(Client.__init__, "__defaults__", (no_wait,))
+    (files / "list.yaml").write_text("- 1\n")
+    (files / "broken.json").write_text("{")
+    (files / "bad.yaml").write_text(YAML.replace("9000000", "0"))
+    data = ["--data", str(files / "data.jsonl"), "--server", house.url]
+    for argv, status, says in (
+        (["watch", "0" * 32, "--server", house.url], 1, "no job"),
+        (["jobs", "--server", "http://127.0.0.1:9"], 3, "does not answer"),
+        (["quote", str(files / "nothing.yaml"), *data], 2, "nothing.yaml"),
+        (["quote", str(files / "list.yaml"), *data], 2, "is a table"),
+        (["quote", str(files / "broken.json"), *data], 2, "broken.json"),
+        (["quote", str(files / "bad.yaml"), *data], 1, "Expected `int` >= 1"),
+        (["quote", str(files / "job.yaml"), "--data", str(files / "nothing"), "--server", house.url], 2, "nothing"),
+    ):
+        assert await cottage(*argv) == status, argv
+        shown = re.sub(r"\s+", " ", capsys.readouterr().err)
+        assert says in shown
+        assert "Traceback" not in shown
+
+
+def zipped(fill: Callable[[zipfile.ZipFile], Any]) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as file:
+        fill(file)
+    return out.getvalue()
+
+
+def entry(name: str, mode: int = stat.S_IFREG | 0o644) -> zipfile.ZipInfo:
+    made = zipfile.ZipInfo(name)
+    made.external_attr = mode << 16
+    return made
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"not a zip",
+        archive()[:-30],
+        zipped(lambda file: file.writestr("../escape", "x")),
+        zipped(lambda file: file.writestr("/etc/escape", "x")),
+        zipped(lambda file: file.writestr("a/../../escape", "x")),
+        zipped(lambda file: file.writestr("C:escape", "x")),
+        zipped(lambda file: file.writestr("..\\escape", "x")),
+        zipped(lambda file: file.writestr(entry("link", stat.S_IFLNK | 0o777), "/etc/passwd")),
+        zipped(lambda file: file.writestr(entry("device", stat.S_IFCHR | 0o666), "")),
+        zipped(lambda file: file.writestr("bomb", b"\0" * 50_000_000)),
+        zipped(lambda file: [file.writestr(str(number), "") for number in range(10_001)]),
+    ],
+    ids=["text", "cut", "up", "root", "through", "drive", "backslash", "link", "device", "bomb", "many"],
+)
+def test_a_hostile_archive_is_refused_whole(tmp_path: Path, data: bytes) -> None:
+    source, folder = tmp_path / "x.zip", tmp_path / "deep" / "folder"
+    source.write_bytes(data)
+    with pytest.raises(ArchiveError):
+        unpack(source, folder)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [source]
+
+
+async def test_an_archive_with_another_hash_is_not_kept(house: House, tmp_path: Path) -> None:
+    data = await house.dataset()
+    async with Client(house.url) as client:
+        job = await client.create_job(
+            {"name": "x", "model": {"preset": "tiny-llama"}, "dataset": {"artifact": data}, "budget": 9_000_000}
+        )
+        await house.cluster.finish(job.id, archive())
+        model = (await client.get(job.id)).model
+        assert model is not None
+        house.artifacts.path(model).write_bytes(b"something else")
+        with pytest.raises(ArchiveError, match="SHA-256"):
+            await client.download_folder(job.id, tmp_path / "out" / "model")
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+@given(st.integers(-(2**63), 2**63))
+def test_an_amount_is_exact_both_ways(micro: int) -> None:
+    text = amount(micro)
+    if 0 <= micro < 10**18:
+        assert parse_amount(text) == micro
+    assert re.fullmatch(r"-?\d{1,3}(,\d{3})*\.\d{2,6}", text)
+    assert amount(micro, 6).partition(".")[2].__len__() == 6
+
+
+@pytest.mark.parametrize("text", ["", ".", "1.2.3", "-1", "1e3", "٣", "1.1234567", "x", "1 000", "0x10", "9" * 13])
+def test_what_is_no_amount_is_said_to_be_none(text: str) -> None:
+    with pytest.raises(ValueError, match=r"amount|finer"):
+        parse_amount(text)
+
+
+def test_figures_read_as_people_write_them() -> None:
+    assert [duration(s) for s in (None, -5, 0.4, 89, 119, 5400, 86400 * 3, 7261)] == [
+        "not known yet",
+        "0 s",
+        "0 s",
+        "89 s",
+        "2 min",
+        "1 h 30 min",
+        "3 days",
+        "2 h 1 min",
+    ]
+    assert [count(n) for n in (0, 9_999, 400_000, 2_560_000, 1e12)] == [
+        "0",
+        "9,999",
+        "400,000",
+        "2.56 million",
+        "1 trillion",
+    ]
+    assert [size(n) for n in (0, 999, 1000, 41_800_000)] == ["0 B", "999 B", "1 kB", "41.8 MB"]
+    assert speed(6.1e13) == "61 TFLOP/s"
+    assert [ratio(*pair) for pair in ((0, 5), (10, 230), (30, 10))] == ["nothing sent yet", "23× less", "3× more"]
+    assert short("x" * 44) == "xxxx…xxxx"
+
+
+@given(st.floats(-1e9, 1e9), st.floats(0, 1e9), st.integers(2, 9))
+def test_ticks_enclose_what_they_measure(low: float, span: float, wanted: int) -> None:
+    ticks = nice_ticks(low, low + span, wanted)
+    assert len(ticks) >= 2
+    assert ticks[0] <= low + 1e-6 * max(1, abs(low))
+    assert ticks[-1] >= low + span - 1e-6 * max(1, abs(low + span))
+    assert all(a < b for a, b in itertools.pairwise(ticks))
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 10**13), st.floats(-1e9, 1e9), st.sampled_from(["train", "validation"])), max_size=900
+    )
+)
+def test_a_chart_of_any_points_stays_within_its_frame(points: list[tuple[int, float, Any]]) -> None:
+    svg = str(loss_chart([Metric(0, 0, tokens, kind, loss, 0.0) for tokens, loss, kind in points], 1000))
+    assert "nan" not in svg
+    assert len(svg) < 400_000
+    for x, y in re.findall(r'cx="([-\d.]+)" cy="([-\d.]+)"', svg):
+        assert 0 <= float(x) <= 720
+        assert 0 <= float(y) <= 340

@@ -1,0 +1,259 @@
+"""Pages over plain HTTP: forms and their tokens, hostile input, errors for people and for programs."""
+
+import re
+from typing import Any
+
+import aiohttp
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from coordinator.web.pages.forms import DEFAULTS, NO_DATASET, place, plain, read
+from tests.coordinator.web.conftest import House
+from tests.coordinator.web.fake import address
+
+HTML = {"Accept": "text/html"}
+GOOD = {"name": "a job", "budget": "9", "dataset.artifact": "a" * 64}
+
+
+async def token(http: aiohttp.ClientSession, house: House) -> str:
+    async with http.get(f"{house.url}/submit") as response:
+        found = re.search(r'name="csrf" value="([0-9a-f]{64})"', await response.text())
+    assert found
+    return found[1]
+
+
+def form(fields: dict[str, str], files: dict[str, bytes] | None = None) -> aiohttp.FormData:
+    data = aiohttp.FormData(default_to_multipart=True)
+    for name, value in fields.items():
+        data.add_field(name, value)
+    for name, content in (files or {}).items():
+        data.add_field(name, content, filename="file.txt", content_type="text/plain")
+    return data
+
+
+async def test_a_form_without_the_browsers_token_changes_nothing(house: House, http: aiohttp.ClientSession) -> None:
+    csrf = await token(http, house)
+    fields = {**GOOD, "dataset.artifact": await house.dataset(), "action": "create"}
+    for wrong in ({}, {"csrf": ""}, {"csrf": "0" * 64}, {"csrf": csrf[:-1]}):
+        async with http.post(f"{house.url}/submit", data=form({**wrong, **fields})) as response:
+            assert response.status == 403
+    async with aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as stranger:
+        await token(stranger, house)
+        async with stranger.post(f"{house.url}/submit", data=form({"csrf": csrf, **fields})) as response:
+            assert response.status == 403, "the token of one browser is no use to another"
+    assert await house.cluster.list(9, None) == []
+    async with http.post(f"{house.url}/submit", data=form({"csrf": csrf, **fields}), allow_redirects=False) as response:
+        assert response.status == 303
+    (job,) = await house.cluster.list(9, None)
+    for action in ("fund", "cancel"):
+        for body in ("", "csrf=", f"csrf={'0' * 64}", "x" * 5000):
+            async with http.post(f"{house.url}/jobs/{job.id}/{action}", data=body) as response:
+                assert response.status in (403, 413)
+    assert (await house.cluster.get(job.id)).state == "created"
+
+
+async def test_a_file_before_the_token_is_not_even_read(house: House, http: aiohttp.ClientSession) -> None:
+    await token(http, house)
+    async with http.post(f"{house.url}/submit", data=form({}, {"dataset.upload": b"x" * 100_000})) as response:
+        assert response.status == 403
+    assert list((house.folder / "uploads").iterdir()) == []
+
+
+async def test_a_bad_file_in_a_plain_form_is_told_beside_its_field(house: House, http: aiohttp.ClientSession) -> None:
+    fields = {"csrf": await token(http, house), "name": "n", "budget": "5"}
+    async with http.post(f"{house.url}/submit", data=form(fields, {"dataset.upload": b"a\0b"})) as response:
+        text = await response.text()
+    assert response.status == 422
+    assert "byte 1 (line 1) is zero" in text
+    assert "choose a file" not in text
+
+
+async def test_what_the_coordinator_refuses_comes_back_into_the_form(house: House, http: aiohttp.ClientSession) -> None:
+    fields = {**GOOD, "csrf": await token(http, house), "dataset.artifact": await house.dataset(), "action": "create"}
+    for change, status, says in (
+        ({"budget": "60"}, 402, "the wallet holds"),
+        ({"budget": "0.000001"}, 422, "below the price"),
+        ({"dataset.artifact": "b" * 64}, 422, "upload it first"),
+        ({"model.choice": "no-such"}, 422, "no preset"),
+    ):
+        async with http.post(f"{house.url}/submit", data=form({**fields, **change})) as response:
+            text = await response.text()
+            assert (response.status, says in text) == (status, True), (change, text[:3000])
+            assert 'value="a job"' in text
+    assert await house.cluster.list(9, None) == []
+
+
+async def test_a_wallet_of_ones_own_is_shown_the_exact_escrow(house: House, http: aiohttp.ClientSession) -> None:
+    house.cluster.test_wallet = False
+    csrf = await token(http, house)
+    fields = {**GOOD, "csrf": csrf, "dataset.artifact": await house.dataset(), "action": "create", "payer": "own"}
+    async with http.post(f"{house.url}/submit", data=form({**fields, "submitter": "me"})) as response:
+        assert response.status == 422
+    async with http.post(f"{house.url}/submit", data=form({**fields, "submitter": address("me")})) as response:
+        text = await response.text()
+    (job,) = await house.cluster.list(9, None)
+    assert job.submitter == address("me")
+    assert "9000000 millionths" in text
+    assert address("escrow" + job.id) in text
+    async with http.post(f"{house.url}/jobs/{job.id}/fund", data=f"csrf={csrf}") as response:
+        assert response.status == 402
+        assert "open it, then try again" in await response.text()
+
+
+async def test_people_get_pages_and_programs_get_problems(house: House, http: aiohttp.ClientSession) -> None:
+    for path in (
+        "/nothing",
+        "/jobs/xyz",
+        f"/jobs/{'0' * 32}",
+        "/jobs/%00",
+    ):
+        async with http.get(house.url + path, headers=HTML) as response:
+            assert (response.status, response.content_type) == (404, "text/html")
+        async with http.get(house.url + path) as response:
+            assert (response.status, response.content_type) == (404, "application/json")
+    for path in ("/static/..%2f..%2fapi.py", "/static/../api.py", "/static/nothing.js", "/static/"):
+        async with http.get(house.url + path) as response:
+            assert response.status in (403, 404)
+    async with http.get(f"{house.api}/nothing", headers=HTML) as response:
+        assert response.content_type == "application/json"
+
+
+@pytest.mark.parametrize(
+    "query", ["", "?before=abc", "?before=-1", "?before=1e999", "?before=1795000100", "?live", "?" + "x" * 5000]
+)
+async def test_the_list_of_jobs_takes_any_query(house: House, http: aiohttp.ClientSession, query: str) -> None:
+    async with http.get(f"{house.url}/jobs{query}", headers=HTML) as response:
+        assert response.status == 200
+
+
+async def test_forms_of_another_shape_are_refused(house: House, http: aiohttp.ClientSession) -> None:
+    csrf = await token(http, house)
+    url = f"{house.url}/submit/quote"
+    for data, headers, status in (
+        (b"a=b", {"Content-Type": "application/x-www-form-urlencoded"}, 422),
+        (b"nonsense", {"Content-Type": "multipart/form-data; boundary=x"}, 422),
+        (b"nonsense", {"Content-Type": "multipart/form-data"}, 422),
+        (form({"csrf": csrf, **{f"f{n}": "x" for n in range(200)}}), {}, 422),
+        (form({"csrf": csrf, "model.config": "x" * 1_100_000}), {}, 413),
+        (form({"csrf": csrf, "training.tokens": "1e9"}), {}, 200),
+    ):
+        async with http.post(url, data=data, headers=headers) as response:
+            assert response.status == status, await response.text()
+
+
+async def test_files_of_the_pages_are_cached_and_the_pages_are_not(house: House, http: aiohttp.ClientSession) -> None:
+    async with http.get(f"{house.url}/") as response:
+        text = await response.text()
+        assert response.headers["Cache-Control"] == "no-store"
+    assert "<script>" not in text
+    assert " style=" not in text
+    assert " onclick=" not in text
+    for path in set(re.findall(r'(?:src|href)="(/static/[^"#]+)', text)):
+        async with http.get(house.url + path) as response:
+            assert response.status == 200
+            assert "max-age" in response.headers["Cache-Control"]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.dictionaries(st.sampled_from(sorted(DEFAULTS)), st.text(max_size=40), max_size=8))
+def test_whatever_is_typed_is_a_job_or_has_an_error(typed: dict[str, str]) -> None:
+    for draft in (True, False):
+        filled = read(typed, draft)
+        assert (filled.spec is None) == bool(filled.errors)
+        assert all(name == "" or name in DEFAULTS for name in filled.errors)
+        assert all(filled.errors.values())
+
+
+def test_the_form_as_it_comes_is_the_document_as_it_comes() -> None:
+    filled = read(GOOD)
+    assert filled.errors == {}
+    assert filled.spec is not None
+    assert filled.spec.training == type(filled.spec.training)()
+    assert filled.spec.parallel == type(filled.spec.parallel)()
+    assert filled.spec.tokenizer == type(filled.spec.tokenizer)()
+    assert filled.spec.deadline_hours == 24.0
+    assert filled.spec.dataset.heldout == 0.02
+    draft = read({}, draft=True).spec
+    assert draft is not None
+    assert draft.dataset.artifact == NO_DATASET
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "says"),
+    [
+        ({"training.tokens": "0"}, "training.tokens", "at least 1"),
+        ({"training.tokens": "1.5"}, "training.tokens", "not a whole number"),
+        ({"training.learning_rate": "nan"}, "training.learning_rate", "more than 0"),
+        ({"training.learning_rate": "inf"}, "training.learning_rate", "at most 1"),
+        ({"dataset.heldout": "0,5"}, "dataset.heldout", "at most 0.2"),
+        ({"deadline_hours": "x"}, "deadline_hours", "not a number"),
+        ({"budget": "1.0000001"}, "budget", "finer than a millionth"),
+        ({"budget": "99999999999999"}, "budget", "not an amount"),
+        ({"budget": "0"}, "budget", "at least 1"),
+        ({"name": " "}, "name", "give the job a name"),
+        ({"name": "a\tb"}, "name", "not taken here"),
+        ({"name": "x" * 101}, "name", "at most 100 characters"),
+        ({"model.choice": "config"}, "model.config", "paste or choose"),
+        ({"model.choice": "config", "model.config": "{"}, "model.config", "not a config.json"),
+        ({"model.choice": "config", "model.config": "[1]"}, "model.config", "begins with {"),
+        ({"model.choice": "config", "model.config": '{"a": NaN}'}, "model.config", "finite"),
+        ({"model.choice": "config", "model.config": "[" * 99_999}, "model.config", "not a config.json"),
+        ({"tokenizer.kind": "file"}, "tokenizer.file", "choose a tokenizer.json"),
+        ({"tokenizer.kind": "magic"}, "tokenizer.kind", "Invalid enum"),
+        ({"dataset.format": "xml"}, "dataset.format", "Invalid enum"),
+        ({"training.activations": "int1"}, "training.activations", "Invalid enum"),
+        ({"payer": "own", "submitter": "x"}, "submitter", "address of your wallet"),
+        ({"parallel.stages": "0"}, "parallel.stages", "at least 1"),
+    ],
+)
+def test_each_field_says_what_is_wrong_with_it(change: dict[str, str], field: str, says: str) -> None:
+    filled = read({**GOOD, **change})
+    assert list(filled.errors) == [field]
+    assert says in filled.errors[field]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("budget", "budget"),
+        ("spec.budget", "budget"),
+        ("model.config.hidden_size", "model.config"),
+        ("model", "model.choice"),
+        ("model.preset", "model.choice"),
+        ("dataset", "dataset.artifact"),
+        ("training", "training.tokens"),
+        ("tokenizer.file", "tokenizer.file"),
+        ("spec", ""),
+        ("nonsense", ""),
+        ("", ""),
+    ],
+)
+def test_an_error_of_the_document_finds_its_field(name: str, expected: str) -> None:
+    assert place(name) == expected
+
+
+def test_the_codecs_words_are_made_plain() -> None:
+    assert plain("Expected `int` >= 1 - at `$.budget`") == "must be at least 1"
+    assert plain("Expected `float` < 1.0") == "must be less than 1"
+    assert plain("Expected `str` of length <= 100") == "must have at most 100 characters"
+
+
+_JSON: Any = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=12), inner, max_size=4),
+    max_leaves=12,
+)
+_PARTS = st.sampled_from(
+    ["name", "model", "dataset", "budget", "tokenizer", "training", "parallel", "deadline_hours", "spec"]
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(body=st.dictionaries(_PARTS, _JSON, max_size=8))
+async def test_no_document_makes_the_coordinator_stumble(house: House, body: dict[str, Any]) -> None:
+    async with aiohttp.ClientSession() as http:
+        for path in ("quote", "jobs", "uploads"):
+            async with http.post(f"{house.api}/{path}", json=body) as response:
+                assert 400 <= response.status < 500
+                assert set(await response.json()) == {"code", "detail", "field"}
