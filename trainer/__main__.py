@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.errors import InputError, TrainerError
-from transport.wire.codec import MessageError, decode_json
+from transport.wire.codec import MessageError, convert, decode_json
 from transport.wire.job import JobSpec, TokenizerSpec
 from transport.wire.model import ModelConfigError
 
@@ -60,15 +60,21 @@ def _bench(options: argparse.Namespace) -> int:
 
 
 def _prepare(options: argparse.Namespace) -> int:
+    from trainer.jsonfile import read_json
     from trainer.prepare import prepare
 
-    spec = decode_json(options.tokenizer.read_bytes(), TokenizerSpec) if options.tokenizer else TokenizerSpec()
+    spec, tokenizer_file = TokenizerSpec(), options.tokenizer_file
+    if options.tokenizer:
+        document = read_json(options.tokenizer)
+        path = document.pop("path", None)
+        tokenizer_file = Path(path) if isinstance(path, str) else tokenizer_file
+        spec = convert(document, TokenizerSpec)
     manifest = prepare(
         options.dataset,
         options.format,
         options.text_field,
         spec,
-        options.tokenizer_file,
+        tokenizer_file,
         options.heldout,
         options.sequence,
         options.out,
@@ -135,8 +141,10 @@ def _parser() -> argparse.ArgumentParser:
     prepare.add_argument("--dataset", type=Path, required=True)
     prepare.add_argument("--format", choices=["text", "jsonl"], default="text")
     prepare.add_argument("--text-field", default="text")
-    prepare.add_argument("--tokenizer", type=Path, help="JSON of the job's tokenizer section")
-    prepare.add_argument("--tokenizer-file", type=Path, help="an uploaded tokenizer.json, for kind 'file'")
+    prepare.add_argument(
+        "--tokenizer", type=Path, help="JSON of the job's tokenizer section; may name the file of kind 'file' as 'path'"
+    )
+    prepare.add_argument("--tokenizer-file", type=Path, help="the same by argument")
     prepare.add_argument("--heldout", type=_share, default=0.02)
     prepare.add_argument("--sequence", type=int, required=True)
     prepare.add_argument("--out", type=Path, required=True)
@@ -156,11 +164,11 @@ def _parser() -> argparse.ArgumentParser:
 
 def _finished_parsers(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     assemble = verbs.add_parser("assemble", help="make one Hugging Face folder of stage checkpoints")
-    assemble.add_argument("--checkpoint", type=Path, nargs="+", required=True)
+    assemble.add_argument("--checkpoint", type=Path, nargs="+", action="extend", required=True)
     assemble.add_argument("--config", type=Path, required=True)
     assemble.add_argument("--tokenizer", type=Path, required=True)
     assemble.add_argument("--out", type=Path, required=True)
-    assemble.add_argument("--card", type=Path, help="JSON: name, summary, curve, receipts")
+    assemble.add_argument("--card", type=Path, help="JSON: name, facts, rounds, receipts, spec")
     assemble.set_defaults(verb=_assemble)
 
     sample = verbs.add_parser("sample", help="generate text with a model folder")
