@@ -44,6 +44,7 @@ def assemble(
         )
     out.mkdir(parents=True, exist_ok=True)
     save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
+    (out / "model.safetensors").chmod(0o644)  # The library makes it 0600; the other files are for everybody too.
     end = _write_tokenizer(tokenizer, out, shape.max_positions)
     finished = {key: value for key, value in config.items() if not key.startswith(_OWN_KEYS) and value is not None}
     if end is not None:
@@ -54,25 +55,31 @@ def assemble(
 
 
 def model_card(card: Mapping[str, Any], parameters: int, config: Mapping[str, Any]) -> str:
-    """The folder's README: what was trained, its curve and its receipts.
+    """The folder's README: what was trained, its curve, its receipts and the job document.
 
     Args:
-        card: ``name`` and any of ``summary`` (a mapping shown as a table), ``curve`` (a list of mappings with ``round``,
-            ``tokens``, ``train_loss``, ``validation_loss``) and ``receipts`` (a list of mappings shown as a table).
+        card: ``name``; every other text or number is shown in one table. ``rounds`` and ``receipts`` (lists of mappings)
+            are shown as tables of their own, ``spec`` (a mapping) as JSON.
     """
-    name = str(card.get("name", "model")).replace("\n", " ")
+    name = _cell(card.get("name", "model"))
     lines = ["---", "library_name: transformers", "pipeline_tag: text-generation", "---", "", f"# {name}", ""]
     lines += [
         f"A {config['model_type']} language model with {parameters:,} parameters, trained on a Cottage network.",
         "",
     ]
-    summary = card.get("summary", {})
-    if isinstance(summary, Mapping) and summary:
-        lines += _table([{"what": key, "value": value} for key, value in summary.items()])
-    for title, key in (("Training curve", "curve"), ("Receipts", "receipts")):
-        rows = card.get(key, [])
-        if rows:
-            lines += [f"## {title}", "", *_table(rows)]
+    facts = [
+        {"what": key.replace("_", " "), "value": value}
+        for key, value in card.items()
+        if key != "name" and isinstance(value, str | int | float)
+    ]
+    if facts:
+        lines += _table(facts)
+    for title, key in (("Training curve", "rounds"), ("Receipts", "receipts")):
+        rows = card.get(key)
+        if isinstance(rows, list) and rows:
+            lines += [f"## {title}", "", *_table([row for row in rows if isinstance(row, Mapping)])]
+    if isinstance(card.get("spec"), Mapping):
+        lines += ["## Job", "", "```json", json.dumps(card["spec"], indent=2, sort_keys=True), "```", ""]
     return "\n".join(lines)
 
 

@@ -173,15 +173,18 @@ def test_a_file_that_is_no_checkpoint_is_refused(content: bytes, prepared: Path,
 def test_the_card_shows_curve_and_receipts_and_survives_odd_text() -> None:
     card = {
         "name": "my\nmodel",
-        "summary": {"tokens": 400_000, "held-out loss": 3.14159},
-        "curve": [{"round": 0, "validation_loss": 7.6}, {"round": 1, "train_loss": None}],
+        "tokens": 400_000,
+        "loss_after": 3.14159,
+        "rounds": [{"round": 0, "validation_loss": 7.6}, {"round": 1, "train_loss": None}],
         "receipts": [{"kind": "settle", "detail": "a | b\nc"}],
+        "spec": {"name": "my\nmodel"},
     }
     text = model_card(card, 123, resolve(ModelSpec(preset="tiny-llama"), 2048))
     assert "# my model" in text
-    assert "| held-out loss | 3.1416 |" in text
+    assert "| loss after | 3.1416 |" in text
     assert "| round | validation_loss | train_loss |" in text
     assert "| settle | a \\| b c |" in text
+    assert '"name": "my\\nmodel"' in text
 
 
 def test_validation_through_a_pipeline_is_validation_in_one_process(tokens: TokenFile) -> None:

@@ -164,6 +164,21 @@ def test_the_command_line_answers_bad_data_with_code_3_and_json(
     }  # fmt: skip
 
 
+def test_the_command_line_takes_the_jobs_tokenizer_section(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(tmp_path, TEXT)
+    uploaded = (tmp_path / "out" / "tokenizer.json").rename(tmp_path / "mine.json")
+    arguments = ["prepare", "--dataset", str(tmp_path / "data"), "--sequence", "8", "--out", str(tmp_path / "out")]
+    for section, vocabulary in [
+        ({"kind": "file", "path": str(uploaded)}, 259),
+        ({"kind": "bpe", "vocabulary": 310}, 310),
+    ]:
+        (tmp_path / "spec.json").write_text(json.dumps(section))
+        assert main([*arguments, "--tokenizer", str(tmp_path / "spec.json")]) == 0
+        assert json.loads(capsys.readouterr().out)["vocabulary"] == vocabulary
+    (tmp_path / "spec.json").write_text('{"kind": "words"}')
+    assert main([*arguments, "--tokenizer", str(tmp_path / "spec.json")]) == EXIT_BAD_INPUT
+
+
 def test_preparing_never_imports_torch() -> None:
     code = "import sys, trainer.__main__, trainer.prepare, trainer.assemble; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
