@@ -69,7 +69,9 @@ class Staffing:
         seats = [(s, p) for s in range(len(work.run.layers)) for p in range(work.run.replicas)]
         missing = [seat for seat in seats if seat not in holders]
         spares = {lease.node: lease for lease in work.leases.values() if lease.seat is None}
-        free = await self._willing(work, self._nodes.candidates(tuple(spares)))
+        seated = {lease.node for lease in holders.values()}  # Granted just now, they are not yet known as busy.
+        willing = await self._willing(work, self._nodes.candidates(tuple(spares)))
+        free = [candidate for candidate in willing if candidate.node not in seated]
         if not missing:
             self._hold_spares(work, free, spares)
             return
