@@ -32,7 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s", stream=sys.stderr
     )
-    logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
+    for chatty in ("aiohttp.access", "httpx2", "alembic"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
     if options.ledger_url is None:
         print(
             "cottage serve: no ledger: start one (cottage ledger serve) and name it with --ledger-url", file=sys.stderr

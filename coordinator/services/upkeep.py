@@ -98,6 +98,14 @@ class Upkeep:
         while True:
             await self.assemble_one(await self._to_assemble.get())
 
+    def waiting(self) -> bool:
+        """Whether a model waits to be put together."""
+        return not self._to_assemble.empty()
+
+    def next_assembly(self) -> str:
+        """Take the job whose model waits longest; ``waiting`` must hold."""
+        return self._to_assemble.get_nowait()
+
     async def assemble_one(self, job: str) -> None:
         """Put one model together; after a few failures the job fails and what is left goes back."""
         problem = "no try was made"

@@ -3,11 +3,12 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 import aiohttp
+import msgspec
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
@@ -35,11 +36,12 @@ from transport.wire.node import (
     Heartbeat,
     HeldLease,
     Hello,
+    NodeProfile,
     Refused,
     Report,
     Welcome,
 )
-from transport.wire.task import BeginRound, Progress, StopTask, TaskReport, Traffic
+from transport.wire.task import Progress, StopTask, TaskReport, Traffic
 
 
 @dataclass
@@ -51,13 +53,6 @@ class House:
     models: FakeModels
     url: str
     peers: Peers = field(default_factory=Peers)
-
-
-@dataclass
-class Tuning:
-    """Settings for tests: everything is quick."""
-
-    config: Config
 
 
 @pytest.fixture
@@ -128,6 +123,7 @@ class ScriptedNode:
         self.fences: dict[str, int] = {}
         self.reports: dict[str, list[Report]] = {}
         self.refused: Refused | None = None
+        self.said: dict[str, int] = {}
         self.earned: list[Earned] = []
         self.commands: list[Command] = []
         self.silent = False
@@ -166,7 +162,7 @@ class ScriptedNode:
             if not self.silent:
                 await self.send(Heartbeat(tuple(HeldLease(lease, self.fences[lease]) for lease in self.tasks)))
                 for lease in list(self.tasks):
-                    await self._say(lease, self.tasks[lease].look())
+                    await self._say(lease, self.tasks[lease].work())
             await asyncio.sleep(0.02)
 
     async def _obey(self, message: CoordinatorMessage) -> None:
@@ -203,28 +199,21 @@ class ScriptedNode:
         if isinstance(command.body, StopTask):
             del self.tasks[command.lease]
             return
-        again = task.begun
-        reports = task.act(command.body)
-        if isinstance(command.body, BeginRound) and task.begun is not again:
-            reports += task.train()
-        await self._say(command.lease, reports)
+        await self._say(command.lease, [*task.act(command.body), *task.work()])
 
     async def _say(self, lease: str, bodies: list[TaskReport]) -> None:
         for body in bodies:
             lossy = isinstance(body, Progress | Traffic)
-            said = self._said = getattr(self, "_said", {})
-            seq = 0 if lossy else said.get(lease, 0) + 1
+            seq = 0 if lossy else self.said.get(lease, 0) + 1
             report = Report(lease, self.fences[lease], seq, body)
             if not lossy:
-                said[lease] = seq
+                self.said[lease] = seq
                 self.reports[lease].append(report)
             await self.send(report)
 
 
-def replace_profile(number: int, options: dict[str, Any]) -> Any:
+def replace_profile(number: int, options: dict[str, Any]) -> NodeProfile:
     """The node's profile with what a test wants different."""
-    import msgspec
-
     base = profile(f"node-{number}", options.get("flops", 1e9 + number), options.get("env_class", "cpu"))
     return msgspec.structs.replace(base, memory_mb=options.get("memory_mb", 8_000))
 
@@ -253,6 +242,3 @@ async def until(condition: Callable[[], Any], seconds: float = 15.0) -> None:
             if result:
                 return
             await asyncio.sleep(0.01)
-
-
-__all__ = ["House", "ScriptedNode", "nodes", "opened", "replace", "until"]

@@ -4,8 +4,6 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import msgspec
-
 from coordinator.domain.job import Job
 from coordinator.services.chain import Outcome
 from coordinator.services.models import Prepared
@@ -245,20 +243,27 @@ class Peers:
 
     def __init__(self) -> None:
         self.sent: dict[tuple[str, int, int, int], dict[int, str]] = {}
-        self.committed: dict[tuple[str, int, int], set[tuple[int, int]]] = {}
+        self.begun: dict[tuple[str, int, int, int], set[int]] = {}
         self.checkpoints: dict[str, tuple[int, int, str]] = {}
         self.anchors: dict[tuple[str, int, int], set[str]] = {}
         self.violations: list[str] = []
 
 
 class FakeTask:
-    """A worker that keeps the rules of the wire. ``act`` takes a command; ``look`` reports what has come in from peers."""
+    """A worker that keeps the rules of the wire. ``act`` takes a command; ``work`` does what has become possible since.
 
-    def __init__(self, assign: Assign, node: str, peers: Peers, lie: bool = False, env_class: str = "cpu") -> None:
+    ``lie``: commits to something else than it did. ``accuse``: finds every step that it re-runs wrong.
+    """
+
+    def __init__(
+        self, assign: Assign, node: str, peers: Peers, lie: bool = False, env_class: str = "cpu", accuse: bool = False
+    ) -> None:
         self.assign = assign
         self.node = node
         self.peers = peers
         self.lie = lie
+        self.accuse = accuse
+        self.trained = False
         self.env_class = env_class
         self.anchor_round = 0
         self.anchor = digest("initial", assign.stage)
@@ -283,19 +288,25 @@ class FakeTask:
             case OpenStep():
                 return [StepOpened(command.audit, digest("opening", command.audit))]
             case ReplayStep():
-                caught = command.root.startswith("bad0")
+                caught = command.root.startswith("bad0") or self.accuse
                 return [AuditReport(command.audit, "mismatch" if caught else "match", "seen" if caught else "")]
             case StopTask():
                 self.stopped = True
                 return []
 
-    def train(self) -> list[TaskReport]:
-        """The steps of the round in flight, once the pipeline's members are there."""
-        begun = self.begun
-        if begun is None or self.abandoned or begun.steps == 0:
+    def work(self) -> list[TaskReport]:
+        """Train if the whole pipeline is there, and report what peers have sent."""
+        if self.begun is None or self.assign.stage is None:
             return []
+        return [*self._train(self.begun), *self.look()]
+
+    def _train(self, begun: BeginRound) -> list[TaskReport]:
         stage, replica = self._seat()
         key = (self.assign.job, begun.plan.epoch, begun.round)
+        here = self.peers.begun.get((*key, replica), set())
+        if self.trained or self.abandoned or begun.steps == 0 or len(here) < len(begun.plan.layers):
+            return []
+        self.trained = True
         gradient = digest(key, stage, replica, "gradient")
         self.peers.sent.setdefault((*key, stage), {})[replica] = gradient
         last = stage == len(begun.plan.layers) - 1
@@ -305,7 +316,7 @@ class FakeTask:
             tokens=begun.steps * 256, operations=1, loss=5.0 / (1 + begun.round) if last else None,
         )  # fmt: skip
         step = begun.first_step + begun.steps - 1
-        return [Progress(begun.plan.epoch, begun.round, step, begun.steps * 256, commit.loss), commit, *self.look()]
+        return [Progress(begun.plan.epoch, begun.round, step, begun.steps * 256, commit.loss), commit]
 
     def look(self) -> list[TaskReport]:
         """Report pseudo-gradients that have come in since the last look."""
@@ -327,7 +338,8 @@ class FakeTask:
         if self.begun is not None and (command.plan.epoch, command.round) == (self.begun.plan.epoch, self.begun.round):
             return []
         stage, replica = self._seat()
-        self.begun, self.abandoned, self.applied, self.held = command, False, None, {}
+        self.begun, self.abandoned, self.applied, self.held, self.trained = command, False, None, {}, False
+        self.peers.begun.setdefault((self.assign.job, command.plan.epoch, command.round, replica), set()).add(stage)
         if command.plan.node_of(stage, replica) != self.node:
             self.peers.violations.append(f"{self.node} was begun on a seat that the plan gives to somebody else")
         if command.state is not None:
@@ -336,8 +348,12 @@ class FakeTask:
             if of_stage != stage:
                 self.peers.violations.append("a checkpoint of another stage")
         if self.anchor_round != command.round:
-            self.peers.violations.append(f"round {command.round} was begun from the anchor of round {self.anchor_round}")
-        anchors = self.peers.anchors.setdefault((self.assign.job, command.plan.epoch, command.round * 1000 + stage), set())
+            self.peers.violations.append(
+                f"round {command.round} was begun from the anchor of round {self.anchor_round}"
+            )
+        anchors = self.peers.anchors.setdefault(
+            (self.assign.job, command.plan.epoch, command.round * 1000 + stage), set()
+        )
         anchors.add(self.anchor)
         if len(anchors) > 1:
             self.peers.violations.append(f"round {command.round}, stage {stage}: replicas begin from different anchors")
@@ -361,8 +377,3 @@ class FakeTask:
             self.peers.checkpoints[name] = (self.anchor_round, stage, self.anchor)
         self.applied = RoundApplied(command.epoch, command.round, self.anchor, name)
         return [self.applied]
-
-
-def plain(message: msgspec.Struct) -> object:
-    """For comparing messages."""
-    return msgspec.to_builtins(message)

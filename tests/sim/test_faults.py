@@ -1,0 +1,224 @@
+"""Hundreds of worlds, each from one seed: whatever happens, jobs end, money is exact, and the rules of the wire hold."""
+
+import itertools
+import json
+from collections import Counter
+
+import pytest
+
+from coordinator.domain.job import LIVE, NEXT, JobState
+from coordinator.domain.job import Job as StoredJob
+from coordinator.domain.lease import Lease
+from coordinator.domain.trust import Audit
+from coordinator.errors import ConflictError
+from coordinator.store.records import CommitRecord, EventRecord, NodeRecord, OutboxRecord, RoundRecord
+from tests.coordinator.fakes import BUDGET, WALLET, spec
+from tests.sim.world import CrashError, World
+from transport.wire.api import NewJob
+
+TURNS_WITH_FAULTS = 6_000
+ROUNDS = 20
+TURNS_TO_END = 30_000
+
+
+async def submit(world: World, stages: int, replicas: int) -> str:
+    """A funded job; the coordinator may die in the middle of it and the submitter tries again."""
+    while True:
+        parts = world.parts or await world.start()
+        try:
+            job = (await parts.jobs.create(NewJob(spec(stages, replicas, tokens=ROUNDS * 512 * replicas)))).id
+        except CrashError:
+            world.parts = None
+            for node in world.nodes:
+                node.cut()
+            await gather_nodes(world)
+            continue
+        break
+    while True:
+        parts = world.parts or await world.start()
+        try:
+            async with parts.desk.open(job) as work:
+                await parts.settlement.queue_funding(work)
+            return job
+        except CrashError:
+            world.parts = None
+
+
+async def gather_nodes(world: World) -> None:
+    """Connect everybody."""
+    while world.parts is None or len(world.parts.nodes.sessions()) < len(world.nodes):
+        try:
+            parts = world.parts or await world.start()
+            for node in world.nodes:
+                if parts.nodes.session(node.key.address) is None:
+                    await node.connect()
+        except CrashError:
+            world.parts = None
+            for node in world.nodes:
+                node.cut()
+
+
+async def run_world(world: World, stages: int, replicas: int) -> tuple[str, StoredJob]:
+    """Faults for a while, then none until the job has ended."""
+    await gather_nodes(world)
+    job = await submit(world, stages, replicas)
+    for _ in range(TURNS_WITH_FAULTS):
+        await world.turn()
+    world.faults, world.crashes = 0.0, False
+    for node in world.nodes:
+        node.up, node.away_until, node.hung = True, 0.0, False
+    for _ in range(TURNS_TO_END):
+        await world.turn()
+        stored = await read(world, StoredJob, job)
+        if stored[0].state not in LIVE and not await open_rows(world, job):
+            return job, stored[0]
+    raise AssertionError(f"stuck as {stored[0].state}: {await timeline(world, job)}")
+
+
+async def read(world: World, kind: type, job: str) -> list:  # type: ignore[type-arg]
+    async with world.records.transaction() as tx:
+        return await tx.find(kind, ("id" if kind is StoredJob else "job", "=", job))
+
+
+async def open_rows(world: World, job: str) -> bool:
+    return any(row.state in ("queued", "sent") for row in await read(world, OutboxRecord, job))
+
+
+async def timeline(world: World, job: str) -> str:
+    return "\n".join(f"{e.time:.1f} {e.kind}: {e.text}" for e in (await read(world, EventRecord, job))[-30:])
+
+
+async def check(world: World, job: str, stored: StoredJob) -> None:
+    """Everything that must be true at the end of any world."""
+    assert world.peers.violations == []
+    rows: list[OutboxRecord] = await read(world, OutboxRecord, job)
+    commits: list[CommitRecord] = await read(world, CommitRecord, job)
+    rounds: list[RoundRecord] = await read(world, RoundRecord, job)
+    check_money(world, job, stored, rows, commits)
+    complete = Counter(r.number for r in rounds if r.state == "complete")
+    assert set(complete.values()) <= {1}, "every round is complete once"
+    assert not any(c.state == "pending" for c in commits)
+    states = [e.kind for e in await read(world, EventRecord, job) if e.kind in set(JobState)]
+    assert all(JobState(after) in NEXT[JobState(before)] for before, after in itertools.pairwise(states))
+    if stored.state is JobState.SETTLED:
+        assert sorted(complete) == list(range(stored.rounds_done + 1))
+        assert stored.model is not None
+
+
+def check_money(
+    world: World, job: str, stored: StoredJob, rows: list[OutboxRecord], commits: list[CommitRecord]
+) -> None:
+    account = world.chain.escrows[job]
+    paid = sum(account.paid.values())
+    assert account.balance == 0
+    assert account.ended
+    assert paid + account.refunded == account.deposited == BUDGET
+    assert (stored.paid, stored.refunded, stored.escrow) == (paid, account.refunded, BUDGET)
+    due: Counter[str] = Counter()
+    for commit in commits:
+        if commit.state == "verified":
+            due[commit.payout] += commit.amount
+    assert +due == +Counter(account.paid), "everybody got what was verified, to the unit"
+    assert sum(world.chain.wallets.values()) == 1_000_000_000, "no unit was made or lost"
+    assert world.chain.wallets[WALLET] == 1_000_000_000 - paid
+    executed = Counter(what for what in world.chain.executed.values() if not what.startswith("memo"))
+    assert set(executed.values()) == {1}, "nothing happened twice on the ledger"
+    memos = Counter(json.dumps(json.loads(text), sort_keys=True) for text in world.chain.memos)
+    assert set(memos.values()) == {1}
+    assert all(row.state == "confirmed" for row in rows)
+
+
+def world_of(seed: int, **special: dict[int, dict[str, bool]]) -> tuple[World, int, int]:
+    """Stages, replicas and the number of nodes beyond them follow from the seed."""
+    stages, replicas = 1 + seed % 3, 1 + seed // 3 % 3
+    return World(seed, nodes=stages * replicas + seed % 4, **special), stages, replicas
+
+
+@pytest.mark.parametrize("seed", range(30))
+async def test_a_job_ends_and_its_money_is_exact_whatever_happens(seed: int) -> None:
+    world, stages, replicas = world_of(seed)
+    job, stored = await run_world(world, stages, replicas)
+    await check(world, job, stored)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hundred", range(1, 6))
+async def test_hundreds_of_worlds(hundred: int) -> None:
+    for seed in range(hundred * 100, hundred * 100 + 100):
+        world, stages, replicas = world_of(seed)
+        job, stored = await run_world(world, stages, replicas)
+        await check(world, job, stored)
+
+
+@pytest.mark.parametrize("seed", range(10))
+async def test_a_liar_is_caught_unpaid_and_slashed_and_nobody_else_is(seed: int) -> None:
+    world = World(seed, nodes=6, faults=0.3, special={1: {"lie": True}})
+    job, stored = await run_world(world, 2, 2)
+    await check(world, job, stored)
+    liar = world.nodes[0].key.address
+    audits = await read(world, Audit, job)
+    caught = {audit.node for audit in audits if audit.blame == "wrong"}
+    assert caught <= {liar}
+    assert set(world.chain.slashed) == caught
+    if caught:
+        assert (await read_node(world, liar)).banned
+        commits: list[CommitRecord] = await read(world, CommitRecord, job)
+        assert all(c.settlement is not None for c in commits if c.node == liar and c.state == "verified")
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_a_false_accuser_harms_nobody_where_a_second_auditor_is(seed: int) -> None:
+    world = World(seed, nodes=6, faults=0.0, special={6: {"accuse": True}})
+    job, stored = await run_world(world, 2, 2)
+    await check(world, job, stored)
+    assert stored.state is JobState.SETTLED
+    assert world.chain.slashed == {}
+    assert not any(audit.state == "failed" for audit in await read(world, Audit, job))
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_a_job_cancelled_at_any_moment_pays_what_is_verified_and_refunds_the_rest(seed: int) -> None:
+    world = World(seed, nodes=5)
+    await gather_nodes(world)
+    job = await submit(world, 2, 2)
+    for _ in range(world.chance.randrange(3_000)):
+        await world.turn()
+    world.faults, world.crashes = 0.0, False
+    parts = world.parts or await world.start()
+    cancelled = True
+    try:
+        await parts.jobs.cancel(job)
+    except ConflictError:
+        cancelled = False  # It was settled before.
+    for _ in range(TURNS_TO_END):
+        await world.turn()
+        stored = (await read(world, StoredJob, job))[0]
+        if stored.state not in LIVE and not await open_rows(world, job):
+            break
+    assert (stored.state is JobState.CANCELLED) == cancelled
+    if job in world.chain.escrows:
+        await check(world, job, stored)
+    assert not any(lease.state != "ended" for lease in await read(world, Lease, job))
+
+
+async def read_node(world: World, address: str) -> NodeRecord:
+    async with world.records.transaction() as tx:
+        return await tx.get(NodeRecord, address)
+
+
+async def test_without_faults_a_job_is_settled_and_paid_in_full() -> None:
+    world = World(1, nodes=5, faults=0.0)
+    world.crashes = False
+    job, stored = await run_world(world, 2, 2)
+    await check(world, job, stored)
+    assert stored.state is JobState.SETTLED
+    assert stored.paid == stored.quote.price
+
+
+async def test_the_same_seed_gives_the_same_world() -> None:
+    ends = []
+    for _ in range(2):
+        world = World(11, nodes=5)
+        _, stored = await run_world(world, 2, 2)
+        ends.append((stored, world.clock.t, sorted(world.happened.items())))
+    assert ends[0] == ends[1]

@@ -1,0 +1,339 @@
+"""A network in one thread: real services on a virtual clock, nodes that speak the wire in memory, and one seed for all chance.
+
+Each turn of ``World.turn`` does one small thing (deliver a message, beat, tick, carry money) in an order that the seed chooses.
+Faults are crashes of nodes and of the coordinator (at any wait of the store or the ledger, before or after the commit), cut
+connections with everything in flight, partitions, duplicates, failed workers, hung workers, and a ledger that loses answers.
+"""
+
+import random
+from collections import Counter, deque
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from pathlib import Path
+from typing import cast
+
+from coordinator.app import Parts, assemble
+from coordinator.config import Config
+from coordinator.services.artifacts import ArtifactStore
+from coordinator.services.models import ModelWorkshop
+from coordinator.services.nodes import RefusedError, Session
+from coordinator.store.memory import MemoryStore
+from coordinator.store.ports import Transaction
+from ledger.errors import LedgerUnavailableError
+from tests.coordinator.fakes import COORDINATOR, WALLET, FakeArtifacts, FakeChain, FakeModels, FakeTask, Peers, profile
+from transport.identity import NodeKey
+from transport.wire.codec import decode, encode
+from transport.wire.node import (
+    PROTOCOL,
+    Acknowledged,
+    Assign,
+    Beat,
+    Command,
+    CoordinatorMessage,
+    Heartbeat,
+    HeldLease,
+    Hello,
+    NodeMessage,
+    Report,
+)
+from transport.wire.task import Progress, StopTask, TaskFailed, TaskReport, Traffic
+
+NONCE, HOST = b"n" * 32, "sim"
+
+
+class CrashError(BaseException):
+    """The coordinator is killed: nothing may catch it."""
+
+
+class SimClock:
+    """Time that moves when the world moves it, or when somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.t = 1_000_000.0
+
+    def now(self) -> float:
+        return self.t
+
+    def time(self) -> float:
+        return self.t
+
+    async def sleep(self, seconds: float) -> None:
+        self.t += seconds
+
+    def timeout(self, _seconds: float | None) -> AbstractAsyncContextManager[object]:
+        return nullcontext()
+
+
+class FaultyStore:
+    """A store under which the process may die: before, at, or just after a commit."""
+
+    def __init__(self, inner: MemoryStore, world: "World") -> None:
+        self._inner = inner
+        self._world = world
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Transaction]:
+        self._world.may_crash()
+        async with self._inner.transaction() as tx:
+            yield tx
+            self._world.may_crash()
+        self._world.may_crash()
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+
+class SimNode:
+    """A machine with an agent: keeps leases, reports and workers as a real one does."""
+
+    def __init__(self, world: "World", number: int, **options: bool) -> None:
+        self.world = world
+        self.key = NodeKey(number.to_bytes(32, "big"))
+        self.payout = NodeKey((500 + number).to_bytes(32, "big")).address
+        self.profile = profile(f"node-{number}", 1e9 + number)
+        self.options = options
+        self.up = True
+        self.away_until = 0.0
+        self.hung = False
+        self.session: Session | None = None
+        self.out: deque[bytes] = deque()
+        self.inbox: deque[bytes] = deque()
+        self.beat_at = 0.0
+        self.forget()
+
+    def forget(self) -> None:
+        """The process died: everything in memory is gone."""
+        self.tasks: dict[str, FakeTask] = {}
+        self.fences: dict[str, int] = {}
+        self.said: dict[str, int] = {}
+        self.kept: dict[str, list[Report]] = {}
+        self.cut()
+
+    def cut(self) -> None:
+        """The connection is gone, with everything in flight."""
+        self.session = None
+        self.out.clear()
+        self.inbox.clear()
+
+    async def connect(self) -> None:
+        """Greet; whatever was not acknowledged is sent again."""
+        parts = self.world.parts
+        if parts is None:
+            return
+        held = tuple(HeldLease(lease, self.fences[lease]) for lease in self.tasks)
+        signature = self.key.sign("cottage-hello", NONCE, HOST.encode())
+        hello = Hello(PROTOCOL, self.key.address, self.payout, signature, self.profile, held)
+        self.cut()
+        try:
+            self.session = await parts.nodes.enter(hello, NONCE, HOST, self._receive, lambda _reason: self.cut())
+        except RefusedError as refused:
+            self.away_until = self.world.clock.t + (refused.retry_seconds or 30.0)
+            return
+        for reports in self.kept.values():
+            self.out.extend(encode(report) for report in reports)
+        await parts.conversation.begin(self.session, hello)
+
+    def send(self, message: NodeMessage) -> None:
+        if self.session is not None:
+            self.out.append(encode(message))
+
+    def beat(self) -> None:
+        self.send(Heartbeat(tuple(HeldLease(lease, self.fences[lease]) for lease in self.tasks)))
+
+    def work(self) -> None:
+        """Workers do what has become possible."""
+        for lease, task in list(self.tasks.items()):
+            if not self.hung:
+                self.say(lease, task.work())
+
+    def obey(self) -> None:
+        """Act on the oldest message of the coordinator."""
+        message: CoordinatorMessage = decode(self.inbox.popleft(), CoordinatorMessage)
+        match message:
+            case Assign():
+                task = FakeTask(
+                    message, self.key.address, self.world.peers, self.options.get("lie", False),
+                    accuse=self.options.get("accuse", False),
+                )  # fmt: skip
+                self.tasks[message.lease], self.fences[message.lease] = task, message.fence
+                self.kept[message.lease], self.said[message.lease] = [], 0
+                self.say(message.lease, task.start())
+            case Command():
+                if message.lease not in self.tasks:
+                    return
+                if isinstance(message.body, StopTask):
+                    self.drop(message.lease)
+                elif not self.hung:
+                    self.say(message.lease, self.tasks[message.lease].act(message.body))
+            case Acknowledged():
+                kept = self.kept.get(message.lease, [])
+                self.kept[message.lease] = [report for report in kept if report.seq > message.seq]
+            case Beat():
+                for lease in message.gone:
+                    self.drop(lease)
+            case _:
+                pass
+
+    def drop(self, lease: str) -> None:
+        self.tasks.pop(lease, None)
+        self.kept.pop(lease, None)
+
+    def say(self, lease: str, bodies: list[TaskReport]) -> None:
+        for body in bodies:
+            lossy = isinstance(body, Progress | Traffic)
+            seq = 0 if lossy else self.said[lease] + 1
+            report = Report(lease, self.fences[lease], seq, body)
+            if not lossy:
+                self.said[lease] = seq
+                self.kept[lease].append(report)
+            self.send(report)
+
+    def _receive(self, message: CoordinatorMessage) -> None:
+        self.inbox.append(encode(message))
+
+
+class World:
+    """Everything, and the one source of chance."""
+
+    def __init__(self, seed: int, nodes: int, faults: float = 1.0, **odd: dict[int, dict[str, bool]]) -> None:
+        self.chance = random.Random(seed)
+        self.faults = faults
+        self.crashes = True
+        self.happened: Counter[str] = Counter()
+        self.clock = SimClock()
+        self.records = MemoryStore()
+        self.chain = FakeChain(self._ledger_fault)
+        self.peers = Peers()
+        self.config = Config(
+            data=Path("unused"), ledger_url="http://ledger.test", lease_seconds=10.0, heartbeat_seconds=2.0,
+            start_grace_seconds=5.0, start_seconds=60.0, stall_seconds=20.0, audit_seconds=15.0,
+            audit_patience_seconds=5.0, settle_every=2, validations=1,
+        )  # fmt: skip
+        special = odd.get("special", {})
+        self.nodes = [SimNode(self, number, **special.get(number, {})) for number in range(1, nodes + 1)]
+        for node in self.nodes:
+            self.chain.stakes[node.key.address] = 1_000_000
+        self.parts: Parts | None = None
+        self._ticked = 0.0
+        self._carried = 0.0
+
+    async def start(self) -> Parts:
+        """A coordinator begins, from whatever the database holds."""
+        while True:
+            try:
+                self.parts = assemble(
+                    self.config, self.clock, FaultyStore(self.records, self), self.chain,
+                    cast(ModelWorkshop, FakeModels()), cast(ArtifactStore, FakeArtifacts()), COORDINATOR, WALLET,
+                    self.chance.randbytes,
+                )  # fmt: skip
+                await self.parts.recover()
+            except CrashError:
+                self._fall()
+                continue
+            return self.parts
+
+    def may_crash(self) -> None:
+        """Called wherever the coordinator waits for its store."""
+        if self.crashes and self.chance.random() < 0.0004 * self.faults:
+            raise CrashError
+
+    async def turn(self) -> None:
+        """One small thing happens."""
+        self.clock.t += self.chance.uniform(0.0, 0.08)
+        try:
+            if self.parts is None:
+                await self.start()
+            assert self.parts is not None
+            await self._upkeep(self.parts)
+            await self._node_turn(self.chance.choice(self.nodes))
+        except CrashError:
+            self._fall()
+        except BaseExceptionGroup as group:
+            if group.subgroup(CrashError) is None:
+                raise
+            self._fall()
+
+    async def _upkeep(self, parts: Parts) -> None:
+        if self.clock.t - self._ticked > 0.5:
+            self._ticked = self.clock.t
+            await parts.upkeep.tick()
+            while parts.upkeep.waiting():
+                await parts.upkeep.assemble_one(parts.upkeep.next_assembly())
+        if self.clock.t - self._carried > 0.7:
+            self._carried = self.clock.t
+            self.chain.height += 1
+            await parts.settlement.drain()
+
+    async def _node_turn(self, node: SimNode) -> None:
+        self._node_faults(node)
+        if not node.up or self.clock.t < node.away_until:
+            if self.clock.t >= node.away_until:
+                node.up = True
+            return
+        if node.session is None:
+            await node.connect()
+            return
+        if self.clock.t >= node.beat_at:
+            node.beat_at = self.clock.t + 2.0
+            node.beat()
+        if self.chance.random() < 0.1:
+            node.work()
+        for _ in range(self.chance.randint(0, 3)):
+            if node.out and node.session is not None:
+                await self._deliver(node)
+        for _ in range(self.chance.randint(0, 3)):
+            if node.inbox:
+                node.obey()
+
+    async def _deliver(self, node: SimNode) -> None:
+        assert self.parts is not None
+        assert node.session is not None
+        message: NodeMessage = decode(node.out.popleft(), NodeMessage)
+        await self.parts.conversation.receive(node.session, message)
+        if self._fault("duplicate", 0.02) and isinstance(message, Report) and node.session is not None:
+            await self.parts.conversation.receive(node.session, message)
+
+    def _node_faults(self, node: SimNode) -> None:
+        if not node.up or self.clock.t < node.away_until:
+            return
+        if self._fault("node crash", 0.0008):
+            self._leave(node)
+            node.forget()
+            node.up = False
+            node.hung = False
+            node.away_until = self.clock.t + self.chance.choice((0.5, 5.0, 30.0))
+        elif self._fault("cut", 0.002):
+            self._leave(node)
+            node.cut()
+        elif self._fault("partition", 0.0008):
+            node.cut()  # The coordinator does not notice.
+            node.away_until = self.clock.t + self.chance.choice((1.0, 8.0, 25.0))
+        elif self._fault("hang", 0.0002):
+            node.hung = True
+        elif node.tasks and self._fault("worker failure", 0.0002):
+            lease = self.chance.choice(sorted(node.tasks))
+            node.say(lease, [TaskFailed("out of memory")])
+            node.tasks.pop(lease)
+
+    def _leave(self, node: SimNode) -> None:
+        if node.session is not None and self.parts is not None:
+            self.parts.nodes.leave(node.session)
+
+    def _fault(self, what: str, probability: float) -> bool:
+        if self.chance.random() >= probability * self.faults:
+            return False
+        self.happened[what] += 1
+        return True
+
+    def _ledger_fault(self, what: str) -> None:
+        if self._fault("ledger", 0.03):
+            raise LedgerUnavailableError(f"no answer ({what})")
+        if self.crashes and self.chance.random() < 0.002 * self.faults:
+            raise CrashError
+
+    def _fall(self) -> None:
+        """The coordinator is dead: its memory and every connection are gone."""
+        self.happened["coordinator crash"] += 1
+        self.parts = None
+        for node in self.nodes:
+            node.cut()
