@@ -60,7 +60,8 @@ async def _serve(store: Store, arguments: argparse.Namespace) -> int:
     chain, genesis = open_chain(store, time.time)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
+        # The loop's own signal handlers do not exist on Windows.
+        signal.signal(number, lambda *_: loop.call_soon_threadsafe(stop.set))
     runner = web.AppRunner(build_app(Rpc(chain, genesis), fail), access_log=None, shutdown_timeout=SHUTDOWN_S)
     await runner.setup()
     try:

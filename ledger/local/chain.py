@@ -176,6 +176,8 @@ class Chain:
         message = transaction.message
         if not isinstance(message, MessageV0 | Message):
             raise RefusedError("UnsupportedVersion")
+        if isinstance(message, MessageV0) and message.address_table_lookups:
+            raise RefusedError("AddressLookupTableNotFound")  # None can be created here, so none is stored.
         keys = list(message.account_keys)
         before = balances_json(keys, self.account)
         outcome = _outcome(self._vm.send_transaction(transaction))

@@ -12,9 +12,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pytest
+from solders.address_lookup_table_account import AddressLookupTableAccount
 from solders.hash import Hash
 from solders.instruction import Instruction
 from solders.keypair import Keypair
+from solders.message import MessageV0
 from solders.pubkey import Pubkey
 from solders.system_program import TransferParams, transfer
 from solders.transaction import VersionedTransaction
@@ -65,6 +67,16 @@ def test_a_transaction_expires_with_its_blockhash(world: World) -> None:
 
 def test_a_blockhash_that_nobody_issued_is_refused(world: World) -> None:
     assert not world.chain.is_valid_blockhash(Hash.default())
+
+
+def test_a_transaction_through_a_lookup_table_is_refused(world: World) -> None:
+    """Accounts behind a table would change without being stored."""
+    table = AddressLookupTableAccount(world.new_key("table"), [world.node])
+    message = MessageV0.try_compile(world.stranger, [_gift(world, 1)], [table], world.chain.blockhash())
+    assert message.address_table_lookups
+    for preflight in (True, False):
+        with pytest.raises(RefusedError, match="AddressLookupTableNotFound"):
+            world.chain.submit(VersionedTransaction(message, [key("stranger")]), preflight=preflight)
 
 
 def test_slots_follow_the_clock_forward_and_never_back(world: World) -> None:
