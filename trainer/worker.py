@@ -79,7 +79,7 @@ class Worker:
         return code
 
     def _build(self, setup: Setup, outbox: Outbox) -> None:
-        configure(setup.threads)
+        configure(setup.threads, setup.device)
         files: Files = open_files(Path(setup.folder), setup.spec)
         name = env_class(setup.threads, setup.device)
         train = Path(setup.folder) / "train.bin"
