@@ -39,17 +39,17 @@ class UsageError(Exception):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; ``argv`` begins with its name."""
     options = _parser().parse_args(list(sys.argv[1:] if argv is None else argv))
-    out, err = Console(), Console(stderr=True)
+    out = Console()
     try:
         return asyncio.run(_run(options, out))
     except UnreachableError as error:
-        err.print(f"cottage: {error}", markup=False)
+        print(f"cottage: {error}", file=sys.stderr)
         return EXIT_UNREACHABLE
     except ClientError as error:
-        err.print(f"cottage: {error}", markup=False)
+        print(f"cottage: {error}", file=sys.stderr)
         return EXIT_REFUSED
     except (UsageError, OSError) as error:
-        err.print(f"cottage: {error}", markup=False)
+        print(f"cottage: {error}", file=sys.stderr)
         return EXIT_USAGE
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED

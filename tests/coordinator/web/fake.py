@@ -417,7 +417,7 @@ class Cluster:
         return self._jobs[job]
 
     def _change(self, found: _Job, **values: object) -> None:
-        found.view = msgspec.structs.replace(found.view, **values)  # type: ignore[arg-type]
+        found.view = msgspec.structs.replace(found.view, **values)
         self.wake()
 
     def _say(self, found: _Job, kind: str, text: str) -> None:

@@ -81,6 +81,7 @@ async def some_jobs(house: House) -> JobView:
         return await client.get(live.id)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
 async def test_every_page_fits_its_window_and_complains_of_nothing(

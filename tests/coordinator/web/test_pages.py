@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from coordinator.web.pages.forms import DEFAULTS, NO_DATASET, place, plain, read
+from coordinator.web.pages.render import STATIC_FOLDER
 from tests.coordinator.web.conftest import House
 from tests.coordinator.web.fake import address
 
@@ -257,3 +258,8 @@ async def test_no_document_makes_the_coordinator_stumble(house: House, body: dic
             async with http.post(f"{house.api}/{path}", json=body) as response:
                 assert 400 <= response.status < 500
                 assert set(await response.json()) == {"code", "detail", "field"}
+
+
+def test_the_pages_and_the_desktop_have_one_icon() -> None:
+    served = STATIC_FOLDER / "cottage.svg"
+    assert served.read_bytes() == (STATIC_FOLDER.parents[2] / "assets" / "icons" / "cottage.svg").read_bytes()
