@@ -24,6 +24,7 @@ from transport.wire import api
 from transport.wire.job import DatasetSpec, JobSpec, ModelSpec, ParallelSpec, TokenizerSpec, TrainingSpec
 
 VOCABULARY = 2048
+ANY_BUDGET = 10**15  # For the quote; the job itself gets what the quote says.
 HELDOUT = 0.005  # Some 10,000 tokens of the corpus.
 READY_SECONDS = 180.0  # Each agent measures its machine in its sandbox first; four at once on two cores.
 STALL_SECONDS = 240.0  # No round takes this long on the slowest machine that ran the demo.
@@ -103,7 +104,7 @@ class Run:
         upload = await client.upload(corpus)
         if upload.artifact is None:
             raise DemoError("the coordinator took the upload but did not name it")
-        spec = self._spec(upload.artifact, budget=1)
+        spec = self._spec(upload.artifact, budget=ANY_BUDGET)
         quote = await client.quote(spec)
         if quote.problems:
             raise DemoError(f"the coordinator would refuse the job: {'; '.join(quote.problems)}")
