@@ -121,6 +121,7 @@ def test_resolving_twice_changes_nothing() -> None:
         ({"intermediate_size": 0}, "intermediate_size is 0"),
         ({"max_position_embeddings": 0}, "max_position_embeddings is 0"),
         ({"rms_norm_eps": -1}, "rms_norm_eps is -1"),
+        ({"rms_norm_eps": "1e-06"}, r"YAML reads 1e-6 as text, 1\.0e-6 as a number"),
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps is nan"),
         ({"initializer_range": "big"}, "initializer_range is 'big'"),
         ({"hidden_act": "evil"}, "hidden_act 'evil' is not supported"),

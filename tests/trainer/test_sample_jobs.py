@@ -1,5 +1,6 @@
 """The job documents that come with the project are jobs."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ SAMPLES = sorted((Path(__file__).parents[2] / "assets" / "jobs").iterdir())
 
 @pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.name)
 def test_a_sample_job_is_a_job_once_its_data_is_uploaded(path: Path) -> None:
-    document: dict[str, Any] = yaml.safe_load(path.read_text())
+    load = json.loads if path.suffix == ".json" else yaml.safe_load
+    document: dict[str, Any] = load(path.read_text())
     document["dataset"]["artifact"] = "0" * 64
     spec = convert(document, JobSpec)
     shape = inspect_config(resolve(spec.model, spec.tokenizer.vocabulary))

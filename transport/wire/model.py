@@ -328,7 +328,8 @@ def _number(config: Mapping[str, Any], key: str, low: float, high: float) -> Non
     if value is None:
         return
     if isinstance(value, bool) or not isinstance(value, int | float) or not low < value <= high:
-        raise ModelConfigError(f"{key} is {value!r}: give a number above {low:g}, at most {high:g}")
+        yaml = ", with a point in it: YAML reads 1e-6 as text, 1.0e-6 as a number" if isinstance(value, str) else ""
+        raise ModelConfigError(f"{key} is {value!r}: give a number above {low:g}, at most {high:g}{yaml}")
 
 
 def _flag(config: Mapping[str, Any], key: str, default: bool = False) -> bool:
