@@ -1,0 +1,203 @@
+"""One suite over every store, and the migrations of the SQL one."""
+
+import sqlite3
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from alembic import command
+from alembic.autogenerate import compare_metadata
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from sqlalchemy import Connection, create_engine, inspect
+
+from coordinator.domain.job import Job, JobState
+from coordinator.domain.lease import Lease
+from coordinator.domain.round import Round
+from coordinator.domain.run import Holder, Run, begin
+from coordinator.errors import ConflictError, NotFoundError
+from coordinator.store.memory import MemoryStore
+from coordinator.store.ports import Store
+from coordinator.store.records import EventRecord, MetricRecord, NodeRecord, OutboxRecord, RunRecord
+from coordinator.store.sql import MIGRATIONS, SqlStore, migrate
+from coordinator.store.tables import metadata
+from tests.coordinator.fakes import WALLET, profile, spec
+from tests.coordinator.test_lifecycle import JOB
+from transport.wire.task import Layers, Traffic
+
+
+@pytest.fixture(params=["memory", "sqlite in memory", "sqlite file"])
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
+    """Every kind of store, empty."""
+    made: Store
+    match request.param:
+        case "memory":
+            made = MemoryStore()
+        case "sqlite in memory":
+            made = await SqlStore.open("sqlite+aiosqlite:///:memory:")
+        case _:
+            made = await SqlStore.open(f"sqlite+aiosqlite:///{tmp_path / 'test.db'}")
+    yield made
+    await made.close()
+
+
+def outbox(key: str) -> OutboxRecord:
+    return OutboxRecord(key, "j", "settle", {"payee": 2**62}, 1.0, amount=2**62, wire=b"\x00\xff")
+
+
+def lease(number: int, **fields: object) -> Lease:
+    made = Lease(f"{number:032x}", "j", WALLET, WALLET, number, 0, None, float(number), traffic=Traffic(1, 2, 3, 4, 5))
+    return msgspec.structs.replace(made, **fields)
+
+
+async def test_what_was_inserted_is_read_back_whole(store: Store) -> None:
+    run = begin(Run((Layers(0, 1),), 1, 10, 2, (0,)), [Holder("lease", WALLET, 0, 0)], 5.0)
+    records = (JOB, RunRecord("j", run), lease(1), NodeRecord(WALLET, WALLET, profile("n"), 1.0, 2.0, banned=True))
+    async with store.transaction() as tx:
+        for record in records:
+            await tx.insert(record)
+    async with store.transaction() as tx:
+        assert await tx.get(Job, JOB.id) == JOB
+        assert await tx.get(RunRecord, "j") == records[1]
+        assert await tx.get(Lease, lease(1).id) == lease(1)
+        assert (await tx.get(NodeRecord, WALLET)).banned is True
+        assert isinstance((await tx.get(RunRecord, "j")).run.round, Round)
+        assert (await tx.get(Job, JOB.id)).state is JobState.CREATED
+        assert (await tx.get(Job, JOB.id)).spec == spec()
+
+
+async def test_a_body_that_raises_keeps_nothing(store: Store) -> None:
+    async def half_done() -> None:
+        async with store.transaction() as tx:
+            await tx.insert(JOB)
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        await half_done()
+    async with store.transaction() as tx:
+        assert await tx.find(Job) == []
+
+
+async def test_a_transaction_sees_its_own_writes(store: Store) -> None:
+    async with store.transaction() as tx:
+        await tx.insert(JOB)
+        changed = await tx.update(msgspec.structs.replace(JOB, paid=7))
+        assert await tx.get(Job, JOB.id) == changed
+        assert await tx.find(Job, ("paid", "=", 7)) == [changed]
+
+
+async def test_a_missing_record_is_an_error(store: Store) -> None:
+    async with store.transaction() as tx:
+        with pytest.raises(NotFoundError):
+            await tx.get(Job, "nowhere")
+
+
+async def test_a_record_is_inserted_once(store: Store) -> None:
+    async with store.transaction() as tx:
+        await tx.insert(JOB)
+    with pytest.raises(ConflictError):
+        async with store.transaction() as tx:
+            await tx.insert(JOB)
+
+
+async def test_a_stale_version_changes_nothing(store: Store) -> None:
+    async with store.transaction() as tx:
+        await tx.insert(JOB)
+        await tx.update(msgspec.structs.replace(JOB, paid=1))
+    with pytest.raises(ConflictError, match="has changed since version 0"):
+        async with store.transaction() as tx:
+            await tx.update(msgspec.structs.replace(JOB, paid=2))
+    async with store.transaction() as tx:
+        assert ((await tx.get(Job, JOB.id)).paid, (await tx.get(Job, JOB.id)).version) == (1, 1)
+
+
+async def test_a_record_that_is_not_there_cannot_be_updated(store: Store) -> None:
+    with pytest.raises(ConflictError):
+        async with store.transaction() as tx:
+            await tx.update(JOB)
+
+
+async def test_numbers_are_given_in_order_and_money_keeps_every_unit(store: Store) -> None:
+    async with store.transaction() as tx:
+        first, second = await tx.insert(outbox("a")), await tx.insert(outbox("b"))
+    assert 0 < first.id < second.id
+    async with store.transaction() as tx:
+        assert await tx.get(OutboxRecord, second.id) == second
+    assert (second.amount, second.payload["payee"], second.wire) == (2**62, 2**62, b"\x00\xff")
+
+
+async def test_an_outbox_key_is_taken_once(store: Store) -> None:
+    async with store.transaction() as tx:
+        await tx.insert(outbox("same"))
+    with pytest.raises(ConflictError):
+        async with store.transaction() as tx:
+            await tx.insert(outbox("same"))
+
+
+async def test_find_filters_orders_and_pages(store: Store) -> None:
+    async with store.transaction() as tx:
+        for number in (3, 1, 2, 5, 4):
+            await tx.insert(
+                lease(number, state="ended" if number % 2 else "ready", ended=float(number) if number % 2 else None)
+            )
+    async with store.transaction() as tx:
+        assert [found.fence for found in await tx.find(Lease)] == [1, 2, 3, 4, 5]
+        assert [found.fence for found in await tx.find(Lease, newest=True, limit=2)] == [5, 4]
+        assert [found.fence for found in await tx.find(Lease, offset=3)] == [4, 5]
+        assert [found.fence for found in await tx.find(Lease, offset=1, limit=2)] == [2, 3]
+        assert [found.fence for found in await tx.find(Lease, ("state", "=", "ended"), ("granted", ">", 1.0))] == [3, 5]
+        assert [found.fence for found in await tx.find(Lease, ("state", "in", ("ready", "starting")))] == [2, 4]
+        assert [found.fence for found in await tx.find(Lease, ("ended", "=", None))] == [2, 4]
+        assert [found.fence for found in await tx.find(Lease, ("ended", ">", 2.0))] == [3, 5]
+        assert [found.fence for found in await tx.find(Lease, ("ended", "<", 2.0))] == [1]
+        assert await tx.find(Lease, ("state", "in", ())) == []
+
+
+async def test_events_and_metrics_of_one_job_do_not_mix_with_anothers(store: Store) -> None:
+    async with store.transaction() as tx:
+        for job in ("a", "b", "a"):
+            await tx.insert(EventRecord(job, 1.0, "kind", "text"))
+            await tx.insert(MetricRecord(job, 0, 1, 2, "train", 0.5, 1.0))
+    async with store.transaction() as tx:
+        assert len(await tx.find(EventRecord, ("job", "=", "a"))) == 2
+        assert len(await tx.find(MetricRecord, ("job", "=", "b"))) == 1
+
+
+async def test_a_file_is_there_again_after_a_restart(tmp_path: Path) -> None:
+    url = f"sqlite+aiosqlite:///{tmp_path / 'kept.db'}"
+    first = await SqlStore.open(url)
+    async with first.transaction() as tx:
+        await tx.insert(JOB)
+    await first.close()
+    second = await SqlStore.open(url)
+    async with second.transaction() as tx:
+        assert await tx.get(Job, JOB.id) == JOB
+    await second.close()
+    assert sqlite3.connect(tmp_path / "kept.db").execute("PRAGMA journal_mode").fetchone() == ("wal",)
+
+
+def upgraded(path: Path) -> Connection:
+    connection = create_engine(f"sqlite:///{path}").connect()
+    migrate(connection)
+    return connection
+
+
+def test_the_migrations_make_the_tables_that_the_code_expects(tmp_path: Path) -> None:
+    with upgraded(tmp_path / "m.db") as connection:
+        assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+
+
+def test_the_migrations_can_be_undone(tmp_path: Path) -> None:
+    with upgraded(tmp_path / "m.db") as connection:
+        config = Config()
+        config.set_main_option("script_location", str(MIGRATIONS))
+        config.attributes["connection"] = connection
+        command.downgrade(config, "base")
+        assert inspect(connection).get_table_names() == ["alembic_version"]
+
+
+def test_migrating_twice_changes_nothing(tmp_path: Path) -> None:
+    with upgraded(tmp_path / "m.db") as connection:
+        migrate(connection)
+        assert set(metadata.tables) <= set(inspect(connection).get_table_names())

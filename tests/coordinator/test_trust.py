@@ -1,0 +1,195 @@
+"""The draw repeats and cannot be steered; an audit has one way through each story; honest nodes are never slashed."""
+
+from collections import Counter
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coordinator.domain import trust
+from coordinator.domain.trust import Audit, Auditor, Draw
+from tests.coordinator.fakes import digest
+from transport.identity import NodeKey
+from transport.wire.task import AuditReport, Layers, OpenStep, Plan, ReplayStep, StepOpened
+
+
+def address(number: int) -> str:
+    return NodeKey(number.to_bytes(32, "big")).address
+
+
+PLAN = Plan(1, (Layers(0, 1),), ())
+OPENING = digest("opening")
+AUDIT = Audit(
+    id="a" * 32, job="b" * 32, epoch=1, round=2, step=1, stage=0, replica=0, lease="prover", node=address(1),
+    payout=address(101), env_class="cpu", plan=PLAN, first_step=4, total_steps=8, root=digest("root"), leaves=2, deadline=9.0,
+)  # fmt: skip
+SECOND = Auditor("second", address(2), address(102), "cpu", spare=False)
+THIRD = Auditor("third", address(3), address(103), "cpu", spare=True)
+
+
+def report(verdict: str) -> AuditReport:
+    return msgspec.convert({"type": "audit", "audit": AUDIT.id, "verdict": verdict, "detail": "seen"}, AuditReport)
+
+
+def opened(audit: Audit = AUDIT) -> Audit:
+    return trust.opened(audit, StepOpened(AUDIT.id, OPENING), 20.0)
+
+
+commitments = st.lists(st.integers(0, 20), min_size=1, max_size=8).map(
+    lambda leaves: [Draw(f"lease-{i}", digest("root", i), count) for i, count in enumerate(leaves)]
+)
+
+
+@given(st.binary(min_size=32, max_size=32), commitments, st.integers(0, 6))
+def test_the_draw_repeats_whatever_the_order_and_stays_within_the_commitments(
+    seed: bytes, committed: list[Draw], count: int
+) -> None:
+    drawn = trust.draw(seed, committed, count)
+    assert drawn == trust.draw(seed, list(reversed(committed)), count)
+    leaves = {c.lease: c.leaves for c in committed}
+    assert all(0 <= step < leaves[lease] for lease, step in drawn)
+    assert len(set(drawn)) == len(drawn) == min(count, sum(leaves.values()))
+
+
+def test_every_committed_step_is_drawn_about_as_often() -> None:
+    committed = [Draw("short", digest(1), 10), Draw("long", digest(2), 30)]
+    drawn = Counter(trust.draw(i.to_bytes(32, "big"), committed, 1)[0] for i in range(8000))
+    assert len(drawn) == 40
+    assert min(drawn.values()) > 130
+    assert max(drawn.values()) < 280
+
+
+def test_a_changed_commitment_changes_the_draw() -> None:
+    seed = bytes(32)
+    before = trust.draw(seed, [Draw("a", digest(1), 1000), Draw("b", digest(2), 1000)], 3)
+    assert before != trust.draw(seed, [Draw("a", digest(1), 1000), Draw("b", digest(3), 1000)], 3)
+
+
+def test_the_auditor_is_another_node_of_another_owner_and_the_same_environment() -> None:
+    same_owner = Auditor("x", address(4), AUDIT.payout, "cpu", spare=True)
+    other_class = Auditor("y", address(5), address(105), "gpu", spare=True)
+    itself = Auditor("z", AUDIT.node, address(106), "cpu", spare=True)
+    assert trust.choose_auditor(AUDIT, [same_owner, other_class, itself], bytes(32)) is None
+    chosen = trust.choose_auditor(AUDIT, [same_owner, other_class, itself, SECOND, THIRD], bytes(32))
+    assert chosen == THIRD  # A spare has the time.
+
+
+def test_the_second_auditor_is_of_yet_another_owner() -> None:
+    asked = trust.assigned(opened(), SECOND, 30.0)
+    accused = trust.judged(asked, SECOND.node, report("mismatch"), 40.0)
+    sibling = Auditor("sibling", address(6), SECOND.payout, "cpu", spare=True)
+    ready = [SECOND, sibling, THIRD]
+    assert trust.choose_auditor(accused, ready, bytes(32)) == THIRD
+
+
+def test_a_match_passes() -> None:
+    audit = trust.judged(trust.assigned(opened(), SECOND, 30.0), SECOND.node, report("match"), 40.0)
+    assert audit.state == "passed"
+    assert trust.consequence(audit, 0) == "none"
+
+
+def test_one_accusation_waits_for_a_second_auditor() -> None:
+    audit = trust.judged(trust.assigned(opened(), SECOND, 30.0), SECOND.node, report("mismatch"), 40.0)
+    assert (audit.state, audit.auditor) == ("replaying", None)
+
+
+def test_two_accusations_ban() -> None:
+    audit = trust.judged(trust.assigned(opened(), SECOND, 30.0), SECOND.node, report("mismatch"), 40.0)
+    audit = trust.judged(trust.assigned(audit, THIRD, 50.0), THIRD.node, report("malformed"), 60.0)
+    assert (audit.state, audit.blame) == ("failed", "wrong")
+    assert trust.consequence(audit, 0) == "ban"
+
+
+def test_a_second_auditor_who_finds_nothing_clears_the_prover() -> None:
+    audit = trust.judged(trust.assigned(opened(), SECOND, 30.0), SECOND.node, report("mismatch"), 40.0)
+    audit = trust.judged(trust.assigned(audit, THIRD, 50.0), THIRD.node, report("match"), 60.0)
+    assert audit.state == "passed"
+
+
+def test_one_accusation_bans_where_no_second_auditor_exists() -> None:
+    audit = trust.judged(trust.assigned(opened(), SECOND, 30.0), SECOND.node, report("malformed"), 40.0)
+    audit = trust.overdue(audit)
+    assert (audit.state, audit.blame) == ("failed", "wrong")
+
+
+def test_another_environment_class_proves_nothing() -> None:
+    audit = trust.judged(trust.assigned(opened(), SECOND, 30.0), SECOND.node, report("incomparable"), 40.0)
+    assert trust.overdue(audit).state == "void"
+
+
+def test_a_prover_that_left_forfeits_its_share_and_no_stake() -> None:
+    audit = trust.prover_gone(AUDIT)
+    assert (audit.state, audit.blame) == ("failed", "gone")
+    assert trust.consequence(audit, 5) == "forfeit"
+
+
+def test_a_prover_that_refuses_twice_is_banned() -> None:
+    refused = trust.opened(AUDIT, StepOpened(AUDIT.id, None, "lost it"), 20.0)
+    assert trust.consequence(refused, 0) == "forfeit"
+    assert trust.consequence(refused, 1) == "ban"
+    assert trust.consequence(trust.overdue(AUDIT), 1) == "ban"
+
+
+def test_a_prover_that_leaves_after_it_has_opened_is_still_judged() -> None:
+    assert trust.prover_gone(opened()).state == "replaying"
+
+
+def test_a_verdict_of_somebody_who_was_not_asked_counts_nothing() -> None:
+    asked = trust.assigned(opened(), SECOND, 30.0)
+    assert trust.judged(asked, THIRD.node, report("mismatch"), 40.0) == asked
+
+
+def test_a_lost_auditor_is_replaced_and_not_asked_again() -> None:
+    lost = trust.auditor_gone(trust.assigned(opened(), SECOND, 30.0), 40.0)
+    assert trust.choose_auditor(lost, [SECOND, THIRD], bytes(32)) == THIRD
+    assert trust.choose_auditor(lost, [SECOND], bytes(32)) is None
+
+
+def test_commands_follow_the_state() -> None:
+    assert AUDIT.command_for("prover") == OpenStep(AUDIT.id, 1, 2, 1)
+    assert AUDIT.command_for("second") is None
+    asked = trust.assigned(opened(), SECOND, 30.0)
+    assert isinstance(asked.command_for("second"), ReplayStep)
+    assert asked.command_for("prover") is None
+
+
+STEPS = st.sampled_from(
+    ["open", "refuse", "match", "mismatch", "malformed", "incomparable", "gone", "lost", "late", "assign"]
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(STEPS, max_size=12), st.booleans())
+def test_no_story_of_an_honest_prover_ends_in_a_ban(story: list[str], honest: bool) -> None:
+    audit, auditors = AUDIT, [Auditor(f"l{i}", address(10 + i), address(110 + i), "cpu", False) for i in range(4)]
+    for step in story:
+        if honest and step in ("mismatch", "malformed", "refuse", "late"):
+            continue
+        audit = follow(audit, step, auditors)
+    if honest:
+        assert trust.consequence(audit, 0) != "ban"
+    finished = trust.overdue(trust.auditor_gone(audit, 0.0))
+    assert finished.over, "an audit always comes to an end"
+
+
+def follow(audit: Audit, step: str, auditors: list[Auditor]) -> Audit:
+    match step:
+        case "open":
+            return opened(audit)
+        case "refuse":
+            return trust.opened(audit, StepOpened(AUDIT.id, None, "no"), 20.0)
+        case "gone":
+            return trust.prover_gone(audit)
+        case "lost":
+            return trust.auditor_gone(audit, 20.0)
+        case "late":
+            return trust.overdue(audit)
+        case "assign":
+            chosen = trust.choose_auditor(audit, auditors, bytes(32))
+            return (
+                trust.assigned(audit, chosen, 20.0)
+                if chosen and audit.state == "replaying" and not audit.auditor
+                else audit
+            )
+        case _:
+            return trust.judged(audit, audit.auditor or "", report(step), 20.0)
