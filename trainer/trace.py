@@ -21,7 +21,7 @@ from transport.wire.codec import encode as encode_message
 from transport.wire.ids import Digest, FiniteLoss, ShortText, StepIndex
 
 KEPT_ROUNDS = 2  # An audit is drawn when its round is complete, while the next one is already running.
-MAX_AUDIT_BYTES = 1 << 30  # States and payloads of the kept rounds; beyond it, fewer states and more re-running.
+MAX_AUDIT_BYTES = 256 << 20  # States and payloads of the kept rounds; beyond it, fewer states and more re-running.
 
 
 class StepLeaf(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

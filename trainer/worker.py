@@ -6,6 +6,7 @@ The loop reads frames and sorts them: commands and payloads into the ``Inbox``, 
 
 import asyncio
 import logging
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from transport.wire.task import OpenStep, ReplayStep, StepOpened, StopTask, Task
 from transport.wire.worker import AgentMessage, PeerDeliver, Setup, WorkerCommand, read_frame, write_frame
 
 CONNECT_SECONDS = 20.0  # The agent listens before it starts us; this only covers a busy machine.
+
+MAX_REASON = 4000  # As long as a LongText may be.
 
 log = logging.getLogger("cottage.worker")
 
@@ -61,24 +64,38 @@ class Worker:
         loop = asyncio.get_running_loop()
         try:
             setup, _ = await read_frame(reader, AgentMessage)
-            if not isinstance(setup, Setup):
-                raise MessageError(f"the first message is {type(setup).__name__}, not Setup")
-            await loop.run_in_executor(executor, self._build, setup, outbox)
-        except (TrainerError, ModelConfigError, MessageError, EOFError) as error:
-            outbox.report(TaskFailed(str(error)[:4000]))
+        except (MessageError, EOFError) as error:
+            log.error("no Setup came: %s", error)
             outbox.close()
             return 1
-        computing = loop.run_in_executor(executor, self._compute, outbox)
-        reading = asyncio.ensure_future(self._read(reader))
-        waited: set[asyncio.Future[Any]] = {computing, reading}
-        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-        self._inbox.close()
-        reading.cancel()
-        code = await computing
+        code = await loop.run_in_executor(executor, self._guarded, outbox, lambda: self._build(setup, outbox))
+        if code == 0:
+            computing = loop.run_in_executor(executor, self._guarded, outbox, self._compute)
+            reading = asyncio.ensure_future(self._read(reader))
+            waited: set[asyncio.Future[Any]] = {computing, reading}
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+            self._inbox.close()
+            reading.cancel()
+            code = await computing
         outbox.close()
         return code
 
-    def _build(self, setup: Setup, outbox: Outbox) -> None:
+    def _guarded(self, outbox: Outbox, work: Callable[[], None]) -> int:
+        """Run ``work`` in the computing thread; whatever goes wrong in it is reported. Returns the exit code."""
+        try:
+            work()
+        except (TrainerError, ModelConfigError, MessageError) as error:
+            outbox.report(TaskFailed(str(error)[:MAX_REASON]))
+            return 1
+        except Exception as error:  # The boundary of the process: the coordinator must hear why, whatever it was.
+            log.exception("computing failed")
+            outbox.report(TaskFailed(f"{type(error).__name__}: {error}"[:MAX_REASON]))
+            return 1
+        return 0
+
+    def _build(self, setup: object, outbox: Outbox) -> None:
+        if not isinstance(setup, Setup):
+            raise MessageError(f"the first message is {type(setup).__name__}, not Setup")
         configure(setup.threads, setup.device)
         files: Files = open_files(Path(setup.folder), setup.spec)
         name = env_class(setup.threads, setup.device)
@@ -132,20 +149,11 @@ class Worker:
         else:
             self._member.take_payload(message.name, message.stage, message.replica, payload)
 
-    def _compute(self, outbox: Outbox) -> int:
-        """The computing thread: orders one after the other until closed; returns the exit code."""
-        try:
-            while (order := self._inbox.next_order()) is not None:
-                if self._member is not None:
-                    self._member.obey(*order)
-        except (TrainerError, ModelConfigError) as error:
-            outbox.report(TaskFailed(str(error)[:4000]))
-            return 1
-        except Exception as error:  # The boundary of the process: the coordinator must hear why, whatever it was.
-            log.exception("computing failed")
-            outbox.report(TaskFailed(f"{type(error).__name__}: {error}"[:4000]))
-            return 1
-        return 0
+    def _compute(self) -> None:
+        """Obey orders one after the other, until closed."""
+        while (order := self._inbox.next_order()) is not None:
+            if self._member is not None:
+                self._member.obey(*order)
 
     def _serve_audit(self, command: Audit, payload: bytes) -> None:
         assert self._outbox is not None
