@@ -34,6 +34,7 @@ COPY transport /opt/cottage/transport
 COPY trainer /opt/cottage/trainer
 ENV PATH=/usr/local/bin LD_LIBRARY_PATH=/usr/local/lib PYTHONHOME=/usr/local PYTHONPATH=/opt/cottage:/opt/site
 ENV PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
+RUN ["python3", "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash", "/opt/cottage"]
 USER 10001:10001
 CMD ["python3", "-m", "trainer", "--help"]
 """

@@ -1,6 +1,7 @@
 """What of this machine goes into an image that is made from it: its own Python, the trainer's packages, their libraries."""
 
 import hashlib
+import io
 import os
 import re
 import subprocess
@@ -28,7 +29,7 @@ _STDLIB_LEFT_OUT = {
     "site-packages",
     "dist-packages",
 }
-_PACKAGES_LEFT_OUT = re.compile(r"(^|/)(__pycache__|tests?|include|share/man)/|\.(a|lib|pyi|h|hpp|cpp|cu)$|^\.\.")
+_PACKAGES_LEFT_OUT = re.compile(r"(^|/)(tests?|include|share/man)/|\.(a|lib|pyi|h|hpp|cpp|cu)$|^\.\.")
 _LIBRARY = re.compile(r"\.so(\.|$)")
 _LDD_LINE = re.compile(r"^\s*(?:\S+ => )?(/\S+) \(0x")
 
@@ -70,6 +71,8 @@ def digest(packages: dict[str, metadata.Distribution]) -> str:
 
 def write_tree(output: BinaryIO, packages: dict[str, metadata.Distribution]) -> None:
     """Write the image's root as a tar stream.
+
+    Compiled modules come along: to compile PyTorch's anew at each start takes half a minute.
 
     Raises:
         HostError: the interpreter or a library cannot be found.
@@ -118,11 +121,7 @@ def _standard_library() -> Iterator[tuple[str, str]]:
     if not (root / "os.py").is_file():
         raise HostError(f"the standard library is not in {root}")
     for folder, names, files in os.walk(root):
-        names[:] = [
-            name
-            for name in names
-            if name not in _STDLIB_LEFT_OUT and name != "__pycache__" and not name.startswith("config-")
-        ]
+        names[:] = [name for name in names if name not in _STDLIB_LEFT_OUT and not name.startswith("config-")]
         for name in files:
             path = os.path.join(folder, name)
             yield f"{PREFIX}/lib/{_python_name()}/{os.path.relpath(path, root)}", path
@@ -169,8 +168,6 @@ def _folder(name: str) -> tarfile.TarInfo:
 
 
 def _add_text(tar: tarfile.TarFile, name: str, text: str) -> None:
-    import io
-
     info = tarfile.TarInfo(name)
     info.size = len(text)
     tar.addfile(info, io.BytesIO(text.encode()))

@@ -5,6 +5,7 @@
 exchange    on BeginRound it sends one payload of each kind to its neighbours and reports what it receives
 checkpoint  answers ApplyRound with a checkpoint, and tells the digest of the state that BeginRound brought
 flood       reports without end;  garbage, huge, stranger, forged: breaks the protocol in that way
+hungry      takes memory without end
 failing     reports TaskFailed;  dying: exits with code 7;  hanging: ignores SIGTERM and a closed socket
 """
 
@@ -103,14 +104,23 @@ class Worker:
                 await self.report(RoundApplied(0, 0, "ab" * 32, "cd" * 32), STATE)
             case "misplaced":
                 await self.report(Validation(0, 0, 1.0, 1), STATE)
-            case "flood":
-                for step in range(5000):
-                    await self.report(Validation(0, step, 1.0, 1))
             case "failing":
                 await self.report(TaskFailed("the dataset is not what it seems"))
             case "dying":
                 sys.stderr.write("the last words of this worker")
                 sys.exit(7)
+            case _:
+                await self.wear_out()
+
+    async def wear_out(self) -> None:
+        match self.name:
+            case "flood":
+                for step in range(5000):
+                    await self.report(Validation(0, step, 1.0, 1))
+            case "hungry":
+                hoard = []
+                while True:
+                    hoard.append(bytearray(1 << 24))
             case "hanging":
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
                 await self.report(TaskReady("scripted", 1))

@@ -1,0 +1,226 @@
+"""Every restriction of the sandbox, seen from inside a container of the real image on a real engine."""
+
+import asyncio
+import json
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import docker
+import pytest
+
+from desktop.agent.errors import SandboxError
+from desktop.agent.sandbox.base import SOCKET_NAME, Limits
+from desktop.agent.sandbox.docker import DockerSandbox
+from desktop.agent.sandbox.restrictions import PROFILE, container_faults, container_options, engine_faults
+from desktop.agent.unixsocket import listen
+from tests.desktop.docker_support import IMAGE
+
+pytestmark = pytest.mark.docker
+
+LIMITS = Limits(memory_mb=512, threads=1, processes=40, temporary_mb=100)
+HERE = Path(__file__).parent
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    folder = tmp_path / "job"
+    folder.mkdir(mode=0o755)
+    folder.chmod(0o755)
+    for script in ("probe.py", "scripted_worker.py"):
+        shutil.copy(HERE / script, folder)
+    return folder
+
+
+def sandbox_for(tmp_path: Path, *entry: str, limits: Limits = LIMITS, gpu: bool = False) -> DockerSandbox:
+    return DockerSandbox(limits, IMAGE, owner=tmp_path, gpu=gpu, entry=entry or ("python3", "-m", "trainer"))
+
+
+@pytest.fixture
+async def found(docker_engine: str, tmp_path: Path, job: Path) -> AsyncIterator[dict[str, Any]]:
+    """What ``probe.py`` found."""
+    sandbox = sandbox_for(tmp_path, "python3", "/job/probe.py")
+    await sandbox.check()
+    server = listen(job / SOCKET_NAME, 0o666)
+    worker = await sandbox.start("ab" * 16, job)
+    try:
+        async with asyncio.timeout(60):
+            connection, _ = await asyncio.get_running_loop().sock_accept(server)
+            reader, writer = await asyncio.open_unix_connection(sock=connection)
+            result = json.loads(await reader.read())
+            writer.close()
+        yield result
+    finally:
+        server.close()
+        await worker.stop(0)
+        await sandbox.aclose()
+
+
+async def test_a_job_can_do_nothing_but_compute_and_use_its_socket(found: dict[str, Any]) -> None:
+    assert set(found["sockets"].values()) <= {"ENOSYS", "EPERM"}, found["sockets"]  # Engines differ in the default.
+    assert found["unix"] == "done"
+    assert found["interfaces"] == ["lo"]
+    writable = {place for place, result in found["writes"].items() if result == "done"}
+    assert writable <= {"/tmp", "/dev/shm"}
+    assert all(found["writes"][place] == "EROFS" for place in ("/", "/job", "/usr", "/opt/cottage/trainer", "/etc"))
+    assert found["unlink of the socket"] == "EROFS"
+    assert found["filling /tmp"] == "ENOSPC"
+    assert found["running from /tmp"] == "EACCES"
+    assert {name: value for name, value in found["status"].items() if name.startswith("Cap")} == dict.fromkeys(
+        ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"), "0" * 16
+    )
+    assert found["status"]["NoNewPrivs"] == "1"
+    assert found["status"]["Seccomp"] == "2"
+    assert found["status"]["Uid"].split() == found["status"]["Gid"].split() == ["10001"] * 4
+    assert {found[name] for name in ("setuid", "chown", "nice")} <= {"EPERM", "EACCES", "ENOSYS"}
+    assert found["mknod"] in ("EPERM", "ENOSYS")
+    assert found["signal to the first process"] in ("EPERM", "done")  # The kernel shields it from its own namespace.
+    assert "done" not in found["syscalls"].values(), found["syscalls"]
+    assert found["syscalls"]["clone3"] == "ENOSYS"
+    assert 1 <= found["forks"] < LIMITS.processes
+    assert found["job"] == ["probe.py", "scripted_worker.py", "worker.sock"]
+    assert found["mounts"]["/"] == "ro"
+    assert found["mounts"]["/job"] == "ro"
+    assert found["processes"] <= 3
+    assert not found["docker"]
+    assert not {name for name in found["environment"] if "DOCKER" in name or "COTTAGE" in name or "SSH" in name}
+
+
+async def test_the_real_trainer_measures_the_machine_inside_the_image(docker_engine: str, tmp_path: Path) -> None:
+    sandbox = sandbox_for(tmp_path, limits=Limits(memory_mb=2048, threads=1))
+    try:
+        await sandbox.check()
+        output = await sandbox.measure(("bench", "--threads", "1", "--device", "cpu"), 120)
+    finally:
+        await sandbox.aclose()
+    assert json.loads(output)["flops"] > 0
+
+
+async def test_a_job_that_takes_too_much_memory_is_stopped_and_says_so(
+    docker_engine: str, tmp_path: Path, job: Path
+) -> None:
+    (job / "hog.py").write_text("data = []\nwhile True:\n    data.append(bytearray(1 << 22))\n")
+    sandbox = sandbox_for(tmp_path, "python3", "/job/hog.py", limits=Limits(memory_mb=64, threads=1))
+    try:
+        await sandbox.check()
+        worker = await sandbox.start("ab" * 16, job)
+        async with asyncio.timeout(60):
+            while (ended := await worker.ended()) is None:
+                await asyncio.sleep(0.05)
+        await worker.stop(0)
+    finally:
+        await sandbox.aclose()
+    assert "needed more memory than the 64 MB" in ended.reason
+
+
+async def test_what_a_dead_agent_left_is_swept_and_what_others_run_is_not(
+    docker_engine: str, tmp_path: Path, job: Path
+) -> None:
+    (job / "idle.py").write_text("import threading\nthreading.Event().wait()\n")
+    mine, other = (sandbox_for(tmp_path / name, "python3", "/job/idle.py") for name in ("mine", "other"))
+    for sandbox in (mine, other):
+        await sandbox.check()
+    left, foreign = await mine.start("ab" * 16, job), await other.start("cd" * 16, job)
+    heir = sandbox_for(tmp_path / "mine", "python3", "/job/idle.py")
+    await heir.check()
+    try:
+        assert await heir.sweep() == 1
+        ended = await left.ended()
+        assert ended is not None
+        assert "removed" in ended.reason
+        assert await foreign.ended() is None
+    finally:
+        await foreign.stop(0)
+        for sandbox in (mine, other, heir):
+            await sandbox.aclose()
+
+
+async def test_a_missing_image_says_how_to_make_it(docker_engine: str, tmp_path: Path) -> None:
+    sandbox = DockerSandbox(LIMITS, "cottage-nothing:here", owner=tmp_path)
+    with pytest.raises(SandboxError, match=r"python -m installer\.image\.build cottage-nothing:here"):
+        await sandbox.check()
+    await sandbox.aclose()
+
+
+async def test_a_gpu_job_without_the_nvidia_runtime_says_what_to_install(
+    docker_engine: str, tmp_path: Path, job: Path
+) -> None:
+    sandbox = sandbox_for(tmp_path, gpu=True)
+    await sandbox.check()
+    with pytest.raises(SandboxError, match="nvidia-container-toolkit"):
+        await sandbox.start("ab" * 16, job)
+    assert await sandbox.sweep() == 0
+    await sandbox.aclose()
+
+
+async def test_no_engine_says_how_to_get_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/nobody.sock")
+    sandbox = DockerSandbox(LIMITS, IMAGE, owner=tmp_path)
+    with pytest.raises(SandboxError, match=r"no Docker engine answers at unix://.*apt-get install docker.io"):
+        await sandbox.check()
+    await sandbox.aclose()
+
+
+WEAKER: dict[str, dict[str, Any]] = {
+    "network": {"network_mode": "host"},
+    "read-only root": {"read_only": False},
+    "privileged": {"privileged": True},
+    "dropped capabilities": {"cap_drop": ["NET_RAW"]},
+    "added capabilities": {"cap_add": ["SYS_ADMIN"]},
+    "security options": {"security_opt": ["no-new-privileges:true", "seccomp=unconfined"]},
+    "memory": {"mem_limit": "1g", "memswap_limit": "1g"},
+    "memory and swap": {"memswap_limit": -1},
+    "processes": {"pids_limit": -1},
+    "processors": {"nano_cpus": 2 * 10**9},
+    "user": {"user": "0:0"},
+    "process namespace": {"pid_mode": "host"},
+    "IPC namespace": {"ipc_mode": "host"},
+    "devices": {"devices": ["/dev/null:/dev/other:rwm"]},
+    "mounts": {"mounts": [docker.types.Mount("/job", "/etc", type="bind")]},
+    "binds": {"mounts": [], "volumes": ["/etc:/job"]},
+    "temporary files": {"tmpfs": {"/tmp": "", "/usr": ""}},
+}
+
+
+@pytest.mark.parametrize("restriction", WEAKER)
+def test_a_container_that_lacks_a_restriction_is_recognised(docker_engine: str, job: Path, restriction: str) -> None:
+    client = docker.from_env()
+    options = container_options(LIMITS, job, {}, gpu=False)
+    options |= WEAKER[restriction]
+    container = client.containers.create(IMAGE, ["true"], **options)
+    try:
+        container.reload()
+        faults = container_faults(container.attrs, LIMITS, job, gpu=False)
+    finally:
+        container.remove(force=True)
+        client.close()
+    assert any(fault.startswith(f"{restriction} is ") for fault in faults), faults
+
+
+def test_this_engine_has_no_faults_and_a_rootless_one_without_limits_has(docker_engine: str) -> None:
+    client = docker.from_env()
+    info = client.info()
+    client.close()
+    assert engine_faults(info) == []
+    bare = {"SecurityOptions": ["name=rootless"], "MemoryLimit": False, "PidsLimit": False, "CpuCfsQuota": False}
+    assert len(engine_faults(info | bare)) == 4
+    assert engine_faults(info | {"OSType": "windows"}) != []
+
+
+def test_the_filter_of_system_calls_names_no_way_out() -> None:
+    profile = json.loads(PROFILE)
+    allowed = {name for rule in profile["syscalls"] if "args" not in rule for name in rule["names"]}
+    allowed -= {"clone3"}
+    forbidden = {"socket", "clone", "unshare", "mount", "setns", "ptrace", "bpf", "keyctl", "add_key", "userfaultfd"}
+    forbidden |= {
+        "io_uring_setup",
+        "perf_event_open",
+        "process_vm_writev",
+        "open_by_handle_at",
+        "kexec_load",
+        "pivot_root",
+    }
+    assert not allowed & forbidden
+    assert profile["defaultAction"] == "SCMP_ACT_ERRNO"
+    assert all(not arch["subArchitectures"] for arch in profile["archMap"])
