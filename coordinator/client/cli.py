@@ -232,4 +232,4 @@ def _print(out: Console, options: argparse.Namespace, value: Any, shown: Any) ->
     if options.json:
         print(msgspec.json.encode(value).decode())
     else:
-        out.print(shown)
+        out.print(shown, soft_wrap=isinstance(shown, str))

@@ -17,7 +17,10 @@ def jobs_table(views: Sequence[api.JobView]) -> RenderableType:
     """One row a job."""
     if not views:
         return Text("No jobs yet: `cottage submit job.yaml --data FILE` submits one.")
-    table = Table("job", "name", "state", "rounds", "loss", f"paid {SIGN}", box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
+    table.add_column("job", no_wrap=True, min_width=32)  # Whole, to be copied into the next command.
+    for title in ("name", "state", "rounds", "loss", f"paid {SIGN}"):
+        table.add_column(title)
     for view in views:
         loss = "" if view.validation_loss is None else f"{view.validation_loss:.3f}"
         rounds = f"{view.rounds_done} of {view.rounds_total}"
