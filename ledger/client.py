@@ -59,7 +59,7 @@ MAX_TRANSACTION_BYTES = 1232  # One IPv6 packet: what a cluster accepts.
 MAX_PAYEES_A_TRANSACTION = 20  # Fits 1,232 bytes where every payee has a token account already.
 DEFAULT_PAYEES = 64  # Payees an escrow is opened for; each costs 40 bytes of rent, returned at the close.
 # A node keeps 10,000 bytes of a transaction's logs, and the history is read from them. Measured: 360 bytes a
-# payout and 1,200 for creating the payee's token account.
+# payout, 1,480 where the payee's token account is created first; a little room is added to both.
 _MAX_LOG, _PAYEE_LOG, _NEW_PAYEE_LOG = 9000, 400, 1650
 
 

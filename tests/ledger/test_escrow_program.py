@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 from solders.instruction import AccountMeta, Instruction
 from solders.pubkey import Pubkey
+from solders.rent import Rent
 from solders.system_program import ID as SYSTEM_PROGRAM
 from solders.system_program import TransferParams, transfer
 from spl.token import instructions as token
@@ -238,6 +239,25 @@ def test_a_deadline_in_the_past_is_refused(world: World, seconds: int) -> None:
 @pytest.mark.parametrize("payees", [0, MAX_PAYEES + 1, 65535])
 def test_an_impossible_number_of_payees_is_refused(world: World, payees: int) -> None:
     assert world.refusal(_vault(world), _opening(world, max_payees=payees)) == MarketError.BAD_TERMS
+
+
+def test_another_program_in_place_of_the_system_is_refused(world: World) -> None:
+    opening = swap(_opening(world), 4, TOKEN_PROGRAM_ID)
+    assert world.refusal(_vault(world), opening) == MarketError.WRONG_PROGRAM
+
+
+@pytest.mark.parametrize(("threshold", "rate"), [(1.0, 6960), (2.0, 3480), (1.0, 696)])
+def test_rent_follows_the_cluster(world: World, threshold: float, rate: int) -> None:
+    world.chain._vm.set_rent(Rent(rate, threshold, 50))
+    world.send(_vault(world), _opening(world, max_payees=4))
+    opened = world.chain.account(world.market.escrow(world.submitter, b"\5" * 32))
+    assert opened is not None
+    assert opened.lamports == (200 + 4 * 40 + 128) * rate * int(threshold)
+
+
+def test_rent_of_an_unknown_kind_is_refused(world: World) -> None:
+    world.chain._vm.set_rent(Rent(6960, 1.5, 50))
+    assert world.refusal(_vault(world), _opening(world)) == MarketError.RENT
 
 
 @pytest.mark.parametrize("lamports", [890_880, 50_000_000])

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from solders.instruction import Instruction
+from solders.instruction import AccountMeta, Instruction
 from solders.pubkey import Pubkey
 from solders.system_program import ID as SYSTEM_PROGRAM
 
 from ledger.local.genesis import COOLDOWN_S, SLASH_WINDOW_S
-from ledger.program.interface import MarketError
+from ledger.program.interface import LOADER, MarketError
 from ledger.program.layout import read_events
 from tests.ledger.world import TOKENS, World, swap, unsigned, with_data
 
@@ -159,6 +159,22 @@ def test_stake_comes_back_to_nobody_but_the_node(world: World, stake: Pubkey, ta
     assert world.refusal(asked) == MarketError.WRONG_DESTINATION
 
 
+def test_what_was_withdrawn_cannot_be_slashed_any_more(world: World) -> None:
+    """The cap of a window is measured at its beginning, but never reaches beyond what is there."""
+    world.send(_configure(world, slash_bps=5000, cooldown=0, window=3600))
+    stake = world.open_stake(1000)
+    world.send(_slash(world, 1), world.market.stake_request(world.node, 900), world.market.stake_withdraw(world.node))
+    assert world.refusal(_slash(world, 400, OTHER_REASON)) == MarketError.INSUFFICIENT
+    assert _totals(world, stake) == (1000, 1, 900, 99)
+
+
+def test_a_request_for_stake_that_was_slashed_whole_pays_nothing(world: World) -> None:
+    world.send(_configure(world, slash_bps=10_000, cooldown=0))
+    world.open_stake(1000)
+    world.send(world.market.stake_request(world.node, 1000), _slash(world, 1000))
+    assert world.refusal(world.market.stake_withdraw(world.node)) == MarketError.INSUFFICIENT
+
+
 def _operation(world: World, name: str) -> Instruction:
     market = world.market
     return {
@@ -301,6 +317,19 @@ def test_only_the_upgrade_authority_sets_terms(world: World, who: str) -> None:
     assert world.refusal(unsigned(_configure(world))) is None  # the root key signs as fee payer anyway
     forged = swap(unsigned(_configure(world)), 0, getattr(world, who))
     assert world.refusal(forged) == "MissingRequiredSignature"
+
+
+def test_the_terms_of_a_program_that_nobody_may_upgrade_are_final(world: World) -> None:
+    root = world.genesis.root.pubkey()
+    accounts = [AccountMeta(world.market.program_data(), False, True), AccountMeta(root, True, False)]
+    world.send(Instruction(LOADER, (4).to_bytes(4, "little"), accounts))  # gives the authority up
+    assert world.refusal(_configure(world)) == MarketError.WRONG_AUTHORITY
+
+
+def test_a_treasury_that_is_no_token_account_is_refused(world: World) -> None:
+    content = bytes(world.market.mint) + bytes(133)
+    forged = world.forge("forged treasury", content, SYSTEM_PROGRAM)
+    assert world.refusal(swap(_configure(world), 2, forged)) == MarketError.WRONG_MINT
 
 
 @pytest.mark.parametrize("what", ["terms", "wallet", "nothing"])
