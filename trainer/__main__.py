@@ -23,6 +23,7 @@ EXIT_BAD_INPUT = 3
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # Nothing here ever asks the network for a model.
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # Programs read what is printed here.
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
