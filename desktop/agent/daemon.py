@@ -40,6 +40,8 @@ from transport.wire.node import IceServer as OfferedIceServer
 from transport.wire.task import BeginRound, StopTask
 
 TRAFFIC_S = 2.0
+RESEND_BURST = 150  # Reports in a row after a reconnect, and then a pause: a coordinator takes so many at once.
+RESEND_PAUSE_S = 4.0
 ORPHAN_S = 600.0  # A coordinator that is away for longer has given the leases to others: their workers only burn power.
 END_TASKS_S = 15.0  # A worker gets two seconds, a container a little longer; then the agent leaves anyway.
 MAX_FORGOTTEN = 64  # Ended leases whose last reports are not acknowledged; the oldest are given up.
@@ -151,14 +153,20 @@ class Agent:
             )
             await self._peers.connect(self._network)
         self._network.set_ice_servers(servers)
-        for task in list(self._tasks.values()):
-            for report in task.outbox.waiting():
-                await self._session.send(report)
+        await self._send_again()
         if welcome.ledger is not None:
             self._ledger = welcome.ledger
             self._wallet_changed.set()
             stake = max(self._parts.settings.stake, welcome.min_stake if self._parts.settings.stake else 0)
             self._spawn(wallet.ensure_stake(welcome.ledger, self._parts.key, stake), "stake")
+
+    async def _send_again(self) -> None:
+        waiting = [report for task in self._tasks.values() for report in task.outbox.waiting()]
+        for start in range(0, len(waiting), RESEND_BURST):
+            for report in waiting[start : start + RESEND_BURST]:
+                await self._session.send(report)
+            if start + RESEND_BURST < len(waiting):
+                await self._parts.clock.sleep(RESEND_PAUSE_S)
 
     def received(self, message: TaskMessage) -> None:
         """One message from the coordinator."""

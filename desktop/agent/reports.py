@@ -3,12 +3,34 @@
 from collections import deque
 
 from desktop.agent.errors import WorkerProtocolError
+from transport.clock import Clock
 from transport.wire.node import HeldLease, Report
 from transport.wire.task import TaskReport
 
-MAX_UNACKNOWLEDGED = (
-    512  # Some five for each round: a coordinator that is away for a hundred rounds has forgotten the lease.
-)
+MAX_UNACKNOWLEDGED = 200  # Some five for each round: a coordinator away for forty rounds has forgotten the lease.
+REPORTS_PER_S = 20.0  # A coordinator takes fifty messages a second from a node with all its leases.
+REPORTS_BURST = 150.0
+
+
+class Pace:
+    """Lets ``REPORTS_BURST`` reports pass at once and ``REPORTS_PER_S`` in the long run: a talkative worker waits.
+
+    Otherwise one worker could have the connection closed that all the leases of its node share.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        """Begin with a full bucket."""
+        self._clock = clock
+        self._tokens = REPORTS_BURST
+        self._at = clock.now()
+
+    async def wait(self) -> None:
+        """Return when the next report may go."""
+        now = self._clock.now()
+        self._tokens = min(REPORTS_BURST, self._tokens + (now - self._at) * REPORTS_PER_S) - 1
+        self._at = now
+        if self._tokens < 0:
+            await self._clock.sleep(-self._tokens / REPORTS_PER_S)
 
 
 class Outbox:

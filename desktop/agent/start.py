@@ -34,7 +34,6 @@ def make_sandbox(settings: Settings, home: Home, device: Device, worker_argument
     limits = Limits(memory_mb=settings.memory_mb, threads=settings.threads)
     if settings.sandbox == "docker":
         return DockerSandbox(limits, settings.image, owner=home.path, gpu=device.kind == "cuda", extra=worker_arguments)
-    LOGGER.warning(NO_PROTECTION)
     return ProcessSandbox(limits, worker_arguments)
 
 
@@ -50,6 +49,8 @@ async def prepare(home: Home, settings: Settings, worker_arguments: Sequence[str
     device = await asyncio.to_thread(detect)
     LOGGER.info("%s. %s", device.name, device.note)
     await asyncio.to_thread(_empty, home.jobs)
+    if settings.sandbox == "process":
+        LOGGER.warning(NO_PROTECTION)
     try:
         sandbox, bench = await _measured(home, settings, device, worker_arguments)
     except SandboxError as error:

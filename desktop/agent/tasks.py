@@ -21,18 +21,19 @@ from desktop.agent.bridge import Bridge, Outside
 from desktop.agent.errors import AgentError, NotConnectedError, WorkerError
 from desktop.agent.log import LOGGER, printable
 from desktop.agent.peers import Peers
-from desktop.agent.reports import Outbox
+from desktop.agent.reports import Outbox, Pace
 from desktop.agent.sandbox.base import SOCKET_NAME, Sandbox, Worker
 from desktop.agent.unixsocket import listen
 from transport.clock import Clock
 from transport.wire.node import Assign, HeldLease, Report
-from transport.wire.task import TaskFailed, TaskReady, TaskReport
+from transport.wire.task import Progress, TaskFailed, TaskReady, TaskReport
 from transport.wire.worker import Setup
 
 CONNECT_S = 180.0  # A worker imports PyTorch before it connects: 5 s on an idle machine, a minute on a crowded one.
 LOOK_S = 0.25  # How often to look whether a worker that has not connected yet is still alive.
 LAST_WORDS_S = 5.0  # A worker that closed its socket ends within that, and then its exit code tells why.
 STOP_GRACE_S = 2.0
+PROGRESS_S = 0.25  # A tiny model takes fifty steps a second; a picture of it four times a second is enough.
 MAX_REASON = 4000
 
 TaskState = Literal["fetching", "starting", "running", "ended", "failed"]
@@ -79,6 +80,8 @@ class HeldTask:
         )
         self._stopping = asyncio.Event()
         self._told_failure = False
+        self._pace = Pace(self.tools.clock)
+        self._last_progress = -PROGRESS_S
         self._folder = self.tools.folder / f"{self.assign.lease}-{self.assign.fence}"
 
     @property
@@ -99,6 +102,10 @@ class HeldTask:
         """
         if self._told_failure:
             return  # A worker that has given up has nothing more to say.
+        if isinstance(body, Progress) and not self._is_time_for_progress():
+            return
+        if reliable:
+            await self._pace.wait()
         if isinstance(body, TaskFailed):
             self._told_failure = True
             self.state, self.reason = "failed", printable(body.reason)
@@ -109,6 +116,13 @@ class HeldTask:
             await self.tools.send(report)
         if isinstance(body, TaskFailed):
             self._stopping.set()
+
+    def _is_time_for_progress(self) -> bool:
+        now = self.tools.clock.now()
+        due = now - self._last_progress >= PROGRESS_S
+        if due:
+            self._last_progress = now
+        return due
 
     async def run(self) -> None:
         """Live through the whole task; whatever goes wrong in it ends here and is reported."""
