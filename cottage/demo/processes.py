@@ -22,11 +22,12 @@ class RoleError(RuntimeError):
 
 @dataclass
 class Role:
-    """One running process of the network."""
+    """One running process of the network. ``may_end``: its end by itself is no fault."""
 
     name: str
     process: asyncio.subprocess.Process
     log: Path
+    may_end: bool = False
 
     @property
     def pid(self) -> int:

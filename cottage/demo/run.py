@@ -83,6 +83,8 @@ class Run:
             extra = [f"--worker-argument=--lie={self.options.lie}"] if lies else []
             provider = await self.network.add_provider(f"node{number}", extra)
             if lies:
+                assert provider.role is not None
+                provider.role.may_end = True  # The network sends it away once it is caught.
                 self.liar = provider.key.address
         await self._until_online(count)
         return ledger
