@@ -9,12 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from trainer.__main__ import EXIT_BAD_INPUT, main
 from trainer.data import MAX_HELDOUT_TOKENS, TokenFile, heldout_parts, micro_batches, sample_starts
 from trainer.errors import DataError
 from trainer.prepare import Manifest, prepare
+from trainer.text import pieces
 from transport.wire.job import TokenizerSpec, TrainingSpec
 
 TEXT = "".join(f"def function_{i}(argument):\n    return argument + {i}\n\n" for i in range(2000))
@@ -247,3 +250,28 @@ def test_a_token_beyond_the_vocabulary_is_refused(tmp_path: Path) -> None:
     np.full(100, 300, dtype="<u4").tofile(tmp_path / "t")
     with pytest.raises(DataError, match="token 300, the vocabulary has 300"):
         TokenFile(tmp_path / "t", 16, 300).sample(0, 0, 0, 4)
+
+
+@settings(deadline=None, max_examples=60)
+@given(text=st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=3000), size=st.integers(1, 200))
+def test_pieces_put_together_are_the_text(text: str, size: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.mktemp("text") / "data"
+    path.write_text("x" + text, "utf-8", newline="")
+    parts = list(pieces(path, "text", "text", size))
+    assert "".join(parts) == "x" + text
+    assert all(0 < len(part) <= 2 * size for part in parts)
+
+
+@settings(deadline=None, max_examples=100)
+@given(noise=st.binary(max_size=400), form=st.sampled_from(["text", "jsonl"]))
+def test_any_bytes_are_text_or_refused_in_words(
+    noise: bytes, form: Any, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("noise") / "data"
+    path.write_bytes(noise)
+    code = "none"
+    try:
+        assert all(pieces(path, form, "text"))
+    except DataError as error:
+        code = error.code
+    assert code in {"none", "empty-dataset", "binary-dataset", "bad-encoding", "bad-row"}
