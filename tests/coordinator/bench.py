@@ -1,0 +1,143 @@
+"""A coordinator without sockets: memory store, a clock that stands still, nodes that only exist."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from coordinator.app import Parts, assemble
+from coordinator.config import Config
+from coordinator.domain.job import Job, JobState
+from coordinator.services.artifacts import ArtifactStore
+from coordinator.services.chain import Chain
+from coordinator.services.models import ModelWorkshop
+from coordinator.services.nodes import Session
+from coordinator.store.memory import MemoryStore
+from coordinator.store.ports import Store
+from coordinator.store.records import CommitRecord, NodeRecord, OutboxRecord, RoundRecord
+from tests.coordinator.fakes import (
+    BUDGET,
+    COORDINATOR,
+    WALLET,
+    FakeArtifacts,
+    FakeChain,
+    FakeModels,
+    digest,
+    profile,
+    spec,
+)
+from tests.sim.world import HOST, NONCE, SimClock
+from transport.identity import NodeKey
+from transport.wire.api import NewJob
+from transport.wire.job import JobSpec
+from transport.wire.node import PROTOCOL, CoordinatorMessage, HeldLease, Hello
+from transport.wire.task import Layers, Plan
+
+CONFIG = Config(data=Path("unused"), ledger_url="http://ledger.test", settle_every=2)
+
+
+class Bench:
+    """Services on a bench."""
+
+    def __init__(
+        self,
+        config: Config = CONFIG,
+        store: Store | None = None,
+        chain: Chain | None = None,
+        coordinator: str = COORDINATOR,
+        wallet: str | None = WALLET,
+        models: object | None = None,
+    ) -> None:
+        self.fake = FakeChain()
+        self.clock = SimClock()
+        self.store = store or MemoryStore()
+        self.sent: dict[str, list[CoordinatorMessage]] = {}
+        self.closed: dict[str, str] = {}
+        self.parts: Parts = assemble(
+            config,
+            self.clock,
+            self.store,
+            chain or self.fake,
+            cast(ModelWorkshop, models or FakeModels()),
+            cast(ArtifactStore, FakeArtifacts()),
+            coordinator,
+            wallet,
+        )
+
+    async def enter(
+        self, number: int, held: tuple[HeldLease, ...] = (), nonce: bytes = NONCE, **fields: Any
+    ) -> Session:
+        """Connect a node by number."""
+        key = NodeKey(number.to_bytes(32, "big"))
+        payout = NodeKey((500 + number).to_bytes(32, "big")).address
+        shown = msgspec.structs.replace(profile(f"node-{number}"), **fields)
+        hello = Hello(PROTOCOL, key.address, payout, key.sign("cottage-hello", nonce, HOST.encode()), shown, held)
+        sent = self.sent.setdefault(key.address, [])
+        close: Callable[[str], None] = lambda reason: self.closed.__setitem__(key.address, reason)  # noqa: E731
+        session = await self.parts.nodes.enter(hello, NONCE, HOST, sent.append, close)
+        await self.parts.conversation.begin(session, hello)
+        return session
+
+    async def job(self, document: JobSpec | None = None, nodes: int = 4) -> str:
+        """A created job, with enough nodes here."""
+        for number in range(1, nodes + 1):
+            if self.parts.nodes.session(NodeKey(number.to_bytes(32, "big")).address) is None:
+                await self.enter(number)
+        return (await self.parts.jobs.create(NewJob(document or spec()))).id
+
+    async def verified(self, shares: list[dict[str, int]], escrow: int = BUDGET) -> str:
+        """A job whose rounds are trained and verified: ``shares[round]`` says who earned what."""
+        job = await self.job()
+        for payee in {payee for share in shares for payee in share}:
+            async with self.store.transaction() as tx:
+                await tx.insert(NodeRecord(payee, payee, profile(payee[:6]), 0.0, 0.0))
+        async with self.parts.desk.open(job) as work:
+            work.job = msgspec.structs.replace(
+                work.job,
+                state=JobState.VERIFYING,
+                escrow=escrow,
+                model=digest("model"),
+                verified=sum(sum(share.values()) for share in shares),
+            )
+            for number, share in enumerate(shares):
+                await work.tx.insert(_round(job, number))
+                for replica, (payee, amount) in enumerate(sorted(share.items())):
+                    await work.tx.insert(_commit(job, number, replica, payee, amount))
+        return job
+
+    async def rows(self, job: str, kind: str | None = None) -> list[OutboxRecord]:
+        """The job's outbox."""
+        async with self.store.transaction() as tx:
+            rows = await tx.find(OutboxRecord, ("job", "=", job))
+        return [row for row in rows if kind is None or row.kind == kind]
+
+    async def stored(self, job: str) -> Job:
+        """The job as it is in the store."""
+        async with self.store.transaction() as tx:
+            return await tx.get(Job, job)
+
+
+def _round(job: str, number: int) -> RoundRecord:
+    plan = Plan(1, (Layers(0, 4),), ())
+    return RoundRecord(job, 1, number, "complete", plan, number, 1, 2, 0.0, ended=1.0, concluded=True)
+
+
+def _commit(job: str, number: int, replica: int, payee: str, amount: int) -> CommitRecord:
+    return CommitRecord(
+        job,
+        1,
+        number,
+        0,
+        replica,
+        f"lease-{replica}",
+        payee,
+        payee,
+        digest(number, replica),
+        2,
+        512,
+        1,
+        True,
+        "verified",
+        amount,
+    )

@@ -1,0 +1,342 @@
+"""Money moves once, whatever breaks: signatures are stored before they are sent, and a crash at any wait repairs itself."""
+
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import pytest
+from aiohttp import web
+
+from coordinator.domain.job import JobState
+from coordinator.errors import FundsError
+from coordinator.services.chain import Chain, LedgerChain
+from coordinator.services.settlement import MAX_ATTEMPTS, MAX_PAYEES_A_ROW, Settlement
+from coordinator.store.memory import MemoryStore
+from coordinator.store.ports import Store, Transaction
+from coordinator.store.records import NodeRecord, OutboxRecord
+from ledger.client import Ledger, LedgerConfig, job_bytes
+from ledger.local.rpc import Rpc
+from ledger.local.server import build_app
+from ledger.money import Amount
+from tests.coordinator.bench import Bench
+from tests.coordinator.fakes import BUDGET, COORDINATOR, WALLET, Account, unavailable
+from tests.ledger.world import World
+from tests.sim.world import CrashError
+from transport.identity import NodeKey
+
+
+def payee(number: int) -> str:
+    return NodeKey((7000 + number).to_bytes(32, "big")).address
+
+
+async def owing(bench: Bench, shares: list[dict[str, int]]) -> str:
+    """A job with verified work, its escrow on the ledger, payouts and refund queued."""
+    job = await bench.verified(shares)
+    bench.fake.escrows[job] = Account(WALLET, BUDGET, 2**40)
+    async with bench.parts.desk.open(job) as work:
+        await bench.parts.settlement.finish(work)
+    return job
+
+
+async def drain(bench: Bench, times: int = 12) -> None:
+    for _ in range(times):
+        await bench.parts.settlement.drain()
+
+
+async def test_what_is_verified_is_paid_and_the_rest_goes_back() -> None:
+    bench = Bench()
+    job = await owing(bench, [{payee(1): 300, payee(2): 200}, {payee(1): 50}])
+    await drain(bench)
+    account = bench.fake.escrows[job]
+    assert account.paid == {payee(1): 350, payee(2): 200}
+    assert account.refunded == BUDGET - 550
+    stored = await bench.stored(job)
+    assert (stored.paid, stored.refunded) == (550, BUDGET - 550)
+
+
+async def test_finishing_twice_queues_one_refund() -> None:
+    bench = Bench()
+    job = await owing(bench, [{payee(1): 300}])
+    async with bench.parts.desk.open(job) as work:
+        await bench.parts.settlement.finish(work)
+    assert len(await bench.rows(job, "refund")) == len(await bench.rows(job, "settle")) == 1
+
+
+async def test_the_refund_waits_for_the_payouts() -> None:
+    bench = Bench()
+    bench.fake.fault = lambda what: unavailable(what) if what == "prepare" else None
+    job = await owing(bench, [{payee(1): 300}])
+    await drain(bench)
+    assert [row.state for row in await bench.rows(job)] == ["queued"] * len(await bench.rows(job))
+    bench.fake.fault = lambda _what: None
+    await drain(bench)
+    order = [what.split()[0] for what, _ in bench.fake.signed if not what.startswith("memo")]
+    assert order == ["settle", "refund"]
+
+
+async def test_many_payees_are_paid_in_several_rows() -> None:
+    bench = Bench()
+    shares = {payee(number): number + 1 for number in range(2 * MAX_PAYEES_A_ROW + 1)}
+    job = await owing(bench, [shares])
+    await drain(bench)
+    assert len(await bench.rows(job, "settle")) == 3
+    assert bench.fake.escrows[job].paid == shares
+
+
+async def test_a_lost_acknowledgement_is_not_signed_again() -> None:
+    bench = Bench()
+    job = await owing(bench, [{payee(1): 300}])
+    bench.fake.fault = lambda what: unavailable(what) if what == "after" else None
+    await drain(bench, 1)
+    sent = (await bench.rows(job, "settle"))[0]
+    assert (sent.state, sent.attempts) == ("sent", 1)
+    bench.fake.fault = lambda _what: None
+    await drain(bench)
+    paid = (await bench.rows(job, "settle"))[0]
+    assert (paid.state, paid.signature, paid.attempts) == ("confirmed", sent.signature, 1)
+    assert bench.fake.escrows[job].paid == {payee(1): 300}
+
+
+async def test_the_signature_is_in_the_store_before_anything_is_sent() -> None:
+    bench = Bench()
+    job = await owing(bench, [{payee(1): 300}])
+    seen: list[str] = []
+
+    async def submit(prepared: Any) -> None:
+        async with bench.store.transaction():  # Nobody holds the store while the ledger is asked.
+            seen.append(prepared.signature)
+        rows = await bench.rows(job)
+        assert any(row.signature == prepared.signature and row.state == "sent" for row in rows)
+        unavailable("submit")
+
+    bench.fake.submit = submit  # type: ignore[method-assign]
+    await drain(bench, 1)
+    assert seen
+
+
+async def test_only_an_expired_transaction_is_signed_anew() -> None:
+    bench = Bench()
+    job = await owing(bench, [{payee(1): 300}])
+    bench.fake.fault = lambda what: unavailable(what) if what == "before" else None
+    await drain(bench, 3)
+    first = (await bench.rows(job, "settle"))[0].signature
+    bench.fake.fault = lambda _what: None
+    bench.fake.height += 100
+    await drain(bench)
+    row = (await bench.rows(job, "settle"))[0]
+    assert (row.state, row.attempts) == ("confirmed", 2)
+    assert row.signature != first
+    assert bench.fake.escrows[job].paid == {payee(1): 300}
+
+
+async def test_a_transaction_that_is_refused_each_time_is_given_up_with_a_note() -> None:
+    bench = Bench()
+    job = await owing(bench, [{payee(1): 300}])
+
+    async def refused(_signature: str, _height: int) -> str:
+        return "failed"
+
+    bench.fake.outcome = refused  # type: ignore[method-assign, assignment]
+    await drain(bench, MAX_ATTEMPTS * 4)
+    row = (await bench.rows(job, "settle"))[0]
+    assert (row.state, row.attempts) == ("failed", MAX_ATTEMPTS)
+    assert any("settle failed" in event.text for event in await bench.parts.jobs.events(job, 0))
+
+
+async def test_earnings_are_told_and_remembered() -> None:
+    bench = Bench()
+    job = await owing(bench, [{payee(1): 300}, {payee(1): 20}])
+    await drain(bench)
+    async with bench.store.transaction() as tx:
+        assert (await tx.get(NodeRecord, payee(1))).earned == 320
+    assert job
+
+
+async def test_an_escrow_that_does_not_serve_the_job_is_refused_with_the_reason() -> None:
+    bench = Bench()
+    job = await bench.stored(await bench.job())
+    with pytest.raises(FundsError, match="there is no escrow"):
+        await bench.parts.settlement.see_escrow(job)
+    bench.fake.escrows[job.id] = Account(WALLET, job.quote.price - 1, 2**40)
+    with pytest.raises(FundsError, match=r"the price is .*: add 0\.000001"):
+        await bench.parts.settlement.see_escrow(job)
+    bench.fake.escrows[job.id] = Account(WALLET, BUDGET, 5)
+    with pytest.raises(FundsError, match="ends at 5, before the job's deadline"):
+        await bench.parts.settlement.see_escrow(job)
+    bench.fake.escrows[job.id] = Account(WALLET, BUDGET, 2**40, ended=True)
+    with pytest.raises(FundsError, match="has been refunded"):
+        await bench.parts.settlement.see_escrow(job)
+    bench.fake.escrows[job.id] = Account(WALLET, BUDGET, 2**40)
+    await bench.parts.settlement.see_escrow(job)
+    assert (await bench.stored(job.id)).state is JobState.FUNDED
+
+
+async def test_money_that_arrives_for_a_cancelled_job_goes_back() -> None:
+    bench = Bench()
+    job = await bench.job()
+    async with bench.parts.desk.open(job) as work:
+        await bench.parts.settlement.queue_funding(work)
+    bench.fake.fault = lambda what: unavailable(what) if what == "after" else None
+    await drain(bench, 1)  # The escrow is open, but nobody knows yet.
+    await bench.parts.jobs.cancel(job)
+    bench.fake.fault = lambda _what: None
+    await drain(bench)
+    assert bench.fake.escrows[job].refunded == BUDGET
+    assert (await bench.stored(job)).refunded == BUDGET
+
+
+async def test_a_cancelled_job_is_not_funded_any_more() -> None:
+    bench = Bench()
+    job = await bench.job()
+    async with bench.parts.desk.open(job) as work:
+        await bench.parts.settlement.queue_funding(work)
+    await bench.parts.jobs.cancel(job)
+    await drain(bench)
+    assert job not in bench.fake.escrows
+    assert (await bench.rows(job, "fund"))[0].state == "failed"
+
+
+# --- the real ledger, and a crash at every wait ---------------------------------------------------------------------------
+
+
+class Fuse:
+    """Burns through at the n-th wait."""
+
+    def __init__(self, at: int) -> None:
+        self.left = at
+
+    def tick(self) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise CrashError
+
+
+class FusedStore:
+    """A store under which the process dies when the fuse burns through."""
+
+    def __init__(self, inner: Store, fuse: Fuse) -> None:
+        self._inner = inner
+        self._fuse = fuse
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Transaction]:
+        self._fuse.tick()
+        async with self._inner.transaction() as tx:
+            yield tx
+            self._fuse.tick()
+        self._fuse.tick()
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+
+class FusedChain:
+    """A ledger that may be the last thing the process talks to, before and after each call."""
+
+    def __init__(self, inner: LedgerChain, fuse: Fuse) -> None:
+        self._inner = inner
+        self._fuse = fuse
+
+    def __getattr__(self, name: str) -> Any:
+        attribute = getattr(self._inner, name)
+        if name in ("url", "program", "mint", "escrow_address"):
+            return attribute
+
+        async def call(*arguments: Any) -> Any:
+            self._fuse.tick()
+            result = await attribute(*arguments)
+            self._fuse.tick()
+            return result
+
+        return call
+
+
+@pytest.fixture
+async def ledger() -> AsyncIterator[Ledger]:
+    """The embedded ledger behind HTTP, as jobs use it."""
+    world = World()
+    runner = web.AppRunner(build_app(Rpc(world.chain, world.genesis), lambda: None), shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    host, port = runner.addresses[0][:2]
+    async with await Ledger.connect(LedgerConfig(f"http://{host}:{port}")) as client:
+        yield client
+    await runner.cleanup()
+
+
+SEED, WALLET_SEED = b"c" * 32, b"w" * 32
+
+
+async def crash_and_repair(ledger: Ledger, at: int) -> bool:
+    """Settle a job with the process dying at wait ``at``; start again and finish. Whether the fuse burned through."""
+    chain = LedgerChain(ledger, "http://ledger.test", SEED, WALLET_SEED, COORDINATOR)
+    store, fuse = MemoryStore(), Fuse(at)
+    calm = Bench(store=store, chain=chain)
+    job = await calm.verified([{payee(1): 300, payee(2): 200}, {payee(1): 50}])
+    await ledger.open_escrow(WALLET_SEED, job_bytes(job), COORDINATOR, Amount(BUDGET), 2**40)
+    async with calm.parts.desk.open(job) as work:
+        await calm.parts.settlement.finish(work)
+    dying = Bench(store=FusedStore(store, fuse), chain=cast(Chain, FusedChain(chain, fuse)))
+    crashed = await carry(dying.parts.settlement)
+    again = Bench(store=store, chain=chain)
+    assert not await carry(again.parts.settlement)
+    await check(again, ledger, job)
+    return crashed
+
+
+async def carry(settlement: Settlement) -> bool:
+    """Drain until nothing is left; whether the process died over it."""
+    try:
+        while await settlement.drain():
+            pass
+    except BaseExceptionGroup as group:
+        if group.subgroup(CrashError) is None:
+            raise
+        return True
+    except CrashError:
+        return True
+    return False
+
+
+async def check(bench: Bench, ledger: Ledger, job: str) -> None:
+    state = await ledger.escrow(WALLET, job_bytes(job))
+    assert state is not None
+    assert state.paid_to == {ledger.wallet(payee(1)): 350, ledger.wallet(payee(2)): 200}
+    assert (state.paid, state.refunded, state.balance, state.ended) == (550, BUDGET - 550, 0, True)
+    stored = await bench.stored(job)
+    assert (stored.paid, stored.refunded) == (550, BUDGET - 550)
+    assert {row.state for row in await bench.rows(job)} == {"confirmed"}
+    happened = Counter(event.kind for event in await ledger.history(WALLET, job_bytes(job)))
+    assert happened["paid"] == 2
+    assert happened["refunded"] == 1
+
+
+async def test_a_crash_at_any_wait_of_a_settlement_pays_everybody_once(ledger: Ledger) -> None:
+    await ledger.faucet(COORDINATOR, Amount(0), 10**12)
+    await ledger.faucet(WALLET, Amount(BUDGET * 1000), 10**12)
+    at = 1
+    while await crash_and_repair(ledger, at):
+        at += 1
+    assert at > 40, "the course has that many waits"
+
+
+async def test_stake_is_slashed_once_on_the_real_ledger(ledger: Ledger) -> None:
+    await ledger.faucet(COORDINATOR, Amount(0), 10**12)
+    node = NodeKey(b"n" * 32)
+    await ledger.faucet(node.address, Amount(1_000), 10**12)
+    await ledger.open_stake(node.seed, Amount(1_000), COORDINATOR)
+    chain = LedgerChain(ledger, "http://ledger.test", SEED, WALLET_SEED, COORDINATOR)
+    bench = Bench(chain=chain)
+    await ledger.faucet(WALLET, Amount(BUDGET * 10), 10**12)
+    job = await bench.job()
+    payload: dict[str, str | int] = {"node": node.address, "reason": "ab" * 32}
+    async with bench.parts.desk.open(job) as work:
+        work.queue(OutboxRecord("slash:1", job, "slash", payload, work.now))
+    await drain(bench, 4)
+    row = (await bench.rows(job, "slash"))[0]
+    state = await ledger.stake(node.address)
+    assert state is not None
+    assert row.state == "confirmed"
+    assert state.slashed == row.amount > 0
+    assert any('"slashed"' in str(memo.payload["text"]) for memo in await bench.rows(job, "event"))
