@@ -43,6 +43,11 @@ class _Partial:
     received: int = 0
     ticket: Ticket | None = None
 
+    def empty(self) -> Ticket | None:
+        """Let go of the memory at once (ticket and message point at each other) and return what pays for it."""
+        ticket, self.ticket, self.buffer = self.ticket, None, None
+        return ticket
+
 
 class Inbox:
     """All messages from one peer."""
@@ -95,10 +100,10 @@ class Inbox:
 
     def drop_partial(self) -> None:
         """Free the memory of messages that are not complete: their link is gone."""
-        dropped = [partial.ticket for partial in self._partial.values() if partial.ticket is not None]
+        tickets = [partial.empty() for partial in self._partial.values()]
         self._partial.clear()
         self._discarding.clear()
-        self._budget.give_up(*dropped)
+        self._budget.give_up(*(ticket for ticket in tickets if ticket is not None))
 
     def on_floor(self, floor: int) -> None:
         """The peer will never again speak of ids below ``floor``."""
@@ -163,16 +168,18 @@ class Inbox:
             return
         if frame.id >= self._watermark + 2 * MAX_ID_SPAN:
             raise MalformedFrameError(f"the peer cancels message {frame.id} out of order")
-        if partial is not None and partial.ticket is not None:
-            self._budget.give_up(partial.ticket)
+        ticket = partial.empty() if partial is not None else None
+        if ticket is not None:
+            self._budget.give_up(ticket)
         self._discarding.discard(frame.id)
         self._settle(frame.id, None)
 
     def finished(self, delivery: Delivery, failure: str | None) -> None:
         """The handler is done with a message: free its memory and tell the peer, if it still is the same session."""
         delivery.payload = memoryview(b"")
-        if delivery.ticket is not None:
-            self._budget.give_up(delivery.ticket)
+        ticket, delivery.ticket = delivery.ticket, None
+        if ticket is not None:
+            self._budget.give_up(ticket)
         if self._busy.get(delivery.id) is delivery:
             del self._busy[delivery.id]
             self._settle(delivery.id, failure)
@@ -208,7 +215,7 @@ class Inbox:
             )
         del self._partial[begin.id]
         payload = memoryview(partial.buffer).toreadonly()
-        delivery = Delivery(partial.lane, self._session, begin.id, begin.header, payload, begin.eager, partial.ticket)
+        delivery = Delivery(partial.lane, self._session, begin.id, begin.header, payload, begin.eager, partial.empty())
         self._busy[begin.id] = delivery
         self._deliver(delivery)
 

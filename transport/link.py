@@ -50,7 +50,6 @@ class Link:
         self._limits = limits
         self._replies: deque[Frame] = deque()
         self._wake = asyncio.Event()
-        self._heard = False
         self._fault: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._ping_seq = 0
         self._ping_at = 0.0
@@ -122,7 +121,6 @@ class Link:
             counters.messages_sent += 1
 
     def _received(self, lane: Lane, data: bytes) -> None:
-        self._heard = True
         counters = self._stats.lanes[lane]
         counters.framed_received += len(data)
         if self._fault.done():
@@ -162,19 +160,17 @@ class Link:
                     self._stats.rtt_s = self._clock.now() - self._ping_at
 
     async def _watch(self) -> None:
-        """Ping, and count the ticks in which the peer said nothing.
+        """Ping, and count the ticks in which nothing came from the peer.
 
         Ticks are counted, not seconds: when this process itself was held up for long, what the peer sent meanwhile is read before
-        the next tick.
+        the next tick. Packets are counted, not frames: a lossy line may hold up frames for seconds while it brings packets.
         """
         limits = self._limits
         silent = stalled = progress = 0
         while (silent + 1) * limits.ping_s <= limits.silent_s:
             self._ping()
-            self._heard = False
-            self._count()
             await self._clock.sleep(limits.ping_s)
-            silent = 0 if self._heard else silent + 1
+            silent = 0 if self._count() else silent + 1
             waiting = self._inbox.awaits_bytes and self._inbox.progress == progress
             stalled = stalled + 1 if waiting else 0
             progress = self._inbox.progress
@@ -191,10 +187,12 @@ class Link:
         self._ping_at = self._clock.now()
         self.reply(Ping(self._ping_seq, self._outbox.floor))
 
-    def _count(self) -> None:
+    def _count(self) -> int:
+        """Bring the counters up to date; returns how many packets have come since the last time."""
         now, before, stats = self._connection.counters(), self._counted, self._stats
         stats.wire_sent += now.bytes_sent - before.bytes_sent
         stats.wire_received += now.bytes_received - before.bytes_received
         stats.packets_sent += now.packets_sent - before.packets_sent
         stats.packets_received += now.packets_received - before.packets_received
         self._counted = now
+        return now.packets_received - before.packets_received

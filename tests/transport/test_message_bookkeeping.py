@@ -1,6 +1,8 @@
 """Outbox and inbox against each other: every message once, within the windows, however often the link breaks."""
 
 import asyncio
+import gc
+import weakref
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -300,6 +302,30 @@ async def test_a_cancelled_message_frees_its_memory_at_once(wire: Wire) -> None:
     assert wire.budget.held == 0
     wire.answer_one()
     assert wire.outbox.floor == 2
+
+
+@pytest.mark.parametrize("end", ["handled", "cut", "cancelled"])
+async def test_memory_is_free_without_the_garbage_collector(wire: Wire, end: str) -> None:
+    """Half a gigabyte must not wait for a cycle to be found."""
+    message = wire.put(bytes(50_000))
+    gc.disable()
+    try:
+        for _ in range(3):
+            wire.send_one(), wire.receive_one(Lane.BULK), wire.answer_one()
+        (partial,) = wire.inbox._partial.values()
+        buffer = weakref.ref(partial.buffer)
+        del partial
+        match end:
+            case "handled":
+                wire.run_dry()
+            case "cut":
+                wire.cut()
+            case "cancelled":
+                wire.outbox.cancel(message)
+                wire.run_dry()
+        assert buffer() is None
+    finally:
+        gc.enable()
 
 
 async def test_a_message_cancelled_in_the_handler_is_confirmed_when_the_handler_is_done(wire: Wire) -> None:
