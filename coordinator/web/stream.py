@@ -6,7 +6,9 @@ read and sent, so a reader that stalls skips what happened meanwhile and gets th
 
 import asyncio
 import re
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -30,6 +32,7 @@ class Writer:
     def __init__(self, response: web.StreamResponse) -> None:
         self._response = response
         self._last: dict[str, bytes] = {}
+        self._written = time.monotonic()
 
     async def send(self, event: str, value: Any, mark: str = "") -> None:
         """Write one event; ``mark`` comes back as ``Last-Event-ID`` when the reader connects again."""
@@ -44,12 +47,14 @@ class Writer:
             await self.send(event, msgspec.Raw(encoded))
 
     async def alive(self) -> None:
-        """Write a comment, which finds out whether anybody is there."""
-        await self._write(b": alive\n\n")
+        """Write a comment if nothing has been written for a while, which finds out whether anybody is there."""
+        if time.monotonic() - self._written > LOOK_S:
+            await self._write(b": alive\n\n")
 
     async def _write(self, data: bytes) -> None:
         async with asyncio.timeout(STALL_S):
             await self._response.write(data)
+        self._written = time.monotonic()
 
 
 class Streams:
@@ -112,7 +117,7 @@ class Streams:
         self._due.add(due)
         pump = asyncio.create_task(_mark(changes, due), name="sse-changes")
         try:
-            await self._run(Writer(response), due, push)
+            await self._run(request, Writer(response), due, push)
         except (TimeoutError, ConnectionError):
             if request.transport is not None:
                 request.transport.abort()
@@ -122,15 +127,20 @@ class Streams:
             await asyncio.wait([pump])
         return response
 
-    async def _run(self, out: Writer, due: asyncio.Event, push: Callable[[Writer], Awaitable[bool]]) -> None:
-        while not self._closing and await push(out):
+    async def _run(
+        self, request: web.Request, out: Writer, due: asyncio.Event, push: Callable[[Writer], Awaitable[bool]]
+    ) -> None:
+        while not self._closing and not _gone(request) and await push(out):
+            await out.alive()
             await asyncio.sleep(PAUSE_S)
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_S):
                     await due.wait()
-            except TimeoutError:
-                await out.alive()
             due.clear()
+
+
+def _gone(request: web.Request) -> bool:
+    return request.transport is None or request.transport.is_closing()
 
 
 async def _mark(changes: AsyncIterator[str], due: asyncio.Event) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_type_hints
 
 import msgspec
 
-from coordinator.client.text import parse_amount
+from coordinator.client.text import amount, parse_amount
 from coordinator.errors import CottageError
 from coordinator.web.documents import check_plain
 from coordinator.web.http import field_of
@@ -132,6 +132,21 @@ def read(typed: Mapping[str, str], draft: bool = False) -> Filled:
     submitter = _submitter(values, errors)
     spec = None if errors else _whole(document, errors)
     return Filled(values, errors, spec, submitter)
+
+
+def fill(spec: JobSpec) -> dict[str, str]:
+    """The form as it would have to be filled in to ask for ``spec`` again."""
+    document: dict[str, Any] = msgspec.to_builtins(spec)
+    values = dict(DEFAULTS)
+    for name in DEFAULTS:
+        part, _, key = name.rpartition(".")
+        value = (document.get(part) or {}).get(key) if part else document.get(key)
+        if value is not None and name != "model.config":
+            values[name] = f"{value:g}" if isinstance(value, float) else str(value)
+    values["budget"] = amount(spec.budget).replace(",", "")
+    values["model.choice"] = spec.model.preset or OWN_CONFIG
+    values["model.config"] = json.dumps(spec.model.config, indent=2) if spec.model.config is not None else ""
+    return values
 
 
 def place(field: str) -> str:

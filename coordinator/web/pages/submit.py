@@ -1,5 +1,6 @@
 """The submit form: price while typing, review before anything is promised, errors beside their fields."""
 
+import re
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final, Literal
 
@@ -9,12 +10,13 @@ from coordinator.client.text import amount
 from coordinator.errors import CottageError, ForbiddenError, InvalidError, TooLargeError
 from coordinator.services import ports
 from coordinator.services.uploads import UploadService
-from coordinator.web.pages.forms import BASIC, FULL, NO_DATASET, OTHERS, OWN_CONFIG, Filled, place, read
+from coordinator.web.pages.forms import BASIC, FULL, NO_DATASET, OTHERS, OWN_CONFIG, Filled, fill, place, read
 from coordinator.web.pages.render import CSRF_FIELD, Renderer, check_csrf
 from transport.wire.api import NewJob, NewUpload, Quote
 from transport.wire.job import JobSpec
 from transport.wire.model import PRESETS
 
+_JOB = re.compile(r"[0-9a-f]{32}")
 MAX_FIELDS = 100
 MAX_TEXT_BYTES = 1 << 20
 MAX_FORM_FILE = (
@@ -48,8 +50,13 @@ class Submit:
 
     async def form(self, request: web.Request) -> web.Response:
         """The empty form, or that of an earlier job."""
-        network = await self._network.view()
-        typed = {} if network.test_wallet else {"payer": "own"}
+        typed = (
+            fill((await self._jobs.get(request.query["from"])).spec)
+            if _JOB.fullmatch(request.query.get("from", ""))
+            else {}
+        )
+        if not (await self._network.view()).test_wallet:
+            typed["payer"] = "own"
         return await self._show(request, Filled(read(typed, draft=True).values, {}, None, None), 200)
 
     async def quote(self, request: web.Request) -> web.Response:

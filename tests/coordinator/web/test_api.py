@@ -431,6 +431,23 @@ async def test_a_reader_that_stalls_costs_a_bounded_amount_and_then_gets_the_lat
     writer.transport.abort()
 
 
+async def test_streams_beyond_the_limit_are_refused_and_those_that_end_make_room(
+    house: House, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("coordinator.web.stream.MAX_STREAMS", 1)
+    url = f"{house.api}/network/stream"
+    async with http.get(url) as first:
+        assert b"event: network" in await first.content.readline()
+        async with http.get(url) as second:
+            assert second.status == 503
+    async with asyncio.timeout(5):
+        while True:
+            house.cluster.wake()
+            async with http.get(url) as third:
+                if third.status == 200:
+                    break
+
+
 async def test_a_coordinator_that_is_not_there_is_said_to_be_so() -> None:
     async with Client("http://127.0.0.1:9", sleep=lambda _s: asyncio.sleep(0)) as client:
         with pytest.raises(UnreachableError, match=r"http://127.0.0.1:9 does not answer"):

@@ -45,6 +45,7 @@ async def test_a_job_is_quoted_submitted_watched_and_downloaded_from_the_shell(
     house: House, files: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COTTAGE_SERVER", house.url)
+    monkeypatch.setenv("COLUMNS", "140")
     job, data = str(files / "job.yaml"), str(files / "data.jsonl")
     assert await cottage("quote", job, "--data", data) == 0
     assert "2 stages × 2 replicas" in capsys.readouterr().out

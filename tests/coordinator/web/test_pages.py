@@ -8,10 +8,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from coordinator.web.pages.forms import DEFAULTS, NO_DATASET, place, plain, read
+from coordinator.web.pages.forms import DEFAULTS, NO_DATASET, fill, place, plain, read
 from coordinator.web.pages.render import STATIC_FOLDER
 from tests.coordinator.web.conftest import House
 from tests.coordinator.web.fake import address
+from transport.wire.api import NewJob
+from transport.wire.codec import convert
+from transport.wire.job import JobSpec
 
 HTML = {"Accept": "text/html"}
 GOOD = {"name": "a job", "budget": "9", "dataset.artifact": "a" * 64}
@@ -232,6 +235,32 @@ def test_each_field_says_what_is_wrong_with_it(change: dict[str, str], field: st
 )
 def test_an_error_of_the_document_finds_its_field(name: str, expected: str) -> None:
     assert place(name) == expected
+
+
+async def test_an_earlier_job_fills_the_form_for_the_next(house: House, http: aiohttp.ClientSession) -> None:
+    config = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2}
+    spec = convert(
+        {
+            "name": "again",
+            "model": {"config": config},
+            "dataset": {"artifact": await house.dataset(), "format": "jsonl", "text_field": "body", "heldout": 0.05},
+            "budget": 1_234_567_890,
+            "training": {"tokens": 123_456, "learning_rate": 1e-4, "activations": "fp32"},
+            "parallel": {"stages": 2},
+            "deadline_hours": 1.5,
+        },
+        JobSpec,
+    )
+    assert read(fill(spec)).spec == spec
+    house.cluster.balance = 10**12
+    job = await house.cluster.create(NewJob(spec))
+    async with http.get(f"{house.url}/submit?from={job.id}") as response:
+        text = await response.text()
+    assert 'value="1234.56789"' in text
+    assert "&#34;hidden_size&#34;: 64" in text
+    for other in ("0" * 32, "x"):
+        async with http.get(f"{house.url}/submit?from={other}") as response:
+            assert response.status == (404 if other != "x" else 200)
 
 
 def test_the_codecs_words_are_made_plain() -> None:
