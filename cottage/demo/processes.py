@@ -94,7 +94,7 @@ class Household:
     def check(self) -> None:
         """Raise ``RoleError`` where a role has ended by itself."""
         for role in self.roles:
-            if not role.running:
+            if not role.running and not role.may_end:
                 raise RoleError(
                     f"{role.name} ended with status {role.process.returncode}. Its log ends:\n{role.tail()}"
                 )
