@@ -151,9 +151,7 @@ class PeerSession:
                 LOG.warning("%s broke the rules, its link is closed: %s", self._address, error)
             except (TransportError, OSError, TimeoutError) as error:
                 LOG.info("no link to %s: %s", self._address, str(error) or type(error).__name__)
-            except (
-                Exception
-            ):  # aiortc and the caller's send_signal raise what they like; one peer's trouble must not end here
+            except Exception:  # aiortc and send_signal raise what they like, and one failure must not end the session
                 LOG.exception("no link to %s", self._address)
             finally:
                 self._stats.state = LinkState.IDLE
