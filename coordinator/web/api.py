@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from coordinator.errors import InvalidError, UnavailableError
 from coordinator.services import ports
@@ -20,6 +21,11 @@ from transport.wire.job import JobSpec
 MAX_PAGE = 200  # Jobs in one answer: a megabyte of JSON.
 MAX_AFTER = 10**15
 READY_S = 5.0
+_JOBS, _JOB = f"{API}/jobs", f"{API}/jobs/{{job}}"
+_PAGE = (
+    Query("limit", f"At most this many, 1 to {MAX_PAGE}; 50 if left out."),
+    Query("before", "Only jobs created before this time, in Unix seconds.", "number"),
+)
 _CHANGES = (403, 404, 409, 422, 503)
 _AFTER_METRIC = Query("after", "How many points the caller has already: only later ones are sent.")
 _AFTER_EVENT = Query("after", "Id of the last event that the caller has.")
@@ -36,98 +42,62 @@ class Api:
 
     def routes(self) -> list[Route]:
         """Every route of these handlers."""
-        jobs, job = f"{API}/jobs", f"{API}/jobs/{{job}}"
-        page = (
-            Query("limit", f"At most this many, 1 to {MAX_PAGE}; 50 if left out."),
-            Query("before", "Older than", "number"),
-        )
+        return [*self._submitting(), *self._changing(), *self._reading(), *self._around()]
+
+    def _submitting(self) -> list[Route]:
+        priced = "What a job would take and cost on the network as it is"
+        refused = (402, 403, 404, 409, 413, 422, 503)
+        made = "Submit a job; it waits for its escrow"
         return [
-            Route(
-                "POST",
-                f"{API}/quote",
-                self.quote,
-                "What a job would take and cost on the network as it is",
-                api.Quote,
-                JobSpec,
-                errors=(402, 403, 413, 422, 503),
-                yaml=True,
+            Route("POST", f"{API}/quote", self.quote, priced, api.Quote, JobSpec, 200, refused, yaml=True),
+            Route("POST", _JOBS, self.create, made, api.JobView, api.NewJob, 201, refused, yaml=True),
+        ]
+
+    def _changing(self) -> list[Route]:
+        fund = "Look for the escrow; the test wallet opens it first"
+        cancel = "Stop, pay what is verified, refund the rest"
+        return [
+            Route("POST", f"{_JOB}/fund", self.fund, fund, api.JobView, errors=(402, *_CHANGES)),
+            Route("POST", f"{_JOB}/cancel", self.cancel, cancel, api.JobView, errors=_CHANGES),
+        ]
+
+    def _reading(self) -> list[Route]:
+        parts = (
+            ("nodes", self._jobs.nodes, "Each node's part in the job", list[api.JobNode]),
+            ("rounds", self._jobs.rounds, "Outer rounds, with their losses", list[api.RoundView]),
+            ("commits", self._jobs.commits, "Commitments of the nodes, and what they brought", list[api.CommitView]),
+            ("audits", self._jobs.audits, "Audits, drawn and concluded", list[api.AuditView]),
+            ("receipts", self._jobs.receipts, "Ledger transactions of the job", list[api.Receipt]),
+            ("funding", self._jobs.funding, "What the wallet must put into escrow", api.Funding),
+        )
+        later = (
+            ("metrics", self._jobs.metrics, "Points of the loss curves", list[api.Metric], _AFTER_METRIC),
+            ("events", self._jobs.events, "What happened", list[api.JobEvent], _AFTER_EVENT),
+        )
+        live, stream = "The job live: events job, metrics, events, end", "text/event-stream"
+        return [
+            Route("GET", _JOBS, self.list_jobs, "Jobs, newest first", list[api.JobView], errors=(422,), queries=_PAGE),
+            Route("GET", _JOB, self.get, "One job", api.JobView, errors=(404,)),
+            *(
+                Route("GET", f"{_JOB}/{name}", _part(read), text, kind, errors=(404,))
+                for name, read, text, kind in parts
             ),
-            Route(
-                "POST",
-                jobs,
-                self.create,
-                "Submit a job; it waits for its escrow",
-                api.JobView,
-                api.NewJob,
-                201,
-                (402, 403, 404, 409, 413, 422, 503),
-                yaml=True,
+            *(
+                Route("GET", f"{_JOB}/{name}", _later(read), text, kind, errors=(404, 422), queries=(query,))
+                for name, read, text, kind, query in later
             ),
-            Route("GET", jobs, self.list_jobs, "Jobs, newest first", list[api.JobView], errors=(422,), queries=page),
-            Route("GET", job, self.get, "One job", api.JobView, errors=(404,)),
-            Route(
-                "GET",
-                f"{job}/funding",
-                self.funding,
-                "What the wallet must put into escrow",
-                api.Funding,
-                errors=(404, 409),
-            ),
-            Route(
-                "POST",
-                f"{job}/fund",
-                self.fund,
-                "Look for the escrow; the test wallet opens it first",
-                api.JobView,
-                errors=(402, *_CHANGES),
-            ),
-            Route(
-                "POST",
-                f"{job}/cancel",
-                self.cancel,
-                "Stop, pay what is verified, refund the rest",
-                api.JobView,
-                errors=_CHANGES,
-            ),
-            *(self._part(job, *part) for part in self._parts()),
-            Route(
-                "GET",
-                f"{job}/metrics",
-                self._later(self._jobs.metrics),
-                "Points of the loss curves",
-                list[api.Metric],
-                errors=(404, 422),
-                queries=(_AFTER_METRIC,),
-            ),
-            Route(
-                "GET",
-                f"{job}/events",
-                self._later(self._jobs.events),
-                "What happened",
-                list[api.JobEvent],
-                errors=(404, 422),
-                queries=(_AFTER_EVENT,),
-            ),
-            Route(
-                "GET",
-                f"{job}/stream",
-                self.stream,
-                "The job live: events job, metrics, events, end",
-                "text/event-stream",
-                errors=(404, 503),
-            ),
+            Route("GET", f"{_JOB}/stream", self.stream, live, stream, errors=(404, 503)),
+        ]
+
+    def _around(self) -> list[Route]:
+        live, stream = "The network live: event network", "text/event-stream"
+        ready = "The database and the ledger answer"
+        return [
             Route("GET", f"{API}/nodes", self.nodes, "Nodes of the network", list[api.NodeView]),
             Route("GET", f"{API}/network", self.view, "The network at a glance", api.NetworkView),
-            Route(
-                "GET",
-                f"{API}/network/stream",
-                self.network_stream,
-                "The network live: event network",
-                "text/event-stream",
-                errors=(503,),
-            ),
+            Route("GET", f"{API}/network/stream", self.network_stream, live, stream, errors=(503,)),
             Route("GET", "/healthz", self.health, "The process answers", dict[str, str]),
-            Route("GET", "/readyz", self.ready, "The database and the ledger answer", dict[str, str], errors=(503,)),
+            Route("GET", "/readyz", self.ready, ready, dict[str, str], errors=(503,)),
             Route("GET", "/openapi.json", self.describe, "This document", dict[str, Any]),
         ]
 
@@ -152,10 +122,6 @@ class Api:
     async def get(self, request: web.Request) -> web.Response:
         """GET jobs/{job}."""
         return answer(await self._jobs.get(job_id(request)))
-
-    async def funding(self, request: web.Request) -> web.Response:
-        """GET jobs/{job}/funding."""
-        return answer(await self._jobs.funding(job_id(request)))
 
     async def fund(self, request: web.Request) -> web.Response:
         """POST jobs/{job}/fund."""
@@ -200,26 +166,19 @@ class Api:
         """GET /openapi.json."""
         return answer(self._document)
 
-    def _parts(self) -> list[tuple[str, Callable[[str], Awaitable[Any]], str, Any]]:
-        return [
-            ("nodes", self._jobs.nodes, "Each node's part in the job", list[api.JobNode]),
-            ("rounds", self._jobs.rounds, "Outer rounds, with their losses", list[api.RoundView]),
-            ("commits", self._jobs.commits, "Commitments of the nodes, and what they brought", list[api.CommitView]),
-            ("audits", self._jobs.audits, "Audits, drawn and concluded", list[api.AuditView]),
-            ("receipts", self._jobs.receipts, "Ledger transactions of the job", list[api.Receipt]),
-        ]
 
-    def _part(self, job: str, name: str, read: Callable[[str], Awaitable[Any]], summary: str, kind: Any) -> Route:
-        async def handler(request: web.Request) -> web.Response:
-            return answer(await read(job_id(request)))
+def _part(read: Callable[[str], Awaitable[Any]]) -> Handler:
+    async def handler(request: web.Request) -> web.Response:
+        return answer(await read(job_id(request)))
 
-        return Route("GET", f"{job}/{name}", handler, summary, kind, errors=(404,))
+    return handler
 
-    def _later(self, read: Callable[[str, int], Awaitable[Any]]) -> Callable[[web.Request], Awaitable[web.Response]]:
-        async def handler(request: web.Request) -> web.Response:
-            return answer(await read(job_id(request), integer(request, "after", 0, 0, MAX_AFTER)))
 
-        return handler
+def _later(read: Callable[[str, int], Awaitable[Any]]) -> Handler:
+    async def handler(request: web.Request) -> web.Response:
+        return answer(await read(job_id(request), integer(request, "after", 0, 0, MAX_AFTER)))
+
+    return handler
 
 
 def _before(request: web.Request) -> float | None:
