@@ -39,6 +39,7 @@ from transport.wire.node import (
     NodeProfile,
     Refused,
     Report,
+    Signal,
     Welcome,
 )
 from transport.wire.task import Progress, StopTask, TaskReport, Traffic
@@ -125,6 +126,7 @@ class ScriptedNode:
         self.refused: Refused | None = None
         self.said: dict[str, int] = {}
         self.earned: list[Earned] = []
+        self.signals: list[Signal] = []
         self.commands: list[Command] = []
         self.silent = False
         self.frozen = False
@@ -187,6 +189,8 @@ class ScriptedNode:
             case Beat():
                 for lease in message.gone:
                     self.tasks.pop(lease, None)
+            case Signal():
+                self.signals.append(message)
             case Earned():
                 self.earned.append(message)
             case _:

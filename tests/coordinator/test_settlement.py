@@ -312,6 +312,7 @@ async def check(bench: Bench, ledger: Ledger, job: str) -> None:
     assert happened["refunded"] == 1
 
 
+@pytest.mark.slow
 async def test_a_crash_at_any_wait_of_a_settlement_pays_everybody_once(ledger: Ledger) -> None:
     await ledger.faucet(COORDINATOR, Amount(0), 10**12)
     await ledger.faucet(WALLET, Amount(BUDGET * 1000), 10**12)
