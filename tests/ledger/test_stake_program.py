@@ -6,10 +6,11 @@ import pytest
 from solders.instruction import AccountMeta, Instruction
 from solders.pubkey import Pubkey
 from solders.system_program import ID as SYSTEM_PROGRAM
+from spl.token.instructions import get_associated_token_address
 
 from ledger.local.genesis import COOLDOWN_S, SLASH_WINDOW_S
 from ledger.program.interface import LOADER, MarketError
-from ledger.program.layout import read_events
+from ledger.program.layout import STAKE_SIZE, read_events
 from tests.ledger.world import TOKENS, World, swap, unsigned, with_data
 
 REASON, OTHER_REASON = b"\1" * 32, b"\2" * 32
@@ -275,9 +276,23 @@ def test_forged_terms_are_refused(world: World, what: str) -> None:
 
 
 def test_a_stake_in_a_worthless_token_is_refused(world: World) -> None:
-    mint = world.new_mint()
-    forged = swap(world.market.stake_open(world.node, world.coordinator), 3, mint)
-    assert world.refusal(world.create_wallet(world.market.stake(world.node)), forged) == MarketError.WRONG_MINT
+    mint, owner = world.new_mint(), world.market.stake(world.node)
+    vault = get_associated_token_address(owner, mint)
+    forged = swap(swap(world.market.stake_open(world.node, world.coordinator), 3, mint), 2, vault)
+    assert world.refusal(world.create_wallet(owner, mint), forged) == MarketError.WRONG_MINT
+
+
+def test_a_deposit_of_nothing_is_refused(world: World, stake: Pubkey) -> None:
+    assert world.refusal(world.market.stake_deposit(world.node, world.node, 0)) == MarketError.ZERO_AMOUNT
+
+
+@pytest.mark.parametrize("operation", ["deposit", "slash", "request", "withdraw"])
+def test_an_escrow_of_the_same_size_is_no_stake(world: World, stake: Pubkey, operation: str) -> None:
+    escrow = world.open_escrow(5, max_payees=(STAKE_SIZE - 200) // 40)
+    found = world.chain.account(escrow)
+    assert found is not None
+    assert len(found.data) == STAKE_SIZE
+    assert world.refusal(swap(_operation(world, operation), 1, escrow)) == MarketError.NOT_OURS
 
 
 def test_anybody_may_add_to_a_stake(world: World, stake: Pubkey) -> None:
