@@ -136,21 +136,22 @@ def accumulate(stage: Stage, position: Position, windows: Windows, boundary: Bou
 def heldout_loss(stage: Stage, parts: list[Windows], boundary: Boundary) -> float | None:
     """Mean cross-entropy over held-out windows, forward only and never quantised; ``None`` before the last stage."""
     total, tokens = 0.0, 0
-    with torch.no_grad():
-        for micro, windows in enumerate(parts):
-            rows = torch.from_numpy(windows)
-            if stage.cut.is_first:
-                inputs = rows[:, :-1]
-            else:
-                shape = (rows.shape[0], rows.shape[1] - 1, stage.shape.hidden)
-                inputs = decode(boundary.receive("activation", micro), shape, "fp32")
+    for micro, windows in enumerate(parts):
+        rows = torch.from_numpy(windows)
+        if stage.cut.is_first:
+            inputs = rows[:, :-1]
+        else:
+            shape = (rows.shape[0], rows.shape[1] - 1, stage.shape.hidden)
+            # Outside no_grad: while this waits, the thread may re-run a step for an audit, with gradients.
+            inputs = decode(boundary.receive("activation", micro), shape, "fp32")
+        with torch.no_grad():
             outputs = stage.forward(inputs)
             if stage.cut.is_last:
                 total += float(stage.loss(outputs, rows[:, 1:]))
-                tokens += rows.shape[0] * (rows.shape[1] - 1)
-            else:
-                payload = encode(outputs, "fp32")
-                boundary.send("activation", micro, payload, 4 * outputs.numel())
+        if stage.cut.is_last:
+            tokens += rows.shape[0] * (rows.shape[1] - 1)
+        else:
+            boundary.send("activation", micro, encode(outputs, "fp32"), 4 * outputs.numel())
     return total / tokens if stage.cut.is_last else None
 
 

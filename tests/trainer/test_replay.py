@@ -17,6 +17,7 @@ from tests.trainer.router import make_plan
 from tests.trainer.small import (
     ENV,
     FAMILY_CONFIGS,
+    SEQUENCE,
     Committed,
     Pipeline,
     commit_round,
@@ -25,11 +26,12 @@ from tests.trainer.small import (
     pipeline,
     training,
 )
+from trainer.codecs import encode
 from trainer.conduct import Conduct, WrongGradients
-from trainer.data import TokenFile
+from trainer.data import TokenFile, heldout_parts
 from trainer.replay import Auditor, state_before
 from trainer.stage import Stage, StageState, learning_rate
-from trainer.steps import Position, Recorded, Recorder, accumulate, digests
+from trainer.steps import Position, Recorded, Recorder, accumulate, digests, heldout_loss
 from trainer.trace import MAX_AUDIT_BYTES, state_interval
 from transport.wire.job import TrainingSpec
 from transport.wire.task import AuditReport, ReplayStep
@@ -298,3 +300,18 @@ def test_a_verdict_is_a_bounded_message(folder: Path, tokens: TokenFile) -> None
     done = commit_round(pipeline("llama", 2, tokens, training()), 1, 2, TOTAL)
     report = auditor(folder, training()).judge(command(done, 1), done.opening(1))
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(report), type=AuditReport) == report
+
+
+def test_an_audit_that_runs_while_a_validation_waits_still_has_gradients(tokens: TokenFile) -> None:
+    class Busy:
+        """A neighbour that is slow enough for the waiting thread to do an audit."""
+
+        def receive(self, kind: str, micro: int) -> bytes:
+            assert torch.is_grad_enabled()
+            return encode(torch.zeros(parts[micro].shape[0], SEQUENCE, 32), "fp32")
+
+        def send(self, kind: str, micro: int, payload: bytes, naive: int) -> None:
+            """Nobody listens."""
+
+    parts = heldout_parts(tokens, training())
+    heldout_loss(Stage(config_of(), cuts(3, 2)[1], training()), parts, Busy())
