@@ -8,8 +8,9 @@ from solders.pubkey import Pubkey
 from solders.system_program import ID as SYSTEM_PROGRAM
 from spl.token.instructions import get_associated_token_address
 
-from ledger.local.genesis import COOLDOWN_S, SLASH_WINDOW_S
-from ledger.program.interface import LOADER, MarketError
+from ledger.local.genesis import COOLDOWN_S, SLASH_WINDOW_S, deploy
+from ledger.program.build import program_path
+from ledger.program.interface import LOADER, Market, MarketError
 from ledger.program.layout import STAKE_SIZE, read_events
 from tests.ledger.world import TOKENS, World, swap, unsigned, with_data
 
@@ -345,6 +346,14 @@ def test_a_treasury_that_is_no_token_account_is_refused(world: World) -> None:
     content = bytes(world.market.mint) + bytes(133)
     forged = world.forge("forged treasury", content, SYSTEM_PROGRAM)
     assert world.refusal(swap(_configure(world), 2, forged)) == MarketError.WRONG_MINT
+
+
+def test_who_may_upgrade_another_program_sets_no_terms_here(world: World) -> None:
+    code, program = program_path(3).read_bytes(), key("a stranger's own program")
+    deploy(world.chain, key("stranger"), program, code, key("buffer"))
+    theirs = Market(program.pubkey(), world.market.mint).program_data()
+    forged = swap(swap(_configure(world), 0, world.stranger), 5, theirs)
+    assert world.refusal(forged) == MarketError.WRONG_ADDRESS
 
 
 @pytest.mark.parametrize("what", ["terms", "wallet", "nothing"])
