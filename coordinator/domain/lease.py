@@ -15,7 +15,7 @@ from transport.wire.task import Traffic
 LeaseEnd = Literal["stopped", "expired", "failed", "stalled", "replaced", "rejected", "left"]
 
 FAULTS: frozenset[LeaseEnd] = frozenset({"failed", "stalled"})
-"""Ends that speak against the node: it is not asked again for ever."""
+"""Ends that speak against the node: after several it is left in peace for a while."""
 
 
 class Lease(msgspec.Struct, frozen=True):

@@ -14,7 +14,8 @@ from ledger import events as ledger_events
 from transport.wire.job import total_rounds, total_steps
 from transport.wire.model import ModelShape, inspect_config
 
-MAX_FAULTS_PER_NODE = 2  # A machine that failed a job twice will fail it again.
+MAX_FAULTS_PER_NODE = 2  # A machine that failed a job twice in a short time is likely to fail it again,
+FORGIVEN_SECONDS = 600.0  # but a stalled round blames whole replicas, so after a while it is asked again.
 MAX_FAULTS_PER_JOB = 12  # So many failures on several machines are the job's, not theirs.
 
 
@@ -120,9 +121,14 @@ class Staffing:
             work.memo(f"assigned:{attempt}:{event.nodes[0]}", event)
 
     async def _willing(self, work: Work, candidates: Sequence[Candidate]) -> list[Candidate]:
-        """Those that have not failed this job before."""
+        """Those that have not failed this job lately."""
+        if not candidates:
+            return []
         faults = await work.tx.find(
-            Lease, ("job", "=", work.job.id), ("state", "=", "ended"), ("end", "in", tuple(sorted(FAULTS)))
+            Lease,
+            ("job", "=", work.job.id),
+            ("end", "in", tuple(sorted(FAULTS))),
+            ("ended", ">", work.now - FORGIVEN_SECONDS),
         )
         failures = [lease.node for lease in (*faults, *(held for held in work.ended if held.end in FAULTS))]
         return [c for c in candidates if failures.count(c.node) < MAX_FAULTS_PER_NODE]
@@ -135,17 +141,20 @@ class Staffing:
 
 async def too_many_faults(work: Work) -> str:
     """Why the job must be given up, or an empty text: tasks kept failing since the last complete round."""
-    faults = await work.tx.find(
+    fresh = [lease for lease in work.ended if lease.end in FAULTS]
+    if not fresh:
+        return ""
+    earlier = await work.tx.find(
         Lease,
         ("job", "=", work.job.id),
         ("end", "in", tuple(sorted(FAULTS))),
         ("ended", ">", work.run.advanced if work.run else 0.0),
-        newest=True,
         limit=MAX_FAULTS_PER_JOB,
     )
-    if len(faults) < MAX_FAULTS_PER_JOB:
+    count = len(earlier) + len(fresh)
+    if count < MAX_FAULTS_PER_JOB:
         return ""
-    return f"{len(faults)} tasks failed; the last on {faults[0].node}: {faults[0].reason}"
+    return f"{count} tasks failed in a row; the last on {fresh[-1].node}: {fresh[-1].reason}"
 
 
 def seats_ready(work: Work) -> tuple[bool, bool]:

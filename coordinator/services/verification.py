@@ -10,6 +10,7 @@ from typing import Literal
 import msgspec
 
 from coordinator.domain import trust
+from coordinator.domain.job import JobState
 from coordinator.domain.trust import Audit, Auditor, Draw
 from coordinator.services.context import Context
 from coordinator.services.nodes import Nodes
@@ -31,6 +32,7 @@ class Verification:
 
     async def draw(self, work: Work, record: RoundRecord, commits: list[CommitRecord]) -> RoundRecord:
         """Draw the audits of a complete round. The commits must be stored already."""
+        work.rounds_ended = True
         seed = self._context.entropy(32)
         drawable = [Draw(commit.lease, commit.root, commit.leaves) for commit in commits if commit.drawable]
         by_lease = {commit.lease: commit for commit in commits}
@@ -92,7 +94,8 @@ class Verification:
             work.audits[audit.id] = audit if audit.over else self._step(work, audit)
         for audit in [a for a in work.audits.values() if a.over]:
             await self._follow(work, audit)
-        await self._conclude(work)
+        if work.rounds_ended or work.job.state is JobState.VERIFYING:
+            await self._conclude(work)
 
     async def give_up(self, work: Work) -> None:
         """The job ends early: findings against a prover stand, other open audits are void."""
@@ -101,6 +104,7 @@ class Verification:
                 accused = any(v.verdict in ("mismatch", "malformed") for v in audit.verdicts)
                 void = msgspec.structs.replace(audit, state="void", detail="the job ended before the audit did")
                 work.audits[audit.id] = trust.overdue(audit) if accused else void
+        work.rounds_ended = True
         await self.advance(work)
 
     def _step(self, work: Work, audit: Audit) -> Audit:
@@ -161,9 +165,12 @@ class Verification:
         reason = f"audit {audit.id}: {audit.detail or audit.blame}"
         for lease in [lease for lease in work.leases.values() if lease.node == audit.node]:
             work.end(lease.id, "rejected", reason)
+        work.note("rejected", f"node {audit.node}: {reason}; its unpaid work of this job is void")
         record = await work.tx.get(NodeRecord, audit.node)
-        if not record.banned:
-            await work.tx.update(msgspec.structs.replace(record, banned=True, reason=reason))
+        if record.banned:
+            return  # Another audit of the same node came to the same end: one lie costs its stake once.
+        await work.tx.update(msgspec.structs.replace(record, banned=True, reason=reason))
+        work.expelled.append(audit.node)
         proof = hashlib.sha256(msgspec.json.encode(audit)).hexdigest()
         if record.stake > 0:
             payload: dict[str, str | int] = {"node": audit.node, "reason": proof}
@@ -171,8 +178,6 @@ class Verification:
             work.queue(
                 OutboxRecord(key, work.job.id, "slash", payload, work.now, detail=f"{audit.node}: {reason}"[:500])
             )
-        work.expelled.append(audit.node)
-        work.note("rejected", f"node {audit.node}: {reason}; its unpaid work of this job is void")
 
     async def _conclude(self, work: Work) -> None:
         """Verify the shares of complete rounds whose audits are over."""

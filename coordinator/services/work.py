@@ -35,6 +35,7 @@ class Work:
         expelled: nodes that this work banned.
         earned: node -> (verified, paid), where that has changed.
         money: the outbox has something new.
+        rounds_ended: a round was completed or an audit concluded, so shares may be due.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Work:
         self.granted: list[Lease] = []
         self.expelled: list[str] = []
         self.money = False
+        self.rounds_ended = False
         self._context = context
         self._events: list[EventRecord] = []
         self._outbox: list[OutboxRecord] = []
@@ -130,6 +132,7 @@ class Work:
         """Put away an audit that is over."""
         del self.audits[audit.id]
         self.concluded.append(audit)
+        self.rounds_ended = True
 
     def plan(self) -> Plan:
         """Seats as they are held now, for nodes that are being assigned."""

@@ -139,10 +139,12 @@ class ScriptedNode:
             self._socket = socket
             challenge = decode(await socket.receive_bytes(), Challenge)
             await self.send(self.hello(challenge))
-            beats = asyncio.create_task(self._beat())
+            welcomed = asyncio.Event()
+            beats = asyncio.create_task(self._beat(welcomed))
             try:
                 async for frame in socket:
                     await self._obey(decode(frame.data, CoordinatorMessage))
+                    welcomed.set()  # What was kept goes out before anything new.
             finally:
                 beats.cancel()
             self.closed = str(socket.close_code)
@@ -159,7 +161,8 @@ class ScriptedNode:
     async def goodbye(self) -> None:
         await self.send(Goodbye("the owner wants to play"))
 
-    async def _beat(self) -> None:
+    async def _beat(self, welcomed: asyncio.Event) -> None:
+        await welcomed.wait()
         while True:
             if not self.silent:
                 await self.send(Heartbeat(tuple(HeldLease(lease, self.fences[lease]) for lease in self.tasks)))
