@@ -12,7 +12,7 @@ from ledger.local.genesis import COOLDOWN_S, SLASH_WINDOW_S, deploy
 from ledger.program.build import program_path
 from ledger.program.interface import LOADER, Market, MarketError
 from ledger.program.layout import STAKE_SIZE, read_events
-from tests.ledger.world import TOKENS, World, swap, unsigned, with_data
+from tests.ledger.world import TOKENS, World, key, swap, unsigned, with_data
 
 REASON, OTHER_REASON = b"\1" * 32, b"\2" * 32
 
