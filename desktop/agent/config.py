@@ -117,11 +117,6 @@ class Home:
         """What jobs have brought."""
         return self.path / "earnings.db"
 
-    @property
-    def benchmarks(self) -> Path:
-        """What was measured."""
-        return self.path / "bench.json"
-
     def key(self) -> NodeKey:
         """The node's key, made at the first start.
 

@@ -1,21 +1,32 @@
-"""What the machine can do, measured in the same sandbox that jobs run in, and remembered until something changes."""
+"""What the machine can do, measured in the same sandbox that jobs run in, and remembered until something changes.
 
+The memory belongs to the machine and its user, not to one agent: agents on one machine would only disturb each other's
+measurement, and then differ by chance where they are the same.
+"""
+
+import contextlib
+import fcntl
 import hashlib
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
+import platformdirs
 from msgspec import Meta
 
 from desktop.agent.errors import SandboxError
 from desktop.agent.gpu import Device
 from desktop.agent.log import LOGGER
 from desktop.agent.sandbox.base import Sandbox
-from transport.wire.codec import MessageError, decode_json, encode_json
+from transport.clock import Clock
+from transport.wire.codec import MessageError, decode_json
 from transport.wire.ids import ShortText
 
 BENCH_TIMEOUT_S = 300.0  # It computes for seconds; a crowded machine and the first import of PyTorch may add minutes.
 MAX_REMEMBERED = 16
+MAX_AGE_S = 7 * 86_400.0  # A machine that was busy when it was measured gets another chance.
+LOCK_LOOK_S = 0.2
 
 
 class Benchmark(msgspec.Struct, frozen=True):
@@ -28,32 +39,60 @@ class Benchmark(msgspec.Struct, frozen=True):
     threads: Annotated[int, Meta(ge=1, le=1024)]
 
 
-async def measure(sandbox: Sandbox, identity: str, device: Device, threads: int, cache: Path) -> Benchmark:
+class _Remembered(msgspec.Struct, frozen=True):
+    at: float
+    result: Benchmark
+
+
+def default_cache() -> Path:
+    """Where this user's measurements are."""
+    return platformdirs.user_cache_path("cottage") / "bench.json"
+
+
+async def measure(
+    sandbox: Sandbox, identity: str, device: Device, threads: int, cache: Path, clock: Clock
+) -> Benchmark:
     """The benchmark of this machine: from ``cache`` where code, device and threads are the same, else measured now.
 
     Raises:
         SandboxError: it cannot be run, or prints something else than a benchmark.
     """
     key = hashlib.sha256(f"{sandbox.kind}|{identity}|{device.kind}|{device.name}|{threads}".encode()).hexdigest()
-    known = _read(cache)
-    if key in known:
-        return known[key]
-    LOGGER.info("measuring what this machine can do (%s, %d threads)", device.name, threads)
-    output = await sandbox.measure(("bench", "--threads", str(threads), "--device", device.kind), BENCH_TIMEOUT_S)
-    try:
-        result: Benchmark = decode_json(output.strip().rpartition(b"\n")[2], Benchmark)
-    except MessageError as error:
-        raise SandboxError(f"the benchmark printed something else than its result: {error}") from error
-    kept = dict(list(known.items())[-(MAX_REMEMBERED - 1) :]) | {key: result}
-    draft = cache.with_suffix(".new")
-    draft.write_bytes(encode_json(kept))
-    draft.replace(cache)
-    return result
+    cache.parent.mkdir(parents=True, exist_ok=True)
+    async with _alone(cache.with_suffix(".lock"), clock):
+        known = _read(cache)
+        if key in known and 0 <= clock.time() - known[key].at <= MAX_AGE_S:
+            return known[key].result
+        LOGGER.info("measuring what this machine can do (%s, %d threads)", device.name, threads)
+        output = await sandbox.measure(("bench", "--threads", str(threads), "--device", device.kind), BENCH_TIMEOUT_S)
+        try:
+            result: Benchmark = decode_json(output.strip().rpartition(b"\n")[2], Benchmark)
+        except MessageError as error:
+            raise SandboxError(f"the benchmark printed something else than its result: {error}") from error
+        known.pop(key, None)
+        kept = dict(list(known.items())[-(MAX_REMEMBERED - 1) :]) | {key: _Remembered(clock.time(), result)}
+        draft = cache.with_suffix(".new")
+        draft.write_bytes(msgspec.json.encode(kept))
+        draft.replace(cache)
+        return result
 
 
-def _read(cache: Path) -> dict[str, Benchmark]:
+def _read(cache: Path) -> dict[str, _Remembered]:
     try:
-        known: dict[str, Benchmark] = decode_json(cache.read_bytes(), dict[str, Benchmark])
+        known: dict[str, _Remembered] = decode_json(cache.read_bytes(), dict[str, _Remembered])
     except (OSError, MessageError):
         return {}  # None yet, or of another version: measuring again is cheap.
     return known
+
+
+@contextlib.asynccontextmanager
+async def _alone(lock: Path, clock: Clock) -> AsyncIterator[None]:
+    """One measurement at a time on this machine."""
+    with lock.open("w") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                await clock.sleep(LOCK_LOOK_S)
+        yield

@@ -15,6 +15,7 @@ from transport.stats import LinkStats
 from transport.wire.codec import MessageError, decode, encode
 from transport.wire.worker import PeerHeader, PeerSend
 
+RETRY_MAX_S = 3.0  # The links reconnect by themselves; a peer that was only busy is ready again soon.
 IP_UDP_BYTES = 28  # On every datagram, in IPv4.
 
 _LANES = {
@@ -105,7 +106,7 @@ class Peers:
                 failures += 1
                 if failures == 1:
                     LOGGER.info("%s cannot take a message now, trying again: %s", node, error)
-                await self._clock.sleep(backoff(failures, random.random))
+                await self._clock.sleep(min(RETRY_MAX_S, backoff(failures, random.random)))
             else:
                 if node != self._address:
                     _count(bridge, message, len(payload))

@@ -15,7 +15,7 @@ from desktop.agent.daemon import Agent, Parts
 from desktop.agent.errors import SandboxError
 from desktop.agent.gpu import Device, detect, processor
 from desktop.agent.log import LOGGER
-from desktop.agent.measure import Benchmark, measure
+from desktop.agent.measure import Benchmark, default_cache, measure
 from desktop.agent.sandbox.base import Limits, Sandbox
 from desktop.agent.sandbox.docker import DockerSandbox
 from desktop.agent.sandbox.process import ProcessSandbox
@@ -82,7 +82,7 @@ async def _measured(
         left = await sandbox.sweep()
         if left:
             LOGGER.info("removed %d workers that an earlier agent left behind", left)
-        return sandbox, await measure(sandbox, identity, device, settings.threads, home.benchmarks)
+        return sandbox, await measure(sandbox, identity, device, settings.threads, default_cache(), SystemClock())
     except BaseException:
         await sandbox.aclose()
         raise

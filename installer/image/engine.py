@@ -20,6 +20,7 @@ START_S = 30.0  # It answers within a second on an idle machine.
 STOP_S = 20.0
 LOOK_S = 0.1
 ENGINE = "dockerd"
+MAX_FOLDER_BYTES = 60  # Sockets lie up to 47 bytes deeper, and the kernel takes 107.
 
 
 class EngineError(Exception):
@@ -47,9 +48,11 @@ def start(folder: Path) -> str:
     """Start an engine that keeps everything in ``folder``; returns its address once it answers.
 
     Raises:
-        EngineError: it is not installed, ended at once, or does not answer.
+        EngineError: it is not installed, ended at once, or does not answer; or the folder's path is too long.
     """
     folder = folder.resolve()
+    if len(os.fsencode(folder)) > MAX_FOLDER_BYTES:
+        raise EngineError(f"{folder} is too deep for the engine's sockets: at most {MAX_FOLDER_BYTES} bytes")
     folder.mkdir(parents=True, exist_ok=True)
     host = address(folder)
     if answers(host):

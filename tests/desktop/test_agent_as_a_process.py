@@ -54,7 +54,7 @@ def agent_program(
         process = await asyncio.create_subprocess_exec(
             sys.executable, *words, "run", "--home", str(home), "--coordinator", url, "--threads", "1", *arguments,
             stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
-            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            env=os.environ | {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(home / "xdg")},
         )  # fmt: skip
         try:
             yield Program(process, home, key.address)
@@ -121,6 +121,18 @@ async def test_a_killed_agent_starts_again_with_the_same_key_and_no_leases(coord
     first, second = coordinator.hellos
     assert first.node == second.node
     assert second.leases == ()
+
+
+async def test_an_agent_that_finds_no_coordinator_waits_and_can_be_stopped(tmp_path: Path) -> None:
+    async with agent_program(tmp_path / "home", "http://127.0.0.1:9", "--sandbox", "process") as node:
+        assert node.process.stderr is not None
+        async with asyncio.timeout(30):
+            while b"no connection to http://127.0.0.1:9" not in await node.process.stderr.readline():
+                pass
+        view = await status.ask(node.home / "agent.sock")
+        assert (view.state, view.tasks) == ("connecting", ())
+        code, log = await node.end(signal.SIGTERM)
+        assert (code, "Traceback" in log) == (0, False)
 
 
 async def test_a_second_agent_with_the_same_home_is_told_whom_it_meets(coordinator: Double, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The connection breaks, the coordinator restarts, acknowledgements get lost: nothing is said twice as new, nothing is lost."""
 
+from desktop.agent.daemon import ORPHAN_S
 from tests.desktop.conftest import StartAgent, assignment, plan_of
 from tests.desktop.coordinator_double import Double
 from transport.wire.node import Acknowledged, HeldLease, Signal
@@ -123,3 +124,17 @@ async def test_signals_without_a_known_peer_do_no_harm(coordinator: Double, star
         seen = len(coordinator.beats)
         await coordinator.until(lambda: len(coordinator.beats) > seen + 2)
         assert node.agent.status().state == "online"
+
+
+async def test_workers_do_not_go_on_for_a_coordinator_that_never_comes_back(
+    coordinator: Double, start_agent: StartAgent
+) -> None:
+    async with start_agent() as node:
+        assign = assignment(coordinator, plan_of((0, 0, node.address)), 0, 0, "checkpoint")
+        await coordinator.assign(node.address, assign)
+        await coordinator.until(lambda: coordinator.bodies(TaskReady))
+        await coordinator.stop()
+        await coordinator.until(lambda: node.agent.status().state != "online")
+        node.agent._session.last_seen -= ORPHAN_S
+        await coordinator.until(lambda: not node.pids())
+        assert node.agent.held() == ()

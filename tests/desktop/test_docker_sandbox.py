@@ -87,6 +87,7 @@ async def test_a_job_can_do_nothing_but_compute_and_use_its_socket(found: dict[s
     assert not {name for name in found["environment"] if "DOCKER" in name or "COTTAGE" in name or "SSH" in name}
 
 
+@pytest.mark.slow
 async def test_the_real_trainer_measures_the_machine_inside_the_image(docker_engine: str, tmp_path: Path) -> None:
     sandbox = sandbox_for(tmp_path, limits=Limits(memory_mb=2048, threads=1))
     try:

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from desktop.agent.errors import ArtifactError, HomeBusyError, SandboxError, Set
 from desktop.agent.gpu import Device, detect, processor
 from desktop.agent.groups import main_error
 from desktop.agent.log import MAX_TEXT, printable
-from desktop.agent.measure import measure
+from desktop.agent.measure import MAX_AGE_S, measure
 from desktop.agent.plans import KEPT_PLANS, Plans, Verdict
 from desktop.agent.reports import MAX_UNACKNOWLEDGED, REPORTS_BURST, REPORTS_PER_S, Outbox, Pace
 from desktop.agent.sandbox.base import Limits
@@ -316,21 +317,33 @@ def test_a_machine_without_a_gpu_says_why_it_uses_its_processor() -> None:
 
 
 async def test_the_machine_is_measured_once_for_the_same_code_device_and_threads(tmp_path: Path) -> None:
-    sandbox = ProcessSandbox(Limits(512, 1), command=("/bin/false",))
-    cache = tmp_path / "bench.json"
-    device = processor("")
-    with pytest.raises(SandboxError, match="exit code 1"):
-        await measure(sandbox, "code", device, 1, cache)
-    import sys
-
+    broken = ProcessSandbox(Limits(512, 1), command=("/bin/false",))
     working = ProcessSandbox(Limits(512, 1), command=(sys.executable, str(SCRIPT)))
-    assert (await measure(working, "code", device, 1, cache)).flops == 1e9
-    assert (await measure(sandbox, "code", device, 1, cache)).env_class == "scripted"
-    for change in ({"identity": "other"}, {"threads": 2}, {"device": Device("cuda", "X", 1, "")}):
-        arguments = {"identity": "code", "device": device, "threads": 1} | change
+    cache, clock, device = tmp_path / "cache" / "bench.json", VirtualClock(), processor("")
+    with pytest.raises(SandboxError, match="exit code 1"):
+        await measure(broken, "code", device, 1, cache, clock)
+    assert (await measure(working, "code", device, 1, cache, clock)).flops == 1e9
+    assert (await measure(broken, "code", device, 1, cache, clock)).env_class == "scripted"
+    for identity, other, threads in (
+        ("edited", device, 1),
+        ("code", device, 2),
+        ("code", Device("cuda", "X", 1, ""), 1),
+    ):
         with pytest.raises(SandboxError):
-            await measure(sandbox, **arguments, cache=cache)
+            await measure(broken, identity, other, threads, cache, clock)
     assert len(json.loads(cache.read_text())) == 1
+    await clock.advance(MAX_AGE_S + 1)
+    with pytest.raises(SandboxError):
+        await measure(broken, "code", device, 1, cache, clock)
+
+
+async def test_agents_that_start_together_measure_once(tmp_path: Path) -> None:
+    sandbox = ProcessSandbox(Limits(512, 1), command=(sys.executable, str(SCRIPT)))
+    arguments = ("code", processor(""), 1, tmp_path / "bench.json", SystemClock())
+    results = await asyncio.gather(*(measure(sandbox, *arguments) for _ in range(4)))
+    assert len(set(results)) == 1
+    broken = ProcessSandbox(Limits(512, 1), command=("/bin/false",))
+    assert await measure(broken, *arguments) == results[0]
 
 
 async def test_a_benchmark_that_never_ends_is_stopped(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ class ProcessSandbox:
 
     async def check(self) -> str:
         """Always possible; identified by the trainer's own source, so that an edit is measured anew."""
-        return await asyncio.to_thread(_source_digest)
+        return await asyncio.to_thread(_source_digest, self._command)
 
     async def sweep(self) -> int:
         """Nothing can be left: workers die with their agent."""
@@ -159,8 +159,8 @@ def _last_lines(log: Path) -> str:
     return f": {text[-1000:]}" if text else ""
 
 
-def _source_digest() -> str:
-    digest = hashlib.sha256(sys.version.encode())
+def _source_digest(command: Sequence[str]) -> str:
+    digest = hashlib.sha256(" ".join([sys.version, *command]).encode())
     for folder in ("trainer", "transport"):
         for path in sorted((_ROOT / folder).rglob("*.py")):
             digest.update(str(path.relative_to(_ROOT)).encode() + b"\0" + path.read_bytes())
