@@ -29,6 +29,7 @@ class Options:
     lie: str | None
     audits: int
     reference: bool
+    image_from_host: bool
 
     @property
     def replicas(self) -> int:
@@ -63,6 +64,7 @@ def parse(argv: Sequence[str]) -> Options:
         lie=values.lie,
         audits=values.audits,
         reference=not values.no_reference,
+        image_from_host=values.image_from_host,
     )
 
 
@@ -81,6 +83,11 @@ def _parser() -> argparse.ArgumentParser:
         choices=("docker", "process"),
         default="process",
         help="docker: hardened containers, as real providers run them; process: plain processes, without protection",
+    )
+    parser.add_argument(
+        "--image-from-host",
+        action="store_true",
+        help="with --sandbox docker: make the image from this machine's own Python, where no registry can be reached",
     )
     parser.add_argument("--keep", action="store_true", help="leave everything running and print the web address")
     parser.add_argument("--json", action="store_true", help="no screen; one JSON document at the end")

@@ -75,7 +75,10 @@ class Run:
         web = await self.network.start_coordinator()
         self.screen.say(f"web page: {web}")
         count = self.options.nodes + (1 if self.options.fault == "kill-node" else 0)
-        if self.options.sandbox == "process":
+        if self.options.sandbox == "docker":
+            self.screen.say("making the sandbox image (quick the second time)")
+            await output_of(["-m", "installer.image.build", *(["--from-host"] if self.options.image_from_host else [])])
+        else:
             self.screen.say("workers run as plain processes, without a sandbox: fine here, never for strangers' jobs")
         self.screen.say(f"starting {count} nodes; each measures what this machine can do")
         for number in range(1, count + 1):
@@ -139,12 +142,12 @@ class Run:
         )
 
     async def _watch(self, client: Client, job_id: str) -> api.JobView:
-        progress, losses, seen, moved = (-1, ""), list[float](), 0, time.monotonic()
+        progress, points, seen, moved = (-1, ""), list[api.Metric](), 0, time.monotonic()
         while True:
             try:
                 job = await client.get(job_id)
                 nodes = await client.nodes(job_id)
-                losses += [m.loss for m in await client.metrics(job_id, after=len(losses)) if m.kind == "train"]
+                points += await client.metrics(job_id, after=len(points))
                 for event in await client.events(job_id, after=seen):
                     self.screen.say(event.text)
                     seen = event.id
@@ -152,7 +155,7 @@ class Run:
                 await asyncio.sleep(POLL_SECONDS)
                 self._check_roles()
                 continue
-            self.screen.show(job, nodes, losses)
+            self.screen.show(job, nodes, [point.loss for point in points if point.kind == "train"])
             if job.state in _ENDED:
                 if job.state != "settled":
                     raise DemoError(f"the job is {job.state}: {job.reason}")

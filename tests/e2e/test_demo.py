@@ -117,7 +117,7 @@ def test_a_node_that_lies_is_caught_and_loses_stake(tmp_path: Path, lie: str) ->
 
 @pytest.mark.docker
 def test_the_same_run_in_docker_sandboxes(tmp_path: Path, docker_engine: str) -> None:
-    document = demo(tmp_path, *SHORT, "--sandbox", "docker")
+    document = demo(tmp_path, *SHORT, "--sandbox", "docker", "--image-from-host")
     assert_money_adds_up(document)
     assert document["loss_after"] < document["loss_before"] - 1.0
 
