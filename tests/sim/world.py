@@ -252,6 +252,7 @@ class World:
             if group.subgroup(CrashError) is None:
                 raise
             self._fall()
+        self.check_leases()
 
     async def _upkeep(self, parts: Parts) -> None:
         if self.clock.t - self._ticked > 0.5:
@@ -330,6 +331,15 @@ class World:
             raise LedgerUnavailableError(f"no answer ({what})")
         if self.crashes and self.chance.random() < 0.002 * self.faults:
             raise CrashError
+
+    def check_leases(self) -> None:
+        """At any moment: a node holds one lease, a seat has one holder."""
+        if self.parts is None:
+            return
+        live = [lease for node in self.nodes for lease in self.parts.leases.of_node(node.key.address)]
+        assert len({lease.node for lease in live}) == len(live), "a node holds one lease at a time"
+        seats = [(lease.job, lease.seat) for lease in live if lease.seat]
+        assert len(set(seats)) == len(seats), "a seat has one holder"
 
     def _fall(self) -> None:
         """The coordinator is dead: its memory and every connection are gone."""

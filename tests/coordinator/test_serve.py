@@ -1,0 +1,81 @@
+"""``cottage serve`` as a process: it starts against the embedded ledger, answers, and ends cleanly."""
+
+import asyncio
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from ledger.local.rpc import Rpc
+from ledger.local.server import build_app
+from tests.coordinator.conftest import until
+from tests.ledger.world import World
+
+
+@pytest.fixture
+async def ledger_url() -> AsyncIterator[str]:
+    """The embedded ledger behind HTTP."""
+    world = World()
+    runner = web.AppRunner(build_app(Rpc(world.chain, world.genesis), lambda: None), shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    host, port = runner.addresses[0][:2]
+    yield f"http://{host}:{port}"
+    await runner.cleanup()
+
+
+async def start(*words: str) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "coordinator.cli", "serve", *words, stderr=asyncio.subprocess.PIPE
+    )
+
+
+async def test_it_serves_and_ends_cleanly_and_starts_again_on_the_same_folder(tmp_path: Path, ledger_url: str) -> None:
+    ready = tmp_path / "ready"
+    addresses = set()
+    for _ in range(2):
+        process = await start(
+            "--data", str(tmp_path / "data"), "--port", "0", "--ready-file", str(ready), "--ledger-url", ledger_url
+        )
+        await until(ready.exists, 30.0)
+        url = ready.read_text()
+        async with aiohttp.ClientSession() as http:
+            async with http.get(f"{url}/readyz") as answer:
+                assert answer.status == 200
+            async with http.get(f"{url}/api/v1/network") as answer:
+                network = await answer.json()
+            async with http.get(f"{url}/metrics") as answer:
+                assert "cottage_connections_total 0" in await answer.text()
+        addresses.add(network["coordinator"])
+        assert network["test_wallet"] is True
+        process.send_signal(signal.SIGTERM)
+        _, complaint = await asyncio.wait_for(process.communicate(), 20)
+        assert process.returncode == 0, complaint.decode()
+        ready.unlink()
+    assert len(addresses) == 1, "the coordinator keeps its key"
+    assert (tmp_path / "data" / "coordinator.key").stat().st_mode & 0o777 == 0o600
+
+
+async def test_without_a_ledger_it_says_how_to_get_one(tmp_path: Path) -> None:
+    process = await start("--data", str(tmp_path))
+    _, complaint = await process.communicate()
+    assert process.returncode == 2
+    assert "--ledger-url" in complaint.decode()
+
+
+async def test_a_ledger_that_does_not_answer_ends_it_with_a_clear_text(tmp_path: Path) -> None:
+    process = await start("--data", str(tmp_path), "--ledger-url", "http://127.0.0.1:9")
+    _, complaint = await process.communicate()
+    assert process.returncode == 4
+    assert "http://127.0.0.1:9 cannot be used" in complaint.decode()
+
+
+async def test_a_port_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    process = await start("--data", str(tmp_path), "--port", "99999")
+    _, complaint = await process.communicate()
+    assert process.returncode == 2
+    assert "99999 is no port" in complaint.decode()
