@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import ipaddress
 import shutil
 import signal
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from importlib import metadata
 from pathlib import Path
 
 import msgspec
+from yarl import URL
 
 from desktop.agent.config import Home, Settings
 from desktop.agent.daemon import Agent, Parts
@@ -51,6 +53,8 @@ async def prepare(home: Home, settings: Settings, worker_arguments: Sequence[str
     await asyncio.to_thread(_empty, home.jobs)
     if settings.sandbox == "process":
         LOGGER.warning(NO_PROTECTION)
+    if _is_readable_on_the_way(settings.coordinator):
+        LOGGER.warning("%s: others on the way can read and change what is said; use https://", settings.coordinator)
     try:
         sandbox, bench = await _measured(home, settings, device, worker_arguments)
     except SandboxError as error:
@@ -125,3 +129,14 @@ def _version() -> str:
         return metadata.version(PACKAGE)
     except metadata.PackageNotFoundError:
         return "from source"
+
+
+def _is_readable_on_the_way(coordinator: str) -> bool:
+    """Plain HTTP that leaves this machine."""
+    url = URL(coordinator)
+    if url.scheme == "https" or url.host == "localhost":
+        return False
+    try:
+        return not ipaddress.ip_address(url.host or "").is_loopback
+    except ValueError:
+        return True

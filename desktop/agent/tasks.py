@@ -33,6 +33,7 @@ CONNECT_S = 180.0  # A worker imports PyTorch before it connects: 5 s on an idle
 LOOK_S = 0.25  # How often to look whether a worker that has not connected yet is still alive.
 LAST_WORDS_S = 5.0  # A worker that closed its socket ends within that, and then its exit code tells why.
 STOP_GRACE_S = 2.0
+READ_AHEAD = 4 << 20  # Of the worker's socket: a payload of megabytes is read in a few pieces, not in hundreds.
 PROGRESS_S = 0.25  # A tiny model takes fifty steps a second; a picture of it four times a second is enough.
 MAX_REASON = 4000
 
@@ -186,7 +187,7 @@ class HeldTask:
 
     async def _talk(self, worker: Worker, server: socket.socket) -> None:
         connection = await self._accept(worker, server)
-        reader, writer = await asyncio.open_unix_connection(sock=connection)
+        reader, writer = await asyncio.open_unix_connection(sock=connection, limit=READ_AHEAD)
         spec = self.assign
         setup = Setup(
             spec.spec,

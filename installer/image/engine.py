@@ -71,7 +71,8 @@ def start(folder: Path) -> str:
         if process.poll() is not None:
             break
         time.sleep(LOOK_S)
-    process.kill()
+    process.terminate()
+    process.wait()
     tail = (folder / "dockerd.log").read_text(errors="replace")[-2000:]
     raise EngineError(f"{ENGINE} does not answer on {host}:\n{tail}")
 

@@ -23,6 +23,7 @@ from desktop.agent.plans import KEPT_PLANS, Plans, Verdict
 from desktop.agent.reports import MAX_UNACKNOWLEDGED, REPORTS_BURST, REPORTS_PER_S, Outbox, Pace
 from desktop.agent.sandbox.base import Limits
 from desktop.agent.sandbox.process import ProcessSandbox
+from desktop.agent.start import _is_readable_on_the_way
 from tests.desktop.conftest import JOB, SCRIPT, plan_of
 from tests.desktop.coordinator_double import Double
 from transport.clock import SystemClock, VirtualClock
@@ -279,6 +280,21 @@ def test_settings_are_remembered_and_a_damaged_file_is_named(tmp_path: Path) -> 
 def test_a_coordinator_must_be_an_address(url: str) -> None:
     with pytest.raises(SettingsError):
         Settings(coordinator=url).completed(A)
+
+
+@pytest.mark.parametrize(
+    ("url", "readable"),
+    [
+        ("https://cottage.example", False),
+        ("http://127.0.0.1:8000", False),
+        ("http://[::1]:8000", False),
+        ("http://localhost:8000", False),
+        ("http://cottage.example", True),
+        ("http://192.168.1.2:8000", True),
+    ],
+)
+def test_plain_http_that_leaves_the_machine_is_noticed(url: str, readable: bool) -> None:
+    assert _is_readable_on_the_way(url) is readable
 
 
 def test_open_settings_are_filled_in() -> None:
