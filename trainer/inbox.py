@@ -37,6 +37,7 @@ class Inbox:
         self._held: dict[RoundKey, dict[int, tuple[str, bytes]]] = {}
         self._waiting_bytes = 0
         self._current: RoundKey = (-1, -1)
+        self._newest: RoundKey = (-1, -1)  # Begun or still queued: any older round is over.
         self._given_up: RoundKey = (-1, -1)
         self._closed = False
 
@@ -47,8 +48,7 @@ class Inbox:
         with self._changed:
             self._orders.append((command, payload))
             if isinstance(command, BeginRound):
-                key = (command.plan.epoch, command.round)
-                self._given_up = max(self._given_up, min(self._current, _before(key)))
+                self._newest = max(self._newest, (command.plan.epoch, command.round))
             else:
                 self._given_up = max(self._given_up, (command.epoch, command.round))
             self._changed.notify_all()
@@ -163,7 +163,7 @@ class Inbox:
                 if self._complete(wanted):
                     held = self._held.get(self._current, {})
                     return {replica: held[replica][1] for replica in wanted}
-                if self._closed or any(_is_newer(order, self._current) for order, _ in self._orders):
+                if self._closed or self._newest > self._current:
                     raise AbandonedError(f"round {self._current} ended without all of its contributions")
                 while self._orders and not self._audits:
                     self._orders.popleft()  # A repeated command of this very round: its effect is on the way.
@@ -184,17 +184,8 @@ class Inbox:
         return epoch > self._current[0] or round_index <= self._current[1] + MAX_ROUNDS_AHEAD
 
     def _interrupted(self) -> bool:
-        return self._closed or self._given_up >= self._current
+        return self._closed or self._given_up >= self._current or self._newest > self._current
 
     def _check(self) -> None:
         if self._interrupted():
             raise AbandonedError(f"round {self._current[1]} of epoch {self._current[0]} was given up")
-
-
-def _before(key: RoundKey) -> RoundKey:
-    """The largest key below ``key``."""
-    return (key[0], key[1] - 1)
-
-
-def _is_newer(order: Order, key: RoundKey) -> bool:
-    return isinstance(order, BeginRound) and (order.plan.epoch, order.round) > key

@@ -106,6 +106,17 @@ def test_the_end_of_a_round_interrupts_its_steps(order: Any) -> None:
     assert inbox.next_order() == (order, b"")
 
 
+@pytest.mark.parametrize("order", [AbandonRound(0, 3), begin(4), begin(3, epoch=1)], ids=repr)
+def test_the_end_of_a_round_that_was_not_begun_yet_interrupts_it_too(order: Any) -> None:
+    inbox = begun((0, 2))
+    inbox.order(begin(3), b"")
+    inbox.order(order, b"")
+    assert inbox.next_order() == (begin(3), b"")
+    inbox.begin((0, 3))
+    with pytest.raises(AbandonedError):
+        inbox.take(name(3))
+
+
 @pytest.mark.parametrize("order", [AbandonRound(0, 2), ApplyRound(0, 2, {}), begin(3), begin(2)], ids=repr)
 def test_what_belongs_to_the_past_interrupts_nothing(order: Any) -> None:
     inbox = begun((0, 3))
