@@ -129,10 +129,8 @@ def _nodes(nodes: Sequence[api.JobNode]) -> Table:
 
 
 def place(node: api.JobNode) -> str:
-    """Where a node stands in the job, counted from one as people do."""
-    return (
-        "spare" if node.stage is None or node.replica is None else f"stage {node.stage + 1}, replica {node.replica + 1}"
-    )
+    """Where a node stands in the job, in the words of the pages."""
+    return "spare" if node.stage is None or node.replica is None else f"stage {node.stage}, replica {node.replica}"
 
 
 def sparkline(values: Sequence[float]) -> str:
