@@ -111,12 +111,18 @@ class Account:
 
 
 class FakeChain:
-    """A ledger in memory. ``fault(what)`` may raise, before or after the thing happened, as a network does."""
+    """A ledger in memory. ``fault(what)`` may raise, before or after the thing happened, as a network does.
+
+    ``slow()`` says whether a transaction is executed only some blocks after it was sent.
+    """
 
     url, program, mint = "http://ledger.test", "program", "mint"
 
-    def __init__(self, fault: Callable[[str], None] = lambda _what: None) -> None:
+    def __init__(
+        self, fault: Callable[[str], None] = lambda _what: None, slow: Callable[[], bool] = lambda: False
+    ) -> None:
         self.fault = fault
+        self.slow = slow
         self.wallets = {WALLET: 1_000_000_000}
         self.escrows: dict[str, Account] = {}
         self.stakes: dict[str, int] = {}
@@ -126,6 +132,7 @@ class FakeChain:
         self.signed: list[tuple[str, str]] = []
         self.height = 0
         self._actions: dict[str, Callable[[], None]] = {}
+        self._held: dict[str, tuple[int, PreparedTransaction]] = {}
         self._count = 0
 
     async def balance(self, owner: str) -> int:
@@ -180,12 +187,20 @@ class FakeChain:
             return
         if self.height > prepared.last_valid_block_height:
             raise TransactionExpiredError(prepared.signature)
-        self.executed[prepared.signature] = prepared.wire.decode()
-        self._actions[prepared.signature]()
+        if prepared.signature in self._held:
+            return
+        if self.slow():
+            self._held[prepared.signature] = (self.height + 3, prepared)  # Accepted, and executed some blocks later.
+            return
+        self._execute(prepared)
         self.fault("after")
 
     async def outcome(self, signature: str, last_height: int) -> Outcome:
         self.fault("ask")
+        for due, prepared in list(self._held.values()):
+            if self.height >= due:
+                del self._held[prepared.signature]
+                self._execute(prepared)
         if signature in self.executed:
             return "confirmed"
         return "expired" if self.height > last_height else "pending"
@@ -202,6 +217,10 @@ class FakeChain:
         self._actions[signature] = action
         self.signed.append((what, signature))
         return PreparedTransaction(signature, what.encode(), self.height + 20)
+
+    def _execute(self, prepared: PreparedTransaction) -> None:
+        self.executed[prepared.signature] = prepared.wire.decode()
+        self._actions[prepared.signature]()
 
     def _open(self, job: str) -> Account:
         account = self.escrows.get(job)

@@ -130,6 +130,20 @@ async def test_only_an_expired_transaction_is_signed_anew() -> None:
     assert bench.fake.escrows[job].paid == {payee(1): 300}
 
 
+async def test_a_transaction_that_takes_its_time_is_waited_for_and_not_signed_again() -> None:
+    bench = Bench()
+    job = await owing(bench, [{payee(1): 300}])
+    bench.fake.slow = lambda: True
+    await drain(bench, 5)
+    assert (await bench.rows(job, "settle"))[0].attempts == 1
+    bench.fake.height += 3
+    await drain(bench)
+    bench.fake.height += 3
+    await drain(bench)
+    assert [row.attempts for row in await bench.rows(job) if row.kind != "event"] == [1, 1]
+    assert (await bench.stored(job)).refunded == BUDGET - 300
+
+
 async def test_a_transaction_that_is_refused_each_time_is_given_up_with_a_note() -> None:
     bench = Bench()
     job = await owing(bench, [{payee(1): 300}])

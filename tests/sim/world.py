@@ -202,12 +202,12 @@ class World:
         self.happened: Counter[str] = Counter()
         self.clock = SimClock()
         self.records = MemoryStore()
-        self.chain = FakeChain(self._ledger_fault)
+        self.chain = FakeChain(self._ledger_fault, lambda: self._fault("slow block", 0.2))
         self.peers = Peers()
         self.config = Config(
             data=Path("unused"), ledger_url="http://ledger.test", lease_seconds=10.0, heartbeat_seconds=2.0,
             start_grace_seconds=5.0, start_seconds=60.0, stall_seconds=20.0, audit_seconds=15.0,
-            audit_patience_seconds=5.0, settle_every=2, validations=1,
+            audit_patience_seconds=5.0, settle_every=2, validations=1, min_stake=1_000,
         )  # fmt: skip
         special = odd.get("special", {})
         self.nodes = [SimNode(self, number, **special.get(number, {})) for number in range(1, nodes + 1)]
