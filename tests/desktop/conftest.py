@@ -2,10 +2,9 @@
 
 import asyncio
 import contextlib
-import os
 import secrets
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,6 @@ from desktop.agent.config import Home, Settings
 from desktop.agent.daemon import Agent, Parts
 from desktop.agent.sandbox.base import Limits, Sandbox
 from desktop.agent.sandbox.process import ProcessSandbox
-from tests.desktop import docker_support
 from tests.desktop.coordinator_double import Double
 from transport.clock import SystemClock
 from transport.wire.job import DatasetSpec, JobSpec, ModelSpec
@@ -94,15 +92,3 @@ def assignment(
     spec = JobSpec(script, ModelSpec("tiny-llama"), DatasetSpec("00" * 32), 1_000_000)
     config = coordinator.store(b'{"layers": 2}')
     return Assign(secrets.token_hex(16), 1, JOB, spec, stage, replica, plan, {"config.json": config})
-
-
-@pytest.fixture(scope="session")
-def docker_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a real engine with the real sandbox image."""
-    reason = docker_support.why_not()
-    if reason:
-        pytest.skip(f"no Docker engine: {reason}")
-    base = tmp_path_factory.getbasetemp()
-    shared = base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base
-    with docker_support.shared_engine(shared / "docker") as host:
-        yield host

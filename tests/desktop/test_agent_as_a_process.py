@@ -19,7 +19,7 @@ from desktop.agent import status
 from desktop.agent.errors import AgentError
 from tests.desktop.conftest import assignment, plan_of
 from tests.desktop.coordinator_double import Double
-from tests.desktop.docker_support import IMAGE
+from tests.support.docker import IMAGE
 from transport.identity import NodeKey
 from transport.wire.node import Assign, Earned, Refused
 from transport.wire.task import OpenStep, StepOpened, TaskFailed, TaskReady

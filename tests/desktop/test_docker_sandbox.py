@@ -15,7 +15,7 @@ from desktop.agent.sandbox.base import SOCKET_NAME, Limits
 from desktop.agent.sandbox.docker import DockerSandbox
 from desktop.agent.sandbox.restrictions import PROFILE, container_faults, container_options, engine_faults
 from desktop.agent.unixsocket import listen
-from tests.desktop.docker_support import IMAGE
+from tests.support.docker import IMAGE
 
 pytestmark = pytest.mark.docker
 

@@ -14,7 +14,7 @@ import docker
 import pytest
 
 from installer.image import build, engine, host
-from tests.desktop.docker_support import IMAGE
+from tests.support.docker import IMAGE
 
 
 @pytest.mark.docker
