@@ -110,7 +110,7 @@ class Auditor(msgspec.Struct, frozen=True):
 
 
 def draw(seed: bytes, commitments: Sequence[Draw], count: int) -> tuple[tuple[str, int], ...]:
-    """Pick ``count`` different (lease, step) pairs, fewer if there are not as many.
+    """Pick ``count`` different (lease, step) pairs, fewer if there are not as many; nobody twice before everybody once.
 
     Args:
         seed: 32 bytes that nobody knew before the last commitment.
@@ -120,14 +120,18 @@ def draw(seed: bytes, commitments: Sequence[Draw], count: int) -> tuple[tuple[st
     bound = hashlib.sha256(seed + "".join(c.root for c in ordered).encode()).digest()
     total = sum(c.leaves for c in ordered)
     picked: list[tuple[str, int]] = []
+    fresh: list[Draw] = []
     counter = 0
     while len(picked) < min(count, total):
-        place = int.from_bytes(hashlib.sha256(bound + counter.to_bytes(8, "big")).digest(), "big") % total
+        fresh = fresh or list(ordered)
+        leaves = sum(c.leaves for c in fresh)
+        place = int.from_bytes(hashlib.sha256(bound + counter.to_bytes(8, "big")).digest(), "big") % leaves
         counter += 1
-        for commitment in ordered:
+        for commitment in fresh:
             if place < commitment.leaves:
                 break
             place -= commitment.leaves
+        fresh.remove(commitment)
         if (commitment.lease, place) not in picked:
             picked.append((commitment.lease, place))
     return tuple(picked)

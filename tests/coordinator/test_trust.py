@@ -193,3 +193,10 @@ def follow(audit: Audit, step: str, auditors: list[Auditor]) -> Audit:
             )
         case _:
             return trust.judged(audit, audit.auditor or "", report(step), 20.0)
+
+
+@given(seed=st.binary(min_size=32, max_size=32))
+def test_nobody_is_drawn_twice_before_everybody_was_drawn_once(seed: bytes) -> None:
+    commitments = [Draw(lease=f"{i:032x}", root=f"{i:064x}", leaves=5) for i in range(4)]
+    assert {lease for lease, _ in trust.draw(seed, commitments, 4)} == {c.lease for c in commitments}
+    assert len(set(trust.draw(seed, commitments, 20))) == 20

@@ -41,14 +41,14 @@ class TrainingSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     tokens: Annotated[int, Meta(ge=1, le=10**13)] = 400_000
     sequence: Annotated[int, Meta(ge=8, le=131_072)] = 128
-    batch: Annotated[int, Meta(ge=1, le=65_536)] = 16
-    micro_batches: Annotated[int, Meta(ge=1, le=256)] = 4
-    inner_steps: Annotated[int, Meta(ge=1, le=5000)] = 5
+    batch: Annotated[int, Meta(ge=1, le=65_536)] = 4
+    micro_batches: Annotated[int, Meta(ge=1, le=256)] = 2
+    inner_steps: Annotated[int, Meta(ge=1, le=5000)] = 20
     learning_rate: Annotated[float, Meta(gt=0, le=1)] = 3e-3
     warmup_steps: Annotated[int, Meta(ge=0, le=1_000_000)] = 10
     weight_decay: Annotated[float, Meta(ge=0, le=1)] = 0.1
     outer_learning_rate: Annotated[float, Meta(gt=0, le=2)] = 0.7
-    outer_momentum: Annotated[float, Meta(ge=0, lt=1)] = 0.6
+    outer_momentum: Annotated[float, Meta(ge=0, lt=1)] = 0.3
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
     pseudo_gradient: Literal["int8", "fp32"] = "int8"
     activations: Literal["int8", "fp32"] = "int8"
