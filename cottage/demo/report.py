@@ -173,11 +173,11 @@ def _receipt_table(outcome: Outcome) -> Table:
     table = Table(title="On the ledger", title_justify="left")
     table.add_column("what")
     table.add_column("amount", justify="right")
-    table.add_column("signature")
+    table.add_column("signature", overflow="fold")
     table.add_column("state")
     for receipt in outcome.receipts:
         if receipt.kind != "event":
-            table.add_row(receipt.kind, amount(receipt.amount), f"{receipt.signature[:24]}…", receipt.state)
+            table.add_row(receipt.kind, amount(receipt.amount), receipt.signature, receipt.state)
     return table
 
 

@@ -4,6 +4,7 @@ import asyncio
 import json
 import shutil
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -113,7 +114,9 @@ class Run:
         quote = await client.quote(spec)
         if quote.problems:
             raise DemoError(f"the coordinator would refuse the job: {'; '.join(quote.problems)}")
-        spec = msgspec.structs.replace(spec, budget=quote.price_high)
+        spec = msgspec.structs.replace(
+            spec, budget=quote.price_high * 11 // 10
+        )  # More than it takes: the rest comes back.
         (self.options.folder / "job.json").write_bytes(msgspec.json.encode(spec))
         self.screen.say(
             f"quote: {quote.parameters:,} parameters, {quote.operations:.2e} operations, {quote.rounds} rounds, "
@@ -155,7 +158,7 @@ class Run:
                 await asyncio.sleep(POLL_SECONDS)
                 self._check_roles()
                 continue
-            self.screen.show(job, nodes, [point.loss for point in points if point.kind == "train"])
+            self.screen.show(job, nodes, _curve(points))
             if job.state in _ENDED:
                 if job.state != "settled":
                     raise DemoError(f"the job is {job.state}: {job.reason}")
@@ -231,6 +234,15 @@ class Run:
         loss = json.loads(await output_of([*words, "--sequence", str(spec.training.sequence)]))["loss"]
         words = ["-m", "trainer", "sample", "--model", str(model), "--prompt", PROMPT, "--tokens", "80", "--seed", "1"]
         return single, float(loss), (await output_of(words)).strip()
+
+
+def _curve(points: Sequence[api.Metric]) -> list[float]:
+    """Training loss by step, the mean over the replicas that reported it."""
+    by_step: dict[int, list[float]] = {}
+    for point in points:
+        if point.kind == "train":
+            by_step.setdefault(point.step, []).append(point.loss)
+    return [sum(losses) / len(losses) for _, losses in sorted(by_step.items())]
 
 
 def _make_room(folder: Path) -> None:
