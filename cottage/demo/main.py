@@ -41,7 +41,7 @@ async def _run(options: Options, screen: Screen, console: Console) -> int:
     task = asyncio.current_task()
     assert task is not None
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGHUP):  # Ctrl-C is asyncio.run's own.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, task.cancel)
     async with Run(options, screen) as run:
         outcome = await run.to_the_end()
