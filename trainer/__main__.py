@@ -130,7 +130,9 @@ def _parser() -> argparse.ArgumentParser:
 
     worker = verbs.add_parser("worker", help="do one task for the agent behind a Unix socket")
     worker.add_argument("--socket", type=Path, required=True)
-    worker.add_argument("--lie", choices=["gradient", "commitment", "lazy"], help="for tests: cheat in this way")
+    worker.add_argument(
+        "--lie", choices=["gradient", "commitment", "lazy", "substitute"], help="for tests: cheat in this way"
+    )
     worker.set_defaults(verb=_worker)
 
     bench = verbs.add_parser("bench", help="measure this machine; prints JSON")

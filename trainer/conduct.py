@@ -2,9 +2,13 @@
 
 from typing import Literal
 
+from trainer.codecs import encode
+from trainer.outer import PSEUDO_GRADIENT_CODECS, check_pseudo_gradient
 from trainer.stage import Stage
 
-Lie = Literal["gradient", "commitment", "lazy"]
+Lie = Literal["gradient", "commitment", "lazy", "substitute"]
+
+EXAGGERATION = 10.0  # Enough to steer the mean of a few replicas.
 
 
 class Conduct:
@@ -20,6 +24,10 @@ class Conduct:
     def root(self, root: bytes) -> bytes:
         """The Merkle root that is reported."""
         return root
+
+    def contribution(self, encoded: bytes, _stage: Stage) -> bytes:
+        """The pseudo-gradient that is sent and committed to beside the root; the last leaf binds ``encoded``."""
+        return encoded
 
 
 class WrongGradients(Conduct):
@@ -50,6 +58,15 @@ class Lazy(Conduct):
         return worked
 
 
+class Substitute(Conduct):
+    """Computes and commits to its steps as it should, and contributes something else than they gave."""
+
+    def contribution(self, encoded: bytes, stage: Stage) -> bytes:
+        """The same direction with ``EXAGGERATION`` times the norm."""
+        honest = check_pseudo_gradient(encoded, stage.parameters.numel(), stage.training)
+        return encode(honest.mul(EXAGGERATION), PSEUDO_GRADIENT_CODECS[stage.training.pseudo_gradient])
+
+
 def conduct(lie: Lie | None) -> Conduct:
     """The conduct for a ``--lie`` of the command line."""
     match lie:
@@ -61,3 +78,5 @@ def conduct(lie: Lie | None) -> Conduct:
             return ForgedCommitment()
         case "lazy":
             return Lazy()
+        case "substitute":
+            return Substitute()

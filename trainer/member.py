@@ -297,9 +297,10 @@ class Member:
 
     def _commit(self, command: BeginRound, key: RoundKey, trace: RoundTrace, loss: float | None) -> None:
         encoded = pseudo_gradient(trace.anchor, self.stage.parameters, self._training)
-        digest = hashlib.sha256(encoded).hexdigest()
-        trace.bind(digest)
+        trace.bind(hashlib.sha256(encoded).hexdigest())
         root = self._conduct.root(trace.tree().root)
+        encoded = self._conduct.contribution(encoded, self.stage)
+        digest = hashlib.sha256(encoded).hexdigest()
         self._kept[key] = _Kept(trace, command.total_steps)
         for old in sorted(self._kept)[:-KEPT_ROUNDS]:
             del self._kept[old]

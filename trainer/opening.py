@@ -21,7 +21,7 @@ from transport.wire.codec import MessageError
 from transport.wire.codec import decode as decode_message
 from transport.wire.codec import encode as encode_message
 
-MAX_HEAD = 1 << 20  # Two leaves of 512 digests a side and two proofs of 32 hashes.
+MAX_HEAD = 1 << 20  # Three leaves of 512 digests a side and three proofs of 32 hashes.
 
 _Path = Annotated[tuple[Annotated[bytes, Meta(min_length=32, max_length=32)], ...], Meta(max_length=32)]
 
@@ -31,6 +31,8 @@ class _Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     path: _Path
     previous: StepLeaf | None
     previous_path: _Path
+    last: StepLeaf
+    last_path: _Path
     adam_steps: Annotated[int, Meta(ge=0, lt=2**31)]
 
 
@@ -39,11 +41,13 @@ class Opening:
     """A step that was shown to belong to a commitment.
 
     Attributes:
+        last: the round's last leaf, which binds the pseudo-gradient; of the last step it is ``leaf`` itself.
         anchor: parameters that the round began with, flat; only on the round's last step.
     """
 
     leaf: StepLeaf
     previous: StepLeaf | None
+    last: StepLeaf
     state: StageState
     payloads: dict[PayloadKey, bytes]
     anchor: Tensor | None
@@ -52,12 +56,14 @@ class Opening:
 def write_opening(trace: RoundTrace, step: int, state: StageState, position: Position, micros: int) -> bytes:
     """The opening of ``step`` (within the round), whose state before it is ``state``."""
     tree = trace.tree()
-    last = step == len(trace.leaves) - 1
+    last = len(trace.leaves) - 1
     head = _Head(
         leaf=trace.leaves[step],
         path=tree.proof(step).path,
         previous=trace.leaves[step - 1] if step else None,
         previous_path=tree.proof(step - 1).path if step else (),
+        last=trace.leaves[last],
+        last_path=tree.proof(last).path,
         adam_steps=state.adam_steps,
     )
     tensors = {
@@ -66,7 +72,7 @@ def write_opening(trace: RoundTrace, step: int, state: StageState, position: Pos
         "first_moment": state.first_moment,
         "second_moment": state.second_moment,
     }
-    if last:
+    if step == last:
         tensors["anchor"] = trace.anchor
     for index, key in enumerate(position.expected(micros)):
         tensors[f"received.{index}"] = _tensor(trace.payloads[step][key])
@@ -101,7 +107,7 @@ def read_opening(data: bytes, root: str, leaves: int, step: int, position: Posit
             raise OpeningError(f"the {key[0]} of micro-batch {key[1]} is not the one that the leaf names")
         payloads[key] = payload
     anchor = _vector(tensors, "anchor", size) if step == leaves - 1 else None
-    return Opening(head.leaf, head.previous, state, payloads, anchor)
+    return Opening(head.leaf, head.previous, head.last, state, payloads, anchor)
 
 
 def _parse(data: bytes) -> tuple[dict[str, Tensor], _Head]:
@@ -119,6 +125,8 @@ def _prove(head: _Head, root: str, leaves: int, step: int) -> None:
     top = bytes.fromhex(root)
     if not verify_proof(top, encode_message(head.leaf), MerkleProof(step, leaves, head.path)):
         raise OpeningError(f"the leaf does not stand at place {step} of {leaves} under root {root[:16]}")
+    if not verify_proof(top, encode_message(head.last), MerkleProof(leaves - 1, leaves, head.last_path)):
+        raise OpeningError(f"the last leaf does not stand at place {leaves - 1} of {leaves} under root {root[:16]}")
     if step == 0:
         return
     if head.previous is None or not verify_proof(

@@ -27,12 +27,23 @@ class Auditor:
     """Judges openings of any stage of a job."""
 
     def __init__(
-        self, config: Mapping[str, Any], training: TrainingSpec, train_file: Path, env_class: str, device: str
+        self,
+        config: Mapping[str, Any],
+        training: TrainingSpec,
+        train_file: Path,
+        weights: Path | None,
+        env_class: str,
+        device: str,
     ) -> None:
-        """Judge openings of a job: ``config`` and ``training`` are the job's, never the prover's."""
+        """Judge openings of a job: everything given here is the job's and this machine's, never the prover's.
+
+        Args:
+            weights: what the job begins from; None: from its seed.
+        """
         self._config = config
         self._training = training
         self._file = train_file
+        self._weights = weights
         self._env_class = env_class
         self._device = device
 
@@ -49,6 +60,9 @@ class Auditor:
             )
         except OpeningError as error:
             return AuditReport(command.audit, "malformed", str(error)[:4000])
+        unbound = _compare_bindings(command, opened)
+        if unbound:
+            return AuditReport(command.audit, "mismatch", unbound)
         if opened.leaf.env_class != self._env_class:
             detail = f"the prover names {opened.leaf.env_class}, this auditor is {self._env_class}"
             return AuditReport(command.audit, "incomparable", detail[:4000])
@@ -70,6 +84,8 @@ class Auditor:
             leaf.anchor,
         ):
             return "the step does not begin where the one before ended"
+        if command.first_step == 0 and leaf.anchor != self._initial(stage.cut):
+            return "the first round does not begin with the job's initial weights"
         if command.step == 0 and vector_digest(opened.state.parameters) != leaf.anchor:
             return "the round's first step does not begin with its anchor"
         stage.restore(opened.state)
@@ -88,6 +104,10 @@ class Auditor:
             return f"the loss is {loss!r}, committed was {leaf.loss!r}"
         return self._compare_pseudo_gradient(command, opened, stage)
 
+    def _initial(self, cut: Cut) -> str:
+        """Digest of the parameters that the job begins with: the anchor of the first round, which no round before gives."""
+        return vector_digest(Stage(self._config, cut, self._training, self._weights, self._device).state().parameters)
+
     def _compare_pseudo_gradient(self, command: ReplayStep, opened: Opening, stage: Stage) -> str:
         last = command.step == command.leaves - 1
         if not last:
@@ -99,6 +119,19 @@ class Auditor:
         if hashlib.sha256(encoded).hexdigest() != opened.leaf.pseudo_gradient:
             return "the pseudo-gradient is not what the round gives"
         return ""
+
+
+def _compare_bindings(command: ReplayStep, opened: Opening) -> str:
+    """Hold leaves against what else was committed to and agreed on; that takes no re-running, and no environment class."""
+    bound = opened.last.pseudo_gradient
+    if bound != command.pseudo_gradient:
+        name = "none" if bound is None else bound[:16]
+        return f"the member committed to the pseudo-gradient {command.pseudo_gradient[:16]}, its last leaf binds {name}"
+    if opened.last.anchor != opened.leaf.anchor:
+        return f"the leaf names the anchor {opened.leaf.anchor[:16]}, the last one {opened.last.anchor[:16]}"
+    if command.anchor is not None and opened.leaf.anchor != command.anchor:
+        return f"the leaf names the anchor {opened.leaf.anchor[:16]}, agreed on was {command.anchor[:16]}"
+    return ""
 
 
 def state_before(

@@ -100,7 +100,7 @@ class Worker:
         files: Files = open_files(Path(setup.folder), setup.spec)
         name = env_class(setup.threads, setup.device)
         train = Path(setup.folder) / "train.bin"
-        self._auditor = Auditor(files.config, setup.spec.training, train, name, setup.device)
+        self._auditor = Auditor(files.config, setup.spec.training, train, files.weights, name, setup.device)
         parameters = 0
         if setup.stage is not None and setup.replica is not None:
             self._member = Member(

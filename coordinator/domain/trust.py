@@ -7,13 +7,13 @@ repeat it afterwards. An audit's life:
 
     drawn --> opening --(opening)--> replaying --match--> passed
                  |                      |  ^
-                 |                      |  +-- mismatch: a second auditor, where there is one, confirms
+                 |                      |  +-- mismatch, or another class named: a second auditor confirms, where there is one
                  +--(none, no answer)---+----> failed (share forfeited; see ``consequence``)
                                         +----> void (nobody could re-run it)
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Literal
 
 import msgspec
@@ -22,9 +22,12 @@ from transport.wire.ids import Digest, NodeAddress
 from transport.wire.task import AuditReport, OpenStep, Plan, ReplayStep, StepOpened, TaskCommand
 
 AuditState = Literal["drawn", "opening", "replaying", "passed", "failed", "void"]
-Blame = Literal["", "gone", "refused", "wrong"]
+Blame = Literal["", "gone", "refused", "misstated", "wrong"]
 
-MAX_REFUSALS = 2  # An honest worker may lose its records once, with its process; a second time looks like a habit.
+EVASIONS = frozenset(
+    {"refused", "misstated"}
+)  # Ways out of an audit: no step was opened, or one that nobody can re-run.
+MAX_EVASIONS = 2  # An honest worker may lose its records once, with its process; a second time looks like a habit.
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -36,7 +39,14 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 class Audit(msgspec.Struct, frozen=True):
-    """One drawn step. ``blame`` says why it failed; ``tried``: nodes that were asked to re-run it."""
+    """One drawn step.
+
+    Attributes:
+        pseudo_gradient: what the member committed to beside ``root``.
+        anchor: the agreed parameters that its round began with; None where only a checkpoint, or the beginning, says.
+        tried: nodes that were asked to re-run it.
+        blame: why it failed. ``misstated``: its leaf names another environment class than it had said to be of.
+    """
 
     id: str
     job: str
@@ -54,10 +64,12 @@ class Audit(msgspec.Struct, frozen=True):
     total_steps: int
     root: Digest
     leaves: int
+    pseudo_gradient: Digest
     deadline: float
     state: AuditState = "opening"
     auditor: NodeAddress | None = None
     auditor_lease: str | None = None
+    anchor: Digest | None = None
     opening: Digest | None = None
     tried: tuple[NodeAddress, ...] = ()
     verdicts: tuple[Verdict, ...] = ()
@@ -86,6 +98,8 @@ class Audit(msgspec.Struct, frozen=True):
                 total_steps=self.total_steps,
                 root=self.root,
                 leaves=self.leaves,
+                pseudo_gradient=self.pseudo_gradient,
+                anchor=self.anchor,
                 opening=self.opening,
             )
         return None
@@ -169,7 +183,10 @@ def assigned(audit: Audit, auditor: Auditor, deadline: float) -> Audit:
 
 
 def judged(audit: Audit, node: NodeAddress, report: AuditReport, deadline: float) -> Audit:
-    """An auditor reported. A first finding against the prover waits until ``deadline`` for a second auditor."""
+    """An auditor reported. A first finding against the prover waits until ``deadline`` for a second auditor.
+
+    ``incomparable`` is one too: the auditor is of the class that the prover had said to be of, so the leaf says otherwise.
+    """
     if audit.state != "replaying" or audit.auditor != node:
         return audit
     verdicts = (*audit.verdicts, Verdict(node, report.verdict, report.detail))
@@ -177,11 +194,9 @@ def judged(audit: Audit, node: NodeAddress, report: AuditReport, deadline: float
         audit, verdicts=verdicts, auditor=None, auditor_lease=None, deadline=deadline, detail=report.detail
     )
     if report.verdict == "match":
-        disputed = f"{len(_against(after))} found otherwise" if _against(after) else ""
+        disputed = f"{len(against(after))} found otherwise" if against(after) else ""
         return msgspec.structs.replace(after, state="passed", auditor=node, detail=report.detail or disputed)
-    if report.verdict == "incomparable":
-        return after
-    return _fail(after, "wrong", report.detail) if len(_against(after)) >= 2 else after
+    return _convict(after) if len(against(after)) >= 2 else after
 
 
 def prover_gone(audit: Audit) -> Audit:
@@ -202,8 +217,8 @@ def overdue(audit: Audit) -> Audit:
     """Nobody answered in time: what has been found so far decides."""
     if audit.state == "opening":
         return _fail(audit, "refused", "the step was not opened in time")
-    if audit.state == "replaying" and _against(audit):
-        return _fail(audit, "wrong", _against(audit)[-1].detail)
+    if audit.state == "replaying" and against(audit):
+        return _convict(audit)
     if audit.over:
         return audit
     return msgspec.structs.replace(
@@ -213,20 +228,35 @@ def overdue(audit: Audit) -> Audit:
     )
 
 
-def consequence(audit: Audit, refusals_before: int) -> Literal["none", "forfeit", "ban"]:
+def consequence(audit: Audit, blamed_before: Collection[Blame]) -> Literal["none", "forfeit", "expel", "ban"]:
     """What a concluded audit costs the prover.
 
-    ``forfeit``: its share of the round. ``ban``: everything of the job that is not paid yet, its stake, and its place.
+    ``forfeit``: its share of the round. ``expel``: everything of the job that is not paid yet, and its place. ``ban``: its stake
+    too. A misstated class never costs stake: that a leaf names one is no proof that the work is wrong.
+
+    Args:
+        blamed_before: why other audits of the same node in this job failed.
     """
     if audit.state != "failed":
         return "none"
-    if audit.blame == "wrong" or (audit.blame == "refused" and refusals_before + 1 >= MAX_REFUSALS):
+    if audit.blame == "wrong":
         return "ban"
-    return "forfeit"
+    evasions = [blame for blame in (*blamed_before, audit.blame) if blame in EVASIONS]
+    if audit.blame not in EVASIONS or len(evasions) < MAX_EVASIONS:
+        return "forfeit"
+    return "expel" if "misstated" in evasions else "ban"
 
 
-def _against(audit: Audit) -> tuple[Verdict, ...]:
-    return tuple(v for v in audit.verdicts if v.verdict in ("mismatch", "malformed"))
+def against(audit: Audit) -> tuple[Verdict, ...]:
+    """Findings against the prover."""
+    return tuple(v for v in audit.verdicts if v.verdict != "match")
+
+
+def _convict(audit: Audit) -> Audit:
+    """The findings stand. Where one of them is only that the class differs, the milder one is believed."""
+    found = against(audit)
+    misstated = [verdict for verdict in found if verdict.verdict == "incomparable"]
+    return _fail(audit, "misstated" if misstated else "wrong", (misstated or found)[-1].detail)
 
 
 def _fail(audit: Audit, blame: Blame, detail: str) -> Audit:

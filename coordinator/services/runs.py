@@ -17,6 +17,7 @@ from coordinator.services.work import Work
 from coordinator.store.ports import Where
 from coordinator.store.records import CommitRecord, MetricRecord, RoundRecord
 from ledger import events as ledger_events
+from transport.wire.ids import Digest
 from transport.wire.task import RoundApplied, RoundCommit, RoundHolding, Validation
 
 MAX_RESTARTS = 20  # A round that fails so often in a row will not come right.
@@ -208,6 +209,7 @@ class Runs:
         record = msgspec.structs.replace(
             record, state="complete", contributors=contributors, ended=work.now, tokens=tokens * len(contributors),
             pot=pot, train_loss=loss, validation_loss=over.validation,
+            parameters=tuple(p for stage in range(len(over.layers)) if (p := rounds.agreed(over, stage))),
         )  # fmt: skip
         work.run = msgspec.structs.replace(runs.close(work.run), advanced=work.now)
         work.change(
@@ -235,16 +237,29 @@ class Runs:
         sharing = {lease: seat.stage for lease, seat in seats.items() if seat.replica in contributors}
         shares = pricing.shares(pot, pricing.round_weights(parameters, sharing))
         payouts = {lease.id: lease.payout for lease in (*work.leases.values(), *work.ended)}
+        anchors = await self._anchors(work, over)
         stored: list[CommitRecord] = []
         for lease, seat in seats.items():
             payout = payouts.get(lease) or await self._payout(work, lease)
             state = "void" if lease not in shares else "rejected" if self._nodes.is_banned(seat.node) else "pending"
             stored.append(
                 await work.tx.insert(
-                    _commit(work.job, over, seat, payout, parameters[seat.stage], tokens, state, shares.get(lease, 0))
+                    _commit(
+                        work.job, over, seat, payout, parameters[seat.stage], tokens, state, shares.get(lease, 0),
+                        anchors.get(seat.stage) if seat.state is None else None,
+                    )
                 )
-            )
+            )  # fmt: skip
         return stored
+
+    async def _anchors(self, work: Work, over: Round) -> dict[int, Digest]:
+        """Parameters that the round before came to, by stage: what everyone begins with who did not take a checkpoint.
+
+        A checkpoint's content is vouched for by whoever made it, so its taker is not held to them.
+        """
+        where: tuple[Where, ...] = (("job", "=", work.job.id), ("state", "=", "complete"))
+        before = await work.tx.find(RoundRecord, *where, ("number", "=", over.number - 1))
+        return dict(enumerate(before[0].parameters)) if before else {}
 
     async def _payout(self, work: Work, lease: str) -> str:
         """Where the holder of a lease that ended earlier is paid."""
@@ -311,7 +326,15 @@ def _last_stage(over: Round) -> tuple[Seat, ...]:
 
 
 def _commit(
-    job: Job, over: Round, seat: Seat, payout: str, parameters: int, tokens: int, state: str, share: int
+    job: Job,
+    over: Round,
+    seat: Seat,
+    payout: str,
+    parameters: int,
+    tokens: int,
+    state: str,
+    share: int,
+    anchor: Digest | None,
 ) -> CommitRecord:
     assert seat.commit is not None
     return msgspec.convert(
@@ -326,11 +349,13 @@ def _commit(
             "payout": payout,
             "root": seat.commit.root,
             "leaves": seat.commit.leaves,
+            "pseudo_gradient": seat.commit.pseudo_gradient,
             "tokens": tokens,
             "operations": pricing.operations(parameters, tokens),
             "drawable": state != "void",
             "state": state,
             "amount": share if state == "pending" else 0,
+            "anchor": anchor,
         },
         CommitRecord,
     )

@@ -56,6 +56,8 @@ class Verification:
                 total_steps=record.total_steps,
                 root=commit.root,
                 leaves=commit.leaves,
+                pseudo_gradient=commit.pseudo_gradient,
+                anchor=commit.anchor,
                 deadline=work.now + self._context.config.audit_seconds,
             )
             work.audits[audit.id] = audit
@@ -101,9 +103,8 @@ class Verification:
         """The job ends early: findings against a prover stand, other open audits are void."""
         for audit in list(work.audits.values()):
             if not audit.over:
-                accused = any(v.verdict in ("mismatch", "malformed") for v in audit.verdicts)
                 void = msgspec.structs.replace(audit, state="void", detail="the job ended before the audit did")
-                work.audits[audit.id] = trust.overdue(audit) if accused else void
+                work.audits[audit.id] = trust.overdue(audit) if trust.against(audit) else void
         work.rounds_ended = True
         await self.advance(work)
 
@@ -131,7 +132,7 @@ class Verification:
         self._context.metrics.count(f"audits_{audit.state}_total")
         place = f"round {audit.round}, step {audit.step}, stage {audit.stage} of replica {audit.replica}"
         work.note("audit", f"{place}: {audit.state}" + (f" ({audit.detail})" if audit.detail else ""))
-        if audit.verdicts and audit.state != "void":
+        if audit.verdicts and audit.state != "void" and audit.blame != "misstated":
             verdict: Literal["match", "mismatch"] = "match" if audit.state == "passed" else "mismatch"
             event = ledger_events.Verified(
                 job=work.job.id, round=audit.round, node=audit.node, auditor=audit.verdicts[-1].auditor, verdict=verdict
@@ -140,12 +141,13 @@ class Verification:
         earlier = await work.tx.find(
             Audit, ("job", "=", work.job.id), ("node", "=", audit.node), ("state", "=", "failed")
         )
-        refusals = sum(other.blame == "refused" and other.id != audit.id for other in earlier)
-        match trust.consequence(audit, refusals):
+        match trust.consequence(audit, [other.blame for other in earlier if other.id != audit.id]):
             case "forfeit":
                 await self._forfeit(work, audit)
+            case "expel":
+                await self._ban(work, audit, slash=False)
             case "ban":
-                await self._ban(work, audit)
+                await self._ban(work, audit, slash=True)
             case "none":
                 pass
         work.conclude(audit)
@@ -157,8 +159,8 @@ class Verification:
         if audit.lease in work.leases:
             work.end(audit.lease, "failed", f"audit of round {audit.round}: {audit.detail}")
 
-    async def _ban(self, work: Work, audit: Audit) -> None:
-        """Unpaid work of the job is void, the stake is slashed, the node leaves everything that it holds."""
+    async def _ban(self, work: Work, audit: Audit, slash: bool) -> None:
+        """Unpaid work of the job is void, the stake may be slashed, the node leaves everything that it holds."""
         for commit in await work.tx.find(CommitRecord, ("job", "=", work.job.id), ("node", "=", audit.node)):
             if commit.settlement is None:
                 await _reject(work, commit)
@@ -172,7 +174,7 @@ class Verification:
         await work.tx.update(msgspec.structs.replace(record, banned=True, reason=reason))
         work.expelled.append(audit.node)
         proof = hashlib.sha256(msgspec.json.encode(audit)).hexdigest()
-        if record.stake > 0:
+        if slash and record.stake > 0:
             payload: dict[str, str | int] = {"node": audit.node, "reason": proof}
             key = f"slash:{audit.id}"
             work.queue(

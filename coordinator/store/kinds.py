@@ -39,7 +39,9 @@ KINDS: Mapping[type[msgspec.Struct], Kind] = {
     Job: Kind("jobs", ("id",), ("created", "id"), frozenset({"spec", "quote", "config", "files"})),
     RunRecord: Kind("runs", ("job",), ("job",), frozenset({"run"})),
     Lease: Kind("leases", ("id",), ("granted", "fence", "id"), frozenset({"traffic"})),
-    RoundRecord: Kind("rounds", ("job", "epoch", "number"), ("number", "epoch"), frozenset({"plan", "contributors"})),
+    RoundRecord: Kind(
+        "rounds", ("job", "epoch", "number"), ("number", "epoch"), frozenset({"plan", "contributors", "parameters"})
+    ),
     CommitRecord: Kind(
         "commits",
         ("job", "epoch", "round", "stage", "replica"),

@@ -24,6 +24,7 @@ class RoundRecord(msgspec.Struct, frozen=True):
     """A round that was begun.
 
     Attributes:
+        parameters: of each stage after it, as most members reported them; empty unless it is complete.
         seed: the audit draw's, made when all commitments were stored.
         concluded: its audits are over and its shares verified.
     """
@@ -38,6 +39,7 @@ class RoundRecord(msgspec.Struct, frozen=True):
     total_steps: int
     started: float
     contributors: tuple[int, ...] = ()
+    parameters: tuple[Digest, ...] = ()
     ended: float | None = None
     tokens: int = 0
     pot: int = 0
@@ -49,7 +51,12 @@ class RoundRecord(msgspec.Struct, frozen=True):
 
 
 class CommitRecord(msgspec.Struct, frozen=True):
-    """One member's commitment of a complete or void round. ``settlement``: the outbox row that pays it."""
+    """One member's commitment of a complete or void round.
+
+    Attributes:
+        anchor: the agreed parameters that it began with; None where only its checkpoint says what they were.
+        settlement: the outbox row that pays it.
+    """
 
     job: str
     epoch: int
@@ -61,11 +68,13 @@ class CommitRecord(msgspec.Struct, frozen=True):
     payout: NodeAddress
     root: Digest
     leaves: int
+    pseudo_gradient: Digest
     tokens: int
     operations: int
     drawable: bool
     state: Literal["pending", "verified", "rejected", "void"]
     amount: int
+    anchor: Digest | None = None
     settlement: int | None = None
     version: int = 0
 

@@ -135,6 +135,7 @@ def _commit(job: str, number: int, replica: int, payee: str, amount: int) -> Com
         payee,
         digest(number, replica),
         2,
+        digest(number, replica, "gradient"),
         512,
         1,
         True,

@@ -30,7 +30,7 @@ from trainer.codecs import encode
 from trainer.conduct import Conduct, WrongGradients
 from trainer.data import TokenFile, heldout_parts
 from trainer.replay import Auditor, state_before
-from trainer.stage import Stage, StageState, learning_rate
+from trainer.stage import Stage, StageState, learning_rate, vector_digest
 from trainer.steps import Position, Recorded, Recorder, accumulate, digests, heldout_loss
 from trainer.trace import MAX_AUDIT_BYTES, state_interval
 from transport.wire.job import TrainingSpec
@@ -41,7 +41,7 @@ TOTAL = 12
 
 
 def auditor(folder: Path, spec: TrainingSpec, env: str = ENV, family: str = "llama") -> Auditor:
-    return Auditor(config_of(family), spec, folder / "train.bin", env, "cpu")
+    return Auditor(config_of(family), spec, folder / "train.bin", None, env, "cpu")
 
 
 def command(done: Committed, step: int, **changes: Any) -> ReplayStep:
@@ -49,7 +49,8 @@ def command(done: Committed, step: int, **changes: Any) -> ReplayStep:
     values: dict[str, Any] = {
         "audit": AUDIT, "plan": make_plan(edges, [0, 1]), "stage": done.position.stage, "replica": 0, "round": 0,
         "first_step": done.trace.first_step, "step": step, "total_steps": done.total, "root": done.root,
-        "leaves": len(done.trace.leaves), "opening": "0" * 64,
+        "leaves": len(done.trace.leaves), "pseudo_gradient": done.trace.leaves[-1].pseudo_gradient,
+        "anchor": vector_digest(done.trace.anchor), "opening": "0" * 64,
     }  # fmt: skip
     return ReplayStep(**(values | changes))
 
@@ -207,6 +208,78 @@ def test_a_pseudo_gradient_that_the_round_does_not_give_is_a_mismatch(folder: Pa
     assert "pseudo-gradient" in report.detail
 
 
+# --- what was committed to beside the tree -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+@pytest.mark.parametrize("env", [ENV, "another"])
+def test_a_committed_pseudo_gradient_that_the_last_leaf_does_not_bind_is_found_at_every_step(
+    stage: int, env: str, folder: Path, tokens: TokenFile
+) -> None:
+    done = commit_round(pipeline("llama", 2, tokens, training()), stage, 3, TOTAL)
+    for step in range(3):
+        asked = command(done, step, pseudo_gradient="3" * 64)
+        report = auditor(folder, training(), env=env).judge(asked, done.opening(step))
+        assert report.verdict == "mismatch", "a false class does not help: two digests compare anywhere"
+        assert "pseudo-gradient 3333333333333333" in report.detail
+        assert done.trace.leaves[-1].pseudo_gradient is not None
+        assert done.trace.leaves[-1].pseudo_gradient[:16] in report.detail
+
+
+def test_a_round_whose_last_leaf_binds_no_pseudo_gradient_is_a_mismatch(folder: Path, tokens: TokenFile) -> None:
+    done = commit_round(pipeline("llama", 2, tokens, training()), 1, 3, TOTAL)
+    committed = done.trace.leaves[-1].pseudo_gradient
+    done.trace.leaves[-1] = msgspec.structs.replace(done.trace.leaves[-1], pseudo_gradient=None)
+    for step in range(3):
+        asked = command(done, step, pseudo_gradient=committed)
+        report = auditor(folder, training()).judge(asked, done.opening(step))
+        assert report.verdict == "mismatch"
+        assert "binds none" in report.detail
+
+
+@pytest.mark.parametrize("env", [ENV, "another"])
+def test_an_anchor_that_was_not_agreed_on_is_found_at_every_step(env: str, folder: Path, tokens: TokenFile) -> None:
+    line = pipeline("llama", 2, tokens, training())
+    commit_round(line, 1, 2, TOTAL)
+    done = commit_round(line, 1, 3, TOTAL, first_step=2)  # Faithful to an anchor of its own choice.
+    for step in range(3):
+        honest = auditor(folder, training()).judge(command(done, step), done.opening(step))
+        assert honest.verdict == "match", honest.detail
+        asked = command(done, step, anchor="4" * 64)
+        report = auditor(folder, training(), env=env).judge(asked, done.opening(step))
+        assert report.verdict == "mismatch"
+        assert "agreed on was 4444444444444444" in report.detail
+
+
+def test_leaves_that_name_two_anchors_are_a_mismatch(folder: Path, tokens: TokenFile) -> None:
+    done = commit_round(pipeline("llama", 2, tokens, training()), 1, 3, TOTAL)
+    done.trace.leaves[2] = msgspec.structs.replace(done.trace.leaves[2], anchor="5" * 64)
+    for step in range(2):
+        report = auditor(folder, training()).judge(command(done, step, anchor=None), done.opening(step))
+        assert report.verdict == "mismatch"
+        assert "the last one 5555555555555555" in report.detail
+
+
+def test_the_first_round_begins_with_the_jobs_own_weights_though_no_round_before_says_so(
+    folder: Path, tokens: TokenFile
+) -> None:
+    line = pipeline("llama", 2, tokens, training())
+    line.stages[1].parameters.mul_(1.5)
+    done = commit_round(line, 1, 2, TOTAL)
+    for step in range(2):
+        report = auditor(folder, training()).judge(command(done, step, anchor=None), done.opening(step))
+        assert report.verdict == "mismatch"
+        assert "initial weights" in report.detail
+
+
+def test_after_a_checkpoint_of_unknown_content_the_anchor_is_not_compared(folder: Path, tokens: TokenFile) -> None:
+    line = pipeline("llama", 2, tokens, training())
+    commit_round(line, 1, 2, TOTAL)
+    done = commit_round(line, 1, 2, TOTAL, first_step=2)
+    report = auditor(folder, training()).judge(command(done, 1, anchor=None), done.opening(1))
+    assert report.verdict == "match", report.detail
+
+
 # --- openings that do not belong to the commitment --------------------------------------------------------------------
 
 
@@ -241,11 +314,36 @@ def test_a_tampered_part_never_matches(name: str, how: str, folder: Path, tokens
     assert report.verdict == ("mismatch" if (name, how) == ("anchor", "changed") else "malformed")
 
 
+def rewrite_head(opening: bytes, **changes: Any) -> bytes:
+    """The opening with other values in its head."""
+    tensors = load(opening)
+    head = msgspec.msgpack.decode(tensors["head"].numpy().tobytes()) | changes
+    changed = np.frombuffer(bytearray(msgspec.msgpack.encode(head)), dtype=np.uint8)
+    return save(tensors | {"head": torch.from_numpy(changed)})
+
+
+@pytest.mark.parametrize("step", [0, 1, 2])
+def test_a_last_leaf_that_is_not_in_the_tree_is_malformed(step: int, folder: Path, tokens: TokenFile) -> None:
+    done = commit_round(pipeline("llama", 2, tokens, training()), 1, 3, TOTAL)
+    forged = msgspec.structs.replace(done.trace.leaves[-1], pseudo_gradient="6" * 64)
+    tree = done.trace.tree()
+    for changes in (
+        {"last": msgspec.to_builtins(forged)},
+        {"last": msgspec.to_builtins(done.trace.leaves[0]), "last_path": tree.proof(0).path},
+        {"last_path": ()},
+    ):
+        opening = rewrite_head(done.opening(step), **changes)
+        report = auditor(folder, training()).judge(command(done, step, pseudo_gradient="6" * 64), opening)
+        assert report.verdict == "malformed"
+        assert "the last leaf does not stand at place 2 of 3" in report.detail
+
+
 @settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(noise=st.binary(max_size=400))
 def test_noise_is_malformed(noise: bytes, folder: Path) -> None:
     edges = [(0, 1), (1, 3)]
-    replay = ReplayStep(AUDIT, make_plan(edges, [0]), 1, 0, 0, 0, 0, TOTAL, "0" * 64, 2, "0" * 64)
+    none = "0" * 64
+    replay = ReplayStep(AUDIT, make_plan(edges, [0]), 1, 0, 0, 0, 0, TOTAL, none, 2, none, None, none)
     assert auditor(folder, training()).judge(replay, noise).verdict == "malformed"
 
 

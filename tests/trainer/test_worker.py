@@ -162,9 +162,10 @@ async def audit(
     opened = router.of(place, StepOpened, audit=name)[0]
     assert opened.opening is not None, opened.reason
     commit = router.of(place, RoundCommit, round=round_index)[0]
+    before = router.of(place, RoundApplied, round=round_index - 1)
     body = ReplayStep(
         name, TWO_BY_TWO, place[0], place[1], round_index, round_index * steps, step, TOTAL, commit.root, commit.leaves,
-        opened.opening,
+        commit.pseudo_gradient, before[0].parameters if before else None, opened.opening,
     )  # fmt: skip
     await router.command(auditor, body, router.artifacts[opened.opening])
     await router.until(lambda: router.of(auditor, AuditReport, audit=name))
@@ -202,7 +203,13 @@ async def test_an_audit_is_served_while_the_pipeline_stands_still(routed: MakeRo
 
 
 @pytest.mark.parametrize(
-    ("lie", "step", "verdict"), [("gradient", 0, "mismatch"), ("commitment", 1, "malformed"), ("lazy", 1, "mismatch")]
+    ("lie", "step", "verdict"),
+    [
+        ("gradient", 0, "mismatch"),
+        ("commitment", 1, "malformed"),
+        ("lazy", 1, "mismatch"),
+        *(("substitute", step, "mismatch") for step in range(4)),
+    ],
 )
 async def test_a_lying_worker_is_caught(lie: str, step: int, verdict: str, routed: MakeRouter) -> None:
     async with routed(job()) as router:
@@ -212,6 +219,24 @@ async def test_a_lying_worker_is_caught(lie: str, step: int, verdict: str, route
         assert caught.verdict == verdict
         honest = await audit(router, (1, 1), 0, step, auditor=(0, 0), name="e" * 32)
         assert honest.verdict == "match", honest.detail
+
+
+async def test_an_exaggerated_contribution_is_sent_held_and_applied_before_its_audit_finds_it(
+    routed: MakeRouter,
+) -> None:
+    honest: list[torch.Tensor] = []
+    steered: list[torch.Tensor] = []
+    for lies, states in (({}, honest), ({(0, 1): "substitute"}, steered)):
+        async with routed(job(pseudo_gradient="fp32")) as router:
+            await router.start(TWO_BY_TWO, PLACES, lies=lies)
+            checkpoints = await router.round(TWO_BY_TWO, 0, 4, TOTAL)
+            commit = router.of((0, 1), RoundCommit)[0]
+            assert router.of((0, 0), RoundHolding)[-1].held[1] == commit.pseudo_gradient
+            part = Stage(config_of(), Cut(0, 1, True, False), job().training)
+            states.append(
+                read_checkpoint(checkpoints[0], part.slots, part.parameters.numel())[0].anchor - part.state().parameters
+            )
+    assert steered[0].norm() > 4 * honest[0].norm()
 
 
 # --- losing members ---------------------------------------------------------------------------------------------------

@@ -111,7 +111,12 @@ class OpenStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="ope
 
 
 class ReplayStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="replay"):
-    """Re-run one step of ``stage``/``replica`` from ``opening`` (an artifact) and compare with what was committed in ``root``."""
+    """Re-run one step of ``stage``/``replica`` from ``opening`` (an artifact) and compare with what was committed in ``root``.
+
+    ``pseudo_gradient``: what the member committed to beside the root; the round's last leaf must bind the same one. ``anchor``:
+    the parameters of the stage that were agreed on in the round before (``RoundApplied.parameters``), which every leaf must
+    name; ``None`` where the coordinator does not know what the member began with: in the first round, and from a checkpoint.
+    """
 
     audit: AuditId
     plan: Plan
@@ -123,6 +128,8 @@ class ReplayStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="r
     total_steps: StepIndex
     root: Digest
     leaves: Count
+    pseudo_gradient: Digest
+    anchor: Digest | None
     opening: Digest
 
 
@@ -202,7 +209,7 @@ class StepOpened(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="o
 
 class AuditReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="audit"):
     """``mismatch``: re-execution gave something else than was committed. ``malformed``: the opening does not belong to the
-    commitment at all. ``incomparable``: this auditor's environment class differs from the prover's."""
+    commitment at all. ``incomparable``: the leaf names another environment class than this auditor's."""
 
     audit: AuditId
     verdict: Literal["match", "mismatch", "malformed", "incomparable"]
