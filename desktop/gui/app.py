@@ -1,0 +1,114 @@
+"""``cottage desktop``: the provider's window. The agent runs as a process of its own and is not needed to open the window.
+
+Exit codes: 0 closed; 2 an argument is unusable; 3 there is no screen.
+"""
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import platformdirs
+from PySide6.QtCore import QObject, QSettings, Qt
+from PySide6.QtGui import QGuiApplication, QIcon
+from PySide6.QtWidgets import QApplication
+
+from desktop.gui.lending import Lending
+from desktop.gui.single import OnlyOne
+from desktop.gui.theme import DARK, LIGHT, palette_of
+from desktop.gui.tray import Tray
+from desktop.gui.window import MainWindow
+
+EXIT_NO_SCREEN = 3
+
+
+class Desktop(QObject):
+    """All parts of one running program, joined."""
+
+    def __init__(self, home: Path, command: Sequence[str], settings: QSettings, hidden: bool = False) -> None:
+        """``home``: the agent's folder; ``command`` starts it; ``hidden``: begin in the tray, where there is one."""
+        super().__init__()
+        self.lending = Lending(home / "agent.sock", command, home / "agent.log", self)
+        self.tray = Tray(settings, self)
+        self.window = MainWindow(settings, self.tray.is_there)
+        self.lending.changed.connect(self.window.show_snapshot)
+        self.lending.changed.connect(self.tray.show_snapshot)
+        self.window.seen.connect(self.lending.be_seen)
+        self.window.went_to_tray.connect(self.tray.explain_once)
+        self.tray.open_asked.connect(self.window.bring_forward)
+        for part in (self.window, self.tray):
+            part.toggle_asked.connect(self.lending.toggle)
+            part.quit_asked.connect(QApplication.quit)
+        QGuiApplication.styleHints().colorSchemeChanged.connect(self._recolour)
+        self._recolour(QGuiApplication.styleHints().colorScheme())
+        self.window.show_snapshot(self.lending.snapshot)
+        if not (hidden and self.tray.is_there()):
+            self.window.show()
+        self.lending.begin()
+
+    def _recolour(self, scheme: Qt.ColorScheme) -> None:
+        QApplication.setPalette(palette_of(DARK if scheme is Qt.ColorScheme.Dark else LIGHT))
+        self.tray.recolour()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Show the window until it is quit; returns the exit code. Words after ``--`` go to ``cottage node run``."""
+    options = _parser().parse_args(argv)
+    if not _has_screen():
+        sys.stderr.write("cottage desktop: there is no screen here; without one, lend with `cottage node run`\n")
+        return EXIT_NO_SCREEN
+    home = (options.home or platformdirs.user_data_path("cottage") / "node").absolute()
+    app = application(sys.argv[:1])
+    only = OnlyOne(home)
+    if not only.is_first:
+        return 0  # The window that is open has come forward.
+    command = (sys.executable, "-m", "desktop.agent", "run", "--home", str(home), *options.agent)
+    desktop = Desktop(home, command, user_settings(), options.hidden)
+    only.called.connect(desktop.window.bring_forward)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: app.quit())  # Python looks for signals whenever a timer of ours fires.
+    return app.exec()
+
+
+def application(arguments: Sequence[str]) -> QApplication:
+    """The one QApplication, with its name, style and icon."""
+    app = QApplication(list(arguments))
+    app.setApplicationName("cottage")
+    app.setApplicationDisplayName("Cottage")
+    app.setDesktopFileName("cottage")
+    app.setStyle("Fusion")  # The one style that follows a palette everywhere.
+    app.setQuitOnLastWindowClosed(False)
+    icons = Path(__file__).parents[2] / "assets" / "icons"
+    icon = QIcon()
+    for file in sorted(icons.glob("cottage-*.png")):
+        icon.addFile(str(file))
+    app.setWindowIcon(icon)
+    return app
+
+
+def user_settings() -> QSettings:
+    """What the window remembers of itself, in the user's configuration folder."""
+    file = platformdirs.user_config_path("cottage") / "window.ini"
+    return QSettings(str(file), QSettings.Format.IniFormat)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="cottage desktop", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--home", type=Path, help="the agent's folder (the user's data folder)")
+    parser.add_argument("--hidden", action="store_true", help="begin in the tray, where there is one")
+    parser.add_argument("agent", nargs="*", metavar="-- SETTING", help="settings for `cottage node run`, as after --")
+    return parser
+
+
+def _has_screen() -> bool:
+    if sys.platform != "linux" or os.environ.get("QT_QPA_PLATFORM"):
+        return True
+    return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,156 @@
+"""Asks the agent over HTTP on its Unix socket. Nothing here waits: every answer and every failure arrives as a signal."""
+
+import os
+import socket
+import struct
+from pathlib import Path
+
+from PySide6.QtCore import QCoreApplication, QObject, QTimer, Signal
+from PySide6.QtNetwork import QLocalSocket
+
+from desktop.gui.errors import AnswerError
+from desktop.gui.model import plain
+
+MAX_ANSWER_BYTES = 1 << 20  # 64 leases and their links take 60 KB.
+MAX_HEAD_BYTES = 16 * 1024  # The agent sends 200 bytes of headers.
+ANSWER_TIMEOUT_MS = 3000  # For the whole answer; the agent takes 2 ms, 100 on a machine under full load.
+MAX_PATH_BYTES = 107  # What the kernel takes as the name of a socket.
+
+_REQUEST = b"GET %s HTTP/1.0\r\nHost: agent\r\nAccept: application/json\r\n\r\n"
+_ABSENT = (QLocalSocket.LocalSocketError.ServerNotFoundError, QLocalSocket.LocalSocketError.ConnectionRefusedError)
+
+
+class AgentClient(QObject):
+    """One question at a time; ``ask`` while one is under way does nothing."""
+
+    answered = Signal(bytes, int)
+    """The body of an answer 200, and the process that gave it, as the kernel says (0 where it cannot)."""
+    absent = Signal()
+    """Nobody listens on the socket."""
+    broken = Signal(str)
+    """Somebody listens, but gives no usable answer; the text is a sentence for the owner."""
+
+    def __init__(self, path: Path, parent: QObject | None = None) -> None:
+        """Ask whoever listens on ``path``."""
+        super().__init__(parent)
+        self._path = path
+        self._folder: int | None = None
+        self._socket: QLocalSocket | None = None
+        self._request = b""
+        self._received = bytearray()
+        self._pid = 0
+        self._deadline = QTimer(self, singleShot=True, interval=ANSWER_TIMEOUT_MS)
+        self._deadline.timeout.connect(self._too_late)
+
+    def ask(self, target: str = "/v1/status") -> None:
+        """Ask for ``target``; exactly one of the signals follows."""
+        if self._socket is not None:
+            return
+        self._request, self._pid = _REQUEST % target.encode("ascii"), 0
+        self._received.clear()
+        self._socket = QLocalSocket(self)
+        self._socket.setReadBufferSize(MAX_ANSWER_BYTES)
+        self._socket.connected.connect(self._send)
+        self._socket.readyRead.connect(self._read)
+        self._socket.disconnected.connect(self._finish)
+        self._socket.errorOccurred.connect(self._fail)
+        self._deadline.start()
+        try:
+            name = self._name()
+        except OSError:
+            self._end()
+            self.absent.emit()
+            return
+        self._socket.connectToServer(name)
+
+    def _name(self) -> str:
+        """The socket's name, by way of its open folder where the path is longer than the kernel takes."""
+        if len(os.fsencode(self._path)) <= MAX_PATH_BYTES:
+            return str(self._path)
+        self._folder = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        return f"/proc/self/fd/{self._folder}/{self._path.name}"
+
+    def _send(self) -> None:
+        if self._socket is None:
+            return
+        self._pid, owner = _peer(self._socket)
+        if owner != os.getuid():
+            self._break(self.tr("Another user's program (user number {0}) answers in its place.").format(owner))
+            return
+        self._socket.write(self._request)
+
+    def _read(self) -> None:
+        if self._socket is not None and not self._take(self._socket):
+            self._break(self.tr("Its answer is larger than {0:,} bytes.").format(MAX_ANSWER_BYTES))
+
+    def _take(self, connection: QLocalSocket) -> bool:
+        """Keep what has arrived; whether all of it is within the limit."""
+        self._received += connection.readAll().data()
+        return len(self._received) <= MAX_ANSWER_BYTES
+
+    def _finish(self) -> None:
+        if self._socket is None:
+            return
+        self._take(self._socket)
+        try:
+            body = body_of(bytes(self._received))
+        except AnswerError as error:
+            self._break(str(error))
+            return
+        pid = self._pid
+        self._end()
+        self.answered.emit(body, pid)
+
+    def _fail(self, error: QLocalSocket.LocalSocketError) -> None:
+        if self._socket is None or error is QLocalSocket.LocalSocketError.PeerClosedError:
+            return  # The end of an answer; ``disconnected`` follows.
+        if error in _ABSENT:
+            self._end()
+            self.absent.emit()
+            return
+        self._break(self.tr("Its socket cannot be used: {0}.").format(plain(self._socket.errorString())))
+
+    def _too_late(self) -> None:
+        self._break(self.tr("It has not answered for {0} seconds.").format(ANSWER_TIMEOUT_MS // 1000))
+
+    def _break(self, text: str) -> None:
+        self._end()
+        self.broken.emit(text)
+
+    def _end(self) -> None:
+        self._deadline.stop()
+        if self._socket is not None:
+            ended, self._socket = self._socket, None
+            ended.abort()
+            ended.deleteLater()
+        if self._folder is not None:
+            os.close(self._folder)
+            self._folder = None
+
+
+def body_of(answer: bytes) -> bytes:
+    """The body of a complete HTTP answer.
+
+    Raises:
+        AnswerError: it is no complete answer with status 200.
+    """
+    head, mark, body = answer.partition(b"\r\n\r\n")
+    if not mark or len(head) > MAX_HEAD_BYTES or not head.startswith((b"HTTP/1.0 ", b"HTTP/1.1 ")):
+        raise AnswerError(QCoreApplication.translate("AgentClient", "What answers in its place does not speak HTTP."))
+    first, *lines = head.split(b"\r\n")
+    if first.split(b" ", 2)[1] != b"200":
+        said = plain(first.decode("latin-1"), 80)
+        raise AnswerError(QCoreApplication.translate("AgentClient", "It answers “{0}”.").format(said))
+    headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(b":") for line in lines)}
+    if headers.get(b"content-length") != str(len(body)).encode():
+        raise AnswerError(
+            QCoreApplication.translate("AgentClient", "Its answer was cut after {0:,} bytes.").format(len(body))
+        )
+    return body
+
+
+def _peer(connection: QLocalSocket) -> tuple[int, int]:
+    """Process and user that listen at the other end, as the kernel noted them."""
+    with socket.socket(fileno=os.dup(connection.socketDescriptor())) as twin:
+        pid, uid, _ = struct.unpack("3i", twin.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return pid, uid

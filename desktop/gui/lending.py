@@ -1,0 +1,134 @@
+"""The switch: what the owner asked for, what the agent says and whether its process lives, as one stream of snapshots.
+
+OFF --toggle--> STARTING --an answer--> RUNNING --toggle--> STOPPING --its process ends--> OFF
+ ^------------------+--------------------+ its process ends by itself: OFF with its last words
+any --an answer that cannot be used--> TROUBLE --toggle--> STOPPING
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from PySide6.QtCore import QObject, QTimer, Signal
+
+from desktop.gui.client import AgentClient
+from desktop.gui.errors import AnswerError, GuiError
+from desktop.gui.model import Phase, Snapshot, Status, read_status
+from desktop.gui.process import AgentProcess
+
+SEEN_INTERVAL_MS = 1000
+UNSEEN_INTERVAL_MS = 5000  # In the tray nobody watches numbers move.
+STOP_PATIENCE_MS = 40_000  # The agent gives a worker 20 s to hand over what it has.
+
+
+class Lending(QObject):
+    """Follows the agent of one home folder, and starts and stops it."""
+
+    changed = Signal(object)
+    """A new ``Snapshot``."""
+
+    def __init__(self, socket: Path, command: Sequence[str], log: Path, parent: QObject | None = None) -> None:
+        """Ask on ``socket``; start the agent by ``command``, with its log in ``log``."""
+        super().__init__(parent)
+        self.snapshot = Snapshot(Phase.OFF)
+        self._command = tuple(command)
+        self._stopping = self._answered = False
+        self._process = AgentProcess(log, self)
+        self._process.ended.connect(self._ended)
+        self._client = AgentClient(socket, self)
+        self._client.answered.connect(self._answer)
+        self._client.absent.connect(self._absent)
+        self._client.broken.connect(self._broken)
+        self._timer = QTimer(self, interval=SEEN_INTERVAL_MS)
+        self._timer.timeout.connect(self._tick)
+        self._patience = QTimer(self, singleShot=True, interval=STOP_PATIENCE_MS)
+        self._patience.timeout.connect(self._lost_patience)
+
+    def begin(self) -> None:
+        """Look for the agent now and from now on."""
+        self._timer.start()
+        self._client.ask()
+
+    def be_seen(self, seen: bool) -> None:
+        """Ask often while somebody looks, rarely while nobody does."""
+        self._timer.setInterval(SEEN_INTERVAL_MS if seen else UNSEEN_INTERVAL_MS)
+        if seen and self._timer.isActive():
+            self._client.ask()
+
+    def toggle(self) -> None:
+        """Start lending or stop it, whichever the switch stands against; while it is being stopped, nothing."""
+        if self.snapshot.phase is Phase.STOPPING:
+            return
+        try:
+            if self.snapshot.phase is Phase.OFF:
+                self._start()
+            else:
+                self._stop()
+        except GuiError as error:
+            self._show(Phase.TROUBLE if self._process.pid else Phase.OFF, detail=str(error))
+
+    def _start(self) -> None:
+        self._stopping = self._answered = False
+        self._show(Phase.STARTING)
+        self._process.start(self._command)
+
+    def _stop(self) -> None:
+        self._process.ask_to_stop()
+        self._stopping = True
+        self._patience.start()
+        self._show(Phase.STOPPING, self.snapshot.status)
+
+    def _tick(self) -> None:
+        self._process.trim_log()
+        self._client.ask()
+
+    def _answer(self, body: bytes, pid: int) -> None:
+        if pid > 0:
+            self._process.follow(pid)  # Whoever answers is the agent, even where another process was started after it.
+            if self._process.pid != pid:
+                return  # It answered with its last breath; ``_ended`` has said so.
+        try:
+            status = read_status(body)
+        except AnswerError as error:
+            text = self.tr(
+                "Its answer cannot be understood ({0}). If Cottage was updated, stop lending and start again."
+            )
+            self._broken(text.format(error))
+            return
+        self._answered = True
+        self._show(Phase.STOPPING if self._stopping else Phase.RUNNING, status)
+
+    def _absent(self) -> None:
+        if not self._process.pid:
+            if self.snapshot.phase is not Phase.OFF:
+                self._ended()
+            else:
+                self._show(Phase.OFF, detail=self.snapshot.detail)
+        elif self._stopping or self._answered:
+            self._show(Phase.STOPPING)
+        else:
+            self._show(Phase.STARTING)
+
+    def _broken(self, text: str) -> None:
+        if not self._stopping:
+            self._show(Phase.TROUBLE, detail=text)
+
+    def _ended(self) -> None:
+        asked = self._stopping
+        self._stopping = self._answered = False
+        self._patience.stop()
+        self._show(Phase.OFF, detail="" if asked else self._process.last_words())
+
+    def _lost_patience(self) -> None:
+        self._stopping = False
+        self._show(
+            Phase.TROUBLE,
+            detail=self.tr("It has not stopped for {0} seconds. Flip the switch to ask it again.").format(
+                STOP_PATIENCE_MS // 1000
+            ),
+        )
+
+    def _show(self, phase: Phase, status: Status | None = None, detail: str = "") -> None:
+        snapshot = Snapshot(phase, status, detail)
+        if snapshot != self.snapshot:
+            self.snapshot = snapshot
+            self.changed.emit(snapshot)

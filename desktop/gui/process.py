@@ -1,0 +1,134 @@
+"""The agent as a process of its own: it outlives the window that started it."""
+
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+from PySide6.QtCore import QObject, QProcess, QSocketNotifier, Signal
+
+from desktop.gui.errors import StartError, StopError
+from desktop.gui.model import plain
+
+MAX_LOG_BYTES = 8 << 20  # Weeks of an agent's log; then it begins anew.
+TAIL_BYTES = 16384  # Holds the last lines even where they are as long as the agent lets them be.
+PROGRAM_NAME = "cottage node: "  # Begins the line in which the agent says why it failed.
+
+
+class AgentProcess(QObject):
+    """At most one process. It is held by a descriptor, so that a signal can never reach another one that got its number."""
+
+    ended = Signal()
+    """The process is gone."""
+
+    def __init__(self, log: Path, parent: QObject | None = None) -> None:
+        """What a started agent says goes to ``log``."""
+        super().__init__(parent)
+        self._log = log
+        self._pid = 0
+        self._is_ours = False
+        self._handle: int | None = None
+        self._notifier: QSocketNotifier | None = None
+
+    @property
+    def pid(self) -> int:
+        """The process that is followed, or 0."""
+        return self._pid
+
+    def start(self, command: Sequence[str]) -> None:
+        """Start ``command`` in a session of its own.
+
+        Raises:
+            StartError: it cannot be started, or the log not be written.
+        """
+        program = QProcess()
+        program.setProgram(command[0])
+        program.setArguments(list(command[1:]))
+        program.setStandardInputFile(QProcess.nullDevice())
+        program.setStandardOutputFile(QProcess.nullDevice())
+        program.setStandardErrorFile(
+            str(self._log), QProcess.OpenModeFlag.Append
+        )  # Appending survives a cut of the file.
+        try:
+            self._log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            os.close(os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600))
+        except OSError as error:
+            raise StartError(self.tr("{0} cannot be written: {1}.").format(self._log, error.strerror)) from error
+        started, pid = program.startDetached()
+        if not started:
+            raise StartError(
+                self.tr("{0} cannot be started: {1}.").format(plain(command[0]), plain(program.errorString()))
+            )
+        self._is_ours = True
+        self._hold(pid)
+
+    def follow(self, pid: int) -> None:
+        """Hold the process ``pid``; ``ended`` comes at once where it is gone already."""
+        if pid != self._pid:
+            self._is_ours = False
+            self._hold(pid)
+
+    def _hold(self, pid: int) -> None:
+        self.let_go()
+        try:
+            self._handle = os.pidfd_open(pid)
+        except OSError:
+            self.ended.emit()
+            return
+        self._pid = pid
+        self._notifier = QSocketNotifier(self._handle, QSocketNotifier.Type.Read, self)
+        self._notifier.activated.connect(self._gone)
+
+    def ask_to_stop(self) -> None:
+        """Ask the process to hand over its work and end; ``ended`` follows when it has.
+
+        Raises:
+            StopError: no process is held, or it may not be signalled.
+        """
+        if self._handle is None:
+            raise StopError(self.tr("It is not known which process answers; end it where it was started."))
+        try:
+            signal.pidfd_send_signal(self._handle, signal.SIGTERM)
+        except ProcessLookupError:
+            return  # It has just ended; the notifier says so.
+        except OSError as error:
+            raise StopError(
+                self.tr("The process {0} cannot be stopped: {1}.").format(self._pid, error.strerror)
+            ) from error
+
+    def let_go(self) -> None:
+        """Follow the process no longer; it runs on."""
+        if self._notifier is not None:
+            self._notifier.setEnabled(False)
+            self._notifier.deleteLater()
+            self._notifier = None
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle, self._pid = None, 0
+
+    def last_words(self) -> str:
+        """Why the process that was started here ended; empty where another was followed, whose log is elsewhere."""
+        if not self._is_ours:
+            return ""
+        try:
+            with self._log.open("rb") as file:
+                file.seek(max(0, self._log.stat().st_size - TAIL_BYTES))
+                lines = file.read(TAIL_BYTES).decode(errors="replace").splitlines()
+        except OSError:
+            lines = []
+        for line in reversed(lines):
+            if line.startswith(PROGRAM_NAME):
+                return plain(line.removeprefix(PROGRAM_NAME))
+        return self.tr("It ended without a word; its log is {0}.").format(self._log)
+
+    def trim_log(self) -> None:
+        """Begin the log anew where it has grown past its limit."""
+        try:
+            if self._log.stat().st_size > MAX_LOG_BYTES:
+                os.truncate(self._log, 0)
+        except OSError:
+            return  # No log, or not ours: nothing grows.
+
+    def _gone(self) -> None:
+        self.let_go()
+        self.ended.emit()

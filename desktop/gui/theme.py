@@ -1,0 +1,115 @@
+"""Colours, light and dark, and the four shapes of the state. Text on its ground has a contrast of at least 4.5 to 1."""
+
+from dataclasses import dataclass
+
+from PySide6.QtCore import QPointF, QRectF, Qt
+from PySide6.QtGui import QColor, QIcon, QPainter, QPalette, QPen, QPixmap
+
+from desktop.gui.sentences import Mood
+
+ICON_SIZES = (16, 22, 24, 32, 48, 64)  # What trays ask for.
+
+
+@dataclass(frozen=True)
+class Theme:
+    """One set of colours. ``brand`` marks focus; green (``lending``) means earning and nothing else."""
+
+    ground: str
+    card: str
+    line: str
+    text: str
+    dim: str
+    brand: str
+    on_brand: str
+    lending: str
+    waiting: str
+    off: str
+    trouble: str
+
+    def mood(self, mood: Mood) -> QColor:
+        """The colour of a state."""
+        match mood:
+            case Mood.LENDING:
+                return QColor(self.lending)
+            case Mood.WAITING:
+                return QColor(self.waiting)
+            case Mood.OFF:
+                return QColor(self.off)
+            case Mood.TROUBLE:
+                return QColor(self.trouble)
+
+
+LIGHT = Theme(
+    ground="#f6f3ef", card="#ffffff", line="#e4ddd5", text="#1d1a17", dim="#6a6159", brand="#a8431a", on_brand="#ffffff",
+    lending="#0f7f57", waiting="#8a5a00", off="#7d746b", trouble="#b3261e",
+)  # fmt: skip
+DARK = Theme(
+    ground="#141210", card="#1e1b18", line="#39332d", text="#f3eee9", dim="#a79d93", brand="#f08a54", on_brand="#1d1a17",
+    lending="#2fd18b", waiting="#f2b84b", off="#8f857b", trouble="#ff7b72",
+)  # fmt: skip
+
+
+def theme_of(palette: QPalette) -> Theme:
+    """The theme whose ground ``palette`` has."""
+    return DARK if palette.color(QPalette.ColorRole.Window).lightness() < 128 else LIGHT
+
+
+def palette_of(theme: Theme) -> QPalette:
+    """``theme`` for all of Qt's own widgets."""
+    role = QPalette.ColorRole
+    palette = QPalette(QColor(theme.card), QColor(theme.ground))
+    for colour, roles in {
+        theme.ground: (role.Window,),
+        theme.card: (role.Base, role.Button, role.ToolTipBase),
+        theme.line: (role.Mid, role.AlternateBase),
+        theme.text: (role.WindowText, role.Text, role.ButtonText, role.ToolTipText),
+        theme.dim: (role.PlaceholderText,),
+        theme.brand: (role.Highlight, role.Accent, role.Link),
+        theme.on_brand: (role.HighlightedText,),
+    }.items():
+        for one in roles:
+            palette.setColor(one, QColor(colour))
+    for one in (role.WindowText, role.Text, role.ButtonText):
+        palette.setColor(QPalette.ColorGroup.Disabled, one, QColor(theme.dim))
+    return palette
+
+
+def draw_mood(painter: QPainter, box: QRectF, mood: Mood, theme: Theme) -> None:
+    """The state as a shape: disc with a tick, ring with a dot, ring with bars, ring with an exclamation mark."""
+    unit = box.width() / 64
+    colour = theme.mood(mood)
+    painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+    painter.setPen(QPen(colour, 8 * unit))
+    painter.setBrush(colour if mood is Mood.LENDING else Qt.BrushStyle.NoBrush)
+    painter.drawEllipse(box.adjusted(7 * unit, 7 * unit, -7 * unit, -7 * unit))
+    ink = QColor(theme.card) if mood is Mood.LENDING else colour
+    painter.setPen(QPen(ink, 7 * unit, Qt.PenStyle.SolidLine, Qt.PenCapStyle.RoundCap, Qt.PenJoinStyle.RoundJoin))
+
+    def at(x: float, y: float) -> QPointF:
+        return box.topLeft() + QPointF(x * unit, y * unit)
+
+    match mood:
+        case Mood.LENDING:
+            painter.drawPolyline([at(20, 33), at(29, 42), at(45, 23)])
+        case Mood.WAITING:
+            painter.setBrush(ink)
+            painter.drawEllipse(at(32, 32), 5 * unit, 5 * unit)
+        case Mood.OFF:
+            painter.drawLine(at(25, 23), at(25, 41))
+            painter.drawLine(at(39, 23), at(39, 41))
+        case Mood.TROUBLE:
+            painter.drawLine(at(32, 19), at(32, 34))
+            painter.drawPoint(at(32, 45))
+
+
+def mood_icon(mood: Mood, theme: Theme) -> QIcon:
+    """The state for the tray, drawn at each size that trays ask for."""
+    icon = QIcon()
+    for size in ICON_SIZES:
+        pixels = QPixmap(size, size)
+        pixels.fill(Qt.GlobalColor.transparent)
+        painter = QPainter(pixels)
+        draw_mood(painter, QRectF(0, 0, size, size), mood, theme)
+        painter.end()
+        icon.addPixmap(pixels)
+    return icon

@@ -1,0 +1,88 @@
+"""The tray icon: the state as a shape, and a menu of six rows."""
+
+from PySide6.QtCore import QObject, QSettings, Signal, SignalInstance
+from PySide6.QtGui import QAction, QGuiApplication
+from PySide6.QtWidgets import QMenu, QSystemTrayIcon
+
+from desktop.gui.model import Phase, Snapshot
+from desktop.gui.sentences import Mood, Sentences
+from desktop.gui.theme import mood_icon, theme_of
+from ledger.money import show
+
+HINT_SHOWN = "tray/hint-shown"
+
+
+class Tray(QObject):
+    """Is there where the desktop has a tray; Qt waits for one that comes late."""
+
+    toggle_asked = Signal()
+    open_asked = Signal()
+    quit_asked = Signal()
+
+    def __init__(self, settings: QSettings, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self._settings, self._words, self._mood = settings, Sentences(self), Mood.OFF
+        self.menu = QMenu()
+        self.state, self.earned = self._line(), self._line()
+        self.menu.addSeparator()
+        self.toggle = self._row("", self.toggle_asked)
+        self._row(self.tr("&Open Cottage"), self.open_asked)
+        self.menu.addSeparator()
+        self.quit = self._row("", self.quit_asked)
+        self.icon = QSystemTrayIcon(self)
+        self.icon.setContextMenu(self.menu)
+        self.icon.activated.connect(self._activated)
+        self.show_snapshot(Snapshot(Phase.OFF))
+        self.icon.show()
+
+    def is_there(self) -> bool:
+        """The icon can be seen, so that a hidden window can be brought back."""
+        return QSystemTrayIcon.isSystemTrayAvailable() and self.icon.isVisible()
+
+    def show_snapshot(self, snapshot: Snapshot) -> None:
+        """Show the state and what was earned."""
+        sentence = self._words.describe(snapshot)
+        self._mood = sentence.mood
+        self.recolour()
+        self.state.setText(_literal(sentence.headline))
+        status = snapshot.status
+        self.earned.setVisible(status is not None)
+        if status is not None:
+            text = self.tr("Earned: {0} verified, {1} paid").format(show(status.verified), show(status.paid))
+            self.earned.setText(text)
+        self.icon.setToolTip(self.tr("Cottage: {0}").format(self._words.glance(sentence.mood)))
+        self.toggle.setText(self.tr("&Stop lending") if snapshot.is_on else self.tr("&Start lending"))
+        self.toggle.setEnabled(snapshot.phase is not Phase.STOPPING)
+        runs = snapshot.phase not in (Phase.OFF, Phase.STOPPING)
+        self.quit.setText(self.tr("&Quit (lending goes on)") if runs else self.tr("&Quit"))
+
+    def recolour(self) -> None:
+        """Draw the icon in the colours of now."""
+        self.icon.setIcon(mood_icon(self._mood, theme_of(QGuiApplication.palette())))
+
+    def explain_once(self) -> None:
+        """Say, the first time only, where the window has gone."""
+        if self._settings.value(HINT_SHOWN, False, bool):
+            return
+        self._settings.setValue(HINT_SHOWN, True)
+        text = self.tr("Cottage stays here in the tray. Click the icon to see the window again.")
+        self.icon.showMessage(self.tr("Cottage"), text, self.icon.icon())
+
+    def _line(self) -> QAction:
+        action = self.menu.addAction("")
+        action.setEnabled(False)
+        return action
+
+    def _row(self, text: str, signal: SignalInstance) -> QAction:
+        action = self.menu.addAction(text)
+        action.triggered.connect(lambda _: signal.emit())
+        return action
+
+    def _activated(self, reason: QSystemTrayIcon.ActivationReason) -> None:
+        if reason is QSystemTrayIcon.ActivationReason.Trigger:
+            self.open_asked.emit()
+
+
+def _literal(text: str) -> str:
+    """``text`` for a menu, where ``&`` underlines what follows."""
+    return text.replace("&", "&&")

@@ -1,0 +1,153 @@
+"""Small parts of the window: they draw themselves from the palette and tell a screen reader what they show."""
+# ruff: noqa: N802 (Qt's own names of what is overridden)
+
+from PySide6.QtCore import QPoint, QRectF, QSize, Qt
+from PySide6.QtGui import QColor, QFont, QPainter, QPaintEvent, QPen
+from PySide6.QtWidgets import QCheckBox, QFrame, QGridLayout, QLabel, QSizePolicy, QVBoxLayout, QWidget
+
+from desktop.gui.model import plain
+from desktop.gui.sentences import Mood
+from desktop.gui.theme import draw_mood, theme_of
+
+RADIUS = 14.0
+LONGEST_WORD = 24  # Longer ones may be broken, or a name without spaces would widen the window.
+MAX_TEXT = 400  # A sentence around the longest foreign text.
+_BREAK = "\N{ZERO WIDTH SPACE}"
+
+
+class Text(QLabel):
+    """A label for any text, also from elsewhere: shown as it is, never as markup, in as many lines as it needs."""
+
+    def __init__(self, size: int = 0, bold: bool = False, dim: bool = False) -> None:
+        """``size``: points more than usual."""
+        super().__init__()
+        self.setTextFormat(Qt.TextFormat.PlainText)
+        self.setWordWrap(True)
+        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Minimum)
+        font = QFont(self.font())
+        font.setPointSizeF(font.pointSizeF() + size)
+        font.setWeight(QFont.Weight.DemiBold if bold else QFont.Weight.Normal)
+        self.setFont(font)
+        if dim:
+            self.setForegroundRole(self.palette().ColorRole.PlaceholderText)
+
+    def say(self, text: str, caption: str = "") -> None:
+        """Show ``text``; a screen reader hears ``caption`` before it."""
+        clean = plain(text, MAX_TEXT)
+        self.setText(" ".join(_breakable(word) for word in clean.split(" ")))
+        self.setAccessibleName(f"{caption}: {clean}" if caption else clean)
+
+
+def _breakable(word: str) -> str:
+    return _BREAK.join(word[start : start + LONGEST_WORD] for start in range(0, len(word), LONGEST_WORD))
+
+
+class Switch(QCheckBox):
+    """Shows how things stand; a click or the space bar asks for a change, and what comes of it is shown later."""
+
+    def __init__(self, name: str) -> None:
+        """``name``: for screen readers."""
+        super().__init__()
+        self.setAccessibleName(name)
+        self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
+        self.setCursor(Qt.CursorShape.PointingHandCursor)
+        self.setSizePolicy(QSizePolicy.Policy.Fixed, QSizePolicy.Policy.Fixed)
+
+    def sizeHint(self) -> QSize:
+        return QSize(92, 50)
+
+    def minimumSizeHint(self) -> QSize:
+        return self.sizeHint()
+
+    def hitButton(self, pos: QPoint) -> bool:
+        return self.rect().contains(pos)
+
+    def nextCheckState(self) -> None:
+        """Stay as it is: only ``setChecked`` moves the switch."""
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        theme = theme_of(self.palette())
+        painter = QPainter(self)
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        track = QRectF(self.rect()).adjusted(4, 4, -4, -4)
+        if self.hasFocus():
+            painter.setPen(QPen(QColor(theme.brand), 2))
+            ring = track.adjusted(-3, -3, 3, 3)
+            painter.drawRoundedRect(ring, ring.height() / 2, ring.height() / 2)
+        painter.setPen(Qt.PenStyle.NoPen)
+        painter.setBrush(QColor(theme.lending if self.isChecked() else theme.off))
+        painter.drawRoundedRect(track, track.height() / 2, track.height() / 2)
+        knob = track.height() - 8
+        left = track.right() - knob - 4 if self.isChecked() else track.left() + 4
+        painter.setBrush(QColor("white"))
+        painter.drawEllipse(QRectF(left, track.top() + 4, knob, knob))
+
+
+class MoodMark(QWidget):
+    """The state as a shape; the sentence beside it says it in words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setFixedSize(28, 28)
+        self._mood = Mood.OFF
+
+    def set_mood(self, mood: Mood) -> None:
+        """Draw another state."""
+        self._mood = mood
+        self.update()
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        painter = QPainter(self)
+        draw_mood(painter, QRectF(self.rect()), self._mood, theme_of(self.palette()))
+
+
+class Card(QFrame):
+    """A rounded panel with an optional title."""
+
+    def __init__(self, title: str = "") -> None:
+        super().__init__()
+        self.body = QVBoxLayout(self)
+        self.body.setContentsMargins(20, 16, 20, 16)
+        self.body.setSpacing(8)
+        if title:
+            label = Text(bold=True)
+            label.say(title)
+            self.body.addWidget(label)
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        theme = theme_of(self.palette())
+        painter = QPainter(self)
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        painter.setPen(QColor(theme.line))
+        painter.setBrush(QColor(theme.card))
+        painter.drawRoundedRect(QRectF(self.rect()).adjusted(0.5, 0.5, -0.5, -0.5), RADIUS, RADIUS)
+
+
+class Rows(QGridLayout):
+    """Captions on the left, values on the right."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setColumnStretch(1, 1)
+        self.setHorizontalSpacing(16)
+        self.setVerticalSpacing(6)
+        self._values: dict[str, tuple[str, Text]] = {}
+
+    def add(self, key: str, caption: str) -> Text:
+        """A row; its value is set under ``key``."""
+        row = len(self._values)
+        label, value = Text(dim=True), Text()
+        label.say(caption)
+        label.setSizePolicy(QSizePolicy.Policy.Minimum, QSizePolicy.Policy.Minimum)
+        label.setWordWrap(False)
+        label.setAlignment(Qt.AlignmentFlag.AlignTop | Qt.AlignmentFlag.AlignLeft)
+        value.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+        self.addWidget(label, row, 0)
+        self.addWidget(value, row, 1)
+        self._values[key] = (caption, value)
+        return value
+
+    def set_values(self, **values: str) -> None:
+        """Show ``values``; every row is named."""
+        for key, (caption, label) in self._values.items():
+            label.say(values[key], caption)
