@@ -7,7 +7,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from coordinator.client.text import JOB_SENTENCES, SIGN, amount, count, duration, ratio, size, work
+from coordinator.client.text import JOB_SENTENCES, SIGN, amount, count, duration, money, ratio, size, work
 from transport.wire import api
 
 _STYLES: dict[str, str] = {"settled": "green", "failed": "red", "cancelled": "yellow", "running": "cyan"}
@@ -32,7 +32,7 @@ def quote_table(quote: api.Quote) -> RenderableType:
     """A quote as a list of figures, its problems last."""
     table = Table(show_header=False, box=None, pad_edge=False)
     rows = [
-        ("price", f"{SIGN} {amount(quote.price)}{_range(quote)}"),
+        ("price", f"{money(quote.price)}{_range(quote)}"),
         ("takes about", duration(quote.hours * 3600)),
         ("work", f"{work(quote.operations)}, {count(quote.parameters)} parameters, {count(quote.tokens)} tokens"),
         ("shape", f"{quote.stages} stages × {quote.replicas} replicas, {quote.rounds} rounds"),
@@ -55,7 +55,7 @@ def job_panel(view: api.JobView, events: Sequence[api.JobEvent] = ()) -> Rendera
         ProgressBar(total=max(1, view.rounds_total), completed=view.rounds_done),
         Text(f"round {view.rounds_done} of {view.rounds_total} · {count(view.tokens_per_second)} tokens/s · {loss}"),
         Text(f"sent {size(view.bytes_sent)}, {ratio(view.bytes_sent, view.bytes_naive)} than the naive amount"),
-        Text(f"paid {SIGN} {amount(view.paid)} of {amount(view.escrow)} · time left {duration(view.eta_seconds)}"),
+        Text(f"paid {money(view.paid)} of {amount(view.escrow)} · time left {duration(view.eta_seconds)}"),
     ]
     if view.reason:
         lines.append(Text(view.reason, style="red" if view.state == "failed" else ""))
@@ -71,6 +71,7 @@ def funding_table(funding: api.Funding) -> RenderableType:
         ("for the coordinator", funding.coordinator),
         ("job key", funding.job_key),
         ("until (Unix seconds)", str(funding.deadline)),
+        ("room for payees", str(funding.max_payees)),
         ("ledger", funding.ledger_url),
         ("program", funding.program),
         ("mint", funding.mint),

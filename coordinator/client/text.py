@@ -1,5 +1,6 @@
 """Figures as people read them; the same on the pages and on the command line."""
 
+from ledger.money import show
 from transport.wire.api import JobStateName
 
 SIGN = "¤"  # The ledger's token, whichever it is: Unicode's sign for a currency that is not specified.
@@ -25,9 +26,13 @@ def amount(micro: int, places: int = 2) -> str:
     >>> amount(12_500_000), amount(1), amount(-1_234_567_890_000)
     ('12.50', '0.000001', '-1,234,567.89')
     """
-    whole, part = divmod(abs(micro), _UNIT)
-    fraction = f"{part:06d}".rstrip("0").ljust(places, "0")
-    return f"{'-' if micro < 0 else ''}{whole:,}.{fraction}"
+    whole, _, fraction = show(abs(micro)).partition(".")
+    return f"{'-' if micro < 0 else ''}{int(whole):,}.{fraction.ljust(places, '0')}"
+
+
+def money(micro: int) -> str:
+    """An amount with the sign of the token, as sentences have it: ``¤ 12.50``."""
+    return f"{SIGN} {amount(micro)}"
 
 
 def parse_amount(text: str) -> int:

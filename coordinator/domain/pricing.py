@@ -12,6 +12,15 @@ def operations(parameters: int, tokens: int) -> int:
     return OPERATIONS_PER_PARAMETER * parameters * tokens
 
 
+def least(job_price: int, replicas: int) -> int:
+    """What a job that trains all its rounds pays at least, where every share is verified: one replica's part of each round.
+
+    A round pays for the tokens of the replicas that contributed, which are between one and ``replicas``; all of them in every
+    round make ``job_price``, and nothing makes more.
+    """
+    return job_price // replicas
+
+
 def price(total_operations: int, per_petaflop: int, minimum: int) -> int:
     """Price in millionths, rounded up; never below ``minimum``."""
     return max(minimum, -(-total_operations * per_petaflop // PETAFLOP))

@@ -1,13 +1,28 @@
 """What the coordinator wants of the ledger. ``LedgerChain`` is the ledger itself; tests bring one that loses answers."""
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from ledger.client import Ledger, PreparedTransaction, StakeState, job_bytes
+from ledger.errors import LedgerError
 from ledger.money import Amount
 from ledger.states import EscrowState
 
 Outcome = Literal["pending", "confirmed", "failed", "expired"]
+
+
+@dataclass(frozen=True)
+class Deposit:
+    """Money that came into an escrow: ``amount`` in millionths, ``time`` in Unix seconds."""
+
+    signature: str
+    amount: int
+    time: float
+
+
+log = logging.getLogger(__name__)
 
 
 class Chain(Protocol):
@@ -22,6 +37,9 @@ class Chain(Protocol):
     async def escrow(self, submitter: str, job: str) -> EscrowState | None: ...
 
     def escrow_address(self, submitter: str, job: str) -> str: ...
+
+    async def deposits(self, submitter: str, job: str) -> Sequence[Deposit]:
+        """What came into a job's escrow, oldest first, as far as the ledger remembers."""
 
     async def stake(self, node: str) -> StakeState | None: ...
 
@@ -72,6 +90,15 @@ class LedgerChain:
     def escrow_address(self, submitter: str, job: str) -> str:
         """Where a job's escrow is, or will be."""
         return self._ledger.escrow_address(submitter, job_bytes(job))
+
+    async def deposits(self, submitter: str, job: str) -> Sequence[Deposit]:
+        """What came into a job's escrow; nothing where the history cannot be read, which must not keep a job from starting."""
+        try:
+            events = await self._ledger.history(submitter, job_bytes(job))
+        except LedgerError as error:
+            log.warning("the deposits of job %s cannot be read: %s", job, error)
+            return ()
+        return [Deposit(e.signature, e.fields["amount"], e.time) for e in events if e.kind == "deposited"]
 
     async def stake(self, node: str) -> StakeState | None:
         """A node's stake, or None."""

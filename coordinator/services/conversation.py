@@ -149,7 +149,7 @@ class Conversation:
             case AuditReport():
                 self._verification.judged(work, lease, body)
             case TaskFailed():
-                work.note("fault", f"node {work.leases[lease].node}: {body.reason}")
+                work.note("fault", f"node {work.leases[lease].node} failed: {body.reason}")
                 work.end(lease, "failed", body.reason)
             case Progress() | Traffic():
                 self._lossy(work.leases[lease], report)

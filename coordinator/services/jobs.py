@@ -2,8 +2,9 @@
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
+from coordinator.client.text import money
 from coordinator.domain.job import NEXT, Job, JobState
 from coordinator.domain.lease import Lease
 from coordinator.domain.trust import Audit
@@ -13,13 +14,15 @@ from coordinator.services.artifacts import ArtifactStore
 from coordinator.services.chain import Chain
 from coordinator.services.context import Context
 from coordinator.services.models import ModelWorkshop
+from coordinator.services.naming import names_in, readable
 from coordinator.services.nodes import Nodes
+from coordinator.services.payees import MAX_PAYEES
 from coordinator.services.quotes import quote
 from coordinator.services.runs import Runs
 from coordinator.services.settlement import Settlement, escrow_deadline
 from coordinator.services.views import TrafficOf
 from coordinator.services.work import Desk
-from coordinator.store.ports import R, Where
+from coordinator.store.ports import R, Transaction, Where
 from coordinator.store.records import (
     CommitRecord,
     EventRecord,
@@ -32,13 +35,12 @@ from coordinator.store.records import (
 from ledger import events as ledger_events
 from ledger.client import job_bytes
 from ledger.errors import LedgerError
-from ledger.money import show
 from transport.wire import api
 from transport.wire.codec import encode_json
 from transport.wire.job import JobSpec
 
 FUND_SECONDS = 30.0  # The embedded ledger answers within one; a cluster confirms within a few.
-MAX_PAGE = 5_000  # Events or points in one answer.
+MAX_PAGE = 5_000  # Rows in one answer: the newest, but what is read in parts (events, points) comes from its beginning.
 
 
 class JobService:
@@ -102,7 +104,7 @@ class JobService:
             files=prepared.files,
         )
         await self._store(job)
-        return views.job_view(job, (), self._traffic_of)
+        return views.job_view(job, (), self._traffic_of, job.reason)
 
     async def funding(self, job: str) -> api.Funding:
         """What the submitter's wallet must do."""
@@ -116,6 +118,7 @@ class JobService:
             program=self._chain.program,
             mint=self._chain.mint,
             escrow=self._chain.escrow_address(stored.submitter, job),
+            max_payees=MAX_PAYEES,
         )
 
     async def fund(self, job: str) -> api.JobView:
@@ -139,7 +142,7 @@ class JobService:
                     raise ConflictError(
                         f"job {job} is {work.job.state}: there is nothing left to cancel", field="state"
                     )
-                await self._runs.stop(work, JobState.CANCELLED, "cancelled by the submitter")
+                await self._runs.stop(work, JobState.CANCELLED, "the submitter cancelled the job")
         return await self.get(job)
 
     # --- reading ------------------------------------------------------------------------------------------------------------
@@ -147,17 +150,13 @@ class JobService:
     async def get(self, job: str) -> api.JobView:
         """One job."""
         async with self._context.store.transaction() as tx:
-            stored = await self._found(await tx.find(Job, ("id", "=", job)), job)
-            leases = await tx.find(Lease, ("job", "=", job))
-        return views.job_view(stored, leases, self._traffic_of)
+            return await self._view(tx, await self._found(await tx.find(Job, ("id", "=", job)), job))
 
     async def list(self, limit: int, before: float | None) -> Sequence[api.JobView]:
         """Jobs, newest first."""
         where: tuple[Where, ...] = () if before is None else (("created", "<", before),)
         async with self._context.store.transaction() as tx:
-            jobs = await tx.find(Job, *where, newest=True, limit=limit)
-            leases = {job.id: await tx.find(Lease, ("job", "=", job.id)) for job in jobs}
-        return [views.job_view(job, leases[job.id], self._traffic_of) for job in jobs]
+            return [await self._view(tx, job) for job in await tx.find(Job, *where, newest=True, limit=limit)]
 
     async def nodes(self, job: str) -> Sequence[api.JobNode]:
         """Each node's part."""
@@ -175,20 +174,24 @@ class JobService:
 
     async def rounds(self, job: str) -> Sequence[api.RoundView]:
         """Rounds that count."""
-        records = await self._part(RoundRecord, job)
+        records = await self._newest(RoundRecord, job)
         return [view for record in records if (view := views.round_view(record)) is not None]
 
     async def commits(self, job: str) -> Sequence[api.CommitView]:
         """Commitments and what they brought."""
-        return [views.commit_view(record) for record in await self._part(CommitRecord, job)]
+        return [views.commit_view(record) for record in await self._newest(CommitRecord, job)]
 
     async def audits(self, job: str) -> Sequence[api.AuditView]:
         """Audits, drawn and concluded."""
-        return [views.audit_view(audit) for audit in await self._part(Audit, job)]
+        audits = await self._newest(Audit, job)
+        names = await self._names(audit.detail for audit in audits)
+        return [views.audit_view(audit, readable(audit.detail, names)) for audit in audits]
 
     async def receipts(self, job: str) -> Sequence[api.Receipt]:
         """Ledger transactions."""
-        return [views.receipt(record) for record in await self._part(OutboxRecord, job)]
+        rows = await self._newest(OutboxRecord, job)
+        names = await self._names(row.detail for row in rows)
+        return [views.receipt(row, readable(row.detail, names)) for row in rows]
 
     async def metrics(self, job: str, after: int) -> Sequence[api.Metric]:
         """Points of the loss curves beyond the first ``after``."""
@@ -197,7 +200,9 @@ class JobService:
 
     async def events(self, job: str, after: int) -> Sequence[api.JobEvent]:
         """Lines of the timeline with a larger id than ``after``."""
-        return [views.event_view(record) for record in await self._part(EventRecord, job, ("id", ">", after))]
+        events = await self._part(EventRecord, job, ("id", ">", after))
+        names = await self._names(event.text for event in events)
+        return [views.event_view(event, readable(event.text, names)) for event in events]
 
     def changes(self, job: str | None) -> AsyncIterator[str]:
         """News of one job, or of everything."""
@@ -221,7 +226,7 @@ class JobService:
             raise UnavailableError(f"the ledger does not answer: {error}; try again") from error
         if balance < spec.budget:
             raise FundsError(
-                f"the budget {show(spec.budget)} is beyond the {show(balance)} of wallet {submitter}: "
+                f"the budget {money(spec.budget)} is beyond the {money(balance)} of wallet {submitter}: "
                 "lower the budget or fund the wallet",
                 "budget",
             )
@@ -232,7 +237,8 @@ class JobService:
         key = f"created:{job.id}"
         async with self._context.store.transaction() as tx:
             await tx.insert(job)
-            await tx.insert(EventRecord(job.id, job.created, "created", f"the job is created: {show(job.quote.price)}"))
+            text = f"the job is submitted; its price is {money(job.quote.price)}"
+            await tx.insert(EventRecord(job.id, job.created, "created", text))
             await tx.insert(OutboxRecord(key, job.id, "event", {"text": memo}, job.created, detail="created"))
         self._context.bus.publish(job.id)
 
@@ -258,10 +264,22 @@ class JobService:
             raise NotFoundError(f"there is no job {job}: look it up in the list of jobs", "job")
         return jobs[0]
 
-    async def _part(self, kind: type[R], job: str, *where: Where, offset: int = 0) -> Sequence[R]:
+    async def _view(self, tx: Transaction, job: Job) -> api.JobView:
+        leases = await tx.find(Lease, ("job", "=", job.id))
+        return views.job_view(job, leases, self._traffic_of, readable(job.reason, await names_in(tx, [job.reason])))
+
+    async def _names(self, texts: Iterable[str]) -> Mapping[str, str]:
+        async with self._context.store.transaction() as tx:
+            return await names_in(tx, texts)
+
+    async def _newest(self, kind: type[R], job: str) -> Sequence[R]:
+        """The last rows, oldest first."""
+        return (await self._part(kind, job, newest=True))[::-1]
+
+    async def _part(self, kind: type[R], job: str, *where: Where, newest: bool = False, offset: int = 0) -> Sequence[R]:
         async with self._context.store.transaction() as tx:
             await self._found(await tx.find(Job, ("id", "=", job)), job)
-            return await tx.find(kind, ("job", "=", job), *where, limit=MAX_PAGE, offset=offset)
+            return await tx.find(kind, ("job", "=", job), *where, newest=newest, limit=MAX_PAGE, offset=offset)
 
 
 def _refuse(spec: JobSpec, offered: api.Quote) -> None:

@@ -2,13 +2,14 @@
 
 import json
 
+from coordinator.client.text import money
 from coordinator.config import Config
 from coordinator.domain import placement, pricing
 from coordinator.domain.placement import NoPlacementError, Placement
 from coordinator.errors import CottageError, InvalidError
 from coordinator.services.artifacts import ArtifactStore
 from coordinator.services.nodes import Nodes
-from ledger.money import show
+from coordinator.services.payees import payable
 from transport.wire.api import Quote
 from transport.wire.job import JobSpec, total_rounds, total_steps
 from transport.wire.model import ModelConfigError, ModelShape, inspect_config, resolve
@@ -63,7 +64,8 @@ def quote(
     problems = list(_document_problems(spec))
     available = len(nodes.everybody())
     try:
-        found = placement.choose(shape, spec.training, nodes.everybody(), spec.parallel.stages, spec.parallel.replicas)
+        here = payable(nodes.everybody(), frozenset())
+        found = placement.choose(shape, spec.training, here, spec.parallel.stages, spec.parallel.replicas)
     except NoPlacementError as error:
         return _priced(spec, shape, None, [*problems, str(error)], config_of, available, nodes)
     return _priced(spec, shape, found, problems, config_of, available, nodes)
@@ -97,7 +99,7 @@ def _priced(
     if spec.budget < price:
         problems = [
             *problems,
-            f"the budget {show(spec.budget)} is below the price {show(price)}: raise it to {show(price)}",
+            f"the budget {money(spec.budget)} is below the price {money(price)}: raise it to {money(price)}",
         ]
     rounds = total_rounds(training, replicas)
     seconds, limit = _time(shape, spec, found, tokens, nodes) if found else (0.0, "no plan fits the network")
@@ -116,7 +118,7 @@ def _priced(
         rounds=rounds,
         hours=(seconds + rounds * ROUND_OVERHEAD_S) / 3600,
         price=price,
-        price_low=price // replicas,
+        price_low=pricing.least(price, replicas),
         price_high=price,
         memory_mb_per_stage=tuple(memory),
         limit=limit,
@@ -136,7 +138,12 @@ def _time(shape: ModelShape, spec: JobSpec, found: Placement, tokens: int, nodes
         if cost > slowest:
             slowest, stage = cost, index
     seconds = tokens / replicas * slowest / EFFICIENCY
-    return seconds, f"the computing speed of stage {stage + 1} of {last + 1}, on {len(found.seats)} nodes"
+    if last == 0:
+        return seconds, f"the computing speed of the slowest of {len(found.seats)} nodes"
+    return (
+        seconds,
+        f"the computing speed of stage {stage}, the slowest of {last + 1} stages on {len(found.seats)} nodes",
+    )
 
 
 def _impossible(problem: str, available: int) -> Quote:

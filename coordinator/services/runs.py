@@ -2,6 +2,7 @@
 
 import msgspec
 
+from coordinator.client.text import money
 from coordinator.domain import pricing
 from coordinator.domain import round as rounds
 from coordinator.domain import run as runs
@@ -110,7 +111,9 @@ class Runs:
         self._unblock(work)
         await self._begin(work)
         if work.run.finished and work.job.state is JobState.RUNNING:
-            work.advance(JobState.VERIFYING, "every round is trained; the last audits are running")
+            work.advance(
+                JobState.VERIFYING, "all rounds are trained: the last audits and the model folder are under way"
+            )
 
     async def _must_stop(self, work: Work) -> bool:
         reason = ""
@@ -118,7 +121,7 @@ class Runs:
             if work.now > work.job.deadline:
                 reason = f"the deadline of {work.job.spec.deadline_hours:g} hours has passed"
             elif work.run is not None and work.run.restarts > MAX_RESTARTS:
-                reason = f"round {work.run.done} failed {work.run.restarts} times in a row"
+                reason = f"round {work.run.done + 1} failed {work.run.restarts} times in a row"
             else:
                 reason = await too_many_faults(work)
         if reason:
@@ -143,7 +146,7 @@ class Runs:
             )
         )  # fmt: skip
         if work.job.state is JobState.PLANNED:
-            work.advance(JobState.RUNNING, f"round {begun.number} begins with {len(begun.seats)} nodes")
+            work.advance(JobState.RUNNING, f"round {begun.number + 1} begins")
         self.heard(work.job.id)
 
     def _may_begin(self, work: Work) -> bool:
@@ -153,7 +156,7 @@ class Runs:
         if not whole:
             self._whole_since.pop(work.job.id, None)
             if work.job.state is JobState.RUNNING:
-                work.advance(JobState.PLANNED, "no replica is complete: waiting for nodes")
+                work.advance(JobState.PLANNED, "no replica has all its nodes any more: the job waits for others")
             return False
         if not self._verification.may_begin(work, work.run.done):
             return False
@@ -187,7 +190,7 @@ class Runs:
     async def _void(self, work: Work, over: Round) -> None:
         assert work.run is not None
         self._context.metrics.count("rounds_void_total")
-        work.note("void", f"round {over.number} has no whole replica left: it is done again from the last checkpoint")
+        work.note("void", f"round {over.number + 1} has lost all replicas: it is done again from the last checkpoint")
         await self._store_round(work, over, "void")
         for lease in runs.beyond_repair(work.run):
             work.end(lease, "replaced", "begins anew")
@@ -222,8 +225,7 @@ class Runs:
                 event = ledger_events.Committed(job=job.id, round=commit.round, node=commit.node, root=commit.root)
                 work.memo(f"committed:{commit.round}:{commit.stage}:{commit.replica}", event)
         self._context.metrics.count("rounds_complete_total")
-        text = f"round {over.number} is complete: {len(contributors)} of {work.run.replicas} replicas"
-        work.note("round", text if loss is None else f"{text}, loss {loss:.3f}")
+        work.note("round", _completed(over.number, len(contributors), work.run.replicas, loss))
 
     async def _store_commits(self, work: Work, over: Round, pot: int, tokens: int) -> list[CommitRecord]:
         """A record for every member that committed; contributors share the pot by operations."""
@@ -282,7 +284,8 @@ class Runs:
         work.metrics.append(
             MetricRecord(job.id, current.number, current.first_step, job.tokens_done, "validation", loss, work.now)
         )
-        work.note("validation", f"held-out loss {loss:.4f} before round {current.number}")
+        when = f"before round {current.number + 1}" if current.steps else "after the last round"
+        work.note("validation", f"the loss on held-out text is {loss:.4f} {when}")
 
     def _unblock(self, work: Work) -> None:
         """A round from which nothing was heard for too long goes on without those that it waits for; a start likewise."""
@@ -311,13 +314,21 @@ class Runs:
             work.end(lease, "stopped", "the job is done")
         await self._settlement.finish(work)
         if work.job.model is not None and await self._settlement.is_done(work):
-            work.advance(JobState.SETTLED, "paid, and the rest refunded")
+            work.advance(JobState.SETTLED, f"the job is done: the model is ready, and it cost {money(work.job.paid)}")
             event = ledger_events.Settled(job=work.job.id, paid=work.job.paid, refunded=work.job.refunded)
             work.memo("settled", event)
 
     async def _unconcluded(self, work: Work) -> bool:
         where: tuple[Where, ...] = (("job", "=", work.job.id), ("state", "=", "complete"), ("concluded", "=", False))
         return bool(await work.tx.find(RoundRecord, *where, limit=1))
+
+
+def _completed(number: int, contributors: int, replicas: int, loss: float | None) -> str:
+    """A complete round in a sentence; rounds are counted from 1, as on the pages."""
+    text = f"round {number + 1} is complete"
+    if contributors < replicas:
+        text += f" with {contributors} of {replicas} replicas"
+    return text if loss is None else f"{text}: training loss {loss:.3f}"
 
 
 def _last_stage(over: Round) -> tuple[Seat, ...]:

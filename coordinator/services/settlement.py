@@ -10,16 +10,18 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from coordinator.client.text import money
 from coordinator.domain.job import Job, JobState
 from coordinator.errors import FundsError
-from coordinator.services.chain import Chain, Outcome
+from coordinator.services.chain import Chain, Deposit, Outcome
 from coordinator.services.context import Context
+from coordinator.services.naming import listed
+from coordinator.services.payees import MAX_PAYEES
 from coordinator.services.work import Desk, Work
 from coordinator.store.ports import Where
-from coordinator.store.records import CommitRecord, NodeRecord, OutboxRecord
+from coordinator.store.records import CommitRecord, NodeRecord, OutboxKind, OutboxRecord
 from ledger import events as ledger_events
 from ledger.errors import LedgerError, LedgerUnavailableError, TransactionExpiredError, TransactionFailedError
-from ledger.money import show
 from ledger.states import EscrowState, PreparedTransaction
 
 MAX_PAYEES_A_ROW = 6  # With a new token account for each, as many fit one transaction of 1,232 bytes for sure.
@@ -29,8 +31,19 @@ MAX_ROWS = 500  # Loaded at a time.
 POLL_SECONDS = 0.5
 CONFIRM_POLLS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2)  # Embedded: 5-8 ms. A cluster's answer is fetched at the next turn.
 
+ESCROW_MARGIN = 6 * 3600  # After the deadline of the job, for the last audits and payouts.
+
 _OPEN = ("queued", "sent")
 _MONEY = ("settle", "refund", "fund")
+ENDED_EARLY = (JobState.CANCELLED, JobState.FAILED)
+
+_ATTEMPTS: Mapping[OutboxKind, str] = {
+    "fund": "opening the escrow",
+    "settle": "paying the nodes",
+    "refund": "the refund",
+    "slash": "taking the stake",
+    "event": "writing an event",
+}
 
 
 class Settlement:
@@ -53,17 +66,19 @@ class Settlement:
             await self._settle(work, commits)
 
     async def finish(self, work: Work) -> None:
-        """Queue the last payouts and the refund, once; nothing where no escrow was seen."""
+        """Queue the last payouts and the refund, once; nothing where no escrow was seen.
+
+        An escrow that is spent is refunded as well: only that keeps it from taking deposits that nobody would look for, and
+        lets the submitter have its rent back.
+        """
         refunds = await work.tx.find(OutboxRecord, ("job", "=", work.job.id), ("kind", "=", "refund"), limit=1)
         if work.job.escrow == 0 or refunds:
             return
         await self._settle(work, await self._unsettled(work))
         rest = work.job.escrow - work.job.verified
         key = f"refund:{work.job.id}"
-        await work.store_now(
-            OutboxRecord(key, work.job.id, "refund", {}, work.now, amount=rest, detail=work.job.submitter)
-        )
-        work.note("refund", f"{show(rest)} of {show(work.job.escrow)} go back to the submitter")
+        detail = f"back to wallet {work.job.submitter}"
+        await work.store_now(OutboxRecord(key, work.job.id, "refund", {}, work.now, amount=rest, detail=detail))
 
     async def is_done(self, work: Work) -> bool:
         """Whether no money of the job is still on its way."""
@@ -78,7 +93,8 @@ class Settlement:
             budget = work.job.spec.budget
             payload: dict[str, str | int] = {"deadline": escrow_deadline(work.job)}
             key = key if tries == 0 else f"{key}:{tries}"
-            await work.store_now(OutboxRecord(key, work.job.id, "fund", payload, work.now, amount=budget))
+            detail = f"from the test wallet {work.job.submitter}"
+            await work.store_now(OutboxRecord(key, work.job.id, "fund", payload, work.now, budget, detail))
 
     async def see_escrow(self, job: Job) -> None:
         """Look on the ledger for the job's escrow and take note of it.
@@ -91,32 +107,56 @@ class Settlement:
         problem = self._problem(job, state)
         if state is None or problem:
             raise FundsError(problem, field="escrow")
-        async with self._desk.open(job.id) as work:
-            await self._fund(work, state)
+        await self._take_note(job, state)
+
+    async def return_deposit(self, job: Job) -> None:
+        """Give back what has come into the escrow of a job that had ended without one.
+
+        Raises:
+            LedgerError: the ledger does not answer.
+        """
+        state = await self._chain.escrow(job.submitter, job.id)
+        if state is not None and state.coordinator == self._coordinator and state.balance and not state.ended:
+            await self._take_note(job, state)
 
     def _problem(self, job: Job, state: EscrowState | None) -> str:
         if state is None:
             address = self._chain.escrow_address(job.submitter, job.id)
-            return f"there is no escrow {address} for job {job.id} yet: open it with {show(job.spec.budget)}"
+            return f"there is no escrow {address} for job {job.id} yet: open it with {money(job.spec.budget)}"
         if state.coordinator != self._coordinator:
             return f"escrow {state.address} names coordinator {state.coordinator}: it must name {self._coordinator}"
         if state.ended:
             return f"escrow {state.address} has been refunded: submit the job again"
+        if state.max_payees < MAX_PAYEES:
+            room = f"room for {state.max_payees} payees, and {MAX_PAYEES} are needed"
+            return f"escrow {state.address} has {room}: cancel the job, which returns the deposit, and submit it again"
         if state.deposited < job.quote.price:
-            missing = show(job.quote.price - state.deposited)
-            return f"escrow {state.address} holds {show(state.deposited)}, the price is {show(job.quote.price)}: add {missing}"
+            missing = money(job.quote.price - state.deposited)
+            held, price = money(state.deposited), money(job.quote.price)
+            return f"escrow {state.address} holds {held}, the price is {price}: add {missing}"
         if state.deadline < job.deadline:
             return f"escrow {state.address} ends at {state.deadline}, before the job's deadline {int(job.deadline)}"
         return ""
 
-    async def _fund(self, work: Work, state: EscrowState) -> None:
+    async def _take_note(self, job: Job, state: EscrowState) -> None:
+        deposits = await self._chain.deposits(job.submitter, job.id)
+        async with self._desk.open(job.id) as work:
+            if await self._fund(work, state):
+                await _receive(work, state, deposits)
+
+    async def _fund(self, work: Work, state: EscrowState) -> bool:
+        """Follow up on an escrow that was seen; whether it was news."""
         if work.job.state is JobState.CREATED:
             work.change(escrow=int(state.deposited))
-            work.advance(JobState.FUNDED, f"{show(state.deposited)} are in escrow")
+            work.advance(JobState.FUNDED, f"the job is funded: {money(state.deposited)} is in escrow")
             work.memo("funded", ledger_events.Funded(job=work.job.id, amount=state.deposited))
-        elif work.job.state in (JobState.CANCELLED, JobState.FAILED) and work.job.escrow == 0:
-            work.change(escrow=int(state.deposited))  # Funded while it was being cancelled: give it back.
+            return True
+        if work.job.state in ENDED_EARLY and work.job.escrow == 0:
+            work.change(escrow=int(state.deposited))  # Funded while it was being cancelled, or later: give it back.
+            work.note("funded", f"{money(state.deposited)} came into escrow, but the job has ended")
             await self.finish(work)
+            return True
+        return False
 
     async def _unsettled(self, work: Work) -> list[CommitRecord]:
         where: tuple[Where, ...] = (("job", "=", work.job.id), ("state", "=", "verified"), ("settlement", "=", None))
@@ -139,10 +179,12 @@ class Settlement:
             chosen = payees[start : start + MAX_PAYEES_A_ROW]
             covered = [commit for payee in chosen for commit in new[payee]]
             amount = sum(commit.amount for commit in covered)
+            nodes = sorted({commit.node for commit in covered})
+            detail = f"to {listed(nodes)} for {_rounds(covered)}"
             record = await work.store_now(
                 OutboxRecord(
                     f"settle:{work.job.id}:{before + part}", work.job.id, "settle",
-                    {payee: total[payee] for payee in chosen}, work.now, amount, f"{len(chosen)} payees",
+                    {payee: total[payee] for payee in chosen}, work.now, amount, detail,
                 )
             )  # fmt: skip
             for commit in covered:
@@ -196,7 +238,7 @@ class Settlement:
             job = await tx.get(Job, row.job)
         if row.state == "queued":
             if row.kind == "fund" and job.state is not JobState.CREATED:
-                await self._give_up(row, f"the job is {job.state}")
+                await self._give_up(row, f"the job is {job.state} already")
                 return True
             try:
                 row = await self._sign(job, row)
@@ -279,7 +321,7 @@ class Settlement:
             detail = f"{row.detail}: {reason}" if row.detail else reason
             await work.tx.update(msgspec.structs.replace(row, state="failed", detail=detail[:500]))
             if row.kind != "event":
-                work.note("ledger", f"{row.kind} failed: {reason}")
+                work.note("ledger", f"{_ATTEMPTS[row.kind]} failed: {reason}")
 
     # --- what follows ---------------------------------------------------------------------------------------------------
 
@@ -287,27 +329,25 @@ class Settlement:
         self._context.metrics.count("ledger_confirmed_total")
         state = await self._chain.escrow(job.submitter, job.id) if row.kind in ("fund", "refund") else None
         async with self._desk.open(row.job) as work:
+            if row.kind == "refund" and state is not None:
+                row = _refunded(work, row, state)
             await work.tx.update(msgspec.structs.replace(row, state="confirmed"))
             match row.kind:
                 case "fund" if state is not None:
                     await self._fund(work, state)
                 case "settle":
                     await self._paid(work, row)
-                case "refund":
-                    back = row.amount if state is None else int(state.refunded)
-                    work.change(refunded=back)
-                    work.note("refunded", f"{show(back)} went back to the submitter")
                 case "slash":
                     node, reason = str(row.payload["node"]), str(row.payload["reason"])
                     event = ledger_events.Slashed(job=job.id, node=node, amount=row.amount, reason=reason)
                     work.memo(f"slashed:{row.id}", event)
-                    work.note("slashed", f"node {node} lost {show(row.amount)} of its stake")
+                    work.note("slashed", f"node {node} lost {money(row.amount)} of its stake")
                 case _:
                     pass
 
     async def _paid(self, work: Work, row: OutboxRecord) -> None:
         work.change(paid=work.job.paid + row.amount)
-        work.note("paid", f"{show(row.amount)} to {row.detail}")
+        work.note("paid", f"{money(row.amount)} was paid {row.detail}")
         earned: dict[str, int] = defaultdict(int)
         for commit in await work.tx.find(CommitRecord, ("job", "=", row.job), ("settlement", "=", row.id)):
             earned[commit.node] += commit.amount
@@ -316,6 +356,38 @@ class Settlement:
             await work.tx.update(msgspec.structs.replace(record, earned=record.earned + amount))
         work.earned = await earnings(work, earned)
         work.signature = row.signature
+
+
+def _refunded(work: Work, row: OutboxRecord, state: EscrowState) -> OutboxRecord:
+    """Take over what the ledger returned, which includes what was deposited after the escrow had been seen."""
+    back = int(state.refunded)
+    work.change(refunded=back, escrow=int(state.deposited))
+    if back:
+        work.note("refunded", f"{money(back)} went back to the submitter")
+        return msgspec.structs.replace(row, amount=back)
+    return msgspec.structs.replace(row, amount=0, detail="nothing was left: the escrow is closed to new deposits")
+
+
+async def _receive(work: Work, state: EscrowState, deposits: Sequence[Deposit]) -> None:
+    """Add the receipts of an escrow that an outside wallet opened; the test wallet's is the row that opened it."""
+    where: tuple[Where, ...] = (("job", "=", work.job.id), ("kind", "=", "fund"))
+    if await work.tx.find(OutboxRecord, *where, ("state", "in", (*_OPEN, "confirmed")), limit=1):
+        return
+    detail = f"from wallet {state.submitter}"
+    unknown = int(state.deposited) - sum(deposit.amount for deposit in deposits)
+    if unknown > 0:  # Sent straight to the escrow's token account, or not in the ledger's history yet.
+        deposits = [*deposits, Deposit("", unknown, work.now)]
+    for number, deposit in enumerate(deposits):
+        record = OutboxRecord(f"deposit:{work.job.id}:{number}", work.job.id, "fund", {}, deposit.time, deposit.amount)
+        await work.tx.insert(
+            msgspec.structs.replace(record, detail=detail, state="confirmed", signature=deposit.signature)
+        )
+
+
+def _rounds(commits: Sequence[CommitRecord]) -> str:
+    """Rounds of commits as people count them, from 1."""
+    first, last = min(commit.round for commit in commits) + 1, max(commit.round for commit in commits) + 1
+    return f"round {first}" if first == last else f"rounds {first} to {last}"
 
 
 async def earnings(work: Work, nodes: Mapping[str, int]) -> dict[str, tuple[int, int]]:
@@ -330,9 +402,6 @@ async def earnings(work: Work, nodes: Mapping[str, int]) -> dict[str, tuple[int,
             verified, paid = result[commit.node]
             result[commit.node] = (verified + commit.amount, paid + commit.amount * (commit.settlement in confirmed))
     return result
-
-
-ESCROW_MARGIN = 6 * 3600  # After the deadline of the job, for the last audits and payouts.
 
 
 def escrow_deadline(job: Job) -> int:

@@ -9,6 +9,7 @@ from coordinator.domain.placement import Candidate, NoPlacementError
 from coordinator.domain.run import Holder, Run, evaluations, whole_replicas
 from coordinator.services.context import Context
 from coordinator.services.nodes import Nodes
+from coordinator.services.payees import MAX_PAYEES, payable, payees_of
 from coordinator.services.work import Work
 from ledger import events as ledger_events
 from transport.wire.job import total_rounds, total_steps
@@ -31,6 +32,7 @@ class Staffing:
         self._context = context
         self._nodes = nodes
         self._waiting: dict[str, float] = {}
+        self._crowded: set[str] = set()
 
     async def plan(self, work: Work) -> None:
         """Put nodes on a funded job; it stays funded while there are too few.
@@ -38,7 +40,7 @@ class Staffing:
         All replicas of the quote are waited for a little; then as many as there are nodes for will do.
         """
         quote, training = work.job.quote, work.job.spec.training
-        free = await self._willing(work, self._nodes.candidates())
+        free = payable(await self._willing(work, self._nodes.candidates()), frozenset())
         since = self._waiting.setdefault(work.job.id, self._context.clock.now())
         patient = self._context.clock.now() - since < self._context.config.start_grace_seconds
         found = None
@@ -59,7 +61,7 @@ class Staffing:
             inner_steps=training.inner_steps,
             evaluate=evaluations(rounds, self._context.config.validations),
         )
-        work.advance(JobState.PLANNED, f"{len(found.seats)} seats: {quote.stages} stages")
+        work.advance(JobState.PLANNED, _planned(quote.stages, len(found.seats) // quote.stages))
         by_node = {candidate.node: candidate for candidate in free}
         self._seat(work, [(by_node[node], seat) for seat, node in sorted(found.seats.items())])
 
@@ -76,6 +78,7 @@ class Staffing:
         if not missing:
             self._hold_spares(work, free, spares)
             return
+        free = await self._payable(work, free)
         known = {c.node: c for c in self._nodes.everybody()}
         held = {seat: known[lease.node] for seat, lease in holders.items() if lease.node in known}
         memory = self._memory(work)
@@ -109,13 +112,13 @@ class Staffing:
         for candidate in [c for c in free if c.node not in spares][: max(0, wanted)]:
             if candidate.memory_mb * placement.MEGABYTE >= smallest:
                 work.grant(candidate.node, candidate.owner, None)
-                work.note("spare", f"node {candidate.node} is held as a spare")
+                work.note("spare", f"node {candidate.node} stands by as a spare")
 
     def _seat(self, work: Work, seating: Sequence[tuple[Candidate, tuple[int, int]]]) -> None:
         assert work.run is not None
         for candidate, seat in seating:
             work.grant(candidate.node, candidate.owner, seat)
-            work.note("assigned", f"stage {seat[0]} of replica {seat[1]} goes to {candidate.node}")
+            work.note("assigned", f"node {candidate.node} takes stage {seat[0]} of replica {seat[1]}")
         attempt = work.run.fence
         for event in ledger_events.assignments(work.job.id, attempt, [c.node for c, _ in seating]):
             work.memo(f"assigned:{attempt}:{event.nodes[0]}", event)
@@ -133,10 +136,40 @@ class Staffing:
         failures = [lease.node for lease in (*faults, *(held for held in work.ended if held.end in FAULTS))]
         return [c for c in candidates if failures.count(c.node) < MAX_FAULTS_PER_NODE]
 
+    async def _payable(self, work: Work, candidates: Sequence[Candidate]) -> list[Candidate]:
+        """Those whose accounts the job's escrow can pay beside everybody who has worked for it."""
+        if not candidates:
+            return []
+        stored = await work.tx.find(Lease, ("job", "=", work.job.id))
+        now = {lease.id: lease for lease in (*stored, *work.ended, *work.leases.values())}
+        payees = payees_of(now.values())
+        admitted = payable(candidates, payees)
+        if len(payees) >= MAX_PAYEES and len(admitted) < len(candidates) and work.job.id not in self._crowded:
+            self._crowded.add(work.job.id)
+            refused = next(c.node for c in candidates if c not in admitted)
+            work.note(
+                "crowded",
+                f"node {refused} gets no seat: the escrow can pay {MAX_PAYEES} accounts, and as many have worked for the job; "
+                "from now on only nodes of those accounts take seats",
+            )
+        return admitted
+
     def _memory(self, work: Work) -> list[int]:
         assert work.run is not None
         layers, training = work.run.layers, work.job.spec.training
         return [placement.stage_memory(shape_of(work), training, layers, stage) for stage in range(len(layers))]
+
+
+def _planned(stages: int, replicas: int) -> str:
+    """The shape of a plan in a sentence."""
+    nodes = stages * replicas
+    if nodes == 1:
+        return "one node is chosen: it trains the whole model"
+    if stages == 1:
+        return f"{nodes} nodes are chosen: each trains a replica of the whole model"
+    if replicas == 1:
+        return f"{nodes} nodes are chosen: each holds one stage of the model"
+    return f"{nodes} nodes are chosen: {replicas} replicas of the model, each in {stages} stages"
 
 
 async def too_many_faults(work: Work) -> str:
@@ -154,7 +187,9 @@ async def too_many_faults(work: Work) -> str:
     count = len(earlier) + len(fresh)
     if count < MAX_FAULTS_PER_JOB:
         return ""
-    return f"{count} tasks failed in a row; the last on {fresh[-1].node}: {fresh[-1].reason}"
+    return (
+        f"{count} tasks failed since a round was last completed, at last on node {fresh[-1].node}: {fresh[-1].reason}"
+    )
 
 
 def seats_ready(work: Work) -> tuple[bool, bool]:

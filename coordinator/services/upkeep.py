@@ -12,14 +12,17 @@ from coordinator.services.conversation import Conversation
 from coordinator.services.leases import Leases
 from coordinator.services.models import ModelWorkshop
 from coordinator.services.runs import Runs
-from coordinator.services.settlement import Settlement
+from coordinator.services.settlement import ENDED_EARLY, ESCROW_MARGIN, Settlement
 from coordinator.services.work import Desk, Work
+from coordinator.store.ports import Where
 from coordinator.store.records import RoundRecord
 from ledger.errors import LedgerError
 
 MAX_ASSEMBLIES = 3  # Tries; a model that cannot be put together three times has damaged checkpoints.
 ESCROW_POLL_SECONDS = 3.0
-MAX_POLLED = 20  # Jobs waiting for an outside wallet that are looked for at a time, newest first.
+MAX_POLLED = (
+    20  # Escrows looked for at a time: of the newest jobs that wait for one, and of unfunded ended jobs in turn.
+)
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +48,7 @@ class Upkeep:
         self._settlement = settlement
         self._models = models
         self._active: set[str] = set()
+        self._ended_seen = 0
         self._to_assemble: asyncio.Queue[str] = asyncio.Queue()
         self._assembling: set[str] = set()
         desk.on_stored(self._notice)
@@ -65,12 +69,7 @@ class Upkeep:
                 continue
             self._context.metrics.count("leases_expired_total")
             async with self._desk.open(held.job) as work:
-                self._conversation.final_traffic(work)
-                work.note(
-                    "lost", f"node {held.node} has not been heard of for {self._context.config.lease_seconds:g} s"
-                )
-                work.end(lease, "expired", "the lease ran out")
-                await self._runs.advance(work)
+                await self._expire(held, work)
         for job in sorted(self._active):
             await self._guarded(job, self._advance)
         await self._conversation.flush()
@@ -82,16 +81,25 @@ class Upkeep:
             await self._context.clock.sleep(self._context.config.tick_seconds)
 
     async def watch_escrows(self) -> None:
-        """Notice escrows that outside wallets open, for ever."""
+        """Notice what outside wallets deposit, for ever."""
         while True:
-            async with self._context.store.transaction() as tx:
-                waiting = await tx.find(Job, ("state", "=", JobState.CREATED), newest=True, limit=MAX_POLLED)
-            for job in waiting:
-                try:
-                    await self._settlement.see_escrow(job)
-                except (CottageError, LedgerError):
-                    continue  # Not there yet, or not to be asked now: the next turn looks again.
+            await self.look_for_escrows()
             await self._context.clock.sleep(ESCROW_POLL_SECONDS)
+
+    async def look_for_escrows(self) -> None:
+        """Fund jobs whose escrow has appeared, and give back what came for jobs that had ended without one."""
+        since = self._context.clock.time() - ESCROW_MARGIN  # Later, the submitter takes it back without anybody.
+        unfunded: tuple[Where, ...] = (("state", "in", ENDED_EARLY), ("escrow", "=", 0), ("deadline", ">", since))
+        async with self._context.store.transaction() as tx:
+            waiting = await tx.find(Job, ("state", "=", JobState.CREATED), newest=True, limit=MAX_POLLED)
+            ended = await tx.find(Job, *unfunded, newest=True, limit=MAX_POLLED, offset=self._ended_seen)
+        self._ended_seen = self._ended_seen + MAX_POLLED if len(ended) == MAX_POLLED else 0
+        for look, jobs in ((self._settlement.see_escrow, waiting), (self._settlement.return_deposit, ended)):
+            for job in jobs:
+                try:
+                    await look(job)
+                except (CottageError, LedgerError):
+                    continue  # Not there yet, or not to be asked now: a later turn looks again.
 
     async def assemble(self) -> None:
         """Put finished models together, one after the other, for ever."""
@@ -146,7 +154,7 @@ class Upkeep:
     async def _expire(self, held: Lease, work: Work) -> None:
         self._conversation.final_traffic(work)
         silence = self._context.config.lease_seconds
-        work.note("lost", f"node {held.node} has not been heard of for {silence:g} s")
+        work.note("lost", f"node {held.node} has not been heard of for {silence:g} s and is given up")
         work.end(held.id, "expired", "the lease ran out")
         await self._runs.advance(work)
 

@@ -25,8 +25,8 @@ TrafficOf = Callable[[Lease], Traffic | None]
 NO_TRAFFIC = Traffic(0, 0, 0, 0, 0)
 
 
-def job_view(job: Job, leases: Sequence[Lease], traffic_of: TrafficOf) -> api.JobView:
-    """A job with everything that its page shows at the top."""
+def job_view(job: Job, leases: Sequence[Lease], traffic_of: TrafficOf, reason: str) -> api.JobView:
+    """A job with everything that its page shows at the top. ``reason``: the job's, as people read it."""
     training, replicas = job.spec.training, job.quote.replicas
     total = total_steps(training, replicas) * training.batch * training.sequence * replicas
     traffic = [traffic_of(lease) or NO_TRAFFIC for lease in leases]
@@ -36,7 +36,7 @@ def job_view(job: Job, leases: Sequence[Lease], traffic_of: TrafficOf) -> api.Jo
         id=job.id,
         name=job.name,
         state=job.state.value,
-        reason=job.reason,
+        reason=reason,
         spec=job.spec,
         submitter=job.submitter,
         created=job.created,
@@ -140,8 +140,8 @@ def commit_view(record: CommitRecord) -> api.CommitView:
     )
 
 
-def audit_view(audit: Audit) -> api.AuditView:
-    """An audit; the auditor shown is the one at work, or the last that judged."""
+def audit_view(audit: Audit, detail: str) -> api.AuditView:
+    """An audit; the auditor shown is the one at work, or the last that judged. ``detail``: as people read it."""
     last = audit.verdicts[-1].auditor if audit.verdicts else None
     return api.AuditView(
         audit=audit.id,
@@ -152,18 +152,18 @@ def audit_view(audit: Audit) -> api.AuditView:
         node=audit.node,
         auditor=audit.auditor or last,
         state=audit.state,
-        detail=audit.detail,
+        detail=detail,
     )
 
 
-def receipt(record: OutboxRecord) -> api.Receipt:
-    """A ledger transaction."""
-    return api.Receipt(record.kind, record.signature, record.state, record.amount, record.created, record.detail)
+def receipt(record: OutboxRecord, detail: str) -> api.Receipt:
+    """A ledger transaction. ``detail``: as people read it."""
+    return api.Receipt(record.kind, record.signature, record.state, record.amount, record.created, detail)
 
 
-def event_view(record: EventRecord) -> api.JobEvent:
-    """A line of the timeline."""
-    return api.JobEvent(record.id, record.time, record.kind, record.text)
+def event_view(record: EventRecord, text: str) -> api.JobEvent:
+    """A line of the timeline. ``text``: as people read it."""
+    return api.JobEvent(record.id, record.time, record.kind, text)
 
 
 def metric_view(record: MetricRecord) -> api.Metric:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from coordinator.domain.job import Job
-from coordinator.services.chain import Outcome
+from coordinator.services.chain import Deposit, Outcome
 from coordinator.services.models import Prepared
 from coordinator.store.records import RoundRecord
 from ledger.errors import LedgerUnavailableError, NoEscrowError, TransactionExpiredError
@@ -151,6 +151,10 @@ class FakeChain:
 
     def escrow_address(self, submitter: str, job: str) -> str:
         return "escrow"
+
+    async def deposits(self, submitter: str, job: str) -> Sequence[Deposit]:
+        self.fault("ask")
+        return [Deposit(f"deposit-{job}", self.escrows[job].deposited, 1.0)]
 
     async def stake(self, node: str) -> StakeState | None:
         if node not in self.stakes:

@@ -49,7 +49,12 @@ class NewJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Quote(msgspec.Struct, frozen=True):
-    """What a job would take on this network now. ``limit`` says in words what bounds it; ``problems`` what forbids it."""
+    """What a job would take on this network now. ``limit`` says in words what bounds it; ``problems`` what forbids it.
+
+    ``price`` is fixed: it is what is paid if every replica takes part in every round, and never is more paid. A round that lost
+    replicas pays less, down to one replica's part: ``price_low`` is what a whole training pays at least and ``price_high`` is
+    ``price``. What an audit finds wrong is not paid at all, and work that a cancelled job did not do neither.
+    """
 
     operations: float
     parameters: int
@@ -68,7 +73,10 @@ class Quote(msgspec.Struct, frozen=True):
 
 
 class Funding(msgspec.Struct, frozen=True):
-    """What the submitter's wallet must do: open the escrow of ``job_key`` with ``amount`` for ``coordinator``."""
+    """What the submitter's wallet must do: open the escrow of ``job_key`` with ``amount`` for ``coordinator``.
+
+    ``max_payees``: accounts that the escrow must have room for; the job never pays more.
+    """
 
     job_key: str
     amount: int
@@ -78,6 +86,7 @@ class Funding(msgspec.Struct, frozen=True):
     program: str
     mint: str
     escrow: str = ""
+    max_payees: int = 64
 
 
 class JobNode(msgspec.Struct, frozen=True):

@@ -1,0 +1,26 @@
+"""How many accounts one job can pay, and who may still join it.
+
+An escrow has room for so many payees and no more, so a node whose account would be one too many must get no seat: its work
+could never be paid.
+"""
+
+from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
+
+from coordinator.domain.lease import Lease
+from coordinator.domain.placement import Candidate
+from ledger.client import DEFAULT_PAYEES
+
+MAX_PAYEES = DEFAULT_PAYEES  # Wallets open escrows with as much room unless told otherwise; ones with less are refused.
+
+
+def payees_of(leases: Iterable[Lease]) -> frozenset[str]:
+    """Accounts that have earned in a job or still may: of seats that are held, and of seats whose worker became ready."""
+    return frozenset(lease.payout for lease in leases if lease.seat and (lease.state != "ended" or lease.seq > 0))
+
+
+def payable(candidates: Sequence[Candidate], payees: AbstractSet[str]) -> list[Candidate]:
+    """Those whose accounts the escrow can pay beside ``payees``: the accounts of the quickest nodes first."""
+    new = dict.fromkeys(c.owner for c in sorted(candidates, key=lambda c: (-c.flops, c.node)) if c.owner not in payees)
+    admitted = payees | set(list(new)[: max(0, MAX_PAYEES - len(payees))])
+    return [candidate for candidate in candidates if candidate.owner in admitted]
