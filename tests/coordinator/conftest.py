@@ -19,7 +19,17 @@ from coordinator.services.artifacts import ArtifactStore
 from coordinator.services.models import ModelWorkshop
 from coordinator.store.sql import SqlStore
 from coordinator.web.signal import PATH, NodeSocket
-from tests.coordinator.fakes import COORDINATOR, WALLET, FakeArtifacts, FakeChain, FakeModels, FakeTask, Peers, profile
+from tests.coordinator.fakes import (
+    COORDINATOR,
+    WALLET,
+    FakeArtifacts,
+    FakeChain,
+    FakeModels,
+    FakeTask,
+    Lie,
+    Peers,
+    profile,
+)
 from transport.clock import SystemClock
 from transport.identity import NodeKey
 from transport.wire.codec import decode, encode
@@ -119,7 +129,7 @@ class ScriptedNode:
         self.payout = NodeKey((1000 + number).to_bytes(32, "big")).address
         self.house = house
         self.profile = replace_profile(number, options)
-        self.lie = bool(options.get("lie"))
+        self.lie: Lie | None = options.get("lie")
         self.tasks: dict[str, FakeTask] = {}
         self.fences: dict[str, int] = {}
         self.reports: dict[str, list[Report]] = {}

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from coordinator.domain.job import Job
 from coordinator.services.chain import Deposit, Outcome
@@ -261,25 +262,46 @@ def unavailable(what: str) -> None:
     raise LedgerUnavailableError(f"no answer ({what})")
 
 
+Lie = Literal["root", "substitute", "anchor", "class"]
+
+
+@dataclass(frozen=True)
+class Tree:
+    """What the leaves under a root say."""
+
+    gradient: str
+    anchor: str
+    env_class: str
+    forged: bool
+
+
 class Peers:
-    """What workers send each other: pseudo-gradients by (job, epoch, round, stage), and checkpoints by digest."""
+    """What workers send each other: pseudo-gradients by (job, epoch, round, stage), checkpoints by digest, leaves by root."""
 
     def __init__(self) -> None:
         self.sent: dict[tuple[str, int, int, int], dict[int, str]] = {}
         self.begun: dict[tuple[str, int, int, int], set[int]] = {}
         self.checkpoints: dict[str, tuple[int, int, str]] = {}
         self.anchors: dict[tuple[str, int, int], set[str]] = {}
+        self.trees: dict[str, Tree] = {}
         self.violations: list[str] = []
 
 
 class FakeTask:
     """A worker that keeps the rules of the wire. ``act`` takes a command; ``work`` does what has become possible since.
 
-    ``lie``: commits to something else than it did. ``accuse``: finds every step that it re-runs wrong.
+    ``lie``: commits to a ``root`` without leaves, contributes a ``substitute`` for what its last leaf binds, trains from
+    another ``anchor``, or names another environment ``class``. ``accuse``: finds every step that it re-runs wrong.
     """
 
     def __init__(
-        self, assign: Assign, node: str, peers: Peers, lie: bool = False, env_class: str = "cpu", accuse: bool = False
+        self,
+        assign: Assign,
+        node: str,
+        peers: Peers,
+        lie: Lie | None = None,
+        env_class: str = "cpu",
+        accuse: bool = False,
     ) -> None:
         self.assign = assign
         self.node = node
@@ -311,11 +333,19 @@ class FakeTask:
             case OpenStep():
                 return [StepOpened(command.audit, digest("opening", command.audit))]
             case ReplayStep():
-                caught = command.root.startswith("bad0") or self.accuse
-                return [AuditReport(command.audit, "mismatch" if caught else "match", "seen" if caught else "")]
+                return [self._judge(command)]
             case StopTask():
                 self.stopped = True
                 return []
+
+    def _judge(self, command: ReplayStep) -> AuditReport:
+        tree = self.peers.trees[command.root]
+        bound = tree.gradient == command.pseudo_gradient and command.anchor in (None, tree.anchor)
+        if self.accuse or tree.forged or not bound:
+            return AuditReport(command.audit, "mismatch", "seen")
+        if tree.env_class != self.env_class:
+            return AuditReport(command.audit, "incomparable", f"the prover names {tree.env_class}")
+        return AuditReport(command.audit, "match")
 
     def work(self) -> list[TaskReport]:
         """Train if the whole pipeline is there, and report what peers have sent."""
@@ -330,12 +360,17 @@ class FakeTask:
         if self.trained or self.abandoned or begun.steps == 0 or len(here) < len(begun.plan.layers):
             return []
         self.trained = True
-        gradient = digest(key, stage, replica, "gradient")
+        bound = digest(key, stage, replica, "gradient")
+        gradient = digest("ten times", bound) if self.lie == "substitute" else bound
         self.peers.sent.setdefault((*key, stage), {})[replica] = gradient
         last = stage == len(begun.plan.layers) - 1
         root = digest(key, stage, replica, "root")
+        self.peers.trees[root] = Tree(
+            bound, digest("false", self.anchor) if self.lie == "anchor" else self.anchor,
+            "of its own" if self.lie == "class" else self.env_class, self.lie == "root",
+        )  # fmt: skip
         commit = RoundCommit(
-            begun.plan.epoch, begun.round, "bad0" + root[4:] if self.lie else root, begun.steps, gradient,
+            begun.plan.epoch, begun.round, root, begun.steps, gradient,
             tokens=begun.steps * 256, operations=1, loss=5.0 / (1 + begun.round) if last else None,
         )  # fmt: skip
         step = begun.first_step + begun.steps - 1

@@ -125,7 +125,7 @@ async def test_a_liar_is_caught_unpaid_slashed_and_sent_away(config: Config) -> 
     async with (
         opened(config, FakeChain()) as house,
         nodes(house, 5) as honest,
-        nodes(house, 1, first=9, flops=9e9, lie=True) as (liar,),
+        nodes(house, 1, first=9, flops=9e9, lie="root") as (liar,),
     ):
         house.chain.stakes[liar.key.address] = 1_000_000
         async with house.parts.context.store.transaction() as tx:

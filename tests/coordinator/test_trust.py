@@ -3,6 +3,7 @@
 from collections import Counter
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,7 +22,8 @@ PLAN = Plan(1, (Layers(0, 1),), ())
 OPENING = digest("opening")
 AUDIT = Audit(
     id="a" * 32, job="b" * 32, epoch=1, round=2, step=1, stage=0, replica=0, lease="prover", node=address(1),
-    payout=address(101), env_class="cpu", plan=PLAN, first_step=4, total_steps=8, root=digest("root"), leaves=2, deadline=9.0,
+    payout=address(101), env_class="cpu", plan=PLAN, first_step=4, total_steps=8, root=digest("root"), leaves=2,
+    pseudo_gradient=digest("gradient"), anchor=digest("anchor"), deadline=9.0,
 )  # fmt: skip
 SECOND = Auditor("second", address(2), address(102), "cpu", spare=False)
 THIRD = Auditor("third", address(3), address(103), "cpu", spare=True)
@@ -33,6 +35,14 @@ def report(verdict: str) -> AuditReport:
 
 def opened(audit: Audit = AUDIT) -> Audit:
     return trust.opened(audit, StepOpened(AUDIT.id, OPENING), 20.0)
+
+
+def judged_by(*verdicts: str) -> Audit:
+    """The audit after these auditors have reported."""
+    audit = opened()
+    for auditor, verdict in zip((SECOND, THIRD), verdicts, strict=False):
+        audit = trust.judged(trust.assigned(audit, auditor, 30.0), auditor.node, report(verdict), 40.0)
+    return audit
 
 
 commitments = st.lists(st.integers(0, 20), min_size=1, max_size=8).map(
@@ -85,7 +95,7 @@ def test_the_second_auditor_is_of_yet_another_owner() -> None:
 def test_a_match_passes() -> None:
     audit = trust.judged(trust.assigned(opened(), SECOND, 30.0), SECOND.node, report("match"), 40.0)
     assert audit.state == "passed"
-    assert trust.consequence(audit, 0) == "none"
+    assert trust.consequence(audit, ["refused"]) == "none"
 
 
 def test_one_accusation_waits_for_a_second_auditor() -> None:
@@ -97,7 +107,7 @@ def test_two_accusations_ban() -> None:
     audit = trust.judged(trust.assigned(opened(), SECOND, 30.0), SECOND.node, report("mismatch"), 40.0)
     audit = trust.judged(trust.assigned(audit, THIRD, 50.0), THIRD.node, report("malformed"), 60.0)
     assert (audit.state, audit.blame) == ("failed", "wrong")
-    assert trust.consequence(audit, 0) == "ban"
+    assert trust.consequence(audit, []) == "ban"
 
 
 def test_a_second_auditor_who_finds_nothing_clears_the_prover() -> None:
@@ -112,22 +122,52 @@ def test_one_accusation_bans_where_no_second_auditor_exists() -> None:
     assert (audit.state, audit.blame) == ("failed", "wrong")
 
 
-def test_another_environment_class_proves_nothing() -> None:
-    audit = trust.judged(trust.assigned(opened(), SECOND, 30.0), SECOND.node, report("incomparable"), 40.0)
-    assert trust.overdue(audit).state == "void"
+def test_a_class_that_two_auditors_find_misstated_costs_the_share_and_the_second_time_the_place_but_no_stake() -> None:
+    audit = judged_by("incomparable", "incomparable")
+    assert (audit.state, audit.blame) == ("failed", "misstated")
+    assert trust.consequence(audit, []) == "forfeit"
+    assert trust.consequence(audit, ["gone", "wrong"]) == "forfeit"
+    assert trust.consequence(audit, ["misstated"]) == "expel"
+    assert trust.consequence(audit, ["refused"]) == "expel"
+
+
+def test_a_misstated_class_found_by_the_only_auditor_is_not_void() -> None:
+    audit = trust.overdue(judged_by("incomparable"))
+    assert (audit.state, audit.blame) == ("failed", "misstated")
+
+
+def test_one_auditor_of_a_falsely_registered_class_harms_nobody_where_a_second_one_is() -> None:
+    assert judged_by("incomparable").state == "replaying"
+    assert judged_by("incomparable", "match").state == "passed"
+
+
+@pytest.mark.parametrize("verdicts", [("incomparable", "mismatch"), ("malformed", "incomparable")])
+def test_of_two_different_findings_the_milder_one_is_believed(verdicts: tuple[str, str]) -> None:
+    audit = judged_by(*verdicts)
+    assert (audit.state, audit.blame) == ("failed", "misstated")
+
+
+def test_a_refusal_after_a_misstated_class_costs_the_place_but_no_stake() -> None:
+    assert trust.consequence(trust.overdue(AUDIT), ["misstated"]) == "expel"
+
+
+def test_auditors_are_told_what_was_committed_and_agreed() -> None:
+    asked = trust.assigned(opened(), SECOND, 30.0).command_for("second")
+    assert isinstance(asked, ReplayStep)
+    assert (asked.root, asked.pseudo_gradient, asked.anchor) == (AUDIT.root, AUDIT.pseudo_gradient, AUDIT.anchor)
 
 
 def test_a_prover_that_left_forfeits_its_share_and_no_stake() -> None:
     audit = trust.prover_gone(AUDIT)
     assert (audit.state, audit.blame) == ("failed", "gone")
-    assert trust.consequence(audit, 5) == "forfeit"
+    assert trust.consequence(audit, ["refused"] * 5) == "forfeit"
 
 
 def test_a_prover_that_refuses_twice_is_banned() -> None:
     refused = trust.opened(AUDIT, StepOpened(AUDIT.id, None, "lost it"), 20.0)
-    assert trust.consequence(refused, 0) == "forfeit"
-    assert trust.consequence(refused, 1) == "ban"
-    assert trust.consequence(trust.overdue(AUDIT), 1) == "ban"
+    assert trust.consequence(refused, ["gone"]) == "forfeit"
+    assert trust.consequence(refused, ["refused"]) == "ban"
+    assert trust.consequence(trust.overdue(AUDIT), ["refused"]) == "ban"
 
 
 def test_a_prover_that_leaves_after_it_has_opened_is_still_judged() -> None:
@@ -163,11 +203,12 @@ STEPS = st.sampled_from(
 def test_no_story_of_an_honest_prover_ends_in_a_ban(story: list[str], honest: bool) -> None:
     audit, auditors = AUDIT, [Auditor(f"l{i}", address(10 + i), address(110 + i), "cpu", False) for i in range(4)]
     for step in story:
-        if honest and step in ("mismatch", "malformed", "refuse", "late"):
+        if honest and step in ("mismatch", "malformed", "incomparable", "refuse", "late"):
             continue
         audit = follow(audit, step, auditors)
     if honest:
-        assert trust.consequence(audit, 0) != "ban"
+        assert trust.consequence(audit, []) in ("none", "forfeit")
+        assert audit.blame in ("", "gone")
     finished = trust.overdue(trust.auditor_gone(audit, 0.0))
     assert finished.over, "an audit always comes to an end"
 

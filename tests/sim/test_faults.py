@@ -3,6 +3,7 @@
 import itertools
 import json
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from coordinator.domain.lease import Lease
 from coordinator.domain.trust import Audit
 from coordinator.errors import ConflictError
 from coordinator.store.records import CommitRecord, EventRecord, NodeRecord, OutboxRecord, RoundRecord
-from tests.coordinator.fakes import BUDGET, WALLET, spec
+from tests.coordinator.fakes import BUDGET, WALLET, Lie, spec
 from tests.sim.world import CrashError, World
 from transport.wire.api import NewJob
 
@@ -128,7 +129,7 @@ def check_money(
     assert all(row.state == "confirmed" for row in rows)
 
 
-def world_of(seed: int, **special: dict[int, dict[str, bool]]) -> tuple[World, int, int]:
+def world_of(seed: int, **special: dict[int, dict[str, Any]]) -> tuple[World, int, int]:
     """Stages, replicas and the number of nodes beyond them follow from the seed."""
     stages, replicas = 1 + seed % 3, 1 + seed // 3 % 3
     return World(seed, nodes=stages * replicas + seed % 4, **special), stages, replicas
@@ -151,8 +152,9 @@ async def test_hundreds_of_worlds(hundred: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-async def test_a_liar_is_caught_unpaid_and_slashed_and_nobody_else_is(seed: int) -> None:
-    world = World(seed, nodes=7, faults=0.3, special={7: {"lie": True}})  # The quickest is seated first.
+@pytest.mark.parametrize("lie", ["root", "substitute", "anchor"])
+async def test_a_liar_is_caught_unpaid_and_slashed_and_nobody_else_is(lie: Lie, seed: int) -> None:
+    world = World(seed, nodes=7, faults=0.3, special={7: {"lie": lie}})  # The quickest is seated first.
     job, stored = await run_world(world, 2, 2)
     await check(world, job, stored)
     liar = world.nodes[6].key.address
@@ -165,6 +167,25 @@ async def test_a_liar_is_caught_unpaid_and_slashed_and_nobody_else_is(seed: int)
     rows = {row.id: row for row in await read(world, OutboxRecord, job)}
     paid = [c.settlement for c in await read(world, CommitRecord, job) if c.node == liar and c.state == "verified"]
     assert all(row is not None and rows[row].created <= banned for row in paid), "nothing is paid after the ban"
+
+
+@pytest.mark.parametrize("seed", range(10))
+async def test_a_class_that_nobody_has_is_no_way_out_of_audits_and_costs_no_stake(seed: int) -> None:
+    world = World(seed, nodes=7, faults=0.0, special={7: {"lie": "class"}})
+    job, stored = await run_world(world, 2, 2)
+    await check(world, job, stored)
+    evader = world.nodes[6].key.address
+    audits: list[Audit] = await read(world, Audit, job)
+    assert all(a.blame == "misstated" for a in audits if a.node == evader and a.state == "failed")
+    failed = {(a.epoch, a.round) for a in audits if a.node == evader and a.state == "failed"}
+    assert failed
+    assert not any(a.node == evader and a.state in ("passed", "void") for a in audits)
+    commits: list[CommitRecord] = await read(world, CommitRecord, job)
+    drawn = [c for c in commits if c.node == evader and (c.epoch, c.round) in failed]
+    assert {c.state for c in drawn} == {"rejected"}
+    assert world.chain.slashed == {}
+    assert (await read_node(world, evader)).banned == (len(failed) > 1)
+    assert not any(a.state == "failed" for a in audits if a.node != evader)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -214,6 +235,9 @@ async def test_without_faults_a_job_is_settled_and_paid_in_full() -> None:
     await check(world, job, stored)
     assert stored.state is JobState.SETTLED
     assert stored.paid == stored.quote.price
+    audits: list[Audit] = await read(world, Audit, job)
+    assert {a.round for a in audits if a.anchor is None} <= {0}, "only the first round has no round before it"
+    assert max(a.round for a in audits) > 0
 
 
 async def test_the_same_seed_gives_the_same_world() -> None:

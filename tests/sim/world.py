@@ -10,7 +10,7 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from coordinator.app import Parts, assemble
 from coordinator.config import Config
@@ -20,7 +20,17 @@ from coordinator.services.nodes import RefusedError, Session
 from coordinator.store.memory import MemoryStore
 from coordinator.store.ports import Transaction
 from ledger.errors import LedgerUnavailableError
-from tests.coordinator.fakes import COORDINATOR, WALLET, FakeArtifacts, FakeChain, FakeModels, FakeTask, Peers, profile
+from tests.coordinator.fakes import (
+    COORDINATOR,
+    WALLET,
+    FakeArtifacts,
+    FakeChain,
+    FakeModels,
+    FakeTask,
+    Lie,
+    Peers,
+    profile,
+)
 from transport.identity import NodeKey
 from transport.wire.codec import decode, encode
 from transport.wire.node import (
@@ -86,12 +96,13 @@ class FaultyStore:
 class SimNode:
     """A machine with an agent: keeps leases, reports and workers as a real one does."""
 
-    def __init__(self, world: "World", number: int, **options: bool) -> None:
+    def __init__(self, world: "World", number: int, lie: Lie | None = None, accuse: bool = False) -> None:
         self.world = world
         self.key = NodeKey(number.to_bytes(32, "big"))
         self.payout = NodeKey((500 + number).to_bytes(32, "big")).address
         self.profile = profile(f"node-{number}", 1e9 + number)
-        self.options = options
+        self.lie = lie
+        self.accuse = accuse
         self.up = True
         self.away_until = 0.0
         self.hung = False
@@ -152,8 +163,7 @@ class SimNode:
         match message:
             case Assign():
                 task = FakeTask(
-                    message, self.key.address, self.world.peers, self.options.get("lie", False),
-                    accuse=self.options.get("accuse", False),
+                    message, self.key.address, self.world.peers, self.lie, accuse=self.accuse,
                 )  # fmt: skip
                 self.tasks[message.lease], self.fences[message.lease] = task, message.fence
                 self.kept[message.lease], self.said[message.lease] = [], 0
@@ -195,7 +205,7 @@ class SimNode:
 class World:
     """Everything, and the one source of chance."""
 
-    def __init__(self, seed: int, nodes: int, faults: float = 1.0, **odd: dict[int, dict[str, bool]]) -> None:
+    def __init__(self, seed: int, nodes: int, faults: float = 1.0, **odd: dict[int, dict[str, Any]]) -> None:
         self.chance = random.Random(seed)
         self.faults = faults
         self.crashes = True
