@@ -219,13 +219,13 @@ class Runs:
             rounds_done=work.run.done, tokens_done=after, tokens_per_second=speed,
             train_loss=loss if loss is not None else job.train_loss,
         )  # fmt: skip
+        work.note("round", _completed(over.number, len(contributors), work.run.replicas, loss))
         await work.tx.update(await self._verification.draw(work, record, commits))
         for commit in commits:
             if commit.drawable:
                 event = ledger_events.Committed(job=job.id, round=commit.round, node=commit.node, root=commit.root)
                 work.memo(f"committed:{commit.round}:{commit.stage}:{commit.replica}", event)
         self._context.metrics.count("rounds_complete_total")
-        work.note("round", _completed(over.number, len(contributors), work.run.replicas, loss))
 
     async def _store_commits(self, work: Work, over: Round, pot: int, tokens: int) -> list[CommitRecord]:
         """A record for every member that committed; contributors share the pot by operations."""

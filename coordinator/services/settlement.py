@@ -179,7 +179,7 @@ class Settlement:
             chosen = payees[start : start + MAX_PAYEES_A_ROW]
             covered = [commit for payee in chosen for commit in new[payee]]
             amount = sum(commit.amount for commit in covered)
-            nodes = sorted({commit.node for commit in covered})
+            nodes = list(dict.fromkeys(c.node for c in sorted(covered, key=lambda c: (c.replica, c.stage))))
             detail = f"to {listed(nodes)} for {_rounds(covered)}"
             record = await work.store_now(
                 OutboxRecord(

@@ -39,8 +39,8 @@ REFUSED: dict[str, tuple[JobSpec, type[CottageError], str]] = {
     "an unknown preset": (changed(model=ModelSpec(preset="gpt-9")), InvalidError, "'gpt-9' is unknown"),
     "a job larger than the network's memory": (changed(model=ModelSpec(config=HUGE)), InvalidError, r"needs about .* MB"),
     "more nodes than there are": (spec(stages=3, replicas=3), InvalidError, "3 x 3 = 9 nodes, and 4 are free"),
-    "a budget below the price": (changed(budget=5), FundsError, r"budget 0\.000005 is below the price 1"),
-    "a budget beyond the balance": (changed(budget=10**15), FundsError, r"1000000000 is beyond the 1000 of wallet"),
+    "a budget below the price": (changed(budget=5), FundsError, r"budget ¤ 0\.000005 is below the price ¤ 1"),
+    "a budget beyond the balance": (changed(budget=10**15), FundsError, r"000\.00 is beyond the ¤ 1,000\.00 of"),
     "a batch that cannot be divided": (
         changed(training=TrainingSpec(batch=7, micro_batches=2)), InvalidError, "batch 7 cannot be divided into 2",
     ),
@@ -87,7 +87,7 @@ async def test_a_quote_says_what_the_job_takes() -> None:
 
 async def test_a_dataset_that_was_not_uploaded_is_named() -> None:
     bench = Bench()
-    bench.parts.jobs._artifacts.has = lambda _digest: False  # type: ignore[method-assign]
+    bench.parts.jobs._artifacts.has = lambda _digest: False  # type: ignore[method-assign, assignment]
     with pytest.raises(NotFoundError, match="upload it first"):
         await bench.job()
 
@@ -117,7 +117,7 @@ async def test_a_ledger_that_does_not_answer_is_said_so() -> None:
         unavailable("balance")
         return 0
 
-    bench.fake.balance = silent  # type: ignore[method-assign]
+    bench.fake.balance = silent  # type: ignore[method-assign, assignment]
     with pytest.raises(UnavailableError, match="the ledger does not answer"):
         await bench.job()
 

@@ -47,3 +47,21 @@ def test_a_price_is_rounded_up_and_never_below_the_minimum() -> None:
 def test_members_share_by_the_operations_of_their_stage() -> None:
     weights = pricing.round_weights([100, 300], {"a": 0, "b": 1})
     assert pricing.shares(1000, weights) == {"a": 250, "b": 750}
+
+
+@given(st.integers(1, 2**50), st.lists(st.integers(1, 8), min_size=1, max_size=30), st.integers(1, 10**6))
+def test_a_whole_training_pays_between_the_least_and_the_price(
+    price: int, contributors: list[int], tokens: int
+) -> None:
+    replicas = 8
+    total, done, paid = replicas * tokens * len(contributors), 0, 0
+    for count in contributors:
+        after = done + count * tokens
+        paid += pricing.pot(price, done, after, total)
+        done = after
+    assert pricing.least(price, replicas) <= paid <= price
+    assert paid == price or min(contributors) < replicas
+
+
+def test_one_replica_leaves_nothing_to_vary() -> None:
+    assert pricing.least(1_885_691, 1) == 1_885_691

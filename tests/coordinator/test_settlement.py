@@ -20,10 +20,11 @@ from ledger.local.rpc import Rpc
 from ledger.local.server import build_app
 from ledger.money import Amount
 from tests.coordinator.bench import Bench
-from tests.coordinator.fakes import BUDGET, COORDINATOR, WALLET, Account, unavailable
+from tests.coordinator.fakes import BUDGET, COORDINATOR, WALLET, Account, spec, unavailable
 from tests.ledger.world import World
 from tests.sim.world import CrashError
 from transport.identity import NodeKey
+from transport.wire.api import NewJob
 
 
 def payee(number: int) -> str:
@@ -155,7 +156,7 @@ async def test_a_transaction_that_is_refused_each_time_is_given_up_with_a_note()
     await drain(bench, MAX_ATTEMPTS * 4)
     row = (await bench.rows(job, "settle"))[0]
     assert (row.state, row.attempts) == ("failed", MAX_ATTEMPTS)
-    assert any("settle failed" in event.text for event in await bench.parts.jobs.events(job, 0))
+    assert any("paying the nodes failed" in event.text for event in await bench.parts.jobs.events(job, 0))
 
 
 async def test_earnings_are_told_and_remembered() -> None:
@@ -173,7 +174,7 @@ async def test_an_escrow_that_does_not_serve_the_job_is_refused_with_the_reason(
     with pytest.raises(FundsError, match="there is no escrow"):
         await bench.parts.settlement.see_escrow(job)
     bench.fake.escrows[job.id] = Account(WALLET, job.quote.price - 1, 2**40)
-    with pytest.raises(FundsError, match=r"the price is .*: add 0\.000001"):
+    with pytest.raises(FundsError, match=r"the price is .*: add ¤ 0\.000001"):
         await bench.parts.settlement.see_escrow(job)
     bench.fake.escrows[job.id] = Account(WALLET, BUDGET, 5)
     with pytest.raises(FundsError, match="ends at 5, before the job's deadline"):
@@ -334,6 +335,23 @@ async def test_a_crash_at_any_wait_of_a_settlement_pays_everybody_once(ledger: L
     while await crash_and_repair(ledger, at):
         at += 1
     assert at > 40, "the course has that many waits"
+
+
+async def test_an_outside_deposit_is_receipted_with_its_signature_on_the_real_ledger(ledger: Ledger) -> None:
+    outside = NodeKey(b"o" * 32)
+    await ledger.faucet(COORDINATOR, Amount(0), 10**12)
+    await ledger.faucet(outside.address, Amount(BUDGET), 10**12)
+    bench = Bench(chain=LedgerChain(ledger, "http://ledger.test", SEED, WALLET_SEED, COORDINATOR))
+    for number in range(1, 5):
+        await bench.enter(number)
+    job = (await bench.parts.jobs.create(NewJob(spec(), outside.address))).id
+    await bench.parts.jobs.cancel(job)
+    signature = await ledger.open_escrow(outside.seed, job_bytes(job), COORDINATOR, Amount(BUDGET), 2**40)
+    await bench.parts.upkeep.look_for_escrows()
+    await drain(bench)
+    (deposit,) = [receipt for receipt in await bench.parts.jobs.receipts(job) if receipt.kind == "fund"]
+    assert (deposit.signature, deposit.state, deposit.amount) == (signature, "confirmed", BUDGET)
+    assert await ledger.balance(outside.address) == BUDGET, "it came too late and went back"
 
 
 async def test_stake_is_slashed_once_on_the_real_ledger(ledger: Ledger) -> None:

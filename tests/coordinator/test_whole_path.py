@@ -1,8 +1,13 @@
 """A job from its creation to its settlement, over the real node WebSocket and a real database."""
 
+import re
+
+from coordinator.client.text import money
 from tests.coordinator.conftest import House, nodes, until
 from tests.coordinator.fakes import BUDGET, spec
 from transport.wire.api import NewJob
+
+ADDRESS = re.compile(r"[1-9A-HJ-NP-Za-km-z]{40,44}")
 
 
 async def state_of(house: House, job: str) -> str:
@@ -31,6 +36,13 @@ async def test_a_job_goes_from_created_to_settled(house: House) -> None:
         assert {audit.state for audit in await house.parts.jobs.audits(job.id)} == {"passed"}
         receipts = await house.parts.jobs.receipts(job.id)
         assert {receipt.kind for receipt in receipts} == {"fund", "event", "settle", "refund"}
+        said = [event.text for event in await house.parts.jobs.events(job.id, 0)]
+        assert not [text for text in said if ADDRESS.search(text)], "people read names"
+        assert len(set(said)) == len(said), "nothing is said twice"
+        assert said[0] == f"the job is submitted; its price is {money(view.quote.price)}"
+        assert "4 nodes are chosen: 2 replicas of the model, each in 2 stages" in said
+        assert sum("went back to the submitter" in text for text in said) == 1
+        assert sum(text.startswith("round 4 is complete: training loss") for text in said) == 1
         await until(lambda: any(node.earned for node in made))
         await until(lambda: not any(node.tasks for node in made))
 
