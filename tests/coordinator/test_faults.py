@@ -7,10 +7,11 @@ import msgspec
 
 from coordinator.config import Config
 from coordinator.domain.lease import Lease
-from coordinator.store.records import NodeRecord
+from coordinator.store.records import CommitRecord, NodeRecord
 from tests.coordinator.conftest import House, ScriptedNode, nodes, opened, until
 from tests.coordinator.fakes import BUDGET, FakeChain, spec
 from transport.wire.api import JobView, NewJob
+from transport.wire.task import BeginRound
 
 
 async def start(house: House, stages: int = 2, replicas: int = 2, rounds: int = 8) -> str:
@@ -77,6 +78,24 @@ async def test_a_node_that_says_goodbye_is_replaced_at_once(house: House) -> Non
         view = await ended(house, job)
         assert view.state == "settled"
         assert any("the owner wants to play" in lease for lease in await reasons(house, job))
+
+
+async def test_who_takes_a_checkpoint_is_not_held_to_what_others_say_is_in_it(house: House) -> None:
+    async with nodes(house, 5) as made:
+        job = await start(house)
+        await reached(house, job, 1)
+        leaver = next(node for node in made if any(t.assign.stage is not None for t in node.tasks.values()))
+        await leaver.goodbye()
+        assert (await ended(house, job)).state == "settled"
+        told = [(command.lease, command.body) for node in made for command in node.commands]
+        begun = {(lease, b.plan.epoch, b.round): b.state for lease, b in told if isinstance(b, BeginRound)}
+        async with house.parts.context.store.transaction() as tx:
+            commits = await tx.find(CommitRecord, ("job", "=", job))
+        for commit in commits:
+            took = begun[commit.lease, commit.epoch, commit.round] is not None
+            assert (commit.anchor is None) == (took or commit.round == 0)
+        assert any(commit.anchor is None and commit.round > 0 for commit in commits), "somebody joined"
+        assert any(commit.anchor is not None for commit in commits)
 
 
 async def reasons(house: House, job: str) -> list[str]:

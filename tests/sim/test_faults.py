@@ -3,7 +3,6 @@
 import itertools
 import json
 from collections import Counter
-from typing import Any
 
 import pytest
 
@@ -99,6 +98,9 @@ async def check(world: World, job: str, stored: StoredJob) -> None:
     complete = Counter(r.number for r in rounds if r.state == "complete")
     assert set(complete.values()) <= {1}, "every round is complete once"
     assert not any(c.state == "pending" for c in commits)
+    agreed = {r.number: r.parameters for r in rounds if r.state == "complete"}
+    named = [c for c in commits if c.anchor is not None]
+    assert all(c.anchor == agreed[c.round - 1][c.stage] for c in named), "an anchor is that of the round before"
     states = [e.kind for e in await read(world, EventRecord, job) if e.kind in set(JobState)]
     assert all(JobState(after) in NEXT[JobState(before)] for before, after in itertools.pairwise(states))
     if stored.state is JobState.SETTLED:
@@ -129,10 +131,10 @@ def check_money(
     assert all(row.state == "confirmed" for row in rows)
 
 
-def world_of(seed: int, **special: dict[int, dict[str, Any]]) -> tuple[World, int, int]:
+def world_of(seed: int) -> tuple[World, int, int]:
     """Stages, replicas and the number of nodes beyond them follow from the seed."""
     stages, replicas = 1 + seed % 3, 1 + seed // 3 % 3
-    return World(seed, nodes=stages * replicas + seed % 4, **special), stages, replicas
+    return World(seed, nodes=stages * replicas + seed % 4), stages, replicas
 
 
 @pytest.mark.parametrize("seed", range(30))
