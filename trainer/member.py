@@ -10,6 +10,7 @@
 """
 
 import hashlib
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,7 @@ class Member:
         self._anchor_round = 0
         self._contribution_bytes = encoded_size((size,), PSEUDO_GRADIENT_CODECS[spec.training.pseudo_gradient])
         self._said = _Said()
+        self._holding = threading.Lock()
         self._kept: dict[RoundKey, _Kept] = {}
         self._last_sent: dict[PayloadKey, bytes] = {}
         self._last_loss: float | None = None
@@ -335,7 +337,8 @@ class Member:
     # --- small helpers ------------------------------------------------------------------------------------------------
 
     def _report_holding(self) -> None:
-        self._outbox.report(self._remember(RoundHolding(*self._inbox.current, self._inbox.holding()), b""))
+        with self._holding:  # Two threads report; the later report must not be the one that knows less.
+            self._outbox.report(self._remember(RoundHolding(*self._inbox.current, self._inbox.holding()), b""))
 
     def _say(self, report: TaskReport, payload: bytes = b"") -> None:
         self._outbox.report(self._remember(report, payload), payload)
