@@ -68,6 +68,7 @@ class Conversation:
             async with self._desk.open(lease.job) as work:
                 if lease.id not in named and lease.seq > 0:
                     # It was at work and does not know of it any more: the agent has started anew, its worker is dead.
+                    work.note("lost", f"node {session.node} has started anew, without what it was working on")
                     work.end(lease.id, "left", "the agent came back without this task")
                 await self._runs.advance(work)
 
@@ -194,6 +195,7 @@ class Conversation:
     async def _goodbye(self, session: Session, reason: str) -> None:
         for lease in self._leases.of_node(session.node):
             async with self._desk.open(lease.job) as work:
+                work.note("lost", f"node {session.node} has left" + (f": {reason}" if reason else ""))
                 work.end(lease.id, "left", reason or "the node said goodbye")
                 await self._runs.advance(work)
         session.close("goodbye")

@@ -60,7 +60,8 @@ class Runs:
         seat = before.seat(lease)
         fits = (report.epoch, report.round) == (before.epoch, before.number)
         if isinstance(report, RoundCommit) and seat is not None and fits and report.leaves != before.steps:
-            reason = f"committed to {report.leaves} steps in round {before.number}, which has {before.steps}"
+            reason = f"committed to {report.leaves} steps in round {before.number + 1}, which has {before.steps}"
+            work.note("fault", f"node {seat.node} {reason}")
             work.end(lease, "failed", reason)
             return
         after = rounds.fold(before, lease, report)
@@ -292,6 +293,7 @@ class Runs:
         now, config = self._context.clock.now(), self._context.config
         for lease in list(work.leases.values()):
             if lease.state == "starting" and work.now - max(lease.granted, self._since) > config.start_seconds:
+                work.note("lost", f"node {lease.node} was not ready after {config.start_seconds:g} s and is given up")
                 work.end(lease.id, "stalled", f"not ready after {config.start_seconds:g} s")
         if work.run is None or work.run.round is None:
             return
@@ -300,7 +302,9 @@ class Runs:
         self.heard(work.job.id)
         for culprit in sorted(rounds.culprits(work.run.round)):
             if culprit in work.leases:
-                work.end(culprit, "stalled", f"nothing heard in round {work.run.round.number}")
+                node, number = work.leases[culprit].node, work.run.round.number + 1
+                work.note("lost", f"round {number} has waited too long for node {node}, which is given up")
+                work.end(culprit, "stalled", f"nothing heard in round {number}")
             else:
                 work.change_run(round=rounds.fold(work.run.round, culprit, rounds.Lost()))
 

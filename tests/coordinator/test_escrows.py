@@ -21,6 +21,7 @@ from tests.coordinator.bench import Bench
 from tests.coordinator.fakes import BUDGET, WALLET, Account, spec, unavailable
 from transport.identity import NodeKey
 from transport.wire.api import NewJob
+from transport.wire.node import Goodbye
 from transport.wire.task import Layers
 
 OUTSIDE = NodeKey(b"o" * 32).address
@@ -270,6 +271,37 @@ def test_payees_are_those_who_may_have_earned() -> None:
     never = msgspec.structs.replace(lease, state="ended", payout="never")
     once = msgspec.structs.replace(lease, state="ended", payout="once", seq=1)
     assert payees_of([lease, spare, never, once]) == {"p", "once"}
+
+
+# --- nodes that go away -----------------------------------------------------------------------------------------------------
+
+
+async def test_the_timeline_says_why_a_node_is_gone() -> None:
+    bench = Bench()
+    job = await outside_job(bench)
+    bench.fake.pay(job, BUDGET, OUTSIDE)
+    await bench.parts.jobs.fund(job)
+    async with bench.parts.desk.open(job) as work:
+        await bench.parts.runs.advance(work)
+        seated = next(lease.node for lease in work.leases.values() if lease.seat)
+    session = bench.parts.nodes.session(seated)
+    assert session is not None
+    await bench.parts.conversation.receive(session, Goodbye("its owner needs the machine"))
+    name = f"{session.profile.name} ({seated[:4]}…{seated[-4:]})"
+    assert f"{name} has left: its owner needs the machine" in await texts(bench, job)
+
+
+async def test_a_worker_that_never_gets_ready_is_given_up_with_a_line_in_the_timeline() -> None:
+    bench = Bench()
+    job = await outside_job(bench)
+    bench.fake.pay(job, BUDGET, OUTSIDE)
+    await bench.parts.jobs.fund(job)
+    async with bench.parts.desk.open(job) as work:
+        await bench.parts.runs.advance(work)
+    bench.clock.t += bench.parts.context.config.start_seconds + 1
+    async with bench.parts.desk.open(job) as work:
+        await bench.parts.runs.advance(work)
+    assert any("was not ready after 300 s and is given up" in text for text in await texts(bench, job))
 
 
 # --- long jobs --------------------------------------------------------------------------------------------------------------
