@@ -41,14 +41,15 @@ class Desktop(QObject):
         for part in (self.window, self.tray):
             part.toggle_asked.connect(self.lending.toggle)
             part.quit_asked.connect(QApplication.quit)
-        QGuiApplication.styleHints().colorSchemeChanged.connect(self._recolour)
-        self._recolour(QGuiApplication.styleHints().colorScheme())
+        QGuiApplication.styleHints().colorSchemeChanged.connect(self.recolour)
+        self.recolour(QGuiApplication.styleHints().colorScheme())
         self.window.show_snapshot(self.lending.snapshot)
         if not (hidden and self.tray.is_there()):
             self.window.show()
         self.lending.begin()
 
-    def _recolour(self, scheme: Qt.ColorScheme) -> None:
+    def recolour(self, scheme: Qt.ColorScheme) -> None:
+        """Wear the colours of ``scheme``; light where the system does not say."""
         QApplication.setPalette(palette_of(DARK if scheme is Qt.ColorScheme.Dark else LIGHT))
         self.tray.recolour()
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from PySide6.QtCore import QObject, QTimer, Signal
 
 from desktop.gui.client import AgentClient
-from desktop.gui.errors import AnswerError, GuiError
+from desktop.gui.errors import AnswerError, StartError, StopError
 from desktop.gui.model import Phase, Snapshot, Status, read_status
 from desktop.gui.process import AgentProcess
 
@@ -31,7 +31,7 @@ class Lending(QObject):
         super().__init__(parent)
         self.snapshot = Snapshot(Phase.OFF)
         self._command = tuple(command)
-        self._stopping = self._answered = False
+        self._stopping = self._answered = self._lost = False
         self._process = AgentProcess(log, self)
         self._process.ended.connect(self._ended)
         self._client = AgentClient(socket, self)
@@ -63,17 +63,18 @@ class Lending(QObject):
                 self._start()
             else:
                 self._stop()
-        except GuiError as error:
-            self._show(Phase.TROUBLE if self._process.pid else Phase.OFF, detail=str(error))
+        except StartError as error:
+            self._show(Phase.OFF, detail=str(error))
+        except StopError as error:
+            self._show(Phase.TROUBLE, detail=str(error))
 
     def _start(self) -> None:
-        self._stopping = self._answered = False
         self._show(Phase.STARTING)
         self._process.start(self._command)
 
     def _stop(self) -> None:
         self._process.ask_to_stop()
-        self._stopping = True
+        self._stopping, self._lost = True, False
         self._patience.start()
         self._show(Phase.STOPPING, self.snapshot.status)
 
@@ -94,16 +95,24 @@ class Lending(QObject):
             )
             self._broken(text.format(error))
             return
-        self._answered = True
+        self._answered, self._lost = True, False
+        if not self._stopping:
+            self._patience.stop()
         self._show(Phase.STOPPING if self._stopping else Phase.RUNNING, status)
 
     def _absent(self) -> None:
+        if not (self._process.is_ours or self._answered):
+            self._process.let_go()  # Some other program listened there for a while.
         if not self._process.pid:
             if self.snapshot.phase is not Phase.OFF:
                 self._ended()
             else:
                 self._show(Phase.OFF, detail=self.snapshot.detail)
+        elif self._lost:
+            return
         elif self._stopping or self._answered:
+            if not self._patience.isActive():
+                self._patience.start()
             self._show(Phase.STOPPING)
         else:
             self._show(Phase.STARTING)
@@ -114,18 +123,14 @@ class Lending(QObject):
 
     def _ended(self) -> None:
         asked = self._stopping
-        self._stopping = self._answered = False
+        self._stopping = self._answered = self._lost = False
         self._patience.stop()
         self._show(Phase.OFF, detail="" if asked else self._process.last_words())
 
     def _lost_patience(self) -> None:
-        self._stopping = False
-        self._show(
-            Phase.TROUBLE,
-            detail=self.tr("It has not stopped for {0} seconds. Flip the switch to ask it again.").format(
-                STOP_PATIENCE_MS // 1000
-            ),
-        )
+        self._stopping, self._lost = False, True
+        text = self.tr("It has been ending for {0} seconds. Flip the switch to ask it once more.")
+        self._show(Phase.TROUBLE, detail=text.format(STOP_PATIENCE_MS // 1000))
 
     def _show(self, phase: Phase, status: Status | None = None, detail: str = "") -> None:
         snapshot = Snapshot(phase, status, detail)

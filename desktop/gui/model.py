@@ -14,9 +14,9 @@ MAX_SHOWN = 300  # Characters of foreign text on a line of the window; the agent
 
 ShortText = Annotated[str, Meta(max_length=300)]
 LongText = Annotated[str, Meta(max_length=4000)]
-Units = Annotated[int, Meta(ge=0, lt=2**64)]
+Units = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Index = Annotated[int, Meta(ge=0, lt=2**31)]
-Count = Annotated[int, Meta(ge=0, lt=2**63)]
+Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
 class Profile(msgspec.Struct, frozen=True):
@@ -109,5 +109,5 @@ class Snapshot:
 
     @property
     def is_on(self) -> bool:
-        """How the switch stands."""
-        return self.phase in (Phase.STARTING, Phase.RUNNING)
+        """How the switch stands: on wherever there is something that flipping it could stop."""
+        return self.phase in (Phase.STARTING, Phase.RUNNING, Phase.TROUBLE)

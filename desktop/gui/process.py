@@ -5,7 +5,7 @@ import signal
 from collections.abc import Sequence
 from pathlib import Path
 
-from PySide6.QtCore import QObject, QProcess, QSocketNotifier, Signal
+from PySide6.QtCore import QObject, QSocketNotifier, Signal
 
 from desktop.gui.errors import StartError, StopError
 from desktop.gui.model import plain
@@ -35,30 +35,32 @@ class AgentProcess(QObject):
         """The process that is followed, or 0."""
         return self._pid
 
+    @property
+    def is_ours(self) -> bool:
+        """It was started here, rather than found."""
+        return self._is_ours
+
     def start(self, command: Sequence[str]) -> None:
-        """Start ``command`` in a session of its own.
+        """Start ``command`` in a session of its own; ``QProcess`` would end it with the window, or not tell which one it is.
 
         Raises:
             StartError: it cannot be started, or the log not be written.
         """
-        program = QProcess()
-        program.setProgram(command[0])
-        program.setArguments(list(command[1:]))
-        program.setStandardInputFile(QProcess.nullDevice())
-        program.setStandardOutputFile(QProcess.nullDevice())
-        program.setStandardErrorFile(
-            str(self._log), QProcess.OpenModeFlag.Append
-        )  # Appending survives a cut of the file.
+        opened = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND  # Appending survives ``trim_log``.
+        streams = (
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 2, str(self._log), opened, 0o600),
+        )
         try:
             self._log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            os.close(os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600))
+            pid = os.posix_spawn(command[0], list(command), os.environ, file_actions=streams, setsid=True)
         except OSError as error:
-            raise StartError(self.tr("{0} cannot be written: {1}.").format(self._log, error.strerror)) from error
-        started, pid = program.startDetached()
-        if not started:
             raise StartError(
-                self.tr("{0} cannot be started: {1}.").format(plain(command[0]), plain(program.errorString()))
-            )
+                self.tr("{0} cannot be started with its log in {1}: {2}.").format(
+                    plain(command[0]), self._log, error.strerror
+                )
+            ) from error
         self._is_ours = True
         self._hold(pid)
 
@@ -130,5 +132,7 @@ class AgentProcess(QObject):
             return  # No log, or not ours: nothing grows.
 
     def _gone(self) -> None:
+        if self._is_ours:
+            os.waitpid(self._pid, os.WNOHANG)  # So that no zombie stays while the window is open.
         self.let_go()
         self.ended.emit()

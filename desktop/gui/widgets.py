@@ -147,6 +147,10 @@ class Rows(QGridLayout):
         self._values[key] = (caption, value)
         return value
 
+    def value(self, key: str) -> Text:
+        """The value under ``key``."""
+        return self._values[key][1]
+
     def set_values(self, **values: str) -> None:
         """Show ``values``; every row is named."""
         for key, (caption, label) in self._values.items():

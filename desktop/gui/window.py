@@ -5,6 +5,8 @@ from collections.abc import Callable
 
 from PySide6.QtCore import QByteArray, QEvent, QSettings, Qt, QTimer, Signal
 from PySide6.QtGui import (
+    QAccessible,
+    QAccessibleAnnouncementEvent,
     QCloseEvent,
     QGuiApplication,
     QHideEvent,
@@ -50,8 +52,8 @@ class MainWindow(QWidget):
     # --- parts ----------------------------------------------------------------------------------------------------------
 
     def _build(self) -> None:
-        content = QWidget()
-        column = QVBoxLayout(content)
+        self.content = QWidget()
+        column = QVBoxLayout(self.content)
         column.setContentsMargins(16, 16, 16, 16)
         column.setSpacing(12)
         for card in (self._switch_card(), self._task_card(), self._earnings_card(), self._computer_card()):
@@ -62,7 +64,7 @@ class MainWindow(QWidget):
         scroll.setFrameShape(QFrame.Shape.NoFrame)
         scroll.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         scroll.setFocusPolicy(Qt.FocusPolicy.NoFocus)
-        scroll.setWidget(content)
+        scroll.setWidget(self.content)
         outer = QVBoxLayout(self)
         outer.setContentsMargins(0, 0, 0, 0)
         outer.addWidget(scroll)
@@ -108,7 +110,7 @@ class MainWindow(QWidget):
         card, row = Card(self.tr("Earnings")), QHBoxLayout()
         self.verified, self.paid = Text(size=8, bold=True), Text(size=8, bold=True)
         for number, caption in (
-            (self.verified, self.tr("Verified: audited work that will be paid")),
+            (self.verified, self.tr("Verified, to be paid")),
             (self.paid, self.tr("Paid out")),
         ):
             pair, label = QVBoxLayout(), Text(dim=True)
@@ -148,6 +150,7 @@ class MainWindow(QWidget):
         """Show all of ``snapshot``."""
         sentence = self._words.describe(snapshot)
         self.mark.set_mood(sentence.mood)
+        self._announce(sentence.headline)
         self.headline.say(sentence.headline)
         self.reason.say(sentence.reason)
         self.switch.setChecked(snapshot.is_on)
@@ -155,6 +158,11 @@ class MainWindow(QWidget):
         self._status = snapshot.status or self._status
         self._show_task(snapshot.status)
         self._show_known(self._status)
+
+    def _announce(self, headline: str) -> None:
+        """Have a screen reader say a new state at once, wherever its user is."""
+        if QAccessible.isActive() and headline != self.headline.text():
+            QAccessible.updateAccessibility(QAccessibleAnnouncementEvent(self.headline, headline))
 
     def _show_task(self, status: Status | None) -> None:
         tasks = (status.live or status.tasks[-1:]) if status else ()

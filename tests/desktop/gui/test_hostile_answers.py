@@ -1,0 +1,117 @@
+"""Whatever answers in the agent's place: the window says what is wrong, and never stands still."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from PySide6.QtCore import Qt
+
+from desktop.gui import client
+from desktop.gui.app import Desktop
+from desktop.gui.model import Phase
+from desktop.gui.window import MIN_WIDTH
+from tests.desktop.gui.support import Behaviour, Pulse, endless, http, listener, raw, silent, status, task, wait_for
+
+LONGEST_PAUSE_MS = 700  # Less than any of the waits below; a quiet machine shows 20.
+
+BAD: dict[str, tuple[Behaviour, str]] = {
+    "huge": (http(b"x" * (2 << 20)), "larger than 1,048,576 bytes"),
+    "endless": (endless(b"x" * 65536), "larger than 1,048,576 bytes"),
+    "silent": (silent, "has not answered for"),
+    "dripping": (endless(b"x", 0.02), "has not answered for"),
+    "empty": (raw(b""), "does not speak HTTP"),
+    "noise": (raw(bytes(range(256)) * 4), "does not speak HTTP"),
+    "long head": (raw(b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 9000 + b"\r\n"), "does not speak HTTP"),
+    "error": (http(b"", "HTTP/1.1 500 Internal Server Error"), "500 Internal Server Error"),
+    "elsewhere": (http(b"", "HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1/"), "302 Found"),
+    "odd first line": (raw(b"HTTP/1.1 \r\n\r\n"), "It answers"),
+    "cut": (http(b'{"node": ', length=5000), "cut after 9 bytes"),
+    "length in words": (raw(b"HTTP/1.1 200 OK\r\nContent-Length: all\r\n\r\n{}"), "cut after 2 bytes"),
+    "no json": (http(b"<html>"), "cannot be understood"),
+    "no text": (http(b'{"node": "\xff"}'), "cannot be understood"),
+    "missing": (http(b"{}"), "missing required field"),
+    "deep": (http(b"[" * 500_000), "cannot be understood"),
+    "deep inside": (http(b'{"later": ' + b"[" * 500_000), "cannot be understood"),
+    "odd state": (http(status(state="dancing")), "Invalid enum value 'dancing'"),
+    "negative": (http(status(paid=-1)), "$.paid"),
+    "beyond": (http(status(verified=2**64)), "$.verified"),
+    "long name": (http(status(name="x" * 301)), "$.name"),
+    "many tasks": (http(status(tasks=[task()] * 65)), "$.tasks"),
+    "stage of text": (http(status(tasks=[task(stage="1")])), "$.tasks[0].stage"),
+    "loss of text": (http(status(tasks=[task(loss="low")])), "$.tasks[0].loss"),
+}
+
+
+@pytest.fixture(autouse=True)
+def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "ANSWER_TIMEOUT_MS", 1000)
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_an_answer_that_cannot_be_used_is_told_and_nothing_freezes(
+    open_desktop: Callable[..., Desktop], home: Path, kind: str
+) -> None:
+    behave, words = BAD[kind]
+    with listener(home / "agent.sock", behave):
+        desktop = open_desktop()
+        pulse = Pulse()
+        wait_for(lambda: desktop.lending.snapshot.phase is Phase.TROUBLE, "trouble")
+        window = desktop.window
+        assert window.headline.text() == "The agent needs your attention."
+        assert words in window.reason.accessibleName()
+        assert window.switch.isChecked()
+        assert pulse.longest < LONGEST_PAUSE_MS
+    wait_for(lambda: desktop.lending.snapshot.phase is Phase.OFF, "the end of the trouble")
+
+
+def test_a_window_recovers_when_answers_become_usable_again(open_desktop: Callable[..., Desktop], home: Path) -> None:
+    answers = iter([http(b"nonsense"), http(status()), silent, http(status(name="cellar"))])
+    with listener(home / "agent.sock", lambda caller: next(answers, http(status(name="cellar")))(caller)):
+        desktop = open_desktop()
+        for phase in (Phase.TROUBLE, Phase.RUNNING, Phase.TROUBLE, Phase.RUNNING):
+            wait_for(lambda phase=phase: desktop.lending.snapshot.phase is phase, phase.value)
+        assert desktop.window.computer.value("name").text() == "cellar"
+
+
+def test_a_field_that_the_window_does_not_know_is_no_trouble(open_desktop: Callable[..., Desktop], home: Path) -> None:
+    with listener(home / "agent.sock", http(status(invented_later={"a": [1, 2]}))):
+        desktop = open_desktop()
+        wait_for(lambda: desktop.lending.snapshot.phase is Phase.RUNNING, "running")
+        assert desktop.window.headline.text() == "Waiting for a job."
+
+
+def test_text_from_elsewhere_is_shown_as_text(open_desktop: Callable[..., Desktop], home: Path) -> None:
+    name = "<b>free</b> <img src=x> &quit \u202egnp\n\x1b[2J"
+    with listener(home / "agent.sock", http(status(name=name, tasks=[task(job_name=name)]))):
+        desktop = open_desktop()
+        wait_for(lambda: desktop.lending.snapshot.phase is Phase.RUNNING, "running")
+        shown = "<b>free</b> <img src=x> &quit �gnp��[2J"
+        label = desktop.window.computer.value("name")
+        assert label.textFormat() is Qt.TextFormat.PlainText
+        assert label.text() == shown
+        assert desktop.window.headline.text() == f"Lending to “{shown}”."
+        assert desktop.tray.state.text() == f"Lending to “{shown.replace('&', '&&')}”."
+        assert desktop.tray.icon.toolTip() == "Cottage: lending"
+
+
+def test_a_name_without_spaces_does_not_widen_the_window(open_desktop: Callable[..., Desktop], home: Path) -> None:
+    with listener(home / "agent.sock", http(status(name="x" * 300, reason="y" * 4000, state="connecting"))):
+        desktop = open_desktop()
+        wait_for(lambda: desktop.lending.snapshot.phase is Phase.RUNNING, "running")
+        desktop.window.resize(MIN_WIDTH, 700)
+        wait_for(lambda: desktop.window.width() == MIN_WIDTH, "a narrow window")
+        assert desktop.window.content.width() <= MIN_WIDTH
+        assert len(desktop.window.reason.accessibleName()) == 300
+
+
+def test_a_socket_in_a_deep_folder_is_reached(app: object, tmp_path: Path) -> None:
+    folder = tmp_path / ("d" * 100)
+    folder.mkdir()
+    with listener(folder / "agent.sock", http(b"{}")):
+        asker = client.AgentClient(folder / "agent.sock")
+        heard: list[bytes] = []
+        asker.answered.connect(lambda body, pid: heard.append(body))
+        asker.ask()
+        wait_for(lambda: heard, "an answer")
+        assert json.loads(heard[0]) == {}

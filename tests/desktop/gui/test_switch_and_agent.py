@@ -1,0 +1,166 @@
+"""The switch against real agent processes, which work for a coordinator double."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from PySide6.QtCore import Qt
+from PySide6.QtTest import QTest
+
+from desktop.gui.app import Desktop
+from desktop.gui.model import Phase
+from tests.desktop.conftest import assignment, plan_of
+from tests.desktop.gui.conftest import PROGRAM, agent_of, close
+from tests.desktop.gui.support import Pulse, save_picture, wait_for
+from transport.identity import NodeKey
+
+OpenDesktop = Callable[..., Desktop]
+
+
+def settings(coordinator: Any) -> tuple[str, ...]:
+    return ("--coordinator", coordinator.double.url, "--sandbox", "process", "--loopback", "--name", "attic")
+
+
+def flip(desktop: Desktop) -> None:
+    QTest.mouseClick(desktop.window.switch, Qt.MouseButton.LeftButton)
+
+
+def until(desktop: Desktop, headline: str) -> None:
+    wait_for(lambda: desktop.window.headline.text() == headline, headline)
+
+
+def test_the_switch_starts_an_agent_and_stops_it(
+    open_desktop: OpenDesktop, home: Path, coordinator_thread: Any
+) -> None:
+    desktop = open_desktop(*settings(coordinator_thread))
+    until(desktop, "Lending is off.")
+    assert desktop.window.reason.text() == "No agent runs on this computer: it is all yours."
+    pulse = Pulse()
+    flip(desktop)
+    assert desktop.window.headline.text() == "Getting ready."
+    assert desktop.window.switch.isChecked()
+    until(desktop, "Waiting for a job.")
+    node = NodeKey.load_or_generate(home / "node.key").address
+    assert desktop.window.computer.value("address").accessibleName() == f"Address: {node}"
+    assert desktop.window.computer.value("name").text() == "attic"
+    assert agent_of(home) is not None
+    flip(desktop)
+    assert desktop.window.headline.text() == "Stopping."
+    assert not desktop.window.switch.isChecked()
+    flip(desktop)  # Too late to change one's mind; nothing happens.
+    until(desktop, "Lending is off.")
+    assert agent_of(home) is None
+    assert coordinator_thread.double.goodbyes == ["the owner stopped the agent"]
+    assert desktop.window.computer.value("name").text() == "attic"
+    assert pulse.longest < 700
+
+
+def test_a_task_is_shown_with_its_place_and_state(
+    open_desktop: OpenDesktop, home: Path, coordinator_thread: Any
+) -> None:
+    desktop, double = open_desktop(*settings(coordinator_thread)), coordinator_thread.double
+    window = desktop.window
+    flip(desktop)
+    until(desktop, "Waiting for a job.")
+    node = NodeKey.load_or_generate(home / "node.key").address
+    assign = assignment(double, plan_of((0, 0, node)), 0, 0, "checkpoint")
+    coordinator_thread.run(double.assign(node, assign))
+    until(desktop, "Lending to “checkpoint”.")
+    assert window.task.value("job").text() == "checkpoint (01234567)"
+    assert window.task.value("place").text() == "Stage 0, replica 0"
+    assert window.task.value("state").text() == "Running"
+    assert not window.no_task.isVisible()
+    assert desktop.tray.state.text() == "Lending to “checkpoint”."
+    assert desktop.tray.earned.text() == "Earned: 0 verified, 0 paid"
+    for name, scheme in (("light", Qt.ColorScheme.Light), ("dark", Qt.ColorScheme.Dark)):
+        desktop.recolour(scheme)
+        save_picture(window, f"desktop_lending_{name}")
+    desktop.recolour(Qt.ColorScheme.Light)
+
+
+def test_an_agent_outlives_its_window_and_the_next_window_stops_it(
+    open_desktop: OpenDesktop, home: Path, coordinator_thread: Any
+) -> None:
+    first = open_desktop(*settings(coordinator_thread))
+    flip(first)
+    until(first, "Waiting for a job.")
+    pid = agent_of(home)
+    close(first)
+    second = open_desktop()
+    until(second, "Waiting for a job.")
+    assert agent_of(home) == pid is not None
+    flip(second)
+    until(second, "Lending is off.")
+    assert agent_of(home) is None
+
+
+def test_an_agent_from_a_terminal_is_found_and_its_end_is_no_trouble(
+    open_desktop: OpenDesktop, home: Path, coordinator_thread: Any
+) -> None:
+    words = (sys.executable, str(PROGRAM), "run", "--home", str(home), "--threads", "1", *settings(coordinator_thread))
+    with subprocess.Popen(words, stderr=subprocess.DEVNULL) as agent:
+        desktop = open_desktop()
+        until(desktop, "Waiting for a job.")
+        agent.terminate()
+        until(desktop, "Lending is off.")
+
+
+def test_a_killed_agent_is_told_and_the_switch_starts_another(
+    open_desktop: OpenDesktop, home: Path, coordinator_thread: Any
+) -> None:
+    desktop = open_desktop(*settings(coordinator_thread))
+    flip(desktop)
+    until(desktop, "Waiting for a job.")
+    pid = agent_of(home)
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    until(desktop, "The agent does not run.")
+    assert str(home / "agent.log") in desktop.window.reason.accessibleName()
+    assert not desktop.window.switch.isChecked()
+    flip(desktop)
+    until(desktop, "Waiting for a job.")
+    assert agent_of(home) not in (None, pid)
+
+
+def test_a_coordinator_that_goes_away_is_told_with_the_agents_reason(
+    open_desktop: OpenDesktop, coordinator_thread: Any
+) -> None:
+    desktop = open_desktop(*settings(coordinator_thread))
+    flip(desktop)
+    until(desktop, "Waiting for a job.")
+    coordinator_thread.run(coordinator_thread.double.stop())
+    until(desktop, "Not connected.")
+    assert desktop.window.reason.text()
+    assert desktop.window.switch.isChecked()
+
+
+def test_an_agent_that_cannot_run_says_why(open_desktop: OpenDesktop, home: Path) -> None:
+    desktop = open_desktop()
+    flip(desktop)
+    until(desktop, "The agent does not run.")
+    assert desktop.window.reason.accessibleName().startswith("no coordinator is set: give --coordinator")
+
+
+def test_a_second_agent_for_the_same_folder_ends_and_the_first_is_shown(
+    open_desktop: OpenDesktop, home: Path, coordinator_thread: Any
+) -> None:
+    desktop = open_desktop(*settings(coordinator_thread))
+    flip(desktop)
+    wait_for(lambda: agent_of(home), "the lock")
+    other = open_desktop()
+    other.lending.toggle()
+    wait_for(lambda: "already runs with" in other.lending.snapshot.detail or other.lending.snapshot.status, "an end")
+    for window in (desktop, other):
+        wait_for(lambda window=window: window.lending.snapshot.phase is Phase.RUNNING, "both see the first")
+
+
+def test_a_program_that_is_not_there_is_named(app: object, home: Path, open_desktop: OpenDesktop) -> None:
+    desktop = open_desktop()
+    desktop.lending._command = (str(home / "no-such-program"),)
+    flip(desktop)
+    until(desktop, "The agent does not run.")
+    assert "no-such-program cannot be started with its log in" in desktop.window.reason.accessibleName()

@@ -1,0 +1,251 @@
+"""The window by keyboard and screen reader, what it remembers, and the program around it."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from PySide6.QtCore import QSettings, Qt
+from PySide6.QtGui import QAccessible, QColor, QGuiApplication
+from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QAbstractButton, QApplication, QLabel, QWidget
+
+from desktop.gui import lending
+from desktop.gui.app import Desktop
+from desktop.gui.model import Phase, Snapshot, read_status
+from desktop.gui.sentences import Mood
+from desktop.gui.theme import DARK, LIGHT, Theme, mood_icon
+from desktop.gui.widgets import Text
+from desktop.gui.window import MainWindow
+from tests.desktop.gui.conftest import ROOT
+from tests.desktop.gui.support import http, listener, save_picture, status, task, wait_for
+
+OpenDesktop = Callable[..., Desktop]
+
+
+def running(**changes: object) -> Snapshot:
+    return Snapshot(Phase.RUNNING, read_status(status(**changes)))
+
+
+@pytest.fixture
+def window(app: QApplication, tmp_path: Path) -> MainWindow:
+    settings = QSettings(str(tmp_path / "window.ini"), QSettings.Format.IniFormat)
+    made = MainWindow(settings, lambda: False)
+    made.show_snapshot(running(tasks=[task()]))
+    made.show()
+    QTest.qWaitForWindowActive(made)
+    return made
+
+
+def controls(window: MainWindow) -> set[QWidget]:
+    return {control for control in window.findChildren(QAbstractButton) if control.isVisible() and control.isEnabled()}
+
+
+def test_every_control_is_reached_by_the_tab_key(window: MainWindow) -> None:
+    reached = set()
+    assert QApplication.focusWidget() is window.switch
+    for _ in range(10):
+        reached.add(QApplication.focusWidget())
+        QTest.keyClick(QApplication.focusWidget(), Qt.Key.Key_Tab)
+    assert reached == controls(window) == {window.switch, window.copy}
+
+
+def test_the_space_bar_asks_for_a_change_and_the_switch_waits_for_it(window: MainWindow) -> None:
+    asked: list[bool] = []
+    window.toggle_asked.connect(lambda: asked.append(True))
+    QTest.keyClick(window.switch, Qt.Key.Key_Space)
+    assert asked == [True]
+    assert window.switch.isChecked()
+    window.show_snapshot(Snapshot(Phase.STOPPING))
+    assert not window.switch.isChecked()
+
+
+def test_a_screen_reader_hears_every_control_and_every_text(window: MainWindow) -> None:
+    switch = QAccessible.queryAccessibleInterface(window.switch)
+    assert switch.role() is QAccessible.Role.CheckBox
+    assert switch.text(QAccessible.Text.Name) == "Lend this computer"
+    assert "Lending to “tiny-llama”." in switch.text(QAccessible.Text.Description)
+    assert switch.state().checked
+    for part in (*controls(window), *window.findChildren(QLabel)):
+        if part.isVisible():
+            assert QAccessible.queryAccessibleInterface(part).text(QAccessible.Text.Name).strip(), part
+    assert window.verified.accessibleName() == "Verified: 1.24"
+    assert window.task.value("progress").accessibleName() == "Progress: Round 12 · step 345 · loss 2.312"
+
+
+def test_the_address_is_copied_by_keyboard(window: MainWindow) -> None:
+    window.copy.setFocus()
+    QTest.keyClick(window.copy, Qt.Key.Key_Space)
+    assert QGuiApplication.clipboard().text() == read_status(status()).node
+
+
+def test_without_a_tray_closing_the_window_ends_the_program(window: MainWindow) -> None:
+    ended: list[bool] = []
+    window.quit_asked.connect(lambda: ended.append(True))
+    QTest.keyClick(window, Qt.Key.Key_W, Qt.KeyboardModifier.ControlModifier)
+    assert ended == [True]
+    assert not window.isVisible()
+
+
+def test_with_a_tray_closing_hides_and_the_key_still_quits(app: QApplication, tmp_path: Path) -> None:
+    settings = QSettings(str(tmp_path / "window.ini"), QSettings.Format.IniFormat)
+    window, said = MainWindow(settings, lambda: True), []
+    window.went_to_tray.connect(lambda: said.append("tray"))
+    window.quit_asked.connect(lambda: said.append("quit"))
+    window.seen.connect(said.append)
+    window.show()
+    window.close()
+    assert said == [True, False, "tray"]
+    window.bring_forward()
+    QTest.qWaitForWindowActive(window)
+    QTest.keyClick(window, Qt.Key.Key_Q, Qt.KeyboardModifier.ControlModifier)
+    assert said[-1] == "quit"
+    window.hide()
+
+
+def test_the_window_comes_back_as_it_was_left(app: QApplication, tmp_path: Path) -> None:
+    settings = QSettings(str(tmp_path / "window.ini"), QSettings.Format.IniFormat)
+    first = MainWindow(settings, lambda: False)
+    first.show()
+    first.setGeometry(40, 50, 500, 432)
+    wait_for(lambda: settings.value("window/geometry"), "saved without being closed")
+    second = MainWindow(settings, lambda: False)
+    assert (second.width(), second.height()) == (500, 432)
+    settings.setValue("window/geometry", b"nonsense")
+    assert MainWindow(settings, lambda: False).width() == 560
+
+
+@pytest.mark.parametrize("theme", [LIGHT, DARK], ids=["light", "dark"])
+def test_every_text_stands_out_from_its_ground(theme: Theme) -> None:
+    def luminance(name: str) -> float:
+        parts = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in QColor(name).getRgbF()[:3]]
+        return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2]
+
+    def contrast(one: str, other: str) -> float:
+        dark, light = sorted((luminance(one), luminance(other)))
+        return (light + 0.05) / (dark + 0.05)
+
+    for ground in (theme.card, theme.ground):
+        assert contrast(theme.text, ground) >= 4.5
+        assert contrast(theme.dim, ground) >= 4.5
+        assert min(contrast(theme.mood(mood).name(), ground) for mood in Mood) >= 3
+    assert contrast(theme.on_brand, theme.brand) >= 4.5
+
+
+def test_the_four_states_differ_in_shape_not_only_in_colour(app: QApplication) -> None:
+    shapes = set()
+    for mood in Mood:
+        picture = mood_icon(mood, LIGHT).pixmap(32, 32).toImage()
+        shapes.add(tuple(picture.pixelColor(x, y).alpha() > 128 for x in range(32) for y in range(32)))
+        if mood is Mood.LENDING:  # Its tick is cut out of a filled disc.
+            assert picture.pixelColor(16, 10).alpha() > 128
+    assert len(shapes) == 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "headline"),
+    [
+        ({"state": "starting"}, "Not connected."),
+        ({"state": "connecting"}, "Not connected."),
+        ({"state": "refused", "reason": "too old"}, "The coordinator refuses this computer."),
+        ({"state": "stopping"}, "Stopping."),
+        ({}, "Waiting for a job."),
+        ({"tasks": [task(state="failed", reason="out of memory")]}, "Waiting for a job."),
+        ({"tasks": [task(state="fetching")]}, "Preparing “tiny-llama”."),
+        ({"tasks": [task(stage=None, replica=None)]}, "Standing by for “tiny-llama”."),
+        ({"tasks": [task(state="ended"), task(state="starting"), task(job_name="b")]}, "Lending to “b”."),
+    ],
+)
+def test_each_state_has_its_sentence_and_a_reason(window: MainWindow, changes: dict, headline: str) -> None:
+    window.show_snapshot(running(**changes))
+    assert window.headline.text() == headline
+    assert window.reason.text().strip()
+
+
+def test_a_failed_task_is_shown_with_its_reason(window: MainWindow) -> None:
+    window.show_snapshot(running(tasks=[task(state="failed", reason="out of memory")]))
+    assert window.task.value("state").text() == "Failed: out of memory"
+
+
+def test_the_tray_menu_is_short_and_follows_the_state(open_desktop: OpenDesktop, home: Path) -> None:
+    with listener(home / "agent.sock", http(status(tasks=[task(), task()]))):
+        desktop = open_desktop()
+        tray = desktop.tray
+
+        def rows() -> list[str]:
+            return [row.text() for row in tray.menu.actions() if row.isVisible() and not row.isSeparator()]
+
+        assert rows() == ["Lending is off.", "&Start lending", "&Open Cottage", "&Quit"]
+        wait_for(lambda: len(rows()) == 5, "an answer")
+        assert rows() == [
+            "Lending to “tiny-llama”.", "Earned: 1.24 verified, 143.2 paid", "&Stop lending", "&Open Cottage",
+            "&Quit (lending goes on)",
+        ]  # fmt: skip
+        assert desktop.window.reason.text() == "Your computer is training a part of this model. And 1 more job(s)."
+        save_picture(desktop.window, "desktop_status_light")
+        desktop.recolour(Qt.ColorScheme.Dark)
+        save_picture(desktop.window, "desktop_status_dark")
+        desktop.recolour(Qt.ColorScheme.Light)
+
+
+def test_an_agent_that_lives_but_no_longer_answers_is_told(
+    open_desktop: OpenDesktop, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lending, "STOP_PATIENCE_MS", 200)
+    with listener(home / "agent.sock", http(status())):
+        desktop = open_desktop()
+        wait_for(lambda: desktop.lending.snapshot.phase is Phase.RUNNING, "running")
+    for phase in (Phase.STOPPING, Phase.TROUBLE):
+        wait_for(lambda phase=phase: desktop.lending.snapshot.phase is phase, phase.value)
+    assert "Flip the switch" in desktop.window.reason.text()
+    (home / "agent.sock").unlink()
+    with listener(home / "agent.sock", http(status())):
+        wait_for(lambda: desktop.lending.snapshot.phase is Phase.RUNNING, "running again")
+
+
+def test_no_label_of_the_window_reads_markup(window: MainWindow) -> None:
+    assert all(isinstance(label, Text) for label in window.findChildren(QLabel))
+
+
+# --- the program ------------------------------------------------------------------------------------------------------
+
+
+def start_program(*words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        (sys.executable, "-m", "desktop.gui.app", *words), cwd=ROOT, stderr=subprocess.PIPE, text=True
+    )
+
+
+def test_the_program_opens_once_and_ends_when_it_is_asked_to(app: QApplication, home: Path) -> None:
+    with start_program("--home", str(home)) as first:
+        wait_for(lambda: (home / "window.sock").exists(), "the window")
+        with start_program("--home", str(home), "--hidden") as second:
+            wait_for(lambda: second.poll() is not None, "the second start")
+            assert second.returncode == 0
+        assert first.poll() is None
+        first.send_signal(signal.SIGTERM)
+        wait_for(lambda: first.poll() is not None, "the end")
+        assert first.returncode == 0
+        assert first.stderr is not None
+        assert "Traceback" not in first.stderr.read()
+
+
+def test_without_a_screen_the_program_says_how_to_lend(home: Path) -> None:
+    bare = {name: value for name, value in os.environ.items() if name not in ("QT_QPA_PLATFORM", "DISPLAY")}
+    bare.pop("WAYLAND_DISPLAY", None)
+    words = (sys.executable, "-m", "desktop.gui.app", "--home", str(home))
+    done = subprocess.run(words, cwd=ROOT, env=bare, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 3
+    assert "cottage node run" in done.stderr
+
+
+def test_the_window_loads_neither_the_agent_nor_a_network_nor_asyncio() -> None:
+    banned = ("asyncio", "aiohttp", "ssl", "desktop.agent", "transport", "torch", "cryptography", "solders")
+    code = f"import sys, desktop.gui.app; print([name for name in {banned} if name in sys.modules])"
+    done = subprocess.run(
+        (sys.executable, "-c", code), cwd=ROOT, capture_output=True, text=True, timeout=30, check=True
+    )
+    assert done.stdout.strip() == "[]"
