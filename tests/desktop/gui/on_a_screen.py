@@ -22,7 +22,8 @@ def screen() -> QImage:
 
 def green(picture: QImage, at: QPoint) -> int:
     """How many pixels around ``at`` have the colour of lending."""
-    near = (picture.pixelColor(at.x() + x, at.y() + y) for x in range(-14, 15) for y in range(-14, 15))
+    points = (at + QPoint(x, y) for x in range(-14, 15) for y in range(-14, 15))
+    near = (picture.pixelColor(point) for point in points if picture.valid(point))
     return sum(pixel.green() > pixel.red() + 60 for pixel in near)
 
 
@@ -35,8 +36,8 @@ def main(home: Path, shots: Path) -> None:
         tray, window = desktop.tray, desktop.window
         wait_for(lambda: desktop.lending.snapshot.phase is Phase.RUNNING, "an answer")
         wait_for(lambda: tray.is_there() and not tray.icon.geometry().isEmpty(), "the tray")
+        wait_for(lambda: green(screen(), tray.icon.geometry().center()) > 20, "the icon")
         place = tray.icon.geometry().center()
-        wait_for(lambda: green(screen(), place) > 20, "the icon")
         QTest.qWaitForWindowExposed(window)
         for name, scheme in (("light", Qt.ColorScheme.Light), ("dark", Qt.ColorScheme.Dark)):
             desktop.recolour(scheme)
@@ -56,7 +57,7 @@ def main(home: Path, shots: Path) -> None:
             QTest.keyClick(tray.menu, key)
         wait_for(window.isVisible, "the window again")
         seen["icon"] = [place.x(), place.y()]
-    print(json.dumps(seen))
+    sys.stdout.write(json.dumps(seen))
 
 
 if __name__ == "__main__":
