@@ -82,8 +82,11 @@ class Sentences(QObject):
             reason = self.tr("A spare for this job: it steps in when another computer leaves.")
             return Sentence(Mood.WAITING, self.tr("Standing by for “{0}”.").format(job), reason)
         more = len(live) - 1
-        others = self.tr(" And %n more job(s).", "", more) if more else ""
-        reason = self.tr("Your computer is training a part of this model.") + others
+        reason = self.tr("Your computer is training a part of this model.")
+        if more:
+            reason = self.tr(
+                "Your computer is training a part of this model. Other tasks that it works on: {0}."
+            ).format(more)
         return Sentence(Mood.LENDING, self.tr("Lending to “{0}”.").format(job), reason)
 
     def place(self, task: Task) -> str:

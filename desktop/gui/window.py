@@ -64,6 +64,7 @@ class MainWindow(QWidget):
         scroll.setFrameShape(QFrame.Shape.NoFrame)
         scroll.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         scroll.setFocusPolicy(Qt.FocusPolicy.NoFocus)
+        self.content.setMinimumSize(1, 1)  # Or the scroll area takes wrapped texts for as tall as they are when narrow.
         scroll.setWidget(self.content)
         outer = QVBoxLayout(self)
         outer.setContentsMargins(0, 0, 0, 0)

@@ -20,6 +20,7 @@ try:
 
     from desktop.gui import lending
     from desktop.gui.app import Desktop, application
+    from desktop.gui.theme import LIGHT, palette_of
     from tests.desktop.gui.support import wait_for
 
     MISSING = ""
@@ -102,6 +103,7 @@ def open_desktop(app: "QApplication", home: Path, tmp_path: Path) -> Iterator[Op
         return desktop
 
     yield make
+    QApplication.setPalette(palette_of(LIGHT))
     for desktop in opened:
         close(desktop)
 

@@ -7,24 +7,31 @@ import json
 import sys
 from pathlib import Path
 
-from PySide6.QtCore import QPoint, QSettings, Qt
+from PySide6.QtCore import QPoint, QRect, QSettings, QSize, Qt
 from PySide6.QtGui import QGuiApplication, QImage
 from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QWidget
 
 from desktop.gui.app import Desktop, application
 from desktop.gui.model import Phase
 from tests.desktop.gui.support import http, listener, status, task, wait_for
 
 
-def screen() -> QImage:
-    return QGuiApplication.primaryScreen().grabWindow(0).toImage()
+def screen(box: QRect | None = None) -> QImage:
+    """What is on the screen, or on a part of it."""
+    seen = QGuiApplication.primaryScreen()
+    part = box or seen.geometry()
+    return seen.grabWindow(0, part.x(), part.y(), part.width(), part.height()).toImage()
 
 
-def green(picture: QImage, at: QPoint) -> int:
-    """How many pixels around ``at`` have the colour of lending."""
-    points = (at + QPoint(x, y) for x in range(-14, 15) for y in range(-14, 15))
-    near = (picture.pixelColor(point) for point in points if picture.valid(point))
+def green(picture: QImage) -> int:
+    """How many pixels of ``picture`` have the colour of lending."""
+    near = (picture.pixelColor(x, y) for x in range(picture.width()) for y in range(picture.height()))
     return sum(pixel.green() > pixel.red() + 60 for pixel in near)
+
+
+def corner(window: QWidget) -> QRect:
+    return QRect(window.mapToGlobal(QPoint(4, 4)), QSize(1, 1))
 
 
 def main(home: Path, shots: Path) -> None:
@@ -36,21 +43,17 @@ def main(home: Path, shots: Path) -> None:
         tray, window = desktop.tray, desktop.window
         wait_for(lambda: desktop.lending.snapshot.phase is Phase.RUNNING, "an answer")
         wait_for(lambda: tray.is_there() and not tray.icon.geometry().isEmpty(), "the tray")
-        wait_for(lambda: green(screen(), tray.icon.geometry().center()) > 20, "the icon")
+        wait_for(lambda: green(screen(tray.icon.geometry())) > 20, "the icon")
         place = tray.icon.geometry().center()
-        QTest.qWaitForWindowExposed(window)
         for name, scheme in (("light", Qt.ColorScheme.Light), ("dark", Qt.ColorScheme.Dark)):
             desktop.recolour(scheme)
             ground = window.palette().window().color()
-            wait_for(
-                lambda ground=ground: screen().pixelColor(window.mapToGlobal(QPoint(4, 4))) == ground, f"{name} window"
-            )
+            wait_for(lambda ground=ground: screen(corner(window)).pixelColor(0, 0) == ground, f"{name} window")
             screen().save(str(shots / f"desktop_tray_{name}.png"))
         window.close()
         seen["hidden"] = not window.isVisible()
         tray.menu.popup(place)
-        wait_for(tray.menu.isVisible, "the menu")
-        QTest.qWaitForWindowExposed(tray.menu)
+        wait_for(lambda: tray.menu.windowHandle().isExposed(), "the menu")
         screen().save(str(shots / "desktop_tray_menu.png"))
         seen["rows"] = [row.text() for row in tray.menu.actions() if row.isVisible() and not row.isSeparator()]
         for key in (Qt.Key.Key_Down, Qt.Key.Key_Down, Qt.Key.Key_Return):  # Past "Stop lending" to "Open Cottage".

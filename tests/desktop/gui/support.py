@@ -16,7 +16,7 @@ from PySide6.QtWidgets import QWidget
 SHOTS = Path(__file__).parents[3] / "build" / "screenshots"
 
 
-def wait_for(condition: Callable[[], object], what: str, patience_s: float = 8) -> None:
+def wait_for(condition: Callable[[], object], what: str, patience_s: float = 30) -> None:
     """Run Qt's event loop until ``condition`` holds."""
     loop, tick, clock = QEventLoop(), QTimer(interval=5), QElapsedTimer()
     clock.start()

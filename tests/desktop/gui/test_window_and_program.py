@@ -11,7 +11,7 @@ import pytest
 from PySide6.QtCore import QSettings, Qt
 from PySide6.QtGui import QAccessible, QColor, QGuiApplication
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QAbstractButton, QApplication, QLabel, QWidget
+from PySide6.QtWidgets import QAbstractButton, QApplication, QLabel, QScrollArea, QWidget
 
 from desktop.gui import lending
 from desktop.gui.app import Desktop
@@ -184,11 +184,35 @@ def test_the_tray_menu_is_short_and_follows_the_state(open_desktop: OpenDesktop,
             "Lending to “tiny-llama”.", "Earned: 1.24 verified, 143.2 paid", "&Stop lending", "&Open Cottage",
             "&Quit (lending goes on)",
         ]  # fmt: skip
-        assert desktop.window.reason.text() == "Your computer is training a part of this model. And 1 more job(s)."
-        save_picture(desktop.window, "desktop_status_light")
-        desktop.recolour(Qt.ColorScheme.Dark)
-        save_picture(desktop.window, "desktop_status_dark")
-        desktop.recolour(Qt.ColorScheme.Light)
+        assert (
+            desktop.window.reason.text()
+            == "Your computer is training a part of this model. Other tasks that it works on: 1."
+        )
+
+
+@pytest.mark.parametrize("scheme", [Qt.ColorScheme.Dark, Qt.ColorScheme.Light], ids=["dark", "light"])
+def test_the_window_wears_the_colours_of_the_desktop(
+    open_desktop: OpenDesktop, home: Path, scheme: Qt.ColorScheme
+) -> None:
+    with listener(home / "agent.sock", http(status(tasks=[task()]))):
+        desktop = open_desktop()
+        wait_for(lambda: desktop.lending.snapshot.phase is Phase.RUNNING, "an answer")
+        desktop.recolour(scheme)
+        theme = DARK if scheme is Qt.ColorScheme.Dark else LIGHT
+        window = desktop.window
+        wait_for(lambda: window.grab().toImage().pixelColor(3, 3) == QColor(theme.ground), "the ground")
+        save_picture(window, f"desktop_status_{scheme.name.lower()}")
+        head = window.switch.mapTo(window, window.switch.rect().center())
+        assert window.grab().toImage().pixelColor(head.x() - 20, head.y()) == QColor(theme.lending)
+
+
+def test_a_window_of_the_usual_size_needs_no_scrolling(window: MainWindow) -> None:
+    area = window.findChild(QScrollArea)
+    assert area is not None
+    wait_for(lambda: area.verticalScrollBar().maximum() == 0, "everything in sight")
+    window.resize(window.minimumSize())
+    wait_for(lambda: area.verticalScrollBar().maximum() > 0, "a scroll bar")
+    assert window.content.width() <= area.viewport().width()
 
 
 def test_an_agent_that_lives_but_no_longer_answers_is_told(
