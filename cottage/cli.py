@@ -9,6 +9,7 @@ _ROLES: dict[str, tuple[str, str, bool]] = {
     "demo": ("cottage.demo.main", "a whole network on this PC: trains a model, verifies the work, pays for it", False),
     "serve": ("coordinator.cli", "run a coordinator", True),
     "node": ("desktop.agent.cli", "lend this machine: run, status, earnings, selftest", False),
+    "desktop": ("desktop.gui.app", "the provider's window and tray", False),
     "quote": ("coordinator.client.cli", "what a job would cost", True),
     "submit": ("coordinator.client.cli", "submit a job", True),
     "jobs": ("coordinator.client.cli", "list jobs", True),
@@ -51,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _extra(module: str) -> str:
-    return "agent" if module.startswith("desktop") else "coordinator"
+    return {"desktop.gui.app": "desktop", "desktop.agent.cli": "agent"}.get(module, "coordinator")
 
 
 def _usage() -> str:

@@ -5,6 +5,7 @@ every commitment of the round, so no commitment can depend on it.
 """
 
 import hashlib
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
@@ -20,6 +21,7 @@ from coordinator.store.records import CommitRecord, NodeRecord, OutboxRecord, Ro
 from ledger import events as ledger_events
 from transport.wire.task import AuditReport, StepOpened
 
+_OUTCOMES: Mapping[str, str] = {"passed": "passed", "failed": "failed", "void": "came to nothing"}
 OPENING_LAG = 2  # Workers keep the records of two rounds: the next may begin, the one after must wait for openings.
 
 
@@ -63,7 +65,7 @@ class Verification:
             work.audits[audit.id] = audit
             work.change(audits=work.job.audits + 1)
             place = f"stage {commit.stage} of replica {commit.replica}"
-            work.note("audit", f"round {record.number}: step {step} of {place} was drawn for an audit")
+            work.note("audit", f"round {record.number + 1}: step {step} of {place} was drawn for an audit")
         return msgspec.structs.replace(record, seed=seed.hex())
 
     def opened(self, work: Work, lease: str, report: StepOpened) -> None:
@@ -130,8 +132,10 @@ class Verification:
     async def _follow(self, work: Work, audit: Audit) -> None:
         """Draw the consequences of an audit that has just ended."""
         self._context.metrics.count(f"audits_{audit.state}_total")
-        place = f"round {audit.round}, step {audit.step}, stage {audit.stage} of replica {audit.replica}"
-        work.note("audit", f"{place}: {audit.state}" + (f" ({audit.detail})" if audit.detail else ""))
+        place = (
+            f"the audit of round {audit.round + 1}, step {audit.step}, stage {audit.stage} of replica {audit.replica}"
+        )
+        work.note("audit", f"{place} {_OUTCOMES[audit.state]}" + (f": {audit.detail}" if audit.detail else ""))
         if audit.verdicts and audit.state != "void" and audit.blame != "misstated":
             verdict: Literal["match", "mismatch"] = "match" if audit.state == "passed" else "mismatch"
             event = ledger_events.Verified(
@@ -157,7 +161,7 @@ class Verification:
         for commit in await work.tx.find(CommitRecord, *where, ("lease", "=", audit.lease)):
             await _reject(work, commit)
         if audit.lease in work.leases:
-            work.end(audit.lease, "failed", f"audit of round {audit.round}: {audit.detail}")
+            work.end(audit.lease, "failed", f"audit of round {audit.round + 1}: {audit.detail}")
 
     async def _ban(self, work: Work, audit: Audit, slash: bool) -> None:
         """Unpaid work of the job is void, the stake may be slashed, the node leaves everything that it holds."""

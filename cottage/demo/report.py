@@ -8,7 +8,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from cottage.demo.screen import amount, place, wire_text
+from coordinator.client.text import amount
+from coordinator.client.text import money as money_text
+from cottage.demo.screen import place, wire_text
 from transport.wire import api
 
 LOSS_TOLERANCE = 2e-3  # int8 never touches validation; the rest is float32 summed in another order.
@@ -137,7 +139,7 @@ def show(outcome: Outcome, console: Console) -> None:
             else f" One process on the same samples: {_number(losses.single_process)}."
         ),
         f"Between nodes: {wire_text(job.bytes_sent, job.bytes_naive)}.",
-        f"Escrow {amount(money.escrow)} = paid {amount(money.paid)} + refunded {amount(money.refunded)}.",
+        f"Escrow {money_text(money.escrow)} = paid {money_text(money.paid)} + refunded {money_text(money.refunded)}.",
         *outcome.faults,
     ]
     for line in lines:

@@ -11,13 +11,14 @@ from types import TracebackType
 import msgspec
 
 from coordinator.client import Client
+from coordinator.client.text import money
 from cottage.demo.corpus import write_corpus
 from cottage.demo.faults import Fault, fault_for
 from cottage.demo.network import Network
 from cottage.demo.options import Options
 from cottage.demo.processes import Household, output_of
 from cottage.demo.report import Losses, Money, Outcome
-from cottage.demo.screen import Screen, amount
+from cottage.demo.screen import Screen
 from ledger.client import Ledger, job_bytes
 from ledger.money import Amount
 from transport.identity import NodeKey
@@ -120,7 +121,7 @@ class Run:
         (self.options.folder / "job.json").write_bytes(msgspec.json.encode(spec))
         self.screen.say(
             f"quote: {quote.parameters:,} parameters, {quote.operations:.2e} operations, {quote.rounds} rounds, "
-            f"{quote.stages} stages x {quote.replicas} replicas, price {amount(quote.price)}"
+            f"{quote.stages} stages x {quote.replicas} replicas, price {money(quote.price)}"
         )
         await ledger.faucet(self.wallet.address, Amount(spec.budget * 2))
         job = await client.create_job(api.NewJob(spec=spec, submitter=self.wallet.address))
@@ -128,7 +129,7 @@ class Run:
         await ledger.open_escrow(
             self.wallet.seed, job_bytes(job.id), funding.coordinator, Amount(funding.amount), funding.deadline
         )
-        self.screen.say(f"escrow of {amount(funding.amount)} is on the ledger; the job is {job.id}")
+        self.screen.say(f"escrow of {money(funding.amount)} is on the ledger; the job is {job.id}")
         self.started = time.monotonic()
         return await client.fund(job.id)
 

@@ -12,6 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from coordinator.client.text import amount
 from transport.wire import api
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -57,7 +58,7 @@ class LineScreen:
         self._last = now
         loss = "" if job.validation_loss is None else f", held-out loss {job.validation_loss:.3f}"
         self.say(
-            f"{job.state}: round {job.rounds_done} of {job.rounds_total}, {job.tokens_done:,} tokens{loss}, "
+            f"{job.state}: {job.rounds_done} of {job.rounds_total} rounds, {job.tokens_done:,} tokens{loss}, "
             f"{job.tokens_per_second:,.0f} tokens/s"
         )
 
@@ -69,7 +70,6 @@ class LiveScreen:
     """The rich display."""
 
     def __init__(self, console: Console) -> None:
-        self._steps: list[str] = []
         self._view: RenderableType = Text("")
         self._live = Live(console=console, refresh_per_second=4, get_renderable=self._render)
         self._live.start()
@@ -95,7 +95,7 @@ def _facts(job: api.JobView, losses: Sequence[float]) -> Table:
     done = min(job.tokens_done, job.tokens_total)
     grid.add_row("progress", ProgressBar(total=max(job.tokens_total, 1), completed=done, width=40))
     eta = "" if job.eta_seconds is None else f", about {max(0.0, job.eta_seconds):.0f} s to go"
-    grid.add_row("", f"{done:,} of {job.tokens_total:,} tokens, round {job.rounds_done} of {job.rounds_total}{eta}")
+    grid.add_row("", f"{done:,} of {job.tokens_total:,} tokens, {job.rounds_done} of {job.rounds_total} rounds{eta}")
     grid.add_row("speed", f"{job.tokens_per_second:,.0f} tokens/s")
     grid.add_row("loss", f"{sparkline(losses)}  {_loss(job)}")
     grid.add_row("on the wire", wire_text(job.bytes_sent, job.bytes_naive))
@@ -151,10 +151,3 @@ def wire_text(sent: int, naive: int) -> str:
 
 def megabytes(count: int) -> str:
     return f"{count / 1e6:,.1f} MB"
-
-
-def amount(micro: int) -> str:
-    """Millionths as a decimal, exactly."""
-    sign = "-" if micro < 0 else ""
-    whole, part = divmod(abs(micro), 1_000_000)
-    return f"{sign}{whole:,}.{part:06d}"

@@ -8,7 +8,7 @@ from cottage.cli import main
 from cottage.demo.corpus import write_corpus
 from cottage.demo.options import parse
 from cottage.demo.run import DemoError, _make_room
-from cottage.demo.screen import amount, sparkline, wire_text
+from cottage.demo.screen import sparkline, wire_text
 
 
 def test_without_a_word_the_command_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
@@ -71,12 +71,6 @@ def test_what_an_earlier_demo_left_is_removed(tmp_path: Path) -> None:
     (tmp_path / "corpus.txt").write_text("old")
     _make_room(tmp_path)
     assert not list(tmp_path.iterdir())
-
-
-def test_amounts_are_exact_decimals() -> None:
-    assert amount(1) == "0.000001"
-    assert amount(12_500_000) == "12.500000"
-    assert amount(-1_000_001) == "-1.000001"
 
 
 def test_the_sparkline_falls_with_the_loss() -> None:
