@@ -8,12 +8,13 @@ import sys
 from pathlib import Path
 
 from PySide6.QtCore import QPoint, QRect, QSettings, QSize, Qt
-from PySide6.QtGui import QGuiApplication, QImage
+from PySide6.QtGui import QColor, QGuiApplication, QImage
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QWidget
 
 from desktop.gui.app import Desktop, application
 from desktop.gui.model import Phase
+from desktop.gui.theme import DARK, LIGHT
 from tests.desktop.gui.support import http, listener, status, task, wait_for
 
 
@@ -45,9 +46,9 @@ def main(home: Path, shots: Path) -> None:
         wait_for(lambda: tray.is_there() and not tray.icon.geometry().isEmpty(), "the tray")
         wait_for(lambda: green(screen(tray.icon.geometry())) > 20, "the icon")
         place = tray.icon.geometry().center()
-        for name, scheme in (("light", Qt.ColorScheme.Light), ("dark", Qt.ColorScheme.Dark)):
+        for name, scheme, theme in (("light", Qt.ColorScheme.Light, LIGHT), ("dark", Qt.ColorScheme.Dark, DARK)):
             desktop.recolour(scheme)
-            ground = window.palette().window().color()
+            ground = QColor(theme.ground)
             wait_for(lambda ground=ground: screen(corner(window)).pixelColor(0, 0) == ground, f"{name} window")
             screen().save(str(shots / f"desktop_tray_{name}.png"))
         window.close()

@@ -60,11 +60,17 @@ def listener(path: Path, behave: Behaviour) -> Iterator[None]:
     os.close(folder)
     server.listen(16)
 
+    callers: list[socket.socket] = []
+    closing = threading.Event()
+
     def serve() -> None:
         with contextlib.suppress(OSError):
             while True:
                 caller, _ = server.accept()
+                callers[:] = [caller]
                 with contextlib.suppress(OSError), caller:
+                    if closing.is_set():
+                        return
                     behave(caller)
 
     thread = threading.Thread(target=serve)
@@ -72,9 +78,16 @@ def listener(path: Path, behave: Behaviour) -> Iterator[None]:
     try:
         yield
     finally:
+        closing.set()
         server.shutdown(socket.SHUT_RDWR)
         server.close()
+        for caller in callers:
+            with contextlib.suppress(OSError):
+                caller.shutdown(
+                    socket.SHUT_RDWR
+                )  # It may wait for a question from a window that waits for this thread.
         thread.join(10)
+        assert not thread.is_alive()
 
 
 def http(body: bytes, first: str = "HTTP/1.1 200 OK", length: int | None = None) -> Behaviour:
