@@ -79,7 +79,7 @@ class Lending(QObject):
         self._show(Phase.STOPPING, self.snapshot.status)
 
     def _tick(self) -> None:
-        self._process.trim_log()
+        self._process.tend()
         self._client.ask()
 
     def _answer(self, body: bytes, pid: int) -> None:

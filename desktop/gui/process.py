@@ -27,6 +27,8 @@ class AgentProcess(QObject):
         self._log = log
         self._pid = 0
         self._is_ours = False
+        self._children: set[int] = set()
+        self._log_start = 0
         self._handle: int | None = None
         self._notifier: QSocketNotifier | None = None
 
@@ -46,7 +48,9 @@ class AgentProcess(QObject):
         Raises:
             StartError: it cannot be started, or the log not be written.
         """
-        opened = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND  # Appending survives ``trim_log``.
+        opened = (
+            os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        )  # Appending survives a trim, and shares with an agent that runs.
         streams = (
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
             (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
@@ -54,6 +58,7 @@ class AgentProcess(QObject):
         )
         try:
             self._log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._log_start = self._log.stat().st_size if self._log.exists() else 0
             pid = os.posix_spawn(command[0], list(command), os.environ, file_actions=streams, setsid=True)
         except OSError as error:
             raise StartError(
@@ -61,6 +66,7 @@ class AgentProcess(QObject):
                     plain(command[0]), self._log, error.strerror
                 )
             ) from error
+        self._children.add(pid)
         self._is_ours = True
         self._hold(pid)
 
@@ -114,7 +120,9 @@ class AgentProcess(QObject):
             return ""
         try:
             with self._log.open("rb") as file:
-                file.seek(max(0, self._log.stat().st_size - TAIL_BYTES))
+                size = self._log.stat().st_size
+                start = self._log_start if self._log_start <= size else 0
+                file.seek(max(start, size - TAIL_BYTES))
                 lines = file.read(TAIL_BYTES).decode(errors="replace").splitlines()
         except OSError:
             lines = []
@@ -123,8 +131,9 @@ class AgentProcess(QObject):
                 return plain(line.removeprefix(PROGRAM_NAME))
         return self.tr("It ended without a word; its log is {0}.").format(self._log)
 
-    def trim_log(self) -> None:
-        """Begin the log anew where it has grown past its limit."""
+    def tend(self) -> None:
+        """Now and then: leave no zombie, and begin the log anew where it has grown past its limit."""
+        self._reap()
         try:
             if self._log.stat().st_size > MAX_LOG_BYTES:
                 os.truncate(self._log, 0)
@@ -132,7 +141,12 @@ class AgentProcess(QObject):
             return  # No log, or not ours: nothing grows.
 
     def _gone(self) -> None:
-        if self._is_ours:
-            os.waitpid(self._pid, os.WNOHANG)  # So that no zombie stays while the window is open.
+        self._reap()
         self.let_go()
         self.ended.emit()
+
+    def _reap(self) -> None:
+        for pid in tuple(self._children):
+            ended, _ = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                self._children.discard(pid)

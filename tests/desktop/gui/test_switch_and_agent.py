@@ -150,7 +150,7 @@ def test_a_second_agent_for_the_same_folder_ends_and_the_first_is_shown(
     wait_for(lambda: agent_of(home), "the lock")
     other = open_desktop()
     other.lending.toggle()
-    wait_for(lambda: "already runs with" in other.lending.snapshot.detail or other.lending.snapshot.status, "an end")
+    wait_for(lambda: "already runs with" in (home / "agent.log").read_text(), "the end of the second")
     for window in (desktop, other):
         wait_for(lambda window=window: window.lending.snapshot.phase is Phase.RUNNING, "both see the first")
 
