@@ -22,7 +22,7 @@ from transport.wire.ids import Digest, NodeAddress
 from transport.wire.task import AuditReport, OpenStep, Plan, ReplayStep, StepOpened, TaskCommand
 
 AuditState = Literal["drawn", "opening", "replaying", "passed", "failed", "void"]
-Blame = Literal["", "gone", "refused", "misstated", "wrong"]
+Blame = Literal["", "gone", "refused", "misstated", "unconfirmed", "wrong"]
 
 EVASIONS = frozenset(
     {"refused", "misstated"}
@@ -218,7 +218,10 @@ def overdue(audit: Audit) -> Audit:
     if audit.state == "opening":
         return _fail(audit, "refused", "the step was not opened in time")
     if audit.state == "replaying" and against(audit):
-        return _convict(audit)
+        convicted = _convict(audit)
+        lone = len(against(audit)) == 1 and convicted.blame == "wrong"
+        # One accuser with nobody to confirm it may be the liar himself: the work goes unpaid, nothing more.
+        return msgspec.structs.replace(convicted, blame="unconfirmed") if lone else convicted
     if audit.over:
         return audit
     return msgspec.structs.replace(
@@ -232,7 +235,8 @@ def consequence(audit: Audit, blamed_before: Collection[Blame]) -> Literal["none
     """What a concluded audit costs the prover.
 
     ``forfeit``: its share of the round. ``expel``: everything of the job that is not paid yet, and its place. ``ban``: its stake
-    too. A misstated class never costs stake: that a leaf names one is no proof that the work is wrong.
+    too. A misstated class never costs stake: that a leaf names one is no proof that the work is wrong. A finding that no
+    second auditor confirmed costs the share and no more.
 
     Args:
         blamed_before: why other audits of the same node in this job failed.

@@ -116,10 +116,11 @@ def test_a_second_auditor_who_finds_nothing_clears_the_prover() -> None:
     assert audit.state == "passed"
 
 
-def test_one_accusation_bans_where_no_second_auditor_exists() -> None:
+def test_one_accusation_costs_the_share_and_no_more_where_no_second_auditor_exists() -> None:
     audit = trust.judged(trust.assigned(opened(), SECOND, 30.0), SECOND.node, report("malformed"), 40.0)
     audit = trust.overdue(audit)
-    assert (audit.state, audit.blame) == ("failed", "wrong")
+    assert (audit.state, audit.blame) == ("failed", "unconfirmed")
+    assert trust.consequence(audit, ["unconfirmed"] * 5) == "forfeit"
 
 
 def test_a_class_that_two_auditors_find_misstated_costs_the_share_and_the_second_time_the_place_but_no_stake() -> None:
