@@ -39,11 +39,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     module, _, keep = role
     try:
         run: Callable[[Sequence[str]], int] = importlib.import_module(module).main
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.split(".")[0] in ("cottage", "coordinator", "desktop", "ledger"):
+    except ImportError as error:  # A package, or a system library that one of them loads, is missing.
+        if (error.name or "").split(".")[0] in ("cottage", "coordinator", "desktop", "ledger", "transport"):
             raise
         print(
-            f"cottage {words[0]} needs the package {error.name!r}, which is not installed here. "
+            f"cottage {words[0]} cannot start here: {error}. "
             f"Install this role: pip install 'cottage[{_extra(module)}]'",
             file=sys.stderr,
         )

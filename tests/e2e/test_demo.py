@@ -104,7 +104,7 @@ def test_a_killed_coordinator_comes_back_and_finishes(tmp_path: Path) -> None:
     assert "started again" in document["faults"][0]
 
 
-@pytest.mark.parametrize("lie", ["gradient", "commitment"])
+@pytest.mark.parametrize("lie", ["gradient", "commitment", "substitute"])
 def test_a_node_that_lies_is_caught_and_loses_stake(tmp_path: Path, lie: str) -> None:
     document = demo(tmp_path, *SHORT, "--lie", lie, "--audits", "4")
     assert_money_adds_up(document)
