@@ -53,9 +53,11 @@ class Committed(_Event, frozen=True):
 
 
 class Verified(_Event, frozen=True):
-    """An audit of a node's round came to a verdict."""
+    """An audit of one step of a node's round came to a verdict. Two of one round differ in the step: equal memos would be one."""
 
+    epoch: Count
     round: Count
+    step: Count
     node: Address
     auditor: Address
     verdict: Literal["match", "mismatch"]

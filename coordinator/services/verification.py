@@ -139,7 +139,13 @@ class Verification:
         if audit.verdicts and audit.state != "void" and audit.blame != "misstated":
             verdict: Literal["match", "mismatch"] = "match" if audit.state == "passed" else "mismatch"
             event = ledger_events.Verified(
-                job=work.job.id, round=audit.round, node=audit.node, auditor=audit.verdicts[-1].auditor, verdict=verdict
+                job=work.job.id,
+                epoch=audit.epoch,
+                round=audit.round,
+                step=audit.step,
+                node=audit.node,
+                auditor=audit.verdicts[-1].auditor,
+                verdict=verdict,
             )
             work.memo(f"verified:{audit.id}", event)
         earlier = await work.tx.find(

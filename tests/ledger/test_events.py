@@ -15,7 +15,7 @@ LARGEST: list[Event] = [
     events.Funded(job=JOB, amount=MOST),
     events.Assigned(job=JOB, attempt=LAST, nodes=(NODE,) * MAX_NODES),
     events.Committed(job=JOB, round=LAST, node=NODE, root=DIGEST),
-    events.Verified(job=JOB, round=LAST, node=NODE, auditor=NODE, verdict="mismatch"),
+    events.Verified(job=JOB, epoch=LAST, round=LAST, step=LAST, node=NODE, auditor=NODE, verdict="mismatch"),
     events.Settled(job=JOB, paid=MOST, refunded=MOST),
     events.Slashed(job=JOB, node=NODE, amount=MOST, reason=DIGEST),
 ]

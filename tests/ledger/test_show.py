@@ -39,7 +39,9 @@ async def _one_job(url: str) -> None:
         await ledger.open_escrow(RIVAL, job, address_of(RIVAL), Amount(1), FAR)
         for event in (
             events.Funded(job=JOB_ID, amount=parse("12.5")),
-            events.Verified(job=JOB_ID, round=3, node=address_of(NODE), auditor=address_of(RIVAL), verdict="match"),
+            events.Verified(
+                job=JOB_ID, epoch=1, round=3, step=4, node=address_of(NODE), auditor=address_of(RIVAL), verdict="match"
+            ),
         ):
             await ledger.confirm(await ledger.prepare_memo(COORDINATOR, events.encode(event), submitter, job))
         for one in await ledger.prepare_settlement(COORDINATOR, submitter, job, {address_of(NODE): parse("2.25")}):
