@@ -3,6 +3,11 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 TORCH  := $(shell grep '^torch==' constraints.txt)
+# What `make check` runs: the pure parts, in seconds. `make test` runs everything.
+FAST   := tests/wire tests/cottage $(addprefix tests/coordinator/test_,lifecycle.py rounds.py placement.py pricing.py \
+          trust.py leases.py naming.py store.py) $(addprefix tests/ledger/test_,money.py book.py events.py) \
+          $(addprefix tests/trainer/test_,schedules.py boxes.py model_configs.py) \
+          $(addprefix tests/transport/test_,merkle_tree.py node_keys.py virtual_clock.py message_frames.py ice_rules.py)
 STAMP  := $(VENV)/.installed
 
 .PHONY: demo test check lint bench setup clean
@@ -15,7 +20,7 @@ test: setup
 	$(BIN)/python -m pytest -m e2e $(ARGS)
 
 check: lint
-	$(BIN)/python -m pytest -q -n 2 -m "not e2e and not slow and not docker and not browser"
+	$(BIN)/python -m pytest -q -n 2 -m "not e2e and not slow and not docker and not browser" $(FAST)
 
 lint: setup
 	$(BIN)/ruff format --check .

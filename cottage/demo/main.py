@@ -17,12 +17,15 @@ from cottage.demo.screen import LineScreen, LiveScreen, Screen
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
+PIPE_WIDTH = 150  # Columns of a log or a pipe, which have no width of their own: the tables fit.
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the demo; 0 if the job settled and every check held."""
     options = parse(argv)
     console = Console(stderr=options.json)
+    if not console.is_terminal:
+        console = Console(stderr=options.json, width=PIPE_WIDTH)
     screen: Screen = LiveScreen(console) if console.is_terminal and not options.json else LineScreen()
     try:
         return asyncio.run(_run(options, screen, console))
