@@ -1,4 +1,4 @@
-"""Claim: signed, acknowledged, resumable messages cost little over a bare aiortc data channel.
+"""Signed, acknowledged, resumable messages cost little over a bare aiortc data channel.
 
 The peer is stock aiortc: two connections in one process on loopback, 64 KB messages, waiting on its buffer. Ours is two
 ``PeerNet``s in one process, 1 MB messages on the bulk lane. Same bytes, same run; both ends' CPU is counted.
@@ -10,8 +10,8 @@ import statistics
 import time
 from collections.abc import Awaitable, Callable
 
+from _common import publish
 from aiortc import RTCDataChannel, RTCPeerConnection
-from common import publish
 
 from transport.identity import NodeKey
 from transport.lane import Lane

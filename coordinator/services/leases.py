@@ -44,10 +44,6 @@ class Leases:
         """Live leases of a node."""
         return tuple(lease for lease in self._live.values() if lease.node == node)
 
-    def of_job(self, job: str) -> tuple[Lease, ...]:
-        """Live leases of a job."""
-        return tuple(lease for lease in self._live.values() if lease.job == job)
-
     def busy(self) -> frozenset[str]:
         """Nodes that hold anything."""
         return frozenset(lease.node for lease in self._live.values())

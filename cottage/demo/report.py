@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from coordinator.client.text import amount
+from coordinator.client.text import amount, short
 from coordinator.client.text import money as money_text
 from cottage.demo.screen import place, wire_text
 from transport.wire import api
@@ -159,7 +159,7 @@ def _node_table(outcome: Outcome) -> Table:
         audits = f"{node.audits_passed} ok" + (f", {node.audits_failed} failed" if node.audits_failed else "")
         table.add_row(
             node.name,
-            f"{node.node[:8]}…",
+            short(node.node),
             place(node) if node.state not in ("lost", "rejected") else f"{place(node)} ({node.state})",
             str(node.rounds),
             f"{node.tokens:,}",

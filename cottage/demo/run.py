@@ -11,7 +11,7 @@ from types import TracebackType
 import msgspec
 
 from coordinator.client import Client
-from coordinator.client.text import money
+from coordinator.client.text import money, size
 from cottage.demo.corpus import write_corpus
 from cottage.demo.faults import Fault, fault_for
 from cottage.demo.network import Network
@@ -106,8 +106,8 @@ class Run:
 
     async def _submit(self, client: Client, ledger: Ledger) -> api.JobView:
         corpus = self.options.folder / "corpus.txt"
-        size = await asyncio.to_thread(write_corpus, corpus)
-        self.screen.say(f"uploading {size / 1e6:.1f} MB of text: the source of this Python's own library")
+        written = await asyncio.to_thread(write_corpus, corpus)
+        self.screen.say(f"uploading {size(written)} of text: the source of this Python's own library")
         upload = await client.upload(corpus)
         if upload.artifact is None:
             raise DemoError("the coordinator took the upload but did not name it")
@@ -115,9 +115,8 @@ class Run:
         quote = await client.quote(spec)
         if quote.problems:
             raise DemoError(f"the coordinator would refuse the job: {'; '.join(quote.problems)}")
-        spec = msgspec.structs.replace(
-            spec, budget=quote.price_high * 11 // 10
-        )  # More than it takes: the rest comes back.
+        budget = quote.price_high * 11 // 10  # More than it takes: the rest comes back.
+        spec = msgspec.structs.replace(spec, budget=budget)
         (self.options.folder / "job.json").write_bytes(msgspec.json.encode(spec))
         self.screen.say(
             f"quote: {quote.parameters:,} parameters, {quote.operations:.2e} operations, {quote.rounds} rounds, "
@@ -157,7 +156,7 @@ class Run:
                     seen = event.id
             except OSError:  # The coordinator is down on purpose, or its death shows in the check below.
                 await asyncio.sleep(POLL_SECONDS)
-                self._check_roles()
+                self.household.check()
                 continue
             self.screen.show(job, nodes, _curve(points))
             if job.state in _ENDED:
@@ -172,11 +171,8 @@ class Run:
                 )
             if self.fault is not None:
                 await self.fault.consider(job, nodes)
-            self._check_roles()
+            self.household.check()
             await asyncio.sleep(POLL_SECONDS)
-
-    def _check_roles(self) -> None:
-        self.household.check()
 
     async def _conclude(self, client: Client, ledger: Ledger, job: api.JobView) -> Outcome:
         seconds = time.monotonic() - self.started

@@ -12,7 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from coordinator.client.text import amount
+from coordinator.client.text import amount, size
 from transport.wire import api
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -122,7 +122,7 @@ def _nodes(nodes: Sequence[api.JobNode]) -> Table:
             _STATE_MARKS[node.state],
             f"{node.steps:,}",
             f"{node.tokens:,}",
-            megabytes(node.bytes_sent),
+            size(node.bytes_sent),
             amount(node.verified),
         )
     return table
@@ -145,9 +145,5 @@ def sparkline(values: Sequence[float]) -> str:
 
 def wire_text(sent: int, naive: int) -> str:
     """Bytes between nodes beside those of plain float32 exchange."""
-    share = "" if naive == 0 else f", {100 * sent / naive:.1f} % of the naive {megabytes(naive)}"
-    return f"{megabytes(sent)}{share}"
-
-
-def megabytes(count: int) -> str:
-    return f"{count / 1e6:,.1f} MB"
+    share = "" if naive == 0 else f", {100 * sent / naive:.1f} % of the naive {size(naive)}"
+    return f"{size(sent)}{share}"
