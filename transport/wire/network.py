@@ -35,8 +35,8 @@ class RelayReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     ``urls``: where nodes reach it, ``turn:HOST:PORT?transport=udp|tcp`` and ``turns:HOST:PORT?transport=tcp``; the same host
     and UDP port answer STUN. ``secret``: from which TURN credentials are made (``transport.ice.turn_credentials``); it travels
-    over TLS or loopback only. ``started``: unix seconds; counters count from there. ``sent``: unix seconds, within a minute of the
-    coordinator's clock and greater than in any earlier report, so that a report cannot be replayed.
+    over TLS or loopback only. ``started``: unix seconds; counters count from there. ``sent``: unix seconds, within a minute
+    of the coordinator's clock and greater than in any earlier report, so that a report cannot be replayed.
     """
 
     relay: NodeAddress
