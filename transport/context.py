@@ -17,15 +17,27 @@ OnMessage = Callable[[str, Lane, bytes, memoryview], Awaitable[None]]
 """Takes peer, lane, header and payload of a message."""
 
 
+@dataclass
+class LinkOptions:
+    """What links take over as soon as it changes.
+
+    Attributes:
+        polite: yield to the other traffic of the household.
+    """
+
+    polite: bool = False
+
+
 @dataclass(frozen=True)
 class PeerContext:
-    """Key, ways out, clock and limits of a node; ``PeerNet`` explains them."""
+    """Key, ways out (STUN and TURN servers for a peer), clock and limits of a node; ``PeerNet`` explains them."""
 
     key: NodeKey
     send_signal: SendSignal
     on_message: OnMessage
-    ice_servers: Callable[[], Sequence[IceServer]]
+    ice_servers: Callable[[str], Sequence[IceServer]]
     clock: Clock
     limits: PeerLimits
     budget: MemoryBudget
     loopback: bool
+    options: LinkOptions

@@ -100,7 +100,7 @@ class Negotiation:
         if offer is None:
             self._requested = False
             self._signalled.clear()
-        connection = RtcConnection(context.ice_servers(), loopback=context.loopback, low=context.limits.buffered_low)
+        connection = RtcConnection(context.ice_servers(self._peer), loopback=context.loopback, low=context.limits.buffered_low)
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(connection.close, context.limits.close_s)
             work = self._make_offer(connection) if offer is None else self._answer_to(connection, offer)

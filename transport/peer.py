@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 from transport.budget import MemoryBudget
 from transport.clock import Clock, SystemClock
-from transport.context import OnMessage, PeerContext, SendSignal
+from transport.context import LinkOptions, OnMessage, PeerContext, SendSignal
 from transport.errors import PeerNotAllowedError, PeerUnreachableError, SignalError
 from transport.ice import IceServer
 from transport.identity import NodeKey, parse_address
@@ -27,6 +27,7 @@ from transport.stats import LinkStats
 LOG = logging.getLogger(__name__)
 
 MAX_STRANGERS = 64  # Plans reach the nodes of a job within moments: a peer that was quicker is kept, one envelope each.
+MAX_PEER_ORDERS = 128  # Relay orders of single peers: twice the peers that a node may have, for plans that change.
 
 
 class PeerNet:
@@ -42,6 +43,7 @@ class PeerNet:
         clock: Clock | None = None,
         loopback: bool = False,
         limits: PeerLimits | None = None,
+        polite: bool = False,
     ) -> None:
         """Prepare; nothing is sent before ``send`` or a peer's signal.
 
@@ -55,18 +57,21 @@ class PeerNet:
             clock: time; the machine's own by default.
             loopback: all peers are on this machine: connect through 127.0.0.1 and nothing else.
             limits: bounds; all nodes of a network share them.
+            polite: yield to the household's own use of the line; ``set_polite`` changes it.
         """
         self._ice_servers = tuple(ice_servers)
+        self._peer_ice_servers: OrderedDict[str, tuple[IceServer, ...]] = OrderedDict()
         limits = limits or PeerLimits()
         self._context = PeerContext(
             key=key,
             send_signal=send_signal,
             on_message=on_message,
-            ice_servers=lambda: self._ice_servers,
+            ice_servers=self._servers_for,
             clock=clock or SystemClock(),
             limits=limits,
             budget=MemoryBudget(limits.memory_total, limits.memory_per_peer),
             loopback=loopback,
+            options=LinkOptions(polite),
         )
         self._reader = EnvelopeReader(key.address, loopback=loopback)
         self._sessions: dict[str, PeerSession] = {}
@@ -83,6 +88,28 @@ class PeerNet:
     def set_ice_servers(self, servers: Sequence[IceServer]) -> None:
         """Use these servers for links made from now on: credentials of relays expire."""
         self._ice_servers = tuple(servers)
+
+    def set_peer_ice_servers(self, address: str, servers: Sequence[IceServer]) -> None:
+        """Use these servers, best first, for links to one peer made from now on; none means those of all peers again.
+
+        The order may come before the plan that names the peer; it is forgotten with the peer.
+
+        Raises:
+            BadAddressError: ``address`` is not one.
+        """
+        parse_address(address)
+        self._peer_ice_servers.pop(address, None)
+        if servers:
+            self._peer_ice_servers[address] = tuple(servers)
+        if len(self._peer_ice_servers) > MAX_PEER_ORDERS:
+            self._peer_ice_servers.popitem(last=False)
+
+    def _servers_for(self, address: str) -> Sequence[IceServer]:
+        return self._peer_ice_servers.get(address, self._ice_servers)
+
+    def set_polite(self, polite: bool) -> None:
+        """Yield to the household's own use of the line, or stop doing so, at once on all links."""
+        self._context.options.polite = polite
 
     async def allow(self, peers: set[str]) -> None:
         """Let exactly these nodes connect; links to all others are closed and what waits for them fails.
@@ -183,6 +210,7 @@ class PeerNet:
             error = PeerUnreachableError if self._closed else PeerNotAllowedError
             self._sessions.pop(peer).close(error(f"{peer} {why}"))
             self._reader.forget(peer)
+            self._peer_ice_servers.pop(peer, None)
         for task in tasks:
             task.cancel()
         for result in await asyncio.gather(*tasks, return_exceptions=True):
