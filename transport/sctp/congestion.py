@@ -1,0 +1,292 @@
+"""How fast an association sends: a short queue of known length, whatever the line loses, and a fair share of it.
+
+The controller regulates the queue that it sees, not an estimate of the line's rate. Once a round trip it takes the smallest round
+trip of that time, `standing`, compares it with the path's own round trip, `base`, and steps the window towards
+
+    window * (base + target) / standing,    target = base * 0.6 * packets ** (-1/3)
+
+where `packets` is the window without its queue. The fixed point is a queue of `target` seconds: a line that is always busy, and
+8 % more round trip at 100 Mbit/s and 50 ms. This is FAST TCP's law (Wei, Jin, Low, Hegde: "FAST TCP", IEEE/ACM Trans. Networking
+2006) with a target that falls with the rate, as in Swift (Kumar et al., SIGCOMM 2020, section 3.5): all flows of a queue see one
+delay, and only equal windows find it equally right. Neither losses nor clumped acknowledgements enter the law, so neither can
+mislead it.
+
+- *startup* doubles the window every round trip until a queue shows or the rate stops growing.
+- *drain* halts until the window is below what the path holds without queues. It comes after the start-up, every five seconds, and
+  when the queue is twice the target and stays. It shows the path's own round trip to everybody on the line, therefore flows
+  that share a line fall into step (BBR's ProbeRTT, draft-ietf-ccwg-bbr, section 5.3.4), and it tells whose queue it is.
+- *competing*: a queue that a drain does not empty is held by somebody who fills it. Then the window is CUBIC's
+  (`transport.sctp.competing`) until a drain succeeds, as in Copa (Arun, Balakrishnan, NSDI 2018, section 2.2).
+- *yielding* (polite only): a flow that shall not compete halves its window every round trip while the queue is not its own
+  (RFC 6817; draft-irtf-iccrg-ledbat-plus-plus), and takes the line again by doubling.
+"""
+
+from transport.sctp.competing import CompetingWindow
+from transport.sctp.control import AckSample
+from transport.sctp.filters import BaseRtt, Epoch
+from transport.sctp.phases import Drain, Startup
+
+MAX_RATE = 1.25e9  # 10 Gbit/s: no home line is faster, and a peer that acknowledges nonsense gets no more.
+MAX_WINDOW = 64 << 20  # 1 Gbit/s over 500 ms.
+INITIAL_PACKETS = 32  # RFC 6928 has 10 sent at once; these are paced.
+FIRST_RTT_S = 0.050  # Pace of the initial window where the round trip is unknown.
+LEAST_PACKETS = 4  # Three later packets show a loss (RFC 9002, section 6.1.1).
+LEAST_POLITE_PACKETS = 2  # draft-irtf-iccrg-ledbat-plus-plus, section 4.4
+
+TARGET_SHARE = 0.6
+TARGET_POWER = -1 / 3
+POLITE_TARGET_S = 0.025  # RFC 6817 allows 100 ms; a call in the same home should not hear it.
+POLITE_TARGET_SHARE = 0.5  # Of the target of others, so that a polite flow gives way to them as well.
+STEP = 0.5  # Gain of the law: the delay seen is a round trip old.
+LEAST_STEP, GREATEST_STEP = 0.8, 1.5  # One epoch may be a stall of the acknowledgements.
+STEADY_PACE = 1.10  # The window decides; the pace only spreads.
+STARTUP_PACE = 2.0
+
+FOREIGN_SHARE = 2.0  # The queue is suspect at this many targets
+SUSPECT_EPOCHS = 3  # for as many epochs.
+REMAINING_SHARE = 0.10  # A drain that leaves more than this share of the base found somebody else's queue.
+DRAIN_SHARE = 0.75
+DRAIN_EVERY_S = 5.0
+COMPETING_TEST_S = 4.0
+LONGER_SHARE = (
+    0.03  # A drain that changed the round trip by less than this share met no queue of ours: the path is longer.
+)
+LEAST_RTT_S = 0.0005  # Loopback and home networks: timers are no finer.
+USED_SHARE = 0.7  # A window that is not used does not grow.
+IDLE_EPOCHS = 3  # After as many epochs without a queue the steps double: the line became faster.
+YIELD = 0.5
+
+
+class RateController:
+    """The data path's congestion controller (see the module).
+
+    Args:
+        packet_bytes: a full packet on the wire; may be set anew when the path carries larger ones.
+        rtt_hint: round trip in seconds as measured before, by ICE for instance; paces the first window.
+        polite: whether to yield to everybody else; may be changed while running.
+
+    Attributes:
+        packet_bytes: see above.
+        polite: see above.
+        state: "startup", "steady", "drain", "competing" or "yielding", for logs.
+    """
+
+    def __init__(self, packet_bytes: int, rtt_hint: float | None = None, polite: bool = False) -> None:
+        self.packet_bytes = packet_bytes
+        self.polite = polite
+        self._hint = rtt_hint or FIRST_RTT_S
+        self._reset()
+
+    def _reset(self) -> None:
+        self.state = "startup"
+        self._base = BaseRtt()
+        self._window = float(INITIAL_PACKETS * self.packet_bytes)
+        self._srtt: float | None = None
+        self._bandwidth = 0.0
+        self._epoch = Epoch(0.0)
+        self._standing = self._hint
+        self._startup = Startup()
+        self._drain: Drain | None = None
+        self._competing: CompetingWindow | None = None
+        self._tested_at = 0.0
+        self._suspect_epochs = 0
+        self._suspect_window = 0.0
+        self._idle_epochs = 0
+
+    @property
+    def pacing_rate(self) -> float:
+        """Bytes a second at which packets may leave."""
+        gain = STARTUP_PACE if self.state == "startup" and self._srtt else STEADY_PACE
+        return min(MAX_RATE, gain * self.window / max(self._srtt or self._hint, LEAST_RTT_S))
+
+    @property
+    def window(self) -> int:
+        """Bytes that may be on their way."""
+        window = self._drain.window if self._drain else self._window
+        return int(min(MAX_WINDOW, max(window, self._least)))
+
+    @property
+    def min_rtt(self) -> float | None:
+        """The path's round trip without queues, in seconds, as far as it is known."""
+        return self._base.value
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes a second delivered of late, or more where the sender had too little to send."""
+        return self._bandwidth
+
+    @property
+    def _least(self) -> float:
+        return (LEAST_POLITE_PACKETS if self.polite else LEAST_PACKETS) * float(self.packet_bytes)
+
+    def on_ack(self, sample: AckSample) -> None:
+        """Learn from an acknowledgement."""
+        epoch = self._epoch
+        epoch.add(sample)
+        rtt = sample.rtt
+        if rtt is not None:
+            self._base.update(sample.now, rtt)
+            self._srtt = rtt if self._srtt is None else self._srtt + (rtt - self._srtt) / 8
+        if self._drain is not None:
+            self._on_ack_draining(sample, self._drain)
+        elif self.state == "startup":
+            self._on_ack_starting(sample)
+        elif self._competing is not None:
+            self._on_ack_competing(sample, self._competing)
+        if epoch.complete(sample):
+            self._end_epoch(sample.now, epoch)
+
+    def on_timeout(self, now: float) -> None:
+        """Nothing was acknowledged for a retransmission timeout: begin anew with the least window, the base stays known."""
+        self._window = LEAST_PACKETS * float(self.packet_bytes)
+        self._drain = self._competing = None
+        self._base.held = False
+        self._startup = Startup()
+        self._epoch = Epoch(now)
+        self.state = "startup"
+
+    def on_restart(self, now: float) -> None:
+        """The first packet after an idle time is about to leave: what was counted before it is no epoch."""
+        self._epoch = Epoch(now)
+        self._base.emptied_at = max(self._base.emptied_at, now - DRAIN_EVERY_S / 2)
+
+    def on_path_change(self, now: float) -> None:
+        """The packets take another way from now on: everything is learnt anew."""
+        self._reset()
+        self._epoch = Epoch(now)
+
+    # Epochs
+
+    def _end_epoch(self, now: float, epoch: Epoch) -> None:
+        rate = epoch.rate(now)
+        if not epoch.limited or rate > self._bandwidth:
+            self._bandwidth = rate
+        self._epoch = Epoch(now)
+        if self._drain is not None:
+            return
+        self._standing = epoch.standing
+        match self.state:
+            case "startup":
+                self._judge_startup(now, epoch, rate)
+            case "competing":
+                self._test_when_due(now)
+            case _:
+                self._regulate(now, epoch)
+
+    def _judge_startup(self, now: float, epoch: Epoch, rate: float) -> None:
+        if self._startup.finished(epoch, rate):
+            self._begin_drain(now, epoch.standing)
+
+    def _target(self, base: float) -> float:
+        """Queueing delay to hold, in seconds."""
+        packets = max(1.0, self._window * base / self._standing / self.packet_bytes)
+        target = TARGET_SHARE * float(packets**TARGET_POWER) * base
+        return min(POLITE_TARGET_S, POLITE_TARGET_SHARE * target) if self.polite else target
+
+    def _regulate(self, now: float, epoch: Epoch) -> None:
+        base = self._base.value or epoch.standing
+        target = self._target(base)
+        delay = epoch.standing - base
+        self._watch(now, delay, target)
+        if self._drain is not None:
+            return
+        step = 1 - STEP + STEP * (base + target) / (base + delay)
+        if step > 1.0:
+            if epoch.limited or epoch.peak < USED_SHARE * self._window:
+                return
+            self._idle_epochs = self._idle_epochs + 1 if delay < target / 2 else 0
+            if self._idle_epochs > IDLE_EPOCHS:
+                step = min(GREATEST_STEP, step ** (2 ** (self._idle_epochs - IDLE_EPOCHS)))
+        else:
+            self._idle_epochs = 0
+        self._window = min(float(MAX_WINDOW), max(self._least, self._window * max(step, LEAST_STEP)))
+        if now - self._base.emptied_at > DRAIN_EVERY_S:
+            self._begin_drain(now, epoch.standing)
+
+    # Whose queue is it?
+
+    def _watch(self, now: float, delay: float, target: float) -> None:
+        if delay <= FOREIGN_SHARE * target + self._base.tolerance:
+            self._suspect_epochs = 0
+            if self.state == "yielding":
+                self.state = "steady"
+                self._base.held = False
+            return
+        if not self._suspect_epochs:
+            self._suspect_window = self._window
+        self._suspect_epochs += 1
+        if self.state == "yielding":
+            self._window *= YIELD
+        elif self._suspect_epochs >= SUSPECT_EPOCHS:
+            self._begin_drain(now, self._standing)
+
+    def _begin_drain(self, now: float, standing: float) -> None:
+        base = self._base.value or standing
+        inherent = self._window * base / standing
+        self._drain = Drain(
+            now, standing, inherent * DRAIN_SHARE, self._competing is not None or self._suspect_epochs > 0
+        )
+        self.state = "drain"
+
+    def _on_ack_draining(self, sample: AckSample, drain: Drain) -> None:
+        base = self._base.value or self._standing
+        if drain.see(sample, base + self._base.tolerance, self._srtt or base):
+            self._drain = None
+            self._epoch = Epoch(sample.now)
+            self._end_drain(sample.now, drain)
+
+    def _end_drain(self, now: float, drain: Drain) -> None:
+        base = self._base.value or drain.standing
+        remaining = drain.least - base
+        self._tested_at = now
+        if remaining > REMAINING_SHARE * base + self._base.tolerance and drain.testing:
+            if drain.window < 0.85 * self._window and drain.standing - drain.least < LONGER_SHARE * base:
+                self._base.adopt(now, drain.least)
+                base = drain.least
+            else:
+                self._compete(now, drain)
+                return
+        self.state = "steady"
+        self._competing = None
+        self._base.held = False
+        self._suspect_epochs = 0
+        self._standing = drain.standing
+        self._window = max(self._least, self._window * min(1.0, (base + self._target(base)) / drain.standing))
+
+    def _compete(self, now: float, drain: Drain) -> None:
+        self._base.held = True
+        if self.polite:
+            self.state = "yielding"
+            self._window *= YIELD
+            return
+        self.state = "competing"
+        if self._competing is None:
+            window = max(self._window, self._suspect_window)
+            self._competing = CompetingWindow(now, window, self.packet_bytes)
+        else:
+            self._competing.pause(now, now - drain.started)
+        self._window = self._competing.window
+
+    def _on_ack_competing(self, sample: AckSample, competing: CompetingWindow) -> None:
+        if sample.rtt is None or self._base.value is None:
+            return
+        delay = sample.rtt - self._base.value
+        competing.see_delay(sample.now, delay)
+        if sample.lost and competing.on_loss(sample.now, sample.rtt, delay):
+            self._test_when_due(sample.now)
+        elif not sample.app_limited:
+            competing.grow(sample.now, sample.rtt, sample.acked)
+        self._window = min(float(MAX_WINDOW), competing.window)
+
+    def _test_when_due(self, now: float) -> None:
+        if self.polite or now - self._tested_at > COMPETING_TEST_S:
+            self._begin_drain(now, self._standing)
+
+    # Start-up
+
+    def _on_ack_starting(self, sample: AckSample) -> None:
+        if sample.inflight + sample.acked + sample.lost >= self._window / 2:
+            self._window = min(float(MAX_WINDOW), self._window + sample.acked)
+        if self._startup.queue_shows(sample, self._base.value):
+            self._standing = self._startup.least
+            self._begin_drain(sample.now, self._standing)

@@ -1,0 +1,103 @@
+"""What a congestion controller keeps of its samples: the path's own round trip, and sums over an epoch."""
+
+from collections import deque
+from dataclasses import dataclass
+
+from transport.sctp.control import AckSample
+
+BASE_MEMORY_S = (
+    10.0  # A route that became longer is believed after this time (RFC 6817 takes minutes, BBR ten seconds).
+)
+BASE_BUCKET_S = 1.0
+EMPTY_SHARE = 0.02  # A round trip this much over the base still tells of an empty queue,
+EMPTY_NOISE_S = 0.0004  # and so does one that is later by what a scheduler adds.
+EPOCH_SAMPLES = 4  # The smallest of fewer round trips tells more of the scheduler than of the queue.
+EPOCH_LEAST_S = 0.010
+
+
+class BaseRtt:
+    """The round trip without queues: the smallest of the last ten seconds.
+
+    Noise only ever adds to a round trip, so the smallest is the best estimate.
+    """
+
+    def __init__(self) -> None:
+        self._buckets: deque[tuple[float, float]] = deque()
+        self.value: float | None = None
+        self.emptied_at = 0.0
+        self.held = False
+
+    def update(self, now: float, rtt: float) -> None:
+        """Learn a round trip. While `held` (the queue is not ours to empty) nothing is forgotten."""
+        if self.value is None or rtt < self.value:
+            self.value = rtt
+        if rtt <= self.value + self.tolerance:
+            self.emptied_at = now
+        if not self._buckets or now - self._buckets[-1][0] >= BASE_BUCKET_S:
+            self._buckets.append((now, rtt))
+            if not self.held:
+                self._forget(now)
+        elif rtt < self._buckets[-1][1]:
+            self._buckets[-1] = (self._buckets[-1][0], rtt)
+
+    def adopt(self, now: float, rtt: float) -> None:
+        """The path became longer: start from this round trip."""
+        self._buckets.clear()
+        self._buckets.append((now, rtt))
+        self.value = rtt
+        self.emptied_at = now
+
+    @property
+    def tolerance(self) -> float:
+        """How far over the base a round trip may be, in seconds, that met no queue."""
+        return EMPTY_SHARE * (self.value or 0.0) + EMPTY_NOISE_S
+
+    def _forget(self, now: float) -> None:
+        while self._buckets[0][0] < now - BASE_MEMORY_S:
+            self._buckets.popleft()
+        self.value = min(rtt for _, rtt in self._buckets)
+
+
+@dataclass(slots=True)
+class Epoch:
+    """Sums over about one round trip.
+
+    Attributes:
+        standing: smallest round trip in it: the queue that never went away; infinite before the first.
+        acked, lost: bytes.
+        peak: most bytes that were on their way.
+        limited: the application had too little to send at some time.
+    """
+
+    started: float
+    standing: float = float("inf")
+    acked: int = 0
+    lost: int = 0
+    peak: int = 0
+    samples: int = 0
+    limited: bool = False
+
+    def add(self, sample: AckSample) -> None:
+        """Count one acknowledgement."""
+        if sample.rtt is not None:
+            self.samples += 1
+            if sample.rtt < self.standing:
+                self.standing = sample.rtt
+        self.acked += sample.acked
+        self.lost += sample.lost
+        self.peak = max(self.peak, sample.inflight + sample.acked + sample.lost)
+        self.limited = self.limited or sample.app_limited
+
+    def complete(self, sample: AckSample) -> bool:
+        """Whether a round trip is over and enough was seen."""
+        return sample.round_ended and self.samples >= EPOCH_SAMPLES and sample.now - self.started >= EPOCH_LEAST_S
+
+    def rate(self, now: float) -> float:
+        """Bytes a second that were delivered."""
+        return self.acked / max(now - self.started, EPOCH_LEAST_S)
+
+    @property
+    def loss(self) -> float:
+        """Lost share of what was sent."""
+        total = self.acked + self.lost
+        return self.lost / total if total else 0.0

@@ -1,0 +1,80 @@
+"""The two passing phases of the rate controller: filling an unknown line, and emptying its queue."""
+
+from collections import deque
+
+from transport.sctp.control import AckSample
+from transport.sctp.filters import Epoch
+
+GROWTH = (
+    1.25  # Less than this an epoch, for FLAT_EPOCHS epochs: the line is full (draft-ietf-ccwg-bbr, section 5.3.1.2).
+)
+FLAT_EPOCHS = 3
+LOSS = 0.10  # Lost of an epoch: the queue is too short to show as a delay.
+SAMPLES = 6  # RFC 9406 takes eight packets; one sample here stands for several.
+DELAY_SHARE = 0.125  # RFC 9406, section 4.2, as are the two limits.
+DELAY_LEAST_S = 0.004
+DELAY_MOST_S = 0.016
+
+
+class Startup:
+    """Notices that the line is full, by its queue, its rate, or its losses."""
+
+    def __init__(self) -> None:
+        self._recent: deque[float] = deque(maxlen=SAMPLES)
+        self._rate = 0.0
+        self._flat = 0
+
+    @property
+    def least(self) -> float:
+        """Smallest of the last round trips, in seconds."""
+        return min(self._recent)
+
+    def queue_shows(self, sample: AckSample, base: float | None) -> bool:
+        """Whether the last round trips all were longer than the path's own (HyStart++, RFC 9406)."""
+        if sample.rtt is None or base is None:
+            return False
+        self._recent.append(sample.rtt)
+        margin = min(DELAY_MOST_S, max(DELAY_LEAST_S, base * DELAY_SHARE))
+        return len(self._recent) == SAMPLES and self.least > base + margin
+
+    def finished(self, epoch: Epoch, rate: float) -> bool:
+        """Whether an epoch shows that the rate no longer grows, or that too much is lost."""
+        if epoch.loss > LOSS:
+            return True
+        if epoch.limited:
+            return False
+        if rate > self._rate * GROWTH:
+            self._rate, self._flat = rate, 0
+        else:
+            self._flat += 1
+        return self._flat >= FLAT_EPOCHS
+
+
+class Drain:
+    """Keeps the window under what the path holds, until the queue of this flow has gone and a round trip has shown it.
+
+    Attributes:
+        started: when.
+        standing: the round trip before, in seconds.
+        window: bytes that may be on their way meanwhile.
+        testing: whether the queue may be somebody else's.
+        least: smallest round trip since.
+    """
+
+    def __init__(self, now: float, standing: float, window: float, testing: bool) -> None:
+        self.started = now
+        self.standing = standing
+        self.window = window
+        self.testing = testing
+        self.least = float("inf")
+        self._low_at: float | None = None
+
+    def see(self, sample: AckSample, empty: float, srtt: float) -> bool:
+        """Learn from an acknowledgement; `empty` is a round trip that met no queue. Whether the drain is over."""
+        if sample.rtt is not None:
+            self.least = min(self.least, sample.rtt)
+        if self._low_at is None:
+            if sample.inflight <= self.window or sample.now - self.started > 2 * srtt:
+                self._low_at = sample.now
+            return False
+        return self.least <= empty or sample.now - self._low_at > 1.25 * self.least
