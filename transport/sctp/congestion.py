@@ -54,6 +54,7 @@ LONGER_SHARE = (
 LEAST_RTT_S = 0.0005  # Loopback and home networks: timers are no finer.
 USED_SHARE = 0.7  # A window that is not used does not grow.
 IDLE_EPOCHS = 3  # After as many epochs without a queue the steps double: the line became faster.
+MOST_DOUBLINGS = 6
 YIELD = 0.5
 
 
@@ -196,7 +197,7 @@ class RateController:
                 return
             self._idle_epochs = self._idle_epochs + 1 if delay < target / 2 else 0
             if self._idle_epochs > IDLE_EPOCHS:
-                step = min(GREATEST_STEP, step ** (2 ** (self._idle_epochs - IDLE_EPOCHS)))
+                step = min(GREATEST_STEP, step ** (2 ** min(MOST_DOUBLINGS, self._idle_epochs - IDLE_EPOCHS)))
         else:
             self._idle_epochs = 0
         self._window = min(float(MAX_WINDOW), max(self._least, self._window * max(step, LEAST_STEP)))
