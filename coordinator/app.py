@@ -15,11 +15,14 @@ from coordinator.services.artifacts import ArtifactStore
 from coordinator.services.chain import Chain, LedgerChain
 from coordinator.services.context import Context
 from coordinator.services.conversation import Conversation
+from coordinator.services.handout import Handout
 from coordinator.services.jobs import JobService
 from coordinator.services.leases import Leases
+from coordinator.services.links import Links
 from coordinator.services.models import ModelWorkshop, TrainerTools
 from coordinator.services.network import NetworkService
 from coordinator.services.nodes import Nodes
+from coordinator.services.relays import Relays
 from coordinator.services.runs import Runs
 from coordinator.services.settlement import Settlement
 from coordinator.services.staffing import Staffing
@@ -58,6 +61,8 @@ class Parts:
     upkeep: Upkeep
     jobs: JobService
     network: NetworkService
+    relays: Relays
+    handout: Handout
 
     async def recover(self) -> None:
         """Continue what an earlier process left in the database."""
@@ -73,6 +78,8 @@ class Parts:
             "escrows": self.upkeep.watch_escrows,
             "assembly": self.upkeep.assemble,
             "stakes": self.nodes.watch_stakes,
+            "relays": self.relays.watch,
+            "ice-servers": self.handout.watch,
         }
 
 
@@ -91,17 +98,21 @@ def assemble(
     context = Context(config, clock, store, entropy)
     leases = Leases(context)
     desk = Desk(context, leases)
-    nodes = Nodes(context, leases, chain, coordinator)
+    links = Links(context)
+    context.metrics.watch(links.gauges)
+    relays = Relays(context, links)
+    nodes = Nodes(context, leases, chain, coordinator, lambda node: relays.servers(relays.order(node), node))
     verification = Verification(context, nodes)
     settlement = Settlement(context, desk, chain, coordinator)
-    runs = Runs(context, nodes, Staffing(context, nodes), verification, settlement)
-    conversation = Conversation(context, desk, leases, nodes, runs, verification)
+    runs = Runs(context, nodes, Staffing(context, nodes, links), verification, settlement)
+    conversation = Conversation(context, desk, leases, nodes, runs, verification, links)
     upkeep = Upkeep(context, desk, leases, conversation, runs, settlement, models)
     jobs = JobService(
         context, desk, nodes, runs, settlement, chain, models, artifacts, coordinator, test_wallet, conversation.traffic
     )
-    network = NetworkService(context, nodes, leases, chain, coordinator, test_wallet is not None)
-    return Parts(context, desk, leases, nodes, runs, conversation, settlement, upkeep, jobs, network)
+    handout = Handout(context, leases, nodes, relays, links)
+    network = NetworkService(context, nodes, leases, chain, relays, coordinator, test_wallet is not None)
+    return Parts(context, desk, leases, nodes, runs, conversation, settlement, upkeep, jobs, network, relays, handout)
 
 
 @asynccontextmanager

@@ -10,13 +10,24 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from coordinator.app import serve
-from coordinator.config import Config
+from coordinator.config import Config, TurnRelay
+from coordinator.errors import InvalidError
+from coordinator.services.probe import parse
+from coordinator.services.relays import check_relay_url
 from ledger.errors import LedgerError
-from transport.errors import KeyFileError
+from transport.errors import BadAddressError, IceConfigError, KeyFileError
+from transport.ice import IceServer
+from transport.identity import parse_address
+from transport.wire.network import MAX_RELAYS
 
+MAX_URLS = 8  # Of one relay: UDP, TCP and TLS, each over IPv4 and IPv6, and two to spare.
 EXIT_USAGE = 2
 EXIT_LEDGER = 4
 EXIT_DATA = 5
+
+
+class SettingError(Exception):
+    """Options that do not go together, or a file that they name cannot be used."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -41,6 +52,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_USAGE
     try:
         asyncio.run(_run(_config(options), options.ready_file))
+    except SettingError as error:
+        print(f"cottage serve: {error}", file=sys.stderr)
+        return EXIT_USAGE
     except LedgerError as error:
         print(f"cottage serve: the ledger at {options.ledger_url} cannot be used: {error}", file=sys.stderr)
         return EXIT_LEDGER
@@ -85,6 +99,10 @@ def _config(options: argparse.Namespace) -> Config:
         validations=options.validations,
         price_per_petaflop=options.price_per_petaflop,
         min_stake=options.min_stake,
+        stun=tuple(options.stun),
+        turn=_turn(options),
+        relays=frozenset(options.relay),
+        relay_user_rate=options.relay_user_rate,
     )
 
 
@@ -112,7 +130,83 @@ def _parser() -> argparse.ArgumentParser:
     add("--validations", type=_count, default=default.validations, help="between the first and the last")
     add("--price-per-petaflop", type=_count, default=default.price_per_petaflop, help="millionths for 10^15 operations")
     add("--min-stake", type=_count, default=default.min_stake, help="millionths that a node must have staked")
+    _add_relays(parser)
     return parser
+
+
+def _add_relays(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group(
+        "relays", "what carries traffic between homes that cannot reach each other; see docs/OPERATIONS.md"
+    ).add_argument
+    add("--relay", type=_address, action="append", default=[], metavar="ADDRESS",
+        help="a `cottage relay` of this address may announce itself; may be repeated")  # fmt: skip
+    add("--relay-user-rate", type=_rate, default=0.0, metavar="BYTES",
+        help="a second, for one node in one job, on every `cottage relay`; 0 for no limit (0)")  # fmt: skip
+    add("--turn", type=_turn_url, action="append", default=[], metavar="URL",
+        help="another relay, such as turn:HOST:3478?transport=udp; may be repeated")  # fmt: skip
+    add("--turn-secret-file", type=Path, action="append", default=[], metavar="FILE",
+        help="its shared secret (coturn's static-auth-secret); one for each --turn in order, or one for all")  # fmt: skip
+    add("--stun", type=_stun_url, action="append", default=[], metavar="URL",
+        help="a STUN server beside the relays, such as stun:HOST:3478; may be repeated")  # fmt: skip
+
+
+def _turn(options: argparse.Namespace) -> tuple[TurnRelay, ...]:
+    """The relays of ``--turn``; URLs of one host with one secret are ways to one relay."""
+    urls: list[str] = options.turn
+    files: list[Path] = options.turn_secret_file
+    if len(files) not in (1, len(urls)) and (urls or files):
+        raise SettingError(f"--turn-secret-file was given {len(files)} times: give one for each --turn, or one for all")
+    if len(options.stun) > MAX_URLS:
+        raise SettingError(f"--stun was given {len(options.stun)} times: at most {MAX_URLS} are of use")
+    found: dict[tuple[str, str], list[str]] = {}
+    for url, file in zip(urls, files * len(urls) if len(files) == 1 else files, strict=False):
+        found.setdefault((parse(url).host, _secret(file)), []).append(url)
+    relays = tuple(TurnRelay(tuple(ways), secret) for (_, secret), ways in found.items())
+    if len(relays) > MAX_RELAYS or any(len(relay.urls) > MAX_URLS for relay in relays):
+        raise SettingError(f"--turn: at most {MAX_RELAYS} relays with {MAX_URLS} URLs each")
+    return relays
+
+
+def _secret(file: Path) -> str:
+    try:
+        secret = file.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingError(f"--turn-secret-file {file} cannot be read: {error}") from error
+    if not secret:
+        raise SettingError(f"--turn-secret-file {file} is empty: anyone could relay")
+    return secret
+
+
+def _address(text: str) -> str:
+    try:
+        parse_address(text)
+    except BadAddressError as error:
+        raise argparse.ArgumentTypeError(f"{error}: `cottage relay` shows its address when it starts") from error
+    return text
+
+
+def _turn_url(text: str) -> str:
+    try:
+        check_relay_url(text)
+    except InvalidError as error:
+        raise argparse.ArgumentTypeError(error.detail) from error
+    return text
+
+
+def _stun_url(text: str) -> str:
+    try:
+        server = IceServer(text)
+    except IceConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    assert not server.is_relay  # A relay without credentials is refused above.
+    return text
+
+
+def _rate(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 1e12:
+        raise argparse.ArgumentTypeError(f"{text} is out of bounds: choose 0 to 10^12 bytes a second")
+    return value
 
 
 def _positive(text: str) -> float:

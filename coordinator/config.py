@@ -1,9 +1,20 @@
 """Settings of a coordinator; ``cli`` fills them in. Every default suits one PC with a handful of nodes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from transport.wire.node import IceServer
+
+@dataclass(frozen=True)
+class TurnRelay:
+    """A relay that does not report, such as a coturn run elsewhere.
+
+    Attributes:
+        urls: the ways to it; the first names it and is probed.
+        secret: its ``static-auth-secret``, from which credentials are made.
+    """
+
+    urls: tuple[str, ...]
+    secret: str = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -23,6 +34,9 @@ class Config:
         settle_every: rounds between two settlements.
         spares: nodes held ready beside a job's seats, where there are enough.
         validations: between the first and the last.
+        stun: URLs of STUN servers beside the relays, which answer STUN too.
+        relays: addresses of the relays that may announce themselves.
+        relay_user_rate: bytes a second that those relays carry for one node in one job; 0: as many as they will.
     """
 
     data: Path
@@ -48,7 +62,10 @@ class Config:
     price_per_petaflop: int = 2_000
     minimum_price: int = 1_000_000
     min_stake: int = 0
-    ice_servers: tuple[IceServer, ...] = ()
+    stun: tuple[str, ...] = ()
+    turn: tuple[TurnRelay, ...] = ()
+    relays: frozenset[str] = frozenset()
+    relay_user_rate: float = 0.0
     prepare_seconds: float = 900.0
     prepare_memory_mb: int = 8_192
 

@@ -1,13 +1,14 @@
 """Which node sits where: the shape of the network a job needs, the cut of its layers, and who fills a seat.
 
-First version: memory and measured speed. Stages are cut in proportion to the speed of the slowest node that will hold them;
-replicas of a stage go to distinct owners where that is possible.
+Memory, measured speed, measured links. Stages are cut in proportion to the speed of the slowest node that will hold them;
+replicas of a stage go to distinct owners where that is possible; neighbours in a pipeline get the best links that were measured.
 """
 
 from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from coordinator.domain.pipeline import Cost, arrange
 from transport.wire.ids import NodeAddress
 from transport.wire.job import TrainingSpec
 from transport.wire.model import ModelShape
@@ -86,9 +87,12 @@ def choose(
     candidates: Sequence[Candidate],
     stages: int | None,
     replicas: int | None,
+    cost: Cost | None = None,
 ) -> Placement:
     """Shape and seats for a job on these nodes: as few stages as memory allows, then as many replicas as are useful.
 
+    Args:
+        cost: seconds that a micro-batch takes on the link of two nodes, as far as it is measured; None: not at all.
     Raises:
         NoPlacementError: too few nodes, or too little memory for any number of stages.
     """
@@ -103,7 +107,7 @@ def choose(
     for count in [stages] if stages is not None else range(1, most + 1):
         width = replicas or min(len(candidates) // count, _useful_replicas(training))
         try:
-            return _place(shape, training, candidates, count, width)
+            return _place(shape, training, candidates, count, width, cost)
         except NoPlacementError as error:
             reason = str(error)
     raise NoPlacementError(reason)
@@ -176,15 +180,31 @@ def moves(
 
 
 def _place(
-    shape: ModelShape, training: TrainingSpec, candidates: Sequence[Candidate], stages: int, replicas: int
+    shape: ModelShape,
+    training: TrainingSpec,
+    candidates: Sequence[Candidate],
+    stages: int,
+    replicas: int,
+    cost: Cost | None,
 ) -> Placement:
-    """Quickest nodes, similar speeds on the same stage."""
+    """Quickest nodes, similar speeds on the same stage, the best links between neighbours."""
     chosen = sorted(candidates, key=lambda c: (-c.flops, c.node))[: stages * replicas]
     groups = _distinct_owners(chosen, stages, replicas)
+    if cost is not None:
+        by_node = {candidate.node: candidate for candidate in chosen}
+        linked = arrange([[c.node for c in group] for group in groups], cost)
+        try:
+            return _cut(shape, training, [[by_node[node] for node in group] for group in linked])
+        except NoPlacementError:
+            pass  # In this order some stage lacks the memory for its part: the order by speed may do.
+    return _cut(shape, training, groups)
+
+
+def _cut(shape: ModelShape, training: TrainingSpec, groups: Sequence[Sequence[Candidate]]) -> Placement:
     speeds = [max(1.0, min(c.flops for c in group)) for group in groups]
     memories = [min(c.memory_mb for c in group) * MEGABYTE for group in groups]
     layers = cut_layers(shape, training, speeds, memories)
-    seats = {(s, p): group[p].node for s, group in enumerate(groups) for p in range(replicas)}
+    seats = {(s, p): candidate.node for s, group in enumerate(groups) for p, candidate in enumerate(group)}
     return Placement(layers, seats)
 
 

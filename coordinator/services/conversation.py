@@ -9,11 +9,13 @@ from coordinator.domain.lease import Lease
 from coordinator.domain.round import Round
 from coordinator.services.context import Context
 from coordinator.services.leases import Leases
+from coordinator.services.links import Links
 from coordinator.services.nodes import Nodes, Session
 from coordinator.services.runs import Runs
 from coordinator.services.verification import Verification
 from coordinator.services.work import Desk, Work
 from coordinator.store.records import MetricRecord
+from transport.wire.network import NetworkReport
 from transport.wire.node import (
     Acknowledged,
     Assign,
@@ -48,7 +50,14 @@ class Conversation:
     """Understands nodes and answers them."""
 
     def __init__(
-        self, context: Context, desk: Desk, leases: Leases, nodes: Nodes, runs: Runs, verification: Verification
+        self,
+        context: Context,
+        desk: Desk,
+        leases: Leases,
+        nodes: Nodes,
+        runs: Runs,
+        verification: Verification,
+        links: Links,
     ) -> None:
         self._context = context
         self._desk = desk
@@ -56,6 +65,7 @@ class Conversation:
         self._nodes = nodes
         self._runs = runs
         self._verification = verification
+        self._links = links
         self._traffic: dict[str, Traffic] = {}
         self._rounds: dict[str, tuple[Round, int]] = {}
         self._points: list[MetricRecord] = []
@@ -83,6 +93,8 @@ class Conversation:
                 await self._report(session, message)
             case Signal():
                 self._signal(session, message)
+            case NetworkReport():
+                self._links.report(session.node, message)
             case Goodbye():
                 await self._goodbye(session, message.reason)
             case Hello():

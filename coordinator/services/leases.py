@@ -44,6 +44,10 @@ class Leases:
         """Live leases of a node."""
         return tuple(lease for lease in self._live.values() if lease.node == node)
 
+    def seated(self) -> tuple[Lease, ...]:
+        """Live leases that have a seat; spares have none."""
+        return tuple(lease for lease in self._live.values() if lease.seat)
+
     def busy(self) -> frozenset[str]:
         """Nodes that hold anything."""
         return frozenset(lease.node for lease in self._live.values())

@@ -8,8 +8,10 @@ from coordinator.services.chain import Chain
 from coordinator.services.context import Context
 from coordinator.services.leases import Leases
 from coordinator.services.nodes import Nodes
+from coordinator.services.relays import Relays
 from coordinator.store.records import NodeRecord
 from transport.wire import api
+from transport.wire.network import RelayEnvelope, RelayOrder
 
 MAX_NODES = 2_000  # Shown at a time, those longest known first.
 
@@ -20,12 +22,20 @@ class NetworkService:
     """Implements ``ports.Network``."""
 
     def __init__(
-        self, context: Context, nodes: Nodes, leases: Leases, chain: Chain, coordinator: str, test_wallet: bool
+        self,
+        context: Context,
+        nodes: Nodes,
+        leases: Leases,
+        chain: Chain,
+        relays: Relays,
+        coordinator: str,
+        test_wallet: bool,
     ) -> None:
         self._context = context
         self._nodes = nodes
         self._leases = leases
         self._chain = chain
+        self._relays = relays
         self._coordinator = coordinator
         self._test_wallet = test_wallet
 
@@ -62,3 +72,11 @@ class NetworkService:
             for record in records
         ]
         return sorted(shown, key=lambda node: not node.online)
+
+    async def relays(self) -> Sequence[api.RelayView]:
+        """Every relay, those that do not report last."""
+        return self._relays.views()
+
+    async def announce_relay(self, envelope: RelayEnvelope) -> RelayOrder:
+        """Take a relay's report."""
+        return self._relays.announce(envelope)

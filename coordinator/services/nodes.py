@@ -29,6 +29,7 @@ from transport.wire.node import (
     Command,
     CoordinatorMessage,
     Hello,
+    IceServer,
     LedgerInfo,
     Welcome,
 )
@@ -101,9 +102,17 @@ class Session:
 class Nodes:
     """The nodes that are connected now, and the record of all that ever were."""
 
-    def __init__(self, context: Context, leases: Leases, chain: Chain, coordinator: str) -> None:
+    def __init__(
+        self,
+        context: Context,
+        leases: Leases,
+        chain: Chain,
+        coordinator: str,
+        ice_servers: Callable[[str], tuple[IceServer, ...]],
+    ) -> None:
         self._context = context
         self._leases = leases
+        self._ice_servers = ice_servers
         self._chain = chain
         self._coordinator = coordinator
         self._sessions: dict[str, Session] = {}
@@ -142,7 +151,7 @@ class Nodes:
         self._sessions[hello.node] = session
         self._tokens[session.token] = hello.node
         self._context.metrics.count("connections_total")
-        send(self._welcome(session.token))
+        send(self._welcome(session))
         gone = self._leases.renew(hello.node, hello.leases)
         if gone:
             send(Beat(self._context.config.heartbeat_seconds, gone))
@@ -276,13 +285,13 @@ class Nodes:
             )
             await tx.update(changed)
 
-    def _welcome(self, token: str) -> Welcome:
+    def _welcome(self, session: Session) -> Welcome:
         config = self._context.config
         return Welcome(
-            token=token,
+            token=session.token,
             heartbeat_seconds=config.heartbeat_seconds,
             lease_seconds=config.lease_seconds,
-            ice_servers=config.ice_servers,
+            ice_servers=self._ice_servers(session.node),
             ledger=LedgerInfo(self._chain.url, self._chain.program, self._chain.mint, self._coordinator),
             min_stake=config.min_stake,
         )

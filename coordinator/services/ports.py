@@ -5,6 +5,7 @@ from typing import Protocol
 
 from transport.wire import api
 from transport.wire.job import JobSpec
+from transport.wire.network import RelayEnvelope, RelayOrder
 
 
 class Jobs(Protocol):
@@ -46,8 +47,13 @@ class Jobs(Protocol):
 
 
 class Network(Protocol):
-    """What the network page shows."""
+    """Nodes and relays: what the network page shows, and how relays come into it. Raises ``coordinator.errors``."""
 
     async def view(self) -> api.NetworkView: ...
 
     async def nodes(self) -> Sequence[api.NodeView]: ...
+
+    async def relays(self) -> Sequence[api.RelayView]: ...
+
+    async def announce_relay(self, envelope: RelayEnvelope) -> RelayOrder:
+        """Believe a relay that the operator has allowed; refuse everybody else."""

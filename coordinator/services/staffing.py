@@ -5,14 +5,16 @@ from collections.abc import Sequence
 from coordinator.domain import placement
 from coordinator.domain.job import JobState
 from coordinator.domain.lease import FAULTS, Lease
+from coordinator.domain.pipeline import Cost
 from coordinator.domain.placement import Candidate, NoPlacementError
 from coordinator.domain.run import Holder, Run, evaluations, whole_replicas
 from coordinator.services.context import Context
+from coordinator.services.links import Links
 from coordinator.services.nodes import Nodes
 from coordinator.services.payees import MAX_PAYEES, payable, payees_of
 from coordinator.services.work import Work
 from ledger import events as ledger_events
-from transport.wire.job import total_rounds, total_steps
+from transport.wire.job import TrainingSpec, total_rounds, total_steps
 from transport.wire.model import ModelShape, inspect_config
 
 MAX_FAULTS_PER_NODE = 2  # A machine that failed a job twice in a short time is likely to fail it again,
@@ -28,9 +30,10 @@ def shape_of(work: Work) -> ModelShape:
 class Staffing:
     """Grants leases and ends those that are in the way; it never begins a round."""
 
-    def __init__(self, context: Context, nodes: Nodes) -> None:
+    def __init__(self, context: Context, nodes: Nodes, links: Links) -> None:
         self._context = context
         self._nodes = nodes
+        self._links = links
         self._waiting: dict[str, float] = {}
         self._crowded: set[str] = set()
 
@@ -43,10 +46,10 @@ class Staffing:
         free = payable(await self._willing(work, self._nodes.candidates()), frozenset())
         since = self._waiting.setdefault(work.job.id, self._context.clock.now())
         patient = self._context.clock.now() - since < self._context.config.start_grace_seconds
-        found = None
+        found, shape = None, shape_of(work)
         for replicas in [quote.replicas] if patient else range(quote.replicas, 0, -1):
             try:
-                found = placement.choose(shape_of(work), training, free, quote.stages, replicas)
+                found = placement.choose(shape, training, free, quote.stages, replicas, self._cost(shape, training))
             except NoPlacementError:
                 continue
             break
@@ -64,6 +67,11 @@ class Staffing:
         work.advance(JobState.PLANNED, _planned(quote.stages, len(found.seats) // quote.stages))
         by_node = {candidate.node: candidate for candidate in free}
         self._seat(work, [(by_node[node], seat) for seat, node in sorted(found.seats.items())])
+
+    def _cost(self, shape: ModelShape, training: TrainingSpec) -> Cost:
+        """What a micro-batch's activations and their gradients take on the link of two nodes, as it was measured."""
+        size = shape.activation_bytes(training.batch * training.sequence // training.micro_batches, "int8")
+        return lambda one, other: self._links.map.cost(one, other, size)
 
     async def repair(self, work: Work) -> None:
         """Fill empty seats with spares and free nodes, else complete one broken replica with another; then hold spares."""

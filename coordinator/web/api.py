@@ -15,11 +15,13 @@ from coordinator.web.http import API, answer, integer, read_body
 from coordinator.web.route import Query, Route
 from coordinator.web.stream import Streams
 from coordinator.web.transfers import job_id
-from transport.wire import api
+from transport.wire import api, codec
 from transport.wire.job import JobSpec
+from transport.wire.network import RelayEnvelope, RelayOrder
 
 MAX_PAGE = 200  # Jobs in one answer: a megabyte of JSON.
 MAX_AFTER = 10**15
+MAX_ANNOUNCEMENT = 2 << 20  # A relay's report of a megabyte in base64, and its signature.
 READY_S = 5.0
 _JOBS, _JOB = f"{API}/jobs", f"{API}/jobs/{{job}}"
 _PAGE = (
@@ -92,8 +94,12 @@ class Api:
     def _around(self) -> list[Route]:
         live, stream = "The network live: event network", "text/event-stream"
         ready = "The database and the ledger answer"
+        report = "A relay tells how it is; signed by its key, which the operator has allowed"
+        refused = (403, 409, 413, 422)
         return [
             Route("GET", f"{API}/nodes", self.nodes, "Nodes of the network", list[api.NodeView]),
+            Route("GET", f"{API}/relays", self.relays, "Relays, and for whom they relay", list[api.RelayView]),
+            Route("POST", f"{API}/relays/announce", self.announce, report, RelayOrder, RelayEnvelope, 200, refused),
             Route("GET", f"{API}/network", self.view, "The network at a glance", api.NetworkView),
             Route("GET", f"{API}/network/stream", self.network_stream, live, stream, errors=(503,)),
             Route("GET", "/healthz", self.health, "The process answers", dict[str, str]),
@@ -140,6 +146,16 @@ class Api:
     async def nodes(self, _request: web.Request) -> web.Response:
         """GET nodes."""
         return answer(await self._network.nodes())
+
+    async def relays(self, _request: web.Request) -> web.Response:
+        """GET relays."""
+        return answer(await self._network.relays())
+
+    async def announce(self, request: web.Request) -> web.Response:
+        """POST relays/announce."""
+        body = await read_body(request, MAX_ANNOUNCEMENT)
+        envelope: RelayEnvelope = codec.decode_json(body, RelayEnvelope, MAX_ANNOUNCEMENT)
+        return answer(await self._network.announce_relay(envelope))
 
     async def view(self, _request: web.Request) -> web.Response:
         """GET network."""

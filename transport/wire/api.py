@@ -241,3 +241,33 @@ class NetworkView(msgspec.Struct, frozen=True):
     ledger_url: str
     test_wallet: bool
     notice: LongText = ""
+
+
+class RelayTraffic(msgspec.Struct, frozen=True):
+    """Bytes that a relay says it has carried for a node. ``job``: its id, or the first half of it where only that is known."""
+
+    node: str
+    job: str | None
+    bytes_relayed: int
+
+
+class RelayView(msgspec.Struct, frozen=True):
+    """A relay, named by the first of its ``urls``.
+
+    ``state``: ``up`` is handed out; ``full`` is handed out after all others; ``unreachable`` does not answer the coordinator's
+    probes; ``silent`` has stopped reporting. What a relay does not tell is None: one named with ``--turn`` tells nothing.
+    """
+
+    relay: NodeAddress | None
+    urls: tuple[str, ...]
+    region: str
+    state: Literal["up", "full", "unreachable", "silent"]
+    rtt_ms: float | None
+    allocations: int | None
+    allocations_max: int | None
+    rate: float | None
+    bytes_relayed: int | None
+    packets_dropped: int | None
+    started: float | None
+    heard: float | None
+    traffic: tuple[RelayTraffic, ...] = ()

@@ -10,6 +10,8 @@
       Command             ->                wraps a ``task`` command; commands are idempotent
                           <-    Heartbeat   renews (lease, fence) pairs, never a node
       Beat                ->                which leases live on, which are gone, when to beat next
+      IceServers          ->                relays and STUN servers from now on, for each peer the best relay first
+                          <-    NetworkReport  (wire.network) the node's line and links, lossy
       Signal             <->    Signal      sealed by the peers; the coordinator only passes it on
 
 After a reconnect the node names its leases in ``Hello`` and sends again every report that was not acknowledged; the coordinator
@@ -34,11 +36,13 @@ from transport.wire.ids import (
     StageIndex,
 )
 from transport.wire.job import JobSpec
+from transport.wire.network import MAX_PEERS_MEASURED, MAX_RELAYS, NetworkReport
 from transport.wire.task import Plan, TaskCommand, TaskReport
 
 PROTOCOL = 1
 MAX_LEASES = 64  # A node with eight GPUs holds eight leases; audits and spares leave the rest.
 MAX_ENVELOPE = 128 * 1024  # An SDP of 64 KB, signed.
+MAX_ICE_SERVERS = MAX_RELAYS  # A node uses one relay and one STUN server of them; the rest stand by.
 
 
 class NodeProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -99,7 +103,7 @@ class Goodbye(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="good
     reason: ShortText = ""
 
 
-NodeMessage = Hello | Heartbeat | Report | Signal | Goodbye
+NodeMessage = Hello | Heartbeat | Report | Signal | Goodbye | NetworkReport
 
 
 # --- coordinator to node ------------------------------------------------------------------------------------------------
@@ -111,6 +115,8 @@ class Challenge(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="ch
 
 
 class IceServer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One server; a relay is named by the first of its URLs (``RelayMeasure.relay``)."""
+
     urls: Annotated[tuple[ShortText, ...], Meta(min_length=1, max_length=8)]
     username: ShortText = ""
     credential: ShortText = ""
@@ -131,9 +137,23 @@ class Welcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="welc
     token: Annotated[str, Meta(min_length=16, max_length=200)]
     heartbeat_seconds: Annotated[float, Meta(gt=0, le=600)]
     lease_seconds: Annotated[float, Meta(gt=0, le=3600)]
-    ice_servers: Annotated[tuple[IceServer, ...], Meta(max_length=16)]
+    ice_servers: Annotated[tuple[IceServer, ...], Meta(max_length=MAX_ICE_SERVERS)]
     ledger: LedgerInfo | None
     min_stake: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
+
+
+class IceServers(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="ice_servers"):
+    """Which servers to use for links made from now on: ``peers`` for the nodes named there, ``servers`` for all others.
+
+    Replaces what was said before. Both ends of a pair are given the same relay first. Credentials are good for twice as long as
+    it takes until they are sent again.
+    """
+
+    servers: Annotated[tuple[IceServer, ...], Meta(max_length=MAX_ICE_SERVERS)]
+    peers: Annotated[
+        dict[NodeAddress, Annotated[tuple[IceServer, ...], Meta(max_length=MAX_ICE_SERVERS)]],
+        Meta(max_length=MAX_PEERS_MEASURED),
+    ] = {}
 
 
 class Refused(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="refused"):
@@ -189,4 +209,6 @@ class Earned(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="earne
     signature: ShortText = ""
 
 
-CoordinatorMessage = Challenge | Welcome | Refused | Assign | Command | Acknowledged | Beat | Earned | Signal
+CoordinatorMessage = (
+    Challenge | Welcome | Refused | Assign | Command | Acknowledged | Beat | Earned | Signal | IceServers
+)

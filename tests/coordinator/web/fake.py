@@ -18,6 +18,7 @@ from coordinator.services.artifacts import ArtifactStore
 from transport.wire import api
 from transport.wire.job import JobSpec, total_rounds
 from transport.wire.model import PRESETS
+from transport.wire.network import RelayEnvelope, RelayOrder
 
 START = 1_795_000_000.0
 ROUND_S = 9.0
@@ -71,6 +72,8 @@ class Cluster:
         self.test_wallet = test_wallet
         self.now = START
         self.metric_reads = 0
+        self.relays: list[api.RelayView] = []
+        self.announced: list[RelayEnvelope] = []
         self._jobs: dict[str, _Job] = {}
         self._ids = count(1)
         self._event_ids = count(1)
@@ -442,6 +445,13 @@ class Registry:
 
     async def nodes(self) -> Sequence[api.NodeView]:
         return await self._cluster.network_nodes()
+
+    async def relays(self) -> Sequence[api.RelayView]:
+        return self._cluster.relays
+
+    async def announce_relay(self, envelope: RelayEnvelope) -> RelayOrder:
+        self._cluster.announced.append(envelope)
+        return RelayOrder(10.0)
 
 
 def _new_view(job: str, spec: JobSpec, submitter: str, quote: api.Quote, now: float) -> api.JobView:

@@ -1,0 +1,124 @@
+"""What has been measured of the network: each node's line, its way to each relay, its links to its peers.
+
+The scheduler's matrices. They come from the nodes themselves, so where both ends of a link have told, the worse figure counts:
+nobody looks better by a claim of its own than the other end says.
+"""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from transport.wire.ids import NodeAddress
+from transport.wire.network import NetworkReport, PeerMeasure
+
+STALE_SECONDS = 3600.0  # A home line hardly changes within the hour; a node that has moved reports anew.
+LIVE_SECONDS = 90.0  # Three reports: a link that was not named for so long is closed.
+
+
+class Line(msgspec.Struct, frozen=True):
+    """A node's own line; bytes a second, None where it was not measured."""
+
+    up: float | None
+    down: float | None
+    nat: str
+    ipv6: bool
+
+
+class _Told(msgspec.Struct):
+    """A node's last report, and what earlier ones told of relays and peers: when, and what."""
+
+    line: Line
+    at: float
+    relays: dict[str, tuple[float, float]]
+    peers: dict[NodeAddress, tuple[float, PeerMeasure]]
+
+
+class NetworkMap:
+    """The newest figure of everything; times in seconds of one monotonic clock, handed in."""
+
+    def __init__(self) -> None:
+        """Know nothing."""
+        self._told: dict[NodeAddress, _Told] = {}
+
+    def learn(self, node: NodeAddress, report: NetworkReport, now: float) -> None:
+        """Take a report; a figure that it leaves out keeps its last value."""
+        old = self._told.get(node)
+        before = old.line if old else Line(None, None, "unknown", False)
+        line = Line(
+            before.up if report.up is None else report.up,
+            before.down if report.down is None else report.down,
+            before.nat if report.nat == "unknown" else report.nat,
+            report.ipv6 or before.ipv6,
+        )
+        told = _Told(line, now, dict(old.relays) if old else {}, dict(old.peers) if old else {})
+        told.relays |= {measure.relay: (now, measure.rtt_s) for measure in report.relays}
+        told.peers |= {measure.peer: (now, measure) for measure in report.peers if measure.peer != node}
+        self._told[node] = told
+        self._prune(told, now)
+
+    def forget(self, now: float) -> None:
+        """Let go of what is older than ``STALE_SECONDS``."""
+        for node, told in list(self._told.items()):
+            self._prune(told, now)
+            if told.at < now - STALE_SECONDS:
+                del self._told[node]
+
+    def line(self, node: NodeAddress) -> Line | None:
+        """A node's line, where it has told."""
+        told = self._told.get(node)
+        return told.line if told else None
+
+    def leg(self, node: NodeAddress, relay: str) -> float | None:
+        """Round trip from a node to a relay, named by the first of its URLs."""
+        told = self._told.get(node)
+        measured = told.relays.get(relay) if told else None
+        return measured[1] if measured else None
+
+    def rtt(self, one: NodeAddress, other: NodeAddress) -> float | None:
+        """Round trip between two nodes: as their link has it, else the shortest way by a relay that both have measured."""
+        ends = self._ends(one, other)
+        if ends:
+            return max(end.rtt_s for end in ends)
+        if one not in self._told or other not in self._told:
+            return None
+        legs, others = self._told[one].relays, self._told[other].relays
+        return min((legs[relay][1] + others[relay][1] for relay in legs if relay in others), default=None)
+
+    def loss(self, one: NodeAddress, other: NodeAddress) -> float:
+        """Share of packets lost between two nodes; 0 where nobody has told."""
+        return max((end.loss for end in self._ends(one, other)), default=0.0)
+
+    def rate(self, sender: NodeAddress, receiver: NodeAddress) -> float | None:
+        """Bytes a second that can go from one node to another: the slower of the two lines' directions."""
+        up, down = self.line(sender), self.line(receiver)
+        known = [rate for rate in (up.up if up else None, down.down if down else None) if rate is not None]
+        return min(known, default=None)
+
+    def cost(self, one: NodeAddress, other: NodeAddress, size: int) -> float | None:
+        """Seconds for ``size`` bytes there and as many back, repeats of what is lost included; None without a round trip."""
+        rtt = self.rtt(one, other)
+        if rtt is None:
+            return None
+        rates = (self.rate(one, other), self.rate(other, one))
+        carrying = sum(size / max(rate, 1.0) for rate in rates if rate is not None)
+        return rtt + carrying / max(1 - self.loss(one, other), 0.01)
+
+    def links(self, now: float) -> Iterator[tuple[NodeAddress, PeerMeasure]]:
+        """Links that live now: who told, and what."""
+        for node, told in self._told.items():
+            for at, measure in told.peers.values():
+                if at >= max(now - LIVE_SECONDS, told.at):
+                    yield node, measure
+
+    def _ends(self, one: NodeAddress, other: NodeAddress) -> list[PeerMeasure]:
+        found = []
+        for node, peer in ((one, other), (other, one)):
+            told = self._told.get(node)
+            if told is not None and peer in told.peers:
+                found.append(told.peers[peer][1])
+        return [measure for measure in found if measure.rtt_s > 0]  # 0: the link is too young to know.
+
+    def _prune(self, told: _Told, now: float) -> None:
+        oldest = now - STALE_SECONDS
+        told.relays = {relay: entry for relay, entry in told.relays.items() if entry[0] >= oldest}
+        told.peers = {peer: entry for peer, entry in told.peers.items() if entry[0] >= oldest}
