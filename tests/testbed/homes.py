@@ -1,169 +1,347 @@
-"""Two homes behind NAT routers, and a relay on the public segment, in network namespaces of their own.
+"""Homes behind NAT routers, relays and a public host, joined by an emulated internet, all in network namespaces.
 
 ::
 
-    h1 192.168.1.10 -- r1 203.0.113.21 --+
-                                         +-- pub (bridge 203.0.113.1) -- turn 203.0.113.10 (coturn)
-    h2 192.168.2.10 -- r2 203.0.113.22 --+
+    h1 192.168.1.10 -- r1 25.0.1.1 --+                +-- relay1 25.0.0.11 (coturn)
+    s1 192.168.1.11 --'              +-- the emulator --+
+    h2 192.168.2.10 -- r2 25.0.2.1 --+                +-- public 25.0.0.10
 
-Nothing touches the machine's own interfaces; every name begins with a prefix of this process. Needs root.
+With ``ipv6`` every site has a prefix 2a7f:0:<site>::/48 besides, without translation. Outside the home all addresses are such that
+every check takes them for public; nothing leaves the namespaces, and nothing touches the machine's own interfaces. Needs root.
 """
 
+import asyncio
+import contextlib
 import os
 import shutil
 import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from enum import StrEnum
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-TOOLS = ("ip", "iptables", "nsenter", "turnserver", "sysctl")
-RELAY = "203.0.113.10"
-RELAY_PORT = 3478
-START_LIMIT_S = 10.0
-NAMESPACES = ("pub", "turn", "r1", "h1", "r2", "h2")
+from tests.testbed import namespaces
+from tests.testbed.emulator import Emulator, Site
+from tests.testbed.link import Link
+from tests.testbed.namespaces import Namespaces
+from tests.testbed.nat import Nat, rules
+from tests.testbed.relay import PROGRAM, Relay, start_coturn
+
+__all__ = ["Bed", "Home", "Host", "Link", "Nat", "homes", "missing"]
+
+ROOT = Path(__file__).parents[2]
+MAX_HOMES = 16
+PUBLIC_NUMBER = 10  # The last part of the public host's address; relays come after it.
+END_LIMIT_S = 10.0
 
 
-class Nat(StrEnum):
-    """How a home's router treats UDP."""
-
-    CONE = "cone"  # keeps the port, lets in only whom the host has written to: a plain Linux router
-    SYMMETRIC = "symmetric"  # a fresh port for every destination: hole punching fails
-    NO_UDP = "no udp"  # a company's firewall
-
-
-def missing() -> str:
+def missing(*, relays: bool = True) -> str:
     """Why the test-bed cannot be built here; empty if it can."""
-    if os.name != "posix" or os.geteuid() != 0:
-        return "network namespaces need root"
-    absent = [tool for tool in TOOLS if shutil.which(tool) is None]
-    if absent:
-        return f"missing: {', '.join(absent)} (apt install iproute2 iptables coturn procps)"
-    probe = subprocess.run(["ip", "netns", "add", f"ct{os.getpid()}probe"], capture_output=True, text=True, check=False)
-    if probe.returncode:
-        return f"network namespaces do not work here: {probe.stderr.strip()}"
-    run("ip", "netns", "del", f"ct{os.getpid()}probe")
-    return ""
+    return namespaces.missing([PROGRAM] if relays else [])
 
 
-def run(*command: str) -> str:
-    """Run a command; its complaint is the error."""
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip() or done.stdout.strip()}")
-    return done.stdout
+class Host:
+    """A machine of the bed: its own namespace, and the programs started in it."""
+
+    def __init__(self, spaces: Namespaces, name: str) -> None:
+        """Refer to the namespace ``name``, which exists."""
+        self._spaces = spaces
+        self.name = name
+
+    def enter(self, command: Sequence[str]) -> list[str]:
+        """The command line that runs ``command`` here."""
+        return self._spaces.enter(self.name, command)
+
+    def run(self, *command: str) -> str:
+        """Run a command here to its end and return what it prints."""
+        return self._spaces.inside(self.name, *command)
+
+    async def start(
+        self, command: Sequence[str], env: Mapping[str, str] | None = None, **options: Any
+    ) -> asyncio.subprocess.Process:
+        """Start a program here, in the root of the repository, with pipes for its input and output.
+
+        Args:
+            env: added to this process's environment.
+            options: of ``asyncio.create_subprocess_exec``.
+        """
+        settings: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "cwd": ROOT, "limit": 1 << 20}
+        environment = os.environ | {"PYTHONPATH": str(ROOT)} | (env or {})
+        return await asyncio.create_subprocess_exec(*self.enter(command), env=environment, **(settings | options))
+
+    async def python(
+        self, module: str, *arguments: str, env: Mapping[str, str] | None = None, **options: Any
+    ) -> asyncio.subprocess.Process:
+        """Start a Python module here."""
+        return await self.start([sys.executable, "-m", module, *arguments], env, **options)
 
 
-class Homes:
-    """The built network."""
+class Home(Host):
+    """A home: its first host, which is ``self``, and the router."""
 
-    def __init__(self, folder: Path, secret: str) -> None:
-        """``folder`` takes the relay's files; ``secret`` is what it shares with who hands out credentials."""
-        self._prefix = f"ct{os.getpid()}"
+    def __init__(self, spaces: Namespaces, number: int, *, ipv4: bool, ipv6: bool) -> None:
+        """Refer to home ``number``, from 1; ``build`` makes it."""
+        super().__init__(spaces, f"h{number}")
+        self.number = number
+        self.router = f"r{number}"
+        self.nat = Nat.NONE
+        self._ipv4, self._ipv6 = ipv4, ipv6
+        self._moves = {"wan": 0, "lan": 0}
+        self._hosts = [self.name]
+        self._hairpin = False
+
+    @property
+    def wan(self) -> str:
+        """The router's present public IPv4 address."""
+        return f"25.0.{self.number}.{1 + self._moves['wan']}"
+
+    @property
+    def address(self) -> str:
+        """The first host's present IPv4 address: private behind NAT, public without."""
+        return self._host_ipv4(0)
+
+    @property
+    def ipv6(self) -> str:
+        """The first host's present IPv6 address."""
+        return self._host_ipv6(0)
+
+    def site(self) -> Site:
+        """Its place on the internet."""
+        ipv4 = f"25.0.{self.number}.0/24" if self._ipv4 else "-"
+        ipv6 = f"2a7f:0:{self.number}::/48" if self._ipv6 else "-"
+        return Site(self.name, self._spaces.full(self.router), "wan", ipv4, ipv6)
+
+    def build(self) -> None:
+        """Make the router's own network; its device ``wan`` is there already."""
+        n, router = self.number, self.router
+        commands = ["link add lan type bridge", "link set lan up", "link set wan txqueuelen 10000 up"]
+        if self._ipv4:
+            commands += [f"addr add 192.168.{n}.1/24 dev lan", f"addr add 25.0.{n}.129/25 dev lan"]
+            commands += [f"addr add {self.wan}/32 dev wan", "route add default dev wan"]
+        if self._ipv6:
+            commands += [f"addr add 2a7f:0:{n}:1::1/64 dev lan nodad", f"addr add 2a7f:0:{n}::1/128 dev wan nodad"]
+            commands += ["route add ::/0 dev wan"]
+        self._spaces.ip(router, *commands)
+        forwarding = ["net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1"]
+        self._spaces.inside(router, "sysctl", "-qw", *forwarding)
+        self._plug_in(self.name)
+
+    def set_nat(self, nat: Nat, *, hairpin: bool) -> None:
+        """Change how the router treats UDP; every present connection is forgotten."""
+        self.nat, self._hairpin = nat, hairpin
+        self._load_rules()
+        for index in range(len(self._hosts)):
+            self._configure(index)
+
+    def second(self) -> Host:
+        """Another host in this home, made when first asked for."""
+        name = f"s{self.number}"
+        if name not in self._hosts:
+            self._spaces.add(name)
+            self._plug_in(name)
+            self._hosts.append(name)
+            self._configure(1)
+        return Host(self._spaces, name)
+
+    def change_address(self, which: str) -> None:
+        """``wan``: the provider gives the router another address. ``lan``: the first host gets one, as on another network."""
+        self._moves[which] += 1
+        if which == "lan":
+            self._configure(0)
+            return
+        commands = [
+            "addr flush dev wan scope global",
+            f"addr add {self.wan}/32 dev wan",
+            "route replace default dev wan",
+        ]
+        if self._ipv6:
+            commands += [f"addr add 2a7f:0:{self.number}::1/128 dev wan nodad", "route replace ::/0 dev wan"]
+        self._spaces.ip(self.router, *commands)
+        self._load_rules()
+
+    def _load_rules(self) -> None:
+        self._spaces.inside(self.router, "nft", "-f", "-", stdin=rules(self.nat, self.wan, hairpin=self._hairpin))
+        self._spaces.inside(self.router, "conntrack", "-F")
+
+    def _plug_in(self, name: str) -> None:
+        port = f"to_{name}"
+        peer = f"peer name eth0 netns {self._spaces.full(name)}"
+        self._spaces.ip(self.router, f"link add {port} type veth {peer}", f"link set {port} master lan up")
+        self._spaces.ip(name, "link set eth0 up")
+
+    def _host_ipv4(self, index: int) -> str:
+        last = 10 + index + (10 * self._moves["lan"] if index == 0 else 0)
+        return f"25.0.{self.number}.{130 + last}" if self.nat is Nat.NONE else f"192.168.{self.number}.{last}"
+
+    def _host_ipv6(self, index: int) -> str:
+        last = 10 + index + (10 * self._moves["lan"] if index == 0 else 0)
+        return f"2a7f:0:{self.number}:1::{last}"
+
+    def _configure(self, index: int) -> None:
+        """Give a host the addresses of the present NAT kind, and no others."""
+        n, commands = self.number, ["addr flush dev eth0 scope global"]
+        if self._ipv4:
+            gateway, bits = (f"25.0.{n}.129", 25) if self.nat is Nat.NONE else (f"192.168.{n}.1", 24)
+            commands.append(f"addr add {self._host_ipv4(index)}/{bits} dev eth0")
+            commands.append(f"route replace default via {gateway}")
+        if self._ipv6:
+            commands.append(f"addr add {self._host_ipv6(index)}/64 dev eth0 nodad")
+            commands.append(f"route replace ::/0 via 2a7f:0:{n}:1::1")
+        self._spaces.ip(self._hosts[index], *commands)
+
+
+class Bed:
+    """The built network; ``homes`` makes one."""
+
+    def __init__(self, count: int, *, relays: int, ipv4: bool, ipv6: bool, folder: Path) -> None:
+        """Plan it; ``build`` makes it, ``remove`` ends it."""
+        if not 0 < count <= MAX_HOMES:
+            raise ValueError(f"{count} homes: from 1 to {MAX_HOMES}")
+        self._spaces = Namespaces()
+        self._ipv4, self._ipv6 = ipv4, ipv6
         self._folder = folder
-        self._secret = secret
-        self._relay: subprocess.Popen[bytes] | None = None
+        self._homes = [Home(self._spaces, number, ipv4=ipv4, ipv6=ipv6) for number in range(1, count + 1)]
+        self._servers: list[subprocess.Popen[bytes]] = []
+        self._emulator: Emulator | None = None
+        self.public = Host(self._spaces, "public")
+        self.relays = [
+            Relay(f"relay{k}", self._public_addresses(k), folder / f"relay{k}" / "relay.pem")
+            for k in range(1, relays + 1)
+        ]
 
-    def enter(self, home: int, command: Sequence[str]) -> list[str]:
-        """The command line that runs ``command`` in home 1 or 2."""
-        return self._inside(f"h{home}", *command)
+    @property
+    def public_address(self) -> str:
+        """The public host's first address."""
+        return self._public_addresses(0)[0]
 
-    def build(self, first: Nat, second: Nat) -> None:
-        """Make everything."""
-        for name in NAMESPACES:
-            run("ip", "netns", "add", self._prefix + name)
-            self._ip(name, "link", "set", "lo", "up")
-        self._ip("pub", "link", "add", "br0", "type", "bridge")
-        self._ip("pub", "link", "set", "br0", "up")
-        self._ip("pub", "addr", "add", "203.0.113.1/24", "dev", "br0")
-        self._join_public("turn", f"{RELAY}/24")
-        for number, nat in ((1, first), (2, second)):
-            self._build_home(number, nat)
-        self._start_relay()
+    @property
+    def relay(self) -> Relay:
+        """The first relay."""
+        return self.relays[0]
+
+    def home(self, number: int) -> Home:
+        """Home ``number``, counted from 1."""
+        return self._homes[number - 1]
+
+    def host_of(self, relay: Relay) -> Host:
+        """The machine on which a relay runs."""
+        return Host(self._spaces, relay.name)
+
+    def set_nat(self, number: int, nat: Nat, *, hairpin: bool = False) -> None:
+        """Change a home's router; what was connected through it is forgotten."""
+        self.home(number).set_nat(nat, hairpin=hairpin)
+
+    def set_link(self, site: int | str, link: Link) -> None:
+        """Change the line of a home, by its number, or of ``public`` or a relay, by its name, while it is used."""
+        self._running.set_link(self._site(site), link)
+
+    def cut(self, site: int | str) -> None:
+        """Pull the cable between a router and the internet."""
+        self._running.cut(self._site(site), True)
+
+    def heal(self, site: int | str) -> None:
+        """Plug it in again."""
+        self._running.cut(self._site(site), False)
+
+    def change_address(self, number: int, which: str = "wan") -> None:
+        """A home's router (``wan``) or first host (``lan``) gets another address; what used the old one is cut."""
+        self.home(number).change_address(which)
+
+    def stats(self) -> Mapping[str, Any]:
+        """The emulator's counters, see ``Emulator.stats``; homes are called ``h1`` and so on."""
+        return self._running.stats()
+
+    def build(self, nat: Sequence[Nat], link: Sequence[Link], *, seed: int, portable: bool) -> None:
+        """Make everything; ``nat`` and ``link`` have one entry for each home."""
+        namespaces.sweep()
+        routers = [home.router for home in self._homes]
+        servers = [self.public.name, *(relay.name for relay in self.relays)]
+        self._spaces.add(*routers, *(home.name for home in self._homes), *servers)
+        sites = [home.site() for home in self._homes] + [self._server_site(k) for k in range(len(servers))]
+        self._emulator = Emulator(sites, seed=seed, portable=portable)
+        for home, kind, line in zip(self._homes, nat, link, strict=True):
+            home.build()
+            home.set_nat(kind, hairpin=False)
+            self.set_link(home.number, line)
+        for k, name in enumerate(servers):
+            self._configure_server(k, name)
+            self.set_link(name, Link())
+        for relay in self.relays:
+            relay.authority.parent.mkdir()
+            enter = self._spaces.enter(relay.name, [])
+            self._servers.append(start_coturn(relay, relay.authority.parent, enter))
 
     def remove(self) -> None:
         """End everything that was started and delete every namespace."""
-        if self._relay is not None:
-            self._relay.terminate()
-            self._relay.wait(timeout=10)
-        for name in NAMESPACES:
-            subprocess.run(["ip", "netns", "del", self._prefix + name], capture_output=True, check=False)
+        for server in self._servers:
+            server.terminate()
+        for server in self._servers:
+            server.wait(timeout=END_LIMIT_S)
+        if self._emulator is not None:
+            self._emulator.close()
+        self._spaces.remove()
 
-    def _inside(self, name: str, *command: str) -> list[str]:
-        return ["nsenter", f"--net=/run/netns/{self._prefix}{name}", *command]
+    @property
+    def _running(self) -> Emulator:
+        if self._emulator is None:
+            raise RuntimeError("the test-bed is not built")
+        return self._emulator
 
-    def _ip(self, name: str, *arguments: str) -> None:
-        run("ip", "-n", self._prefix + name, *arguments)
+    def _site(self, site: int | str) -> str:
+        return self.home(site).name if isinstance(site, int) else site
 
-    def _iptables(self, name: str, *arguments: str) -> None:
-        run(*self._inside(name, "iptables", "-w", *arguments))
+    def _public_addresses(self, k: int) -> tuple[str, ...]:
+        last = PUBLIC_NUMBER + k
+        both = ((self._ipv4, f"25.0.0.{last}"), (self._ipv6, f"2a7f:0:{MAX_HOMES + 1 + k}::1"))
+        return tuple(address for present, address in both if present)
 
-    def _join_public(self, name: str, address: str) -> None:
-        """A cable to the public segment. The default route matters: without one coturn closes an allocation at the first private
-        candidate (ENETUNREACH)."""
-        self._cable(name, "wan", "pub", f"p{name}")
-        self._ip("pub", "link", "set", f"p{name}", "master", "br0")
-        self._ip(name, "addr", "add", address, "dev", "wan")
-        self._ip(name, "route", "add", "default", "via", "203.0.113.1")
+    def _server_site(self, k: int) -> Site:
+        name = f"relay{k}" if k else self.public.name
+        ipv4 = f"25.0.0.{PUBLIC_NUMBER + k}/32" if self._ipv4 else "-"
+        ipv6 = f"2a7f:0:{MAX_HOMES + 1 + k}::/48" if self._ipv6 else "-"
+        return Site(name, self._spaces.full(name), "wan", ipv4, ipv6)
 
-    def _cable(self, left: str, left_device: str, right: str, right_device: str) -> None:
-        peer = ("peer", "name", right_device, "netns", self._prefix + right)
-        self._ip(left, "link", "add", left_device, "type", "veth", *peer)
-        self._ip(left, "link", "set", left_device, "up")
-        self._ip(right, "link", "set", right_device, "up")
-
-    def _build_home(self, number: int, nat: Nat) -> None:
-        router, host = f"r{number}", f"h{number}"
-        self._cable(router, "lan", host, "eth0")
-        self._ip(router, "addr", "add", f"192.168.{number}.1/24", "dev", "lan")
-        self._ip(host, "addr", "add", f"192.168.{number}.10/24", "dev", "eth0")
-        self._ip(host, "route", "add", "default", "via", f"192.168.{number}.1")
-        # The rules stand before the cable: a flow that begins without them would keep its private address.
-        spread = ("--random-fully",) if nat is Nat.SYMMETRIC else ()
-        self._iptables(router, "-t", "nat", "-A", "POSTROUTING", "-o", "wan", "-j", "MASQUERADE", *spread)
-        if nat is Nat.NO_UDP:
-            self._iptables(router, "-A", "FORWARD", "-p", "udp", "-j", "DROP")
-        for chain in ("FORWARD", "INPUT"):
-            known = ("-m", "conntrack", "--ctstate", "ESTABLISHED,RELATED")
-            self._iptables(router, "-A", chain, "-i", "wan", *known, "-j", "ACCEPT")
-            self._iptables(router, "-A", chain, "-i", "wan", "-j", "DROP")
-        self._join_public(router, f"203.0.113.2{number}/24")
-        run(*self._inside(router, "sysctl", "-qw", "net.ipv4.ip_forward=1"))
-
-    def _start_relay(self) -> None:
-        settings = {
-            "listening-ip": RELAY,
-            "relay-ip": RELAY,
-            "listening-port": str(RELAY_PORT),
-            "min-port": "50000",
-            "max-port": "50999",
-            "realm": "cottage.test",
-            "static-auth-secret": self._secret,
-            "log-file": str(self._folder / "turn.log"),
-            "pidfile": str(self._folder / "turn.pid"),
-            "userdb": str(self._folder / "turn.db"),
-        }
-        flags = ("use-auth-secret", "fingerprint", "no-tls", "no-dtls", "no-cli", "simple-log")
-        lines = [f"{name}={value}" for name, value in settings.items()] + list(flags)
-        config = self._folder / "turn.conf"
-        config.write_text("\n".join(lines) + "\n")
-        with (self._folder / "turn.out").open("wb") as out:
-            command = self._inside("turn", "turnserver", "-c", str(config))
-            self._relay = subprocess.Popen(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
-        deadline = time.monotonic() + START_LIMIT_S
-        while f"{RELAY}:{RELAY_PORT}" not in run(*self._inside("turn", "ss", "-lun")):
-            if time.monotonic() > deadline or self._relay.poll() is not None:
-                raise RuntimeError(f"the relay did not start: {(self._folder / 'turn.out').read_text()[-800:]}")
-            time.sleep(0.02)
+    def _configure_server(self, k: int, name: str) -> None:
+        """An address alone is not enough: without a default route coturn closes an allocation at the first private candidate."""
+        commands = ["link set wan txqueuelen 10000 up"]
+        for address in self._public_addresses(k):
+            ipv6 = ":" in address
+            commands.append(f"addr add {address}/{128 if ipv6 else 32} dev wan" + (" nodad" if ipv6 else ""))
+            commands.append(f"route add {'::' if ipv6 else '0.0.0.0'}/0 dev wan")
+        self._spaces.ip(name, *commands)
 
 
-@contextmanager
-def homes(folder: Path, first: Nat, second: Nat, secret: str) -> Iterator[Homes]:
-    """Two homes behind such NATs, removed at the end whatever happens."""
-    network = Homes(folder, secret)
+@contextlib.asynccontextmanager
+async def homes(
+    count: int = 2,
+    *,
+    nat: Nat | Sequence[Nat] = Nat.PORT_CONE,
+    link: Link | Sequence[Link] = Link(),  # noqa: B008 - frozen
+    ipv4: bool = True,
+    ipv6: bool = False,
+    relays: int = 1,
+    seed: int = 1,
+    portable: bool = False,
+) -> AsyncIterator[Bed]:
+    """So many homes, removed at the end whatever happens.
+
+    Args:
+        nat: of every home, or one for each.
+        link: of every home, or one for each; relays and the public host have unlimited lines unless ``set_link`` says otherwise.
+        ipv4, ipv6: which families the internet has.
+        relays: how many relays run.
+        seed: of everything that is random on the lines.
+        portable: use the emulator in Python, which is good for some 50 Mbit/s, even where there is a compiler.
+    """
+    kinds = [nat] * count if isinstance(nat, Nat) else list(nat)
+    lines = [link] * count if isinstance(link, Link) else list(link)
+    folder = Path(tempfile.mkdtemp(prefix="cottage-bed-"))
+    bed = Bed(count, relays=relays, ipv4=ipv4, ipv6=ipv6, folder=folder)
     try:
-        network.build(first, second)
-        yield network
+        await asyncio.to_thread(bed.build, kinds, lines, seed=seed, portable=portable)
+        yield bed
     finally:
-        network.remove()
+        await asyncio.to_thread(bed.remove)
+        shutil.rmtree(folder)
