@@ -11,7 +11,7 @@ class Ticket:
 
     owner: Hashable
     size: int
-    granted: Callable[[], None]
+    granted: Callable[["Ticket"], None]
 
 
 class MemoryBudget:
@@ -33,8 +33,8 @@ class MemoryBudget:
         """Whether a reservation of ``size`` can ever be granted."""
         return size <= self._per_owner
 
-    def reserve(self, owner: Hashable, size: int, granted: Callable[[], None]) -> Ticket:
-        """Call ``granted`` once ``size`` bytes are reserved for ``owner``: now, or when others release."""
+    def reserve(self, owner: Hashable, size: int, granted: Callable[[Ticket], None]) -> Ticket:
+        """Call ``granted`` with the ticket once ``size`` bytes are reserved for ``owner``: now, or when others release."""
         ticket = Ticket(owner, size, granted)
         self._waiting.append(ticket)
         self._serve()
@@ -70,4 +70,4 @@ class MemoryBudget:
             granted.append(entry)
         self._waiting.extendleft(reversed(passed))
         for entry in granted:
-            entry.granted()
+            entry.granted(entry)

@@ -9,12 +9,16 @@ from transport.ice import IceServer
 from transport.identity import NodeKey
 from transport.lane import Lane
 from transport.limits import PeerLimits
+from transport.stream import IncomingStream
 
 SendSignal = Callable[[str, bytes], Awaitable[None]]
 """Carries an envelope (second) to a node (first) through the coordinator."""
 
 OnMessage = Callable[[str, Lane, bytes, memoryview], Awaitable[None]]
 """Takes peer, lane, header and payload of a message."""
+
+OnStream = Callable[[IncomingStream], Awaitable[None]]
+"""Takes a stream at its beginning; returns when it is done with it."""
 
 
 @dataclass
@@ -35,6 +39,7 @@ class PeerContext:
     key: NodeKey
     send_signal: SendSignal
     on_message: OnMessage
+    on_stream: OnStream | None
     ice_servers: Callable[[str], Sequence[IceServer]]
     clock: Clock
     limits: PeerLimits

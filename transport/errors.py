@@ -17,7 +17,9 @@
     └── PeerError
         ├── PeerNotAllowedError     the peer is not in the plan
         ├── PeerUnreachableError    no acknowledgement in time
-        └── DeliveryFailedError     the peer has the message but could not take it
+        ├── DeliveryFailedError     the peer has the message but could not take it
+        ├── StreamBrokenError       a stream cannot go on where it was
+        └── MessageRefusedError     raised by a handler: what the sender is told
 """
 
 
@@ -91,3 +93,11 @@ class PeerUnreachableError(PeerError):
 
 class DeliveryFailedError(PeerError):
     """The peer received the message and could not take it."""
+
+
+class StreamBrokenError(PeerError):
+    """A stream cannot go on where it was: its producer failed it, or one side no longer has what the other lacks."""
+
+
+class MessageRefusedError(PeerError):
+    """Raised by a handler that will not take a message; the sender gets the text in its DeliveryFailedError."""

@@ -1,15 +1,18 @@
 """What two peers put on a lane: messages cut into frames, and the few frames that steer them.
 
-A message begins with BEGIN (id, length, checksum, header) and goes on with MORE frames, in order, all on its own lane; MORE
-frames of several messages may alternate. A small message is *eager*: its bytes follow at once, within a window. A larger one
-waits for GRANT, so the receiver never holds what it did not agree to. ACK says that the receiver's handler has finished.
+A message begins with BEGIN (id, length, header) and goes on with MORE frames, in order, all on its own lane; MORE frames of
+several messages may alternate. A small message is *eager*: its bytes follow at once, within a window. Any other waits for
+GRANT, which says how far the bytes may go, so the receiver never holds what it did not agree to. GRANT also says what the
+receiver holds: the sender of a *stream* may forget that, and a message that is begun *again* over a new link, eager or not,
+goes on from there. ACK says that the receiver's handler has finished.
 
-All integers are big-endian::
+All integers are big-endian; the checksums are CRC-32 over all of the frame that is not the checksum::
 
-    BEGIN   01  id u64  total u64  crc u32  eager u8  header (to the end, <= 4 KiB)
-    MORE    02  id u64  offset u64  bytes (to the end, 1 B - 16 KiB)
-    CANCEL  03  id u64                 the sender has given up; answered with ACK or FAIL like a delivery
-    GRANT   04  id u64                 the receiver has room for it
+    BEGIN   01  id u64  total u64  flags u8  crc u32  header (to the end, <= 4 KiB)
+                                       1 eager, 2 stream, 4 again
+    MORE    02  id u64  offset u64  crc u32  bytes (to the end, at least one)
+    CANCEL  03  id u64                 nothing more comes of it; answered with ACK or FAIL, unless it has been
+    GRANT   04  id u64  have u64  upto u64   every byte below have is there, and there is room for those below upto
     ACK     05  id u64                 taken
     FAIL    06  id u64  reason (UTF-8, <= 200 B)
     PING    07  u32  floor u64         every id below floor is settled for good; answered with PONG
@@ -22,31 +25,42 @@ from dataclasses import dataclass
 
 from transport.errors import MalformedFrameError, MessageLimitError
 
-MAX_FRAME = (
-    16 * 1024
-)  # The cheapest of 8 to 200 KB per byte sent through aiortc, and short enough to share a slow uplink.
+MAX_FRAME = 64 * 1024  # What every WebRTC stack takes in one message without being asked (RFC 8841, section 6.1).
+MIN_FRAME = 4 * 1024  # Shorter frames cost more in Python than they save on the slowest line.
 MAX_HEADER = 4096  # A header says what a payload is; anything longer belongs into the payload.
-MAX_PAYLOAD = 512 * 1024 * 1024  # One stage's state or pseudo-gradient; more is sent in several messages.
+MAX_PAYLOAD = 2 << 30  # One stage's state; more is sent in several messages.
 MAX_REASON = 200  # Shown in a log line.
 
-_BEGIN = struct.Struct("!BQQIB")
-_MORE = struct.Struct("!BQQ")
+_BEGIN = struct.Struct("!BQQBI")
+_MORE = struct.Struct("!BQQI")
+_CRC = struct.Struct("!I")
 _ID = struct.Struct("!BQ")
+_GRANT = struct.Struct("!BQQQ")
 _PING = struct.Struct("!BIQ")
 _PONG = struct.Struct("!BI")
 
-CHUNK = MAX_FRAME - _MORE.size
+MORE_OVERHEAD = _MORE.size
+CHUNK = MAX_FRAME - MORE_OVERHEAD
+
+_EAGER, _STREAM, _AGAIN = 1, 2, 4
 
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """Opens a message: ``total`` payload bytes, CRC-32 of header and payload, and whether the bytes follow unasked."""
+    """Opens a message of ``total`` payload bytes, or opens it again over a new link.
+
+    Attributes:
+        eager: the bytes follow unasked (unless ``again``).
+        stream: made while it is sent; to be handed on while it arrives.
+        again: it was announced over an earlier link: the sender wants to know what is there.
+    """
 
     id: int
     total: int
-    crc: int
     eager: bool
     header: bytes
+    stream: bool = False
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +74,18 @@ class More:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """The sender no longer wants the message delivered."""
+    """Nothing more comes of the message: given up, or answered before all of it was sent."""
 
     id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """The receiver has reserved memory for the message."""
+    """The receiver holds every byte below ``have`` and has room for those below ``upto``."""
 
     id: int
+    have: int
+    upto: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +121,6 @@ class Pong:
 Frame = Begin | More | Cancel | Grant | Ack | Fail | Ping | Pong
 
 
-def checksum(header: bytes, payload: bytes | bytearray | memoryview) -> int:
-    """CRC-32 over header and payload. DTLS already keeps forgers out; this finds mistakes of our own."""
-    return zlib.crc32(payload, zlib.crc32(header))
-
-
 def check_message(header: bytes, size: int) -> None:
     """Refuse a message that the framing cannot carry.
 
@@ -126,13 +137,16 @@ def encode(frame: Frame) -> bytes:
     """Return the bytes of a frame; the caller keeps within the limits above."""
     match frame:
         case More():
-            return b"".join((_MORE.pack(2, frame.id, frame.offset), frame.data))
+            head = _MORE.pack(2, frame.id, frame.offset, 0)[: -_CRC.size]
+            return b"".join((head, _CRC.pack(zlib.crc32(frame.data, zlib.crc32(head))), frame.data))
         case Begin():
-            return _BEGIN.pack(1, frame.id, frame.total, frame.crc, frame.eager) + frame.header
+            flags = _EAGER * frame.eager | _STREAM * frame.stream | _AGAIN * frame.again
+            head = _BEGIN.pack(1, frame.id, frame.total, flags, 0)[: -_CRC.size]
+            return b"".join((head, _CRC.pack(zlib.crc32(frame.header, zlib.crc32(head))), frame.header))
         case Cancel():
             return _ID.pack(3, frame.id)
         case Grant():
-            return _ID.pack(4, frame.id)
+            return _GRANT.pack(4, frame.id, frame.have, frame.upto)
         case Ack():
             return _ID.pack(5, frame.id)
         case Fail():
@@ -147,7 +161,7 @@ def decode(data: bytes) -> Frame:
     """Return the frame that ``data`` holds.
 
     Raises:
-        MalformedFrameError: unknown kind, wrong length, or a length out of bounds.
+        MalformedFrameError: unknown kind, wrong length, a length out of bounds, or damage.
     """
     if not 1 <= len(data) <= MAX_FRAME:
         raise MalformedFrameError(f"frame of {len(data)} bytes: 1 to {MAX_FRAME} are allowed")
@@ -159,7 +173,7 @@ def decode(data: bytes) -> Frame:
         case 3:
             return Cancel(_exactly(_ID, data)[1])
         case 4:
-            return Grant(_exactly(_ID, data)[1])
+            return _decode_grant(data)
         case 5:
             return Ack(_exactly(_ID, data)[1])
         case 6:
@@ -177,17 +191,34 @@ def decode(data: bytes) -> Frame:
 def _decode_begin(data: bytes) -> Begin:
     if not _BEGIN.size <= len(data) <= _BEGIN.size + MAX_HEADER:
         raise MalformedFrameError(f"BEGIN frame of {len(data)} bytes")
-    _, ident, total, crc, eager = _BEGIN.unpack_from(data)
-    if total > MAX_PAYLOAD or eager > 1:
-        raise MalformedFrameError(f"BEGIN announces {total} bytes (at most {MAX_PAYLOAD}), eager {eager}")
-    return Begin(ident, total, crc, eager == 1, data[_BEGIN.size :])
+    _, ident, total, flags, crc = _BEGIN.unpack_from(data)
+    if total > MAX_PAYLOAD or flags > (_STREAM | _AGAIN | _EAGER) or (flags & _EAGER and flags & _STREAM):
+        raise MalformedFrameError(f"BEGIN announces {total} bytes (at most {MAX_PAYLOAD}), flags {flags}")
+    _check(data, _BEGIN, crc)
+    return Begin(ident, total, bool(flags & _EAGER), data[_BEGIN.size :], bool(flags & _STREAM), bool(flags & _AGAIN))
 
 
 def _decode_more(data: bytes) -> More:
     if len(data) <= _MORE.size:
         raise MalformedFrameError("MORE frame without payload")
-    _, ident, offset = _MORE.unpack_from(data)
+    _, ident, offset, crc = _MORE.unpack_from(data)
+    _check(data, _MORE, crc)
     return More(ident, offset, memoryview(data)[_MORE.size :])
+
+
+def _decode_grant(data: bytes) -> Grant:
+    _, ident, have, upto = _exactly(_GRANT, data)
+    if have > upto:
+        raise MalformedFrameError(f"GRANT of room up to {upto} where {have} bytes are there")
+    return Grant(ident, have, upto)
+
+
+def _check(data: bytes, form: struct.Struct, crc: int) -> None:
+    """DTLS already keeps forgers out; this finds mistakes of our own, and tells before anybody sees the bytes."""
+    view = memoryview(data)
+    found = zlib.crc32(view[form.size :], zlib.crc32(view[: form.size - _CRC.size]))
+    if found != crc:
+        raise MalformedFrameError(f"frame of kind {data[0]} arrived damaged: checksum {found:08x}, not {crc:08x}")
 
 
 def _exactly(form: struct.Struct, data: bytes) -> tuple[int, ...]:

@@ -1,12 +1,12 @@
 """What one peer has for this node: reassembly within bounds, each message delivered once. Pure bookkeeping: no socket, no clock.
 
-A message is *partial* (announced, perhaps waiting for memory), *busy* (complete, queued or in the handler) or *settled*. Partial
-messages die with their link and come again; busy and settled ones are remembered across links of the peer's session, so a message
-that is sent again is neither delivered again nor forgotten.
+A message is *partial* (announced, perhaps waiting for memory), *busy* (complete, queued or in the handler) or *settled*. A stream
+is in its handler from the moment that it has memory. All three outlive their link: over the next one of the peer's session a
+partial message goes on from what is here, and a busy or settled one is neither delivered again nor forgotten. How long a partial
+message waits for the next link is the session's affair (``drop_partial``).
 """
 
 import mmap
-import zlib
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,8 +17,12 @@ from transport.framing import Ack, Begin, Cancel, Fail, Frame, Grant, More
 from transport.lane import Lane
 from transport.limits import PeerLimits
 from transport.outbox import MAX_ID_SPAN
+from transport.stream import IncomingStream
+from transport.window import Window
 
 MAX_REMEMBERED_FAILURES = 2048  # More than can be open at once, so any message that comes again gets its true answer.
+PROGRESS = 1 << 20  # Bytes between two reports to the sender of a stream: 120 a second at 1 Gbit/s.
+PROGRESS_PER_WINDOW = 4  # ... and at least four to a window, so that it never runs dry.
 
 
 @dataclass(eq=False)
@@ -26,7 +30,6 @@ class Delivery:
     """A complete message for the handler."""
 
     lane: Lane
-    session: bytes
     id: int
     header: bytes
     payload: memoryview
@@ -36,12 +39,34 @@ class Delivery:
 
 @dataclass(eq=False)
 class _Partial:
+    """A message that is not complete.
+
+    Attributes:
+        buffer, stream: where its bytes go; neither while it waits for memory.
+        announced: it was, over the present link.
+        upto: bytes that the sender may send over the present link.
+        told: what the sender last heard to be here.
+    """
+
     lane: Lane
     begin: Begin
-    crc: int
     buffer: bytearray | mmap.mmap | None = None
+    stream: IncomingStream | None = None
     received: int = 0
+    announced: bool = True
+    upto: int = 0
+    told: int = 0
     ticket: Ticket | None = None
+
+    @property
+    def has_memory(self) -> bool:
+        """Whether the bytes have a place."""
+        return self.buffer is not None or self.stream is not None
+
+    @property
+    def owes(self) -> bool:
+        """Whether the peer holds up memory. A stream's producer may take its time: it holds up only its window."""
+        return self.has_memory and (not self.announced or self.stream is None)
 
     def empty(self) -> Ticket | None:
         """Let go of the memory at once (ticket and message point at each other) and return what pays for it."""
@@ -58,19 +83,32 @@ class Inbox:
         budget: MemoryBudget,
         deliver: Callable[[Delivery], None],
         reply: Callable[[Frame], None],
+        *,
+        peer: str = "",
+        open_stream: Callable[[IncomingStream], None] | None = None,
     ) -> None:
-        """Take where complete messages go and where answers go; answers given while no link is up may be dropped."""
+        """Take where messages and answers go; answers given while no link is up may be dropped.
+
+        Args:
+            deliver: takes complete messages; ``finished`` must follow.
+            reply: takes answers.
+            peer: the sender's address, for streams.
+            open_stream: takes streams at their beginning; ``finished`` must follow. None: they are put together as any other.
+        """
         self._limits = limits
         self._budget = budget
         self._deliver = deliver
         self._reply = reply
+        self._peer = peer
+        self._open_stream = open_stream
         self._session = b""
         self._watermark = 1
         self._settled: set[int] = set()
         self._failed: OrderedDict[int, str] = OrderedDict()
         self._partial: dict[int, _Partial] = {}
-        self._busy: dict[int, Delivery] = {}
-        self._discarding: set[int] = set()
+        self._busy: dict[int, Delivery | IncomingStream] = {}
+        self._discarding: dict[int, int] = {}
+        self._window = Window(limits)
         self._progress = 0
 
     @property
@@ -86,23 +124,47 @@ class Inbox:
     @property
     def awaits_bytes(self) -> bool:
         """Whether the peer owes bytes of a message that it announced and that has memory."""
-        return any(partial.buffer is not None for partial in self._partial.values())
+        return any(partial.owes for partial in self._partial.values())
+
+    @property
+    def awaits_link(self) -> bool:
+        """Whether a message has begun and is not complete."""
+        return bool(self._partial)
 
     def start_link(self, session: bytes, floor: int) -> None:
-        """A link to the peer is up: forget partial messages, and everything if the peer has restarted."""
-        self.drop_partial()
+        """A link to the peer is up: its messages go on, or are forgotten if the peer has restarted."""
+        self.end_link()
         if session != self._session:
+            self._forget("it has restarted")
             self._session, self._watermark = session, floor
             self._settled.clear()
             self._failed.clear()
             self._busy.clear()
+            self._window.clear()
         self.on_floor(floor)
 
-    def drop_partial(self) -> None:
-        """Free the memory of messages that are not complete: their link is gone."""
-        tickets = [partial.empty() for partial in self._partial.values()]
-        self._partial.clear()
+    def end_link(self) -> None:
+        """The link is gone: what was announced must be announced again before bytes may come."""
         self._discarding.clear()
+        for partial in self._partial.values():
+            partial.announced, partial.upto = False, 0
+
+    def drop_partial(self) -> None:
+        """Free the memory of messages that are not complete; the sender begins again, where it still can."""
+        for partial in self._partial.values():
+            if partial.stream is None:
+                self._window.leave(partial.begin.total, eager=partial.begin.eager)
+        self._forget("no link to it for too long, or it broke the rules")
+
+    def _forget(self, why: str) -> None:
+        """Let go of all partial messages; streams stay in their handlers until those have noticed."""
+        tickets = []
+        for ident, partial in self._partial.items():
+            if partial.stream is not None:
+                partial.stream.break_off(why)
+                self._busy[ident] = partial.stream
+            tickets.append(partial.empty())
+        self._partial.clear()
         self._budget.give_up(*(ticket for ticket in tickets if ticket is not None))
 
     def on_floor(self, floor: int) -> None:
@@ -113,109 +175,199 @@ class Inbox:
         self._advance()
 
     def on_begin(self, lane: Lane, frame: Begin) -> None:
-        """A message is announced.
+        """A message is announced, for the first time or again.
 
         Raises:
             MalformedFrameError: it oversteps the window, or its id is in use or absurd.
         """
-        if frame.id in self._partial or frame.id >= self._watermark + 2 * MAX_ID_SPAN:
+        if frame.id >= self._watermark + 2 * MAX_ID_SPAN:
             raise MalformedFrameError(f"the peer announces message {frame.id} out of order")
-        if self._is_settled(frame.id) or frame.id in self._busy:
-            if frame.eager and frame.total:
-                self._discarding.add(frame.id)
-            if frame.id not in self._busy:
-                self._answer(frame.id)
-            return
-        self._check_window(frame)
-        partial = _Partial(lane, frame, zlib.crc32(frame.header))
-        self._partial[frame.id] = partial
-        if frame.eager:
-            partial.buffer = bytearray(frame.total)
-            self._finish_if_whole(partial)
-        elif self._budget.fits(frame.total):
-            partial.ticket = self._budget.reserve(self, frame.total, lambda: self._granted(partial))
+        partial = self._partial.get(frame.id)
+        if partial is not None:
+            self._go_on(partial, lane, frame)
+        elif self._is_settled(frame.id) or frame.id in self._busy:
+            self._repeat(frame)
         else:
-            del self._partial[frame.id]
-            self._settle(frame.id, f"{frame.total} bytes are more than this node takes from one peer")
+            self._check_window(frame)
+            self._window.enter(frame.total, eager=frame.eager)
+            partial = self._partial[frame.id] = _Partial(lane, frame)
+            self._make_room(partial)
+
+    def _go_on(self, partial: _Partial, lane: Lane, frame: Begin) -> None:
+        """A partial message is announced over a new link."""
+        same = (frame.total, frame.eager, frame.stream) == (
+            partial.begin.total,
+            partial.begin.eager,
+            partial.begin.stream,
+        )
+        if partial.announced or not frame.again or lane is not partial.lane or not same:
+            raise MalformedFrameError(f"the peer announces message {frame.id} out of order")
+        partial.announced = True
+        if partial.has_memory:
+            self._grant(partial)
+
+    def _repeat(self, frame: Begin) -> None:
+        """A message that is complete here is announced again: say what became of it, or later when it is known."""
+        if not frame.again:
+            raise MalformedFrameError(f"the peer announces message {frame.id} twice")
+        if frame.id not in self._busy:
+            self._answer(frame.id)
+
+    def _make_room(self, partial: _Partial) -> None:
+        begin = partial.begin
+        streamed = begin.stream and self._open_stream is not None
+        size = min(begin.total, self._limits.stream_window) if streamed else begin.total
+        if begin.eager:
+            self._seat(partial, None)
+        elif self._budget.fits(size):
+            ticket = self._budget.reserve(self, size, lambda ticket: self._seat(partial, ticket))
+            if not partial.has_memory:
+                partial.ticket = ticket
+        else:
+            del self._partial[begin.id]
+            self._window.leave(begin.total, eager=False)
+            self._settle(begin.id, f"{begin.total} bytes are more than this node takes from one peer in one piece")
+
+    def _seat(self, partial: _Partial, ticket: Ticket | None) -> None:
+        """There is memory for a message."""
+        begin, partial.ticket = partial.begin, ticket
+        if begin.stream and self._open_stream is not None:
+            stream = IncomingStream(self._peer, partial.lane, begin.id, begin.header, begin.total, self._consumed)
+            partial.stream, stream.ticket, partial.ticket = stream, partial.ticket, None
+            self._open_stream(stream)
+        elif begin.eager:
+            partial.buffer = bytearray()  # Made with the first bytes, which mostly are all.
+        else:
+            # Pages of an anonymous map cost nothing until bytes arrive: an announcement alone takes no memory and no time.
+            partial.buffer = mmap.mmap(-1, begin.total) if begin.total else bytearray()
+        if begin.eager and not begin.again:
+            partial.upto = begin.total
+        elif partial.announced and (begin.total or not begin.eager):
+            self._grant(partial)
+        self._finish_if_whole(partial, None)
+
+    def _grant(self, partial: _Partial) -> None:
+        total, stream = partial.begin.total, partial.stream
+        partial.upto = total if stream is None else min(total, stream.consumed + self._limits.stream_window)
+        partial.told = partial.received
+        self._reply(Grant(partial.begin.id, partial.received, partial.upto))
 
     def on_more(self, lane: Lane, frame: More) -> None:
         """Bytes of a message.
 
         Raises:
-            MalformedFrameError: nobody asked for them, they are out of order, or the checksum is wrong.
+            MalformedFrameError: nobody asked for them, or they are out of order.
         """
+        end = frame.offset + len(frame.data)
         partial = self._partial.get(frame.id)
         if partial is None:
-            if frame.id in self._discarding:
-                return
-            raise MalformedFrameError(f"bytes of message {frame.id}, which was not announced")
-        end = frame.offset + len(frame.data)
-        in_order = lane is partial.lane and frame.offset == partial.received and end <= partial.begin.total
-        if partial.buffer is None or not in_order:
+            self._discard(frame.id, end)
+            return
+        if lane is not partial.lane or frame.offset != partial.received or end > partial.upto:
             raise MalformedFrameError(
                 f"bytes {frame.offset}-{end} of message {frame.id} ({partial.begin.total} bytes) are out of turn"
             )
-        partial.buffer[frame.offset : end] = frame.data
-        partial.crc = zlib.crc32(frame.data, partial.crc)
+        data = memoryview(frame.data)
         partial.received = end
-        self._progress += len(frame.data)
-        self._finish_if_whole(partial)
+        self._progress += data.nbytes
+        if partial.stream is not None:
+            partial.stream.push(data)
+        elif partial.buffer is not None and data.nbytes < partial.begin.total:
+            if not len(partial.buffer):
+                partial.buffer = bytearray(partial.begin.total)
+            partial.buffer[frame.offset : end] = data
+        self._finish_if_whole(partial, data)
+        if partial.begin.stream and partial.stream is None and end < partial.begin.total:
+            self._report(partial, end - partial.told)
+
+    def _discard(self, ident: int, end: int) -> None:
+        """Bytes that were on their way when the message was answered before its end."""
+        total = self._discarding.get(ident)
+        if total is None:
+            raise MalformedFrameError(f"bytes of message {ident}, which was not announced")
+        if end >= total:
+            del self._discarding[ident]
 
     def on_cancel(self, frame: Cancel) -> None:
         """The peer gives a message up; it is confirmed once this node is done with it, whatever became of it."""
-        partial = self._partial.pop(frame.id, None)
-        if frame.id in self._busy:
-            return
         if frame.id >= self._watermark + 2 * MAX_ID_SPAN:
             raise MalformedFrameError(f"the peer cancels message {frame.id} out of order")
-        ticket = partial.empty() if partial is not None else None
-        if ticket is not None:
-            self._budget.give_up(ticket)
-        self._discarding.discard(frame.id)
+        if self._discarding.pop(frame.id, None) is not None:
+            return  # It was answered already: the peer only says that nothing more comes.
+        partial = self._partial.pop(frame.id, None)
+        if partial is not None and partial.stream is not None:
+            partial.stream.break_off("the sender gave it up")
+            self._busy[frame.id] = partial.stream
+        if frame.id in self._busy:
+            return
+        if partial is not None:
+            self._window.leave(partial.begin.total, eager=partial.begin.eager)
+            ticket = partial.empty()
+            if ticket is not None:
+                self._budget.give_up(ticket)
         self._settle(frame.id, None)
 
-    def finished(self, delivery: Delivery, failure: str | None) -> None:
+    def finished(self, delivery: Delivery | IncomingStream, failure: str | None) -> None:
         """The handler is done with a message: free its memory and tell the peer, if it still is the same session."""
-        delivery.payload = memoryview(b"")
+        ident, size, eager = delivery.id, 0, False
+        if isinstance(delivery, Delivery):
+            size, eager, delivery.payload = delivery.payload.nbytes, delivery.eager, memoryview(b"")
+        else:
+            delivery.empty()
+            self._leave_early(delivery)
         ticket, delivery.ticket = delivery.ticket, None
         if ticket is not None:
             self._budget.give_up(ticket)
-        if self._busy.get(delivery.id) is delivery:
-            del self._busy[delivery.id]
-            self._settle(delivery.id, failure)
+        if self._busy.get(ident) is delivery:
+            del self._busy[ident]
+            self._window.leave(size, eager=eager)
+            self._settle(ident, failure)
+
+    def _leave_early(self, stream: IncomingStream) -> None:
+        """A handler that needs no more of a stream has settled it; what is on its way is thrown away."""
+        partial = self._partial.get(stream.id)
+        if partial is None or partial.stream is not stream:
+            return
+        del self._partial[stream.id]
+        self._busy[stream.id] = stream
+        if partial.announced:
+            self._discarding[stream.id] = stream.total
 
     def is_current(self, delivery: Delivery) -> bool:
         """Whether the message belongs to the peer's present session; a dead session's leftovers need no handler."""
         return self._busy.get(delivery.id) is delivery
 
+    def _consumed(self, stream: IncomingStream) -> None:
+        partial = self._partial.get(stream.id)
+        if partial is not None and partial.stream is stream:
+            upto = min(stream.total, stream.consumed + self._limits.stream_window)
+            self._report(partial, upto - partial.upto)
+
+    def _report(self, partial: _Partial, news: int) -> None:
+        """Tell the sender of a stream what is here and what may come, once it is worth a frame."""
+        step = min(PROGRESS, self._limits.stream_window // PROGRESS_PER_WINDOW)
+        if partial.announced and news >= step:
+            self._grant(partial)
+
     def _check_window(self, frame: Begin) -> None:
-        open_frames = [partial.begin for partial in self._partial.values()]
-        eager = [begin.total for begin in open_frames if begin.eager]
-        eager += [delivery.payload.nbytes for delivery in self._busy.values() if delivery.eager]
-        large = len(open_frames) + len(self._busy) - len(eager)
-        limits = self._limits
-        if not frame.eager and (large >= limits.large_count or frame.total <= limits.eager_message):
-            raise MalformedFrameError(f"{large} large messages are open: message {frame.id} oversteps the window")
-        over = len(eager) >= limits.eager_count or sum(eager) + frame.total > limits.eager_window
-        if frame.eager and (over or frame.total > limits.eager_message):
-            raise MalformedFrameError(f"eager message {frame.id} of {frame.total} bytes oversteps the window")
+        if len(self._discarding) > self._limits.large_count * len(Lane):
+            raise MalformedFrameError(f"the peer has not ended {len(self._discarding)} streams that were answered")
+        fits = self._window.fits(frame.total, eager=frame.eager)
+        small = frame.total <= self._limits.eager_message
+        if not fits or (not small if frame.eager else small and not frame.stream):
+            kind = "eager" if frame.eager else "large"
+            raise MalformedFrameError(f"{kind} message {frame.id} of {frame.total} bytes oversteps the window")
 
-    def _granted(self, partial: _Partial) -> None:
-        # Pages of an anonymous map cost nothing until bytes arrive: an announcement alone takes no memory and no time.
-        partial.buffer = mmap.mmap(-1, partial.begin.total)
-        self._reply(Grant(partial.begin.id))
-
-    def _finish_if_whole(self, partial: _Partial) -> None:
+    def _finish_if_whole(self, partial: _Partial, last: memoryview | None) -> None:
         begin = partial.begin
-        if partial.buffer is None or partial.received < begin.total:
+        if not partial.has_memory or partial.received < begin.total:
             return
-        if partial.crc != begin.crc:
-            raise MalformedFrameError(
-                f"message {begin.id} arrived damaged: checksum {partial.crc:08x}, not {begin.crc:08x}"
-            )
         del self._partial[begin.id]
-        payload = memoryview(partial.buffer).toreadonly()
-        delivery = Delivery(partial.lane, self._session, begin.id, begin.header, payload, begin.eager, partial.empty())
+        if partial.stream is not None:
+            self._busy[begin.id] = partial.stream
+            return
+        whole = last if last is not None and last.nbytes == begin.total else memoryview(partial.buffer or b"")
+        delivery = Delivery(partial.lane, begin.id, begin.header, whole.toreadonly(), begin.eager, partial.empty())
         self._busy[begin.id] = delivery
         self._deliver(delivery)
 

@@ -17,8 +17,8 @@ class Lane(IntEnum):
     BULK = 2
 
 
-WEIGHTS = {Lane.CONTROL: 8, Lane.ACTIVATIONS: 4, Lane.BULK: 1}
-"""Chunks in turn when several lanes have something to send: a share for each, so that none starves."""
+WEIGHTS = {Lane.ACTIVATIONS: 4, Lane.BULK: 1}
+"""Shares of the bytes when both have something to send, so that neither starves; CONTROL goes before both."""
 
 
 class LaneTransport(Protocol):

@@ -13,10 +13,11 @@ class PeerLimits:
     eager_message: int = 4 << 20  # An activation of a micro-batch goes without a round trip for permission.
     eager_window: int = 16 << 20  # Twice the bandwidth-delay product of 500 Mbit/s at 100 ms.
     eager_count: int = 1024  # Small control messages on the way at once.
-    large_count: int = 64  # Large messages announced and not yet acknowledged.
+    large_count: int = 64  # Large messages and streams announced and not yet acknowledged.
     waiting_sends: int = 4096  # Calls of send per peer; the next one waits before it is even queued.
-    memory_per_peer: int = 544 << 20  # One message of the greatest size and something beside it.
-    memory_total: int = 1 << 30  # What a home PC can spare for messages that arrive.
+    memory_per_peer: int = 2112 << 20  # One message of the greatest size and something beside it.
+    memory_total: int = 2560 << 20  # ... and what others send meanwhile. Memory is only taken as bytes arrive.
+    stream_window: int = 16 << 20  # Bytes of a stream on their way or not consumed: 1 Gbit/s at 130 ms.
     buffered_high: int = 256 << 10  # Queue before the wire: two chunks' time at 1 Mbit/s for what is more urgent.
     buffered_low: int = 64 << 10  # Refill before it runs dry.
     fragments: int = (
@@ -27,6 +28,7 @@ class PeerLimits:
     answer_s: float = 8.0  # The peer gathers for up to 5 s where its STUN server does not answer.
     connect_s: float = 20.0  # ICE with a relay takes up to 10 s where UDP is blocked.
     reach_s: float = 30.0  # A killed node is back within seconds, or its place is filled by another.
+    resume_s: float = 60.0  # What arrived of a message waits so long for the next link: twice ``reach_s``.
     stall_s: float = 120.0  # A message that was granted memory must go on; the weights of the lanes see to it.
     close_s: float = 3.0  # Closing is a courtesy: nobody waits longer for it.
     max_peers: int = 64  # A node meets 2 neighbours and at most 8 replicas; 64 leaves room for change.

@@ -147,7 +147,7 @@ class Link:
             case Grant() | Ack() | Fail() | Ping() | Pong() if lane is not Lane.CONTROL:
                 raise MalformedFrameError(f"a steering frame came on the {lane.name} lane")
             case Grant():
-                self._outbox.on_grant(frame.id)
+                self._outbox.on_grant(frame)
                 self._wake.set()
             case Ack() | Fail():
                 self._outbox.on_settled(frame)

@@ -10,11 +10,11 @@
 import asyncio
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 
 from transport.budget import MemoryBudget
 from transport.clock import Clock, SystemClock
-from transport.context import LinkOptions, OnMessage, PeerContext, SendSignal
+from transport.context import LinkOptions, OnMessage, OnStream, PeerContext, SendSignal
 from transport.errors import PeerNotAllowedError, PeerUnreachableError, SignalError
 from transport.ice import IceServer
 from transport.identity import NodeKey, parse_address
@@ -39,6 +39,7 @@ class PeerNet:
         send_signal: SendSignal,
         on_message: OnMessage,
         *,
+        on_stream: OnStream | None = None,
         ice_servers: Sequence[IceServer] = (),
         clock: Clock | None = None,
         loopback: bool = False,
@@ -52,7 +53,9 @@ class PeerNet:
             send_signal: carries an envelope to a node through the coordinator; whatever it raises, it is tried again.
             on_message: takes (peer, lane, header, payload). Messages of one lane of one peer come one at a time; the sender's
                 ``send`` returns when this has returned. The payload is only valid until then. If it raises, the sender gets
-                DeliveryFailedError.
+                DeliveryFailedError, with the text of a MessageRefusedError.
+            on_stream: takes an ``IncomingStream`` as soon as it begins; several at a time. The sender's ``send_stream`` returns
+                when this has returned; what it raises is as above. None: streams are put together and go to ``on_message``.
             ice_servers: STUN and TURN servers; ``set_ice_servers`` renews them.
             clock: time; the machine's own by default.
             loopback: all peers are on this machine: connect through 127.0.0.1 and nothing else.
@@ -66,6 +69,7 @@ class PeerNet:
             key=key,
             send_signal=send_signal,
             on_message=on_message,
+            on_stream=on_stream,
             ice_servers=self._servers_for,
             clock=clock or SystemClock(),
             limits=limits,
@@ -150,18 +154,48 @@ class PeerNet:
         Args:
             lane: which lane, see ``Lane``.
             header: at most 4 KiB.
-            payload: at most 512 MiB; must not change until this returns.
+            payload: at most 2 GiB; must not change until this returns.
             timeout: seconds until giving up; None waits as long as there is a link.
         Raises:
             PeerNotAllowedError: the peer is not, or no longer, in the plan.
             PeerUnreachableError: no link for ``limits.reach_s``, or no acknowledgement within ``timeout``.
-            DeliveryFailedError: the peer's handler failed.
+            DeliveryFailedError: the peer's handler failed, or the peer has not the memory.
             MessageLimitError: too large.
         """
+        await self._session(peer).send(lane, header, payload, timeout)
+
+    async def send_stream(
+        self,
+        peer: str,
+        lane: Lane,
+        header: bytes,
+        total: int,
+        chunks: AsyncIterator[bytes | bytearray | memoryview],
+        *,
+        timeout: float | None = None,
+    ) -> None:
+        """Carry one message that is made while it is sent, like ``send``, and return when the peer's handler has taken it.
+
+        The next chunk is asked for while fewer than ``limits.stream_window`` bytes are made and not yet held by the peer; chunks
+        that the peer holds are forgotten. So a lost link costs nothing, and a peer that restarts in the middle ends the stream.
+
+        Args:
+            lane, header: as for ``send``.
+            total: length of all chunks together, at most 2 GiB.
+            chunks: of any size; each must not change after it was handed out. Closed at the end if it has ``aclose``.
+            timeout: as for ``send``.
+        Raises:
+            StreamBrokenError: the chunks do not make ``total`` bytes, or the peer lost what is forgotten here.
+            Exception: what ``chunks`` raises; the message is cancelled.
+            PeerNotAllowedError, PeerUnreachableError, DeliveryFailedError, MessageLimitError: as for ``send``.
+        """
+        await self._session(peer).send_stream(lane, header, total, chunks, timeout)
+
+    def _session(self, peer: str) -> PeerSession:
         session = self._sessions.get(peer)
         if session is None:
             raise PeerNotAllowedError(f"{peer} is not in the plan of this node: allow it first")
-        await session.send(lane, header, payload, timeout)
+        return session
 
     async def on_signal(self, sender: str, envelope: bytes) -> None:
         """Take an envelope from the coordinator; one that is refused is logged, counted and forgotten.

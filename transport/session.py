@@ -12,15 +12,23 @@
 
 import asyncio
 import contextlib
+import functools
 import logging
 import random
 from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
 from dataclasses import dataclass, field
 
 from transport.clock import backoff
 from transport.context import PeerContext
-from transport.errors import MalformedFrameError, PeerNotAllowedError, PeerUnreachableError, TransportError
-from transport.framing import Frame, check_message, checksum
+from transport.errors import (
+    MalformedFrameError,
+    MessageRefusedError,
+    PeerNotAllowedError,
+    PeerUnreachableError,
+    TransportError,
+)
+from transport.framing import Frame, check_message
 from transport.inbox import Delivery, Inbox
 from transport.lane import Lane
 from transport.link import Link
@@ -28,12 +36,14 @@ from transport.negotiation import Negotiation, SupersededError
 from transport.outbox import Outbox, Outgoing
 from transport.rtc import RtcConnection
 from transport.signalling import Opened, SignalBody
+from transport.source import Chunks
 from transport.stats import LinkState, LinkStats
+from transport.stream import IncomingStream
 
 LOG = logging.getLogger(__name__)
 
-CHECKSUM_INLINE = 4 << 20  # Under a millisecond; a longer checksum runs beside the event loop.
 FAILED_HANDLER = "the handler failed"
+SHORT_LIFE_S = 1.0  # A link that dies sooner has not solved what ended the last one: the next try waits.
 
 
 @dataclass
@@ -53,17 +63,27 @@ class PeerSession:
         self._address = address
         self._stats = LinkStats()
         self._outbox = Outbox(context.limits)
-        self._inbox = Inbox(context.limits, context.budget, self._deliver, self._reply)
+        self._inbox = Inbox(
+            context.limits,
+            context.budget,
+            self._deliver,
+            self._reply,
+            peer=address,
+            open_stream=self._open_stream if context.on_stream is not None else None,
+        )
         self._link: Link | None = None
         self._negotiation = Negotiation(context, address, lambda: self._outbox.floor)
         self._work = asyncio.Event()
-        self._down_since = context.clock.now()
+        self._link_changed = asyncio.Event()
+        self._streams: set[asyncio.Task[None]] = set()
+        self._up_since = self._down_since = context.clock.now()
         self._places = asyncio.Semaphore(context.limits.waiting_sends)
         self._inflow = {lane: _Inflow() for lane in Lane}
 
     @property
     def stats(self) -> LinkStats:
         """Counters over all links."""
+        self._stats.resumed = self._outbox.resumed
         return self._stats
 
     async def send(
@@ -72,18 +92,62 @@ class PeerSession:
         """See ``PeerNet.send``."""
         view = memoryview(payload).cast("B")
         check_message(header, view.nbytes)
+        async with self._place(view.nbytes, timeout):
+            await self._settled(self._outbox.put(lane, header, view))
+
+    async def send_stream(
+        self,
+        lane: Lane,
+        header: bytes,
+        total: int,
+        chunks: AsyncIterator[bytes | bytearray | memoryview],
+        timeout: float | None,
+    ) -> None:
+        """See ``PeerNet.send_stream``."""
+        async with _closing(chunks):
+            check_message(header, total)
+            async with self._place(total, timeout):
+                source = Chunks(total, self._context.limits.stream_window)
+                message = self._outbox.put_stream(lane, header, source, total)
+                producer = asyncio.create_task(self._produce(message, source, chunks), name="stream-producer")
+                producer.add_done_callback(functools.partial(self._produced, message))
+                try:
+                    await self._settled(message)
+                finally:
+                    producer.cancel()
+                    await asyncio.gather(producer, return_exceptions=True)
+
+    @contextlib.asynccontextmanager
+    async def _place(self, size: int, timeout: float | None) -> AsyncIterator[None]:
         try:
             async with self._context.clock.timeout(timeout), self._places:
-                crc = (
-                    checksum(header, view)
-                    if view.nbytes <= CHECKSUM_INLINE
-                    else await asyncio.to_thread(checksum, header, view)
-                )
-                await self._settled(self._outbox.put(lane, header, view, crc))
+                yield
         except TimeoutError:
             raise PeerUnreachableError(
-                f"{self._address} did not acknowledge {view.nbytes} bytes within {timeout} s (link {self._stats.state})"
+                f"{self._address} did not acknowledge {size} bytes within {timeout} s (link {self._stats.state})"
             ) from None
+
+    async def _produce(
+        self, message: Outgoing, source: Chunks, chunks: AsyncIterator[bytes | bytearray | memoryview]
+    ) -> None:
+        """Feed a stream while there is room for more of it."""
+        while True:
+            await source.room()
+            try:
+                chunk = await anext(chunks)
+            except StopAsyncIteration:
+                source.finish()
+                return
+            source.feed(chunk)
+            self._outbox.fed(message)
+            self._wake_link()
+
+    def _produced(self, message: Outgoing, producer: asyncio.Task[None]) -> None:
+        """Whatever the caller's chunks raise is for the caller of ``send_stream``."""
+        error = None if producer.cancelled() else producer.exception()
+        if error is not None:
+            self._outbox.break_off(message, error)
+            self._wake_link()
 
     async def _settled(self, message: Outgoing) -> None:
         asked = self._context.clock.now()
@@ -120,10 +184,16 @@ class PeerSession:
 
     async def run(self) -> None:
         """Keep the peer connected while there is need, and hand over what arrives, until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            for lane in Lane:
-                group.create_task(self._hand_over(self._inflow[lane]), name=f"deliver-{lane.name}")
-            group.create_task(self._keep_linked(), name="keep-linked")
+        try:
+            async with asyncio.TaskGroup() as group:
+                for lane in Lane:
+                    group.create_task(self._hand_over(self._inflow[lane]), name=f"deliver-{lane.name}")
+                group.create_task(self._keep_linked(), name="keep-linked")
+                group.create_task(self._forget_partial(), name="forget-partial")
+        finally:
+            for task in self._streams:
+                task.cancel()
+            await asyncio.gather(*self._streams, return_exceptions=True)
 
     def close(self, error: PeerNotAllowedError | PeerUnreachableError) -> None:
         """Fail everything that still waits; ``run`` is cancelled by its owner."""
@@ -135,19 +205,23 @@ class PeerSession:
             inflow.waiting.clear()
 
     async def _keep_linked(self) -> None:
+        """Connect while there is need: at once after a link that held was lost, else after a growing pause."""
         failures = 0
         while True:
-            if not (self._outbox.wanted or self._negotiation.asked):
+            if not (self._outbox.wanted or self._inbox.awaits_link or self._negotiation.asked):
                 self._work.clear()
                 await self._work.wait()
                 continue
             links = self._stats.links
+            broke_rules = False
             try:
                 await self._one_link()
             except SupersededError:
                 failures = 0
                 continue
             except MalformedFrameError as error:
+                broke_rules = True
+                self._inbox.drop_partial()
                 LOG.warning("%s broke the rules, its link is closed: %s", self._address, error)
             except (TransportError, OSError, TimeoutError) as error:
                 LOG.info("no link to %s: %s", self._address, str(error) or type(error).__name__)
@@ -155,8 +229,28 @@ class PeerSession:
                 LOG.exception("no link to %s", self._address)
             finally:
                 self._stats.state = LinkState.IDLE
-            failures = failures + 1 if self._stats.links == links else 1
+            if self._stats.links == links:
+                failures += 1
+            elif broke_rules or self._down_since - self._up_since < SHORT_LIFE_S:
+                failures = 1
+            else:
+                failures = 0
+                continue
             await self._pause(backoff(failures, random.random))
+
+    async def _forget_partial(self) -> None:
+        """Keep what has arrived of messages for a while after a link is lost, not for ever."""
+        while True:
+            if self._link is not None or not self._inbox.awaits_link:
+                self._link_changed.clear()
+                await self._link_changed.wait()
+                continue
+            self._link_changed.clear()
+            try:
+                async with self._context.clock.timeout(self._context.limits.resume_s):
+                    await self._link_changed.wait()
+            except TimeoutError:
+                self._inbox.drop_partial()
 
     async def _pause(self, seconds: float) -> None:
         """Wait, but not longer than until the peer signals."""
@@ -182,6 +276,8 @@ class PeerSession:
         self._inbox.start_link(body.session, body.floor)
         link = Link(connection, self._outbox, self._inbox, self._stats, self._context.clock, self._context.limits)
         self._link = link
+        self._link_changed.set()
+        self._up_since = self._context.clock.now()
         self._stats.links += 1
         self._stats.state, self._stats.pair = LinkState.UP, connection.pair
         LOG.info("link to %s is up (%s)", self._address, connection.pair)
@@ -189,8 +285,9 @@ class PeerSession:
             await self._negotiation.unless_superseded(link.run())
         finally:
             self._link = None
+            self._link_changed.set()
             self._down_since = self._context.clock.now()
-            self._inbox.drop_partial()
+            self._inbox.end_link()
 
     def _wake_link(self) -> None:
         if self._link is not None:
@@ -217,10 +314,42 @@ class PeerSession:
                 failure = await self._handle(delivery)
             self._inbox.finished(delivery, failure)
 
-    async def _handle(self, delivery: Delivery) -> str | None:
+    def _open_stream(self, stream: IncomingStream) -> None:
+        task = asyncio.create_task(self._run_stream(stream), name=f"stream-{stream.lane.name}")
+        self._streams.add(task)
+        task.add_done_callback(self._streams.discard)
+
+    async def _run_stream(self, stream: IncomingStream) -> None:
+        assert self._context.on_stream is not None
+        failure: str | None = "the node closed"
         try:
-            await self._context.on_message(self._address, delivery.lane, delivery.header, delivery.payload)
+            failure = await self._outcome(self._context.on_stream(stream), stream.lane)
+        finally:
+            self._inbox.finished(stream, failure)
+
+    async def _handle(self, delivery: Delivery) -> str | None:
+        payload = delivery.payload
+        handling = self._context.on_message(self._address, delivery.lane, delivery.header, payload)
+        return await self._outcome(handling, delivery.lane)
+
+    async def _outcome(self, handling: Awaitable[None], lane: Lane) -> str | None:
+        """Wait for a handler; returns what to tell the sender of its failure."""
+        try:
+            await handling
+        except MessageRefusedError as error:
+            LOG.info("a %s message from %s is refused: %s", lane.name, self._address, error)
+            return str(error)
         except Exception:  # the handler is the caller's; its failure is logged here and told to the sender
-            LOG.exception("the handler of a %s message from %s failed", delivery.lane.name, self._address)
+            LOG.exception("the handler of a %s message from %s failed", lane.name, self._address)
             return FAILED_HANDLER
         return None
+
+
+@contextlib.asynccontextmanager
+async def _closing(chunks: AsyncIterator[object]) -> AsyncIterator[None]:
+    """Close what makes chunks, as soon as nobody asks for more, if it can be closed."""
+    try:
+        yield
+    finally:
+        if isinstance(chunks, AsyncGenerator):
+            await chunks.aclose()
