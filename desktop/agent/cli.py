@@ -7,6 +7,7 @@ Docker engine, no image); 4 the coordinator refuses this node; 5 another agent u
 import argparse
 import asyncio
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,8 +18,10 @@ from rich.table import Table
 from desktop.agent import log, status
 from desktop.agent.config import DEFAULT_IMAGE, Home, Settings
 from desktop.agent.earnings import Earnings
-from desktop.agent.errors import AgentError, SettingsError
+from desktop.agent.errors import AgentError, NoAgentError, SettingsError
+from desktop.agent.limits import Limits, LimitsChange, LimitsView, show_quantity, show_rate
 from desktop.agent.log import printable
+from desktop.agent.usage import load_usage
 from ledger.errors import AmountError
 from ledger.money import parse, show
 from transport.wire.codec import MessageError, convert, encode_json
@@ -28,6 +31,7 @@ _SANDBOX_HELP = (
     "process: NO PROTECTION, for the demo and for development (docker)"
 )
 _SETTINGS = ("coordinator", "name", "payout", "sandbox", "threads", "memory_mb", "image", "stake", "loopback")
+_RATE_HELP = "bytes a second that links may {}: 5M, 40Mbit or off"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -56,6 +60,11 @@ def _parser() -> argparse.ArgumentParser:
     check = words.add_parser("selftest", help="see whether this machine can run jobs, and what it can do")
     _add_settings(check)
     check.set_defaults(run=_selftest, worker_argument=[], log_json=False)
+    limits = words.add_parser("limits", help="how much of the line jobs may use; changed at once where the agent runs")
+    limits.add_argument("--home", type=Path, help="the agent's folder")
+    limits.add_argument("--json", action="store_true", help="one JSON document")
+    _add_limits(limits)
+    limits.set_defaults(run=_limits)
     for word, action, text in (
         ("status", _status, "what the agent is doing"),
         ("earnings", _earnings, "what jobs have brought"),
@@ -80,6 +89,22 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
     add("--memory-mb", type=int, help="memory for jobs (half)")
     add("--stake", metavar="AMOUNT", help="tokens to stake, such as 25 or 12.5")
     add("--loopback", action="store_true", default=None, help="all peers are on this machine (the demo)")
+    _add_limits(parser)
+
+
+def _add_limits(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--up", metavar="RATE", help=_RATE_HELP.format("send"))
+    add("--down", metavar="RATE", help=_RATE_HELP.format("receive"))
+    add(
+        "--month", metavar="BYTES", help="bytes that links may use in a calendar month, both ways together: 500G or off"
+    )
+    add("--polite", choices=("on", "off"), help="yield to the household's own traffic within moments (off)")
+
+
+def _change(options: argparse.Namespace) -> LimitsChange:
+    polite = None if options.polite is None else options.polite == "on"
+    return LimitsChange(options.up, options.down, options.month, polite)
 
 
 def _settings(options: argparse.Namespace, home: Home) -> Settings:
@@ -87,9 +112,10 @@ def _settings(options: argparse.Namespace, home: Home) -> Settings:
     try:
         if "stake" in given:
             given["stake"] = parse(given["stake"])
-        return convert(msgspec.to_builtins(home.settings()) | given, Settings)  # type: ignore[no-any-return]
+        settings: Settings = convert(msgspec.to_builtins(home.settings()) | given, Settings)
     except (MessageError, AmountError) as error:
         raise SettingsError(f"a setting cannot be used: {error}") from error
+    return _change(options).apply(Limits.of(settings)).into(settings)
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -142,8 +168,55 @@ def _status(options: argparse.Namespace) -> int:
         sent = f"{(task.activations + task.bulk) / 1e6:,.1f} MB"
         table.add_row(printable(task.job_name), place, task.state, _text(task.round), _text(task.step), loss, sent)
     console.print(table)
+    if answer.links:
+        console.print(_link_table(answer.links))
     console.print(f"earned: {show(answer.verified)} verified, {show(answer.paid)} paid", markup=False)
     return 0
+
+
+def _link_table(links: Sequence[status.LinkView]) -> Table:
+    table = Table("Peer", "Way", "RTT", "Queue", "Up", "Down", "Loss", "Sent again")
+    for link in links:
+        way = link.state if link.state != "up" else ("relay" if link.relayed else "direct") + f" ({link.route})"
+        rtt = "" if link.rtt_ms is None else f"{link.rtt_ms:.1f} ms"
+        rates = [f"{rate * 8 / 1e6:,.1f} Mbit/s" for rate in (link.send_rate, link.receive_rate)]
+        loss = f"{link.loss:.2%}"
+        table.add_row(
+            link.peer[:8], printable(way), rtt, f"{link.queue_ms:.1f} ms", *rates, loss, f"{link.retransmitted:,}"
+        )
+    return table
+
+
+def _limits(options: argparse.Namespace) -> int:
+    home, change = Home.at(options.home), _change(options)
+    view = _limits_of(home, None if change == LimitsChange() else change)
+    if options.json:
+        print(encode_json(view).decode())
+        return 0
+    limits = view.limits
+    table = Table("What", "Limit")
+    table.add_row("up", show_rate(limits.up))
+    table.add_row("down", show_rate(limits.down))
+    table.add_row(f"in {view.month}", f"{show_quantity(limits.month)}, {show_quantity(view.sent + view.received)} used")
+    table.add_row("polite", "on: the household's own traffic goes first" if limits.polite else "off")
+    console = Console()
+    console.print(table)
+    console.print("in force" if view.applied else "no agent runs here: in force from its next start", markup=False)
+    return 0
+
+
+def _limits_of(home: Home, change: LimitsChange | None) -> LimitsView:
+    """Ask the agent; where none runs, its settings are changed for the next start."""
+    try:
+        return asyncio.run(status.ask_limits(home.socket, change))
+    except NoAgentError:
+        with home.locked():  # Raises HomeBusyError where an agent is only just starting.
+            settings = home.settings()
+            if change is not None:
+                settings = change.apply(Limits.of(settings)).into(settings)
+                home.remember(settings)
+            month = load_usage(home.usage, time.time())
+            return LimitsView(Limits.of(settings), month.month, month.sent, month.received, applied=False)
 
 
 def _earnings(options: argparse.Namespace) -> int:

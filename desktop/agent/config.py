@@ -21,11 +21,16 @@ from transport.identity import NodeKey, parse_address
 from transport.wire.codec import MessageError, decode_json, encode_json
 
 MIN_MEMORY_MB = 512  # PyTorch alone takes 300.
+MAX_LIMIT = 10**15  # Bytes: a petabyte a month or a second is as good as no limit.
+MIN_RATE = 10_000  # Bytes a second: below it links cannot even hold themselves up.
 DEFAULT_IMAGE = "cottage-trainer:latest"
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How the owner wants the agent to run; kept in ``settings.json`` between starts. Amounts are millionths of the token."""
+    """How the owner wants the agent to run; kept in ``settings.json`` between starts.
+
+    Amounts are millionths of the token; ``up`` and ``down`` bytes a second and ``month`` bytes, 0 for no limit.
+    """
 
     coordinator: Annotated[str, Meta(max_length=2000)] = ""
     name: Annotated[str, Meta(max_length=100, pattern=r"^[^\x00-\x1f]*$")] = ""
@@ -36,6 +41,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     image: Annotated[str, Meta(min_length=1, max_length=300)] = DEFAULT_IMAGE
     stake: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
     loopback: bool = False
+    up: Annotated[int, Meta(ge=0, le=MAX_LIMIT)] = 0
+    down: Annotated[int, Meta(ge=0, le=MAX_LIMIT)] = 0
+    month: Annotated[int, Meta(ge=0, le=MAX_LIMIT)] = 0
+    polite: bool = False
 
     def completed(self, address: str) -> "Settings":
         """With every open choice made: this machine's name, the node's own wallet, half of the memory, all processors.
@@ -113,6 +122,11 @@ class Home:
         return self.path / "cache"
 
     @property
+    def usage(self) -> Path:
+        """What this month has used of the monthly cap."""
+        return self.path / "usage.json"
+
+    @property
     def earnings(self) -> Path:
         """What jobs have brought."""
         return self.path / "earnings.db"
@@ -140,10 +154,13 @@ class Home:
         return settings
 
     def remember(self, settings: Settings) -> None:
-        """Keep ``settings`` for the next start."""
+        """Keep ``settings`` for the next start; raises SettingsError where they cannot be written."""
         draft = self.path / "settings.json.new"
-        draft.write_bytes(encode_json(settings))
-        draft.replace(self.path / "settings.json")
+        try:
+            draft.write_bytes(encode_json(settings))
+            draft.replace(self.path / "settings.json")
+        except OSError as error:
+            raise SettingsError(f"{draft} cannot be written: {error.strerror}") from error
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:

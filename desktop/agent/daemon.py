@@ -3,26 +3,29 @@
 import asyncio
 import contextlib
 import os
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from dataclasses import dataclass
 
-from desktop.agent import status, wallet
+from desktop.agent import network, status, wallet
 from desktop.agent.artifacts import Artifacts
 from desktop.agent.config import Home, Settings
 from desktop.agent.earnings import Earnings
 from desktop.agent.errors import NotConnectedError
 from desktop.agent.groups import main_error
+from desktop.agent.limits import Limits, LimitsChange, LimitsView
 from desktop.agent.log import LOGGER, printable
+from desktop.agent.network import usable
 from desktop.agent.peers import Peers
 from desktop.agent.sandbox.base import Sandbox
 from desktop.agent.session import Introduction, Session, TaskMessage
 from desktop.agent.tasks import HeldTask, Tools
+from desktop.agent.usage import Meter
 from desktop.agent.views import link_views, task_view
 from transport.clock import Clock
-from transport.errors import IceConfigError
-from transport.ice import IceServer
+from transport.errors import BadAddressError
 from transport.identity import NodeKey
 from transport.peer import PeerNet
+from transport.wire.network import NetworkReport
 from transport.wire.node import (
     MAX_LEASES,
     Acknowledged,
@@ -31,15 +34,17 @@ from transport.wire.node import (
     Command,
     Earned,
     HeldLease,
+    IceServers,
     LedgerInfo,
     NodeProfile,
     Signal,
     Welcome,
 )
-from transport.wire.node import IceServer as OfferedIceServer
 from transport.wire.task import BeginRound, StopTask
 
 TRAFFIC_S = 2.0
+NETWORK_S = 30.0  # Links change slowly; the coordinator plans with what is an hour old.
+NETWORK_PAUSE_S = 6.0  # The coordinator takes a report in five seconds.
 RESEND_BURST = 150  # Reports in a row after a reconnect, and then a pause: a coordinator takes so many at once.
 RESEND_PAUSE_S = 4.0
 ORPHAN_S = 600.0  # A coordinator that is away for longer has given the leases to others: their workers only burn power.
@@ -74,6 +79,11 @@ class Agent:
             settings.coordinator, Introduction(parts.key, settings.payout, parts.profile), self, clock
         )
         self._network: PeerNet | None = None
+        self._limits = Limits.of(settings)
+        self._meter = Meter(parts.home.usage, clock.time())
+        self._line: NetworkReport | None = None
+        self._tell_network = asyncio.Event()
+        self._ordered: set[str] = set()
         self._tools = Tools(
             parts.sandbox,
             self._artifacts,
@@ -98,13 +108,15 @@ class Agent:
         Raises:
             RefusedError: the coordinator does not want this node until its owner changes something.
         """
-        runner = await status.serve(self._parts.home.socket, self.status, self._earnings.summary)
+        answers = status.Answers(self.status, self._earnings.summary, self.limits, self.change_limits)
+        runner = await status.serve(self._parts.home.socket, answers)
         try:
             async with self._group as group:
                 session = group.create_task(self._session.run(), name="session")
                 background = [
                     group.create_task(self._report_traffic(), name="traffic"),
                     group.create_task(self._watch_wallet(), name="wallet"),
+                    group.create_task(self._report_network(), name="network"),
                 ]
                 await stop.wait()
                 self._stopping = True
@@ -117,6 +129,8 @@ class Agent:
         finally:
             await runner.cleanup()
             self._parts.home.socket.unlink(missing_ok=True)
+            self._meter.count(self._peers.links(), self._parts.clock.time())
+            self._meter.save(self._parts.clock.time())
             if self._network is not None:
                 await self._network.aclose()
             await self._artifacts.aclose()
@@ -141,7 +155,7 @@ class Agent:
     async def welcomed(self, welcome: Welcome) -> None:
         """Take what the coordinator offers, and send again what it has not acknowledged."""
         self._artifacts.authorise(welcome.token)
-        servers = _ice_servers(welcome.ice_servers)
+        servers = usable(welcome.ice_servers)
         if self._network is None:
             self._network = PeerNet(
                 self._parts.key,
@@ -150,9 +164,11 @@ class Agent:
                 ice_servers=servers,
                 clock=self._parts.clock,
                 loopback=self._parts.settings.loopback,
+                polite=self._limits.polite,
             )
             await self._peers.connect(self._network)
         self._network.set_ice_servers(servers)
+        self._tell_network.set()
         await self._send_again()
         if welcome.ledger is not None:
             self._ledger = welcome.ledger
@@ -184,6 +200,8 @@ class Agent:
                     self._drop(lease)
             case Earned():
                 self._earned(message)
+            case IceServers():
+                self._take_servers(message)
             case Signal(peer=peer, envelope=envelope):
                 if self._network is not None:
                     self._spawn(self._network.on_signal(peer, envelope), "signal")
@@ -240,6 +258,22 @@ class Agent:
             if (task.state == "ended" or not task.outbox) or number < excess:
                 del self._tasks[lease]
 
+    def _take_servers(self, offered: IceServers) -> None:
+        """Use these relays for links made from now on; for each peer the best first, which the peer uses too."""
+        if self._network is None:
+            return  # Only a Welcome opens the network, and it comes first.
+        self._network.set_ice_servers(usable(offered.servers))
+        for peer in self._ordered - offered.peers.keys():
+            self._network.set_peer_ice_servers(peer, ())
+        self._ordered = set()
+        for peer, servers in offered.peers.items():
+            try:
+                self._network.set_peer_ice_servers(peer, usable(servers))
+            except BadAddressError as error:
+                LOGGER.warning("the coordinator names a peer that is none: %s", printable(str(error)))
+                continue
+            self._ordered.add(peer)
+
     def _earned(self, earned: Earned) -> None:
         if self._earnings.record(self._parts.settings.coordinator, earned, self._parts.clock.time()):
             LOGGER.info("job %s: verified %d, paid %d millionths so far", earned.job[:8], earned.verified, earned.paid)
@@ -258,6 +292,7 @@ class Agent:
         while True:
             await self._parts.clock.sleep(TRAFFIC_S)
             self._peers.share_wire_bytes()
+            self._meter.count(self._peers.links(), self._parts.clock.time())
             self._end_orphans()
             for lease, task in list(self._tasks.items()):
                 report = task.bridge.traffic.report()
@@ -266,6 +301,22 @@ class Agent:
                         await self._session.send(task.outbox.lossy(report))
                         told[lease] = report
             told = {lease: report for lease, report in told.items() if lease in self._tasks}
+
+    async def _report_network(self) -> None:
+        """Tell the coordinator of the line and the links: now and then, once connected, and after a network test."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with self._parts.clock.timeout(NETWORK_S):
+                    await self._tell_network.wait()
+            self._tell_network.clear()
+            with contextlib.suppress(NotConnectedError):
+                await self._session.send(network.report(self._line, self._peers.links()))
+            await self._parts.clock.sleep(NETWORK_PAUSE_S)
+
+    def measured(self, line: NetworkReport) -> None:
+        """Take what a network test has found of this node's line and its relays, and tell the coordinator."""
+        self._line = line
+        self._tell_network.set()
 
     def _end_orphans(self) -> None:
         silent = self._parts.clock.now() - self._session.last_seen
@@ -282,6 +333,27 @@ class Agent:
             held = await wallet.balance(self._ledger, self._parts.settings.payout)
             if held is not None:
                 self._earnings.record_wallet(self._parts.settings.payout, held, self._parts.clock.time())
+
+    # --- how much of the line it may use --------------------------------------------------------------------------------
+
+    def limits(self) -> LimitsView:
+        """The limits in force, and what this month has used."""
+        usage = self._meter.usage
+        return LimitsView(self._limits, usage.month, usage.sent, usage.received, applied=True)
+
+    def change_limits(self, change: LimitsChange) -> LimitsView:
+        """Change limits at once, and for the next start.
+
+        Raises:
+            SettingsError: a value cannot be used, or the settings cannot be kept.
+        """
+        limits = change.apply(self._limits)
+        home = self._parts.home
+        home.remember(limits.into(home.settings()))
+        self._limits = limits
+        if self._network is not None:
+            self._network.set_polite(limits.polite)
+        return self.limits()
 
     # --- what it says of itself -----------------------------------------------------------------------------------------
 
@@ -305,15 +377,3 @@ class Agent:
             verified=earned.verified,
             paid=earned.paid,
         )
-
-
-def _ice_servers(offered: Sequence[OfferedIceServer]) -> tuple[IceServer, ...]:
-    """The servers that can be used; a bad one is logged and left out."""
-    servers = []
-    for server in offered:
-        for url in server.urls:
-            try:
-                servers.append(IceServer(url, server.username, server.credential))
-            except IceConfigError as error:
-                LOGGER.warning("an ICE server of the coordinator cannot be used: %s", printable(str(error)))
-    return tuple(servers)

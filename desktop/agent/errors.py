@@ -7,6 +7,7 @@
     ├── SandboxError                3   no engine, no image, or a restriction is not in force
     ├── RefusedError                4   the coordinator does not want this node until its owner changes something
     ├── HomeBusyError               5   another agent runs with this home folder
+    ├── NoAgentError                    no agent runs with this home folder, or it does not answer
     ├── NotConnectedError               nothing can be sent to the coordinator now
     ├── ArtifactError                   an artifact cannot be fetched, stored or trusted
     └── WorkerError                     the worker of one task ended or misbehaved; the agent goes on
@@ -44,6 +45,10 @@ class HomeBusyError(AgentError):
     """Another agent runs with this home folder."""
 
     exit_code = 5
+
+
+class NoAgentError(AgentError):
+    """No agent answers in this home folder."""
 
 
 class NotConnectedError(AgentError):

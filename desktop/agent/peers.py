@@ -8,6 +8,7 @@ from typing import Protocol
 
 from desktop.agent.bridge import Bridge, WorkerBusyError
 from desktop.agent.log import LOGGER
+from desktop.agent.network import wire_bytes
 from transport.clock import Clock, backoff
 from transport.errors import MessageLimitError, TransportError
 from transport.lane import Lane
@@ -16,7 +17,6 @@ from transport.wire.codec import MessageError, decode, encode
 from transport.wire.worker import PeerHeader, PeerSend
 
 RETRY_MAX_S = 3.0  # The links reconnect by themselves; a peer that was only busy is ready again soon.
-IP_UDP_BYTES = 28  # On every datagram, in IPv4.
 
 _LANES = {
     "activation": Lane.ACTIVATIONS,
@@ -155,7 +155,7 @@ class Peers:
         The links are shared, so this is exact where a node holds one lease, and fair where it holds several.
         """
         for peer, link in self.links().items():
-            total = link.wire_sent + IP_UDP_BYTES * link.packets_sent
+            total, _ = wire_bytes(link)
             before = self._wire.get(peer, 0)
             self._unshared += total - before if total >= before else total  # Smaller: the peer was gone meanwhile.
             self._wire[peer] = total

@@ -1,9 +1,11 @@
 """What the agent says of itself on a Unix socket in its home folder, which only its owner can open.
 
-HTTP, so that the desktop windows can ask with what they have: ``GET /v1/status`` and ``GET /v1/earnings``, both JSON.
+HTTP, so that the desktop windows can ask with what they have: ``GET /v1/status``, ``GET /v1/earnings``, ``GET /v1/limits``, and
+``POST /v1/limits`` (a ``LimitsChange``) to change them at once; all JSON.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,10 @@ import msgspec
 from aiohttp import web
 
 from desktop.agent.earnings import Summary
-from desktop.agent.errors import AgentError
+from desktop.agent.errors import NoAgentError, SettingsError
+from desktop.agent.limits import LimitsChange, LimitsView
 from desktop.agent.unixsocket import listen, short_name
-from transport.wire.codec import decode_json, encode_json
+from transport.wire.codec import MessageError, decode_json, encode_json
 from transport.wire.node import NodeProfile
 
 ASK_TIMEOUT_S = 5.0
@@ -43,7 +46,11 @@ class TaskView(msgspec.Struct, frozen=True):
 
 
 class LinkView(msgspec.Struct, frozen=True):
-    """The link to one peer."""
+    """The link to one peer, as ``transport.stats.LinkStats`` counts it.
+
+    ``route``: the kinds of both ends' addresses, such as ``host/srflx``; ``relayed``: a relay carries it. Rates are payload
+    bytes a second, ``loss`` a share of packets, ``queue_ms`` how much of ``rtt_ms`` is queues.
+    """
 
     peer: str
     state: str
@@ -51,6 +58,15 @@ class LinkView(msgspec.Struct, frozen=True):
     route: str
     sent: int
     received: int
+    relayed: bool = False
+    min_rtt_ms: float | None = None
+    queue_ms: float = 0.0
+    loss: float = 0.0
+    retransmitted: int = 0
+    send_rate: float = 0.0
+    receive_rate: float = 0.0
+    mtu: int = 0
+    path_changes: int = 0
 
 
 class Status(msgspec.Struct, frozen=True):
@@ -73,7 +89,17 @@ class Status(msgspec.Struct, frozen=True):
     paid: int
 
 
-async def serve(path: Path, status: Callable[[], Status], earnings: Callable[[], Summary]) -> web.AppRunner:
+@dataclass(frozen=True)
+class Answers:
+    """Who answers: each makes its document when it is asked. ``change`` raises SettingsError for what cannot be used."""
+
+    status: Callable[[], Status]
+    earnings: Callable[[], Summary]
+    limits: Callable[[], LimitsView]
+    change: Callable[[LimitsChange], LimitsView]
+
+
+async def serve(path: Path, answers: Answers) -> web.AppRunner:
     """Answer on ``path`` until the runner is cleaned up."""
 
     def answer(make: Callable[[], Any]) -> Callable[[web.Request], Any]:
@@ -82,9 +108,18 @@ async def serve(path: Path, status: Callable[[], Status], earnings: Callable[[],
 
         return handle
 
+    async def change(request: web.Request) -> web.Response:
+        try:
+            view = answers.change(decode_json(await request.read(), LimitsChange))
+        except (MessageError, SettingsError) as error:
+            return web.json_response({"detail": str(error)}, status=422)
+        return web.Response(body=encode_json(view), content_type="application/json")
+
     app = web.Application()
-    app.router.add_get("/v1/status", answer(status))
-    app.router.add_get("/v1/earnings", answer(earnings))
+    app.router.add_get("/v1/status", answer(answers.status))
+    app.router.add_get("/v1/earnings", answer(answers.earnings))
+    app.router.add_get("/v1/limits", answer(answers.limits))
+    app.router.add_post("/v1/limits", change)
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     await web.SockSite(runner, listen(path, 0o600)).start()
@@ -95,17 +130,36 @@ async def ask(path: Path) -> Status:
     """The status of the agent that answers on ``path``.
 
     Raises:
-        AgentError: none answers.
+        NoAgentError: none answers.
     """
+    status: Status = decode_json(await _request(path, "GET", "/v1/status"), Status)
+    return status
+
+
+async def ask_limits(path: Path, change: LimitsChange | None = None) -> LimitsView:
+    """The limits of the agent that answers on ``path``, after ``change`` where one is given.
+
+    Raises:
+        NoAgentError: none answers.
+        SettingsError: the change cannot be made; the text says why.
+    """
+    body = None if change is None else encode_json(change)
+    answer = await _request(path, "GET" if body is None else "POST", "/v1/limits", body)
+    view: LimitsView = decode_json(answer, LimitsView)
+    return view
+
+
+async def _request(path: Path, method: str, resource: str, body: bytes | None = None) -> bytes:
     try:
         with short_name(path) as name:
             connector = aiohttp.UnixConnector(path=name)
             timeout = aiohttp.ClientTimeout(total=ASK_TIMEOUT_S)
             async with aiohttp.ClientSession(connector=connector, timeout=timeout) as http:
-                async with http.get("http://agent/v1/status") as answer:
-                    status: Status = decode_json(await answer.read(), Status)
+                async with http.request(method, f"http://agent{resource}", data=body) as answer:
+                    if answer.status == 422:
+                        raise SettingsError(str((await answer.json())["detail"]))
+                    return await answer.read()
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
-        raise AgentError(
+        raise NoAgentError(
             f"no agent answers in {path.parent}: start it with `cottage node run --home {path.parent}`"
         ) from error
-    return status

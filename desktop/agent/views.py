@@ -37,10 +37,23 @@ def link_views(links: Mapping[str, LinkStats]) -> tuple[LinkView, ...]:
         LinkView(
             peer=peer,
             state=str(link.state),
-            rtt_ms=None if link.rtt_s is None else round(link.rtt_s * 1000, 2),
+            rtt_ms=_milliseconds(link.rtt_s),
             route=link.pair,
             sent=link.wire_sent,
             received=link.wire_received,
+            relayed=link.relayed,
+            min_rtt_ms=_milliseconds(link.min_rtt_s),
+            queue_ms=round(link.queue_s * 1000, 2),
+            loss=link.loss,
+            retransmitted=link.retransmitted,
+            send_rate=link.send_rate,
+            receive_rate=link.receive_rate,
+            mtu=link.mtu,
+            path_changes=link.path_changes,
         )
         for peer, link in sorted(links.items())
     )
+
+
+def _milliseconds(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1000, 2)
