@@ -6,8 +6,9 @@
     s1 192.168.1.11 --'              +-- the emulator --+
     h2 192.168.2.10 -- r2 25.0.2.1 --+                +-- public 25.0.0.10
 
-With ``ipv6`` every site has a prefix 2a7f:0:<site>::/48 besides, without translation. Outside the home all addresses are such that
-every check takes them for public; nothing leaves the namespaces, and nothing touches the machine's own interfaces. Needs root.
+With ``ipv6`` every site has a prefix 2a7f:0:<site>::/48 besides, without translation. Outside the home all addresses are such
+that every check takes them for public; nothing leaves the namespaces, and nothing touches the machine's own interfaces. Needs
+root.
 """
 
 import asyncio
@@ -17,7 +18,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,9 +27,9 @@ from tests.testbed.emulator import Emulator, Site
 from tests.testbed.link import Link
 from tests.testbed.namespaces import Namespaces
 from tests.testbed.nat import Nat, rules
-from tests.testbed.relay import PROGRAM, Relay, start_coturn
+from tests.testbed.relay import PROGRAM, SECRET, Relay, start_coturn
 
-__all__ = ["Bed", "Home", "Host", "Link", "Nat", "homes", "missing"]
+__all__ = ["Home", "Homes", "Host", "Link", "Nat", "homes", "missing"]
 
 ROOT = Path(__file__).parents[2]
 MAX_HOMES = 16
@@ -68,7 +68,7 @@ class Host:
             options: of ``asyncio.create_subprocess_exec``.
         """
         settings: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "cwd": ROOT, "limit": 1 << 20}
-        environment = os.environ | {"PYTHONPATH": str(ROOT)} | (env or {})
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), **(env or {})}
         return await asyncio.create_subprocess_exec(*self.enter(command), env=environment, **(settings | options))
 
     async def python(
@@ -192,7 +192,7 @@ class Home(Host):
         self._spaces.ip(self._hosts[index], *commands)
 
 
-class Bed:
+class Homes:
     """The built network; ``homes`` makes one."""
 
     def __init__(self, count: int, *, relays: int, ipv4: bool, ipv6: bool, folder: Path) -> None:
@@ -220,6 +220,11 @@ class Bed:
     def relay(self) -> Relay:
         """The first relay."""
         return self.relays[0]
+
+    @property
+    def secret(self) -> str:
+        """What the relays share with who hands out credentials."""
+        return SECRET
 
     def home(self, number: int) -> Home:
         """Home ``number``, counted from 1."""
@@ -324,7 +329,7 @@ async def homes(
     relays: int = 1,
     seed: int = 1,
     portable: bool = False,
-) -> AsyncIterator[Bed]:
+) -> AsyncIterator[Homes]:
     """So many homes, removed at the end whatever happens.
 
     Args:
@@ -338,7 +343,7 @@ async def homes(
     kinds = [nat] * count if isinstance(nat, Nat) else list(nat)
     lines = [link] * count if isinstance(link, Link) else list(link)
     folder = Path(tempfile.mkdtemp(prefix="cottage-bed-"))
-    bed = Bed(count, relays=relays, ipv4=ipv4, ipv6=ipv6, folder=folder)
+    bed = Homes(count, relays=relays, ipv4=ipv4, ipv6=ipv6, folder=folder)
     try:
         await asyncio.to_thread(bed.build, kinds, lines, seed=seed, portable=portable)
         yield bed

@@ -16,6 +16,7 @@ import socket
 import struct
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 PORTS = (7001, 7002)
@@ -26,6 +27,11 @@ ANSWER_S = 0.4  # The NAT tests run on lines without delay.
 UDP_SEGMENT, UDP_GRO = 103, 104
 SO_SNDBUFFORCE, SO_RCVBUFFORCE = 32, 33
 BURST_S = 0.001
+
+
+def say(result: Any) -> None:
+    sys.stdout.write(json.dumps(result) + "\n")
+    sys.stdout.flush()
 
 
 def udp_socket(address: str, port: int = 0) -> socket.socket:
@@ -58,7 +64,7 @@ class Server:
         self._arrived: list[tuple[float, int, int]] = []
 
     def run(self) -> None:
-        print(json.dumps({"ready": True}), flush=True)
+        say({"ready": True})
         while True:
             for key, _ in self._selector.select():
                 if key.data is None:
@@ -173,7 +179,7 @@ def tcp(address: str, seconds: float) -> dict[str, Any]:
 
 
 def main(role: str, *arguments: str) -> None:
-    roles = {
+    roles: dict[str, Callable[[], Any]] = {
         "nat": lambda: nat(*arguments),
         "rtt": lambda: rtt(arguments[0], int(arguments[1])),
         "udp": lambda: udp(arguments[0], float(arguments[1]), float(arguments[2])),
@@ -183,7 +189,7 @@ def main(role: str, *arguments: str) -> None:
     if role == "serve":
         Server(list(arguments)).run()
     else:
-        print(json.dumps(roles[role]()))
+        say(roles[role]())
 
 
 if __name__ == "__main__":

@@ -38,6 +38,10 @@ class Relay:
     port: int = PORT
     tls_port: int = TLS_PORT
 
+    def __str__(self) -> str:
+        """Its first address."""
+        return self.addresses[0]
+
     @property
     def address(self) -> str:
         """Its first address."""
