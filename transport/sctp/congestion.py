@@ -24,7 +24,7 @@ mislead it.
 from transport.sctp.competing import CompetingWindow
 from transport.sctp.control import AckSample
 from transport.sctp.filters import BaseRtt, Epoch
-from transport.sctp.phases import Drain, Startup
+from transport.sctp.phases import Drain, LongerPath, Startup
 
 MAX_RATE = 1.25e9  # 10 Gbit/s: no home line is faster, and a peer that acknowledges nonsense gets no more.
 MAX_WINDOW = 64 << 20  # 1 Gbit/s over 500 ms.
@@ -48,9 +48,7 @@ REMAINING_SHARE = 0.10  # A drain that leaves more than this share of the base f
 DRAIN_SHARE = 0.75
 DRAIN_EVERY_S = 5.0
 COMPETING_TEST_S = 4.0
-LONGER_SHARE = (
-    0.03  # A drain that changed the round trip by less than this share met no queue of ours: the path is longer.
-)
+FAIR_SHARE = 0.5  # Of the rate that was ours alone, once somebody has come.
 LEAST_RTT_S = 0.0005  # Loopback and home networks: timers are no finer.
 USED_SHARE = 0.7  # A window that is not used does not grow.
 IDLE_EPOCHS = 3  # After as many epochs without a queue the steps double: the line became faster.
@@ -91,7 +89,8 @@ class RateController:
         self._competing: CompetingWindow | None = None
         self._tested_at = 0.0
         self._suspect_epochs = 0
-        self._suspect_window = 0.0
+        self._suspect_window = self._suspect_rate = 0.0
+        self._longer = LongerPath()
         self._idle_epochs = 0
 
     @property
@@ -189,7 +188,7 @@ class RateController:
         target = self._target(base)
         delay = epoch.standing - base
         self._watch(now, delay, target)
-        if self._drain is not None:
+        if self._drain is not None or self._longer.waiting(now, epoch.standing):
             return
         step = 1 - STEP + STEP * (base + target) / (base + delay)
         if step > 1.0:
@@ -214,11 +213,11 @@ class RateController:
                 self._base.held = False
             return
         if not self._suspect_epochs:
-            self._suspect_window = self._window
+            self._suspect_window, self._suspect_rate = self._window, self._bandwidth
         self._suspect_epochs += 1
         if self.state == "yielding":
             self._window *= YIELD
-        elif self._suspect_epochs >= SUSPECT_EPOCHS:
+        elif self._suspect_epochs >= SUSPECT_EPOCHS and not self._longer.waiting(now, self._standing):
             self._begin_drain(now, self._standing)
 
     def _begin_drain(self, now: float, standing: float) -> None:
@@ -241,18 +240,27 @@ class RateController:
         remaining = drain.least - base
         self._tested_at = now
         if remaining > REMAINING_SHARE * base + self._base.tolerance and drain.testing:
-            if drain.window < 0.85 * self._window and drain.standing - drain.least < LONGER_SHARE * base:
-                self._base.adopt(now, drain.least)
-                base = drain.least
+            if self._competing is None and self._longer.judge(now, drain.standing, drain.least):
+                self._wait_or_adopt(now, drain)
             else:
                 self._compete(now, drain)
-                return
+            return
+        self._longer.clear()
         self.state = "steady"
         self._competing = None
         self._base.held = False
         self._suspect_epochs = 0
         self._standing = drain.standing
         self._window = max(self._least, self._window * min(1.0, (base + self._target(base)) / drain.standing))
+
+    def _wait_or_adopt(self, now: float, drain: Drain) -> None:
+        self.state = "steady"
+        self._standing = drain.standing
+        self._window = max(self._window, self._suspect_window)
+        if self._longer.sure:
+            self._base.adopt(now, drain.least)
+            self._longer.clear()
+            self._suspect_epochs = 0
 
     def _compete(self, now: float, drain: Drain) -> None:
         self._base.held = True
@@ -262,7 +270,8 @@ class RateController:
             return
         self.state = "competing"
         if self._competing is None:
-            window = max(self._window, self._suspect_window)
+            fair = FAIR_SHARE * self._suspect_rate * drain.standing
+            window = max(self._window, self._suspect_window, fair)
             self._competing = CompetingWindow(now, window, self.packet_bytes)
         else:
             self._competing.pause(now, now - drain.started)

@@ -15,6 +15,48 @@ DELAY_SHARE = 0.125  # RFC 9406, section 4.2, as are the two limits.
 DELAY_LEAST_S = 0.004
 DELAY_MOST_S = 0.016
 
+FALL_SHARE, FALL_NOISE_S = 0.01, 0.0003  # A round trip that changed by less met no queue of this flow.
+STILL_SHARE, STILL_NOISE_S = 0.03, 0.0005  # One that varies by less than this met nobody's queue.
+STILL_AGAIN_S = 2.5  # Time between two looks,
+STILL_LOOKS = 4  # and how many make sure. CUBIC's window stands nearly still for about five seconds.
+
+
+class LongerPath:
+    """Tells a path that became longer from a queue that others hold: neither our window nor time changes its round trip."""
+
+    def __init__(self) -> None:
+        self._looks = 0
+        self._rtt = 0.0
+        self._looked_at = 0.0
+
+    @property
+    def sure(self) -> bool:
+        """Whether it was still for long enough."""
+        return self._looks >= STILL_LOOKS
+
+    def clear(self) -> None:
+        """Begin anew."""
+        self._looks = 0
+
+    def judge(self, now: float, before: float, least: float) -> bool:
+        """Learn what a drain did to the round trip; whether the path may be longer."""
+        fall = before - least
+        same = not self._looks or self._near(least)
+        if fall > FALL_SHARE * least + FALL_NOISE_S or not same:
+            self._looks = 0
+            return False
+        self._looks, self._rtt, self._looked_at = self._looks + 1, least, now
+        return True
+
+    def waiting(self, now: float, standing: float) -> bool:
+        """Whether the next look is yet to come, and the round trip has stayed the same since the last."""
+        if self._looks and not self._near(standing):
+            self._looks = 0
+        return self._looks > 0 and now - self._looked_at < STILL_AGAIN_S
+
+    def _near(self, rtt: float) -> bool:
+        return abs(rtt - self._rtt) <= STILL_SHARE * self._rtt + STILL_NOISE_S
+
 
 class Startup:
     """Notices that the line is full, by its queue, its rate, or its losses."""
