@@ -1,7 +1,7 @@
 """What the sessions of one node share."""
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from transport.budget import MemoryBudget
 from transport.clock import Clock
@@ -9,6 +9,7 @@ from transport.ice import IceServer
 from transport.identity import NodeKey
 from transport.lane import Lane
 from transport.limits import PeerLimits
+from transport.reach import Reach
 from transport.stream import IncomingStream
 
 SendSignal = Callable[[str, bytes], Awaitable[None]]
@@ -46,3 +47,4 @@ class PeerContext:
     budget: MemoryBudget
     loopback: bool
     options: LinkOptions
+    reach: Reach = field(default_factory=Reach)

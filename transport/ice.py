@@ -10,13 +10,14 @@ from dataclasses import dataclass
 
 from transport.errors import IceConfigError
 
-MAX_SERVERS = 8  # aioice uses one STUN and one TURN server; the rest are spares.
+MAX_SERVERS = 8  # Two relays by three ways, and two STUN servers.
 MAX_CANDIDATES = 64  # A machine has a few interfaces and two families, each direct, reflexive and relayed.
 MAX_CREDENTIAL_CHARS = 512
 TURN_LIFETIME_S = 6 * 3600  # A relay allocation must outlive a long outer round; a leaked one dies the same day.
 
 _URL = re.compile(
-    r"(?P<scheme>stun|turn|turns):(?P<host>[A-Za-z0-9.\-]{1,253})(:(?P<port>[0-9]{1,5}))?(\?transport=(?P<transport>udp|tcp))?"
+    r"(?P<scheme>stun|turn|turns):(?P<host>[A-Za-z0-9.\-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])"
+    r"(:(?P<port>[0-9]{1,5}))?(\?transport=(?P<transport>udp|tcp))?"
 )
 _USER = re.compile(r"[A-Za-z0-9_\-]{1,64}")
 _CANDIDATE = re.compile(
@@ -32,12 +33,14 @@ class IceServer:
     """A STUN server, or a TURN relay with its credentials.
 
     Attributes:
-        url: ``stun:host:port`` or ``turn[s]:host:port?transport=udp|tcp``.
+        url: ``stun:host:port`` or ``turn[s]:host:port?transport=udp|tcp``; an IPv6 address stands in brackets.
+        ca_file: PEM file of the authority that signed the relay's certificate; empty for the system's authorities.
     """
 
     url: str
     username: str = ""
     credential: str = ""
+    ca_file: str = ""
 
     def __post_init__(self) -> None:
         """Check the parts.
@@ -52,6 +55,8 @@ class IceServer:
             )
         if match["scheme"] == "stun" and match["transport"]:
             raise IceConfigError(f"{self.url!r}: a STUN address has no transport")
+        if match["scheme"] == "turns" and match["transport"] == "udp":
+            raise IceConfigError(f"{self.url!r}: turns means TLS over TCP; aioice speaks no DTLS to relays")
         if match["scheme"] != "stun" and not (self.username and self.credential):
             raise IceConfigError(f"{self.url!r} is a relay: it needs a user name and a credential")
         if max(len(self.username), len(self.credential)) > MAX_CREDENTIAL_CHARS:
@@ -61,6 +66,31 @@ class IceServer:
     def is_relay(self) -> bool:
         """Whether it relays (TURN) or only tells addresses (STUN)."""
         return self.url.startswith("turn")
+
+    @property
+    def secure(self) -> bool:
+        """Whether the relay is reached through TLS."""
+        return self.url.startswith("turns:")
+
+    @property
+    def host(self) -> str:
+        """Name or address, without brackets."""
+        return self._part("host").strip("[]")
+
+    @property
+    def port(self) -> int:
+        """The given port, or the scheme's own (RFC 7064, RFC 7065)."""
+        return int(self._part("port") or (5349 if self.secure else 3478))
+
+    @property
+    def transport(self) -> str:
+        """``udp``, ``tcp``, or empty where the address leaves it open."""
+        return self._part("transport")
+
+    def _part(self, name: str) -> str:
+        match = _URL.fullmatch(self.url)
+        assert match is not None, "checked when it was made"
+        return match[name] or ""
 
 
 def turn_credentials(secret: str, user: str, now: float, lifetime_s: int = TURN_LIFETIME_S) -> tuple[str, str]:

@@ -24,8 +24,11 @@ class PeerLimits:
         8 << 20
     )  # Bytes of unfinished SCTP messages: frames are short, so an honest peer has under 1 MB of them.
     ping_s: float = 1.0
-    silent_s: float = 5.0  # A peer that says nothing for so long is dead; home links stutter for a second or two.
-    answer_s: float = 8.0  # The peer gathers for up to 5 s where its STUN server does not answer.
+    probe_s: float = 0.1  # In doubt: ten probes within ``silent_s``, about 100 bytes each.
+    silent_s: float = (
+        1.0  # Of probes without a word: the path is lost. A new one is up, and messages go on, within 3 s.
+    )
+    answer_s: float = 5.0  # The peer gathers for 2 s where a server does not answer, and signalling takes its time.
     connect_s: float = 20.0  # ICE with a relay takes up to 10 s where UDP is blocked.
     reach_s: float = 30.0  # A killed node is back within seconds, or its place is filled by another.
     resume_s: float = 60.0  # What arrived of a message waits so long for the next link: twice ``reach_s``.

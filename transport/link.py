@@ -22,6 +22,7 @@ from transport.framing import (
 from transport.inbox import Inbox
 from transport.lane import Lane
 from transport.limits import PeerLimits
+from transport.liveness import Liveness
 from transport.outbox import Outbox
 from transport.rtc import RtcConnection, WireCounters
 from transport.stats import LinkStats
@@ -54,6 +55,7 @@ class Link:
         self._ping_seq = 0
         self._ping_at = 0.0
         self._counted = WireCounters(0, 0, 0, 0)
+        self._answers = 0
 
     def wake(self) -> None:
         """Tell the link that there is something to send."""
@@ -78,6 +80,7 @@ class Link:
             asyncio.create_task(self._pump(), name="link-pump"),
             asyncio.create_task(self._watch(), name="link-watch"),
             asyncio.create_task(self._connection.lost(), name="link-lost"),
+            asyncio.create_task(self._stay(), name="link-stay"),
         ]
         try:
             await asyncio.wait([*jobs, self._fault], return_when=asyncio.FIRST_COMPLETED)
@@ -160,27 +163,47 @@ class Link:
                     self._stats.rtt_s = self._clock.now() - self._ping_at
 
     async def _watch(self) -> None:
-        """Ping, and count the ticks in which nothing came from the peer.
+        """Keep the counters, look after the peer's manners, and give the path up when it carries nothing any more.
 
-        Ticks are counted, not seconds: when this process itself was held up for long, what the peer sent meanwhile is read before
-        the next tick. Packets are counted, not frames: a lossy line may hold up frames for seconds while it brings packets.
+        Raises:
+            ConnectError: the path is lost.
+            MalformedFrameError: the peer floods, or announces what it does not send.
         """
-        limits = self._limits
-        silent = stalled = progress = 0
-        while (silent + 1) * limits.ping_s <= limits.silent_s:
-            self._ping()
-            await self._clock.sleep(limits.ping_s)
-            silent = 0 if self._count() else silent + 1
-            waiting = self._inbox.awaits_bytes and self._inbox.progress == progress
-            stalled = stalled + 1 if waiting else 0
-            progress = self._inbox.progress
-            if self._connection.fragments > limits.fragments:
-                raise MalformedFrameError(f"{self._connection.fragments} bytes of unfinished SCTP messages")
-            if stalled * limits.ping_s > limits.stall_s:
-                raise MalformedFrameError(
-                    f"the peer has announced a message and sent nothing of it for {limits.stall_s} s"
+        limits, connection = self._limits, self._connection
+        liveness = Liveness(limits.ping_s, limits.probe_s, limits.silent_s)
+        stalled_s, progress = 0.0, 0
+        connection.probe()
+        while True:
+            interval = liveness.interval
+            await self._clock.sleep(interval)
+            tick = liveness.tick(self._count())
+            if connection.moved or tick.lost:
+                raise ConnectError(
+                    f"the path is lost: {connection.moved or f'{liveness.probes} probes went unanswered'}"
                 )
-        raise ConnectError(f"the peer has been silent for {silent * limits.ping_s:.1f} s")
+            if tick.ping:
+                self._ping()
+            if tick.probe:
+                connection.probe()
+            waiting = self._inbox.awaits_bytes and self._inbox.progress == progress
+            stalled_s = stalled_s + interval if waiting else 0.0
+            progress = self._inbox.progress
+            self._check_manners(stalled_s)
+
+    def _check_manners(self, stalled_s: float) -> None:
+        limits = self._limits
+        if self._connection.fragments > limits.fragments:
+            raise MalformedFrameError(f"{self._connection.fragments} bytes of unfinished SCTP messages")
+        if stalled_s > limits.stall_s:
+            raise MalformedFrameError(f"the peer has announced a message and sent nothing of it for {limits.stall_s} s")
+
+    async def _stay(self) -> None:
+        """Give the path up as soon as this machine's end of it is gone.
+
+        Raises:
+            ConnectError: it is.
+        """
+        raise ConnectError(f"the path is lost: {await self._connection.displaced()}")
 
     def _ping(self) -> None:
         self._ping_seq = (self._ping_seq + 1) % 2**32
@@ -188,11 +211,15 @@ class Link:
         self.reply(Ping(self._ping_seq, self._outbox.floor))
 
     def _count(self) -> int:
-        """Bring the counters up to date; returns how many packets have come since the last time."""
+        """Bring the counters up to date; returns how many packets and answers have come since the last time.
+
+        Packets are counted, not frames: a lossy line may hold up frames for seconds while it brings packets.
+        """
         now, before, stats = self._connection.counters(), self._counted, self._stats
+        answers, self._answers = self._connection.answers - self._answers, self._connection.answers
         stats.wire_sent += now.bytes_sent - before.bytes_sent
         stats.wire_received += now.bytes_received - before.bytes_received
         stats.packets_sent += now.packets_sent - before.packets_sent
         stats.packets_received += now.packets_received - before.packets_received
         self._counted = now
-        return now.packets_received - before.packets_received
+        return now.packets_received - before.packets_received + answers

@@ -14,6 +14,7 @@ sent before the present link came up is told by the offer that it names, and ign
 
 import asyncio
 import contextlib
+import math
 import secrets
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar, assert_never
@@ -23,6 +24,8 @@ from transport.errors import ConnectError, LinkError, SignalError
 from transport.rtc import RtcConnection
 from transport.sdp import Description
 from transport.signalling import Opened, SignalBody, SignalKind, seal
+
+OFFER_ON_ITS_WAY_S = 1.0  # A request that comes later has not crossed the offer: the offer is lost.
 
 _T = TypeVar("_T")
 
@@ -45,6 +48,7 @@ class Negotiation:
         self._nonce = b""
         self._offer: Opened | None = None
         self._answer: asyncio.Future[Opened] | None = None
+        self._offered_at = 0.0
         self._requested = False
         self._signalled = asyncio.Event()
 
@@ -75,15 +79,27 @@ class Negotiation:
                 if waiting is not None and not waiting.done() and body.reply_to == self._nonce:
                     waiting.set_result(opened)
             case SignalKind.REQUEST:
-                if restarted or not busy or body.reply_to == self._nonce:
+                if restarted or not busy or body.reply_to == self._nonce or self._offer_is_lost():
                     self._requested = True
                     self._signalled.set()
             case _:
                 assert_never(body.kind)
 
+    def _offer_is_lost(self) -> bool:
+        """Whether the peer must have had the present offer by now, though it asks for one."""
+        waiting = self._answer is not None and not self._answer.done()
+        return waiting and self._context.clock.now() > self._offered_at + OFFER_ON_ITS_WAY_S
+
     async def signalled(self) -> None:
-        """Return once the peer has signalled and nobody has acted on it yet."""
-        await self._signalled.wait()
+        """Return once the peer has signalled and nobody has acted on it yet, or this machine may have got another address."""
+        with self._context.reach.watch.subscribe() as moved:
+            jobs = [asyncio.create_task(event.wait()) for event in (self._signalled, moved)]
+            try:
+                await asyncio.wait(jobs, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for job in jobs:
+                    job.cancel()
+                await asyncio.gather(*jobs, return_exceptions=True)
 
     async def connect(self) -> tuple[RtcConnection, SignalBody]:
         """Open a connection to the peer; the caller closes it.
@@ -96,17 +112,37 @@ class Negotiation:
             TimeoutError: the peer did not answer, or ICE found no path in time.
         """
         context = self._context
-        offer = None if self._offers_here else await self._next_offer()
-        if offer is None:
-            self._requested = False
-            self._signalled.clear()
-        connection = RtcConnection(context.ice_servers(self._peer), loopback=context.loopback, low=context.limits.buffered_low)
+        servers = context.ice_servers(self._peer)
+        connection = RtcConnection(
+            servers, loopback=context.loopback, low=context.limits.buffered_low, reach=context.reach
+        )
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(connection.close, context.limits.close_s)
-            work = self._make_offer(connection) if offer is None else self._answer_to(connection, offer)
+            if self._offers_here:
+                self._requested = False
+                self._signalled.clear()
+                work = self._make_offer(connection)
+            else:
+                work = self._answer_to(connection, await self._offer_while_gathering(connection))
             body = await self.unless_superseded(work)
             stack.pop_all()
         return connection, body
+
+    async def _offer_while_gathering(self, connection: RtcConnection) -> Opened:
+        """Wait for the peer's offer and gather candidates meanwhile: after a loss each round trip counts.
+
+        Raises:
+            ConnectError: no offer, or no address of our own.
+            TimeoutError: the peer made none in time.
+        """
+        jobs = asyncio.ensure_future(self._next_offer()), asyncio.ensure_future(connection.gather())
+        try:
+            offer, _ = await asyncio.gather(*jobs)
+            return offer
+        finally:
+            for job in jobs:
+                job.cancel()
+            await asyncio.gather(*jobs, return_exceptions=True)
 
     async def unless_superseded(self, work: Coroutine[Any, Any, _T]) -> _T:
         """Do ``work`` unless the peer signals anew.
@@ -130,7 +166,10 @@ class Negotiation:
         limits, clock = self._context.limits, self._context.clock
         self._nonce = secrets.token_bytes(16)
         self._answer = answer = asyncio.get_running_loop().create_future()
-        await self._send(SignalKind.OFFER, await connection.offer(), nonce=self._nonce)
+        self._offered_at = math.inf
+        description = await connection.offer()
+        self._offered_at = clock.now()
+        await self._send(SignalKind.OFFER, description, nonce=self._nonce)
         async with clock.timeout(limits.answer_s):
             opened: Opened = await answer
         async with clock.timeout(limits.connect_s):

@@ -1,42 +1,41 @@
 """One WebRTC connection over aiortc: the only module that knows aiortc.
 
-Traps met here: aioice never offers loopback addresses, and takes the first pair that answers, be it a relay; aiortc offers three
-fingerprints for one certificate; ``close`` can wait for ever; ``bufferedAmount`` grows without bound, so ``link`` waits for it to
-fall.
+Traps met here: aioice never offers loopback addresses (``candidates`` gathers instead), and takes the first pair that answers, be
+it a relay (``checks`` chooses instead); aiortc offers three fingerprints for one certificate; ``close`` can wait for ever;
+``bufferedAmount`` grows without bound, so ``link`` waits for it to fall.
 """
 
 import asyncio
-import functools
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from aioice.ice import CandidatePair
+from aioice.candidate import Candidate
 from aiortc import (
     InvalidStateError,
     RTCConfiguration,
     RTCDataChannel,
-    RTCIceServer,
     RTCPeerConnection,
     RTCSessionDescription,
 )
 from cryptography.hazmat.primitives.hashes import SHA256
 
+from transport.addresses import host_addresses, local_addresses, source_for
+from transport.candidates import LOOPBACK_ADDRESSES, Gatherer
+from transport.checks import Checks
 from transport.errors import ConnectError
 from transport.ice import IceServer
 from transport.lane import Lane
+from transport.probe import PathProbe
+from transport.reach import Reach
 from transport.sdp import Description, drop_other_fingerprints, read_description
 
 LOG = logging.getLogger(__name__)
 
 MAX_EARLY_FRAMES = 1024  # The eager window in frames: the most that an honest peer sends unasked.
-RELAY_HEAD_START_S = (
-    1.0  # A hole is punched by the second try, half a second after the first; a relay costs money and speed.
-)
 RECEIVE_BUFFER = 4 << 20  # The system gives what it allows, on Linux twice net.core.rmem_max.
-LOOPBACK_ADDRESSES = ("127.0.0.1",)
 
 
 class RtcLane:
@@ -103,17 +102,20 @@ class WireCounters:
 class RtcConnection:
     """One connection from its offer or answer to its end."""
 
-    def __init__(self, servers: Sequence[IceServer], *, loopback: bool, low: int) -> None:
-        """Prepare; nothing is sent before ``offer`` or ``answer``.
+    def __init__(self, servers: Sequence[IceServer], *, loopback: bool, low: int, reach: Reach | None = None) -> None:
+        """Prepare; nothing is sent before ``gather``, ``offer`` or ``answer``.
 
         Args:
-            servers: STUN and TURN servers.
+            servers: STUN servers and TURN relays, the best relay for this peer first.
             loopback: connect through 127.0.0.1 only: all nodes on one machine, even without a network.
             low: level in bytes for ``RtcLane``.
+            reach: what is known of the network around; the connections of one node share it.
         """
-        ice = [RTCIceServer(s.url, s.username or None, s.credential or None) for s in servers]
-        self._pc = RTCPeerConnection(RTCConfiguration(iceServers=[] if loopback else ice))
+        self._pc = RTCPeerConnection(RTCConfiguration(iceServers=[]))
+        self._servers = () if loopback else tuple(servers)
+        self._reach = reach or Reach()
         self._loopback = loopback
+        self._probe: PathProbe | None = None
         self._changed = asyncio.Event()
         self._intruded = False
         self._lanes: dict[Lane, RtcLane] = {}
@@ -145,9 +147,23 @@ class RtcConnection:
         assert self._pc.sctp is not None
         return max(0, self._window - self._pc.sctp._advertised_rwnd)
 
-    async def offer(self) -> Description:
-        """Gather candidates and return the local offer."""
+    async def gather(self) -> None:
+        """Gather candidates, once; ``offer`` and ``answer`` do it where it has not been done.
+
+        Raises:
+            ConnectError: this machine has no address at which it could be reached.
+        """
         self._open_channels()
+        assert self._pc.sctp is not None
+        await self._pc.sctp.transport.transport.iceGatherer.gather()
+
+    async def offer(self) -> Description:
+        """Gather candidates and return the local offer.
+
+        Raises:
+            ConnectError: this machine has no address at which it could be reached.
+        """
+        await self.gather()
         await self._pc.setLocalDescription(await self._pc.createOffer())
         return self._local()
 
@@ -157,8 +173,8 @@ class RtcConnection:
         Raises:
             ConnectError: the description does not fit.
         """
+        await self.gather()
         await self._remote(offer, "offer")
-        self._open_channels()
         await self._pc.setLocalDescription(await self._pc.createAnswer())
         return self._local()
 
@@ -196,6 +212,40 @@ class RtcConnection:
                 return WireCounters(report.bytesSent, report.bytesReceived, report.packetsSent, report.packetsReceived)
         return WireCounters(0, 0, 0, 0)
 
+    def probe(self) -> None:
+        """Ask the path for a sign of life; the answer is counted in ``answers``."""
+        if self._probe is None:
+            self._probe = PathProbe(self._ice_connection())
+        self._probe.send()
+
+    @property
+    def answers(self) -> int:
+        """Probes answered over the path as it was when the first one was sent."""
+        return self._probe.answers if self._probe is not None else 0
+
+    @property
+    def moved(self) -> str:
+        """Why the path is another one than it was; empty while it is the same."""
+        return self._probe.moved if self._probe is not None else ""
+
+    async def displaced(self) -> str:
+        """Return, with the reason, when this end of the path has gone or the system would send another way.
+
+        A link that did not take the system's own way from the start ends only with its address.
+        """
+        base, remote = self._ends()
+        usual = source_for(remote) == base
+        with self._reach.watch.subscribe() as changed:
+            while True:
+                if base not in LOOPBACK_ADDRESSES and base not in {one.text for one in local_addresses()}:
+                    self._reach.relays.forget()
+                    return f"this machine has lost the address {base}"
+                source = source_for(remote)
+                if usual and source not in ("", base):
+                    return f"the way to {remote} leads from {source} now, no more from {base}"
+                await changed.wait()
+                changed.clear()
+
     async def lost(self) -> None:
         """Return when the connection is beyond use."""
         while not self.failed:
@@ -204,6 +254,8 @@ class RtcConnection:
 
     async def close(self, limit_s: float) -> None:
         """End the connection, waiting at most ``limit_s`` seconds for its orderly end."""
+        if self._probe is not None:
+            self._probe.stop()
         try:
             async with asyncio.timeout(limit_s):
                 await self._pc.close()
@@ -212,15 +264,38 @@ class RtcConnection:
         self._changed.set()
 
     def _open_channels(self) -> None:
+        if self._lanes:
+            return
         for lane in Lane:
             channel = self._pc.createDataChannel(lane.name.lower(), negotiated=True, id=int(lane))
             self._lanes[lane] = RtcLane(channel, self._low)
         assert self._pc.sctp is not None
         self._window = self._pc.sctp._advertised_rwnd
         connection = self._ice_connection()
-        connection.check_start = _direct_first(connection)
-        if self._loopback:
-            connection.get_component_candidates = _on_loopback(connection.get_component_candidates)
+        checks = Checks(connection)
+        checks.install()
+
+        async def gather(component: int, addresses: list[str], timeout: int = 5) -> list[Candidate]:
+            """Stands in for aioice's own: one component, and addresses of our choice."""
+            del component, addresses, timeout
+            gatherer = Gatherer(connection, self._servers, self._reach.relays)
+            found = await gatherer.gather(LOOPBACK_ADDRESSES if self._loopback else host_addresses())
+            checks.udp_blocked = gatherer.udp_blocked
+            if not found:
+                raise ConnectError("this machine has no network address: is it connected?")
+            return found
+
+        connection.get_component_candidates = gather
+
+    def _ends(self) -> tuple[str, str]:
+        """The addresses between which this node's packets go at first: its own, and the peer's or the relay's."""
+        pair = self._ice_connection()._nominated[1]
+        transport = pair.protocol.transport
+        inner = getattr(transport, "_TurnTransport__inner_protocol", None)
+        if inner is None:
+            return str(transport.get_extra_info("sockname")[0]), str(pair.remote_addr[0])
+        ends = inner.transport.get_extra_info("sockname"), inner.transport.get_extra_info("peername")
+        return str(ends[0][0]), str(ends[1][0])
 
     def _ice_connection(self) -> Any:
         """aioice's connection: aiortc gives no other way to the nominated pair or the addresses to gather."""
@@ -257,27 +332,3 @@ class RtcConnection:
         LOG.warning("the peer opens a data channel %r that nobody agreed on", channel.label[:40])
         self._intruded = True
         self._changed.set()
-
-
-def _on_loopback(gather: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    """aioice leaves out 127.0.0.1; here it is all there is."""
-
-    @functools.wraps(gather)
-    async def gather_loopback(component: int, addresses: list[str], timeout: int = 5) -> Any:
-        del addresses
-        return await gather(component=component, addresses=list(LOOPBACK_ADDRESSES), timeout=timeout)
-
-    return gather_loopback
-
-
-def _direct_first(connection: Any) -> Callable[[CandidatePair], Awaitable[None]]:
-    """Let pairs without a relay try first: aioice settles for the first pair that answers."""
-    check_start: Callable[[CandidatePair], Awaitable[None]] = connection.check_start
-
-    async def patient(pair: CandidatePair) -> None:
-        if "relay" in (pair.local_candidate.type, pair.remote_candidate.type):
-            connection.check_state(pair, CandidatePair.State.IN_PROGRESS)
-            await asyncio.sleep(RELAY_HEAD_START_S)
-        await check_start(pair)
-
-    return patient
