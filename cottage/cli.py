@@ -8,6 +8,7 @@ _ROLES: dict[str, tuple[str, str, bool]] = {
     # word: (module with main(argv), what it does, keep the word in argv)
     "demo": ("cottage.demo.main", "a whole network on this PC: trains a model, verifies the work, pays for it", False),
     "serve": ("coordinator.cli", "run a coordinator", True),
+    "relay": ("cottage.relay", "carry packets between homes that cannot reach each other directly", False),
     "node": ("desktop.agent.cli", "lend this machine: run, status, earnings, selftest", False),
     "desktop": ("desktop.gui.app", "the provider's window and tray", False),
     "quote": ("coordinator.client.cli", "what a job would cost", True),
@@ -52,7 +53,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _extra(module: str) -> str:
-    return {"desktop.gui.app": "desktop", "desktop.agent.cli": "agent"}.get(module, "coordinator")
+    return {"desktop.gui.app": "desktop", "desktop.agent.cli": "agent", "cottage.relay": "relay"}.get(
+        module, "coordinator"
+    )
 
 
 def _usage() -> str:

@@ -12,6 +12,7 @@ STUN_PORT = 3478
 NAT_PORT = 3479
 TLS_PORT = 5349
 MIN_SECRET_CHARS = 16
+MAX_SECRET_CHARS = 128  # RelayReport.secret
 _REALM = re.compile(r"[A-Za-z0-9.\-]{1,64}")  # It travels in every 401: short, and nothing to escape.
 
 
@@ -63,8 +64,10 @@ class RelayOptions:
 
     def __post_init__(self) -> None:
         """Check that the parts fit together."""
-        if len(self.secret) < MIN_SECRET_CHARS:
-            raise OptionsError(f"the shared secret has {len(self.secret)} characters: use {MIN_SECRET_CHARS} or more")
+        if not MIN_SECRET_CHARS <= len(self.secret) <= MAX_SECRET_CHARS:
+            raise OptionsError(
+                f"the shared secret has {len(self.secret)} characters: use {MIN_SECRET_CHARS} to {MAX_SECRET_CHARS}"
+            )
         if _REALM.fullmatch(self.realm) is None:
             raise OptionsError(f"{self.realm!r} is no realm: use up to 64 letters, digits, dots and hyphens")
         if not self.listen or len(set(self.listen)) != len(self.listen):

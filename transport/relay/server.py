@@ -18,6 +18,7 @@ from transport.relay.errors import ListenError
 from transport.relay.message import Address
 from transport.relay.options import RelayOptions
 from transport.relay.stream import Stream
+from transport.relay.usage import Users
 
 SOCKET_BYTES = 4 << 20  # All clients share it: 32 ms at 1 Gbit/s.
 REAP_S = 5.0  # An allocation that ended answers 437 at once; its port is free after so long.
@@ -143,6 +144,36 @@ class RelayServer:
         self._streams: Counter[str] = Counter()
         self._connections: set[Stream] = set()
         self._reaper: asyncio.Task[None] | None = None
+
+    @property
+    def users(self) -> Users:
+        """Who relays, and how much."""
+        return self.desk.users
+
+    @property
+    def allocations(self) -> int:
+        """Relayed addresses in use."""
+        return len(self.desk.allocations)
+
+    @property
+    def allocations_max(self) -> int:
+        """The most of them."""
+        return self.options.quota.allocations
+
+    @property
+    def connections(self) -> int:
+        """Clients over TCP and TLS."""
+        return len(self._connections)
+
+    @property
+    def bytes_relayed(self) -> int:
+        """Payload in both directions since the start."""
+        return self.desk.counters.bytes_relayed
+
+    @property
+    def packets_dropped(self) -> int:
+        """Packets that went nowhere since the start."""
+        return sum(self.desk.counters.dropped.values())
 
     async def start(self) -> None:
         """Open every port.
