@@ -107,6 +107,11 @@ class Home(Host):
         """The first host's present IPv6 address."""
         return self._host_ipv6(0)
 
+    @property
+    def second_address(self) -> str:
+        """The second host's present IPv4 address."""
+        return self._host_ipv4(1)
+
     def site(self) -> Site:
         """Its place on the internet."""
         ipv4 = f"25.0.{self.number}.0/24" if self._ipv4 else "-"
@@ -304,7 +309,8 @@ class Homes:
 
     def _server_site(self, k: int) -> Site:
         name = f"relay{k}" if k else self.public.name
-        ipv4 = f"25.0.0.{PUBLIC_NUMBER + k}/32" if self._ipv4 else "-"
+        rest = f"25.0.0.{PUBLIC_NUMBER + k}/32" if k else "25.0.0.0/24"  # The public host may have further addresses.
+        ipv4 = rest if self._ipv4 else "-"
         ipv6 = f"2a7f:0:{MAX_HOMES + 1 + k}::/48" if self._ipv6 else "-"
         return Site(name, self._spaces.full(name), "wan", ipv4, ipv6)
 

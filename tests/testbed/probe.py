@@ -2,6 +2,7 @@
 
     python -m tests.testbed.probe serve ADDRESS...          answers on every address and both ports, until standard input ends
     python -m tests.testbed.probe nat ADDRESS OTHER         mapping and filtering of the NAT in between
+    python -m tests.testbed.probe call ADDRESS OTHER        lets the server at ADDRESS write to OTHER
     python -m tests.testbed.probe rtt ADDRESS COUNT         round trips in milliseconds
     python -m tests.testbed.probe udp ADDRESS RATE SECONDS  sends at RATE bit/s; the server tells what arrived, and how fast
     python -m tests.testbed.probe tcp ADDRESS SECONDS       sends as fast as TCP does
@@ -83,6 +84,8 @@ class Server:
             self._arrived.clear()
         elif data == b"where":
             end.sendto(json.dumps(sender[:2]).encode(), sender)
+        elif data.startswith(b"call "):
+            end.sendto(b"", (data.removeprefix(b"call ").decode(), PORTS[0]))
         else:
             end.sendto(data, sender)
 
@@ -184,6 +187,9 @@ def main(role: str, *arguments: str) -> None:
         "rtt": lambda: rtt(arguments[0], int(arguments[1])),
         "udp": lambda: udp(arguments[0], float(arguments[1]), float(arguments[2])),
         "tcp": lambda: tcp(arguments[0], float(arguments[1])),
+        "call": lambda: udp_socket(anywhere(arguments[0])).sendto(
+            f"call {arguments[1]}".encode(), (arguments[0], PORTS[0])
+        ),
         "arrived": lambda: ask(udp_socket(anywhere(arguments[0])), b"arrived", (arguments[0], PORTS[0])),
     }
     if role == "serve":

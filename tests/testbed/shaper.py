@@ -41,14 +41,14 @@ class Line:
     hold_us: float = 0.0
     duplicate: float = 0.0
     queue: float = float(1 << 20)
-    random: random.Random = field(default_factory=random.Random)
+    chance: random.Random = field(default_factory=random.Random)
     free: float = 0.0
     latest: float = 0.0
     counts: dict[str, int] = field(default_factory=dict)
 
     def offer(self, size: int, now: float) -> list[float]:
         """When a packet of ``size`` bytes arrives: never, once or twice."""
-        draw = self.random.random
+        draw = self.chance.random
         if self.loss and draw() < self.loss:
             return self._count("losses")
         late = bool(self.reorder) and draw() < self.reorder
@@ -96,8 +96,8 @@ class Site:
         self.tun = open_tun(namespace, device)
         self.is_cut = False
         self.oversized = 0
-        self.up = Line(random=random.Random(2 * seed))
-        self.down = Line(random=random.Random(2 * seed + 1))
+        self.up = Line(chance=random.Random(2 * seed))
+        self.down = Line(chance=random.Random(2 * seed + 1))
 
 
 def open_tun(namespace: str, device: str) -> int:

@@ -1,10 +1,8 @@
 """The emulator keeps what it is told: rate, delay, loss, queue, jitter, order and duplicates."""
 
-import asyncio
 import math
 import statistics
 import subprocess
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -133,25 +131,23 @@ async def test_what_is_larger_than_the_other_end_takes_vanishes(portable: bool) 
 async def test_the_same_seed_loses_the_same_packets() -> None:
     seen = []
     for _ in range(2):
-        async with homes(1, relays=0, link=Link(loss=0.3), seed=7) as bed, served(bed.public, bed.public_address):
-            times = (await probe(bed.home(1), "rtt", bed.public_address, "12"))["rtt_ms"]
+        async with homes(1, relays=0, link=Link(loss=0.4), seed=7) as bed, served(bed.public, bed.public_address):
+            times = (await probe(bed.home(1), "rtt", bed.public_address, "6"))["rtt_ms"]
             seen.append((len(times), counters(bed)["losses"]))
     assert seen[0] == seen[1]
-    assert 0 < seen[0][1] < 12
+    assert 0 < seen[0][1] < 6
 
 
-async def test_where_there_is_no_compiler_the_portable_emulator_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(emulator.shutil, "which", lambda _: None)
+def test_where_there_is_no_compiler_the_portable_emulator_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
     assert emulator.compiled() is None
 
 
-async def test_the_emulator_ends_with_its_owner() -> None:
+def test_what_is_no_site_is_refused_with_what_one_is() -> None:
     program = emulator.compiled()
     if program is None:
         pytest.skip("no C compiler")
-    async with homes(1, relays=0) as bed:
-        bed.home(1).run("true")
-        done = await asyncio.to_thread(subprocess.run, [program], capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "usage" in done.stderr
-    assert sys.platform == "linux"
+    for arguments, complaint in (([], "usage"), (["1", "h1,there"], "a site is NAME")):
+        done = subprocess.run([program, *arguments], capture_output=True, text=True, check=False)
+        assert done.returncode == 2
+        assert complaint in done.stderr

@@ -101,21 +101,11 @@ async def test_a_second_host_meets_the_first_on_the_lan_and_by_hairpin_only_wher
     async with homes(1, relays=0) as bed, served(bed.public, bed.public_address):
         home, second = bed.home(1), bed.home(1).second()
         bed.set_nat(1, Nat.FULL_CONE, hairpin=hairpin)
-        async with served(second, second.run("hostname", "-I").split()[0]):
-            address = second.run("ip", "-4", "-br", "addr", "show", "eth0").split()[2].split("/")[0]
-            assert await reaches(bed, 1, address)
-            second.run(sys.executable, "-c", KNOCK_FROM_THE_SERVED_PORT.format(public=bed.public_address))
+        async with served(second, home.second_address):
+            assert await reaches(bed, 1, home.second_address)
+            # The router must have a mapping for the port before it can turn anything back to it.
+            await probe(home, "call", home.second_address, bed.public_address)
             assert await reaches(bed, 1, home.wan) is hairpin
-
-
-# The router must have a mapping for the port before it can turn anything back to it.
-KNOCK_FROM_THE_SERVED_PORT = """
-import socket
-end = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-end.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-end.bind(("0.0.0.0", 7001))
-end.sendto(b"where", ("{public}", 7001))
-"""
 
 
 async def test_an_impossible_command_is_answered_with_what_is_possible() -> None:

@@ -24,8 +24,8 @@ async def bed() -> AsyncIterator[Homes]:
 @pytest.mark.parametrize(
     ("nat", "mappings", "let_in"),
     [
-        pytest.param(Nat.NONE, 1, OTHER_ADDRESS + SAME_ADDRESS, id="no NAT"),
-        pytest.param(Nat.FULL_CONE, 1, OTHER_ADDRESS + SAME_ADDRESS, id="full cone"),
+        pytest.param(Nat.NONE, 1, SAME_ADDRESS + OTHER_ADDRESS, id="no NAT"),
+        pytest.param(Nat.FULL_CONE, 1, SAME_ADDRESS + OTHER_ADDRESS, id="full cone"),
         pytest.param(Nat.ADDRESS_CONE, 1, SAME_ADDRESS, id="address-restricted cone"),
         pytest.param(Nat.PORT_CONE, 1, [], id="port-restricted cone"),
         pytest.param(Nat.SYMMETRIC, 3, [], id="symmetric"),
