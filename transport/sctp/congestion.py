@@ -21,6 +21,8 @@ mislead it.
   (RFC 6817; draft-irtf-iccrg-ledbat-plus-plus), and takes the line again by doubling.
 """
 
+from collections import deque
+
 from transport.sctp.competing import CompetingWindow
 from transport.sctp.control import AckSample
 from transport.sctp.filters import BaseRtt, Epoch
@@ -35,6 +37,7 @@ LEAST_POLITE_PACKETS = 2  # draft-irtf-iccrg-ledbat-plus-plus, section 4.4
 
 TARGET_SHARE = 0.6
 TARGET_POWER = -1 / 3
+TARGET_MOST = 0.25
 POLITE_TARGET_S = 0.025  # RFC 6817 allows 100 ms; a call in the same home should not hear it.
 POLITE_TARGET_SHARE = 0.5  # Of the target of others, so that a polite flow gives way to them as well.
 STEP = 0.5  # Gain of the law: the delay seen is a round trip old.
@@ -42,18 +45,25 @@ LEAST_STEP, GREATEST_STEP = 0.8, 1.5  # One epoch may be a stall of the acknowle
 STEADY_PACE = 1.10  # The window decides; the pace only spreads.
 STARTUP_PACE = 2.0
 
-FOREIGN_SHARE = 2.0  # The queue is suspect at this many targets
-SUSPECT_EPOCHS = 3  # for as many epochs.
+FOREIGN_SHARE = 1.5  # The queue is suspect at this many targets
+SUSPECT_EPOCHS = 4  # for as many epochs.
 REMAINING_SHARE = 0.10  # A drain that leaves more than this share of the base found somebody else's queue.
 DRAIN_SHARE = 0.75
 DRAIN_EVERY_S = 5.0
 COMPETING_TEST_S = 4.0
+COMPETING_TEST_MOST_S = 12.0
 FAIR_SHARE = 0.5  # Of the rate that was ours alone, once somebody has come.
 LEAST_RTT_S = 0.0005  # Loopback and home networks: timers are no finer.
 USED_SHARE = 0.7  # A window that is not used does not grow.
 IDLE_EPOCHS = 3  # After as many epochs without a queue the steps double: the line became faster.
 MOST_DOUBLINGS = 6
 YIELD = 0.5
+CRUISE = 1.04
+RATE_EPOCHS = 3
+LEAST_PACE_S = 0.1
+DIP_SHARE = 0.04
+DIP_TEST_S = 1.0
+RETURN_S = 10.0
 
 
 class RateController:
@@ -92,12 +102,21 @@ class RateController:
         self._suspect_window = self._suspect_rate = 0.0
         self._longer = LongerPath()
         self._idle_epochs = 0
+        self._suspected_at = -RETURN_S
+        self._test_every = COMPETING_TEST_S
+        self._rates: deque[float] = deque([0.0], maxlen=RATE_EPOCHS)
+        self._cruise = 0.0
+        self._left: tuple[float, float] | None = None
+        self._longest = 0.0
 
     @property
     def pacing_rate(self) -> float:
         """Bytes a second at which packets may leave."""
         gain = STARTUP_PACE if self.state == "startup" and self._srtt else STEADY_PACE
-        return min(MAX_RATE, gain * self.window / max(self._srtt or self._hint, LEAST_RTT_S))
+        rate = gain * self.window / max(self._srtt or self._hint, LEAST_RTT_S)
+        if self.state == "steady" and self._cruise:
+            rate = min(rate, max(self._cruise, self._least / LEAST_PACE_S))
+        return min(MAX_RATE, rate)
 
     @property
     def window(self) -> int:
@@ -164,12 +183,19 @@ class RateController:
         self._epoch = Epoch(now)
         if self._drain is not None:
             return
+        self._rates.append(rate)
+        self._cruise = 0.0
         self._standing = epoch.standing
         match self.state:
             case "startup":
                 self._judge_startup(now, epoch, rate)
             case "competing":
-                self._test_when_due(now)
+                fell = epoch.standing < self._longest * (1 - DIP_SHARE) and now - self._tested_at > DIP_TEST_S
+                self._longest = max(epoch.standing, self._longest * 0.97)
+                if fell:
+                    self._begin_drain(now, epoch.standing)
+                else:
+                    self._test_when_due(now)
             case _:
                 self._regulate(now, epoch)
 
@@ -180,7 +206,7 @@ class RateController:
     def _target(self, base: float) -> float:
         """Queueing delay to hold, in seconds."""
         packets = max(1.0, self._window * base / self._standing / self.packet_bytes)
-        target = TARGET_SHARE * float(packets**TARGET_POWER) * base
+        target = base * min(TARGET_MOST, TARGET_SHARE * float(packets**TARGET_POWER))
         return min(POLITE_TARGET_S, POLITE_TARGET_SHARE * target) if self.polite else target
 
     def _regulate(self, now: float, epoch: Epoch) -> None:
@@ -200,6 +226,8 @@ class RateController:
         else:
             self._idle_epochs = 0
         self._window = min(float(MAX_WINDOW), max(self._least, self._window * max(step, LEAST_STEP)))
+        if self._idle_epochs <= IDLE_EPOCHS:
+            self._cruise = max(self._rates) * CRUISE * max(1.0, step)
         if now - self._base.emptied_at > DRAIN_EVERY_S:
             self._begin_drain(now, epoch.standing)
 
@@ -212,12 +240,18 @@ class RateController:
                 self.state = "steady"
                 self._base.held = False
             return
-        if not self._suspect_epochs:
+        if not self._suspect_epochs and now - self._suspected_at > RETURN_S:
             self._suspect_window, self._suspect_rate = self._window, self._bandwidth
         self._suspect_epochs += 1
+        self._suspected_at = now
         if self.state == "yielding":
             self._window *= YIELD
-        elif self._suspect_epochs >= SUSPECT_EPOCHS and not self._longer.waiting(now, self._standing):
+        elif self._suspect_epochs < SUSPECT_EPOCHS or self._longer.waiting(now, self._standing):
+            return
+        elif self._left is not None and now - self._left[0] < RETURN_S and not self.polite:
+            self._test_every = min(2 * self._test_every, COMPETING_TEST_MOST_S)
+            self._compete(now, self._standing, now)
+        else:
             self._begin_drain(now, self._standing)
 
     def _begin_drain(self, now: float, standing: float) -> None:
@@ -239,13 +273,15 @@ class RateController:
         base = self._base.value or drain.standing
         remaining = drain.least - base
         self._tested_at = now
-        if remaining > REMAINING_SHARE * base + self._base.tolerance and drain.testing:
+        if remaining > max(self._target(base), REMAINING_SHARE * base) + self._base.tolerance:
             if self._competing is None and self._longer.judge(now, drain.standing, drain.least):
                 self._wait_or_adopt(now, drain)
             else:
-                self._compete(now, drain)
+                self._compete(now, drain.standing, drain.started)
             return
         self._longer.clear()
+        if self._competing is not None:
+            self._left = (now, self._competing.window)
         self.state = "steady"
         self._competing = None
         self._base.held = False
@@ -256,13 +292,14 @@ class RateController:
     def _wait_or_adopt(self, now: float, drain: Drain) -> None:
         self.state = "steady"
         self._standing = drain.standing
-        self._window = max(self._window, self._suspect_window)
+        if not self.polite:
+            self._window = max(self._window, self._suspect_window)
         if self._longer.sure:
             self._base.adopt(now, drain.least)
             self._longer.clear()
             self._suspect_epochs = 0
 
-    def _compete(self, now: float, drain: Drain) -> None:
+    def _compete(self, now: float, standing: float, since: float) -> None:
         self._base.held = True
         if self.polite:
             self.state = "yielding"
@@ -270,11 +307,14 @@ class RateController:
             return
         self.state = "competing"
         if self._competing is None:
-            fair = FAIR_SHARE * self._suspect_rate * drain.standing
+            fair = FAIR_SHARE * self._suspect_rate * standing
             window = max(self._window, self._suspect_window, fair)
+            if self._left is not None and now - self._left[0] < RETURN_S:
+                window = max(window, self._left[1])
+            self._longest = standing
             self._competing = CompetingWindow(now, window, self.packet_bytes)
         else:
-            self._competing.pause(now, now - drain.started)
+            self._competing.pause(now, now - since)
         self._window = self._competing.window
 
     def _on_ack_competing(self, sample: AckSample, competing: CompetingWindow) -> None:
@@ -289,7 +329,7 @@ class RateController:
         self._window = min(float(MAX_WINDOW), competing.window)
 
     def _test_when_due(self, now: float) -> None:
-        if self.polite or now - self._tested_at > COMPETING_TEST_S:
+        if self.polite or now - self._tested_at > self._test_every:
             self._begin_drain(now, self._standing)
 
     # Start-up

@@ -10,7 +10,7 @@ BASE_BUCKET_S = 5.0
 EMPTY_SHARE = 0.02  # A round trip this much over the base still tells of an empty queue,
 EMPTY_NOISE_S = 0.0004  # and so does one that is later by what a scheduler adds.
 EPOCH_SAMPLES = 4  # The smallest of fewer round trips tells more of the scheduler than of the queue.
-EPOCH_LEAST_S = 0.010
+EPOCH_LEAST_S = 0.030
 
 
 class BaseRtt:
