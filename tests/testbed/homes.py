@@ -14,11 +14,10 @@ root.
 import asyncio
 import contextlib
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +26,9 @@ from tests.testbed.emulator import Emulator, Site
 from tests.testbed.link import Link
 from tests.testbed.namespaces import Namespaces
 from tests.testbed.nat import Nat, rules
-from tests.testbed.relay import PROGRAM, SECRET, Relay, start_coturn
+from tests.testbed.relay import CERTIFICATE, PROGRAM, SECRET, Relay, RelayProgram, start
 
-__all__ = ["Home", "Homes", "Host", "Link", "Nat", "homes", "missing"]
+__all__ = ["Home", "Homes", "Host", "Link", "Nat", "RelayProgram", "built", "homes", "missing"]
 
 ROOT = Path(__file__).parents[2]
 MAX_HOMES = 16
@@ -212,7 +211,7 @@ class Homes:
         self._emulator: Emulator | None = None
         self.public = Host(self._spaces, "public")
         self.relays = [
-            Relay(f"relay{k}", self._public_addresses(k), folder / f"relay{k}" / "relay.pem")
+            Relay(f"relay{k}", self._public_addresses(k), folder / f"relay{k}" / CERTIFICATE)
             for k in range(1, relays + 1)
         ]
 
@@ -263,7 +262,9 @@ class Homes:
         """The emulator's counters, see ``Emulator.stats``; homes are called ``h1`` and so on."""
         return self._running.stats()
 
-    def build(self, nat: Sequence[Nat], link: Sequence[Link], *, seed: int, portable: bool) -> None:
+    def build(
+        self, nat: Sequence[Nat], link: Sequence[Link], *, seed: int, portable: bool, program: RelayProgram
+    ) -> None:
         """Make everything; ``nat`` and ``link`` have one entry for each home."""
         namespaces.sweep()
         routers = [home.router for home in self._homes]
@@ -281,7 +282,7 @@ class Homes:
         for relay in self.relays:
             relay.authority.parent.mkdir()
             enter = self._spaces.enter(relay.name, [])
-            self._servers.append(start_coturn(relay, relay.authority.parent, enter))
+            self._servers.append(start(relay, relay.authority.parent, enter, program))
 
     def remove(self) -> None:
         """End everything that was started and delete every namespace."""
@@ -324,8 +325,8 @@ class Homes:
         self._spaces.ip(name, *commands)
 
 
-@contextlib.asynccontextmanager
-async def homes(
+@contextlib.contextmanager
+def built(
     count: int = 2,
     *,
     nat: Nat | Sequence[Nat] = Nat.PORT_CONE,
@@ -333,26 +334,38 @@ async def homes(
     ipv4: bool = True,
     ipv6: bool = False,
     relays: int = 1,
+    program: RelayProgram = RelayProgram.COTURN,
     seed: int = 1,
     portable: bool = False,
-) -> AsyncIterator[Homes]:
+) -> Iterator[Homes]:
+    """``homes`` without an event loop, for what many tests share."""
+    kinds = [nat] * count if isinstance(nat, Nat) else list(nat)
+    lines = [link] * count if isinstance(link, Link) else list(link)
+    with tempfile.TemporaryDirectory(prefix="cottage-bed-") as folder:
+        bed = Homes(count, relays=relays, ipv4=ipv4, ipv6=ipv6, folder=Path(folder))
+        try:
+            bed.build(kinds, lines, seed=seed, portable=portable, program=program)
+            yield bed
+        finally:
+            bed.remove()
+
+
+@contextlib.asynccontextmanager
+async def homes(count: int = 2, **options: Any) -> AsyncIterator[Homes]:
     """So many homes, removed at the end whatever happens.
 
     Args:
-        nat: of every home, or one for each.
+        nat: of every home, or one for each; the usual home router by default.
         link: of every home, or one for each; relays and the public host have unlimited lines unless ``set_link`` says otherwise.
-        ipv4, ipv6: which families the internet has.
-        relays: how many relays run.
+        ipv4, ipv6: which families the internet has; IPv4 only by default.
+        relays: how many relays run; one by default.
+        program: what relays; coturn by default.
         seed: of everything that is random on the lines.
         portable: use the emulator in Python, which is good for some 50 Mbit/s, even where there is a compiler.
     """
-    kinds = [nat] * count if isinstance(nat, Nat) else list(nat)
-    lines = [link] * count if isinstance(link, Link) else list(link)
-    folder = Path(tempfile.mkdtemp(prefix="cottage-bed-"))
-    bed = Homes(count, relays=relays, ipv4=ipv4, ipv6=ipv6, folder=folder)
+    frame = built(count, **options)
+    bed = await asyncio.to_thread(frame.__enter__)
     try:
-        await asyncio.to_thread(bed.build, kinds, lines, seed=seed, portable=portable)
         yield bed
     finally:
-        await asyncio.to_thread(bed.remove)
-        shutil.rmtree(folder)
+        await asyncio.to_thread(frame.__exit__, None, None, None)

@@ -1,11 +1,13 @@
-"""A relay of the test-bed: coturn over UDP, TCP and TLS, with credentials that expire."""
+"""A relay of the test-bed, coturn or our own, over UDP, TCP and TLS, with credentials that expire."""
 
 import datetime
 import ipaddress
 import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 
 from cryptography import x509
@@ -20,6 +22,15 @@ TLS_PORT = 443  # The one that a company's firewall lets out.
 SECRET = "shared with the coordinator only"
 START_LIMIT_S = 20.0
 PROGRAM = "turnserver"
+CERTIFICATE, KEY = "relay.pem", "relay.key"
+ROOT = Path(__file__).parents[2]
+
+
+class RelayProgram(StrEnum):
+    """What relays."""
+
+    COTURN = "coturn"
+    COTTAGE = "cottage relay"
 
 
 @dataclass(frozen=True)
@@ -61,8 +72,6 @@ class Relay:
 
 def coturn_settings(relay: Relay, folder: Path) -> str:
     """The text of its settings; ``folder`` takes its files."""
-    certificate, key = folder / "relay.pem", folder / "relay.key"
-    make_certificate(relay.addresses, certificate, key)
     settings = [(name, address) for address in relay.addresses for name in ("listening-ip", "relay-ip")] + [
         ("listening-port", str(relay.port)),
         ("tls-listening-port", str(relay.tls_port)),
@@ -70,8 +79,8 @@ def coturn_settings(relay: Relay, folder: Path) -> str:
         ("max-port", "50999"),
         ("realm", "cottage.test"),
         ("static-auth-secret", relay.secret),
-        ("cert", str(certificate)),
-        ("pkey", str(key)),
+        ("cert", str(folder / CERTIFICATE)),
+        ("pkey", str(folder / KEY)),
         ("log-file", str(folder / "turn.log")),
         ("pidfile", str(folder / "turn.pid")),
         ("userdb", str(folder / "turn.db")),
@@ -99,24 +108,46 @@ def make_certificate(addresses: Sequence[str], certificate: Path, key: Path) -> 
     key.write_bytes(private.private_bytes(encoding, form, plain))
 
 
-def start_coturn(relay: Relay, folder: Path, enter: Sequence[str]) -> subprocess.Popen[bytes]:
-    """Start coturn behind the command prefix ``enter``.
+def start(relay: Relay, folder: Path, enter: Sequence[str], program: RelayProgram) -> subprocess.Popen[bytes]:
+    """Start a relay behind the command prefix ``enter``.
 
     Raises:
         RuntimeError: it does not listen within ``START_LIMIT_S``.
     """
-    config = folder / "turn.conf"
-    config.write_text(coturn_settings(relay, folder))
-    with (folder / "turn.out").open("wb") as out:
-        command = [*enter, PROGRAM, "-c", str(config)]
-        process = subprocess.Popen(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
+    make_certificate(relay.addresses, folder / CERTIFICATE, folder / KEY)
+    command = _coturn(relay, folder) if program is RelayProgram.COTURN else _cottage(relay, folder)
+    with (folder / "out").open("wb") as out:
+        process = subprocess.Popen([*enter, *command], stdout=out, stderr=out, stdin=subprocess.DEVNULL, cwd=ROOT)
     deadline = time.monotonic() + START_LIMIT_S
     while not _listens(relay, enter):
         if time.monotonic() > deadline or process.poll() is not None:
             process.kill()
-            raise RuntimeError(f"the relay did not start: {(folder / 'turn.out').read_text()[-800:]}")
+            raise RuntimeError(f"the relay did not start: {(folder / 'out').read_text()[-800:]}")
         time.sleep(0.01)
     return process
+
+
+def _coturn(relay: Relay, folder: Path) -> list[str]:
+    config = folder / "turn.conf"
+    config.write_text(coturn_settings(relay, folder))
+    return [PROGRAM, "-c", str(config)]
+
+
+def _cottage(relay: Relay, folder: Path) -> list[str]:
+    secret = folder / "secret"
+    secret.write_text(relay.secret)
+    secret.chmod(0o600)
+    options = {
+        "--port": relay.port,
+        "--tls-port": relay.tls_port,
+        "--cert": folder / CERTIFICATE,
+        "--key": folder / KEY,
+        "--secret-file": secret,
+        "--key-file": folder / "identity",
+    }
+    listen = [word for address in relay.addresses for word in ("--listen", address)]
+    given = [str(word) for option in options.items() for word in option]
+    return [sys.executable, "-m", "cottage", "relay", *listen, *given]
 
 
 def _listens(relay: Relay, enter: Sequence[str]) -> bool:
