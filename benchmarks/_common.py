@@ -3,10 +3,13 @@
 import json
 import os
 import platform
+import sys
 from pathlib import Path
 from typing import Any
 
-FOLDER = Path(__file__).resolve().parent.parent / "build" / "bench"
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / "build" / "bench"
+sys.path.append(str(ROOT))  # The test-bed is not installed.
 
 
 def publish(name: str, claim: str, figures: dict[str, Any]) -> None:

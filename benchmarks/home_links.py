@@ -1,0 +1,370 @@
+"""Two homes exchange tensors at the speed of the slower line, directly or relayed, without spoiling the household's use of it.
+
+Every figure is of processes in network namespaces joined by the test-bed's emulator; the peers do the same work in the same run.
+
+    rates    a transfer over rate x round trip x loss: ours, stock aiortc, libdatachannel, iroh, TCP (cubic)
+    relayed  the same through relays: ours and stock aiortc
+    manners  what others in the household notice: round trips beside a transfer, TCP beside us, ourselves beside us, politeness
+    cold     the first megabyte and the first hundred over a fresh link
+    control  how long a small message takes while bulk saturates the line
+
+Rates are payload that arrived, in Mbit/s, after the first ``--warm`` seconds; "of goal" divides by what the headers of 1,500-byte
+packets leave of the line (1404 of 1500 bytes), less the lost share.
+"""
+
+import argparse
+import asyncio
+import json
+import secrets
+import statistics
+import sys
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from _common import publish
+from rich.console import Console
+from rich.progress import Progress
+
+from tests.testbed.homes import Homes, Link, Nat, homes, missing
+
+HERE = Path(__file__).resolve().parent
+RATES = (20, 100, 1000)
+ROUND_TRIPS = (10, 50, 150)
+LOSSES = (0.0, 0.001, 0.01, 0.03)
+SYSTEMS = ("cottage", "aiortc", "libdatachannel", "iroh", "tcp")
+PAYLOAD_SHARE = 1404 / 1500  # IPv4 20, UDP 8, DTLS 37, SCTP 12 and 16 bytes; user data a multiple of four.
+CONNECT_LIMIT_S = 40.0
+Figures = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One link: Mbit/s, round trip in ms, share of packets lost."""
+
+    rate: int
+    rtt: int
+    loss: float
+
+    @property
+    def name(self) -> str:
+        return f"{self.rate}:{self.rtt}:{self.loss:g}"
+
+    @property
+    def goal(self) -> float:
+        """What the headers leave of the line, Mbit/s."""
+        return self.rate * PAYLOAD_SHARE * (1 - self.loss)
+
+    def link(self) -> Link:
+        """Each home has half of the delay; packets are lost on the way out."""
+        return Link(up=self.rate * 1e6, down=self.rate * 1e6, rtt_ms=self.rtt, loss=self.loss)
+
+
+class End:
+    """One process of ``_endpoints.py``."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self.other: End | None = None
+        self.ready = asyncio.Event()
+        self._marks: asyncio.Queue[Figures] = asyncio.Queue()
+        self._reading = asyncio.create_task(self._read())
+
+    def tell(self, **message: Any) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write((json.dumps(message) + "\n").encode())
+
+    async def mark(self) -> Figures:
+        self.tell(mark=True)
+        return await asyncio.wait_for(self._marks.get(), 20)
+
+    async def _read(self) -> None:
+        assert self._process.stdout is not None
+        while line := await self._process.stdout.readline():
+            message = json.loads(line)
+            if "signal" in message and self.other is not None:
+                self.other.tell(signal=message["signal"])
+            elif "ready" in message:
+                self.ready.set()
+            elif "mark" in message:
+                self._marks.put_nowait(message["mark"])
+
+    async def end(self) -> None:
+        if self._process.returncode is None:
+            self.tell(end=True)
+            try:
+                await asyncio.wait_for(self._process.wait(), 3)
+            except TimeoutError:
+                self._process.kill()
+                await self._process.wait()
+        self._reading.cancel()
+
+
+@asynccontextmanager
+async def transfer(bed: Homes, system: str, **options: Any) -> AsyncIterator[tuple[End, End]]:
+    """A connected sender in home 1 and receiver in home 2."""
+    options["seeds"] = [secrets.token_hex(32), secrets.token_hex(32)]
+    options["addresses"] = [bed.home(1).address, bed.home(2).address]
+    ends = []
+    try:
+        for home, role in ((2, "receive"), (1, "send")):
+            command = [sys.executable, str(HERE / "_endpoints.py"), system, role, json.dumps(options)]
+            ends.append(End(await bed.home(home).start(command, limit=1 << 26)))
+        receiver, sender = ends
+        receiver.other, sender.other = sender, receiver
+        await asyncio.wait_for(sender.ready.wait(), CONNECT_LIMIT_S)
+        yield sender, receiver
+    finally:
+        for end in reversed(ends):
+            await end.end()
+
+
+def between(before: tuple[Figures, Figures], after: tuple[Figures, Figures]) -> Figures:
+    """Rate and CPU of a stretch; the pairs are (sender, receiver)."""
+    moved = after[1]["bytes"] - before[1]["bytes"]
+    seconds = after[1]["time"] - before[1]["time"]
+    figures: Figures = {"mbit_s": round(moved * 8e-6 / seconds, 2)}
+    for side, name in ((0, "cpu_send"), (1, "cpu_receive")):
+        cpu = after[side]["cpu"] - before[side]["cpu"]
+        figures[name] = round(1e9 * cpu / moved, 2) if moved else None
+    return figures
+
+
+async def both(pair: tuple[End, End]) -> tuple[Figures, Figures]:
+    sender, receiver = await asyncio.gather(*(end.mark() for end in pair))
+    return sender, receiver
+
+
+def spread(latencies: Iterable[float]) -> Figures:
+    """Median and 99th percentile in ms."""
+    ordered = sorted(1000 * value for value in latencies)
+    if not ordered:
+        return {"count": 0}
+    return {
+        "count": len(ordered),
+        "median_ms": round(statistics.median(ordered), 2),
+        "mean_ms": round(statistics.fmean(ordered), 2),
+        "p99_ms": round(ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))], 2),
+    }
+
+
+class Bench:
+    """The runs; each method is one part of the document."""
+
+    def __init__(self, options: argparse.Namespace, progress: Progress, console: Console) -> None:
+        self._options = options
+        self._progress = progress
+        self._console = console
+
+    async def rate(self, bed: Homes, cell: Cell, system: str, **options: Any) -> Figures:
+        """One transfer with round trips measured beside it."""
+        warm, seconds = self._options.warm, self._options.seconds
+        try:
+            async with AsyncExitStack() as stack:
+                probe = None
+                if not options.get("servers"):
+                    probe, _ = await stack.enter_async_context(transfer(bed, "echo"))
+                    await asyncio.sleep(0.6)
+                    quiet = spread((await probe.mark())["latency"])
+                pair = await stack.enter_async_context(transfer(bed, system, **options))
+                start = await both(pair)
+                pair[0].tell(go={"total": 0})
+                await asyncio.sleep(warm)
+                before = await both(pair)
+                if probe is not None:
+                    await probe.mark()
+                await asyncio.sleep(seconds)
+                after = await both(pair)
+                figures = between(before, after)
+                figures["from_start_mbit_s"] = between(start, after)["mbit_s"]
+                figures["of_goal"] = round(figures["mbit_s"] / cell.goal, 3)
+                if probe is not None:
+                    loaded = spread((await probe.mark())["latency"])
+                    if quiet["count"] and loaded["count"]:
+                        figures["rtt_quiet_ms"], figures["rtt_loaded_ms"] = quiet["median_ms"], loaded["mean_ms"]
+                        figures["rtt_rise"] = round(loaded["mean_ms"] / quiet["median_ms"] - 1, 3)
+                if system == "cottage":
+                    figures["stats"] = after[0].get("stats", {})
+                return figures
+        except (TimeoutError, ConnectionError) as error:
+            return {"mbit_s": 0.0, "of_goal": 0.0, "failed": f"{type(error).__name__}: {error}"}
+
+    async def rates(self, cells: list[Cell]) -> Figures:
+        """Direct transfers."""
+        rows: Figures = {}
+        systems = self._options.systems
+        job = self._progress.add_task("rates", total=len(cells) * len(systems))
+        async with homes(2, nat=Nat.NONE, link=cells[0].link(), relays=0) as bed:
+            for cell in cells:
+                for home in (1, 2):
+                    bed.set_link(home, cell.link())
+                rows[cell.name] = {}
+                for system in systems:
+                    rows[cell.name][system] = figures = await self.rate(bed, cell, system)
+                    self._tell(cell, system, figures)
+                    self._progress.advance(job)
+        return rows
+
+    async def relayed(self, cells: list[Cell]) -> Figures:
+        """Through a relay that both sides must use: neither NAT lets a stranger in."""
+        rows: Figures = {}
+        job = self._progress.add_task("relayed", total=len(cells) * 2)
+        async with homes(2, nat=Nat.SYMMETRIC, link=cells[0].link(), relays=1) as bed:
+            for cell in cells:
+                for home in (1, 2):
+                    bed.set_link(home, cell.link())
+                rows[cell.name] = {}
+                for system in ("cottage", "aiortc"):
+                    server = bed.relay.servers("udp")[-1]
+                    servers = [(server.url, server.username, server.credential)]
+                    rows[cell.name][system] = figures = await self.rate(bed, cell, system, servers=servers)
+                    self._tell(cell, f"{system} relayed", figures)
+                    self._progress.advance(job)
+        return rows
+
+    async def manners(self) -> Figures:
+        """Beside TCP, beside ourselves, and politely."""
+        rows: Figures = {}
+        cell = Cell(100, 50, 0.0)
+        job = self._progress.add_task("manners", total=8)
+        async with homes(2, nat=Nat.NONE, link=cell.link(), relays=0) as bed:
+            for rtt in (20, 50):
+                for home in (1, 2):
+                    bed.set_link(home, Cell(100, rtt, 0.0).link())
+                rows[f"beside_tcp_{rtt}ms"] = await self._share(bed, ["cottage", "tcp"])
+                rows[f"polite_beside_tcp_{rtt}ms"] = await self._share(bed, ["cottage", "tcp"], polite=True)
+                self._progress.advance(job, 2)
+            for flows in (2, 4, 8):
+                rows[f"itself_{flows}"] = await self._share(bed, ["cottage"] * flows)
+                self._progress.advance(job)
+            rows["polite_alone"] = await self.rate(bed, cell, "cottage", polite=True)
+            self._progress.advance(job)
+        return rows
+
+    async def _share(self, bed: Homes, systems: list[str], **options: Any) -> Figures:
+        """Several transfers at once; each one's share of what they move together, and Jain's index."""
+        async with AsyncExitStack() as stack:
+            pairs = [await stack.enter_async_context(transfer(bed, system, **options)) for system in systems]
+            for pair in pairs:
+                pair[0].tell(go={"total": 0})
+                await asyncio.sleep(1.0)
+            await asyncio.sleep(self._options.settle)
+            before = [await both(pair) for pair in pairs]
+            await asyncio.sleep(self._options.share_seconds)
+            after = [await both(pair) for pair in pairs]
+        rates = [between(*marks)["mbit_s"] for marks in zip(before, after, strict=True)]
+        total = sum(rates)
+        figures = {
+            "mbit_s": rates,
+            "share": [round(rate / total, 3) for rate in rates],
+            "total": round(total, 2),
+            "jain": round(total**2 / (len(rates) * sum(rate**2 for rate in rates)), 4),
+        }
+        self._console.print(f"{' + '.join(systems)} {options or ''}: {figures}")
+        return figures
+
+    async def cold(self) -> Figures:
+        """From the connected link's first byte until the last has arrived."""
+        rows: Figures = {}
+        cells = [Cell(20, 50, 0.0), Cell(100, 50, 0.0), Cell(100, 50, 0.01), Cell(1000, 50, 0.0)]
+        async with homes(2, nat=Nat.NONE, link=cells[0].link(), relays=0) as bed:
+            for cell in cells:
+                for home in (1, 2):
+                    bed.set_link(home, cell.link())
+                for megabytes in (1, 100):
+                    if megabytes * 8 > 20 * cell.rate:
+                        continue
+                    for system in ("cottage", "tcp"):
+                        name = f"{cell.name} {megabytes} MB {system}"
+                        rows[name] = figures = await self._cold(bed, cell, system, megabytes)
+                        self._console.print(f"cold {name}: {figures}")
+        return rows
+
+    async def _cold(self, bed: Homes, cell: Cell, system: str, megabytes: int) -> Figures:
+        total = megabytes << 20
+        async with transfer(bed, system) as (sender, receiver):
+            await asyncio.sleep(0.5)
+            began = (await receiver.mark())["time"]
+            sender.tell(go={"total": total})
+            while True:
+                mark = await receiver.mark()
+                if mark["bytes"] >= total:
+                    break
+                await asyncio.sleep(0.002)
+        seconds = mark["time"] - began
+        least = total * 8e-6 / (cell.rate * PAYLOAD_SHARE) + cell.rtt / 2000
+        return {"seconds": round(seconds, 3), "least": round(least, 3), "times_least": round(seconds / least, 2)}
+
+    async def control(self) -> Figures:
+        """Small messages, confirmed, while bulk saturates the line."""
+        rows: Figures = {}
+        cells = [Cell(rate, rtt, loss) for rate in (20, 100, 1000) for rtt in (10, 50) for loss in (0.0, 0.01)]
+        async with homes(2, nat=Nat.NONE, link=cells[0].link(), relays=0) as bed:
+            for cell in cells:
+                for home in (1, 2):
+                    bed.set_link(home, cell.link())
+                async with transfer(bed, "cottage", control=True) as pair:
+                    pair[0].tell(go={"total": 0})
+                    await asyncio.sleep(self._options.warm)
+                    await both(pair)
+                    await asyncio.sleep(2 * self._options.seconds)
+                    figures = spread((await pair[0].mark())["latency"])
+                figures["p99_rtts"] = round(figures.get("p99_ms", 0) / cell.rtt, 2)
+                rows[cell.name] = figures
+                self._console.print(f"control {cell.name}: {figures}")
+        return rows
+
+    def _tell(self, cell: Cell, system: str, figures: Figures) -> None:
+        shown = {name: value for name, value in figures.items() if name != "stats"}
+        self._console.print(f"{cell.name} {system}: {shown}")
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
+    parser.add_argument("--only", default="rates,relayed,manners,cold,control", help="parts, separated by commas")
+    parser.add_argument("--cells", default="all", help="all, quick, or RATE:RTT:LOSS,...")
+    parser.add_argument("--systems", default=",".join(SYSTEMS))
+    parser.add_argument("--warm", type=float, default=2.5, help="seconds before measuring")
+    parser.add_argument("--seconds", type=float, default=4.0, help="seconds measured")
+    parser.add_argument("--settle", type=float, default=8.0, help="seconds before shares are measured")
+    parser.add_argument("--share-seconds", type=float, default=20.0)
+    options = parser.parse_args()
+    options.only = options.only.split(",")
+    options.systems = options.systems.split(",")
+    if options.cells == "all":
+        options.cells = [Cell(rate, rtt, loss) for rate in RATES for rtt in ROUND_TRIPS for loss in LOSSES]
+    elif options.cells == "quick":
+        options.cells = [Cell(rate, 50, loss) for rate in (20, 100) for loss in (0.0, 0.01)]
+    else:
+        options.cells = [
+            Cell(int(rate), int(rtt), float(loss))
+            for rate, rtt, loss in (cell.split(":") for cell in options.cells.split(","))
+        ]
+    return options
+
+
+async def main(options: argparse.Namespace) -> None:
+    """Run the parts and write the document."""
+    console = Console(stderr=True)
+    with Progress(console=console) as progress:
+        bench = Bench(options, progress, console)
+        parts = {
+            "rates": lambda: bench.rates(options.cells),
+            "relayed": lambda: bench.relayed(options.cells),
+            "manners": bench.manners,
+            "cold": bench.cold,
+            "control": bench.control,
+        }
+        document: Figures = {}
+        for name in options.only:
+            document[name] = await parts[name]()
+    publish("home_links", str(__doc__).splitlines()[0], document)
+
+
+if __name__ == "__main__":
+    if why := missing():
+        sys.exit(f"This benchmark needs the test-bed: {why}")
+    asyncio.run(main(parse()))
