@@ -197,7 +197,7 @@ def _limits(options: argparse.Namespace) -> int:
     table = Table("What", "Limit")
     table.add_row("up", show_rate(limits.up))
     table.add_row("down", show_rate(limits.down))
-    table.add_row(f"in {view.month}", f"{show_quantity(limits.month)}, {show_quantity(view.sent + view.received)} used")
+    table.add_row(f"in {view.month}", f"{show_quantity(limits.month)}, {show_quantity(view.used)} used")
     table.add_row("polite", "on: the household's own traffic goes first" if limits.polite else "off")
     console = Console()
     console.print(table)
@@ -215,8 +215,8 @@ def _limits_of(home: Home, change: LimitsChange | None) -> LimitsView:
             if change is not None:
                 settings = change.apply(Limits.of(settings)).into(settings)
                 home.remember(settings)
-            month = load_usage(home.usage, time.time())
-            return LimitsView(Limits.of(settings), month.month, month.sent, month.received, applied=False)
+            usage = load_usage(home.usage, time.time())
+            return LimitsView(Limits.of(settings), usage.month, usage.used, applied=False)
 
 
 def _earnings(options: argparse.Namespace) -> int:

@@ -19,7 +19,7 @@ from desktop.agent.peers import Peers
 from desktop.agent.sandbox.base import Sandbox
 from desktop.agent.session import Introduction, Session, TaskMessage
 from desktop.agent.tasks import HeldTask, Tools
-from desktop.agent.usage import Meter
+from desktop.agent.usage import Share
 from desktop.agent.views import link_views, task_view
 from transport.clock import Clock
 from transport.errors import BadAddressError
@@ -80,7 +80,7 @@ class Agent:
         )
         self._network: PeerNet | None = None
         self._limits = Limits.of(settings)
-        self._meter = Meter(parts.home.usage, clock.time())
+        self._share = Share(parts.home.usage, self._limits, clock.time())
         self._line: NetworkReport | None = None
         self._tell_network = asyncio.Event()
         self._ordered: set[str] = set()
@@ -129,10 +129,9 @@ class Agent:
         finally:
             await runner.cleanup()
             self._parts.home.socket.unlink(missing_ok=True)
-            self._meter.count(self._peers.links(), self._parts.clock.time())
-            self._meter.save(self._parts.clock.time())
             if self._network is not None:
                 await self._network.aclose()
+            self._share.save(self._parts.clock.time())
             await self._artifacts.aclose()
             await self._parts.sandbox.aclose()
             self._earnings.close()
@@ -292,7 +291,7 @@ class Agent:
         while True:
             await self._parts.clock.sleep(TRAFFIC_S)
             self._peers.share_wire_bytes()
-            self._meter.count(self._peers.links(), self._parts.clock.time())
+            self._share.look(self._parts.clock.time())
             self._end_orphans()
             for lease, task in list(self._tasks.items()):
                 report = task.bridge.traffic.report()
@@ -338,8 +337,8 @@ class Agent:
 
     def limits(self) -> LimitsView:
         """The limits in force, and what this month has used."""
-        usage = self._meter.usage
-        return LimitsView(self._limits, usage.month, usage.sent, usage.received, applied=True)
+        usage = self._share.usage
+        return LimitsView(self._limits, usage.month, usage.used, applied=True)
 
     def change_limits(self, change: LimitsChange) -> LimitsView:
         """Change limits at once, and for the next start.
@@ -351,6 +350,7 @@ class Agent:
         home = self._parts.home
         home.remember(limits.into(home.settings()))
         self._limits = limits
+        self._share.change(limits)
         if self._network is not None:
             self._network.set_polite(limits.polite)
         return self.limits()

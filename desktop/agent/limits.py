@@ -64,12 +64,11 @@ class LimitsChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LimitsView(msgspec.Struct, frozen=True):
-    """The limits in force, and what this month has used of the cap. ``applied``: an agent runs and keeps to them."""
+    """The limits in force, and the bytes ``used`` in this ``month``, both ways. ``applied``: an agent runs and keeps to them."""
 
     limits: Limits
     month: str
-    sent: int
-    received: int
+    used: int
     applied: bool
 
 

@@ -17,7 +17,9 @@ from coordinator.app import Parts, assemble
 from coordinator.config import Config
 from coordinator.services.artifacts import ArtifactStore
 from coordinator.services.models import ModelWorkshop
+from coordinator.services.uploads import UploadService
 from coordinator.store.sql import SqlStore
+from coordinator.web import routes
 from coordinator.web.signal import PATH, NodeSocket
 from tests.coordinator.fakes import (
     COORDINATOR,
@@ -46,6 +48,7 @@ from transport.wire.node import (
     Heartbeat,
     HeldLease,
     Hello,
+    IceServers,
     NodeProfile,
     Refused,
     Report,
@@ -84,8 +87,13 @@ def config(tmp_path: Path) -> Config:
 
 
 @asynccontextmanager
-async def opened(config: Config, chain: FakeChain, models: FakeModels | None = None) -> AsyncIterator[House]:
-    """Serve a coordinator whose database lies in ``config.data``; a second one continues the first one's work."""
+async def opened(
+    config: Config, chain: FakeChain, models: FakeModels | None = None, rest: bool = False
+) -> AsyncIterator[House]:
+    """Serve a coordinator whose database lies in ``config.data``; a second one continues the first one's work.
+
+    ``rest``: with the REST interface and the pages too.
+    """
     models = models or FakeModels()
     store = await SqlStore.open(config.database)
     parts = assemble(
@@ -101,6 +109,10 @@ async def opened(config: Config, chain: FakeChain, models: FakeModels | None = N
     await parts.recover()
     app = web.Application()
     NodeSocket(parts.context, parts.nodes, parts.conversation).setup(app)
+    if rest:
+        artifacts = ArtifactStore(config.data / "artifacts")
+        uploads = UploadService(config.data / "uploads", artifacts)
+        routes.setup(app, parts.jobs, parts.network, uploads, artifacts, parts.nodes.authorise)
     server = TestServer(app)
     await server.start_server()
     loops = [asyncio.create_task(loop(), name=name) for name, loop in parts.loops().items()]
@@ -138,6 +150,8 @@ class ScriptedNode:
         self.earned: list[Earned] = []
         self.signals: list[Signal] = []
         self.commands: list[Command] = []
+        self.welcomes: list[Welcome] = []
+        self.ice_servers: list[IceServers] = []
         self.silent = False
         self.frozen = False
         self.closed = ""
@@ -185,6 +199,7 @@ class ScriptedNode:
             case Refused():
                 self.refused = message
             case Welcome():
+                self.welcomes.append(message)
                 for reports in self.reports.values():
                     for report in reports:
                         await self.send(report)
@@ -204,6 +219,8 @@ class ScriptedNode:
                     self.tasks.pop(lease, None)
             case Signal():
                 self.signals.append(message)
+            case IceServers():
+                self.ice_servers.append(message)
             case Earned():
                 self.earned.append(message)
             case _:
