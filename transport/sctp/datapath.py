@@ -1,0 +1,440 @@
+"""The data path of one established association: datagrams in, messages out, and the other way round.
+
+It joins the books (``receive``, ``send``), the DTLS records and the datagram path, and asks the congestion controller how fast.
+No coroutine and no task: everything happens in the event loop's callbacks, once per batch of packets.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Hashable
+from dataclasses import dataclass
+from struct import unpack_from
+from typing import Protocol
+
+from transport.sctp import packet as wire
+from transport.sctp.congestion import RateController
+from transport.sctp.control import AckSample, Controller, PathStats
+from transport.sctp.datagram import DatagramPath
+from transport.sctp.dtls import MAX_BATCH, DtlsClosedError, Records, first_length
+from transport.sctp.meter import Meter
+from transport.sctp.pacing import Pacer
+from transport.sctp.packet import Framer, MalformedPacketError, Sack
+from transport.sctp.receive import Message, ReceiveBook
+from transport.sctp.schedule import Outgoing
+from transport.sctp.send import Record, SendBook
+
+LOG = logging.getLogger(__name__)
+
+BASE_MTU = 1280  # The least that IPv6 carries (RFC 8200, section 5), and what aiortc and browsers assume.
+MAX_SEGMENTS = 44  # Records that are sealed together: 64 KB, what one system call takes.
+SACK_DELAY_S = 0.020  # RFC 9260, section 6.2 allows 200 ms; this must stay below what a sender waits for.
+MAX_GAPS = 280  # Ranges in one SACK: with the headers, what BASE_MTU holds.
+LEAST_FRAME, GREATEST_FRAME = 4 << 10, 64 << 10
+FRAME_S = 0.002  # A message holds up more urgent ones for this long.
+MIN_SLEEP_S = 0.001  # Event loops count whole milliseconds; a shorter wait would spin.
+
+
+class Host(Protocol):
+    """Who owns the data path."""
+
+    def on_messages(self, messages: list[Message]) -> None:
+        """Whole messages, in the order of delivery."""
+
+    def on_control(self, kind: int, flags: int, body: bytes) -> None:
+        """A chunk that belongs to the life of the association."""
+
+    def on_released(self, released: dict[Hashable, int]) -> None:
+        """Bytes have left the queues, per owner."""
+
+    def on_fault(self, reason: str) -> None:
+        """The peer broke the rules: the association must end."""
+
+    def on_closed(self) -> None:
+        """The DTLS session has ended."""
+
+    def on_traffic(self, sent: tuple[int, int], received: tuple[int, int]) -> None:
+        """Datagrams and bytes that DTLS sent and received since the last call."""
+
+    def check_path(self) -> None:
+        """Look whether ICE has chosen another way."""
+
+
+class UploadLimit(Protocol):
+    """Bytes that may be sent."""
+
+    def take_upload(self, nbytes: int, now: float) -> float:
+        """Count bytes that were sent; returns seconds to wait before the next."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What the handshake agreed on.
+
+    Attributes:
+        local_port, remote_port: SCTP ports.
+        local_tag, remote_tag: verification tags; ``local_tag`` is what the peer must send.
+    """
+
+    local_port: int
+    remote_port: int
+    local_tag: int
+    remote_tag: int
+
+
+class DataPath:
+    """Moves the packets of one association.
+
+    Attributes:
+        sender, receiver: the books.
+        controller: decides how fast.
+        allowance: the upload limit, None for none.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        records: Records,
+        receiver: ReceiveBook,
+        sender: SendBook,
+        controller: Controller,
+        host: Host,
+    ) -> None:
+        """Prepare; nothing moves before ``attach``."""
+        self.sender, self.receiver, self.controller = sender, receiver, controller
+        self.allowance: UploadLimit | None = None
+        self._host = host
+        self._loop = asyncio.get_running_loop()
+        self._records = records
+        self._batch = MAX_SEGMENTS if records.batching else 1
+        self._framer = Framer(setup.local_port, setup.remote_port, setup.remote_tag)
+        self._tag = setup.local_tag
+        self._path: DatagramPath | None = None
+        self._mtu = BASE_MTU
+        self._payload = 0
+        self._packet = BASE_MTU
+        self._pacer = Pacer(time.monotonic())
+        self._meter = Meter(time.monotonic())
+        self._sent_at = time.monotonic()
+        self._blocked_until = 0.0
+        self._unacknowledged = 0
+        self._ack_now = False
+        self._woken: asyncio.Handle | None = None
+        self._pace: asyncio.TimerHandle | None = None
+        self._alarm: asyncio.TimerHandle | None = None
+        self._ack_timer: asyncio.TimerHandle | None = None
+        self._ended = False
+
+    # The path
+
+    def attach(self, path: DatagramPath) -> None:
+        """Use a path from now on; one that was used before is closed."""
+        previous, self._path = self._path, path
+        if previous is not None and previous is not path:
+            previous.close()
+            now = time.monotonic()
+            self.sender.on_path_change(now)
+            self.controller.on_path_change(now)
+            self._mtu = BASE_MTU
+        self.set_mtu(self._mtu)
+        self.wake()
+
+    def set_mtu(self, mtu: int) -> None:
+        """Send IP packets of at most ``mtu`` bytes."""
+        assert self._path is not None
+        self._mtu = mtu
+        below = self._path.overhead + self._records.overhead
+        self._payload = (mtu - below - wire.COMMON_HEADER - wire.DATA_HEADER) & ~3
+        headers = below + wire.COMMON_HEADER + wire.DATA_HEADER
+        self._packet = self._payload + headers
+        self.sender.set_size(self._payload, headers)
+        if isinstance(self.controller, RateController):
+            self.controller.packet_bytes = self._packet
+
+    @property
+    def frame_bytes(self) -> int:
+        """A good size for messages now: whole packets that take about two milliseconds of the line."""
+        rate = self.controller.bandwidth or self.controller.pacing_rate
+        packets = round(min(max(rate * FRAME_S, LEAST_FRAME), GREATEST_FRAME) / self._payload)
+        return min(max(packets, 1), GREATEST_FRAME // self._payload) * self._payload
+
+    def close(self) -> None:
+        """Stop; the path goes back to aioice."""
+        self._ended = True
+        for handle in (self._woken, self._pace, self._alarm, self._ack_timer):
+            if handle is not None:
+                handle.cancel()
+        if self._path is not None:
+            self._path.close()
+
+    def stats(self) -> PathStats:
+        """The path's figures."""
+        trips, meter, path = self.sender.round_trips, self._meter, self._path
+        smallest = self.controller.min_rtt or trips.smallest
+        queue = max(0.0, trips.smoothed - smallest) if trips.smoothed is not None and smallest is not None else 0.0
+        overhead = path.overhead if path is not None else 0
+        now = time.monotonic()
+        return PathStats(
+            rtt_s=trips.smoothed,
+            min_rtt_s=smallest,
+            queue_s=queue,
+            send_rate=meter.send_rate(now),
+            receive_rate=meter.receive_rate(now),
+            pacing_rate=self.controller.pacing_rate,
+            packets_sent=meter.packets_sent,
+            packets_received=meter.packets_received,
+            packets_retransmitted=self.sender.retransmitted,
+            packets_lost=self.sender.lost,
+            bytes_sent=meter.bytes_sent + overhead * meter.packets_sent,
+            bytes_received=meter.bytes_received + overhead * meter.packets_received,
+            bytes_inflight=self.sender.inflight,
+            mtu=self._mtu,
+            offload=path.offload if path is not None else "portable",
+        )
+
+    # Receiving
+
+    def on_datagrams(self, datagrams: list[bytes]) -> None:
+        """Take the DTLS datagrams of one reading."""
+        if self._ended:
+            return
+        size = sum(map(len, datagrams))
+        self._meter.received(len(datagrams), size)
+        self._host.on_traffic((0, 0), (len(datagrams), size))
+        packets = self._records.open(datagrams)
+        answer = self._records.answers()
+        if answer:
+            self._send_datagrams(memoryview(answer), len(answer), 1)
+        self.on_packets(packets)
+        if self._records.closed and not self._ended:
+            self._host.on_closed()
+
+    def on_packets(self, packets: list[bytes]) -> None:
+        """Take decrypted packets."""
+        if self._ended:
+            return
+        now = time.monotonic()
+        for packet in packets:
+            self._take(packet, now)
+        self._acknowledge()
+        self._deliver(now)
+        fault = self.receiver.fault or self.sender.fault
+        if fault:
+            self._fail(fault)
+        else:
+            self._pump()
+
+    def _take(self, packet: bytes, now: float) -> None:
+        if not wire.verify(packet, self._tag):
+            return
+        try:
+            for kind, flags, start, end in wire.split(packet):
+                if kind == wire.DATA:
+                    self._on_data(packet, flags, start, end)
+                elif kind == wire.SACK:
+                    self._on_sack(wire.read_sack(packet, start, end), now)
+                elif not self._on_other(kind, flags, packet, start, end):
+                    break
+        except MalformedPacketError as error:
+            LOG.debug("a packet is left out: %s", error)
+
+    def _on_data(self, packet: bytes, flags: int, start: int, end: int) -> None:
+        payload = packet[start + 12 : end]
+        if not payload:
+            self.receiver.fault = "a DATA chunk without data (RFC 9260, section 3.3.1)"
+            return
+        tsn, stream, sequence, protocol = unpack_from("!LHHL", packet, start)
+        self.receiver.on_data(tsn, stream, sequence, protocol, flags, payload)
+        self._unacknowledged += 1
+        if flags & wire.ACK_AT_ONCE:
+            self._ack_now = True
+
+    def _on_sack(self, sack: Sack, now: float) -> None:
+        sample = self.sender.on_sack(sack, now)
+        if sample is not None:
+            self.controller.on_ack(sample)
+
+    def _on_other(self, kind: int, flags: int, packet: bytes, start: int, end: int) -> bool:
+        """Take any other chunk; returns whether the packet's next ones are to be read (RFC 9260, section 3.2)."""
+        if kind == wire.FORWARD_TSN:
+            self.receiver.on_forward(*wire.read_forward(packet, start, end))
+            self._ack_now = True
+        elif kind == wire.HEARTBEAT:
+            self._send_packets([self._framer.packet(wire.chunk(wire.HEARTBEAT_ACK, 0, packet[start:end]))])
+        elif kind == wire.HEARTBEAT_ACK:
+            self.on_heartbeat_ack(packet[start:end])
+        elif kind != wire.PAD:
+            self._host.on_control(kind, flags, packet[start:end])
+            return bool(kind & 0x80) or kind <= wire.LAST_KNOWN
+        return True
+
+    def on_heartbeat_ack(self, body: bytes) -> None:
+        """The peer answers a probe."""
+
+    def _deliver(self, now: float) -> None:
+        ready = self.receiver.ready
+        if ready:
+            self.receiver.ready = []
+            self._meter.delivered(sum(len(message.data) for message in ready), now)
+            self._host.on_messages(ready)
+
+    def _acknowledge(self) -> None:
+        """Acknowledge a burst or anything unusual at once, a single packet a little later."""
+        if not self._unacknowledged and not self._ack_now:
+            return
+        if self._unacknowledged >= 2 or self._ack_now or not self.receiver.gapless:
+            self._send_sack()
+        elif self._ack_timer is None:
+            self._ack_timer = self._loop.call_later(SACK_DELAY_S, self._send_sack)
+
+    def _send_sack(self) -> None:
+        if self._ack_timer is not None:
+            self._ack_timer.cancel()
+            self._ack_timer = None
+        self._unacknowledged, self._ack_now = 0, False
+        self._send_packets([self._framer.packet(wire.sack_chunk(self.receiver.sack(MAX_GAPS)))])
+
+    def _fail(self, reason: str) -> None:
+        if not self._ended:
+            self._send_packets([self._framer.packet(wire.abort_chunk(reason))])
+            self._host.on_fault(reason)
+
+    # Sending
+
+    def queue(self, message: Outgoing) -> None:
+        """Send a message when its turn comes."""
+        self.sender.queue(message)
+        self.wake()
+
+    def wake(self) -> None:
+        """Look for something to send, once in this round of the event loop."""
+        if self._woken is None and not self._ended:
+            self._woken = self._loop.call_soon(self._pump)
+
+    def _pump(self) -> None:
+        """Send what pace, window and limits allow now."""
+        if self._woken is not None:
+            self._woken.cancel()
+            self._woken = None
+        self._host.check_path()
+        path, sender = self._path, self.sender
+        if self._ended or path is None:
+            return
+        now = time.monotonic()
+        self._forward(now)
+        if sender.backlog and path.writable and now >= self._blocked_until:
+            self._send_burst(now)
+            released = sender.settle_released()
+            if released:
+                self._host.on_released(released)
+        self._set_timers(now)
+
+    def _send_burst(self, now: float) -> None:
+        sender, controller, pacer, packet_size = self.sender, self.controller, self._pacer, self._packet
+        if not sender.outstanding and now - self._sent_at > sender.round_trips.timeout:
+            controller.on_restart(now)
+        window = controller.window
+        pacer.refill(controller.pacing_rate, packet_size, now)
+        group: list[bytes] = []
+        sent = payload = longest = 0
+        while sender.inflight < window and pacer.open(urgent=sender.urgent, packet=packet_size):
+            record = sender.next(now)
+            if record is None:
+                break
+            pacer.spend(record.size)
+            sent += record.size
+            payload += record.end - record.start
+            built = self._build(record)
+            size = len(built)
+            if group and (size > longest or len(group) >= self._batch or (len(group) + 1) * (longest + 64) > MAX_BATCH):
+                self._send_packets(group)
+                group = []
+            if not group:
+                longest = size
+            group.append(built)
+            if size < longest:
+                self._send_packets(group)
+                group = []
+        if group:
+            self._send_packets(group)
+        if sent:
+            self._sent_at = now
+            self._meter.sent_payload(payload, now)
+            if self.allowance is not None:
+                self._blocked_until = now + self.allowance.take_upload(sent, now)
+
+    def _build(self, record: Record) -> bytes:
+        message = record.message
+        return self._framer.data(
+            record.tsn, message.stream, message.sequence, message.protocol, record.flags, record.payload
+        )
+
+    def _set_timers(self, now: float) -> None:
+        if self._ended or self._path is None:
+            return
+        if self.sender.backlog and self._pace is None and self._path.writable:
+            self._pace_later(now)
+        self._arm(now)
+
+    def _pace_later(self, now: float) -> None:
+        wait = self._blocked_until - now
+        if wait <= 0:
+            if self.sender.inflight >= self.controller.window:
+                return  # The next acknowledgement goes on.
+            wait = self._pacer.wait(self.controller.pacing_rate, self._packet)
+        self._pace = self._loop.call_later(max(wait, MIN_SLEEP_S), self._on_pace)
+
+    def _on_pace(self) -> None:
+        self._pace = None
+        self._pump()
+
+    def _forward(self, now: float) -> None:
+        forward = self.sender.forward(now)
+        if forward is not None:
+            self._send_packets([self._framer.packet(wire.forward_chunk(*forward))])
+
+    def _send_packets(self, packets: list[bytes]) -> None:
+        """Seal packets of equal length, the last may be shorter, and send them."""
+        try:
+            sealed = self._records.seal(packets)
+        except DtlsClosedError as error:
+            LOG.debug("nothing is sent any more: %s", error)
+            self._loop.call_soon(self._host.on_closed)
+            return
+        segment = first_length(sealed) if len(packets) > 1 else len(sealed)
+        self._send_datagrams(sealed, segment, len(packets))
+
+    def _send_datagrams(self, sealed: memoryview, segment: int, count: int) -> None:
+        if self._path is not None and segment:
+            self._path.send(sealed, segment)
+            self._meter.sent(count, len(sealed))
+            self._host.on_traffic((count, len(sealed)), (0, 0))
+
+    # Time
+
+    def _arm(self, now: float) -> None:
+        """Have the alarm ring no later than the sender's deadline; one that rings too early looks again."""
+        deadline = self.sender.deadline
+        if deadline is None:
+            return
+        if self._alarm is not None:
+            if self._alarm.when() <= deadline:
+                return
+            self._alarm.cancel()
+        self._alarm = self._loop.call_later(max(deadline - now, MIN_SLEEP_S), self._on_alarm)
+
+    def _on_alarm(self) -> None:
+        self._alarm = None
+        now = time.monotonic()
+        deadline = self.sender.deadline
+        if deadline is None or self._ended:
+            return
+        if now >= deadline:
+            lost, timed_out = self.sender.on_timer(now)
+            if timed_out:
+                self.controller.on_timeout(now)
+            elif lost:
+                self.controller.on_ack(AckSample(now, None, None, True, 0, lost, self.sender.inflight, False))
+            self._pump()
+        else:
+            self._arm(now)

@@ -1,0 +1,164 @@
+"""DTLS records in batches, through the connection that aiortc has shaken hands with. No cryptography of our own.
+
+pyOpenSSL's public methods cost several exceptions and copies per record. Where its binding has the names that we need, OpenSSL
+is called through it directly: many records are sealed into one buffer and taken out at once; several datagrams go in before
+their contents are taken out.
+"""
+
+from typing import Any
+
+from OpenSSL import SSL
+
+MAX_BATCH = 65_000  # Bytes of records per buffer: what one system call takes with segmentation offload.
+MAX_PLAIN = 16_384  # RFC 6347, section 4.1: no record holds more.
+INPUT_BATCH = 8  # Datagrams given to OpenSSL at once; it reads up to 16 KB at a time, and a cut record would be lost.
+MAX_DATAGRAM = 2_000  # Only datagrams below it go in together.
+RECORD_HEADER = 13  # DTLS 1.2; a datagram with one whole record can go in together with others.
+
+# AEAD: nonce 8 and tag 16, or tag 16 alone (RFC 5288, RFC 7905); otherwise IV 16, MAC 32, padding 16.
+_OVERHEADS = {"GCM": RECORD_HEADER + 24, "CCM": RECORD_HEADER + 24, "CHACHA20": RECORD_HEADER + 16}
+_GREATEST_OVERHEAD = RECORD_HEADER + 64
+
+_NAMES = ("SSL_write", "SSL_read", "BIO_write", "BIO_read", "SSL_get_error", "ERR_clear_error", "SSL_ERROR_ZERO_RETURN")
+
+
+class DtlsClosedError(ConnectionError):
+    """The session cannot seal any more: it was closed by one of the sides, or broke."""
+
+
+class Records:
+    """Seals and opens records of one established session.
+
+    Attributes:
+        closed: the peer has said that it will send no more (close_notify).
+    """
+
+    closed = False
+
+    def __init__(self, connection: SSL.Connection) -> None:
+        """Use an established connection over memory buffers."""
+        self._connection = connection
+
+    @property
+    def overhead(self) -> int:
+        """Bytes that a record adds to its contents, at most."""
+        name = self._connection.get_cipher_name() or ""
+        return next((cost for cipher, cost in _OVERHEADS.items() if cipher in name), _GREATEST_OVERHEAD)
+
+    @property
+    def batching(self) -> bool:
+        """Whether several records may be sealed at once: where their lengths can be told from outside."""
+        return self._connection.get_protocol_version_name() == "DTLSv1.2"
+
+    def seal(self, packets: list[bytes]) -> memoryview:
+        """Encrypt packets, one record each; the records lie one after the other, valid until the next call.
+
+        Raises:
+            DtlsClosedError: nothing can be sent any more.
+        """
+        try:
+            for packet in packets:
+                self._connection.send(packet)
+            return memoryview(self._connection.bio_read(MAX_BATCH))
+        except SSL.Error as error:
+            raise DtlsClosedError(f"sealing failed: {error!r}") from error
+
+    def open(self, datagrams: list[bytes]) -> list[bytes]:
+        """Decrypt what is genuine and new; the rest is left out. Sets ``closed``."""
+        packets = []
+        for datagram in datagrams:
+            self._connection.bio_write(datagram)
+            try:
+                while True:
+                    packets.append(self._connection.recv(MAX_PLAIN))
+            except SSL.ZeroReturnError:
+                self.closed = True
+            except SSL.Error:
+                continue
+        return packets
+
+    def answers(self) -> bytes:
+        """What the session itself has to say after ``open``: alerts, or a repeated last flight of the handshake."""
+        try:
+            return self._connection.bio_read(MAX_BATCH)
+        except SSL.Error:
+            return b""
+
+
+class DirectRecords(Records):
+    """The same through pyOpenSSL's own binding."""
+
+    def __init__(self, connection: SSL.Connection) -> None:
+        """Use an established connection over memory buffers."""
+        super().__init__(connection)
+        private: Any = connection
+        self._lib: Any = SSL._lib  # type: ignore[attr-defined]
+        ffi: Any = SSL._ffi  # type: ignore[attr-defined]
+        self._ssl, self._into, self._from = private._ssl, private._into_ssl, private._from_ssl
+        self._plain = ffi.new("char[]", MAX_PLAIN)
+        self._sealed = ffi.new("char[]", MAX_BATCH)
+        self._plain_view = ffi.buffer(self._plain)
+        self._sealed_view = memoryview(ffi.buffer(self._sealed))
+
+    def seal(self, packets: list[bytes]) -> memoryview:
+        """See Records."""
+        write, ssl = self._lib.SSL_write, self._ssl
+        for packet in packets:
+            if write(ssl, packet, len(packet)) <= 0:
+                self._lib.ERR_clear_error()
+                raise DtlsClosedError("sealing failed: the session was closed")
+        size = self._lib.BIO_read(self._from, self._sealed, MAX_BATCH)
+        return self._sealed_view[: max(0, size)]
+
+    def open(self, datagrams: list[bytes]) -> list[bytes]:
+        """See Records."""
+        packets: list[bytes] = []
+        write, into = self._lib.BIO_write, self._into
+        waiting = 0
+        for datagram in datagrams:
+            size = len(datagram)
+            alone = size > MAX_DATAGRAM or not _is_one_record(datagram)
+            if waiting and (alone or waiting == INPUT_BATCH):
+                self._drain(packets)
+                waiting = 0
+            write(into, datagram, size)
+            waiting += 1
+            if alone:
+                self._drain(packets)
+                waiting = 0
+        if waiting:
+            self._drain(packets)
+        return packets
+
+    def answers(self) -> bytes:
+        """See Records."""
+        size = self._lib.BIO_read(self._from, self._sealed, MAX_BATCH)
+        return bytes(self._sealed_view[:size]) if size > 0 else b""
+
+    def _drain(self, packets: list[bytes]) -> None:
+        read, ssl, plain, view = self._lib.SSL_read, self._ssl, self._plain, self._plain_view
+        while (size := read(ssl, plain, MAX_PLAIN)) > 0:
+            packets.append(view[:size])
+        if self._lib.SSL_get_error(ssl, size) == self._lib.SSL_ERROR_ZERO_RETURN:
+            self.closed = True
+        self._lib.ERR_clear_error()
+
+
+def first_length(records: memoryview) -> int:
+    """Length of the first of some DTLS 1.2 records, header included."""
+    return (records[11] << 8 | records[12]) + RECORD_HEADER
+
+
+def _is_one_record(datagram: bytes) -> bool:
+    """Whether it is a whole DTLS 1.2 record and nothing else: only such cannot spoil what goes in behind it."""
+    size = len(datagram)
+    return size > RECORD_HEADER and datagram[1] == 0xFE and (datagram[11] << 8 | datagram[12]) + RECORD_HEADER == size
+
+
+def open_records(connection: SSL.Connection) -> Records:
+    """The quickest way that this pyOpenSSL offers."""
+    lib = getattr(SSL, "_lib", None)
+    private = all(hasattr(connection, name) for name in ("_ssl", "_into_ssl", "_from_ssl"))
+    if private and hasattr(SSL, "_ffi") and all(hasattr(lib, name) for name in _NAMES):
+        return DirectRecords(connection)
+    return Records(connection)

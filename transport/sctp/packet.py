@@ -1,0 +1,177 @@
+"""SCTP packets as bytes: DATA, SACK, FORWARD-TSN and what surrounds them. Pure.
+
+Whatever comes from the peer is checked for its bounds here; behind these functions lengths can be relied on.
+Sources: RFC 9260 (SCTP), RFC 3758 (FORWARD-TSN), RFC 4820 (PAD), RFC 7053 (the I bit).
+"""
+
+from dataclasses import dataclass
+from struct import Struct, unpack_from
+
+from google_crc32c import extend, value
+
+DATA = 0
+INIT = 1
+SACK = 3
+HEARTBEAT = 4
+HEARTBEAT_ACK = 5
+ABORT = 6
+LAST_KNOWN = 14  # Of the kinds without the top bit; after an unknown one of them the packet is not read on.
+PAD = 132
+FORWARD_TSN = 192
+
+LAST_FRAGMENT = 0x01
+FIRST_FRAGMENT = 0x02
+UNORDERED = 0x04
+ACK_AT_ONCE = 0x08
+
+PROTOCOL_VIOLATION = 13
+MAX_REASON = 200  # Bytes of the text in an ABORT.
+
+COMMON_HEADER = 12
+CHUNK_HEADER = 4
+DATA_HEADER = 16
+SACK_HEADER = 16
+TSN_MODULO = 1 << 32
+TSN_MASK = TSN_MODULO - 1
+HALF_TSN = 1 << 31
+
+_NO_CHECKSUM = b"\0\0\0\0"
+_PADDING = (b"", b"\0\0\0", b"\0\0", b"\0")  # Indexed by length modulo four.
+_PORTS_AND_TAG = Struct("!HHL").pack
+_CHECKSUM = Struct("<L").pack
+_DATA_HEAD = Struct("!BBHLHHL").pack
+_SACK_HEAD = Struct("!BBHLLHH").pack
+_CHUNK_HEAD = Struct("!BBH").pack
+_TAG = Struct("!L").unpack_from
+_LITTLE = Struct("<L").unpack_from
+_CAUSE_HEAD = Struct("!HH").pack
+
+
+class MalformedPacketError(ValueError):
+    """The bytes are no SCTP packet, or a chunk's length lies."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sack:
+    """A selective acknowledgement.
+
+    Attributes:
+        cumulative: last TSN received without a gap, 32 bits.
+        window: bytes that the receiver has room for.
+        gaps: ranges received beyond it, as (first, last) offsets from ``cumulative``, as the peer sent them.
+        duplicates: TSNs received more than once, 32 bits each.
+    """
+
+    cumulative: int
+    window: int
+    gaps: tuple[tuple[int, int], ...]
+    duplicates: tuple[int, ...]
+
+
+class Framer:
+    """Builds whole packets for one association."""
+
+    def __init__(self, source_port: int, destination_port: int, tag: int) -> None:
+        """Prepare the common header; ``tag`` is the verification tag that the peer chose."""
+        self._head = _PORTS_AND_TAG(source_port, destination_port, tag)
+        self._blank = self._head + _NO_CHECKSUM
+
+    def data(self, tsn: int, stream: int, sequence: int, protocol: int, flags: int, payload: bytes) -> bytes:
+        """Build a packet with one DATA chunk; ``tsn`` may be wider than 32 bits."""
+        size = len(payload)
+        head = _DATA_HEAD(DATA, flags, DATA_HEADER + size, tsn & TSN_MASK, stream, sequence, protocol)
+        if size & 3:
+            payload += _PADDING[size & 3]
+        checksum: int = extend(value(self._blank + head), payload)
+        return b"".join((self._head, _CHECKSUM(checksum), head, payload))
+
+    def packet(self, *chunks: bytes) -> bytes:
+        """Build a packet of whole, padded chunks."""
+        body = b"".join(chunks)
+        checksum: int = extend(value(self._blank), body)
+        return b"".join((self._head, _CHECKSUM(checksum), body))
+
+
+def chunk(kind: int, flags: int, body: bytes) -> bytes:
+    """Build one chunk, padded to four bytes."""
+    return _CHUNK_HEAD(kind, flags, CHUNK_HEADER + len(body)) + body + _PADDING[len(body) & 3]
+
+
+def sack_chunk(sack: Sack) -> bytes:
+    """Build a SACK chunk."""
+    numbers = [offset & 0xFFFF for gap in sack.gaps for offset in gap]
+    length = SACK_HEADER + 4 * (len(sack.gaps) + len(sack.duplicates))
+    head = _SACK_HEAD(SACK, 0, length, sack.cumulative, sack.window, len(sack.gaps), len(sack.duplicates))
+    return head + Struct(f"!{len(numbers)}H{len(sack.duplicates)}L").pack(*numbers, *sack.duplicates)
+
+
+def forward_chunk(point: int, streams: list[tuple[int, int]]) -> bytes:
+    """Build a FORWARD-TSN chunk: everything up to ``point`` is abandoned or received (RFC 3758, section 3.2)."""
+    numbers = [number for stream in streams for number in stream]
+    return chunk(FORWARD_TSN, 0, Struct(f"!L{len(numbers)}H").pack(point & TSN_MASK, *numbers))
+
+
+def abort_chunk(reason: str) -> bytes:
+    """Build an ABORT chunk that tells of a protocol violation (RFC 9260, section 3.3.10.13)."""
+    text = reason.encode()[:MAX_REASON]
+    return chunk(ABORT, 0, _CAUSE_HEAD(PROTOCOL_VIOLATION, CHUNK_HEADER + len(text)) + text)
+
+
+def verify(packet: bytes, tag: int) -> bool:
+    """Whether a packet has at least one chunk, carries our verification tag and its checksum holds."""
+    if len(packet) < COMMON_HEADER + CHUNK_HEADER:
+        return False
+    theirs: int = _TAG(packet, 4)[0]
+    checksum: int = _LITTLE(packet, 8)[0]
+    return theirs == tag and checksum == extend(value(packet[:8] + _NO_CHECKSUM), packet[COMMON_HEADER:])
+
+
+def split(packet: bytes) -> list[tuple[int, int, int, int]]:
+    """Cut a packet into its chunks.
+
+    Returns:
+        (kind, flags, start of the body, end of the body) of each.
+    Raises:
+        MalformedPacketError: a chunk ends outside the packet or is shorter than its header.
+    """
+    found = []
+    position, size = COMMON_HEADER, len(packet)
+    while position + CHUNK_HEADER <= size:
+        kind, flags, length = unpack_from("!BBH", packet, position)
+        end = position + length
+        if length < CHUNK_HEADER or end > size:
+            raise MalformedPacketError(f"chunk {kind} claims {length} bytes, {size - position} are left in the packet")
+        found.append((kind, flags, position + CHUNK_HEADER, end))
+        position = (end + 3) & ~3
+    return found
+
+
+def read_sack(packet: bytes, start: int, end: int) -> Sack:
+    """Read the body of a SACK chunk.
+
+    Raises:
+        MalformedPacketError: it is shorter than the counts in it say.
+    """
+    if end - start < SACK_HEADER - CHUNK_HEADER:
+        raise MalformedPacketError(f"a SACK of {end - start} bytes: at least {SACK_HEADER - CHUNK_HEADER} are needed")
+    cumulative, window, gaps, duplicates = unpack_from("!LLHH", packet, start)
+    start += SACK_HEADER - CHUNK_HEADER
+    if start + 4 * (gaps + duplicates) > end:
+        raise MalformedPacketError(f"a SACK claims {gaps} gaps and {duplicates} duplicates in {end - start} bytes")
+    offsets = unpack_from(f"!{2 * gaps}H", packet, start)
+    doubles = unpack_from(f"!{duplicates}L", packet, start + 4 * gaps) if duplicates else ()
+    return Sack(cumulative, window, tuple(zip(offsets[::2], offsets[1::2], strict=True)), doubles)
+
+
+def read_forward(packet: bytes, start: int, end: int) -> tuple[int, list[tuple[int, int]]]:
+    """Read the body of a FORWARD-TSN chunk.
+
+    Returns:
+        the new cumulative TSN, 32 bits, and (stream, sequence number) pairs.
+    Raises:
+        MalformedPacketError: it is too short or no whole number of pairs.
+    """
+    if end - start < 4 or (end - start) % 4:
+        raise MalformedPacketError(f"a FORWARD-TSN of {end - start} bytes")
+    numbers = unpack_from(f"!{(end - start - 4) // 2}H", packet, start + 4)
+    return unpack_from("!L", packet, start)[0], list(zip(numbers[::2], numbers[1::2], strict=True))

@@ -1,0 +1,571 @@
+"""What has been sent: fragments on their way, what the peer acknowledged, what is lost and goes again. Pure.
+
+TSNs are kept at full width (they never wrap here). A fragment's TSN is given when it is first sent. Losses are found as RACK
+does (RFC 8985): a packet is lost once one that was sent sufficiently later has arrived; until the path has shown that it
+reorders, three later packets are enough (RFC 9260, section 7.2.4). When acknowledgements stop, one probe is sent (RFC 8985,
+section 7), then everything on its way is held to be lost (RFC 9260, section 6.3.3).
+"""
+
+import enum
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Hashable, MutableMapping
+
+from transport.sctp.control import AckSample
+from transport.sctp.packet import (
+    ACK_AT_ONCE,
+    FIRST_FRAGMENT,
+    HALF_TSN,
+    LAST_FRAGMENT,
+    TSN_MASK,
+    TSN_MODULO,
+    UNORDERED,
+    Sack,
+)
+from transport.sctp.rtt import RoundTrips
+from transport.sctp.schedule import Outgoing, Schedule
+
+REORDER_THRESHOLD = 3  # RFC 9260, section 7.2.4.
+MAX_REORDER_STEPS = (
+    16  # Quarters of the smallest round trip; RFC 8985, section 6.2 step 4, bounds them by the round trip.
+)
+CALM_ROUNDS = (
+    16  # Rounds without a needless retransmission after which the window narrows again (RFC 8985, same place).
+)
+MAX_TIMEOUT_S = (
+    2.0  # A line that comes back after a cut is noticed this soon; one packet in two seconds burdens nobody.
+)
+COMPACT_AT = 4096  # Records acknowledged before the list is cut; a bound on what is kept in vain.
+
+
+class State(enum.Enum):
+    """Where a fragment is."""
+
+    INFLIGHT = enum.auto()
+    LOST = enum.auto()
+    ACKED = enum.auto()
+    ABANDONED = enum.auto()
+
+
+_INFLIGHT, _LOST, _ACKED, _ABANDONED = State.INFLIGHT, State.LOST, State.ACKED, State.ABANDONED
+
+
+class Record:
+    """One fragment that has been sent at least once.
+
+    Attributes:
+        message, start, end, flags, tsn: what it is: bytes ``start`` to ``end`` of the message.
+        size: bytes on the wire, headers included.
+        state, sends: where it is, and how often it was sent.
+        sent_at: when it was sent last.
+        delivered, delivered_at, first_sent_at, app_limited: the sender's state when it was sent, for the delivery rate
+            (draft-ietf-ccwg-bbr, "Delivery Rate Samples").
+    """
+
+    __slots__ = (
+        "app_limited",
+        "delivered",
+        "delivered_at",
+        "end",
+        "first_sent_at",
+        "flags",
+        "message",
+        "sends",
+        "sent_at",
+        "size",
+        "start",
+        "state",
+        "tsn",
+    )
+
+    def __init__(self, message: Outgoing, start: int, end: int, flags: int, tsn: int, size: int) -> None:
+        self.message = message
+        self.start = start
+        self.end = end
+        self.flags = flags
+        self.tsn = tsn
+        self.size = size
+        self.state = _INFLIGHT
+        self.sends = 0
+        self.sent_at = 0.0
+        self.delivered = 0
+        self.delivered_at = 0.0
+        self.first_sent_at = 0.0
+        self.app_limited = False
+
+    @property
+    def payload(self) -> bytes:
+        """The fragment's bytes."""
+        data = self.message.data
+        return data if self.start == 0 and self.end == len(data) else data[self.start : self.end]
+
+
+class SendBook:
+    """The sending half of an association.
+
+    Attributes:
+        inflight: bytes on their way, headers included.
+        retransmitted, lost, timeouts: packets sent again, packets held to be lost, and retransmission timeouts, since the start.
+        released: bytes that have left the queues, per owner; the caller takes them out.
+        fault: why the association must end; empty while the peer keeps the rules.
+        round_trips: round trip times.
+    """
+
+    def __init__(self, first_tsn: int, window: int, sequences: MutableMapping[int, int], *, partial: bool) -> None:
+        """Begin.
+
+        Args:
+            first_tsn: TSN of the first fragment.
+            window: the peer's advertised receive window, bytes.
+            sequences: next sequence number per ordered stream; who resets a stream removes its entry.
+            partial: the peer knows FORWARD-TSN, so messages may be given up.
+        """
+        self._schedule = Schedule()
+        self._sequences = sequences
+        self._partial = partial
+        self._current: Outgoing | None = None
+        self._records: list[Record] = []
+        self._base = first_tsn  # TSN of the first record in the list.
+        self._una = first_tsn  # First TSN that is not acknowledged cumulatively.
+        self._next = first_tsn
+        self._high = first_tsn - 1  # Highest TSN that is acknowledged in any way.
+        self._holes: list[int] = []  # TSNs up to _high that are not acknowledged.
+        self._again: deque[int] = deque()
+        self._peer_window = window
+        self._payload_inflight = 0
+        self._payload_max = 1024
+        self._headers = 93
+        self._delivered = 0
+        self._delivered_at = 0.0
+        self._first_sent_at = 0.0
+        self._limited_until = 0
+        self._round_end = 0
+        self._newest: tuple[float, int] = (0.0, -1)  # Sending time and TSN of the latest-sent fragment that arrived.
+        self._newest_rtt = 0.0
+        self._reorders = False
+        self._steps = 1
+        self._calm = 0
+        self._reorder_at: float | None = None
+        self._progress_at = 0.0
+        self._silent = 0
+        self._given_up = 0
+        self._forward_at = -MAX_TIMEOUT_S
+        self.round_trips = RoundTrips()
+        self.inflight = 0
+        self.retransmitted = 0
+        self.lost = 0
+        self.timeouts = 0
+        self.released: dict[Hashable, int] = {}
+        self.fault = ""
+
+    # What to send
+
+    @property
+    def next_tsn(self) -> int:
+        """TSN that the next new fragment will have, at full width."""
+        return self._next
+
+    @property
+    def outstanding(self) -> bool:
+        """Whether anything sent is not acknowledged cumulatively."""
+        return self._una != self._next
+
+    @property
+    def backlog(self) -> bool:
+        """Whether there is anything to send."""
+        return bool(self._again) or self._current is not None or bool(self._schedule)
+
+    @property
+    def urgent(self) -> bool:
+        """Whether something waits that may exceed the pace a little: a message of level 0, or a retransmission."""
+        return bool(self._again) or self._schedule.urgent
+
+    def waits(self, stream: int) -> bool:
+        """Whether a stream has messages that are not fully sent once."""
+        return self._schedule.waits(stream) or (self._current is not None and self._current.stream == stream)
+
+    def set_size(self, payload: int, headers: int) -> None:
+        """Cut later fragments to ``payload`` bytes; each packet has ``headers`` bytes besides."""
+        self._payload_max = payload
+        self._headers = headers
+
+    def set_level(self, stream: int, level: int) -> None:
+        """See ``Schedule.set_level``."""
+        self._schedule.set_level(stream, level)
+
+    def queue(self, message: Outgoing) -> None:
+        """Put a message into its stream's queue."""
+        self._schedule.add(message)
+
+    def drop(self, stream: int) -> None:
+        """Forget the messages of a stream of which nothing was sent yet."""
+        for message in self._schedule.drop(stream):
+            self._release(message, len(message.data))
+
+    def next(self, now: float) -> Record | None:
+        """The fragment to send now, counted as sent; None if there is none or the peer has no room."""
+        again = self._again
+        if again and not (self._schedule.urgent and self._current is None):
+            while again:
+                record = self._records[again.popleft() - self._base]
+                if record.state is _LOST:
+                    self.retransmitted += 1
+                    record.flags |= ACK_AT_ONCE
+                    self._count_sent(record, now)
+                    return record
+        record_or_none = self._next_new(now)
+        if record_or_none is None:
+            if not again and self._current is None and not self._schedule:
+                self._limited_until = self._delivered + self.inflight or 1
+            return None
+        self._count_sent(record_or_none, now)
+        return record_or_none
+
+    def settle_released(self) -> dict[Hashable, int]:
+        """Take out how many bytes of whose messages have left the queues since the last call."""
+        if self._current is not None:
+            self._release(self._current, self._current.sent)
+        released, self.released = self.released, {}
+        return released
+
+    def _next_new(self, now: float) -> Record | None:
+        message = self._current
+        if message is None:
+            message = self._begin_message(now)
+            if message is None:
+                return None
+        start, total = message.sent, len(message.data)
+        size = min(self._payload_max, total - start)
+        if self._payload_inflight + size > self._peer_window and self._una != self._next:
+            return None  # One packet is always allowed: it asks a closed window (RFC 9260, section 6.1 A).
+        end = start + size
+        flags = 0 if message.ordered else UNORDERED
+        if start == 0:
+            flags |= FIRST_FRAGMENT
+            message.first_tsn = self._next
+        message.sent = end
+        if end == total:
+            flags |= LAST_FRAGMENT
+            self._current = None
+            self._release(message, total)
+            if not self._schedule:
+                flags |= ACK_AT_ONCE
+        record = Record(message, start, end, flags, self._next, size + (-size & 3) + self._headers)
+        self._records.append(record)
+        self._next += 1
+        self._payload_inflight += size
+        return record
+
+    def _begin_message(self, now: float) -> Outgoing | None:
+        while (message := self._schedule.take()) is not None:
+            if message.expires_at is not None and message.expires_at < now and self._partial:
+                self._release(message, len(message.data))
+                continue
+            if message.ordered:
+                sequence = self._sequences.get(message.stream, 0)
+                message.sequence = sequence
+                self._sequences[message.stream] = (sequence + 1) & 0xFFFF
+            self._current = message
+            return message
+        return None
+
+    def _count_sent(self, record: Record, now: float) -> None:
+        if self.inflight == 0:
+            self._first_sent_at = self._delivered_at = now
+            if self._silent == 0:
+                self._progress_at = now
+        record.sent_at = now
+        record.delivered = self._delivered
+        record.delivered_at = self._delivered_at
+        record.first_sent_at = self._first_sent_at
+        record.app_limited = self._limited_until > self._delivered
+        record.state = _INFLIGHT
+        record.sends += 1
+        self.inflight += record.size
+
+    def _release(self, message: Outgoing, upto: int) -> None:
+        if message.owner is not None and upto > message.released:
+            self.released[message.owner] = self.released.get(message.owner, 0) + upto - message.released
+            message.released = upto
+
+    # What the peer acknowledged
+
+    def on_sack(self, sack: Sack, now: float) -> AckSample | None:
+        """Take an acknowledgement.
+
+        Returns:
+            what it told, or None if it is older than another or breaks the rules (then ``fault`` says how).
+        """
+        behind = self._una - 1
+        cumulative = behind + ((sack.cumulative - behind + HALF_TSN) & TSN_MASK) - HALF_TSN
+        if cumulative < behind:
+            return None
+        gaps = _valid_gaps(sack)
+        if cumulative >= self._next or (gaps and cumulative + gaps[-1][1] >= self._next):
+            self.fault = f"the peer acknowledges TSN {sack.cumulative} and beyond: that was never sent"
+            return None
+        acked: list[Record] = []
+        self._ack_cumulative(cumulative, acked)
+        if gaps:
+            self._ack_gaps(cumulative, gaps, acked)
+        self._peer_window = sack.window
+        newly = sum(record.size for record in acked)
+        self._delivered += newly
+        rtt, rate, limited, ended = self._sample(acked, now) if acked else (None, None, True, False)
+        self._adapt_reordering(bool(sack.duplicates), ended)
+        lost = self._find_losses(now) if self._holes else 0
+        return AckSample(now, rtt, rate, limited, newly, lost, self.inflight, ended)
+
+    def _ack(self, record: Record, acked: list[Record]) -> None:
+        if record.state is _ACKED or record.state is _ABANDONED:
+            return
+        if record.state is _INFLIGHT:
+            self.inflight -= record.size
+        if record.sends == 1 and record.tsn < self._high:
+            self._reorders = True  # It was overtaken, not lost.
+        record.state = _ACKED
+        self._payload_inflight -= record.end - record.start
+        acked.append(record)
+
+    def _ack_cumulative(self, cumulative: int, acked: list[Record]) -> None:
+        if cumulative < self._una:
+            return
+        records = self._records
+        first = self._una - self._base
+        last = cumulative + 1 - self._base
+        for index in range(first, last):
+            record = records[index]
+            if record.state is _ABANDONED:
+                self._given_up -= 1
+            else:
+                self._ack(record, acked)
+        self._una = cumulative + 1
+        self._high = max(self._high, cumulative)
+        holes = self._holes
+        if holes and holes[0] <= cumulative:
+            del holes[: bisect_right(holes, cumulative)]
+        if last >= COMPACT_AT or last == len(records):
+            del records[:last]
+            self._base += last
+        self._again_from(cumulative)
+
+    def _again_from(self, cumulative: int) -> None:
+        again = self._again
+        while again and again[0] <= cumulative:
+            again.popleft()
+        if again and min(again) < self._base:
+            self._again = deque(tsn for tsn in again if tsn > cumulative)
+
+    def _ack_gaps(self, cumulative: int, gaps: tuple[tuple[int, int], ...], acked: list[Record]) -> None:
+        records, base = self._records, self._base
+        starts = [cumulative + first for first, _ in gaps]
+        ends = [cumulative + last for _, last in gaps]
+        if self._holes:
+            left = []
+            for tsn in self._holes:
+                index = bisect_right(starts, tsn) - 1
+                if index >= 0 and tsn <= ends[index]:
+                    self._ack(records[tsn - base], acked)
+                else:
+                    left.append(tsn)
+            self._holes = left
+        if ends[-1] <= self._high:
+            return
+        begin = self._high + 1
+        self._high = ends[-1]
+        for index in range(max(0, bisect_right(starts, begin) - 1), len(starts)):
+            self._holes.extend(range(begin, starts[index]))
+            for tsn in range(max(begin, starts[index]), ends[index] + 1):
+                self._ack(records[tsn - base], acked)
+            begin = max(begin, ends[index] + 1)
+
+    def _sample(self, acked: list[Record], now: float) -> tuple[float | None, float | None, bool, bool]:
+        """Round trip, delivery rate, whether it was limited by the application, and whether a round ended."""
+        self._delivered_at = self._progress_at = now
+        self._silent = 0
+        best = max(acked, key=_sent)
+        rtt = now - best.sent_at if best.sends == 1 else None
+        if rtt is not None:
+            self.round_trips.add(rtt, now)
+        smallest = self.round_trips.smallest or 0.0
+        if (best.sent_at, best.tsn) > self._newest and (best.sends == 1 or now - best.sent_at >= smallest):
+            self._newest = (best.sent_at, best.tsn)
+            self._newest_rtt = now - best.sent_at
+        interval = max(now - best.delivered_at, best.sent_at - best.first_sent_at)
+        rate = (self._delivered - best.delivered) / interval if interval > 0 and interval >= smallest else None
+        self._first_sent_at = best.sent_at
+        ended = best.delivered >= self._round_end
+        if ended:
+            self._round_end = self._delivered
+        return rtt, rate, best.app_limited, ended
+
+    # What is lost
+
+    def _adapt_reordering(self, doubled: bool, round_ended: bool) -> None:
+        if doubled:
+            self._reorders = True
+            if self._calm:
+                self._steps = min(self._steps + 1, MAX_REORDER_STEPS)
+            self._calm = 0
+        elif round_ended:
+            self._calm += 1
+            if self._calm >= CALM_ROUNDS:
+                self._steps, self._calm = 1, 1
+
+    def _find_losses(self, now: float) -> int:
+        """Hold to be lost what was overtaken for long enough; returns how many bytes. Sets when to look again."""
+        trips = self.round_trips
+        slack = min(self._steps * (trips.smallest or 0.0) / 4, trips.smoothed or 0.0)
+        patience = self._newest_rtt + slack
+        count = None if self._reorders else REORDER_THRESHOLD
+        lost, again = 0, None
+        for tsn in self._holes:
+            record = self._records[tsn - self._base]
+            if record.state is not _INFLIGHT or (record.sent_at, tsn) > self._newest:
+                continue
+            due = record.sent_at + patience
+            if now >= due or (count is not None and record.sends == 1 and self._high - tsn >= count):
+                lost += self._lose(record, now)
+            elif again is None or due < again:
+                again = due
+        self._reorder_at = again
+        return lost
+
+    def _lose(self, record: Record, now: float) -> int:
+        self.inflight -= record.size
+        self.lost += 1
+        message = record.message
+        late = message.expires_at is not None and message.expires_at < now
+        often = message.max_retransmits is not None and record.sends > message.max_retransmits
+        record.state = _LOST
+        if self._partial and (late or often):
+            self._abandon(message)
+        else:
+            self._again.append(record.tsn)
+        return record.size
+
+    def _abandon(self, message: Outgoing) -> None:
+        """Give up a message with all its fragments (RFC 3758, section 3.5 A3)."""
+        message.abandoned = True
+        for tsn in range(max(message.first_tsn, self._una), self._next):
+            record = self._records[tsn - self._base]
+            if record.message is not message:
+                break
+            if record.state is _ACKED or record.state is _ABANDONED:
+                continue
+            if record.state is _INFLIGHT:
+                self.inflight -= record.size
+            record.state = _ABANDONED
+            self._payload_inflight -= record.end - record.start
+            self._given_up += 1
+        self._release(message, len(message.data))
+        if self._current is message:
+            self._current = None
+
+    def forward(self, now: float) -> tuple[int, list[tuple[int, int]]] | None:
+        """What a FORWARD-TSN must say now: the point and the last skipped number of each ordered stream; None for nothing.
+
+        It is repeated once a round trip until the peer has moved on (RFC 3758, section 3.5).
+        """
+        if not self._given_up:
+            return None
+        point, streams = self._una - 1, {}
+        for tsn in range(self._una, self._next):
+            record = self._records[tsn - self._base]
+            if record.state is _ABANDONED:
+                point = tsn
+                if record.message.ordered:
+                    streams[record.message.stream] = record.message.sequence
+            elif record.state is not _ACKED:
+                break
+        if point < self._una or now - self._forward_at < (self.round_trips.smoothed or 0.0):
+            return None
+        self._forward_at = now
+        return point % TSN_MODULO, list(streams.items())
+
+    # When nothing comes
+
+    @property
+    def deadline(self) -> float | None:
+        """When ``on_timer`` is to be called next; None while nothing is outstanding."""
+        if self._una == self._next:
+            return None
+        due = self._progress_at + self._patience
+        return due if self._reorder_at is None else min(due, self._reorder_at)
+
+    @property
+    def _patience(self) -> float:
+        """Seconds without progress until something is done, doubled each time."""
+        backoff: int = 1 << min(self._silent, 6)
+        return min(self.round_trips.timeout * backoff, MAX_TIMEOUT_S)
+
+    def on_timer(self, now: float) -> tuple[int, bool]:
+        """The deadline has passed.
+
+        Returns:
+            bytes newly held to be lost, and whether it was a retransmission timeout.
+        """
+        lost = 0
+        if self._reorder_at is not None and now >= self._reorder_at:
+            lost = self._find_losses(now)
+        if self._una == self._next or now < self._progress_at + self._patience:
+            return lost, False
+        self._progress_at = now
+        self._silent += 1
+        if self._silent == 1 and self.inflight:
+            self._probe()
+            return lost, False
+        self.timeouts += 1
+        return lost + self._time_out(now), True
+
+    def on_path_change(self, now: float) -> None:
+        """Packets take another way: round trips are learnt anew and what is on its way is held to be lost."""
+        self.round_trips = RoundTrips()
+        self._silent = 0
+        self._progress_at = now
+        self._newest = (now, -1)
+        self._time_out(now)
+
+    def _probe(self) -> None:
+        """Send the last fragment on its way once more: its acknowledgement shows what else is missing."""
+        for index in range(len(self._records) - 1, self._una - self._base - 1, -1):
+            record = self._records[index]
+            if record.state is _INFLIGHT:
+                record.state = _LOST
+                self.inflight -= record.size
+                self._again.appendleft(record.tsn)
+                return
+
+    def _time_out(self, now: float) -> int:
+        lost = 0
+        start = self._una - self._base
+        if start < len(self._records) and self._records[start].state is _ACKED:
+            self._take_back()
+        for record in self._records[start:]:
+            if record.state is _INFLIGHT:
+                lost += self._lose(record, now)
+        self._again = deque(record.tsn for record in self._records[start:] if record.state is _LOST)
+        return lost
+
+    def _take_back(self) -> None:
+        """The peer dropped what it had acknowledged beyond a gap, as it may (RFC 9260, section 6.2)."""
+        for record in self._records[self._una - self._base :]:
+            if record.state is _ACKED:
+                record.state = _LOST
+                self._payload_inflight += record.end - record.start
+        self._high = self._una - 1
+        self._holes = []
+
+
+def _sent(record: Record) -> tuple[float, int]:
+    return record.sent_at, record.tsn
+
+
+def _valid_gaps(sack: Sack) -> tuple[tuple[int, int], ...]:
+    """The gaps if they ascend without touching; none where they do not, as if they were lost on the way."""
+    last = 0
+    for first, end in sack.gaps:
+        if first <= last + 1 or end < first:
+            return ()
+        last = end
+    return sack.gaps
