@@ -46,9 +46,9 @@ class MemoryBudget:
         waiting = {ticket for ticket in self._waiting if ticket in leaving}
         self._waiting = deque(ticket for ticket in self._waiting if ticket not in waiting)
         for ticket in leaving - waiting:
-            self._held[ticket.owner] -= ticket.size
-            if not self._held[ticket.owner]:
-                del self._held[ticket.owner]
+            left = self._held.pop(ticket.owner, 0) - ticket.size
+            if left:
+                self._held[ticket.owner] = left
             self._free += ticket.size
         self._serve()
 

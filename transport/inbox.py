@@ -276,9 +276,10 @@ class Inbox:
             if not len(partial.buffer):
                 partial.buffer = bytearray(partial.begin.total)
             partial.buffer[frame.offset : end] = data
-        self._finish_if_whole(partial, data)
-        if partial.begin.stream and partial.stream is None and end < partial.begin.total:
-            self._report(partial, end - partial.told)
+        if end == partial.begin.total:
+            self._finish_if_whole(partial, data)
+        elif partial.begin.stream and partial.stream is None and end - partial.told >= self._step:
+            self._grant(partial)  # What is here the sender may forget.
 
     def _discard(self, ident: int, end: int) -> None:
         """Bytes that were on their way when the message was answered before its end."""
@@ -338,16 +339,17 @@ class Inbox:
         return self._busy.get(delivery.id) is delivery
 
     def _consumed(self, stream: IncomingStream) -> None:
+        """A handler has made room in its stream's window: tell the sender, once it is worth a frame or the last of it."""
         partial = self._partial.get(stream.id)
-        if partial is not None and partial.stream is stream:
-            upto = min(stream.total, stream.consumed + self._limits.stream_window)
-            self._report(partial, upto - partial.upto)
-
-    def _report(self, partial: _Partial, news: int) -> None:
-        """Tell the sender of a stream what is here and what may come, once it is worth a frame."""
-        step = min(PROGRESS, self._limits.stream_window // PROGRESS_PER_WINDOW)
-        if partial.announced and news >= step:
+        if partial is None or partial.stream is not stream or not partial.announced:
+            return
+        upto = min(stream.total, stream.consumed + self._limits.stream_window)
+        if upto - partial.upto >= self._step or partial.upto < upto == stream.total:
             self._grant(partial)
+
+    @property
+    def _step(self) -> int:
+        return min(PROGRESS, self._limits.stream_window // PROGRESS_PER_WINDOW)
 
     def _check_window(self, frame: Begin) -> None:
         if len(self._discarding) > self._limits.large_count * len(Lane):

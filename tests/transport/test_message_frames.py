@@ -23,18 +23,24 @@ from transport.framing import (
     Ping,
     Pong,
     check_message,
-    checksum,
     decode,
     encode,
 )
 
 U64 = st.integers(0, 2**64 - 1)
 U32 = st.integers(0, 2**32 - 1)
+BEGINS = st.tuples(st.booleans(), st.booleans(), st.booleans()).filter(lambda flags: not (flags[0] and flags[1]))
 FRAMES: st.SearchStrategy[Frame] = st.one_of(
-    st.builds(Begin, U64, st.integers(0, MAX_PAYLOAD), U32, st.booleans(), st.binary(max_size=MAX_HEADER)),
+    st.builds(
+        lambda ident, total, flags, header: Begin(ident, total, flags[0], header, flags[1], flags[2]),
+        U64,
+        st.integers(0, MAX_PAYLOAD),
+        BEGINS,
+        st.binary(max_size=MAX_HEADER),
+    ),
     st.builds(More, U64, U64, st.binary(min_size=1, max_size=CHUNK)),
     st.builds(Cancel, U64),
-    st.builds(Grant, U64),
+    st.tuples(U64, U64, U64).map(lambda ints: Grant(ints[0], min(ints[1:]), max(ints[1:]))),
     st.builds(Ack, U64),
     st.builds(Fail, U64, st.text(st.characters(codec="ascii", categories=["L", "N"]), max_size=MAX_REASON)),
     st.builds(Ping, U32, U64),
@@ -79,5 +85,20 @@ def test_a_message_beyond_the_limits_names_the_way_out() -> None:
         check_message(b"", MAX_PAYLOAD + 1)
 
 
-def test_the_checksum_covers_header_and_payload() -> None:
-    assert checksum(b"ab", b"c") == checksum(b"", b"abc") != checksum(b"ab", b"d")
+@given(
+    st.one_of(
+        st.builds(More, U64, U64, st.binary(min_size=1, max_size=300)),
+        st.builds(Begin, U64, st.just(9), st.just(True), st.binary(max_size=300)),
+    ),
+    st.data(),
+)
+def test_a_damaged_frame_is_told_before_anybody_sees_it(frame: More | Begin, data: st.DataObject) -> None:
+    raw = bytearray(encode(frame))
+    bit = data.draw(st.integers(8, 8 * len(raw) - 1))  # the first byte is the kind, and others have other forms
+    raw[bit // 8] ^= 1 << bit % 8
+    with pytest.raises(MalformedFrameError):
+        decode(bytes(raw))
+
+
+def test_the_longest_frame_is_what_any_webrtc_peer_takes() -> None:
+    assert len(encode(More(1, 0, bytes(CHUNK)))) == MAX_FRAME == 65_536

@@ -167,9 +167,9 @@ def raw(node: Node, peer: Node) -> RtcConnection:
 
 
 def floods() -> Iterator[tuple[str, Lane, list[bytes]]]:
-    yield "an eager window", Lane.BULK, [encode(Begin(ident, 4 << 20, 0, True, b"")) for ident in range(50, 60)]
-    yield "small messages", Lane.BULK, [encode(Begin(ident, 1, 0, True, b"")) for ident in range(50, 1200)]
-    yield "large messages", Lane.BULK, [encode(Begin(ident, 500 << 20, 0, False, b"")) for ident in range(50, 150)]
+    yield "an eager window", Lane.BULK, [encode(Begin(ident, 4 << 20, True, b"")) for ident in range(50, 60)]
+    yield "small messages", Lane.BULK, [encode(Begin(ident, 1, True, b"")) for ident in range(50, 1200)]
+    yield "large messages", Lane.BULK, [encode(Begin(ident, 500 << 20, False, b"")) for ident in range(50, 150)]
     yield "ids out of reach", Lane.BULK, [encode(Cancel(1 << 40))]
     yield "steering on a message lane", Lane.BULK, [encode(Ping(1, 1))]
 
