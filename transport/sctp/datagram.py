@@ -85,6 +85,20 @@ class DatagramPath(ABC):
         """Whether packets carry the don't-fragment bit, so that the path's MTU can be probed."""
         return self._fragments is not None
 
+    def let_fragment(self, allowed: bool) -> None:
+        """Let routers cut packets for now, or no longer.
+
+        When the path's MTU has fallen, a chunk that has its number already cannot be cut any more: only IP can (RFC 9260,
+        section 6.9). Nothing happens where ``truthful`` is False.
+        """
+        end = self._route.transport.get_extra_info("socket")
+        if self._fragments is None or self._closed or self._route.transport.is_closing():
+            return
+        if allowed:
+            offload.allow_fragments(end)
+        else:
+            offload.forbid_fragments(end)
+
     @abstractmethod
     def send(self, buffer: Buffer, segment: int) -> None:
         """Send datagrams of ``segment`` bytes each, one after the other in ``buffer``; the last may be shorter.

@@ -197,8 +197,8 @@ def forbid_fragments(end: Any) -> int | None:
     return before
 
 
-def allow_fragments(end: Any, before: int) -> None:
-    """Undo ``forbid_fragments``."""
+def allow_fragments(end: Any, before: int = 0) -> None:
+    """Undo ``forbid_fragments``, or with 0 clear the don't-fragment bit whatever it was."""
     level, option, _ = DONT_FRAGMENT[sys.platform, end.family]
     try:
         end.setsockopt(level, option, before)
