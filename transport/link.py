@@ -6,6 +6,7 @@ from collections import deque
 
 from transport.clock import Clock
 from transport.errors import ConnectError, LinkError, MalformedFrameError
+from transport.figures import Figures
 from transport.framing import (
     Ack,
     Begin,
@@ -27,6 +28,9 @@ from transport.outbox import Outbox
 from transport.rtc import RtcConnection, WireCounters
 from transport.stats import LinkStats
 
+BELOW_S = 0.004  # Of the line: what is more urgent, or cancelled, waits no longer; waking up takes under a millisecond.
+MIN_BELOW = 16 << 10  # A slow line: more than one frame.
+MAX_BELOW = 4 << 20  # 4 ms at 8 Gbit/s.
 MAX_REPLIES = 4096  # Twice what an honest peer can have open; beyond it the peer asks without listening to answers.
 
 
@@ -56,6 +60,7 @@ class Link:
         self._ping_at = 0.0
         self._counted = WireCounters(0, 0, 0, 0)
         self._answers = 0
+        self._figures = Figures(stats)
 
     def wake(self) -> None:
         """Tell the link that there is something to send."""
@@ -87,6 +92,8 @@ class Link:
             for job in (self._fault, *jobs):
                 if job.done():
                     job.result()
+            if self._connection.fault:
+                raise MalformedFrameError(f"the peer broke the rules of SCTP: {self._connection.fault}")
             raise ConnectError("the connection was closed or cut")
         finally:
             for job in jobs:
@@ -103,15 +110,22 @@ class Link:
         lanes = self._connection.lanes
         while True:
             self._wake.clear()
-            if sum(lane.buffered for lane in lanes.values()) > self._limits.buffered_high:
+            room = int(min(max(self._connection.line_rate * BELOW_S, MIN_BELOW), MAX_BELOW))
+            if sum(lane.buffered for lane in lanes.values()) > room:
+                for lane in lanes.values():
+                    lane.low = room // (len(lanes) + 1)  # Below the room together, so that one of them is told.
                 await self._wake.wait()
                 continue
-            entry = (Lane.CONTROL, self._replies.popleft()) if self._replies else self._outbox.next_frame()
+            entry = self._next_frame()
             if entry is None:
                 await self._wake.wait()
                 continue
-            lane, frame = entry
-            self._send(lane, frame)
+            self._send(*entry)
+
+    def _next_frame(self) -> tuple[Lane, Frame] | None:
+        if self._replies:
+            return Lane.CONTROL, self._replies.popleft()
+        return self._outbox.next_frame(self._connection.frame_bytes)
 
     def _send(self, lane: Lane, frame: Frame) -> None:
         data = encode(frame)
@@ -222,4 +236,6 @@ class Link:
         stats.packets_sent += now.packets_sent - before.packets_sent
         stats.packets_received += now.packets_received - before.packets_received
         self._counted = now
+        self._figures.update(self._connection.path(), self._clock.now())
+        self._connection.refresh()
         return now.packets_received - before.packets_received + answers

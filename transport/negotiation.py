@@ -114,7 +114,11 @@ class Negotiation:
         context = self._context
         servers = context.ice_servers(self._peer)
         connection = RtcConnection(
-            servers, loopback=context.loopback, low=context.limits.buffered_low, reach=context.reach
+            servers,
+            loopback=context.loopback,
+            low=context.limits.buffered_low,
+            reach=context.reach,
+            options=context.options,
         )
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(connection.close, context.limits.close_s)

@@ -17,7 +17,6 @@ from aiortc import (
     InvalidStateError,
     RTCConfiguration,
     RTCDataChannel,
-    RTCPeerConnection,
     RTCSessionDescription,
 )
 from cryptography.hazmat.primitives.hashes import SHA256
@@ -25,16 +24,22 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from transport.addresses import host_addresses, local_addresses, source_for
 from transport.candidates import LOOPBACK_ADDRESSES, Gatherer
 from transport.checks import Checks
+from transport.context import LinkOptions
 from transport.errors import ConnectError
 from transport.ice import IceServer
 from transport.lane import Lane
 from transport.probe import PathProbe
 from transport.reach import Reach
+from transport.sctp.association import FastSctpTransport
+from transport.sctp.connection import FastPeerConnection
+from transport.sctp.control import PathStats
+from transport.sctp.datapath import UploadLimit
 from transport.sdp import Description, drop_other_fingerprints, read_description
 
 LOG = logging.getLogger(__name__)
 
 MAX_EARLY_FRAMES = 1024  # The eager window in frames: the most that an honest peer sends unasked.
+PRIORITIES = {Lane.CONTROL: 0, Lane.ACTIVATIONS: 1, Lane.BULK: 2}  # Control first; the others by weight.
 RECEIVE_BUFFER = 4 << 20  # The system gives what it allows, on Linux twice net.core.rmem_max.
 
 
@@ -53,6 +58,15 @@ class RtcLane:
     def buffered(self) -> int:
         """Bytes handed over and not yet given to SCTP."""
         return self._channel.bufferedAmount
+
+    @property
+    def low(self) -> int:
+        """Level in bytes at which ``on_low`` is told."""
+        return int(self._channel.bufferedAmountLowThreshold)
+
+    @low.setter
+    def low(self, low: int) -> None:
+        self._channel.bufferedAmountLowThreshold = low
 
     @property
     def is_open(self) -> bool:
@@ -102,7 +116,15 @@ class WireCounters:
 class RtcConnection:
     """One connection from its offer or answer to its end."""
 
-    def __init__(self, servers: Sequence[IceServer], *, loopback: bool, low: int, reach: Reach | None = None) -> None:
+    def __init__(
+        self,
+        servers: Sequence[IceServer],
+        *,
+        loopback: bool,
+        low: int,
+        reach: Reach | None = None,
+        options: LinkOptions | None = None,
+    ) -> None:
         """Prepare; nothing is sent before ``gather``, ``offer`` or ``answer``.
 
         Args:
@@ -110,23 +132,26 @@ class RtcConnection:
             loopback: connect through 127.0.0.1 only: all nodes on one machine, even without a network.
             low: level in bytes for ``RtcLane``.
             reach: what is known of the network around; the connections of one node share it.
+            options: what may change while the connection is up.
         """
-        self._pc = RTCPeerConnection(RTCConfiguration(iceServers=[]))
+        self._pc = FastPeerConnection(RTCConfiguration(iceServers=[]))
         self._servers = () if loopback else tuple(servers)
         self._reach = reach or Reach()
+        self._options = options or LinkOptions()
         self._loopback = loopback
         self._probe: PathProbe | None = None
         self._changed = asyncio.Event()
         self._intruded = False
         self._lanes: dict[Lane, RtcLane] = {}
         self._low = low
-        self._window = 0
         self._pc.on("connectionstatechange", self._changed.set)
         self._pc.on("datachannel", self._on_foreign_channel)
+        self._open_channels()
+        self.refresh()
 
     @property
     def lanes(self) -> Mapping[Lane, RtcLane]:
-        """The lanes, once ``offer`` or ``answer`` has returned."""
+        """The lanes, open or not."""
         return self._lanes
 
     @property
@@ -143,9 +168,50 @@ class RtcConnection:
 
     @property
     def fragments(self) -> int:
-        """Bytes received of SCTP messages that are not complete; aiortc itself sets no bound to them."""
-        assert self._pc.sctp is not None
-        return max(0, self._window - self._pc.sctp._advertised_rwnd)
+        """Bytes received of SCTP messages that are not complete.
+
+        While a packet is missing this is 0: what came behind it waits through no fault of the peer's, within the receive window.
+        """
+        receiver = self._sctp._receiver
+        return receiver.held if receiver is not None and receiver.gapless else 0
+
+    @property
+    def fault(self) -> str:
+        """How the peer broke the rules of SCTP, which ended the connection; empty while it keeps them."""
+        return self._sctp.fault
+
+    @property
+    def frame_bytes(self) -> int:
+        """A good size for frames now, in bytes: about two milliseconds of the line."""
+        return self._sctp.frame_bytes
+
+    @property
+    def polite(self) -> bool:
+        """Whether to yield to everybody else on the line."""
+        return self._sctp.polite
+
+    @polite.setter
+    def polite(self, polite: bool) -> None:
+        if polite != self._sctp.polite:
+            self._sctp.polite = polite
+
+    def refresh(self) -> None:
+        """Take over the options, which may have changed."""
+        self.polite = self._options.polite
+
+    def set_allowance(self, allowance: UploadLimit | None) -> None:
+        """Set or lift the upload limit."""
+        self._sctp.set_allowance(allowance)
+
+    @property
+    def line_rate(self) -> float:
+        """What the path carries of ours, as far as it is known, in bytes a second; 0 before the connection is up."""
+        data = self._sctp._data
+        return (data.controller.bandwidth or data.controller.pacing_rate) if data is not None else 0.0
+
+    def path(self) -> PathStats:
+        """The path's figures; zeros before the connection is up."""
+        return self._sctp.path_stats()
 
     async def gather(self) -> None:
         """Gather candidates, once; ``offer`` and ``answer`` do it where it has not been done.
@@ -153,9 +219,7 @@ class RtcConnection:
         Raises:
             ConnectError: this machine has no address at which it could be reached.
         """
-        self._open_channels()
-        assert self._pc.sctp is not None
-        await self._pc.sctp.transport.transport.iceGatherer.gather()
+        await self._sctp.transport.transport.iceGatherer.gather()
 
     async def offer(self) -> Description:
         """Gather candidates and return the local offer.
@@ -206,8 +270,7 @@ class RtcConnection:
 
     def counters(self) -> WireCounters:
         """Read the DTLS layer's counters; aiortc's ``getStats`` leaves out connections without media."""
-        assert self._pc.sctp is not None
-        for report in self._pc.sctp.transport._get_stats().values():
+        for report in self._sctp.transport._get_stats().values():
             if report.type == "transport":
                 return WireCounters(report.bytesSent, report.bytesReceived, report.packetsSent, report.packetsReceived)
         return WireCounters(0, 0, 0, 0)
@@ -264,13 +327,10 @@ class RtcConnection:
         self._changed.set()
 
     def _open_channels(self) -> None:
-        if self._lanes:
-            return
         for lane in Lane:
             channel = self._pc.createDataChannel(lane.name.lower(), negotiated=True, id=int(lane))
             self._lanes[lane] = RtcLane(channel, self._low)
-        assert self._pc.sctp is not None
-        self._window = self._pc.sctp._advertised_rwnd
+            self._sctp.set_priority(int(lane), PRIORITIES[lane])
         connection = self._ice_connection()
         checks = Checks(connection)
         checks.install()
@@ -297,10 +357,14 @@ class RtcConnection:
         ends = inner.transport.get_extra_info("sockname"), inner.transport.get_extra_info("peername")
         return str(ends[0][0]), str(ends[1][0])
 
+    @property
+    def _sctp(self) -> FastSctpTransport:
+        assert self._pc.sctp is not None, "made with the first channel"
+        return self._pc.sctp
+
     def _ice_connection(self) -> Any:
         """aioice's connection: aiortc gives no other way to the nominated pair or the addresses to gather."""
-        assert self._pc.sctp is not None
-        return self._pc.sctp.transport.transport._connection
+        return self._sctp.transport.transport._connection
 
     def _local(self) -> Description:
         self._widen_buffers()
@@ -322,8 +386,7 @@ class RtcConnection:
 
     def _check_certificate(self, fingerprint: bytes) -> None:
         """aiortc has compared the certificate with the description; this compares it with what the node key signed."""
-        assert self._pc.sctp is not None
-        session = self._pc.sctp.transport._ssl
+        session = self._sctp.transport._ssl
         certificate = session.get_peer_certificate(as_cryptography=True) if session is not None else None
         if certificate is None or certificate.fingerprint(SHA256()) != fingerprint:
             raise ConnectError("the other side shows another certificate than its node signed for")
