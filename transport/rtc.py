@@ -30,10 +30,10 @@ from transport.ice import IceServer
 from transport.lane import Lane
 from transport.probe import PathProbe
 from transport.reach import Reach
+from transport.sctp.allowance import Allowance
 from transport.sctp.association import FastSctpTransport
 from transport.sctp.connection import FastPeerConnection
 from transport.sctp.control import PathStats
-from transport.sctp.datapath import UploadLimit
 from transport.sdp import Description, drop_other_fingerprints, read_description
 
 LOG = logging.getLogger(__name__)
@@ -199,7 +199,7 @@ class RtcConnection:
         """Take over the options, which may have changed."""
         self.polite = self._options.polite
 
-    def set_allowance(self, allowance: UploadLimit | None) -> None:
+    def set_allowance(self, allowance: Allowance | None) -> None:
         """Set or lift the upload limit."""
         self._sctp.set_allowance(allowance)
 

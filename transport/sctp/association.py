@@ -23,11 +23,13 @@ from aiortc.rtcsctptransport import (
 )
 
 from transport.sctp import dcep
+from transport.sctp.allowance import Allowance
 from transport.sctp.congestion import RateController
 from transport.sctp.control import Controller, PathStats
 from transport.sctp.datagram import open_path
-from transport.sctp.datapath import BASE_MTU, DataPath, Setup, UploadLimit
+from transport.sctp.datapath import DataPath, Setup
 from transport.sctp.dtls import open_records
+from transport.sctp.mtu import BASE_MTU
 from transport.sctp.packet import TSN_MASK
 from transport.sctp.receive import RECEIVE_WINDOW, Message, ReceiveBook
 from transport.sctp.schedule import Outgoing
@@ -62,7 +64,7 @@ class FastSctpTransport(RTCSctpTransport):
         self._polite = False
         self._factory: ControllerFactory | None = None
         self._levels: dict[int, int] = {}
-        self._allowance: UploadLimit | None = None
+        self._allowance: Allowance | None = None
         self._controls: list[Chunk] = []
         self._control_task: asyncio.Task[None] | None = None
         self._jobs: set[asyncio.Task[None]] = set()
@@ -96,8 +98,8 @@ class FastSctpTransport(RTCSctpTransport):
         if self._data is not None:
             self._data.controller = factory(BASE_MTU)
 
-    def set_allowance(self, allowance: UploadLimit | None) -> None:
-        """Set or lift the upload limit."""
+    def set_allowance(self, allowance: Allowance | None) -> None:
+        """Share the process's limits on upload and download; None lifts them."""
         self._allowance = allowance
         if self._data is not None:
             self._data.allowance = allowance
@@ -181,6 +183,7 @@ class FastSctpTransport(RTCSctpTransport):
             self._running,
             self._data.on_datagrams,
             self._data.wake,
+            self._data.on_too_big,
             portable=self.portable,
         )
         self._data.attach(path)

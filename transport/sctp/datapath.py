@@ -13,25 +13,28 @@ from struct import unpack_from
 from typing import Protocol
 
 from transport.sctp import packet as wire
+from transport.sctp.allowance import Allowance
 from transport.sctp.congestion import RateController
 from transport.sctp.control import AckSample, Controller, PathStats
 from transport.sctp.datagram import DatagramPath
 from transport.sctp.dtls import MAX_BATCH, DtlsClosedError, Records, first_length
 from transport.sctp.meter import Meter
-from transport.sctp.pacing import Pacer
+from transport.sctp.mtu import BASE_MTU, BLACK_HOLE_LOSSES
+from transport.sctp.pacing import BURST_S, LEAST_PACKETS, Pacer
 from transport.sctp.packet import Framer, MalformedPacketError, Sack
-from transport.sctp.receive import Message, ReceiveBook
+from transport.sctp.probing import MtuProber, probe_chunks
+from transport.sctp.receive import RECEIVE_WINDOW, Message, ReceiveBook
 from transport.sctp.schedule import Outgoing
 from transport.sctp.send import Record, SendBook
 
 LOG = logging.getLogger(__name__)
 
-BASE_MTU = 1280  # The least that IPv6 carries (RFC 8200, section 5), and what aiortc and browsers assume.
 MAX_SEGMENTS = 44  # Records that are sealed together: 64 KB, what one system call takes.
 SACK_DELAY_S = 0.020  # RFC 9260, section 6.2 allows 200 ms; this must stay below what a sender waits for.
 MAX_GAPS = 280  # Ranges in one SACK: with the headers, what BASE_MTU holds.
 LEAST_FRAME, GREATEST_FRAME = 4 << 10, 64 << 10
 FRAME_S = 0.002  # A message holds up more urgent ones for this long.
+ASSUMED_RTT_S = 0.05  # For whoever only receives and so measures none.
 MIN_SLEEP_S = 0.001  # Event loops count whole milliseconds; a shorter wait would spin.
 
 
@@ -60,13 +63,6 @@ class Host(Protocol):
         """Look whether ICE has chosen another way."""
 
 
-class UploadLimit(Protocol):
-    """Bytes that may be sent."""
-
-    def take_upload(self, nbytes: int, now: float) -> float:
-        """Count bytes that were sent; returns seconds to wait before the next."""
-
-
 @dataclass(frozen=True, slots=True)
 class Setup:
     """What the handshake agreed on.
@@ -88,7 +84,7 @@ class DataPath:
     Attributes:
         sender, receiver: the books.
         controller: decides how fast.
-        allowance: the upload limit, None for none.
+        allowance: the limits of the process, None for none.
     """
 
     def __init__(
@@ -102,7 +98,9 @@ class DataPath:
     ) -> None:
         """Prepare; nothing moves before ``attach``."""
         self.sender, self.receiver, self.controller = sender, receiver, controller
-        self.allowance: UploadLimit | None = None
+        self.allowance: Allowance | None = None
+        self._granted = 0
+        self._prober: MtuProber | None = None
         self._host = host
         self._loop = asyncio.get_running_loop()
         self._records = records
@@ -135,9 +133,18 @@ class DataPath:
             now = time.monotonic()
             self.sender.on_path_change(now)
             self.controller.on_path_change(now)
-            self._mtu = BASE_MTU
-        self.set_mtu(self._mtu)
+        if self._prober is not None:
+            self._prober.close()
+            self._prober = None
+        self.set_mtu(min(BASE_MTU, path.interface_mtu))
+        if path.truthful:
+            self._prober = MtuProber(self._loop, self._send_probe, self.set_mtu, path.max_payload + path.overhead)
         self.wake()
+
+    def on_too_big(self, size: int) -> None:
+        """The local interface refused an IP packet of ``size`` bytes."""
+        if self._prober is not None:
+            self._prober.on_too_big(size)
 
     def set_mtu(self, mtu: int) -> None:
         """Send IP packets of at most ``mtu`` bytes."""
@@ -164,6 +171,10 @@ class DataPath:
         for handle in (self._woken, self._pace, self._alarm, self._ack_timer):
             if handle is not None:
                 handle.cancel()
+        if self._prober is not None:
+            self._prober.close()
+        if self.allowance is not None:
+            self.allowance.forget(self)
         if self._path is not None:
             self._path.close()
 
@@ -201,6 +212,8 @@ class DataPath:
         size = sum(map(len, datagrams))
         self._meter.received(len(datagrams), size)
         self._host.on_traffic((0, 0), (len(datagrams), size))
+        if self.allowance is not None and self._path is not None:
+            self.allowance.on_received(self, size + self._path.overhead * len(datagrams), time.monotonic())
         packets = self._records.open(datagrams)
         answer = self._records.answers()
         if answer:
@@ -251,8 +264,13 @@ class DataPath:
 
     def _on_sack(self, sack: Sack, now: float) -> None:
         sample = self.sender.on_sack(sack, now)
-        if sample is not None:
-            self.controller.on_ack(sample)
+        if sample is None:
+            return
+        self.controller.on_ack(sample)
+        if self._prober is not None and sample.round_ended and sample.rtt is not None:
+            self._prober.on_rtt(sample.rtt)
+            if self.sender.full_lost >= BLACK_HOLE_LOSSES:
+                self._prober.on_full_losses(self.sender.full_lost)
 
     def _on_other(self, kind: int, flags: int, packet: bytes, start: int, end: int) -> bool:
         """Take any other chunk; returns whether the packet's next ones are to be read (RFC 9260, section 3.2)."""
@@ -260,16 +278,14 @@ class DataPath:
             self.receiver.on_forward(*wire.read_forward(packet, start, end))
             self._ack_now = True
         elif kind == wire.HEARTBEAT:
-            self._send_packets([self._framer.packet(wire.chunk(wire.HEARTBEAT_ACK, 0, packet[start:end]))])
+            self._send_unasked(wire.chunk(wire.HEARTBEAT_ACK, 0, packet[start:end]))
         elif kind == wire.HEARTBEAT_ACK:
-            self.on_heartbeat_ack(packet[start:end])
+            if self._prober is not None:
+                self._prober.on_answer(packet[start:end])
         elif kind != wire.PAD:
             self._host.on_control(kind, flags, packet[start:end])
             return bool(kind & 0x80) or kind <= wire.LAST_KNOWN
         return True
-
-    def on_heartbeat_ack(self, body: bytes) -> None:
-        """The peer answers a probe."""
 
     def _deliver(self, now: float) -> None:
         ready = self.receiver.ready
@@ -292,11 +308,32 @@ class DataPath:
             self._ack_timer.cancel()
             self._ack_timer = None
         self._unacknowledged, self._ack_now = 0, False
-        self._send_packets([self._framer.packet(wire.sack_chunk(self.receiver.sack(MAX_GAPS)))])
+        sack = self.receiver.sack(MAX_GAPS, self._download_window())
+        self._send_unasked(wire.sack_chunk(sack))
+
+    def _download_window(self) -> int:
+        """The most that may be advertised, so that the process keeps to its download limit."""
+        limit = None
+        if self.allowance is not None:
+            limit = self.allowance.download_window(self, self.sender.round_trips.smoothed or ASSUMED_RTT_S)
+        return RECEIVE_WINDOW if limit is None else limit
+
+    def _send_unasked(self, *chunks: bytes) -> None:
+        """Send a packet that no limit holds up: others wait the longer."""
+        packet = self._framer.packet(*chunks)
+        self._send_packets([packet])
+        if self.allowance is not None and self._path is not None:
+            size = len(packet) + self._records.overhead + self._path.overhead
+            self.allowance.charge_upload(size, time.monotonic())
+
+    def _send_probe(self, size: int, body: bytes) -> None:
+        if self._path is not None:
+            below = self._path.overhead + self._records.overhead
+            self._send_unasked(*probe_chunks(body, size - below))
 
     def _fail(self, reason: str) -> None:
         if not self._ended:
-            self._send_packets([self._framer.packet(wire.abort_chunk(reason))])
+            self._send_unasked(wire.abort_chunk(reason))
             self._host.on_fault(reason)
 
     # Sending
@@ -338,10 +375,13 @@ class DataPath:
         group: list[bytes] = []
         sent = payload = longest = 0
         while sender.inflight < window and pacer.open(urgent=sender.urgent, packet=packet_size):
+            if self.allowance is not None and not self._may_upload(self.allowance, now):
+                break
             record = sender.next(now)
             if record is None:
                 break
             pacer.spend(record.size)
+            self._granted -= record.size
             sent += record.size
             payload += record.end - record.start
             built = self._build(record)
@@ -360,8 +400,17 @@ class DataPath:
         if sent:
             self._sent_at = now
             self._meter.sent_payload(payload, now)
-            if self.allowance is not None:
-                self._blocked_until = now + self.allowance.take_upload(sent, now)
+
+    def _may_upload(self, allowance: Allowance, now: float) -> bool:
+        """Whether the process's upload limit has room for another packet; asks for a burst at a time."""
+        if self._granted < self._packet:
+            burst = max(LEAST_PACKETS * self._packet, int(self.controller.pacing_rate * BURST_S))
+            wait = allowance.take_upload(self, burst, now)
+            if wait > 0:
+                self._blocked_until = now + wait
+                return False
+            self._granted += burst
+        return True
 
     def _build(self, record: Record) -> bytes:
         message = record.message
@@ -391,7 +440,7 @@ class DataPath:
     def _forward(self, now: float) -> None:
         forward = self.sender.forward(now)
         if forward is not None:
-            self._send_packets([self._framer.packet(wire.forward_chunk(*forward))])
+            self._send_unasked(wire.forward_chunk(*forward))
 
     def _send_packets(self, packets: list[bytes]) -> None:
         """Seal packets of equal length, the last may be shorter, and send them."""

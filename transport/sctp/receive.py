@@ -103,13 +103,18 @@ class ReceiveBook:
         """Bytes that there is room for."""
         return max(0, self._window - self.held)
 
-    def sack(self, max_gaps: int) -> Sack:
-        """Say what has been received, naming at most ``max_gaps`` ranges; duplicates are told once."""
+    def sack(self, max_gaps: int, window: int = RECEIVE_WINDOW) -> Sack:
+        """Say what has been received, naming at most ``max_gaps`` ranges; duplicates are told once.
+
+        Args:
+            max_gaps: how many ranges and duplicates fit.
+            window: the most to advertise, bytes.
+        """
         cumulative = self.cumulative
         gaps = tuple((run.start - cumulative, run.end - cumulative) for run in self._runs[1 : max_gaps + 1])
         doubles = tuple(self._doubles[: max(0, max_gaps - len(gaps))])
         self._doubles.clear()
-        return Sack(cumulative & TSN_MASK, self.window, gaps, doubles)
+        return Sack(cumulative & TSN_MASK, min(self.window, window), gaps, doubles)
 
     def on_data(self, tsn: int, stream: int, sequence: int, protocol: int, flags: int, payload: bytes) -> None:
         """Take a DATA chunk; ``tsn`` as on the wire, 32 bits."""

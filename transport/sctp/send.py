@@ -106,6 +106,7 @@ class SendBook:
     Attributes:
         inflight: bytes on their way, headers included.
         retransmitted, lost, timeouts: packets sent again, packets held to be lost, and retransmission timeouts, since the start.
+        full_lost: packets of full size lost since the last one of them arrived.
         released: bytes that have left the queues, per owner; the caller takes them out.
         fault: why the association must end; empty while the peer keeps the rules.
         round_trips: round trip times.
@@ -135,6 +136,7 @@ class SendBook:
         self._payload_inflight = 0
         self._payload_max = 1024
         self._headers = 93
+        self._full = 1 << 16
         self._delivered = 0
         self._delivered_at = 0.0
         self._first_sent_at = 0.0
@@ -155,6 +157,7 @@ class SendBook:
         self.retransmitted = 0
         self.lost = 0
         self.timeouts = 0
+        self.full_lost = 0
         self.released: dict[Hashable, int] = {}
         self.fault = ""
 
@@ -188,6 +191,8 @@ class SendBook:
         """Cut later fragments to ``payload`` bytes; each packet has ``headers`` bytes besides."""
         self._payload_max = payload
         self._headers = headers
+        self._full = payload + headers
+        self.full_lost = 0
 
     def set_level(self, stream: int, level: int) -> None:
         """See ``Schedule.set_level``."""
@@ -321,6 +326,8 @@ class SendBook:
             return
         if record.state is _INFLIGHT:
             self.inflight -= record.size
+        if record.size >= self._full:
+            self.full_lost = 0
         if record.sends == 1 and record.tsn < self._high:
             self._reorders = True  # It was overtaken, not lost.
         record.state = _ACKED
@@ -434,6 +441,8 @@ class SendBook:
     def _lose(self, record: Record, now: float) -> int:
         self.inflight -= record.size
         self.lost += 1
+        if record.size >= self._full:
+            self.full_lost += 1
         message = record.message
         late = message.expires_at is not None and message.expires_at < now
         often = message.max_retransmits is not None and record.sends > message.max_retransmits
