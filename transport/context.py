@@ -10,6 +10,7 @@ from transport.identity import NodeKey
 from transport.lane import Lane
 from transport.limits import PeerLimits
 from transport.reach import Reach
+from transport.sctp.allowance import Allowance
 from transport.stream import IncomingStream
 
 SendSignal = Callable[[str, bytes], Awaitable[None]]
@@ -28,9 +29,11 @@ class LinkOptions:
 
     Attributes:
         polite: yield to the other traffic of the household.
+        allowance: how much of the line all links together may use; its limits change from within. None: no limit.
     """
 
     polite: bool = False
+    allowance: Allowance | None = None
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from transport.ice import IceServer
 from transport.identity import NodeKey, parse_address
 from transport.lane import Lane
 from transport.limits import PeerLimits
+from transport.sctp.allowance import Allowance
 from transport.session import PeerSession
 from transport.signalling import MAX_ENVELOPE, EnvelopeReader
 from transport.stats import LinkStats
@@ -44,6 +45,7 @@ class PeerNet:
         clock: Clock | None = None,
         loopback: bool = False,
         limits: PeerLimits | None = None,
+        allowance: Allowance | None = None,
         polite: bool = False,
     ) -> None:
         """Prepare; nothing is sent before ``send`` or a peer's signal.
@@ -60,6 +62,7 @@ class PeerNet:
             clock: time; the machine's own by default.
             loopback: all peers are on this machine: connect through 127.0.0.1 and nothing else.
             limits: bounds; all nodes of a network share them.
+            allowance: upload and download limits and a monthly cap for all links together; they can be changed while running.
             polite: yield to the household's own use of the line; ``set_polite`` changes it.
         """
         self._ice_servers = tuple(ice_servers)
@@ -75,7 +78,7 @@ class PeerNet:
             limits=limits,
             budget=MemoryBudget(limits.memory_total, limits.memory_per_peer),
             loopback=loopback,
-            options=LinkOptions(polite),
+            options=LinkOptions(polite, allowance),
         )
         self._reader = EnvelopeReader(key.address, loopback=loopback)
         self._sessions: dict[str, PeerSession] = {}
