@@ -83,4 +83,4 @@ def find_route(protocol: Any, remote: Address) -> Route:
     inner = getattr(protocol.transport, "_TurnTransport__inner_protocol", None)
     if inner is None:
         return Route(protocol.receiver, protocol, None, remote, stream=False)
-    return Route(protocol.receiver, inner, protocol.transport, remote, stream=hasattr(inner.transport, "write"))
+    return Route(protocol.receiver, inner, protocol.transport, remote, stream=not hasattr(inner.transport, "sendto"))

@@ -45,11 +45,12 @@ async def connect(host: str, **options: Any) -> tuple[aioice.Connection, aioice.
 
 
 def only_from(connection: Any, host: str) -> None:
-    """aioice leaves loopback out; here it is all there is."""
+    """aioice leaves loopback out; here it is all there is, where the connection may use more than its relay."""
     gather = connection.get_component_candidates
+    here = [] if connection._transport_policy is aioice.TransportPolicy.RELAY else [host]
 
     async def gather_here(component: int, addresses: list[str], timeout: int = 5) -> Any:
-        return await gather(component=component, addresses=[host], timeout=timeout)
+        return await gather(component=component, addresses=here, timeout=timeout)
 
     connection.get_component_candidates = gather_here
 
@@ -72,7 +73,8 @@ class End:
     @property
     def address(self) -> tuple[str, int]:
         """Where the other side must send to."""
-        return self.protocol.transport.get_extra_info("sockname")[:2]
+        host, port = self.protocol.transport.get_extra_info("sockname")[:2]
+        return host, port
 
     @property
     def received(self) -> list[bytes]:
