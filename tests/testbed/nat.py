@@ -30,7 +30,7 @@ def rules(nat: Nat, wan: str, *, hairpin: bool) -> str:
     """
     chains = [_FIREWALL_V6]
     if nat is Nat.NO_UDP:
-        chains.append(_chain("no_udp", "filter hook forward priority filter - 1", "meta l4proto udp drop"))
+        chains.append(_chain("no_udp", "filter hook forward priority filter - 1", *_NO_UDP))
     if nat is not Nat.NONE:
         inbound = [f'iifname "wan" {_UDP} {_LET_IN[nat]}'] if nat in _LET_IN else []
         chains += [
@@ -50,6 +50,8 @@ def _chain(name: str, place: str, *lines: str) -> str:
 
 _V4 = "meta nfproto ipv4"
 _UDP = f"{_V4} meta l4proto udp"
+# Only what crosses the router: kernels that filter bridges would otherwise part the hosts of one home, too.
+_NO_UDP = ('iifname "wan" meta l4proto udp drop', 'oifname "wan" meta l4proto udp drop')
 _UNKNOWN = "ct state != { established, related }"
 
 # Linux keeps a host's own port wherever it is free, so the mapping does not depend on the endpoint; a map from that port to the
