@@ -12,6 +12,8 @@ FAR_SECONDS = (
 )
 MAX_FAILED_PROBES = 3  # A relay that misses three in a row is gone; one lost datagram is nothing.
 MISSED_REPORTS = 3  # As many may be missed before a relay's silence counts as its end.
+TOLERANCE = 0.2  # Round trips vary as much from one measurement to the next; for less, nobody is told of another order.
+TOLERANCE_SECONDS = 0.005
 
 Legs = Callable[[NodeAddress, str], float | None]
 """Round trip in seconds between a node and a relay (its name); None: not measured."""
@@ -50,7 +52,9 @@ def probed(relay: Relay, rtt: float | None) -> Relay:
     return msgspec.structs.replace(relay, probed=True, failed=0, rtt=rtt)
 
 
-def order(nodes: Iterable[NodeAddress], relays: Iterable[Relay], legs: Legs, now: float) -> tuple[str, ...]:
+def order(
+    nodes: Iterable[NodeAddress], relays: Iterable[Relay], legs: Legs, now: float, before: tuple[str, ...] = ()
+) -> tuple[str, ...]:
     """Names of the relays for traffic between ``nodes``, best first, ``CHOSEN`` at most.
 
     The same whichever node is named first, and whatever order the relays come in. A full relay comes after all others.
@@ -60,6 +64,7 @@ def order(nodes: Iterable[NodeAddress], relays: Iterable[Relay], legs: Legs, now
         relays: all there are; those that do not live are left out.
         legs: what has been measured.
         now: for ``live``.
+        before: what was chosen last: it stays while nothing is better by more than measurements vary.
     """
     ends = tuple(nodes)
 
@@ -68,4 +73,15 @@ def order(nodes: Iterable[NodeAddress], relays: Iterable[Relay], legs: Legs, now
         measured = (legs(node, relay.name) for node in ends)
         return relay.full, sum(guess if leg is None else leg for leg in measured), relay.name
 
-    return tuple(relay.name for relay in sorted((r for r in relays if live(r, now)), key=rank)[:CHOSEN])
+    ranked = sorted(rank(relay) for relay in relays if live(relay, now))
+    best = ranked[:CHOSEN]
+    by_name = {entry[2]: entry for entry in ranked}
+    if len(before) == len(best) and all(name in by_name for name in before):
+        held = [by_name[name] for name in before]
+        if all(_as_good(old, new) for old, new in zip(held, best, strict=True)):
+            return before
+    return tuple(name for _, _, name in best)
+
+
+def _as_good(old: tuple[bool, float, str], new: tuple[bool, float, str]) -> bool:
+    return old[0] == new[0] and old[1] <= new[1] * (1 + TOLERANCE) + TOLERANCE_SECONDS

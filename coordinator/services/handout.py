@@ -45,6 +45,7 @@ class Handout:
         self._relays = relays
         self._links = links
         self._told: dict[str, _Told] = {}
+        self._orders: dict[tuple[str, ...], Names] = {}
 
     async def watch(self) -> None:
         """Look at everybody now and then, for ever."""
@@ -58,10 +59,14 @@ class Handout:
         now = self._context.clock.now()
         talking = self._talking() if self._relays.order() else {}
         told: dict[str, _Told] = {}
+        before_this, self._orders = self._orders, {}
         for session in self._nodes.sessions():
             node = session.node
-            names = self._relays.order(node)
-            peers = {peer: _Way(self._relays.order(node, peer), job) for peer, job in talking.get(node, {}).items()}
+            names = self._order(before_this, node)
+            peers = {
+                peer: _Way(self._order(before_this, *sorted((node, peer))), job)
+                for peer, job in talking.get(node, {}).items()
+            }
             before = self._told.get(node)
             if before is None or before.token != session.token:
                 before = _Told(session.token, (), {}, now)  # No relay: its Welcome has said that.
@@ -77,6 +82,12 @@ class Handout:
             )
             self._context.metrics.count("ice_servers_sent_total")
         self._told = told
+
+    def _order(self, before: dict[tuple[str, ...], Names], *nodes: str) -> Names:
+        """The relays for one node or a pair, worked out once in a look, so that both ends of the pair are told the same."""
+        if nodes not in self._orders:
+            self._orders[nodes] = self._relays.order(*nodes, before=before.get(nodes, ()))
+        return self._orders[nodes]
 
     def _talking(self) -> dict[str, dict[str, str]]:
         """Node -> the peers that it exchanges messages with, each with the job (the first, where they share several)."""

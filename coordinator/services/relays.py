@@ -155,10 +155,10 @@ class Relays:
 
     # --- what nodes are told --------------------------------------------------------------------------------------------
 
-    def order(self, *nodes: str) -> tuple[str, ...]:
-        """Names of the relays for traffic between nodes, best first."""
+    def order(self, *nodes: str, before: tuple[str, ...] = ()) -> tuple[str, ...]:
+        """Names of the relays for traffic between nodes, best first; see ``domain.relays.order``."""
         relays = [known.rules for known in self._known()]
-        return rules.order(nodes, relays, self._links.map.leg, self._context.clock.now())
+        return rules.order(nodes, relays, self._links.map.leg, self._context.clock.now(), before)
 
     def servers(self, names: tuple[str, ...], node: str, job: str | None = None) -> tuple[IceServer, ...]:
         """These relays with credentials for a node, for its part in a job if one is named; then STUN.

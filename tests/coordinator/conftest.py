@@ -1,6 +1,7 @@
 """A whole coordinator in this process: real services, real store, real WebSocket; ledger and trainer are fakes."""
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -200,9 +201,8 @@ class ScriptedNode:
                 self.refused = message
             case Welcome():
                 self.welcomes.append(message)
-                for reports in self.reports.values():
-                    for report in reports:
-                        await self.send(report)
+                for report in itertools.chain.from_iterable(self.reports.values()):
+                    await self.send(report)
             case Assign():
                 task = FakeTask(message, self.key.address, self.house.peers, self.lie, self.profile.env_class)
                 self.tasks[message.lease], self.fences[message.lease] = task, message.fence
@@ -223,8 +223,6 @@ class ScriptedNode:
                 self.ice_servers.append(message)
             case Earned():
                 self.earned.append(message)
-            case _:
-                pass
 
     async def _command(self, command: Command) -> None:
         task = self.tasks.get(command.lease)

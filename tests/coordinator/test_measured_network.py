@@ -134,6 +134,30 @@ def test_a_pair_gets_the_relay_whose_legs_are_shortest_and_another_one_to_stand_
     assert order(ends, relays, legs, 100.0) == expected
 
 
+@pytest.mark.parametrize(
+    ("before", "expected"),
+    [
+        ((FAR, NEAR), (FAR, NEAR)),  # 110 ms against 100: as good.
+        ((NEAR, FAR), (NEAR, FAR)),
+        ((MIDDLE, NEAR), (NEAR, FAR)),  # 150 ms against 100: worse.
+        ((FAR, MIDDLE), (NEAR, FAR)),
+        ((FAR,), (NEAR, FAR)),
+        (("turn:gone.test:3478", NEAR), (NEAR, FAR)),
+    ],
+)
+def test_an_order_stays_until_another_is_better_by_more_than_measurements_vary(
+    before: tuple[str, ...], expected: tuple[str, ...]
+) -> None:
+    sums = {NEAR: 0.100, FAR: 0.110, MIDDLE: 0.150}
+    found = order((A,), [up(name) for name in sums], lambda _node, relay: sums[relay], 100.0, before)
+    assert found == expected
+
+
+def test_an_order_does_not_stay_with_a_relay_that_has_become_full() -> None:
+    relays = [up(NEAR, full=True), up(FAR)]
+    assert order((A,), relays, lambda _node, _relay: 0.1, 0.0, (NEAR, FAR)) == (FAR, NEAR)
+
+
 RELAYS = st.lists(
     st.builds(
         Relay,
