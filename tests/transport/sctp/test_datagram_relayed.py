@@ -35,14 +35,14 @@ async def relayed(way: str, host: str, folder: Path) -> AsyncIterator[tuple[End,
     server_side.load_cert_chain(certificate, key)
     options = RelayOptions(
         SECRET,
-        (host,),
+        (PEER,) if host == PEER else (PEER, host),
         port=0,
         nat_port=None,
         tls_port=0,
         tls=server_side,
         min_port=0,
         max_port=0,
-        allowed=(ipaddress.ip_network(host),),
+        allowed=(ipaddress.ip_network(PEER),),
     )
     async with RelayServer(options) as relay:
         username, password = turn_credentials(SECRET, "node", time.time())
