@@ -248,7 +248,7 @@ class Flow:
             if start <= now < end:
                 total += rtt * (following - now)
                 weight += following - now
-        return total / weight
+        return total / weight if weight else float("nan")
 
 
 def run(line: Line, flows: list[Flow], seconds: float, seed: int = 1) -> None:

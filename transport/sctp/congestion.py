@@ -26,11 +26,11 @@ from collections import deque
 from transport.sctp.competing import CompetingWindow
 from transport.sctp.control import AckSample
 from transport.sctp.filters import BaseRtt, Epoch
-from transport.sctp.phases import Drain, LongerPath, Startup
+from transport.sctp.phases import STILL_AGAIN_S, Drain, LongerPath, Startup
 
 MAX_RATE = 1.25e9  # 10 Gbit/s: no home line is faster, and a peer that acknowledges nonsense gets no more.
 MAX_WINDOW = 64 << 20  # 1 Gbit/s over 500 ms.
-INITIAL_PACKETS = 32  # RFC 6928 has 10 sent at once; these are paced.
+INITIAL_PACKETS = 48  # RFC 6928 has 10 sent at once; these are paced.
 FIRST_RTT_S = 0.050  # Pace of the initial window where the round trip is unknown.
 LEAST_PACKETS = 4  # Three later packets show a loss (RFC 9002, section 6.1.1).
 LEAST_POLITE_PACKETS = 2  # draft-irtf-iccrg-ledbat-plus-plus, section 4.4
@@ -46,9 +46,12 @@ STEADY_PACE = 1.10  # The window decides; the pace only spreads.
 STARTUP_PACE = 2.0
 
 FOREIGN_SHARE = 1.5  # The queue is suspect at this many targets
+SUSPECT_EPOCHS_LONG = 2  # where the queue is longer than the path
 SUSPECT_EPOCHS = 4  # for as many epochs.
 REMAINING_SHARE = 0.10  # A drain that leaves more than this share of the base found somebody else's queue.
 DRAIN_SHARE = 0.75
+TEST_SHARE = 0.9
+EMPTIED_TESTS = 2
 DRAIN_EVERY_S = 5.0
 COMPETING_TEST_S = 4.0
 COMPETING_TEST_MOST_S = 12.0
@@ -56,14 +59,17 @@ FAIR_SHARE = 0.5  # Of the rate that was ours alone, once somebody has come.
 LEAST_RTT_S = 0.0005  # Loopback and home networks: timers are no finer.
 USED_SHARE = 0.7  # A window that is not used does not grow.
 IDLE_EPOCHS = 3  # After as many epochs without a queue the steps double: the line became faster.
-MOST_DOUBLINGS = 6
+MOST_DOUBLINGS = 4
 YIELD = 0.5
 CRUISE = 1.04
 RATE_EPOCHS = 3
 LEAST_PACE_S = 0.1
 DIP_SHARE = 0.04
 DIP_TEST_S = 1.0
-RETURN_S = 10.0
+RETURN_S = 15.0
+MEMORY_S = 30.0
+HOLD_LEAST_S, HOLD_ROUNDS = 0.5, 10
+POLITE_TARGET_MOST = 0.06
 
 
 class RateController:
@@ -102,12 +108,17 @@ class RateController:
         self._suspect_window = self._suspect_rate = 0.0
         self._longer = LongerPath()
         self._idle_epochs = 0
-        self._suspected_at = -RETURN_S
+        self._suspected_at = -MEMORY_S
+        self._held_rtt = 0.0
+        self._held_until = 0.0
         self._test_every = COMPETING_TEST_S
         self._rates: deque[float] = deque([0.0], maxlen=RATE_EPOCHS)
         self._cruise = 0.0
+        self._emptied = 0
+        self._episode_window = 0.0
         self._left: tuple[float, float] | None = None
         self._longest = 0.0
+        self._last_base = 0.0
 
     @property
     def pacing_rate(self) -> float:
@@ -206,29 +217,52 @@ class RateController:
     def _target(self, base: float) -> float:
         """Queueing delay to hold, in seconds."""
         packets = max(1.0, self._window * base / self._standing / self.packet_bytes)
-        target = base * min(TARGET_MOST, TARGET_SHARE * float(packets**TARGET_POWER))
-        return min(POLITE_TARGET_S, POLITE_TARGET_SHARE * target) if self.polite else target
+        share = TARGET_SHARE * float(packets**TARGET_POWER)
+        if self.polite:
+            return min(POLITE_TARGET_S, base * min(POLITE_TARGET_MOST, POLITE_TARGET_SHARE * share))
+        return base * min(TARGET_MOST, share)
 
     def _regulate(self, now: float, epoch: Epoch) -> None:
         base = self._base.value or epoch.standing
         target = self._target(base)
         delay = epoch.standing - base
+        if now < self._held_until:
+            self._held_rtt = max(self._held_rtt, epoch.standing)
+            if epoch.standing < self._held_rtt * (1 - DIP_SHARE):
+                self._begin_drain(now, epoch.standing)
+            return
         self._watch(now, delay, target)
-        if self._drain is not None or self._longer.waiting(now, epoch.standing):
+        if self._drain is not None or self._competing is not None or self._longer.waiting(now, epoch.standing):
+            return
+        lower = self._last_base - base > DIP_SHARE / 2 * base + self._base.tolerance
+        self._last_base = base
+        dip = self._longest > base + target and epoch.standing < self._longest * (1 - DIP_SHARE)
+        self._longest = max(epoch.standing, self._longest * 0.97)
+        if (lower or dip) and now - self._tested_at > DIP_TEST_S and not self.polite:
+            self._begin_drain(now, epoch.standing)
             return
         step = 1 - STEP + STEP * (base + target) / (base + delay)
+        if self.polite and self._suspect_epochs:
+            step = YIELD
         if step > 1.0:
             if epoch.limited or epoch.peak < USED_SHARE * self._window:
                 return
             self._idle_epochs = self._idle_epochs + 1 if delay < target / 2 else 0
+            if self._idle_epochs > IDLE_EPOCHS + MOST_DOUBLINGS and not self.polite:
+                self._startup = Startup()
+                self.state = "startup"
+                return
             if self._idle_epochs > IDLE_EPOCHS:
                 step = min(GREATEST_STEP, step ** (2 ** min(MOST_DOUBLINGS, self._idle_epochs - IDLE_EPOCHS)))
         else:
             self._idle_epochs = 0
-        self._window = min(float(MAX_WINDOW), max(self._least, self._window * max(step, LEAST_STEP)))
+        self._window = min(
+            float(MAX_WINDOW), max(self._least, self._window * max(step, YIELD if self.polite else LEAST_STEP))
+        )
         if self._idle_epochs <= IDLE_EPOCHS:
             self._cruise = max(self._rates) * CRUISE * max(1.0, step)
-        if now - self._base.emptied_at > DRAIN_EVERY_S:
+        pause = STILL_AGAIN_S if self._longer.watching else DRAIN_EVERY_S
+        if now - max(self._base.emptied_at, self._tested_at) > pause:
             self._begin_drain(now, epoch.standing)
 
     # Whose queue is it?
@@ -240,17 +274,17 @@ class RateController:
                 self.state = "steady"
                 self._base.held = False
             return
-        if not self._suspect_epochs and now - self._suspected_at > RETURN_S:
+        if not self._suspect_epochs:
+            self._episode_window = self._window
+        if not self._suspect_epochs and now - self._suspected_at > MEMORY_S:
             self._suspect_window, self._suspect_rate = self._window, self._bandwidth
         self._suspect_epochs += 1
         self._suspected_at = now
         if self.state == "yielding":
-            self._window *= YIELD
-        elif self._suspect_epochs < SUSPECT_EPOCHS or self._longer.waiting(now, self._standing):
             return
-        elif self._left is not None and now - self._left[0] < RETURN_S and not self.polite:
-            self._test_every = min(2 * self._test_every, COMPETING_TEST_MOST_S)
-            self._compete(now, self._standing, now)
+        enough = SUSPECT_EPOCHS if delay < (self._base.value or delay) else SUSPECT_EPOCHS_LONG
+        if self._suspect_epochs < enough or self._longer.waiting(now, self._standing):
+            return
         else:
             self._begin_drain(now, self._standing)
 
@@ -258,7 +292,10 @@ class RateController:
         base = self._base.value or standing
         inherent = self._window * base / standing
         self._drain = Drain(
-            now, standing, inherent * DRAIN_SHARE, self._competing is not None or self._suspect_epochs > 0
+            now,
+            standing,
+            inherent * (DRAIN_SHARE if self._competing is None else TEST_SHARE),
+            self._competing is not None or self._suspect_epochs > 0,
         )
         self.state = "drain"
 
@@ -276,26 +313,51 @@ class RateController:
         if remaining > max(self._target(base), REMAINING_SHARE * base) + self._base.tolerance:
             if self._competing is None and self._longer.judge(now, drain.standing, drain.least):
                 self._wait_or_adopt(now, drain)
+            elif self._may_be_newcomer(now):
+                self._held_rtt = 0.0
+                self._held_until = now + max(HOLD_LEAST_S, HOLD_ROUNDS * drain.least)
+                self.state = "steady"
             else:
+                self._emptied = 0
                 self._compete(now, drain.standing, drain.started)
             return
-        self._longer.clear()
+        if remaining > self._base.tolerance and self._longer.judge(now, drain.standing, drain.least):
+            self._adopt_when_sure(now, drain.least)
+        else:
+            self._longer.clear()
+        base = self._base.value or drain.standing
         if self._competing is not None:
+            self._emptied += 1
+            if self._emptied < EMPTIED_TESTS:
+                self._compete(now, drain.standing, drain.started)
+                return
             self._left = (now, self._competing.window)
         self.state = "steady"
         self._competing = None
         self._base.held = False
         self._suspect_epochs = 0
+        self._held_until = 0.0
         self._standing = drain.standing
         self._window = max(self._least, self._window * min(1.0, (base + self._target(base)) / drain.standing))
+
+    def _may_be_newcomer(self, now: float) -> bool:
+        return (
+            self._competing is None
+            and not self.polite
+            and not self._held_until
+            and (self._left is None or now - self._left[0] > RETURN_S)
+        )
 
     def _wait_or_adopt(self, now: float, drain: Drain) -> None:
         self.state = "steady"
         self._standing = drain.standing
         if not self.polite:
-            self._window = max(self._window, self._suspect_window)
+            self._window = max(self._window, self._episode_window)
+        self._adopt_when_sure(now, drain.least)
+
+    def _adopt_when_sure(self, now: float, rtt: float) -> None:
         if self._longer.sure:
-            self._base.adopt(now, drain.least)
+            self._base.adopt(now, rtt)
             self._longer.clear()
             self._suspect_epochs = 0
 
@@ -306,6 +368,7 @@ class RateController:
             self._window *= YIELD
             return
         self.state = "competing"
+        self._held_until = 0.0
         if self._competing is None:
             fair = FAIR_SHARE * self._suspect_rate * standing
             window = max(self._window, self._suspect_window, fair)
@@ -335,8 +398,9 @@ class RateController:
     # Start-up
 
     def _on_ack_starting(self, sample: AckSample) -> None:
-        if sample.inflight + sample.acked + sample.lost >= self._window / 2:
+        full = self._startup.queue_shows(sample, self._base.value)
+        if sample.inflight + sample.acked + sample.lost >= self._window / 2 and not self._startup.suspects:
             self._window = min(float(MAX_WINDOW), self._window + sample.acked)
-        if self._startup.queue_shows(sample, self._base.value):
+        if full:
             self._standing = self._startup.least
             self._begin_drain(sample.now, self._standing)

@@ -73,6 +73,7 @@ class Epoch:
     lost: int = 0
     peak: int = 0
     samples: int = 0
+    rounds: int = 0
     limited: bool = False
 
     def add(self, sample: AckSample) -> None:
@@ -87,8 +88,11 @@ class Epoch:
         self.limited = self.limited or sample.app_limited
 
     def complete(self, sample: AckSample) -> bool:
-        """Whether a round trip is over and enough was seen."""
-        return sample.round_ended and self.samples >= EPOCH_SAMPLES and sample.now - self.started >= EPOCH_LEAST_S
+        """Whether a round trip is over and enough was seen; two round trips are always enough."""
+        if not sample.round_ended:
+            return False
+        self.rounds += 1
+        return (self.samples >= EPOCH_SAMPLES or self.rounds > 1) and sample.now - self.started >= EPOCH_LEAST_S
 
     def rate(self, now: float) -> float:
         """Bytes a second that were delivered."""

