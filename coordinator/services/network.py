@@ -59,6 +59,7 @@ class NetworkService:
             coordinator=self._coordinator,
             ledger_url=self._chain.url,
             test_wallet=self._test_wallet,
+            relays_up=len([relay for relay in self._relays.views() if relay.state in ("up", "full")]),
             notice="" if here else "no node is connected: jobs wait until some are",
         )
 

@@ -164,6 +164,7 @@ class Agent:
                 clock=self._parts.clock,
                 loopback=self._parts.settings.loopback,
                 polite=self._limits.polite,
+                allowance=self._share.allowance,
             )
             await self._peers.connect(self._network)
         self._network.set_ice_servers(servers)

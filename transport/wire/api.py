@@ -241,6 +241,7 @@ class NetworkView(msgspec.Struct, frozen=True):
     ledger_url: str
     test_wallet: bool
     notice: LongText = ""
+    relays_up: int = 0
 
 
 class RelayTraffic(msgspec.Struct, frozen=True):

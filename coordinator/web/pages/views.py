@@ -24,6 +24,7 @@ MAX_FORM_BYTES = 4096  # A token and nothing else.
 MAX_EVENTS_SHOWN = 300
 MAX_POINTS_READ = 100_000  # For one page; a chart has some hundred pixels.
 MAX_ROWS_SHOWN = 500  # Of commitments, audits and receipts; all of them are in the interface.
+MAX_TRAFFIC_SHOWN = 20  # Of relayed traffic, the most first; the rest is in the interface.
 
 
 class Views:
@@ -53,10 +54,13 @@ class Views:
         return self._renderer.page(request, "home.html", network=view, jobs=jobs)
 
     async def network(self, request: web.Request) -> web.Response:
-        """Every node."""
-        view, nodes = await asyncio.gather(self._network.view(), self._network.nodes())
+        """Every node and relay."""
+        view, nodes, relays = await asyncio.gather(self._network.view(), self._network.nodes(), self._network.relays())
         ordered = sorted(nodes, key=lambda node: (not node.online, -node.flops, node.node))
-        return self._renderer.page(request, "network.html", network=view, nodes=ordered)
+        traffic = sorted((entry for relay in relays for entry in relay.traffic), key=lambda entry: -entry.bytes_relayed)
+        return self._renderer.page(
+            request, "network.html", network=view, nodes=ordered, relays=relays, traffic=traffic[:MAX_TRAFFIC_SHOWN]
+        )
 
     async def jobs(self, request: web.Request) -> web.Response:
         """Jobs, newest first, in pages."""

@@ -48,6 +48,27 @@ _NODES = (
     ("garage-1080", "NVIDIA GeForce GTX 1080 Ti", "cuda", 11_264, 9.8e12),
     ("laptop", "AMD Ryzen 7 5800H, 8 cores", "cpu", 15_900, 4.2e11),
 )
+_RELAYS = (
+    api.RelayView(
+        relay=address("relay"),
+        urls=("turn:relay-1.cottage.example:3478?transport=udp", "turns:relay-1.cottage.example:5349?transport=tcp"),
+        region="Frankfurt",
+        state="up",
+        rtt_ms=11.42,
+        allocations=12,
+        allocations_max=1000,
+        rate=4.1e7,
+        bytes_relayed=812_345_678_901,
+        packets_dropped=3,
+        started=START - 864_000,
+        heard=START,
+        traffic=(
+            api.RelayTraffic(address("attic-4090"), f"{1:032x}", 41_234_567_890),
+            api.RelayTraffic(address("kitchen-3060"), None, 1_234_567),
+        ),
+    ),
+    api.RelayView(None, ("turn:turn.example:3478?transport=udp",), "", "unreachable", *(None,) * 8),
+)
 
 
 class _Job:
@@ -72,7 +93,7 @@ class Cluster:
         self.test_wallet = test_wallet
         self.now = START
         self.metric_reads = 0
-        self.relays: list[api.RelayView] = []
+        self.relays = list(_RELAYS)
         self.announced: list[RelayEnvelope] = []
         self._jobs: dict[str, _Job] = {}
         self._ids = count(1)
@@ -256,6 +277,7 @@ class Cluster:
             ledger_url="http://127.0.0.1:8899",
             test_wallet=self.test_wallet,
             notice="",
+            relays_up=len(self.relays),
         )
 
     async def network_nodes(self) -> Sequence[api.NodeView]:

@@ -4,6 +4,7 @@ import re
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -292,3 +293,21 @@ async def test_no_document_makes_the_coordinator_stumble(house: House, body: dic
 def test_the_pages_and_the_desktop_have_one_icon() -> None:
     served = STATIC_FOLDER / "cottage.svg"
     assert served.read_bytes() == (STATIC_FOLDER.parents[2] / "assets" / "icons" / "cottage.svg").read_bytes()
+
+
+async def test_the_network_page_shows_relays_without_their_words_becoming_markup(
+    house: House, http: aiohttp.ClientSession
+) -> None:
+    first = house.cluster.relays[0]
+    house.cluster.relays[0] = msgspec.structs.replace(first, region="<script>alert(1)</script>", state="full")
+    async with http.get(f"{house.url}/network") as response:
+        page = await response.text()
+    assert "relay-1.cottage.example:3478" in page
+    assert "&lt;script&gt;" in page
+    assert "<script>alert" not in page
+    assert "328.0 Mbit/s" in page
+    assert "does not report" in page
+    assert f'href="/jobs/{1:032x}"' in page
+    house.cluster.relays.clear()
+    async with http.get(f"{house.url}/network") as response:
+        assert "No relay is known" in await response.text()
