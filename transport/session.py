@@ -280,6 +280,7 @@ class PeerSession:
         self._up_since = self._context.clock.now()
         self._stats.links += 1
         self._stats.state, self._stats.pair = LinkState.UP, connection.pair
+        self._stats.relayed = "relay" in connection.pair
         LOG.info("link to %s is up (%s)", self._address, connection.pair)
         try:
             await self._negotiation.unless_superseded(link.run())
