@@ -17,6 +17,7 @@ RECEIVE_WINDOW = 16 << 20  # A gigabit over 100 ms holds 12.5 MB.
 MAX_AHEAD = 0xFFFF  # A SACK can only name what lies this far beyond the cumulative TSN.
 MAX_RUNS = 2048  # A window of 11,000 packets with 5 % lost has 550 gaps; more are dropped as the network would.
 MAX_DUPLICATES = 32  # Reported per SACK; they tell the sender that a retransmission was in vain.
+COST_SLACK = 4  # Peers do not know of CHUNK_COST: a quarter more than was advertised is taken.
 CHUNK_COST = 160  # What Python keeps for a chunk besides its bytes, so that tiny chunks cannot fill the memory.
 
 _START = attrgetter("start")
@@ -82,6 +83,7 @@ class ReceiveBook:
         self._doubles: list[int] = []
         self._max_message = max_message
         self._window = window
+        self._most = window + window // COST_SLACK
         self.ready: list[Message] = []
         self.held = 0
         self.duplicates = 0
@@ -170,7 +172,7 @@ class ReceiveBook:
             self._double(tsn & TSN_MASK)
             return
         new = tsn != run.end + 1 or index == 0
-        too_far = tsn - runs[0].end > MAX_AHEAD or self.held + len(payload) > self._window
+        too_far = tsn - runs[0].end > MAX_AHEAD or self.held + len(payload) > self._most
         if too_far or (new and len(runs) >= MAX_RUNS):
             self.dropped += 1
             return
