@@ -61,13 +61,13 @@ async def _run(choice: Choice) -> None:
             loop.add_signal_handler(number, stopping.set)
         loop.add_signal_handler(signal.SIGHUP, _renew, choice)
     async with contextlib.AsyncExitStack() as stack:
-        jobs: list[Awaitable[object]] = [stopping.wait()]
+        jobs: list[Awaitable[object]] = []
         meter: Meter
         figures = ""
         if choice.coturn:
             process = await stack.enter_async_context(coturn.running(choice.options, SystemClock(), choice.certificate))
-            jobs.append(process.wait())
             meter, urls = process.meter, choice.urls()
+            jobs.append(process.wait())
         else:
             server = await stack.enter_async_context(RelayServer(choice.options))
             meter, urls = server, choice.urls(server.addresses, server.tls_addresses)
@@ -82,7 +82,7 @@ async def _run(choice: Choice) -> None:
             show(Console(), choice, urls, figures)
         if choice.ready_file is not None:
             _write_ready(choice.ready_file, urls, figures)
-        await _first(jobs)
+        await _first([stopping.wait(), *jobs])
 
 
 async def _first(jobs: Sequence[Awaitable[object]]) -> None:

@@ -95,6 +95,8 @@ def _peers(options: RelayOptions) -> Iterator[str]:
 
 def _span(network: Network) -> str:
     first, last = network[0], network[-1]
+    if str(first) == "::":
+        first += 1  # coturn takes a range from :: for one over all of IPv4; :: itself it refuses anyway.
     return str(first) if first == last else f"{first}-{last}"
 
 
