@@ -26,6 +26,7 @@ from transport.source import Chunks, Source, Whole
 from transport.window import Window
 
 MAX_ID_SPAN = 65_536  # Ids between the oldest open message and the newest: bounds what the receiver must remember.
+LAST_TURN = 2  # Turns with credit, with fresh credit, and, as frames may have been longer before, without.
 
 
 class _Phase(Enum):
@@ -154,15 +155,16 @@ class Outbox:
         frame = self._frame_of(self._lanes[Lane.CONTROL], limit)
         if frame is not None:
             return Lane.CONTROL, frame
-        for _ in range(2):
+        for turn in range(LAST_TURN + 1):
             for lane in WEIGHTS:
                 queue = self._lanes[lane]
-                frame = self._frame_of(queue, limit) if queue.credit > 0 else None
+                frame = self._frame_of(queue, limit) if queue.credit > 0 or turn == LAST_TURN else None
                 if frame is not None:
                     queue.credit -= len(frame.data) if isinstance(frame, More) else MORE_OVERHEAD
                     return lane, frame
-            for lane, weight in WEIGHTS.items():
-                self._lanes[lane].credit = min(0, self._lanes[lane].credit) + weight * limit
+            if turn == 0:
+                for lane, weight in WEIGHTS.items():
+                    self._lanes[lane].credit = min(0, self._lanes[lane].credit) + weight * limit
         return None
 
     def on_grant(self, grant: Grant) -> None:

@@ -245,6 +245,20 @@ async def test_control_goes_before_everything() -> None:
         ], number
 
 
+async def test_a_lane_that_sent_long_frames_goes_on_with_short_ones() -> None:
+    """The line has turned out to be slow: what the long frames took on credit must not stop the lane."""
+    wire = Wire(WIDE)
+    for lane in (Lane.ACTIVATIONS, Lane.BULK):
+        wire.put(content(0, 1_000_000), lane)
+    for _ in range(12):
+        wire.send_one(MAX_FRAME)
+    while wire.send_one(MIN_FRAME):
+        pass
+    assert (
+        sum(len(frame.data) for lane in wire.lanes.values() for frame in lane if isinstance(frame, More)) == 2_000_000
+    )
+
+
 async def test_nobody_waits_for_a_lane_that_has_nothing_to_send() -> None:
     wire = Wire(WIDE)
     wire.put(bytes(1_000_000), Lane.BULK)
