@@ -25,6 +25,7 @@ from transport.rtc import RtcConnection
 from transport.sdp import Description
 from transport.signalling import Opened, SignalBody, SignalKind, seal
 
+REQUEST_AGAIN_S = 1.5  # An offer takes half a second, with a relay by TCP one.
 OFFER_ON_ITS_WAY_S = 1.0  # A request that comes later has not crossed the offer: the offer is lost.
 
 _T = TypeVar("_T")
@@ -186,14 +187,21 @@ class Negotiation:
         """Return the peer's offer, asking for one if there is none."""
         if self._offer is None:
             self._signalled.clear()
-            await self._send(SignalKind.REQUEST, None, reply_to=self._nonce)
             async with self._context.clock.timeout(self._context.limits.answer_s):
-                await self._signalled.wait()
+                await self._ask_for_offer()
         self._signalled.clear()
         offer, self._offer = self._offer, None
         if offer is None:
             raise ConnectError("woken without an offer")
         return offer
+
+    async def _ask_for_offer(self) -> None:
+        """Request an offer, again and again: the coordinator may lose a request, or the offer that answers it."""
+        while not self._signalled.is_set():
+            await self._send(SignalKind.REQUEST, None, reply_to=self._nonce)
+            with contextlib.suppress(TimeoutError):
+                async with self._context.clock.timeout(REQUEST_AGAIN_S):
+                    await self._signalled.wait()
 
     async def _answer_to(self, connection: RtcConnection, offer: Opened) -> SignalBody:
         assert offer.description is not None

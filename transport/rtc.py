@@ -30,7 +30,6 @@ from transport.ice import IceServer
 from transport.lane import Lane
 from transport.probe import PathProbe
 from transport.reach import Reach
-from transport.sctp.allowance import Allowance
 from transport.sctp.association import FastSctpTransport
 from transport.sctp.connection import FastPeerConnection
 from transport.sctp.control import PathStats
@@ -147,6 +146,7 @@ class RtcConnection:
         self._pc.on("connectionstatechange", self._changed.set)
         self._pc.on("datachannel", self._on_foreign_channel)
         self._open_channels()
+        self._sctp.set_allowance(self._options.allowance)
         self.refresh()
 
     @property
@@ -198,10 +198,6 @@ class RtcConnection:
     def refresh(self) -> None:
         """Take over the options, which may have changed."""
         self.polite = self._options.polite
-
-    def set_allowance(self, allowance: Allowance | None) -> None:
-        """Set or lift the upload limit."""
-        self._sctp.set_allowance(allowance)
 
     @property
     def line_rate(self) -> float:
