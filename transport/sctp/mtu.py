@@ -43,7 +43,7 @@ class PathMtu:
         Args:
             interface_mtu: what the local interface takes; smaller than the base, it is the base.
         """
-        self._limit = interface_mtu
+        self._interface = self._limit = interface_mtu
         self._rtt: float | None = None
         self._fell_from: int | None = None
         self._base = self._mtu = BASE_MTU
@@ -138,7 +138,7 @@ class PathMtu:
 
     def on_path_change(self, interface_mtu: int, now: float) -> None:
         """Packets take another way from now on: start again from the base."""
-        self._limit = interface_mtu
+        self._interface = self._limit = interface_mtu
         self._rtt = self._fell_from = None
         self._reset()
 
@@ -160,8 +160,8 @@ class PathMtu:
     def _candidates(self) -> list[int]:
         """Every size worth trying, ascending; an interface below Ethernet's size is itself one."""
         known = {*COMMON_MTUS, *JUMBO_MTUS}
-        if self._limit < COMMON_MTUS[-1]:
-            known.add(self._limit)
+        if self._interface < COMMON_MTUS[-1]:
+            known.add(self._interface)
         return sorted(size for size in known if self._base < size <= self._limit)
 
     def _above(self) -> Iterator[int]:
