@@ -45,6 +45,9 @@ class Line:
     changes: tuple[tuple[float, float], ...] = ()
     rtt_changes: tuple[tuple[float, float], ...] = ()
     stalls: tuple[tuple[float, float], ...] = ()
+    measure_from: float = 0.0
+    waited: float = 0.0
+    carried: int = 0
     _free_at: float = 0.0
     _last_arrival: float = 0.0
 
@@ -60,6 +63,9 @@ class Line:
         backlog = max(0.0, self._free_at - now) * self.rate
         if backlog + size > self.buffer:
             return None
+        if now >= self.measure_from:
+            self.waited += max(0.0, self._free_at - now)
+            self.carried += 1
         self._free_at = max(now, self._free_at) + size / self.rate
         if self.loss and chance.random() < self.loss:
             return None

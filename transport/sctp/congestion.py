@@ -35,7 +35,7 @@ FIRST_RTT_S = 0.050  # Pace of the initial window where the round trip is unknow
 LEAST_PACKETS = 4  # Three later packets show a loss (RFC 9002, section 6.1.1).
 LEAST_POLITE_PACKETS = 2  # draft-irtf-iccrg-ledbat-plus-plus, section 4.4
 
-TARGET_SHARE = 0.6
+TARGET_SHARE = 0.5
 TARGET_POWER = -1 / 3
 TARGET_MOST = 0.25
 POLITE_TARGET_S = 0.025  # RFC 6817 allows 100 ms; a call in the same home should not hear it.
