@@ -22,7 +22,7 @@ from transport.errors import DeliveryFailedError, MalformedFrameError, StreamBro
 from transport.framing import MAX_FRAME, MIN_FRAME, MORE_OVERHEAD, Ack, Begin, Cancel, Fail, Frame, Grant, More
 from transport.lane import WEIGHTS, Lane
 from transport.limits import PeerLimits
-from transport.source import Chunks, Source, Whole
+from transport.source import READ_AHEAD, Chunks, Source, Whole
 from transport.window import Window
 
 MAX_ID_SPAN = 65_536  # Ids between the oldest open message and the newest: bounds what the receiver must remember.
@@ -288,6 +288,7 @@ class Outbox:
             self._window.enter(message.size, eager=message.eager)
         again, message.again = message.again, True
         message.phase = _Phase.ANNOUNCED
+        message.source.allow(READ_AHEAD)
         if message.eager and (not again or not message.size):
             message.upto = message.size
             self._flow(message)

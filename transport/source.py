@@ -29,7 +29,7 @@ class Source(Protocol):
         """The peer holds everything before ``offset``."""
 
     def allow(self, offset: int) -> None:
-        """The peer has room for everything before ``offset``."""
+        """What comes before ``offset`` may be made."""
 
     def clear(self) -> None:
         """Nothing more is wanted."""
@@ -115,8 +115,8 @@ class Chunks:
 
     async def room(self) -> None:
         """Return once another chunk may be made."""
-        while self._end - self._base >= self._window or self._end >= max(self._upto, min(READ_AHEAD, self._window)):
-            if self._end == self._total:
+        while self._end - self._base >= self._window or self._end >= self._upto:
+            if self._end == self._total and self._upto:
                 return  # What follows can only be the end of the chunks, or one too many.
             self._changed.clear()
             await self._changed.wait()
@@ -159,7 +159,7 @@ class Chunks:
 
     def allow(self, offset: int) -> None:
         """Let chunks be made up to ``offset``."""
-        self._upto = offset
+        self._upto = max(self._upto, offset)
         self._changed.set()
 
     def clear(self) -> None:

@@ -1,18 +1,23 @@
 """Messages across links that break anywhere: each arrives whole and once, or its sender is told; nothing is left behind."""
 
 import asyncio
+import mmap
 import random
+import resource
 from collections import Counter
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.transport.message_wire import LIMITS, Wire, content
+from tests.transport.message_wire import LIMITS, Wire, content, poll
+from transport.budget import MemoryBudget
 from transport.errors import DeliveryFailedError, MalformedFrameError, StreamBrokenError
-from transport.framing import Ack, Begin, Fail, Grant, More
+from transport.framing import MAX_FRAME, MAX_PAYLOAD, Ack, Begin, Fail, Grant, More
 from transport.lane import Lane
+from transport.limits import PeerLimits
 from transport.outbox import Outgoing
+from transport.source import Chunks
 
 Move = tuple[str, int, Lane]
 
@@ -383,3 +388,44 @@ def test_the_game_can_tell_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("transport.source.Chunks.read", lambda self, offset, limit: bytes(min(limit, 10)))
     with pytest.raises(AssertionError):
         asyncio.run(_play(script))
+
+
+@pytest.mark.slow
+async def test_two_gigabytes_pass_through_a_window_of_sixteen_megabytes() -> None:
+    limits = PeerLimits()
+    wire = Wire(limits, budget=MemoryBudget(limits.memory_total, limits.memory_per_peer))
+    piece, total = bytes(1 << 20), MAX_PAYLOAD
+    source = Chunks(total, limits.stream_window)
+    message = wire.outbox.put_stream(Lane.BULK, b"state", source, total)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    taken = 0
+    while not message.done.done():
+        wire.send_one(MAX_FRAME), wire.receive_one(Lane.BULK), wire.answer_one()
+        if source.end < total and poll(source.room())[0]:
+            source.feed(piece)
+            wire.outbox.fed(message)
+        for reader in list(wire.readers):
+            taken += len(reader.taken)
+            reader.taken.clear()
+            wire.read_one(reader)
+    assert message.done.result() is None
+    assert wire.inbox.progress == total
+    assert taken == total
+    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024 < 2 * 16 + 32
+    assert wire.is_empty()
+
+
+@pytest.mark.slow
+async def test_a_message_of_two_gigabytes_is_put_together_where_there_is_memory() -> None:
+    limits = PeerLimits()
+    wire = Wire(limits, budget=MemoryBudget(limits.memory_total, limits.memory_per_peer))
+    with mmap.mmap(-1, MAX_PAYLOAD) as zeros:
+        message = wire.outbox.put(Lane.BULK, b"", memoryview(zeros))
+        for _ in range(10):
+            wire.send_one(MAX_FRAME), wire.receive_one(Lane.BULK), wire.answer_one()
+        assert wire.budget.held == MAX_PAYLOAD
+        assert wire.inbox.progress > 300_000
+        wire.outbox.cancel(message)
+        wire.run_dry()
+        assert wire.budget.held == 0
+        assert wire.is_empty()

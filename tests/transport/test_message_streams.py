@@ -180,7 +180,35 @@ async def test_nothing_is_made_for_a_peer_that_is_not_there() -> None:
         made: list[int] = []
         with pytest.raises(PeerUnreachableError, match="no link"):
             await a.net.send_stream(absent, Lane.BULK, b"", 100 * PIECE, pieces(bytes(100 * PIECE), made))
+        assert made == []
+
+
+async def test_little_is_made_before_the_peer_has_memory() -> None:
+    limits = replace(QUICK, memory_per_peer=QUICK.stream_window, memory_total=QUICK.stream_window)
+    async with Exchange(limits) as (a, b):
+        taken, go_on = asyncio.Event(), asyncio.Event()
+
+        async def handler(stream: IncomingStream) -> None:
+            taken.set()
+            await go_on.wait()
+            async for _ in stream:
+                pass
+
+        b.handler = handler
+        total = 400 * PIECE
+        made: list[int] = []
+        first = asyncio.create_task(a.net.send_stream(b.net.address, Lane.BULK, b"", total, pieces(bytes(total))))
+        await asyncio.wait_for(taken.wait(), 10)
+        second = asyncio.create_task(
+            a.net.send_stream(b.net.address, Lane.BULK, b"", total, pieces(bytes(total), made))
+        )
+        await until(lambda: sum(made) >= READ_AHEAD)
+        for _ in range(20):
+            await a.net.send(b.net.address, Lane.CONTROL, b"tick")
         assert sum(made) <= READ_AHEAD + PIECE
+        go_on.set()
+        await asyncio.wait_for(asyncio.gather(first, second), 20)
+        assert sum(made) == total
 
 
 async def test_a_handler_may_refuse_a_stream_with_a_reason() -> None:
