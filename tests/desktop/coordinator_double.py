@@ -10,6 +10,7 @@ from aiohttp import WSMsgType, web
 
 from transport import identity
 from transport.wire.codec import decode, encode
+from transport.wire.network import NetworkReport
 from transport.wire.node import (
     Acknowledged,
     Assign,
@@ -20,6 +21,7 @@ from transport.wire.node import (
     Goodbye,
     Heartbeat,
     Hello,
+    IceServer,
     NodeMessage,
     Refused,
     Report,
@@ -43,6 +45,8 @@ class Double:
     reports: list[tuple[str, Report]] = field(default_factory=list)
     beats: list[tuple[str, Heartbeat]] = field(default_factory=list)
     goodbyes: list[str] = field(default_factory=list)
+    networks: list[tuple[str, NetworkReport]] = field(default_factory=list)
+    ice_servers: tuple[IceServer, ...] = ()
     artifacts: dict[str, bytes] = field(default_factory=dict)
     uploads: list[str] = field(default_factory=list)
     requests: list[tuple[str, str, str]] = field(default_factory=list)
@@ -135,7 +139,7 @@ class Double:
             return socket
         token = secrets.token_hex(16)
         self.tokens.add(token)
-        await socket.send_bytes(encode(Welcome(token, self.heartbeat_seconds, 2.0, (), self.ledger)))
+        await socket.send_bytes(encode(Welcome(token, self.heartbeat_seconds, 2.0, self.ice_servers, self.ledger)))
         self.nodes[hello.node] = socket
         await self._tell()
         try:
@@ -163,6 +167,8 @@ class Double:
                 passed = self.tamper(node, signal) if self.tamper else signal
                 if passed is not None and peer in self.nodes:
                     await self.send(peer, Signal(node, passed.envelope))
+            case NetworkReport():
+                self.networks.append((node, message))
             case Goodbye(reason=reason):
                 self.goodbyes.append(reason)
         await self._tell()
