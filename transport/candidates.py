@@ -30,6 +30,7 @@ SIBLINGS_S = 0.1  # Once one interface's question is answered: those of host-onl
 STANDBY_S = 0.1  # The second relay is welcome while it is about as quick as the first one.
 BEST_RELAY_S = 0.3  # The first relay is waited for so long after the second one has answered.
 REFLEXIVE_PATIENCE_S = 0.5  # A relay answered and STUN did not: UDP is most likely blocked.
+BLOCKED_PATIENCE_S = 0.2  # It was last time.
 _LOOK_S = 0.05
 
 
@@ -54,11 +55,10 @@ class RelayMemory:
 
 @dataclass
 class _Yield:
-    """What one question brought, and when."""
+    """What one question brought, and when its first answer came."""
 
     candidates: list[Candidate] = field(default_factory=list)
     first_at: float | None = None
-    last_at: float | None = None
 
 
 class Gatherer:
@@ -95,9 +95,12 @@ class Gatherer:
                 job.cancel()
             await asyncio.gather(*jobs, return_exceptions=True)
         found = [candidate for part in (reflexive, *relayed) for candidate in part.candidates]
-        streams = any(self._memory.way(relay.host) is not Way.UDP for relay in self._relays)
-        self.udp_blocked = streams and not reflexive.candidates
+        self.udp_blocked = self._by_stream() and reflexive.first_at is None
         return [protocol.local_candidate for protocol in hosts] + found
+
+    def _by_stream(self) -> bool:
+        """Whether a relay answered by TCP or TLS last, and not by UDP."""
+        return any(self._memory.way(relay.host) is not Way.UDP for relay in self._relays)
 
     def _asks(self, protocol: StunProtocol) -> bool:
         """IPv6 has no address translation worth asking about."""
@@ -117,12 +120,13 @@ class Gatherer:
         began = loop.time()
         pending = set(jobs)
         relay_jobs = jobs[len(stun_jobs) :]
+        patience = BLOCKED_PATIENCE_S if self._by_stream() else REFLEXIVE_PATIENCE_S
         while pending:
             _, pending = await asyncio.wait(pending, timeout=_LOOK_S, return_when=asyncio.FIRST_COMPLETED)
             now = loop.time()
             relay_there = any(found.candidates for found in relayed)
             stun_done = all(job.done() for job in stun_jobs) or (
-                now > began + REFLEXIVE_PATIENCE_S and relay_there
+                now > began + patience and relay_there
                 if reflexive.first_at is None
                 else now > reflexive.first_at + SIBLINGS_S
             )
@@ -210,9 +214,8 @@ class Gatherer:
 
 
 def _note(found: _Yield) -> None:
-    found.last_at = asyncio.get_running_loop().time()
     if found.first_at is None:
-        found.first_at = found.last_at
+        found.first_at = asyncio.get_running_loop().time()
 
 
 def _relays_settled(jobs: list[asyncio.Task[None]], relayed: list[_Yield], now: float) -> bool:
