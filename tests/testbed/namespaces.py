@@ -89,13 +89,12 @@ class Namespaces:
         self._made.clear()
 
 
-def sweep() -> list[str]:
-    """Remove the namespaces of processes that are no more; returns their names."""
+def sweep() -> None:
+    """Remove the namespaces of processes that are no more."""
     names = [path.name for path in _ROOT.iterdir()] if _ROOT.is_dir() else []
     stale = [name for name in names if (match := _NAME.fullmatch(name)) and not Path(f"/proc/{match['pid']}").exists()]
     for name in stale:
         _remove(name)
-    return stale
 
 
 def _processes(name: str) -> list[int]:

@@ -5,13 +5,13 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.testbed.homes import ROOT, Homes, Link, Nat, homes
-from tests.testbed.namespaces import sweep
+from tests.testbed.homes import FOLDER, ROOT, Homes, Link, Nat, homes, sweep
 from tests.testbed.paths import probe, served
 
 LEFT_BY_A_KILLED_PROCESS = """
@@ -27,6 +27,10 @@ asyncio.run(main())
 
 def namespaces_of(pid: int) -> list[str]:
     return [path.name for path in Path("/run/netns").iterdir() if path.name.startswith(f"ct{pid}-")]
+
+
+def folders_of(pid: int) -> list[Path]:
+    return list(Path(tempfile.gettempdir()).glob(f"{FOLDER}{pid}-*"))
 
 
 async def reaches(bed: Homes, home: int, address: str) -> bool:
@@ -58,10 +62,11 @@ def test_what_a_killed_process_left_is_swept() -> None:
         assert killed.stdout is not None
         assert killed.stdout.readline() == b"built\n"
         killed.kill()
-    left = namespaces_of(killed.pid)
-    assert left
-    assert set(sweep()) >= set(left)
+    assert namespaces_of(killed.pid)
+    assert folders_of(killed.pid)
+    sweep()
     assert not namespaces_of(killed.pid)
+    assert not folders_of(killed.pid)
 
 
 @pytest.mark.parametrize("portable", [False, True], ids=["compiled", "portable"])
