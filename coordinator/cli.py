@@ -21,6 +21,7 @@ from transport.identity import parse_address
 from transport.wire.network import MAX_RELAYS
 
 MAX_URLS = 8  # Of one relay: UDP, TCP and TLS, each over IPv4 and IPv6, and two to spare.
+BYTES_PER_MEGABIT = 125_000
 EXIT_USAGE = 2
 EXIT_LEDGER = 4
 EXIT_DATA = 5
@@ -140,8 +141,8 @@ def _add_relays(parser: argparse.ArgumentParser) -> None:
     ).add_argument
     add("--relay", type=_address, action="append", default=[], metavar="ADDRESS",
         help="a `cottage relay` of this address may announce itself; may be repeated")  # fmt: skip
-    add("--relay-user-rate", type=_rate, default=0.0, metavar="BYTES",
-        help="a second, for one node in one job, on every `cottage relay`; 0 for no limit (0)")  # fmt: skip
+    add("--relay-user-rate", type=_rate, default=0.0, metavar="MBIT",
+        help="Mbit/s for one node in one job on every `cottage relay`; 0 for no limit (0)")  # fmt: skip
     add("--turn", type=_turn_url, action="append", default=[], metavar="URL",
         help="another relay, such as turn:HOST:3478?transport=udp; may be repeated")  # fmt: skip
     add("--turn-secret-file", type=Path, action="append", default=[], metavar="FILE",
@@ -204,9 +205,9 @@ def _stun_url(text: str) -> str:
 
 def _rate(text: str) -> float:
     value = float(text)
-    if not 0 <= value <= 1e12:
-        raise argparse.ArgumentTypeError(f"{text} is out of bounds: choose 0 to 10^12 bytes a second")
-    return value
+    if not 0 <= value <= 1e6:
+        raise argparse.ArgumentTypeError(f"{text} is out of bounds: choose 0 to 1,000,000 Mbit/s")
+    return value * BYTES_PER_MEGABIT
 
 
 def _positive(text: str) -> float:

@@ -217,9 +217,8 @@ async def test_limits_change_at_once_in_a_running_agent_and_stay_for_the_next_st
         assert code == 2
         assert "no quantity" in capsys.readouterr().err
         assert running.agent.limits().limits.down == 5_000_000
-    async with start_agent() as again:
-        kept = again.home.settings()
-        assert (kept.up, kept.down, kept.month, kept.polite) == (0, 5_000_000, 500_000_000_000, False)
+    kept = running.home.settings()
+    assert (kept.up, kept.down, kept.month, kept.polite) == (0, 5_000_000, 500_000_000_000, False)
 
 
 async def test_a_change_that_cannot_be_kept_changes_nothing(coordinator: Double, start_agent: StartAgent) -> None:
