@@ -192,9 +192,7 @@ class Link:
             await self._clock.sleep(interval)
             tick = liveness.tick(self._count())
             if connection.moved or tick.lost:
-                raise ConnectError(
-                    f"the path is lost: {connection.moved or f'{liveness.probes} probes went unanswered'}"
-                )
+                raise self._lost(connection.moved or f"{liveness.probes} probes went unanswered")
             if tick.ping:
                 self._ping()
             if tick.probe:
@@ -217,7 +215,11 @@ class Link:
         Raises:
             ConnectError: it is.
         """
-        raise ConnectError(f"the path is lost: {await self._connection.displaced()}")
+        raise self._lost(await self._connection.displaced())
+
+    def _lost(self, why: str) -> ConnectError:
+        self._stats.path_changes += 1
+        return ConnectError(f"the path is lost: {why}")
 
     def _ping(self) -> None:
         self._ping_seq = (self._ping_seq + 1) % 2**32
