@@ -5,13 +5,18 @@ nobody looks better by a claim of its own than the other end says.
 """
 
 from collections.abc import Iterator
+from typing import TypeVar
 
 import msgspec
 
 from transport.wire.ids import NodeAddress
-from transport.wire.network import NetworkReport, PeerMeasure
+from transport.wire.network import MAX_PEERS_MEASURED, NetworkReport, PeerMeasure
+
+T = TypeVar("T")
 
 STALE_SECONDS = 3600.0  # A home line hardly changes within the hour; a node that has moved reports anew.
+MAX_KEPT = 4 * MAX_PEERS_MEASURED  # Relays, and peers, of one node: those of several plans; the newest stay.
+MAX_NODES = 20_000  # Who reports; as many as connect to one process.
 LIVE_SECONDS = 90.0  # Three reports: a link that was not named for so long is closed.
 
 
@@ -42,7 +47,9 @@ class NetworkMap:
 
     def learn(self, node: NodeAddress, report: NetworkReport, now: float) -> None:
         """Take a report; a figure that it leaves out keeps its last value."""
-        old = self._told.get(node)
+        old = self._told.pop(node, None)
+        if len(self._told) >= MAX_NODES:
+            del self._told[next(iter(self._told))]  # Who has been silent longest: everybody is put in anew here.
         before = old.line if old else Line(None, None, "unknown", False)
         line = Line(
             before.up if report.up is None else report.up,
@@ -120,5 +127,11 @@ class NetworkMap:
 
     def _prune(self, told: _Told, now: float) -> None:
         oldest = now - STALE_SECONDS
-        told.relays = {relay: entry for relay, entry in told.relays.items() if entry[0] >= oldest}
-        told.peers = {peer: entry for peer, entry in told.peers.items() if entry[0] >= oldest}
+        told.relays = _newest(told.relays, oldest)
+        told.peers = _newest(told.peers, oldest)
+
+
+def _newest(entries: dict[str, tuple[float, T]], oldest: float) -> dict[str, tuple[float, T]]:
+    """The entries since ``oldest``, ``MAX_KEPT`` at most."""
+    kept = sorted((item for item in entries.items() if item[1][0] >= oldest), key=lambda item: -item[1][0])
+    return dict(kept[:MAX_KEPT])

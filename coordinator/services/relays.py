@@ -74,9 +74,9 @@ class _Known:
 
     def _meter(self, user: str, relayed: int) -> None:
         fresh = relayed - self._counted.get(user, 0)
-        self._counted[user] = relayed
         if fresh <= 0:
             return
+        self._counted[user] = relayed
         self.meter[user] = self.meter.get(user, 0) + fresh
         self.meter.move_to_end(user)
         if len(self.meter) > MAX_METERED:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.domain import relays as rules
-from coordinator.domain.network import LIVE_SECONDS, STALE_SECONDS, NetworkMap
+from coordinator.domain.network import LIVE_SECONDS, MAX_KEPT, STALE_SECONDS, NetworkMap
 from coordinator.domain.pipeline import MAX_ORDERED, arrange, match
 from coordinator.domain.placement import choose
 from coordinator.domain.relays import FAR_SECONDS, Relay, live, order, probed
@@ -80,6 +80,21 @@ def test_what_is_old_is_forgotten() -> None:
     assert known.rtt(A, B) is None
     known.forget(2 * STALE_SECONDS + 1)
     assert known.line(A) is None
+
+
+def test_a_node_that_names_ever_new_peers_is_remembered_in_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = NetworkMap()
+    for number in range(20):
+        names = [NodeKey((100 * number + i).to_bytes(32, "big")).address for i in range(1, 61)]
+        known.learn(A, NetworkReport(peers=tuple(peer(name, 0.01) for name in names)), float(number))
+    told = known._told[A]
+    assert len(told.peers) == MAX_KEPT
+    assert set(names) <= set(told.peers), "the newest stay"
+    monkeypatch.setattr("coordinator.domain.network.MAX_NODES", 3)
+    for one in (A, B, C, A, NodeKey(b"d" * 32).address):
+        known.learn(one, NetworkReport(up=1.0), 20.0)
+    assert known.line(B) is None, "who was silent longest goes"
+    assert known.line(A) is not None
 
 
 def test_only_links_of_the_last_report_live() -> None:

@@ -180,6 +180,20 @@ async def test_traffic_is_metered_by_node_and_job_over_a_restart_of_the_relay(co
         assert "cottage_relay_bytes_total 1800" in at.house.parts.context.metrics.text()
 
 
+async def test_a_relay_that_names_ever_new_users_is_metered_in_bounds(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relays, "MAX_METERED", 5)
+    async with door(config) as at:
+        for number in range(10):
+            used = (*(RelayUsage(f"user{number}.{i}", i) for i in range(50)), RelayUsage("steady", 1000 + number))
+            assert (await at.announce(envelope(report(sent=time.time(), usage=used))))[0] == 200
+        known = at.house.parts.relays._reporting[KEY.address]
+        assert len(known.meter) == 5
+        assert set(known._counted) == set(known.meter)
+        assert known.meter["steady"] >= 1000
+
+
 # --- whether they live --------------------------------------------------------------------------------------------------
 
 

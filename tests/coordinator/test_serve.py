@@ -5,6 +5,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -14,6 +15,7 @@ from ledger.local.rpc import Rpc
 from ledger.local.server import build_app
 from tests.coordinator.conftest import until
 from tests.ledger.world import World
+from transport.identity import NodeKey
 
 
 @pytest.fixture
@@ -79,3 +81,41 @@ async def test_a_port_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     _, complaint = await process.communicate()
     assert process.returncode == 2
     assert "99999 is no port" in complaint.decode()
+
+
+async def test_a_relay_of_its_own_process_is_allowed_by_its_address_and_shown(tmp_path: Path, ledger_url: str) -> None:
+    key = NodeKey.generate()
+    key.save(tmp_path / "relay.key")
+    ready = tmp_path / "ready"
+    served = await start(
+        "--data", str(tmp_path / "data"), "--port", "0", "--ready-file", str(ready), "--ledger-url", ledger_url,
+        "--relay", key.address,
+    )  # fmt: skip
+    await until(ready.exists, 30.0)
+    url = ready.read_text()
+    relay = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "cottage", "relay", "--listen", "127.0.0.1", "--port", "0", "--no-nat-port",
+        "--max-port", "0", "--min-port", "0", "--secret-file", str(tmp_path / "secret"), "--key-file",
+        str(tmp_path / "relay.key"), "--coordinator", url, "--region", "attic",
+        stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        async with aiohttp.ClientSession() as http:
+            views: list[dict[str, Any]] = []
+
+            async def state(wanted: str) -> bool:
+                async with http.get(f"{url}/api/v1/relays") as answer:
+                    views[:] = await answer.json()
+                return [view["state"] for view in views] == [wanted]
+
+            await until(lambda: state("up"), 30.0)
+            assert (views[0]["relay"], views[0]["region"]) == (key.address, "attic")
+            async with http.get(f"{url}/network") as answer:
+                assert "attic" in await answer.text()
+            relay.send_signal(signal.SIGTERM)
+            assert await asyncio.wait_for(relay.wait(), 20) == 0
+    finally:
+        for process in (relay, served):
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
