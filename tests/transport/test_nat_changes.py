@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.testbed.homes import Homes, Link, Nat, homes, missing
+from tests.testbed.homes import Homes, Link, Nat, RelayProgram, homes, missing
 from tests.testbed.node import message
 from tests.testbed.nodes import LIMIT_S, Program, nodes
 from transport.lane import Lane
@@ -46,6 +46,19 @@ async def until_received(program: Program, count: int) -> None:
             await asyncio.sleep(0.02)
 
 
+async def arrived_whole(sender: Program, receiver: Program) -> None:
+    """The tensor arrives as it was sent, soon after what happened, and without beginning anew."""
+    event = await receiver.wait_for("got")
+    assert event["got"] == [Lane.BULK, "tensor", SIZE, hashlib.sha256(message(SIZE, 7)).hexdigest()]
+    await sender.wait_for("sent", "tensor")
+    stats = await sender.stats()
+    repeated = stats["lanes"][str(int(Lane.BULK))]["payload_sent"] - SIZE
+    print(f"pause {event['pause']:.2f} s, sent twice {repeated} bytes, links {stats['links']}")  # noqa: T201
+    assert event["pause"] < GOES_ON_S * SLACK
+    assert repeated < REPEATED
+    assert stats["links"] == 2, "the old path must have been of no more use"
+
+
 async def greet(sender: Program, receiver: Program, header: str) -> None:
     sender.tell(send=[Lane.CONTROL, header, 10, 1])
     while (await receiver.wait_for("got"))["got"][1] != header:
@@ -80,14 +93,29 @@ async def test_a_transfer_goes_on_where_it_was_after_a_change_of_address(
         here.tell(send=[Lane.BULK, "tensor", SIZE, 7])
         await until_received(there, MIDDLE)
         bed.change_address(1, which)
-        event = await there.wait_for("got")
-        assert event["got"] == [Lane.BULK, "tensor", SIZE, hashlib.sha256(message(SIZE, 7)).hexdigest()]
-        await here.wait_for("sent", "tensor")
-        stats = await here.stats()
-    repeated = stats["lanes"][str(int(Lane.BULK))]["payload_sent"] - SIZE
-    print(f"pause {event['pause']:.2f} s, sent twice {repeated} bytes, links {stats['links']}")  # noqa: T201
-    assert event["pause"] < GOES_ON_S * SLACK
-    assert repeated < REPEATED
+        await arrived_whole(here, there)
+
+
+async def test_a_router_that_restarts_forgets_its_mappings_and_the_transfer_goes_on(bed: Homes) -> None:
+    for home in (1, 2):
+        bed.set_nat(home, Nat.SYMMETRIC)
+    async with nodes(bed.home(1), bed.home(2), bed.relay.servers("udp")) as (left, right):
+        left.tell(send=[Lane.BULK, "tensor", SIZE, 7])
+        await until_received(right, MIDDLE)
+        bed.set_nat(1, Nat.SYMMETRIC)
+        await arrived_whole(left, right)
+
+
+@pytest.mark.parametrize("program", list(RelayProgram))
+async def test_the_second_relay_takes_over_when_the_first_vanishes(program: RelayProgram) -> None:
+    async with homes(2, link=HOME, nat=Nat.SYMMETRIC, relays=2, program=program) as bed:
+        servers = [server for relay in bed.relays for server in relay.servers("udp")]
+        async with nodes(bed.home(1), bed.home(2), servers) as (left, right):
+            left.tell(send=[Lane.BULK, "tensor", SIZE, 7])
+            await until_received(right, MIDDLE)
+            used = max(bed.relays, key=lambda relay: bed.stats()["sites"][relay.name]["up"]["bytes"])
+            bed.cut(used.name)
+            await arrived_whole(left, right)
 
 
 @pytest.mark.parametrize("nat", [Nat.PORT_CONE, Nat.SYMMETRIC], ids=["direct", "relayed"])
