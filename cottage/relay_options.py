@@ -56,6 +56,7 @@ class Choice:
         plain = plain or [(ip, self.options.port) for ip in public]
         if self.options.tls_port is not None:
             tls = tls or [(ip, self.options.tls_port) for ip in public]
+        plain, tls = _far_reaching(plain), _far_reaching(tls)
         ways = [
             *(f"turn:{self._host(ip)}:{port}?transport=udp" for ip, port in plain),
             *(f"turn:{self._host(ip)}:{port}?transport=tcp" for ip, port in plain),
@@ -65,6 +66,11 @@ class Choice:
 
     def _host(self, ip: str) -> str:
         return self.host or (f"[{ip}]" if ":" in ip else ip)
+
+
+def _far_reaching(addresses: Sequence[Address]) -> Sequence[Address]:
+    """The public ones; all, where there are none: a relay for one local network."""
+    return [address for address in addresses if ipaddress.ip_address(address[0]).is_global] or addresses
 
 
 def parse(argv: Sequence[str]) -> Choice:

@@ -95,6 +95,7 @@ async def test_reports_follow_the_coordinators_pace_and_its_rate_is_obeyed(coord
     clock = VirtualClock(1_800_000_000.0)
     coordinator.order = RelayOrder(next_seconds=7.0, user_rate=1000.0)
     async with RelayServer(relay_options(), clock) as server:
+        known = server.users.get("known")
         async with running(Announcer(coordinator.url, identity_of(NodeKey.generate()), server, clock)):
             await until(lambda: len(coordinator.reports) == 1)
             await until(lambda: bool(clock._timers))
@@ -102,9 +103,9 @@ async def test_reports_follow_the_coordinators_pace_and_its_rate_is_obeyed(coord
             assert len(coordinator.reports) == 1
             await clock.advance(0.2)
             await until(lambda: len(coordinator.reports) == 2)
-        user = server.users.get("anyone")
-        assert user.bucket.take(256 * 1024, 0.0)
-        assert not user.bucket.take(1, 0.0)
+        for user in (known, server.users.get("new")):
+            assert user.bucket.take(256 * 1024, 0.0)
+            assert not user.bucket.take(1, 0.0)
 
 
 async def test_a_refusal_is_tried_again_ever_more_rarely_and_relaying_goes_on(

@@ -128,15 +128,19 @@ def test_a_secret_file_is_kept_and_one_that_others_can_read_is_refused(tmp_path:
         parse(tmp_path)
 
 
-def test_nodes_are_told_names_where_the_operator_gives_one(tmp_path: Path) -> None:
-    choice = parse(tmp_path, "--listen", "127.0.0.1", "--listen", "::1", "--external-ip", "198.51.100.7")
-    assert choice.urls() == (
-        "turn:198.51.100.7:3478?transport=udp",
+def test_nodes_are_told_public_addresses_or_a_name_where_the_operator_gives_one(tmp_path: Path) -> None:
+    local = parse(tmp_path, "--listen", "127.0.0.1", "--listen", "::1")
+    assert local.urls() == (
+        "turn:127.0.0.1:3478?transport=udp",
         "turn:[::1]:3478?transport=udp",
-        "turn:198.51.100.7:3478?transport=tcp",
+        "turn:127.0.0.1:3478?transport=tcp",
         "turn:[::1]:3478?transport=tcp",
     )
+    public = parse(tmp_path, "--listen", "127.0.0.1", "--listen", "::1", "--external-ip", "8.8.8.8")
+    assert public.urls() == ("turn:8.8.8.8:3478?transport=udp", "turn:8.8.8.8:3478?transport=tcp")
     assert parse(tmp_path, "--host", "relay.example.org").urls()[0] == "turn:relay.example.org:3478?transport=udp"
+    for url in local.urls():
+        IceServer(url, "u", "p")
 
 
 def test_the_printed_settings_of_coturn_deny_every_forbidden_network(
