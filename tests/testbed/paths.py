@@ -5,6 +5,8 @@ import contextlib
 import json
 import sys
 from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 from typing import Any
 
 from tests.testbed.homes import Host
@@ -25,15 +27,24 @@ async def probe(host: Host, *arguments: str) -> Any:
     return json.loads(out)
 
 
-@contextlib.asynccontextmanager
-async def served(host: Host, *addresses: str) -> AsyncIterator[None]:
+def served(host: Host, *addresses: str) -> AbstractAsyncContextManager[None]:
     """The other end of every probe, on these addresses of a host."""
-    process = await host.python(MODULE, "serve", *addresses, stderr=sys.stderr)
+    return _running(host, "serve", *addresses)
+
+
+def captured(host: Host, file: Path) -> AbstractAsyncContextManager[None]:
+    """Everything that crosses a host's device ``wan`` is written to a file."""
+    return _running(host, "capture", str(file))
+
+
+@contextlib.asynccontextmanager
+async def _running(host: Host, *arguments: str) -> AsyncIterator[None]:
+    process = await host.python(MODULE, *arguments, stderr=sys.stderr)
     assert process.stdout is not None
     assert process.stdin is not None
     try:
         if not await process.stdout.readline():
-            raise RuntimeError(f"nothing serves at {', '.join(addresses)}")
+            raise RuntimeError(f"probe {' '.join(arguments)} ended with {await process.wait()}")
         yield
     finally:
         process.stdin.close()

@@ -3,6 +3,7 @@
     python -m tests.testbed.probe serve ADDRESS...          answers on every address and both ports, until standard input ends
     python -m tests.testbed.probe nat ADDRESS OTHER         mapping and filtering of the NAT in between
     python -m tests.testbed.probe call ADDRESS OTHER        lets the server at ADDRESS write to OTHER
+    python -m tests.testbed.probe capture FILE              writes whatever crosses the device "wan" until standard input ends
     python -m tests.testbed.probe rtt ADDRESS COUNT         round trips in milliseconds
     python -m tests.testbed.probe udp ADDRESS RATE SECONDS  sends at RATE bit/s; the server tells what arrived, and how fast
     python -m tests.testbed.probe tcp ADDRESS SECONDS       sends as fast as TCP does
@@ -27,6 +28,7 @@ ANSWER_S = 0.4  # The NAT tests run on lines without delay.
 # linux/udp.h and asm-generic/socket.h; Python 3.11 has no names for them.
 UDP_SEGMENT, UDP_GRO = 103, 104
 SO_SNDBUFFORCE, SO_RCVBUFFORCE = 32, 33
+ETH_P_ALL = 3
 BURST_S = 0.001
 
 
@@ -181,6 +183,23 @@ def tcp(address: str, seconds: float) -> dict[str, Any]:
     return {"sent": sent}
 
 
+def capture(path: str) -> None:
+    """Write every packet that crosses the device, from the IP header on."""
+    tap = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(ETH_P_ALL))
+    tap.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 64 << 20)
+    tap.bind(("wan", ETH_P_ALL))
+    say({"ready": True})
+    with open(path, "wb") as out, selectors.DefaultSelector() as selector:
+        selector.register(tap, selectors.EVENT_READ)
+        selector.register(sys.stdin, selectors.EVENT_READ)
+        while True:
+            ready = [key.fileobj for key, _ in selector.select()]
+            if tap in ready:
+                out.write(tap.recv(1 << 17))
+            elif ready:
+                return
+
+
 def main(role: str, *arguments: str) -> None:
     roles: dict[str, Callable[[], Any]] = {
         "nat": lambda: nat(*arguments),
@@ -194,6 +213,8 @@ def main(role: str, *arguments: str) -> None:
     }
     if role == "serve":
         Server(list(arguments)).run()
+    elif role == "capture":
+        capture(*arguments)
     else:
         say(roles[role]())
 
