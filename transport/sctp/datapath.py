@@ -30,7 +30,11 @@ from transport.sctp.send import Record, SendBook
 LOG = logging.getLogger(__name__)
 
 MAX_SEGMENTS = 44  # Records that are sealed together: 64 KB, what one system call takes.
-SACK_DELAY_S = 0.020  # RFC 9260, section 6.2 allows 200 ms; this must stay below what a sender waits for.
+SACK_DELAY_S = (
+    0.020  # For a single packet. RFC 9260, section 6.2 allows 200 ms; a sender waits 25 ms longer than a round trip.
+)
+SACK_SOON_S = 0.001  # For two packets and more, up to
+SACK_PACKETS = 16  # so many. Our own sender asks for an acknowledgement with the last packet of each burst.
 MAX_GAPS = 280  # Ranges in one SACK: with the headers, what BASE_MTU holds.
 LEAST_FRAME, GREATEST_FRAME = 4 << 10, 64 << 10
 FRAME_S = 0.002  # A message holds up more urgent ones for this long.
@@ -116,7 +120,7 @@ class DataPath:
         self._sent_at = time.monotonic()
         self._blocked_until = 0.0
         self._unacknowledged = 0
-        self._ack_now = False
+        self._ack_now = self._ack_soon = False
         self._woken: asyncio.Handle | None = None
         self._pace: asyncio.TimerHandle | None = None
         self._alarm: asyncio.TimerHandle | None = None
@@ -295,19 +299,22 @@ class DataPath:
             self._host.on_messages(ready)
 
     def _acknowledge(self) -> None:
-        """Acknowledge a burst or anything unusual at once, a single packet a little later."""
-        if not self._unacknowledged and not self._ack_now:
-            return
-        if self._unacknowledged >= 2 or self._ack_now or not self.receiver.gapless:
+        """Acknowledge at once what the sender asks for, what is new about gaps, and many packets; the rest a little later."""
+        count = self._unacknowledged
+        if self._ack_now or count >= SACK_PACKETS or self.receiver.changed:
             self._send_sack()
-        elif self._ack_timer is None:
-            self._ack_timer = self._loop.call_later(SACK_DELAY_S, self._send_sack)
+        elif count and (self._ack_timer is None or (count > 1 and not self._ack_soon)):
+            if self._ack_timer is not None:
+                self._ack_timer.cancel()
+            self._ack_soon = count > 1
+            delay = SACK_SOON_S if self._ack_soon else SACK_DELAY_S
+            self._ack_timer = self._loop.call_later(delay, self._send_sack)
 
     def _send_sack(self) -> None:
         if self._ack_timer is not None:
             self._ack_timer.cancel()
             self._ack_timer = None
-        self._unacknowledged, self._ack_now = 0, False
+        self._unacknowledged, self._ack_now, self._ack_soon = 0, False, False
         sack = self.receiver.sack(MAX_GAPS, self._download_window())
         self._send_unasked(wire.sack_chunk(sack))
 
@@ -374,7 +381,8 @@ class DataPath:
         pacer.refill(controller.pacing_rate, packet_size, now)
         group: list[bytes] = []
         sent = payload = longest = 0
-        while sender.inflight < window and pacer.open(urgent=sender.urgent, packet=packet_size):
+        more = sender.inflight < window and pacer.open(urgent=sender.urgent, packet=packet_size)
+        while more:
             if self.allowance is not None and not self._may_upload(self.allowance, now):
                 break
             record = sender.next(now)
@@ -384,6 +392,9 @@ class DataPath:
             self._granted -= record.size
             sent += record.size
             payload += record.end - record.start
+            more = sender.inflight < window and pacer.open(urgent=sender.urgent, packet=packet_size)
+            if not more:
+                record.flags |= wire.ACK_AT_ONCE
             built = self._build(record)
             size = len(built)
             if group and (size > longest or len(group) >= self._batch or (len(group) + 1) * (longest + 64) > MAX_BATCH):
@@ -483,7 +494,7 @@ class DataPath:
             if timed_out:
                 self.controller.on_timeout(now)
             elif lost:
-                self.controller.on_ack(AckSample(now, None, None, True, 0, lost, self.sender.inflight, False))
+                self.controller.on_ack(AckSample(now, None, None, False, 0, lost, self.sender.inflight, False))
             self._pump()
         else:
             self._arm(now)

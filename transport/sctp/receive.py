@@ -81,6 +81,7 @@ class ReceiveBook:
         self._runs = [_Run(cumulative, cumulative)]
         self._streams: dict[int, _Stream] = {}
         self._doubles: list[int] = []
+        self._told_runs = 1
         self._max_message = max_message
         self._window = window
         self._most = window + window // COST_SLACK
@@ -101,6 +102,11 @@ class ReceiveBook:
         return len(self._runs) == 1 and not self._doubles
 
     @property
+    def changed(self) -> bool:
+        """Whether a gap has opened or closed or something came twice since the last acknowledgement."""
+        return len(self._runs) != self._told_runs or bool(self._doubles)
+
+    @property
     def window(self) -> int:
         """Bytes that there is room for."""
         return max(0, self._window - self.held)
@@ -116,6 +122,7 @@ class ReceiveBook:
         gaps = tuple((run.start - cumulative, run.end - cumulative) for run in self._runs[1 : max_gaps + 1])
         doubles = tuple(self._doubles[: max(0, max_gaps - len(gaps))])
         self._doubles.clear()
+        self._told_runs = len(self._runs)
         return Sack(cumulative & TSN_MASK, min(self.window, window), gaps, doubles)
 
     def on_data(self, tsn: int, stream: int, sequence: int, protocol: int, flags: int, payload: bytes) -> None:

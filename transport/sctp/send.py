@@ -316,7 +316,7 @@ class SendBook:
         self._peer_window = sack.window
         newly = sum(record.size for record in acked)
         self._delivered += newly
-        rtt, rate, limited, ended = self._sample(acked, now) if acked else (None, None, True, False)
+        rtt, rate, limited, ended = self._sample(acked, now) if acked else (None, None, False, False)
         self._adapt_reordering(bool(sack.duplicates), ended)
         lost = self._find_losses(now) if self._holes else 0
         return AckSample(now, rtt, rate, limited, newly, lost, self.inflight, ended)
