@@ -18,8 +18,7 @@ class PeerLimits:
     memory_per_peer: int = 2112 << 20  # One message of the greatest size and something beside it.
     memory_total: int = 2560 << 20  # ... and what others send meanwhile. Memory is only taken as bytes arrive.
     stream_window: int = 16 << 20  # Bytes of a stream on their way or not consumed: 1 Gbit/s at 130 ms.
-    buffered_high: int = 256 << 10  # Queue before the wire: two chunks' time at 1 Mbit/s for what is more urgent.
-    buffered_low: int = 64 << 10  # Refill before it runs dry.
+    buffered_high: int = 4 << 20  # Queue before the wire at most: 4 ms at 8 Gbit/s; slower lines have 4 ms as well.
     fragments: int = (
         8 << 20
     )  # Bytes of unfinished SCTP messages: frames are short, so an honest peer has under 1 MB of them.

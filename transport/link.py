@@ -30,7 +30,6 @@ from transport.stats import LinkStats
 
 BELOW_S = 0.004  # Of the line: what is more urgent, or cancelled, waits no longer; waking up takes under a millisecond.
 MIN_BELOW = 16 << 10  # A slow line: more than one frame.
-MAX_BELOW = 4 << 20  # 4 ms at 8 Gbit/s.
 MAX_REPLIES = 4096  # Twice what an honest peer can have open; beyond it the peer asks without listening to answers.
 
 
@@ -110,10 +109,10 @@ class Link:
         lanes = self._connection.lanes
         while True:
             self._wake.clear()
-            room = int(min(max(self._connection.line_rate * BELOW_S, MIN_BELOW), MAX_BELOW))
+            room = min(max(int(self._connection.line_rate * BELOW_S), MIN_BELOW), self._limits.buffered_high)
             if sum(lane.buffered for lane in lanes.values()) > room:
                 for lane in lanes.values():
-                    lane.low = room // (len(lanes) + 1)  # Below the room together, so that one of them is told.
+                    lane.low = max(0, room) // (len(lanes) + 1)  # Below the room together, so that one of them is told.
                 await self._wake.wait()
                 continue
             entry = self._next_frame()

@@ -117,7 +117,6 @@ class Negotiation:
         connection = RtcConnection(
             servers,
             loopback=context.loopback,
-            low=context.limits.buffered_low,
             reach=context.reach,
             options=context.options,
         )

@@ -45,12 +45,11 @@ RECEIVE_BUFFER = 4 << 20  # The system gives what it allows, on Linux twice net.
 class RtcLane:
     """A lane over one data channel."""
 
-    def __init__(self, channel: RTCDataChannel, low: int) -> None:
-        """Wrap a channel; ``low`` is the level in bytes at which ``on_low`` is told."""
+    def __init__(self, channel: RTCDataChannel) -> None:
+        """Wrap a channel."""
         self._channel = channel
         self._on_frame: Callable[[bytes], None] | None = None
         self._early: list[bytes] = []
-        channel.bufferedAmountLowThreshold = low
         channel.on("message", self._received)
 
     @property
@@ -60,7 +59,7 @@ class RtcLane:
 
     @property
     def low(self) -> int:
-        """Level in bytes at which ``on_low`` is told."""
+        """Level in bytes at which ``on_low`` is told; 0 at first."""
         return int(self._channel.bufferedAmountLowThreshold)
 
     @low.setter
@@ -120,7 +119,6 @@ class RtcConnection:
         servers: Sequence[IceServer],
         *,
         loopback: bool,
-        low: int,
         reach: Reach | None = None,
         options: LinkOptions | None = None,
     ) -> None:
@@ -129,7 +127,6 @@ class RtcConnection:
         Args:
             servers: STUN servers and TURN relays, the best relay for this peer first.
             loopback: connect through 127.0.0.1 only: all nodes on one machine, even without a network.
-            low: level in bytes for ``RtcLane``.
             reach: what is known of the network around; the connections of one node share it.
             options: what may change while the connection is up.
         """
@@ -142,7 +139,6 @@ class RtcConnection:
         self._changed = asyncio.Event()
         self._intruded = False
         self._lanes: dict[Lane, RtcLane] = {}
-        self._low = low
         self._pc.on("connectionstatechange", self._changed.set)
         self._pc.on("datachannel", self._on_foreign_channel)
         self._open_channels()
@@ -325,7 +321,7 @@ class RtcConnection:
     def _open_channels(self) -> None:
         for lane in Lane:
             channel = self._pc.createDataChannel(lane.name.lower(), negotiated=True, id=int(lane))
-            self._lanes[lane] = RtcLane(channel, self._low)
+            self._lanes[lane] = RtcLane(channel)
             self._sctp.set_priority(int(lane), PRIORITIES[lane])
         connection = self._ice_connection()
         checks = Checks(connection)

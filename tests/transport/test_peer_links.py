@@ -179,7 +179,7 @@ async def test_strangers_cannot_fill_the_memory(switchboard: Switchboard) -> Non
 
 
 async def test_frames_that_come_before_the_link_is_up_are_kept() -> None:
-    a, b = (RtcConnection((), loopback=True, low=1) for _ in range(2))
+    a, b = (RtcConnection((), loopback=True) for _ in range(2))
     offer = await a.offer()
     answer = await b.answer(offer)
     await a.accept(answer)

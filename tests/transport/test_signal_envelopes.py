@@ -230,7 +230,7 @@ def test_candidates_that_nobody_should_knock_at_are_dropped() -> None:
 
 
 async def test_what_aiortc_offers_passes_and_names_its_certificate() -> None:
-    connection = RtcConnection((), loopback=True, low=1)
+    connection = RtcConnection((), loopback=True)
     try:
         description = await connection.offer()
         assert description.text.count("a=fingerprint") == 1
