@@ -5,6 +5,7 @@
     python -m tests.testbed.probe call ADDRESS OTHER        lets the server at ADDRESS write to OTHER
     python -m tests.testbed.probe capture FILE              writes whatever crosses the device "wan" until standard input ends
     python -m tests.testbed.probe rtt ADDRESS COUNT         round trips in milliseconds
+    python -m tests.testbed.probe order ADDRESS COUNT       numbered packets, one a millisecond, in the order of their return
     python -m tests.testbed.probe udp ADDRESS RATE SECONDS  sends at RATE bit/s; the server tells what arrived, and how fast
     python -m tests.testbed.probe tcp ADDRESS SECONDS       sends as fast as TCP does
 
@@ -155,6 +156,20 @@ def rtt(address: str, count: int) -> dict[str, Any]:
     return {"rtt_ms": times}
 
 
+def order(address: str, count: int) -> dict[str, Any]:
+    end = udp_socket(anywhere(address))
+    end.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 8 << 20)  # All are sent before the first is read.
+    for number in range(count):
+        end.sendto(json.dumps(number).encode(), (address, PORTS[0]))
+        time.sleep(BURST_S)
+    end.settimeout(ANSWER_S)
+    came = []
+    with contextlib.suppress(TimeoutError):
+        while True:
+            came.append(json.loads(end.recv(2048)))
+    return {"came": came}
+
+
 def udp(address: str, rate: float, seconds: float) -> dict[str, Any]:
     """Send 1,500-byte packets at a steady rate, as super-packets where that many are due."""
     end = udp_socket(anywhere(address))
@@ -204,6 +219,7 @@ def main(role: str, *arguments: str) -> None:
     roles: dict[str, Callable[[], Any]] = {
         "nat": lambda: nat(*arguments),
         "rtt": lambda: rtt(arguments[0], int(arguments[1])),
+        "order": lambda: order(arguments[0], int(arguments[1])),
         "udp": lambda: udp(arguments[0], float(arguments[1]), float(arguments[2])),
         "tcp": lambda: tcp(arguments[0], float(arguments[1])),
         "call": lambda: udp_socket(anywhere(arguments[0])).sendto(

@@ -1,5 +1,6 @@
 """The emulator keeps what it is told: rate, delay, loss, queue, jitter, order and duplicates."""
 
+import itertools
 import math
 import statistics
 import subprocess
@@ -85,14 +86,16 @@ async def test_as_many_packets_are_lost_as_was_set(portable: bool) -> None:
 
 @EMULATORS
 async def test_packets_are_doubled_and_held_back_as_was_set(portable: bool) -> None:
-    share = 0.1
-    link = Link(duplicate=share, reorder=share, hold_ms=5, jitter_ms=2, rtt_ms=2)
+    share, count = 0.1, 600
+    link = Link(duplicate=share, reorder=share, hold_ms=20, jitter_ms=2, rtt_ms=2)
     async with homes(1, relays=0, link=link, portable=portable) as bed, served(bed.public, bed.public_address):
-        sent, arrived = await flood(bed, "udp", "20e6", "1")
+        came = (await probe(bed.home(1), "order", bed.public_address, str(count)))["came"]
         seen = counters(bed)
-    assert seen["reordered"] == pytest.approx(sent["sent"] * share, rel=0.3)
-    assert seen["duplicates"] == pytest.approx(sent["sent"] * share * (1 - share), rel=0.3)
-    assert arrived["packets"] == pytest.approx(sent["sent"] + seen["duplicates"], abs=5)
+    assert sorted(set(came)) == list(range(count))
+    assert len(came) - count == seen["duplicates"] == pytest.approx(count * share * (1 - share), rel=0.4)
+    overtaken = sum(later > earlier for earlier, later in itertools.pairwise(reversed(came)))
+    assert overtaken == pytest.approx(seen["reordered"], rel=0.3)
+    assert seen["reordered"] == pytest.approx(count * share, rel=0.4)
 
 
 @EMULATORS
