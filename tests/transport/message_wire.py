@@ -81,6 +81,7 @@ class Wire:
         self.outbox = Outbox(self.limits)
         self.delivered: deque[Delivery] = deque()
         self.readers: list[Reader] = []
+        self.opened: list[bytes] = []
         self.producers: list[Producer] = []
         self.answers: deque[Frame] = deque()
         self.lanes: dict[Lane, deque[Frame]] = {lane: deque() for lane in Lane}
@@ -94,8 +95,12 @@ class Wire:
             self.budget,
             self.delivered.append,
             self.answers.append,
-            open_stream=(lambda stream: self.readers.append(Reader(stream))) if self.streams else None,
+            open_stream=self._open_stream if self.streams else None,
         )
+
+    def _open_stream(self, stream: IncomingStream) -> None:
+        self.opened.append(stream.header)
+        self.readers.append(Reader(stream))
 
     # --- the sender -----------------------------------------------------------------------------------------------------
 

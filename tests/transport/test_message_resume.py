@@ -24,6 +24,7 @@ Move = tuple[str, int, Lane]
 VERBS = {
     "put": st.integers(0, 120_000),
     "stream": st.integers(0, 120_000),
+    "move": st.integers(1, 12),
     "feed": st.integers(1, 4),
     "send": st.integers(1, 6),
     "receive": st.integers(1, 6),
@@ -88,6 +89,9 @@ class Game:
                 wire.answer_one()
             case "handle":
                 wire.handle_one()
+            case "move":
+                for part in ("feed", "send", "receive", "answer"):
+                    self._step(part, lane)
             case "feed":
                 for producer in wire.producers:
                     wire.feed_one(producer)
@@ -138,7 +142,7 @@ async def _play(script: list[Move], *, streams: bool = True) -> Game:
     return game
 
 
-PLAIN = ("put", "send", "receive", "answer", "handle", "cancel", "cut", "expire")
+PLAIN = ("put", "move", "send", "receive", "answer", "handle", "cancel", "cut", "expire")
 
 
 @settings(max_examples=150, deadline=None)
@@ -256,15 +260,62 @@ async def test_a_stream_whose_beginning_is_gone_ends_clearly() -> None:
 
 
 async def test_a_stream_to_a_peer_that_restarted_ends_clearly_once_its_beginning_is_gone(wire: Wire) -> None:
-    old, young = wire.put_stream(content(0, 100_000)), wire.put_stream(content(1, 20_000))
+    old, young = (
+        wire.put_stream(content(0, 100_000), header=b"old"),
+        wire.put_stream(content(1, 20_000), header=b"young"),
+    )
     while not old.source.base:
         wire.step()
     assert not young.source.base
+    wire.opened.clear()
     wire.cut(restarted=True)
     assert wire.run_dry() == [content(1, 20_000)]
     with pytest.raises(StreamBrokenError, match="send it anew"):
         await old.message.done
     assert young.message.done.result() is None
+    assert wire.opened == [b"young"]
+
+
+async def test_to_a_peer_that_restarted_everything_is_new(wire: Wire) -> None:
+    """A small message follows its announcement at once, and the new process cannot claim what the old one had."""
+    wire.put(content(0, 40_000), Lane.ACTIVATIONS)
+    wire.put(content(1, 100_000))
+    move(wire, 12)
+    wire.lanes[Lane.ACTIVATIONS].clear()
+    wire.cut(restarted=True)
+    for _ in range(8):
+        wire.send_one()
+    assert [type(frame) for frame in wire.lanes[Lane.ACTIVATIONS]][:3] == [Begin, More, More]
+    assert wire.lanes[Lane.BULK][0] == Begin(2, 100_000, False, b"")
+    with pytest.raises(MalformedFrameError, match="does not wait for it"):
+        wire.outbox.on_grant(Grant(2, 8000, 100_000))
+
+
+async def test_a_message_that_waits_for_memory_waits_on_over_a_new_link(wire: Wire) -> None:
+    first, second = wire.put(content(0, 100_000)), wire.put(content(1, 100_000))
+    for _ in range(4):
+        move(wire, 1)
+    wire.cut()
+    wire.send_one(), wire.send_one()
+    wire.receive_one(Lane.BULK), wire.receive_one(Lane.BULK)
+    (grant,) = wire.answers
+    assert isinstance(grant, Grant)
+    assert grant.id == 1
+    assert sorted(wire.run_dry()) == sorted([content(0, 100_000), content(1, 100_000)])
+    assert first.done.done()
+    assert second.done.done()
+
+
+async def test_a_handler_may_leave_before_its_stream_is_announced_again(wire: Wire) -> None:
+    producer = wire.put_stream(content(0, 100_000))
+    while not wire.readers or not wire.inbox.progress:
+        wire.step()
+    wire.cut()
+    wire.leave(wire.readers[0])
+    wire.answers.clear()  # As if the answer were for a link that is not there yet.
+    wire.run_dry()
+    assert producer.message.done.result() is None
+    assert wire.is_empty()
 
 
 async def test_the_handler_of_a_stream_hears_that_the_rest_will_not_come(wire: Wire) -> None:
@@ -429,3 +480,20 @@ async def test_a_message_of_two_gigabytes_is_put_together_where_there_is_memory(
         wire.run_dry()
         assert wire.budget.held == 0
         assert wire.is_empty()
+
+
+@pytest.mark.parametrize("heard", [True, False])
+async def test_what_is_thrown_away_of_an_answered_stream_is_forgotten_with_the_link(wire: Wire, heard: bool) -> None:
+    """The link dies before the sender has said that nothing more comes, or even before it has heard the answer."""
+    producer = wire.put_stream(content(0, 100_000))
+    while not wire.readers or not wire.inbox.progress:
+        wire.step()
+    wire.leave(wire.readers[0])
+    assert wire.inbox._discarding
+    if heard:
+        while wire.answer_one():
+            pass
+    wire.cut()
+    wire.run_dry()
+    assert producer.message.done.result() is None
+    assert wire.is_empty()

@@ -184,7 +184,8 @@ async def test_nothing_is_made_for_a_peer_that_is_not_there() -> None:
 
 
 async def test_little_is_made_before_the_peer_has_memory() -> None:
-    limits = replace(QUICK, memory_per_peer=QUICK.stream_window, memory_total=QUICK.stream_window)
+    window = 2 << 20
+    limits = replace(QUICK, stream_window=window, memory_per_peer=window, memory_total=window)
     async with Exchange(limits) as (a, b):
         taken, go_on = asyncio.Event(), asyncio.Event()
 
@@ -195,7 +196,7 @@ async def test_little_is_made_before_the_peer_has_memory() -> None:
                 pass
 
         b.handler = handler
-        total = 400 * PIECE
+        total = 50 * PIECE
         made: list[int] = []
         first = asyncio.create_task(a.net.send_stream(b.net.address, Lane.BULK, b"", total, pieces(bytes(total))))
         await asyncio.wait_for(taken.wait(), 10)
