@@ -1,24 +1,25 @@
 """How fast an association sends: a short queue of known length, whatever the line loses, and a fair share of it.
 
-The controller regulates the queue that it sees, not an estimate of the line's rate. Once a round trip it takes the smallest round
-trip of that time, `standing`, compares it with the path's own round trip, `base`, and steps the window towards
+The controller regulates the queue that it sees, not an estimate of the line's rate. Once an epoch (a round trip, at least 30 ms)
+it takes the smallest round trip of that time, `standing`, compares it with the path's own, `base`, and steps the window towards
 
     window * (base + target) / standing,    target = base * 0.6 * packets ** (-1/3)
 
-where `packets` is the window without its queue. The fixed point is a queue of `target` seconds: a line that is always busy, and
-8 % more round trip at 100 Mbit/s and 50 ms. This is FAST TCP's law (Wei, Jin, Low, Hegde: "FAST TCP", IEEE/ACM Trans. Networking
-2006) with a target that falls with the rate, as in Swift (Kumar et al., SIGCOMM 2020, section 3.5): all flows of a queue see one
-delay, and only equal windows find it equally right. Neither losses nor clumped acknowledgements enter the law, so neither can
-mislead it.
+where `packets` is the window less its part of the queue. The fixed point is a queue of `target` seconds: a line that is always
+busy, and 8 % more round trip at 100 Mbit/s and 50 ms. This is FAST TCP's law (Wei, Jin, Low, Hegde: "FAST TCP", IEEE/ACM Trans.
+Networking 2006) with a target that falls as the rate grows, as in Swift (Kumar et al., SIGCOMM 2020, section 3.5): all flows of a
+queue see one delay, and only equal windows find it equally right. Neither losses nor clumped acknowledgements enter the law, so
+neither can mislead it.
 
-- *startup* doubles the window every round trip until a queue shows or the rate stops growing.
-- *drain* halts until the window is below what the path holds without queues. It comes after the start-up, every five seconds, and
-  when the queue is twice the target and stays. It shows the path's own round trip to everybody on the line, therefore flows
-  that share a line fall into step (BBR's ProbeRTT, draft-ietf-ccwg-bbr, section 5.3.4), and it tells whose queue it is.
-- *competing*: a queue that a drain does not empty is held by somebody who fills it. Then the window is CUBIC's
-  (`transport.sctp.competing`) until a drain succeeds, as in Copa (Arun, Balakrishnan, NSDI 2018, section 2.2).
-- *yielding* (polite only): a flow that shall not compete halves its window every round trip while the queue is not its own
-  (RFC 6817; draft-irtf-iccrg-ledbat-plus-plus), and takes the line again by doubling.
+- *startup* doubles the window every round trip until a queue shows (HyStart++, RFC 9406) or the rate stops growing.
+- *drain* halts until the window is below what the path holds without queues. It comes after the start-up, every five seconds,
+  when the queue is suspect, and when others drain. It shows the path's own round trip to everybody on the line (BBR's ProbeRTT,
+  draft-ietf-ccwg-bbr, section 5.3.4), and it tells whose queue it is. That all join is what makes the base true for newcomers.
+- *competing*: a queue that drains do not empty is held by somebody who fills it. Then the window is CUBIC's
+  (`transport.sctp.competing`) until two drains succeed; the idea of two modes is Copa's (Arun, Balakrishnan, NSDI 2018, section
+  2.2), what tells them apart is ours (`transport.sctp.rivalry`).
+- *yielding* (polite only): the target is smaller and flat, and while the queue is not its own the flow halves its window every
+  epoch (RFC 6817; draft-irtf-iccrg-ledbat-plus-plus). It takes an idle line again in growing steps.
 """
 
 from collections import deque
@@ -27,49 +28,43 @@ from transport.sctp.competing import CompetingWindow
 from transport.sctp.control import AckSample
 from transport.sctp.filters import BaseRtt, Epoch
 from transport.sctp.phases import STILL_AGAIN_S, Drain, LongerPath, Startup
+from transport.sctp.rivalry import SUSPECT_TARGETS, Rivalry
 
 MAX_RATE = 1.25e9  # 10 Gbit/s: no home line is faster, and a peer that acknowledges nonsense gets no more.
 MAX_WINDOW = 64 << 20  # 1 Gbit/s over 500 ms.
 INITIAL_PACKETS = 48  # RFC 6928 has 10 sent at once; these are paced.
 FIRST_RTT_S = 0.050  # Pace of the initial window where the round trip is unknown.
+LEAST_RTT_S = 0.0005  # Loopback and home networks: timers are no finer.
 LEAST_PACKETS = 4  # Three later packets show a loss (RFC 9002, section 6.1.1).
 LEAST_POLITE_PACKETS = 2  # draft-irtf-iccrg-ledbat-plus-plus, section 4.4
 
-TARGET_SHARE = 0.5
-TARGET_POWER = -1 / 3
-TARGET_MOST = 0.25
+TARGET_SHARE = 0.6
+TARGET_POWER = -1 / 3  # Steeper: no queue left at 1 Gbit/s. Flatter: flows even out too slowly.
+TARGET_MOST = 0.22  # Below 20 packets the target would cost a round trip more than a quarter.
 POLITE_TARGET_S = 0.025  # RFC 6817 allows 100 ms; a call in the same home should not hear it.
 POLITE_TARGET_SHARE = 0.5  # Of the target of others, so that a polite flow gives way to them as well.
+POLITE_TARGET_MOST = 0.06  # A target that grew while the flow yields would stop it from yielding.
+
 STEP = 0.5  # Gain of the law: the delay seen is a round trip old.
 LEAST_STEP, GREATEST_STEP = 0.8, 1.5  # One epoch may be a stall of the acknowledgements.
-STEADY_PACE = 1.10  # The window decides; the pace only spreads.
-STARTUP_PACE = 2.0
-
-FOREIGN_SHARE = 1.5  # The queue is suspect at this many targets
-SUSPECT_EPOCHS_LONG = 2  # where the queue is longer than the path
-SUSPECT_EPOCHS = 4  # for as many epochs.
-REMAINING_SHARE = 0.10  # A drain that leaves more than this share of the base found somebody else's queue.
-DRAIN_SHARE = 0.75
-TEST_SHARE = 0.9
-EMPTIED_TESTS = 2
-DRAIN_EVERY_S = 5.0
-COMPETING_TEST_S = 4.0
-COMPETING_TEST_MOST_S = 12.0
-FAIR_SHARE = 0.5  # Of the rate that was ours alone, once somebody has come.
-LEAST_RTT_S = 0.0005  # Loopback and home networks: timers are no finer.
+YIELD = 0.5
+TOO_MUCH_LOSS = 0.05  # A buffer too short for a queue to show drops what is too fast.
 USED_SHARE = 0.7  # A window that is not used does not grow.
 IDLE_EPOCHS = 3  # After as many epochs without a queue the steps double: the line became faster.
-MOST_DOUBLINGS = 4
-YIELD = 0.5
-CRUISE = 1.04
+MOST_DOUBLINGS = 4  # Then it is a new line, and the start-up measures it.
+
+STARTUP_HOLDS = 1.4  # A rate sample is a round trip's mean, while the rate doubles in it.
+STARTUP_PACE = 2.0  # A window a round trip on average, while the window doubles.
+WINDOW_PACE = 1.10  # The window decides; the pace only spreads.
+CRUISE = 1.04  # In the steady state, of the rate delivered: acknowledgements in clumps must not make clumps of packets.
 RATE_EPOCHS = 3
-LEAST_PACE_S = 0.1
-DIP_SHARE = 0.04
-DIP_TEST_S = 1.0
-RETURN_S = 15.0
-MEMORY_S = 30.0
-HOLD_LEAST_S, HOLD_ROUNDS = 0.5, 10
-POLITE_TARGET_MOST = 0.06
+LEAST_PACE_PACKETS = 20  # A second.
+
+DRAIN_SHARE = 0.75  # Of what the path holds: the queue empties even where some of those who share it do not drain.
+TEST_SHARE = 0.90  # Competing, a deeper drain would empty a queue that is not ours alone.
+DRAIN_EVERY_S = 5.0  # At 150 ms of round trip a drain costs 0.7 % of this time.
+REMAINING_SHARE = 0.10  # A drain that leaves more than this share of the base found somebody else's queue.
+LOWER_SHARE = 0.02  # A base that fell by this share was a queue: there may be more to drain.
 
 
 class RateController:
@@ -103,30 +98,21 @@ class RateController:
         self._startup = Startup()
         self._drain: Drain | None = None
         self._competing: CompetingWindow | None = None
-        self._tested_at = 0.0
-        self._suspect_epochs = 0
-        self._suspect_window = self._suspect_rate = 0.0
+        self._rivalry = Rivalry()
         self._longer = LongerPath()
-        self._idle_epochs = 0
-        self._suspected_at = -MEMORY_S
-        self._held_rtt = 0.0
-        self._held_until = 0.0
-        self._test_every = COMPETING_TEST_S
+        self._shallow = False
         self._rates: deque[float] = deque([0.0], maxlen=RATE_EPOCHS)
         self._cruise = 0.0
-        self._emptied = 0
-        self._episode_window = 0.0
-        self._left: tuple[float, float] | None = None
-        self._longest = 0.0
+        self._idle_epochs = 0
         self._last_base = 0.0
 
     @property
     def pacing_rate(self) -> float:
         """Bytes a second at which packets may leave."""
-        gain = STARTUP_PACE if self.state == "startup" and self._srtt else STEADY_PACE
+        gain = STARTUP_PACE if self.state == "startup" and self._srtt else WINDOW_PACE
         rate = gain * self.window / max(self._srtt or self._hint, LEAST_RTT_S)
         if self.state == "steady" and self._cruise:
-            rate = min(rate, max(self._cruise, self._least / LEAST_PACE_S))
+            rate = min(rate, max(self._cruise, LEAST_PACE_PACKETS * float(self.packet_bytes)))
         return min(MAX_RATE, rate)
 
     @property
@@ -167,13 +153,11 @@ class RateController:
             self._end_epoch(sample.now, epoch)
 
     def on_timeout(self, now: float) -> None:
-        """Nothing was acknowledged for a retransmission timeout: begin anew with the least window, the base stays known."""
+        """Nothing was acknowledged for a retransmission timeout: begin anew with the least window; the base stays known."""
         self._window = LEAST_PACKETS * float(self.packet_bytes)
         self._drain = self._competing = None
         self._base.held = False
-        self._startup = Startup()
-        self._epoch = Epoch(now)
-        self.state = "startup"
+        self._begin_startup(now)
 
     def on_restart(self, now: float) -> None:
         """The first packet after an idle time is about to leave: what was counted before it is no epoch."""
@@ -185,8 +169,6 @@ class RateController:
         self._reset()
         self._epoch = Epoch(now)
 
-    # Epochs
-
     def _end_epoch(self, now: float, epoch: Epoch) -> None:
         rate = epoch.rate(now)
         if not epoch.limited or rate > self._bandwidth:
@@ -196,23 +178,18 @@ class RateController:
             return
         self._rates.append(rate)
         self._cruise = 0.0
-        self._standing = epoch.standing
-        match self.state:
-            case "startup":
-                self._judge_startup(now, epoch, rate)
-            case "competing":
-                fell = epoch.standing < self._longest * (1 - DIP_SHARE) and now - self._tested_at > DIP_TEST_S
-                self._longest = max(epoch.standing, self._longest * 0.97)
-                if fell:
-                    self._begin_drain(now, epoch.standing)
-                else:
-                    self._test_when_due(now)
-            case _:
-                self._regulate(now, epoch)
+        if epoch.samples:
+            self._standing = epoch.standing
+        if self.state == "startup":
+            if self._startup.finished(epoch, rate):
+                self._end_startup(now)
+        elif self._competing is not None:
+            if self._rivalry.dip(now, self._standing) or self._rivalry.test_due(now):
+                self._begin_drain(now)
+        elif epoch.samples:
+            self._regulate(now, epoch)
 
-    def _judge_startup(self, now: float, epoch: Epoch, rate: float) -> None:
-        if self._startup.finished(epoch, rate):
-            self._begin_drain(now, epoch.standing)
+    # The law
 
     def _target(self, base: float) -> float:
         """Queueing delay to hold, in seconds."""
@@ -226,76 +203,80 @@ class RateController:
         base = self._base.value or epoch.standing
         target = self._target(base)
         delay = epoch.standing - base
-        if now < self._held_until:
-            self._held_rtt = max(self._held_rtt, epoch.standing)
-            if epoch.standing < self._held_rtt * (1 - DIP_SHARE):
-                self._begin_drain(now, epoch.standing)
+        if self._rivalry.holding(now):
+            if self._rivalry.dip(now, epoch.standing):
+                self._begin_drain(now)
             return
-        self._watch(now, delay, target)
-        if self._drain is not None or self._competing is not None or self._longer.waiting(now, epoch.standing):
+        self._watch(now, delay, target, base)
+        if self._drain is not None or self._longer.waiting(now, epoch.standing):
             return
-        lower = self._last_base - base > DIP_SHARE / 2 * base + self._base.tolerance
-        self._last_base = base
-        dip = self._longest > base + target and epoch.standing < self._longest * (1 - DIP_SHARE)
-        self._longest = max(epoch.standing, self._longest * 0.97)
-        if (lower or dip) and now - self._tested_at > DIP_TEST_S and not self.polite:
-            self._begin_drain(now, epoch.standing)
+        if self._drain_due(now, base, target):
+            self._begin_drain(now)
             return
-        step = 1 - STEP + STEP * (base + target) / (base + delay)
-        if self.polite and self._suspect_epochs:
+        self._step(now, epoch, (base + target) / (base + delay), idle=delay < target / 2)
+
+    def _step(self, now: float, epoch: Epoch, ratio: float, *, idle: bool) -> None:
+        step = 1 - STEP + STEP * ratio
+        if self.polite and self._rivalry.epochs:
             step = YIELD
-        if step > 1.0:
-            if epoch.limited or epoch.peak < USED_SHARE * self._window:
-                return
-            self._idle_epochs = self._idle_epochs + 1 if delay < target / 2 else 0
-            if self._idle_epochs > IDLE_EPOCHS + MOST_DOUBLINGS and not self.polite:
-                self._startup = Startup()
-                self.state = "startup"
-                return
-            if self._idle_epochs > IDLE_EPOCHS:
-                step = min(GREATEST_STEP, step ** (2 ** min(MOST_DOUBLINGS, self._idle_epochs - IDLE_EPOCHS)))
-        else:
+        if step <= 1.0:
             self._idle_epochs = 0
-        self._window = min(
-            float(MAX_WINDOW), max(self._least, self._window * max(step, YIELD if self.polite else LEAST_STEP))
-        )
+            step = max(step, YIELD if self.polite else LEAST_STEP)
+        elif epoch.limited or epoch.peak < USED_SHARE * self._window:
+            return
+        else:
+            self._idle_epochs = self._idle_epochs + 1 if idle else 0
+            doublings = self._idle_epochs - IDLE_EPOCHS
+            if self._shallow:
+                doublings = 0
+                step = step if epoch.loss <= TOO_MUCH_LOSS else 1 - epoch.loss / 2
+            if doublings > MOST_DOUBLINGS and not self.polite:
+                self._begin_startup(now)
+                return
+            if doublings > 0:
+                step = min(GREATEST_STEP, step ** (2 ** min(MOST_DOUBLINGS, doublings)))
+        self._window = min(float(MAX_WINDOW), max(self._least, self._window * step))
         if self._idle_epochs <= IDLE_EPOCHS:
             self._cruise = max(self._rates) * CRUISE * max(1.0, step)
-        pause = STILL_AGAIN_S if self._longer.watching else DRAIN_EVERY_S
-        if now - max(self._base.emptied_at, self._tested_at) > pause:
-            self._begin_drain(now, epoch.standing)
 
-    # Whose queue is it?
-
-    def _watch(self, now: float, delay: float, target: float) -> None:
-        if delay <= FOREIGN_SHARE * target + self._base.tolerance:
-            self._suspect_epochs = 0
+    def _watch(self, now: float, delay: float, target: float, base: float) -> None:
+        """Suspect a queue that stays."""
+        rivalry = self._rivalry
+        if delay <= SUSPECT_TARGETS * target + self._base.tolerance:
+            rivalry.epochs = 0
             if self.state == "yielding":
                 self.state = "steady"
                 self._base.held = False
             return
-        if not self._suspect_epochs:
-            self._episode_window = self._window
-        if not self._suspect_epochs and now - self._suspected_at > MEMORY_S:
-            self._suspect_window, self._suspect_rate = self._window, self._bandwidth
-        self._suspect_epochs += 1
-        self._suspected_at = now
-        if self.state == "yielding":
-            return
-        enough = SUSPECT_EPOCHS if delay < (self._base.value or delay) else SUSPECT_EPOCHS_LONG
-        if self._suspect_epochs < enough or self._longer.waiting(now, self._standing):
-            return
-        else:
-            self._begin_drain(now, self._standing)
+        rivalry.suspect(now, self._window, self._bandwidth)
+        if (
+            self.state != "yielding"
+            and rivalry.convinced(delay, base)
+            and not self._longer.waiting(now, self._standing)
+        ):
+            self._begin_drain(now)
 
-    def _begin_drain(self, now: float, standing: float) -> None:
-        base = self._base.value or standing
-        inherent = self._window * base / standing
+    def _drain_due(self, now: float, base: float, target: float) -> bool:
+        """Whether it is time to show the path's own round trip, or others are doing so."""
+        lower = self._last_base > base * (1 + LOWER_SHARE) + self._base.tolerance
+        self._last_base = base
+        dip = self._rivalry.dip(now, self._standing, base + target)
+        if not self.polite and (dip or (lower and self._rivalry.rested(now))):
+            return True
+        pause = STILL_AGAIN_S if self._longer.watching else DRAIN_EVERY_S
+        return now - max(self._base.emptied_at, self._rivalry.tested_at) > pause
+
+    # Draining
+
+    def _begin_drain(self, now: float) -> None:
+        base = self._base.value or self._standing
+        share = DRAIN_SHARE if self._competing is None else TEST_SHARE
         self._drain = Drain(
             now,
-            standing,
-            inherent * (DRAIN_SHARE if self._competing is None else TEST_SHARE),
-            self._competing is not None or self._suspect_epochs > 0,
+            standing=self._standing,
+            inherent=self._window * base / self._standing,
+            share=share,
+            patient=self._competing is not None or self._rivalry.epochs > 0,
         )
         self.state = "drain"
 
@@ -304,80 +285,66 @@ class RateController:
         if drain.see(sample, base + self._base.tolerance, self._srtt or base):
             self._drain = None
             self._epoch = Epoch(sample.now)
-            self._end_drain(sample.now, drain)
+            self._rivalry.tested_at = sample.now
+            self._end_drain(sample.now, drain, base)
 
-    def _end_drain(self, now: float, drain: Drain) -> None:
-        base = self._base.value or drain.standing
+    def _end_drain(self, now: float, drain: Drain, base: float) -> None:
         remaining = drain.least - base
-        self._tested_at = now
-        if remaining > max(self._target(base), REMAINING_SHARE * base) + self._base.tolerance:
-            if self._competing is None and self._longer.judge(now, drain.standing, drain.least):
-                self._wait_or_adopt(now, drain)
-            elif self._may_be_newcomer(now):
-                self._held_rtt = 0.0
-                self._held_until = now + max(HOLD_LEAST_S, HOLD_ROUNDS * drain.least)
-                self.state = "steady"
-            else:
-                self._emptied = 0
-                self._compete(now, drain.standing, drain.started)
+        still = remaining > self._base.tolerance and self._longer.judge(now, drain.standing, drain.least)
+        foreign = remaining > max(self._target(base), REMAINING_SHARE * base) + self._base.tolerance
+        if foreign and not drain.first:
+            self._find_foreign(now, drain, still=still and self._competing is None)
             return
-        if remaining > self._base.tolerance and self._longer.judge(now, drain.standing, drain.least):
-            self._adopt_when_sure(now, drain.least)
+        if still:
+            base = self._adopt_when_sure(now, drain.least, base)
         else:
             self._longer.clear()
-        base = self._base.value or drain.standing
-        if self._competing is not None:
-            self._emptied += 1
-            if self._emptied < EMPTIED_TESTS:
-                self._compete(now, drain.standing, drain.started)
-                return
-            self._left = (now, self._competing.window)
-        self.state = "steady"
+        if self._competing is not None and not self._rivalry.may_leave(now, self._competing):
+            self._compete(now, drain)
+            return
         self._competing = None
-        self._base.held = False
-        self._suspect_epochs = 0
-        self._held_until = 0.0
-        self._standing = drain.standing
-        self._window = max(self._least, self._window * min(1.0, (base + self._target(base)) / drain.standing))
+        self._rivalry.clear()
+        self._settle(drain, min(self._window, drain.inherent * (base + self._target(base)) / base))
 
-    def _may_be_newcomer(self, now: float) -> bool:
-        return (
-            self._competing is None
-            and not self.polite
-            and not self._held_until
-            and (self._left is None or now - self._left[0] > RETURN_S)
-        )
+    def _find_foreign(self, now: float, drain: Drain, *, still: bool) -> None:
+        """The queue did not go: the path is longer, a newcomer starts, or somebody keeps it full."""
+        if still:
+            self._settle(drain, self._window if self.polite else max(self._window, self._rivalry.before))
+            self._adopt_when_sure(now, drain.least, drain.least)
+        elif self._competing is None and not self.polite and self._rivalry.hold(now, drain.least):
+            self._settle(drain, self._window)
+        else:
+            self._rivalry.refused()
+            self._compete(now, drain)
 
-    def _wait_or_adopt(self, now: float, drain: Drain) -> None:
+    def _settle(self, drain: Drain, window: float) -> None:
         self.state = "steady"
+        self._base.held = False
         self._standing = drain.standing
-        if not self.polite:
-            self._window = max(self._window, self._episode_window)
-        self._adopt_when_sure(now, drain.least)
+        self._window = max(self._least, window)
 
-    def _adopt_when_sure(self, now: float, rtt: float) -> None:
-        if self._longer.sure:
-            self._base.adopt(now, rtt)
-            self._longer.clear()
-            self._suspect_epochs = 0
+    def _adopt_when_sure(self, now: float, rtt: float, base: float) -> float:
+        if not self._longer.sure:
+            return base
+        self._base.adopt(now, rtt)
+        self._longer.clear()
+        self._rivalry.clear()
+        return rtt
 
-    def _compete(self, now: float, standing: float, since: float) -> None:
+    # Competing
+
+    def _compete(self, now: float, drain: Drain) -> None:
         self._base.held = True
         if self.polite:
             self.state = "yielding"
-            self._window *= YIELD
+            self._competing = None
+            self._window = max(self._least, self._window * YIELD)
             return
         self.state = "competing"
-        self._held_until = 0.0
         if self._competing is None:
-            fair = FAIR_SHARE * self._suspect_rate * standing
-            window = max(self._window, self._suspect_window, fair)
-            if self._left is not None and now - self._left[0] < RETURN_S:
-                window = max(window, self._left[1])
-            self._longest = standing
-            self._competing = CompetingWindow(now, window, self.packet_bytes)
+            self._competing = self._rivalry.compete(now, self._window, drain.standing, self.packet_bytes)
         else:
-            self._competing.pause(now, now - since)
+            self._competing.pause(now, now - drain.started)
         self._window = self._competing.window
 
     def _on_ack_competing(self, sample: AckSample, competing: CompetingWindow) -> None:
@@ -386,16 +353,22 @@ class RateController:
         delay = sample.rtt - self._base.value
         competing.see_delay(sample.now, delay)
         if sample.lost and competing.on_loss(sample.now, sample.rtt, delay):
-            self._test_when_due(sample.now)
-        elif not sample.app_limited:
-            competing.grow(sample.now, sample.rtt, sample.acked)
+            test = self._rivalry.test_due(sample.now)
+        else:
+            test = self.polite
+            if not sample.app_limited:
+                competing.grow(sample.now, sample.rtt, sample.acked)
         self._window = min(float(MAX_WINDOW), competing.window)
-
-    def _test_when_due(self, now: float) -> None:
-        if self.polite or now - self._tested_at > self._test_every:
-            self._begin_drain(now, self._standing)
+        if test:
+            self._begin_drain(sample.now)
 
     # Start-up
+
+    def _begin_startup(self, now: float) -> None:
+        self._startup = Startup()
+        self._epoch = Epoch(now)
+        self._idle_epochs = 0
+        self.state = "startup"
 
     def _on_ack_starting(self, sample: AckSample) -> None:
         full = self._startup.queue_shows(sample, self._base.value)
@@ -403,4 +376,12 @@ class RateController:
             self._window = min(float(MAX_WINDOW), self._window + sample.acked)
         if full:
             self._standing = self._startup.least
-            self._begin_drain(sample.now, self._standing)
+            self._end_startup(sample.now)
+
+    def _end_startup(self, now: float) -> None:
+        """Drain at once. The queue seen is a round trip old, and the window has grown since: the rate tells more."""
+        self._begin_drain(now)
+        self._shallow = self._startup.lossy
+        if self._drain is not None:
+            self._drain.first = True
+            self._drain.limit(STARTUP_HOLDS * self._startup.fastest * (self._base.value or self._standing))

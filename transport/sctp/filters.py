@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from transport.sctp.control import AckSample
 
-BASE_MEMORY_S = 60.0  # Small changes of the route are forgotten after this time; larger ones a drain shows sooner.
-BASE_BUCKET_S = 5.0
+BASE_MEMORY_S = 20.0  # Four drains; larger changes of the route a drain shows sooner.
+BASE_BUCKET_S = 2.5
 EMPTY_SHARE = 0.02  # A round trip this much over the base still tells of an empty queue,
 EMPTY_NOISE_S = 0.0004  # and so does one that is later by what a scheduler adds.
 EPOCH_SAMPLES = 4  # The smallest of fewer round trips tells more of the scheduler than of the queue.
@@ -14,7 +14,7 @@ EPOCH_LEAST_S = 0.030
 
 
 class BaseRtt:
-    """The round trip without queues: the smallest of the last minute.
+    """The round trip without queues: the smallest of the last twenty seconds.
 
     Noise only ever adds to a round trip, so the smallest is the best estimate.
     """

@@ -20,6 +20,10 @@ STILL_SHARE, STILL_NOISE_S = 0.03, 0.0005  # One that varies by less than this m
 STILL_AGAIN_S = 2.5  # Time between two looks,
 STILL_LOOKS = 4  # and how many make sure. CUBIC's window stands nearly still for about five seconds.
 
+ROUNDS = 1.25  # Once the window is low a packet needs one to meet the shorter queue and tell.
+PATIENT_ROUNDS = 2.5  # Others who joined a round trip later are done as well.
+GIVE_UP_ROUNDS = 2  # The window comes down in one, unless acknowledgements are lost.
+
 
 class LongerPath:
     """Tells a path that became longer from a queue that others hold: neither our window nor time changes its round trip."""
@@ -64,11 +68,18 @@ class LongerPath:
 
 
 class Startup:
-    """Notices that the line is full, by its queue, its rate, or its losses."""
+    """Notices that the line is full, by its queue, its rate, or its losses.
+
+    Attributes:
+        suspects: the newest round trip was longer than the path's own: the window should grow no further before more is known.
+        lossy: it ended because too much was lost, without a queue.
+        fastest: highest delivery rate of a sample, bytes a second.
+    """
 
     def __init__(self) -> None:
         self._recent: deque[float] = deque(maxlen=SAMPLES)
-        self.suspects = False
+        self.suspects = self.lossy = False
+        self.fastest = 0.0
         self._rate = 0.0
         self._flat = 0
 
@@ -79,6 +90,7 @@ class Startup:
 
     def queue_shows(self, sample: AckSample, base: float | None) -> bool:
         """Whether the last round trips all were longer than the path's own (HyStart++, RFC 9406)."""
+        self.fastest = max(self.fastest, sample.delivery_rate or 0.0)
         if sample.rtt is None or base is None:
             return False
         self._recent.append(sample.rtt)
@@ -88,7 +100,8 @@ class Startup:
 
     def finished(self, epoch: Epoch, rate: float) -> bool:
         """Whether an epoch shows that the rate no longer grows, or that too much is lost."""
-        if epoch.loss > LOSS:
+        self.lossy = epoch.loss > LOSS
+        if self.lossy:
             return True
         if epoch.limited:
             return False
@@ -105,25 +118,36 @@ class Drain:
     Attributes:
         started: when.
         standing: the round trip before, in seconds.
-        window: bytes that may be on their way meanwhile.
-        testing: whether the queue may be somebody else's.
+        inherent: bytes of this flow that the path holds without queues.
+        first: it ends a start-up, whose overshoot may take longer.
         least: smallest round trip since.
     """
 
-    def __init__(self, now: float, standing: float, window: float, testing: bool) -> None:
+    def __init__(self, now: float, *, standing: float, inherent: float, share: float, patient: bool) -> None:
         self.started = now
         self.standing = standing
-        self.window = window
-        self.testing = testing
+        self.inherent = inherent
+        self.first = False
         self.least = float("inf")
+        self._share = share
+        self._rounds = PATIENT_ROUNDS if patient else ROUNDS
         self._low_at: float | None = None
+
+    @property
+    def window(self) -> float:
+        """Bytes that may be on their way meanwhile."""
+        return self.inherent * self._share
+
+    def limit(self, inherent: float) -> None:
+        """The path holds no more than this."""
+        self.inherent = min(self.inherent, inherent)
 
     def see(self, sample: AckSample, empty: float, srtt: float) -> bool:
         """Learn from an acknowledgement; `empty` is a round trip that met no queue. Whether the drain is over."""
         if sample.rtt is not None:
             self.least = min(self.least, sample.rtt)
         if self._low_at is None:
-            if sample.inflight <= self.window or sample.now - self.started > 2 * srtt:
+            if sample.inflight <= self.window or sample.now - self.started > GIVE_UP_ROUNDS * srtt:
                 self._low_at = sample.now
             return False
-        return self.least <= empty or sample.now - self._low_at > (2.5 if self.testing else 1.25) * self.least
+        return self.least <= empty or sample.now - self._low_at > self._rounds * self.least
