@@ -115,7 +115,7 @@ class PeerNet:
         return self._peer_ice_servers.get(address, self._ice_servers)
 
     def set_polite(self, polite: bool) -> None:
-        """Yield to the household's own use of the line, or stop doing so, at once on all links."""
+        """Yield to the household's own use of the line, or stop doing so, on all links within about a second."""
         self._context.options.polite = polite
 
     async def allow(self, peers: set[str]) -> None:

@@ -11,6 +11,7 @@ from transport.identity import NodeKey
 from transport.lane import Lane
 from transport.limits import PeerLimits
 from transport.peer import PeerNet
+from transport.sctp.allowance import Allowance
 
 logging.getLogger("aioice").setLevel(logging.WARNING)
 
@@ -61,7 +62,9 @@ class Switchboard:
         self.tamper: Tamper | None = None
         self._jobs: set[asyncio.Task[None]] = set()
 
-    def join(self, key: NodeKey | None = None, limits: PeerLimits | None = None) -> Node:
+    def join(
+        self, key: NodeKey | None = None, limits: PeerLimits | None = None, allowance: Allowance | None = None
+    ) -> Node:
         key = key or NodeKey.generate()
 
         async def send_signal(recipient: str, envelope: bytes) -> None:
@@ -70,7 +73,7 @@ class Switchboard:
         async def on_message(peer: str, lane: Lane, header: bytes, payload: memoryview) -> None:
             await node.take(peer, lane, header, payload)
 
-        node = Node(key, PeerNet(key, send_signal, on_message, loopback=True, limits=limits))
+        node = Node(key, PeerNet(key, send_signal, on_message, loopback=True, limits=limits, allowance=allowance))
         self.nodes[key.address] = node
         return node
 

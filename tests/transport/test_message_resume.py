@@ -18,6 +18,7 @@ from transport.lane import Lane
 from transport.limits import PeerLimits
 from transport.outbox import Outgoing
 from transport.source import Chunks
+from transport.stream import IncomingStream
 
 Move = tuple[str, int, Lane]
 
@@ -497,3 +498,18 @@ async def test_what_is_thrown_away_of_an_answered_stream_is_forgotten_with_the_l
     wire.run_dry()
     assert producer.message.done.result() is None
     assert wire.is_empty()
+
+
+async def test_a_broken_stream_frees_what_its_handler_has_not_taken() -> None:
+    stream = IncomingStream("peer", Lane.BULK, 1, b"", 10, lambda _: None)
+    stream.push(memoryview(b"12345"))
+    stream.break_off("it was cut")
+    with pytest.raises(StreamBrokenError, match="5 of 10 bytes of a stream: it was cut"):
+        await anext(stream)
+
+
+async def test_a_stream_that_is_whole_cannot_break_any_more() -> None:
+    stream = IncomingStream("peer", Lane.BULK, 1, b"", 5, lambda _: None)
+    stream.push(memoryview(b"12345"))
+    stream.break_off("too late")
+    assert [bytes(chunk) async for chunk in stream] == [b"12345"]

@@ -368,7 +368,8 @@ async def test_streams_and_messages_go_on_where_they_were_when_the_link_dies(mon
 
 
 async def test_what_is_left_of_a_message_is_forgotten_when_no_link_comes() -> None:
-    async with Exchange(replace(NARROW, resume_s=0.2, reach_s=3600)) as (a, b):
+    """Until then its receiver too tries to connect: it may be the only one that has noticed the loss."""
+    async with Exchange(replace(NARROW, resume_s=0.5, reach_s=3600)) as (a, b):
         broken = asyncio.Event()
 
         async def handler(stream: IncomingStream) -> None:
@@ -391,6 +392,8 @@ async def test_what_is_left_of_a_message_is_forgotten_when_no_link_comes() -> No
         await a.net.allow(set())  # The peer is gone and does not come back.
         with pytest.raises(PeerNotAllowedError):
             await sending
+        await until(lambda: b.net.stats()[a.net.address].state is LinkState.CONNECTING, 3)
+        assert not broken.is_set()
         await asyncio.wait_for(broken.wait(), 10)
         await until(lambda: b.net.memory_held == 0)
 

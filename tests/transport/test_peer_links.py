@@ -11,18 +11,22 @@ import pytest
 
 from tests.transport.conftest import Node, Received, Switchboard, until
 from transport.errors import (
+    BadAddressError,
     ConnectError,
     DeliveryFailedError,
     MessageLimitError,
+    MessageRefusedError,
     PeerNotAllowedError,
     PeerUnreachableError,
 )
 from transport.framing import MAX_HEADER
+from transport.ice import IceServer
 from transport.identity import NodeKey
 from transport.lane import Lane
 from transport.limits import PeerLimits
-from transport.peer import MAX_STRANGERS
+from transport.peer import MAX_PEER_ORDERS, MAX_STRANGERS
 from transport.rtc import MAX_EARLY_FRAMES, RtcConnection
+from transport.sctp.allowance import Allowance
 from transport.signalling import MAX_ENVELOPE
 from transport.stats import LinkState
 
@@ -341,6 +345,68 @@ async def test_sixty_four_megabytes_beside_a_busy_control_lane(switchboard: Swit
     grown_mb = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
     assert grown_mb < 64 * 2 + 60  # the receiver's copy, the test's own copy, and queues
     assert told > 5  # each overtook what was left of the bulk
+
+
+async def test_all_links_take_from_one_allowance(switchboard: Switchboard) -> None:
+    keys = [NodeKey.generate() for _ in range(3)]
+    allowance = Allowance()
+    hub, *others = (switchboard.join(key, QUICK, allowance=allowance if key is keys[0] else None) for key in keys)
+    await hub.net.allow({other.address for other in others})
+    for other in others:
+        await other.net.allow({hub.address})
+        await hub.net.send(other.address, Lane.BULK, b"", bytes(200_000))
+    assert allowance.usage.used > 400_000
+    used = allowance.usage.used
+    await others[0].net.send(hub.address, Lane.BULK, b"", bytes(200_000))
+    await until(lambda: allowance.usage.used > used + 200_000)
+
+
+async def test_politeness_changes_while_links_are_up(switchboard: Switchboard) -> None:
+    a, b = await switchboard.pair(QUICK)
+    await a.net.send(b.address, Lane.CONTROL, b"x")
+    link = a.net._sessions[b.address]._link
+    assert link is not None
+    assert not link._connection.polite
+    for polite in (True, False):
+        a.net.set_polite(polite)
+        await until(lambda polite=polite: link._connection.polite is polite)  # type: ignore[misc]
+
+
+async def test_a_peer_may_have_relays_of_its_own(switchboard: Switchboard) -> None:
+    own, common = IceServer("turn:own.example:3478", "u", "p"), IceServer("stun:all.example:3478")
+    node, peer, other = switchboard.join(), NodeKey.generate().address, NodeKey.generate().address
+    servers = node.net._context.ice_servers
+    node.net.set_ice_servers([common])
+    node.net.set_peer_ice_servers(peer, [own, common])  # May come before the plan.
+    await node.net.allow({peer, other})
+    assert servers(peer) == (own, common)
+    assert servers(other) == (common,)
+    node.net.set_peer_ice_servers(peer, [])
+    assert servers(peer) == (common,)
+    node.net.set_peer_ice_servers(peer, [own])
+    await node.net.allow({other})
+    assert servers(peer) == (common,)
+    with pytest.raises(BadAddressError):
+        node.net.set_peer_ice_servers("nobody", [own])
+
+
+async def test_relay_orders_are_bounded(switchboard: Switchboard) -> None:
+    node = switchboard.join()
+    addresses = [NodeKey.generate().address for _ in range(MAX_PEER_ORDERS + 1)]
+    for address in addresses:
+        node.net.set_peer_ice_servers(address, [IceServer("stun:one.example:3478")])
+    assert [bool(node.net._context.ice_servers(address)) for address in addresses] == [False] + [True] * MAX_PEER_ORDERS
+
+
+async def test_a_message_is_refused_with_a_reason(switchboard: Switchboard) -> None:
+    a, b = await switchboard.pair(QUICK)
+
+    async def handler(message: Received) -> None:
+        raise MessageRefusedError("no worker for stage 3")
+
+    b.handler = handler
+    with pytest.raises(DeliveryFailedError, match="no worker for stage 3"):
+        await a.net.send(b.address, Lane.CONTROL, b"x")
 
 
 def test_a_node_is_its_key(switchboard: Switchboard) -> None:
