@@ -38,7 +38,9 @@ class PathProbe:
         self.moved = ""
 
     def send(self) -> None:
-        """Send one probe, about 100 bytes; nothing waits for its answer."""
+        """Send one probe, about 100 bytes, unless the sockets are closed already; nothing waits for its answer."""
+        if self._connection._closing:
+            return
         request = self._connection.build_request(self._pair, nominate=False)
         request.add_message_integrity(self._key)
         transactions = self._pair.protocol.transactions

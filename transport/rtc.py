@@ -7,7 +7,6 @@ it a relay (``checks`` chooses instead); aiortc offers three fingerprints for on
 
 import asyncio
 import logging
-import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -39,7 +38,6 @@ LOG = logging.getLogger(__name__)
 
 MAX_EARLY_FRAMES = 1024  # The eager window in frames: the most that an honest peer sends unasked.
 PRIORITIES = {Lane.CONTROL: 0, Lane.ACTIVATIONS: 1, Lane.BULK: 2}  # Control first; the others by weight.
-RECEIVE_BUFFER = 4 << 20  # The system gives what it allows, on Linux twice net.core.rmem_max.
 
 
 class RtcLane:
@@ -159,7 +157,7 @@ class RtcConnection:
     @property
     def pair(self) -> str:
         """Kinds of the nominated candidates, local and remote; empty before there is one."""
-        nominated = self._ice_connection()._nominated.get(1)
+        nominated = self._nominated()
         return f"{nominated.local_candidate.type}/{nominated.remote_candidate.type}" if nominated else ""
 
     @property
@@ -269,9 +267,10 @@ class RtcConnection:
 
     def probe(self) -> None:
         """Ask the path for a sign of life; the answer is counted in ``answers``."""
-        if self._probe is None:
+        if self._probe is None and self._nominated() is not None:
             self._probe = PathProbe(self._ice_connection())
-        self._probe.send()
+        if self._probe is not None:
+            self._probe.send()
 
     @property
     def answers(self) -> int:
@@ -287,6 +286,9 @@ class RtcConnection:
         """Return, with the reason, when this end of the path has gone or the system would send another way.
 
         A link that did not take the system's own way from the start ends only with its address.
+
+        Raises:
+            ConnectError: there is no path.
         """
         base, remote = self._ends()
         usual = source_for(remote) == base
@@ -341,7 +343,9 @@ class RtcConnection:
 
     def _ends(self) -> tuple[str, str]:
         """The addresses between which this node's packets go at first: its own, and the peer's or the relay's."""
-        pair = self._ice_connection()._nominated[1]
+        pair = self._nominated()
+        if pair is None:
+            raise ConnectError("the connection has no path any more")
         transport = pair.protocol.transport
         inner = getattr(transport, "_TurnTransport__inner_protocol", None)
         if inner is None:
@@ -358,17 +362,13 @@ class RtcConnection:
         """aioice's connection: aiortc gives no other way to the nominated pair or the addresses to gather."""
         return self._sctp.transport.transport._connection
 
+    def _nominated(self) -> Any:
+        """aioice's nominated pair, None before there is one and after the end."""
+        return self._ice_connection()._nominated.get(1)
+
     def _local(self) -> Description:
-        self._widen_buffers()
         text = drop_other_fingerprints(self._pc.localDescription.sdp)
         return read_description(text, loopback=self._loopback)
-
-    def _widen_buffers(self) -> None:
-        """Ask for room for a burst: the usual 208 KB hold 90 packets, fewer than one window of SCTP."""
-        for protocol in self._ice_connection()._protocols:
-            end = protocol.transport.get_extra_info("socket") if hasattr(protocol.transport, "get_extra_info") else None
-            if end is not None:
-                end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER)
 
     async def _remote(self, description: Description, kind: str) -> None:
         try:
