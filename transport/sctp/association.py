@@ -30,7 +30,7 @@ from transport.sctp.datagram import open_path
 from transport.sctp.datapath import DataPath, Setup
 from transport.sctp.dtls import open_records
 from transport.sctp.mtu import BASE_MTU
-from transport.sctp.packet import TSN_MASK
+from transport.sctp.packet import TSN_MASK, parameters_hold, split
 from transport.sctp.receive import RECEIVE_WINDOW, Message, ReceiveBook
 from transport.sctp.schedule import Outgoing
 from transport.sctp.send import SendBook
@@ -134,6 +134,8 @@ class FastSctpTransport(RTCSctpTransport):
         known = CHUNK_TYPES.get(kind)
         if known is None or len(self._controls) >= MAX_CONTROL:
             return
+        if not parameters_hold(body, kind, 0, len(body)):
+            return
         try:
             chunk = known(flags=flags, body=body)
         except (struct.error, ValueError) as error:
@@ -229,6 +231,8 @@ class FastSctpTransport(RTCSctpTransport):
             self._data.on_packets([data])
             return
         try:
+            if not all(parameters_hold(data, kind, start, end) for kind, _, start, end in split(data)):
+                return
             await super()._handle_data(data)
         except (AssertionError, struct.error, ValueError) as error:
             LOG.debug("a packet of the handshake is left out: %r", error)

@@ -35,6 +35,8 @@ TSN_MODULO = 1 << 32
 TSN_MASK = TSN_MODULO - 1
 HALF_TSN = 1 << 31
 
+# Bytes of a body before its parameters or causes, by kind: INIT, INIT ACK, HEARTBEAT, its ACK, ABORT, ERROR, RE-CONFIG.
+_BEFORE_PARAMETERS = {1: 16, 2: 16, 4: 0, 5: 0, 6: 0, 9: 0, 130: 0}
 _NO_CHECKSUM = b"\0\0\0\0"
 _PADDING = (b"", b"\0\0\0", b"\0\0", b"\0")  # Indexed by length modulo four.
 _PORTS_AND_TAG = Struct("!HHL").pack
@@ -44,6 +46,7 @@ _SACK_HEAD = Struct("!BBHLLHH").pack
 _CHUNK_HEAD = Struct("!BBH").pack
 _TAG = Struct("!L").unpack_from
 _LITTLE = Struct("<L").unpack_from
+_LENGTH = Struct("!H").unpack_from
 _CAUSE_HEAD = Struct("!HH").pack
 
 
@@ -144,6 +147,17 @@ def split(packet: bytes) -> list[tuple[int, int, int, int]]:
         found.append((kind, flags, position + CHUNK_HEADER, end))
         position = (end + 3) & ~3
     return found
+
+
+def parameters_hold(packet: bytes, kind: int, start: int, end: int) -> bool:
+    """Whether the parameters in a chunk's body end where it ends; one of no length would keep aiortc's reader for ever."""
+    start += _BEFORE_PARAMETERS.get(kind, end - start)
+    while start + 4 <= end:
+        length = _LENGTH(packet, start + 2)[0]
+        if length < 4 or start + length > end:
+            return False
+        start += (length + 3) & ~3
+    return True
 
 
 def read_sack(packet: bytes, start: int, end: int) -> Sack:
