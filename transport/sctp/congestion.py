@@ -48,7 +48,7 @@ POLITE_TARGET_MOST = 0.06  # A target that grew while the flow yields would stop
 STEP = 0.5  # Gain of the law: the delay seen is a round trip old.
 LEAST_STEP, GREATEST_STEP = 0.8, 1.5  # One epoch may be a stall of the acknowledgements.
 YIELD = 0.5
-TOO_MUCH_LOSS = 0.05  # A buffer too short for a queue to show drops what is too fast.
+TOO_MUCH_LOSS = 0.10  # A buffer too short for a queue to show drops what is too fast.
 USED_SHARE = 0.7  # A window that is not used does not grow.
 IDLE_EPOCHS = 3  # After as many epochs without a queue the steps double: the line became faster.
 MOST_DOUBLINGS = 4  # Then it is a new line, and the start-up measures it.
@@ -156,7 +156,6 @@ class RateController:
         """Nothing was acknowledged for a retransmission timeout: begin anew with the least window; the base stays known."""
         self._window = LEAST_PACKETS * float(self.packet_bytes)
         self._drain = self._competing = None
-        self._base.held = False
         self._begin_startup(now)
 
     def on_restart(self, now: float) -> None:
@@ -176,6 +175,7 @@ class RateController:
         self._epoch = Epoch(now)
         if self._drain is not None:
             return
+        self._base.held = self.polite or self._competing is not None
         self._rates.append(rate)
         self._cruise = 0.0
         if epoch.samples:
@@ -213,7 +213,7 @@ class RateController:
         if self._drain_due(now, base, target):
             self._begin_drain(now)
             return
-        self._step(now, epoch, (base + target) / (base + delay), idle=delay < target / 2)
+        self._step(now, epoch, (base + target) / (base + delay), idle=delay < target * (1 if self.polite else 0.5))
 
     def _step(self, now: float, epoch: Epoch, ratio: float, *, idle: bool) -> None:
         step = 1 - STEP + STEP * ratio
@@ -229,12 +229,12 @@ class RateController:
             doublings = self._idle_epochs - IDLE_EPOCHS
             if self._shallow:
                 doublings = 0
-                step = step if epoch.loss <= TOO_MUCH_LOSS else 1 - epoch.loss / 2
+                step = step if epoch.loss <= TOO_MUCH_LOSS else 1 - epoch.loss / 4
             if doublings > MOST_DOUBLINGS and not self.polite:
                 self._begin_startup(now)
                 return
             if doublings > 0:
-                step = min(GREATEST_STEP, step ** (2 ** min(MOST_DOUBLINGS, doublings)))
+                step = min(1 / YIELD if self.polite else GREATEST_STEP, step ** (2 ** min(MOST_DOUBLINGS, doublings)))
         self._window = min(float(MAX_WINDOW), max(self._least, self._window * step))
         if self._idle_epochs <= IDLE_EPOCHS:
             self._cruise = max(self._rates) * CRUISE * max(1.0, step)
@@ -246,7 +246,6 @@ class RateController:
             rivalry.epochs = 0
             if self.state == "yielding":
                 self.state = "steady"
-                self._base.held = False
             return
         rivalry.suspect(now, self._window, self._bandwidth)
         if (
@@ -319,7 +318,6 @@ class RateController:
 
     def _settle(self, drain: Drain, window: float) -> None:
         self.state = "steady"
-        self._base.held = False
         self._standing = drain.standing
         self._window = max(self._least, window)
 
@@ -334,7 +332,6 @@ class RateController:
     # Competing
 
     def _compete(self, now: float, drain: Drain) -> None:
-        self._base.held = True
         if self.polite:
             self.state = "yielding"
             self._competing = None
