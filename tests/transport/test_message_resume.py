@@ -513,3 +513,24 @@ async def test_a_stream_that_is_whole_cannot_break_any_more() -> None:
     stream.push(memoryview(b"12345"))
     stream.break_off("too late")
     assert [bytes(chunk) async for chunk in stream] == [b"12345"]
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_a_sender_says_that_nothing_more_comes_of_a_stream_that_was_answered(wire: Wire, cancelled: bool) -> None:
+    """Only then may the receiver take bytes with that number for a mistake again."""
+    producer = wire.put_stream(content(0, 100_000))
+    while not wire.readers or not wire.inbox.progress:
+        wire.step()
+    wire.leave(wire.readers[0], "enough")
+    if cancelled:
+        wire.outbox.cancel(producer.message)
+    wire.answer_one()
+    assert 0 < producer.message.high < 100_000
+    wire.run_dry()
+    assert producer.message.done.done()
+    assert wire.is_empty()
+    with pytest.raises(MalformedFrameError, match="not announced"):
+        wire.inbox.on_more(Lane.BULK, More(producer.message.id, producer.message.high, b"x"))
+    if not cancelled:
+        with pytest.raises(DeliveryFailedError, match="enough"):
+            await producer.message.done
