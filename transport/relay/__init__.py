@@ -8,6 +8,7 @@
     policy       which addresses may be peers               usage      counters, quotas, rates
     guard        what strangers may cost                    stream     clients over TCP and TLS
     datagrams    UDP in batches                             metrics    Prometheus text, health
+    speed        tests the speed of a client's line
     announce     tells the coordinator                      coturn     Debian's relay, with the same options
 
 Errors: ``RelayError`` and below it ``OptionsError`` (an option cannot be used), ``ListenError`` (an address or port cannot be

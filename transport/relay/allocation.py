@@ -12,6 +12,7 @@ from transport.relay.credentials import Grant
 from transport.relay.datagrams import DatagramSocket
 from transport.relay.errors import ListenError, RefusedError
 from transport.relay.message import Address, Attribute
+from transport.relay.speed import Trial
 from transport.relay.usage import Bucket, Counters, User
 
 PERMISSION_S = 300.0  # RFC 8656 section 9.
@@ -44,6 +45,13 @@ class Client(Protocol):
 
     def changed(self, change: int) -> "Client | None":
         """The way by another address or port of the relay (CHANGE-REQUEST, RFC 5780); None where there is none."""
+
+    def measure(self, trial: Trial) -> None:
+        """Begin a speed test once the answer is written.
+
+        Raises:
+            RefusedError: 400, not on this way.
+        """
 
     def origin(self) -> Sequence[Address]:
         """The relay's address on this way, and the one with other IP address and port where there is one."""

@@ -17,6 +17,7 @@ from transport.relay.guard import StrangerGuard
 from transport.relay.message import Address, Attribute, Message
 from transport.relay.options import RelayOptions
 from transport.relay.policy import PeerPolicy
+from transport.relay.speed import SpeedTests
 from transport.relay.usage import Bucket, Counters, Users
 
 DEFAULT_LIFETIME_S = 600  # RFC 8656 section 7.2: never less is granted.
@@ -33,6 +34,7 @@ class Desk:
 
     Attributes:
         allocations: by relayed address as peers see it.
+        speed: the speed tests.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class Desk:
         self.bucket = Bucket(options.quota.total_rate)
         self.users = Users(options.quota.user_rate)
         self.allocations: dict[Address, Allocation] = {}
+        self.speed = SpeedTests(options.quota, self.bucket, clock.now)
         self._options = options
         self._clock = clock
         self._watch = watch
@@ -194,6 +197,12 @@ class Desk:
     def _allocate(self, request: Message, client: Client, grant: Grant) -> Attributes:
         now = self._clock.now()
         held = client.allocation
+        speed_test = request.number(Attribute.SPEED_TEST)
+        if speed_test is not None:
+            if held is not None:
+                raise RefusedError(437, "Allocation Mismatch")
+            client.measure(self.speed.open(grant.user, speed_test))
+            return []
         if held is not None and held.expires <= now:
             self.release(held)
             held = None
@@ -301,9 +310,10 @@ class Desk:
         if ip_address(ip).version != ip_address(allocation.relayed[0]).version:
             raise RefusedError(443, "Peer Address Family Mismatch")
 
-    @staticmethod
-    def _not_understood(request: Message) -> Sequence[int]:
+    def _not_understood(self, request: Message) -> Sequence[int]:
         unknown = request.not_understood()
         if not SETS_DF and request.get(Attribute.DONT_FRAGMENT) is not None:
             unknown.append(Attribute.DONT_FRAGMENT)
+        if not self.speed.offered and request.get(Attribute.SPEED_TEST) is not None:
+            unknown.append(Attribute.SPEED_TEST)
         return unknown

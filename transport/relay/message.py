@@ -46,6 +46,7 @@ class Attribute(IntEnum):
     XOR_MAPPED_ADDRESS = 0x0020
     PRIORITY = 0x0024
     USE_CANDIDATE = 0x0025
+    SPEED_TEST = 0x6C07  # Our own, of those that must be understood: another relay answers 420.
     FINGERPRINT = 0x8028
     RESPONSE_ORIGIN = 0x802B
     OTHER_ADDRESS = 0x802C

@@ -35,6 +35,8 @@ def _lines(relay: RelayServer) -> Iterator[str]:
     yield from _family("packets_total", "counter", "Packets relayed", ways)
     dropped = {f'{{reason="{reason}"}}': count for reason, count in sorted(counters.dropped.items())}
     yield from _family("dropped_packets_total", "counter", "Packets that went nowhere", dropped)
+    ways = {f'{{direction="{way.name.lower()}"}}': moved for way, moved in relay.desk.speed.moved.items()}
+    yield from _family("speed_test_bytes_total", "counter", "Payload of speed tests", ways)
     answers = {
         f'{{method="{method}",outcome="{outcome}"}}': count
         for (method, outcome), count in sorted(counters.answers.items())

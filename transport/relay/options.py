@@ -28,6 +28,13 @@ class Quota:
     streams_per_address: int = 128
     permissions: int = 256  # Per allocation: every candidate of one peer is far below.
     channels: int = 256
+    speed_streams: int = (
+        32  # Connections that measure at once, 0 for no speed tests: four homes, or two on lossy lines.
+    )
+    speed_streams_per_user: int = 16
+    speed_hour_streams: float = 160.0  # Of one user: ten tests, or five on a lossy line.
+    speed_hour_bytes: float = 1.5e9  # Of one user: two tests of 1 Gbit/s, or twenty of 100 Mbit/s.
+    speed_total_hour_bytes: float = 50e9  # Of all: 110 Mbit/s in the long run.
 
 
 @dataclass(frozen=True)

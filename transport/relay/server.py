@@ -14,9 +14,10 @@ from transport.clock import Clock, SystemClock
 from transport.relay.allocation import Allocation
 from transport.relay.datagrams import Buffer, DatagramSocket
 from transport.relay.desk import Desk
-from transport.relay.errors import ListenError
+from transport.relay.errors import ListenError, RefusedError
 from transport.relay.message import Address
 from transport.relay.options import RelayOptions
+from transport.relay.speed import Trial
 from transport.relay.stream import Stream
 from transport.relay.usage import Users
 
@@ -57,6 +58,11 @@ class UdpClient:
         """The way by another of the relay's sockets."""
         other = self._listener.changed(change)
         return UdpClient(other, self.address) if other is not None else None
+
+    def measure(self, trial: Trial) -> None:
+        """Refuse: a UDP address may be forged."""
+        trial.end()
+        raise RefusedError(400, "Speed Tests Need TCP")
 
     def origin(self) -> Sequence[Address]:
         """The relay's address here, and the one with other IP address and port where there is one."""

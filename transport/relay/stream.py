@@ -6,7 +6,9 @@ from collections.abc import Callable, Sequence
 
 from transport.relay.allocation import Allocation
 from transport.relay.desk import Desk
+from transport.relay.errors import RefusedError
 from transport.relay.message import Address
+from transport.relay.speed import Trial
 
 IDLE_S = (
     30.0  # A connection without an allocation: time for two round trips of a request and its repetition on any line.
@@ -39,6 +41,7 @@ class Stream(asyncio.Protocol):
         self._closed = closed
         self._buffer = bytearray()
         self._idle: asyncio.TimerHandle | None = None
+        self._trial: Trial | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin, or refuse where there are too many."""
@@ -54,16 +57,24 @@ class Stream(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End the allocation."""
-        if self._idle is not None:
-            self._idle.cancel()
+        self._stop_waiting()
         if self.allocation is not None:
             self._desk.release(self.allocation)
+        if self._trial is not None:
+            self._trial.end()
         if self._admitted:
             self._closed(self)
 
     def data_received(self, data: bytes) -> None:
         """Cut the stream into messages; bytes that begin none end the connection."""
+        if self._trial is not None:
+            self._trial.received(len(data))
+            return
         self._buffer += data
+        self._cut()
+        self._begin_trial()
+
+    def _cut(self) -> None:
         position = 0
         while (length := self._next(position)) > 0 and position + length <= len(self._buffer):
             self._take(bytes(self._buffer[position : position + length]))
@@ -72,6 +83,16 @@ class Stream(asyncio.Protocol):
             self.abort()
             return
         del self._buffer[:position]
+
+    def pause_writing(self) -> None:
+        """Called by asyncio: more waits to be sent than is allowed."""
+        if self._trial is not None:
+            self._trial.full(True)
+
+    def resume_writing(self) -> None:
+        """Called by asyncio: it has become less."""
+        if self._trial is not None:
+            self._trial.full(False)
 
     def write(self, data: bytes) -> None:
         """Send one STUN message."""
@@ -95,6 +116,13 @@ class Stream(asyncio.Protocol):
     def changed(self, change: int) -> "Stream | None":
         """A connection has no other way."""
         return None if change else self
+
+    def measure(self, trial: Trial) -> None:
+        """Carry nothing but a speed test from the next message on."""
+        if self._trial is not None or self._transport.is_closing():
+            trial.end()
+            raise RefusedError(400, "Bad Request")
+        self._trial = trial
 
     def origin(self) -> Sequence[Address]:
         """Over TCP there is nothing to tell about NAT kinds."""
@@ -124,7 +152,18 @@ class Stream(asyncio.Protocol):
 
     def _await_allocation(self) -> None:
         if not self._transport.is_closing():
+            self._stop_waiting()
             self._idle = asyncio.get_running_loop().call_later(IDLE_S, self._end_if_idle)
+
+    def _begin_trial(self) -> None:
+        if self._trial is not None:
+            self._stop_waiting()
+            self._buffer.clear()
+            self._trial.begin(self._transport)
+
+    def _stop_waiting(self) -> None:
+        if self._idle is not None:
+            self._idle.cancel()
 
     def _end_if_idle(self) -> None:
         if self.allocation is None:
