@@ -141,7 +141,7 @@ class DatagramPath(ABC):
 
     def _deliver(self) -> None:
         batch, self._batch = self._batch, []
-        if batch and not self._closed:
+        if batch:  # Empty where the path was closed meanwhile, or a reading took it along.
             self._on_datagrams(batch)
 
     def _full(self) -> None:

@@ -148,6 +148,29 @@ def test_one_that_was_idle_gets_its_share_and_no_arrears() -> None:
     assert shares["late"] == pytest.approx(shares["one"], rel=0.05)
 
 
+def take_all(allowance: Allowance, name: str, now: float) -> None:
+    """Take until the tokens are gone."""
+    while allowance.take_upload(name, 10 * PACKET, now) == 0:
+        pass
+
+
+def test_one_that_got_what_it_waited_for_holds_nobody_up() -> None:
+    allowance = Allowance(upload=10 * MBIT)
+    take_all(allowance, "much", 0.0)
+    assert allowance.take_upload("little", PACKET, 0.0) > 0
+    assert allowance.take_upload("little", PACKET, 0.01) == 0
+    assert allowance.take_upload("much", PACKET, 0.01) == 0
+
+
+def test_one_that_waited_when_the_clock_was_put_back_holds_nobody_up() -> None:
+    allowance = Allowance(upload=10 * MBIT)
+    take_all(allowance, "much", 1000.0)
+    assert allowance.take_upload("gone", PACKET, 1000.0) > 0
+    assert allowance.take_upload("much", PACKET, 1000.01) > 0, "the other one comes first"
+    allowance.charge_upload(0, 3.0)
+    assert allowance.take_upload("much", PACKET, 3.02) == 0
+
+
 def test_limits_change_while_running() -> None:
     allowance = Allowance(upload=10 * MBIT)
     line = Line(allowance)

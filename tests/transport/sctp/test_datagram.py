@@ -212,6 +212,8 @@ async def test_what_is_not_dtls_goes_to_the_connection(sides: tuple[End, End]) -
 
 
 async def test_empty_datagrams_and_noise_from_strangers_do_no_harm(sides: tuple[End, End], host: str) -> None:
+    failures: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: failures.append(context))
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     chance = random.Random(7)
     with socket.socket(family, socket.SOCK_DGRAM) as stranger:
@@ -224,6 +226,7 @@ async def test_empty_datagrams_and_noise_from_strangers_do_no_harm(sides: tuple[
     await until(lambda: sides[1].received == [datagram(100)])
     queue = sides[1].connection._queue
     assert all(queue.get_nowait()[0] for _ in range(queue.qsize())), "an empty datagram would end aiortc's DTLS"
+    assert not failures
 
 
 async def test_a_datagram_that_makes_the_ice_stack_fail_costs_only_itself(host: str) -> None:
@@ -293,6 +296,28 @@ async def test_datagrams_on_another_socket_of_the_connection_are_handed_over_too
     other.connection.data_received(datagram(30, 1), 1)
     other.connection.data_received(datagram(30, 2), 1)
     await until(lambda: other.batches == [[datagram(30, 1), datagram(30, 2)]])
+
+
+@pytest.mark.parametrize("oldest_first", [True, False])
+async def test_paths_on_two_sockets_of_a_connection_may_be_closed_in_any_order(
+    sides: tuple[End, End], host: str, portable: bool, oldest_first: bool
+) -> None:
+    _, other = sides
+    loop = asyncio.get_running_loop()
+    transport, protocol = await loop.create_datagram_endpoint(
+        lambda: aioice.ice.StunProtocol(other.connection), local_addr=(host, 0)
+    )
+    later: list[list[bytes]] = []
+    paths = [other.path, open_path(protocol, (host, 9), loop, later.append, portable=portable)]
+    other.connection.data_received(datagram(20, 1), 1)
+    await until(lambda: later == [[datagram(20, 1)]])
+    paths.pop(0 if oldest_first else 1).close()
+    other.connection.data_received(datagram(20, 2), 1)
+    await until(lambda: (later if oldest_first else other.batches)[-1:] == [[datagram(20, 2)]])
+    paths.pop().close()
+    other.connection.data_received(datagram(20, 3), 1)
+    assert await asyncio.wait_for(other.connection.recv(), 5) == datagram(20, 3)
+    transport.close()
 
 
 async def test_a_path_whose_socket_was_closed_neither_sends_nor_fails(sides: tuple[End, End]) -> None:

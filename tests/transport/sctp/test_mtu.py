@@ -207,6 +207,14 @@ def test_an_interface_that_refuses_everything_is_asked_only_once_for_each_size()
     assert len(asked) == len(set(asked)) <= len(COMMON_MTUS)
 
 
+def test_a_refused_size_is_not_tried_again_after_ten_minutes() -> None:
+    path = Path(1500, 1480)
+    path.found.on_too_big(1481, path.now)
+    assert path.search() == 1480
+    assert max(path.sent) == 1480
+    assert path.found.deadline is None
+
+
 def test_an_interface_that_shrinks_takes_the_mtu_down_to_a_size_that_was_acknowledged() -> None:
     path = Path(1500, 1500)
     path.search()

@@ -87,6 +87,16 @@ def test_a_buffer_arrives_as_the_datagrams_that_it_was_cut_into(
         assert out.segmenting == (segmenting and offload.can_segment(sender))
 
 
+@pytest.mark.parametrize("segment", [1, 500, 1023, 1440, 9000])
+@pytest.mark.parametrize("channel", [None, 0x4000])
+def test_a_buffer_beyond_what_one_call_takes_goes_in_several(segment: int, channel: int | None) -> None:
+    with sockets() as (sender, receiver):
+        out = UdpSender(sender, receiver.getsockname(), segmenting=offload.can_segment(sender))
+        out.send(bytes(segment * 130), segment, channel)
+        assert [len(one) for one in everything(receiver)] == [segment + (4 if channel else 0)] * 130
+        assert out.segmenting == offload.can_segment(sender)
+
+
 @LINUX
 def test_segmentation_saves_system_calls() -> None:
     with sockets() as (sender, receiver):
