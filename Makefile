@@ -5,12 +5,12 @@ BIN    := $(VENV)/bin
 TORCH  := $(shell grep '^torch==' constraints.txt)
 # What `make check` runs: the pure parts, in seconds. `make test` runs everything.
 FAST   := tests/wire tests/cottage $(addprefix tests/coordinator/test_,lifecycle.py rounds.py placement.py pricing.py \
-          trust.py leases.py naming.py store.py) $(addprefix tests/ledger/test_,money.py book.py events.py) \
+          trust.py leases.py naming.py store.py measured_network.py) $(addprefix tests/ledger/test_,money.py book.py events.py) \
           $(addprefix tests/trainer/test_,schedules.py boxes.py model_configs.py) \
           $(addprefix tests/transport/test_,merkle_tree.py node_keys.py virtual_clock.py message_frames.py ice_rules.py)
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test check lint bench setup clean
+.PHONY: demo test check lint bench bench-transport soak setup clean
 
 demo: setup
 	$(BIN)/cottage demo --dir build/demo $(ARGS)
@@ -29,7 +29,16 @@ lint: setup
 	$(BIN)/mypy
 
 bench: setup
-	@for program in benchmarks/[!_]*.py; do echo "== $$program"; $(BIN)/python "$$program" || exit 1; done
+	@for program in $(filter-out benchmarks/home_links.py,$(wildcard benchmarks/[!_]*.py)); do echo "== $$program"; $(BIN)/python "$$program" || exit 1; done
+
+# Rates, manners, cold starts and control latency between two emulated homes, beside four others; about half an hour, as root.
+bench-transport: setup
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[bench]'
+	$(BIN)/python benchmarks/home_links.py $(ARGS)
+
+# Ten minutes of everything at once over a bad line.
+soak: setup
+	COTTAGE_SOAK_S=600 $(BIN)/python -m pytest -q -s tests/transport/test_soak.py $(ARGS)
 
 setup: $(STAMP)
 
