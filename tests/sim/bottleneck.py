@@ -122,6 +122,7 @@ class Flow:
     delivered_log: list[tuple[float, int]] = field(default_factory=list)
     rtt_log: list[tuple[float, float]] = field(default_factory=list)
     packets: dict[int, Sent] = field(default_factory=dict)
+    on_time: dict[float, Callable[[], None]] = field(default_factory=dict)
     _next: int = 0
     _highest: int = -1
     _oldest: int = 0
@@ -137,6 +138,8 @@ class Flow:
 
     def pump(self, now: float, line: Line, chance: random.Random) -> None:
         """Send what pacing, window and supply allow."""
+        for moment in [moment for moment in self.on_time if moment <= now]:
+            self.on_time.pop(moment)()
         rate = self.controller.pacing_rate
         self._tokens = min(self._tokens + rate * (now - self._last), max(rate * MAX_BURST_S, 4.0 * self.packet))
         self._last = now

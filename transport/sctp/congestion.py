@@ -47,7 +47,9 @@ POLITE_TARGET_MOST = 0.06  # A target that grew while the flow yields would stop
 
 STEP = 0.5  # Gain of the law: the delay seen is a round trip old.
 LEAST_STEP, GREATEST_STEP = 0.8, 1.5  # One epoch may be a stall of the acknowledgements.
+RUN_UP = 1.4  # Steps that double stop at this much over what was delivered: the rest would be queue.
 YIELD = 0.5
+YIELD_EPOCHS = 2  # One may be this flow's own doing.
 TOO_MUCH_LOSS = 0.10  # A buffer too short for a queue to show drops what is too fast.
 USED_SHARE = 0.7  # A window that is not used does not grow.
 IDLE_EPOCHS = 3  # After as many epochs without a queue the steps double: the line became faster.
@@ -208,7 +210,7 @@ class RateController:
                 self._begin_drain(now)
             return
         self._watch(now, delay, target, base)
-        if self._drain is not None or self._longer.waiting(now, epoch.standing):
+        if self._drain is not None or (self._longer.waiting(now, epoch.standing) and not self.polite):
             return
         if self._drain_due(now, base, target):
             self._begin_drain(now)
@@ -217,7 +219,7 @@ class RateController:
 
     def _step(self, now: float, epoch: Epoch, ratio: float, *, idle: bool) -> None:
         step = 1 - STEP + STEP * ratio
-        if self.polite and self._rivalry.epochs:
+        if self.polite and self._rivalry.epochs >= YIELD_EPOCHS:
             step = YIELD
         if step <= 1.0:
             self._idle_epochs = 0
@@ -234,7 +236,9 @@ class RateController:
                 self._begin_startup(now)
                 return
             if doublings > 0:
-                step = min(1 / YIELD if self.polite else GREATEST_STEP, step ** (2 ** min(MOST_DOUBLINGS, doublings)))
+                greatest = 1 / YIELD if self.polite else GREATEST_STEP
+                carried = RUN_UP * self._bandwidth * self._standing / self._window
+                step = max(step, min(greatest, carried, step ** (2 ** min(MOST_DOUBLINGS, doublings))))
         self._window = min(float(MAX_WINDOW), max(self._least, self._window * step))
         if self._idle_epochs <= IDLE_EPOCHS:
             self._cruise = max(self._rates) * CRUISE * max(1.0, step)
@@ -308,7 +312,7 @@ class RateController:
     def _find_foreign(self, now: float, drain: Drain, *, still: bool) -> None:
         """The queue did not go: the path is longer, a newcomer starts, or somebody keeps it full."""
         if still:
-            self._settle(drain, self._window if self.polite else max(self._window, self._rivalry.before))
+            self._settle(drain, self._window * YIELD if self.polite else max(self._window, self._rivalry.before))
             self._adopt_when_sure(now, drain.least, drain.least)
         elif self._competing is None and not self.polite and self._rivalry.hold(now, drain.least):
             self._settle(drain, self._window)

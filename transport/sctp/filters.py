@@ -88,11 +88,11 @@ class Epoch:
         self.limited = self.limited or sample.app_limited
 
     def complete(self, sample: AckSample) -> bool:
-        """Whether a round trip is over and enough was seen; two round trips are always enough."""
+        """Whether a round trip is over and enough was seen; three round trips are always enough."""
         if not sample.round_ended:
             return False
         self.rounds += 1
-        return (self.samples >= EPOCH_SAMPLES or self.rounds > 1) and sample.now - self.started >= EPOCH_LEAST_S
+        return (self.samples >= EPOCH_SAMPLES or self.rounds > 2) and sample.now - self.started >= EPOCH_LEAST_S
 
     def rate(self, now: float) -> float:
         """Bytes a second that were delivered."""
