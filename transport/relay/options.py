@@ -33,7 +33,8 @@ class Quota:
     )
     speed_streams_per_user: int = 16
     speed_hour_streams: float = 160.0  # Of one user: ten tests, or five on a lossy line.
-    speed_hour_bytes: float = 1.5e9  # Of one user: two tests of 1 Gbit/s, or twenty of 100 Mbit/s.
+    speed_hour_bytes: float = 2e9  # Of one user: four tests of 1 Gbit/s, or forty of 100 Mbit/s.
+    speed_rate: float = 250e6  # Of all that measure at once: 2 Gbit/s, some half of a core.
     speed_total_hour_bytes: float = 50e9  # Of all: 110 Mbit/s in the long run.
 
 

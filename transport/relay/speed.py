@@ -69,6 +69,7 @@ class SpeedTests:
         self._quota = quota
         self._bucket = bucket
         self._now = now
+        self._rate = Bucket(quota.speed_rate)
         self._volume = Bucket(quota.speed_total_hour_bytes / HOUR_S, quota.speed_total_hour_bytes)
         self._accounts: OrderedDict[str, Account] = OrderedDict()
         self._running = 0
@@ -101,9 +102,9 @@ class SpeedTests:
         return Trial(direction, self, account)
 
     def pay(self, trial: "Trial", size: int) -> bool | None:
-        """Count bytes; False where the relay's rate says to wait, None where the test is over."""
+        """Count bytes; False where a rate of the relay says to wait, None where the test is over."""
         now = self._now()
-        if not self._bucket.take(size, now):
+        if not self._rate.take(size, now) or not self._bucket.take(size, now):
             return False
         if not trial.account.volume.take(size, now) or not self._volume.take(size, now):
             return None

@@ -1,0 +1,12 @@
+"""Measuring a home's line: the kind of its NAT, the way to each relay, and the rates up and down, in under ten seconds.
+
+::
+
+    run       all phases, each within its deadline        target  a relay, and the ways to it
+    binding   one UDP socket that asks STUN servers       nat     RFC 5780: mapping and filtering
+    ping      round trips and loss                        speed   rates through a relay's speed test
+    result    what was found                              words   the same for people
+
+Errors: ``NettestError``, and below it ``NoRelayError`` (nothing to measure against) and ``SpeedError`` (a relay does not measure
+the speed; the text says why).
+"""

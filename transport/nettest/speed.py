@@ -1,0 +1,154 @@
+"""Rates up and down through a relay's speed test (``transport.relay.speed``), as this machine sees them."""
+
+import asyncio
+import contextlib
+import random
+from bisect import bisect_left
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from transport.ice import IceServer
+from transport.nettest.errors import SpeedError
+from transport.nettest.stream import RelayStream, begin_trial, connect
+from transport.relay.speed import CHUNK, CHUNKS_A_TURN, REPORT, Direction, prefer_bbr
+
+CONNECTIONS = 4  # One alone stalls on its own losses and receive windows.
+LOSSY_CONNECTIONS = 16  # Where no rate-based congestion control is at hand each of them gets little.
+LOSSY = 0.01  # More than two lost Bindings of fifty need not mean a lossy line, but more connections do no harm.
+SETUP_S = 1.2  # Connection, challenge and answer: three round trips, or five with TLS.
+TEST_S = 2.1
+START_S = 0.8  # Slow start to 1 Gbit/s at 50 ms takes ten round trips.
+MIN_MEASURED_S = 0.4  # A relay that ends the test early has measured enough by then.
+
+_NOISE = random.Random(1).randbytes(CHUNK)  # noqa: S311  # Nothing on the way can compress it.
+
+
+_T = TypeVar("_T")
+
+
+@dataclass
+class Trace:
+    """How many bytes one connection had carried, and when; seconds of any clock that all connections share."""
+
+    times: list[float] = field(default_factory=list)
+    totals: list[int] = field(default_factory=list)
+
+    def add(self, at: float, total: int) -> None:
+        """Take the next count."""
+        self.times.append(at)
+        self.totals.append(total)
+
+    def at(self, time: float) -> float:
+        """Bytes at a time, between two counts in proportion."""
+        after = bisect_left(self.times, time)
+        if after == 0:
+            return 0.0 if not self.times or time < self.times[0] else float(self.totals[0])
+        if after == len(self.times):
+            return float(self.totals[-1])
+        t0, t1 = self.times[after - 1], self.times[after]
+        b0, b1 = self.totals[after - 1], self.totals[after]
+        return b0 + (b1 - b0) * (time - t0) / (t1 - t0)
+
+
+def steady_rate(traces: Sequence[Trace], skip_s: float = START_S) -> float:
+    """Bytes a second of all connections together, once the start-up is over.
+
+    Args:
+        traces: counts that never fall.
+        skip_s: the start-up, from the first count on.
+    Raises:
+        SpeedError: they cover less than ``MIN_MEASURED_S`` after it.
+    """
+    counted = [trace for trace in traces if trace.times]
+    if not counted:
+        raise SpeedError("it carried nothing")
+    begin = min(trace.times[0] for trace in counted) + skip_s
+    end = max(trace.times[-1] for trace in counted)
+    if end - begin < MIN_MEASURED_S:
+        raise SpeedError("it ended the test too soon")
+    return sum(trace.at(end) - trace.at(begin) for trace in counted) / (end - begin)
+
+
+async def measure(server: IceServer, direction: Direction, loss: float = 0.0) -> float:
+    """Bytes a second between this machine and a relay.
+
+    Args:
+        server: an entry for TCP or TLS.
+        loss: share of packets that the way to it loses.
+    Raises:
+        SpeedError: the relay does not measure, or cannot be reached.
+    """
+    count = LOSSY_CONNECTIONS if loss > LOSSY else CONNECTIONS
+    async with contextlib.AsyncExitStack() as stack:
+        try:
+            async with asyncio.timeout(SETUP_S):
+                streams = await _all([stack.enter_async_context(connect(server)) for _ in range(count)])
+                await _all([begin_trial(stream, server, direction) for stream in streams])
+        except TimeoutError:
+            raise SpeedError(f"it did not answer within {SETUP_S} s") from None
+        except OSError as error:
+            raise SpeedError(f"it cannot be reached by TCP: {error.strerror or error}") from error
+        run = _receive if direction is Direction.DOWN else _send
+        traces = [Trace() for _ in streams]
+        for stream, trace in zip(streams, traces, strict=True):
+            run(stream, trace)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(TEST_S):
+                await asyncio.gather(*(stream.closed.wait() for stream in streams))
+        for stream in streams:
+            stream.on_bytes = _ignore
+    return steady_rate(traces)
+
+
+async def _all(jobs: Sequence[Coroutine[Any, Any, _T]]) -> list[_T]:
+    """Every result; the first error only once all have ended, so that nothing is left behind."""
+    results = await asyncio.gather(*jobs, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return [result for result in results if not isinstance(result, BaseException)]
+
+
+def _ignore(_: bytes) -> None:
+    """The test is over."""
+
+
+def _receive(stream: RelayStream, trace: Trace) -> None:
+    loop, total = asyncio.get_running_loop(), 0
+
+    def take(data: bytes) -> None:
+        nonlocal total
+        total += len(data)
+        trace.add(loop.time(), total)
+
+    trace.add(loop.time(), 0)
+    stream.take_over(take)
+
+
+def _send(stream: RelayStream, trace: Trace) -> None:
+    """Fill the connection; what counts is what the relay reports."""
+    loop, reports = asyncio.get_running_loop(), bytearray()
+    transport = stream.transport
+    assert transport is not None
+    prefer_bbr(transport)
+
+    def take(data: bytes) -> None:
+        reports.extend(data)
+        whole = len(reports) // REPORT.size * REPORT.size
+        for micros, total in REPORT.iter_unpack(bytes(reports[:whole])):
+            if not trace.times or micros / 1e6 > trace.times[-1]:
+                trace.add(micros / 1e6, total)
+        del reports[:whole]
+
+    def fill() -> None:
+        for _ in range(CHUNKS_A_TURN):
+            if stream.full or transport.is_closing():
+                return
+            transport.write(_NOISE)
+        if not stream.full:
+            loop.call_soon(fill)
+
+    stream.on_room = fill
+    stream.take_over(take)
+    fill()
