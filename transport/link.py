@@ -28,6 +28,7 @@ from transport.outbox import Outbox
 from transport.rtc import RtcConnection, WireCounters
 from transport.stats import LinkStats
 
+LATE = 2.0  # Of a tick's length: this machine has more to do than it can.
 BELOW_S = 0.004  # Of the line: what is more urgent, or cancelled, waits no longer; waking up takes under a millisecond.
 MIN_BELOW = 16 << 10  # A slow line: more than one frame.
 MAX_REPLIES = 4096  # Twice what an honest peer can have open; beyond it the peer asks without listening to answers.
@@ -187,9 +188,10 @@ class Link:
         stalled_s, progress = 0.0, 0
         connection.probe()
         while True:
-            interval = liveness.interval
+            interval, began = liveness.interval, self._clock.now()
             await self._clock.sleep(interval)
-            tick = liveness.tick(self._count())
+            late = self._clock.now() - began > LATE * interval
+            tick = liveness.tick(self._count(), late=late)
             if connection.moved or tick.lost:
                 raise self._lost(connection.moved or f"{liveness.probes} probes went unanswered")
             if tick.ping:

@@ -9,13 +9,15 @@
                                                   lost
 
 When this process was held up for seconds, what the peer sent meanwhile is read before the next tick, so a hold-up is one silent
-tick. At 5 % loss each way one probe in ten goes unanswered, and ten in a row once in 10^10 doubts.
+tick. While this machine is out of breath, and late with its own ticks, the peer's silence counts for less: it may run beside us.
+At 5 % loss each way one probe in ten goes unanswered, and ten in a row once in 10^10 doubts.
 """
 
 from dataclasses import dataclass
 
 MIN_PROBES = 8  # 10^-8 a doubt at 5 % loss each way; a stutter of the radio link takes a few.
 BUSY_PACKETS = 4  # Heard within one tick: a transfer is going on, and its silence means something at once.
+MAX_EXCUSED = 10  # Silent ticks that came late; more, and the path may as well be lost.
 CALM_TICK_S = 0.25  # An idle link costs four glances a second.
 
 
@@ -52,6 +54,7 @@ class Liveness:
         self._awaited = False
         self._busy = False
         self._probes = 0
+        self._excused = 0
 
     @property
     def interval(self) -> float:
@@ -63,16 +66,19 @@ class Liveness:
         """Probes sent since something was heard."""
         return self._probes
 
-    def tick(self, heard: int) -> Tick:
+    def tick(self, heard: int, *, late: bool = False) -> Tick:
         """Judge the time since the last tick.
 
         Args:
             heard: packets and answers to probes that came in it.
+            late: it took much longer than ``interval``.
         """
         self._since_ping += self.interval
         if heard:
-            self._awaited, self._probes, self._busy = False, 0, heard >= BUSY_PACKETS
-        elif self._probes >= self._enough:
+            self._awaited, self._probes, self._excused, self._busy = False, 0, 0, heard >= BUSY_PACKETS
+        elif late and self._excused < MAX_EXCUSED:
+            self._excused += 1
+        elif self._probes >= self._enough + self._excused:
             return Tick(ping=False, probe=False, lost=True)
         doubt = not heard and bool(self._probes or self._busy or self._awaited)
         ping = self._since_ping >= self._ping_s

@@ -84,6 +84,17 @@ def test_a_hold_up_of_this_process_is_one_tick_whatever_its_length() -> None:
     assert liveness.probes == 0
 
 
+def test_a_machine_that_is_out_of_breath_itself_waits_longer_but_not_for_ever() -> None:
+    def silent_ticks(late: bool) -> int:
+        liveness, ticks = usual(), 0
+        liveness.tick(10)
+        while not liveness.tick(0, late=late).lost:
+            ticks += 1
+        return ticks
+
+    assert silent_ticks(late=False) < silent_ticks(late=True) <= 3 * silent_ticks(late=False)
+
+
 def test_few_probes_are_never_enough_however_short_the_silence_may_be() -> None:
     liveness = Liveness(0.1, 0.1, 0.1)
     liveness.tick(10)
