@@ -82,8 +82,8 @@ class DatagramPath(ABC):
 
     @property
     def truthful(self) -> bool:
-        """Whether packets carry the don't-fragment bit, so that the path's MTU can be probed."""
-        return self._fragments is not None
+        """Whether the path's MTU can be probed: packets carry the don't-fragment bit, or TCP cuts the first leg to size."""
+        return self._route.stream or self._fragments is not None
 
     def let_fragment(self, allowed: bool) -> None:
         """Let routers cut packets for now, or no longer.

@@ -19,6 +19,7 @@ from tests.transport.sctp.test_datagram import DTLS, LINUX, End, cut, datagram, 
 from transport.ice import turn_credentials
 from transport.relay.options import RelayOptions
 from transport.relay.server import RelayServer
+from transport.sctp import offload
 from transport.sctp.datagram import STREAM_QUEUE, PortablePath, SocketPath, _channel_payload
 
 SECRET = "shared with the coordinator only"
@@ -66,7 +67,12 @@ def way(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(params=["127.0.0.1", "::1"])
-async def sides(request: pytest.FixtureRequest, way: str, tmp_path: Path) -> AsyncIterator[tuple[End, End]]:
+async def sides(
+    request: pytest.FixtureRequest, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[tuple[End, End]]:
+    monkeypatch.setattr(
+        "aioice.stun.RETRY_RTO", 0.05
+    )  # The peer's first check meets a relay that has no permission yet.
     async with relayed(way, request.param, tmp_path) as both:
         yield both
 
@@ -90,6 +96,8 @@ async def test_the_headers_of_the_relay_count_as_overhead(sides: tuple[End, End]
     one, other = sides
     six = ":" in one.path._route.hop[0]
     assert other.path.overhead == 28
+    assert one.path.truthful
+    assert (one.path.interface_mtu == 1500) == (way in ("tcp", "tls") or not offload.LINUX)
     assert one.path.overhead == (40 if six else 20) + (8 if way.startswith("udp") else 32) + 4
 
 
