@@ -38,6 +38,7 @@ from transport.sctp.send import SendBook
 LOG = logging.getLogger(__name__)
 
 MAX_CONTROL = 256  # Chunks that wait for aiortc's coroutines; an honest peer has a few at a time.
+LEAST_RESET_TIMEOUT_S = 0.2  # Of a stream reset; aiortc's coroutines answer it at their leisure.
 MAX_CHANNELS = 1024  # Channels that a peer may open; each costs two kilobytes.
 IDLE_STATS = PathStats(None, None, 0.0, 0.0, 0.0, 0.0, 0, 0, 0, 0, 0, 0, 0, BASE_MTU, "portable")
 
@@ -297,6 +298,7 @@ class FastSctpTransport(RTCSctpTransport):
         if any(self._data.sender.waits(stream) for stream in streams):
             return
         self._local_tsn = self._data.sender.next_tsn & TSN_MASK
+        self._rto = max(self._data.sender.round_trips.timeout, LEAST_RESET_TIMEOUT_S)
         await super()._transmit_reconfig()
 
     async def _data_channel_flush(self) -> None:

@@ -29,7 +29,6 @@ from transport.sctp.send import Record, SendBook
 
 LOG = logging.getLogger(__name__)
 
-MAX_SEGMENTS = 44  # Records that are sealed together: 64 KB, what one system call takes.
 SACK_DELAY_S = (
     0.020  # For a single packet. RFC 9260, section 6.2 allows 200 ms; a sender waits 25 ms longer than a round trip.
 )
@@ -108,7 +107,8 @@ class DataPath:
         self._host = host
         self._loop = asyncio.get_running_loop()
         self._records = records
-        self._batch = MAX_SEGMENTS if records.batching else 1
+        self._batching = records.batching
+        self._batch = 1
         self._framer = Framer(setup.local_port, setup.remote_port, setup.remote_tag)
         self._tag = setup.local_tag
         self._path: DatagramPath | None = None
@@ -158,6 +158,8 @@ class DataPath:
         self._payload = (mtu - below - wire.COMMON_HEADER - wire.DATA_HEADER) & ~3
         headers = below + wire.COMMON_HEADER + wire.DATA_HEADER
         self._packet = self._payload + headers
+        if self._batching:
+            self._batch = max(1, MAX_BATCH // mtu)
         self.sender.set_size(self._payload, headers)
         if isinstance(self.controller, RateController):
             self.controller.packet_bytes = self._packet
@@ -374,15 +376,35 @@ class DataPath:
         self._set_timers(now)
 
     def _send_burst(self, now: float) -> None:
-        sender, controller, pacer, packet_size = self.sender, self.controller, self._pacer, self._packet
+        """Send what is due, as few batches as the lengths of the packets allow: all alike, the last may be shorter."""
+        records = self._choose(now)
+        if not records:
+            return
+        group: list[bytes] = []
+        longest, ended = 0, False
+        for record in records:
+            packet = self._build(record)
+            size = len(packet)
+            if group and (ended or size > longest or len(group) >= self._batch):
+                self._send_group(group)
+                group = []
+            if not group:
+                longest = size
+            group.append(packet)
+            ended = size < longest
+        self._send_group(group)
+        self._sent_at = now
+        self._meter.sent_payload(sum(record.end - record.start for record in records), now)
+
+    def _choose(self, now: float) -> list[Record]:
+        """What may leave now. The last one asks for an acknowledgement at once."""
+        sender, controller, pacer, packet = self.sender, self.controller, self._pacer, self._packet
         if not sender.outstanding and now - self._sent_at > sender.round_trips.timeout:
             controller.on_restart(now)
         window = controller.window
-        pacer.refill(controller.pacing_rate, packet_size, now)
-        group: list[bytes] = []
-        sent = payload = longest = 0
-        more = sender.inflight < window and pacer.open(urgent=sender.urgent, packet=packet_size)
-        while more:
+        pacer.refill(controller.pacing_rate, packet, now)
+        records: list[Record] = []
+        while sender.inflight < window and pacer.open(urgent=sender.urgent, packet=packet):
             if self.allowance is not None and not self._may_upload(self.allowance, now):
                 break
             record = sender.next(now)
@@ -390,27 +412,21 @@ class DataPath:
                 break
             pacer.spend(record.size)
             self._granted -= record.size
-            sent += record.size
-            payload += record.end - record.start
-            more = sender.inflight < window and pacer.open(urgent=sender.urgent, packet=packet_size)
-            if not more:
-                record.flags |= wire.ACK_AT_ONCE
-            built = self._build(record)
-            size = len(built)
-            if group and (size > longest or len(group) >= self._batch or (len(group) + 1) * (longest + 64) > MAX_BATCH):
-                self._send_packets(group)
-                group = []
-            if not group:
-                longest = size
-            group.append(built)
-            if size < longest:
-                self._send_packets(group)
-                group = []
-        if group:
-            self._send_packets(group)
-        if sent:
-            self._sent_at = now
-            self._meter.sent_payload(payload, now)
+            records.append(record)
+        if records:
+            records[-1].flags |= wire.ACK_AT_ONCE
+        return records
+
+    def _send_group(self, packets: list[bytes]) -> None:
+        """Send packets that carry data. What was cut for a path with a larger MTU must go in fragments now."""
+        path = self._path
+        if path is None or len(packets[0]) <= self._payload + wire.COMMON_HEADER + wire.DATA_HEADER:
+            self._send_packets(packets)
+            return
+        path.let_fragment(True)
+        for packet in packets:  # One by one: the kernel does not cut segments further.
+            self._send_packets([packet])
+        path.let_fragment(False)
 
     def _may_upload(self, allowance: Allowance, now: float) -> bool:
         """Whether the process's upload limit has room for another packet; asks for a burst at a time."""

@@ -310,7 +310,7 @@ class SendBook:
             self.fault = f"the peer acknowledges TSN {sack.cumulative} and beyond: that was never sent"
             return None
         acked: list[Record] = []
-        self._ack_cumulative(cumulative, acked)
+        self._ack_cumulative(cumulative, acked, now)
         if gaps:
             self._ack_gaps(cumulative, gaps, acked)
         self._peer_window = sack.window
@@ -334,7 +334,7 @@ class SendBook:
         self._payload_inflight -= record.end - record.start
         acked.append(record)
 
-    def _ack_cumulative(self, cumulative: int, acked: list[Record]) -> None:
+    def _ack_cumulative(self, cumulative: int, acked: list[Record], now: float) -> None:
         if cumulative < self._una:
             return
         records = self._records
@@ -347,6 +347,7 @@ class SendBook:
             else:
                 self._ack(record, acked)
         self._una = cumulative + 1
+        self._progress_at, self._silent = now, 0
         self._high = max(self._high, cumulative)
         holes = self._holes
         if holes and holes[0] <= cumulative:

@@ -8,6 +8,7 @@ import pytest
 from aiortc import RTCPeerConnection
 
 from tests.transport.sctp.pairs import joined, until
+from transport.sctp.allowance import Allowance
 from transport.sctp.connection import FastPeerConnection
 
 PAIRS = [
@@ -173,3 +174,74 @@ async def test_the_portable_way_carries_the_same_messages() -> None:
         await until(lambda: len(two.received) == len(sent), 20)
         assert two.received == sent
         assert one.sctp.path_stats().offload == "portable"
+
+
+@both_ways
+async def test_the_greatest_packet_of_the_path_is_found(offerer: Any, answerer: Any) -> None:
+    async with joined(offerer, answerer) as ends:
+        for end in ends:
+            if isinstance(end.connection, FastPeerConnection):
+                await until(lambda end=end: end.sctp.path_stats().mtu == 1500)  # type: ignore[misc]
+        await ends[0].send_all([bytes(60_000)] * 5)
+        await until(lambda: len(ends[1].received) == 5)
+
+
+async def test_what_was_cut_for_a_larger_path_still_arrives_after_the_mtu_has_shrunk() -> None:
+    async with joined() as (one, two):
+        data = one.sctp._data
+        await until(lambda: one.sctp.path_stats().mtu == 1500)
+        send = data._path.send
+        data._path.send = lambda buffer, segment: None  # The line swallows everything for a moment.
+        one.channel.send(bytes(50_000))
+        await until(lambda: data.sender.outstanding)
+        data._path.send = send
+        data.set_mtu(1200)
+        fragmented: list[bool] = []
+        let = data._path.let_fragment
+        data._path.let_fragment = lambda allowed: (fragmented.append(allowed), let(allowed))
+        await until(lambda: len(two.received) == 1)
+        assert fragmented[:2] == [True, False]
+        assert one.sctp.path_stats().packets_retransmitted > 0
+
+
+async def test_levels_and_politeness_can_be_set_before_and_while_the_connection_is_up() -> None:
+    def prepare(connection: Any) -> None:
+        if connection.sctp is not None:
+            connection.sctp.set_priority(0, 0)
+            connection.sctp.polite = True
+
+    async with joined(prepare=prepare) as (one, _):
+        assert one.sctp._data.controller.polite
+        one.sctp.polite = False
+        assert not one.sctp._data.controller.polite
+        with pytest.raises(ValueError, match="level 9"):
+            one.sctp.set_priority(3, 9)
+        assert 4096 <= one.sctp.frame_bytes + 1200 <= 65536 + 1200
+        assert one.sctp.frame_bytes % one.sctp._data._payload == 0
+
+
+async def test_the_limits_of_the_process_hold_up_and_count_the_upload() -> None:
+    allowance = Allowance(upload=1_000_000)
+    async with joined() as (one, two):
+        one.sctp.set_allowance(allowance)
+        allowance.set_month("2026-01")
+        for _ in range(5):
+            one.channel.send(bytes(60_000))
+        started = asyncio.get_running_loop().time()
+        await until(lambda: len(two.received) == 5)
+        took = asyncio.get_running_loop().time() - started
+        assert took > 0.2  # 300 KB at 1 MB/s, of which 20 KB may go at once.
+        assert allowance.usage.used > 300_000
+        one.sctp.set_allowance(None)
+        await one.send_all([bytes(60_000)] * 50)
+        await until(lambda: len(two.received) == 55)
+
+
+async def test_a_download_limit_narrows_the_window_that_the_peer_sees() -> None:
+    async with joined() as (one, two):
+        two.sctp.set_allowance(Allowance(download=1_000_000))
+        one.channel.send(bytes(60_000))
+        await until(lambda: len(two.received) == 1)
+        one.channel.send(bytes(60_000))
+        await until(lambda: len(two.received) == 2)
+        assert one.sctp._data.sender._peer_window < 100_000

@@ -108,3 +108,20 @@ def test_random_bytes_raise_nothing_but_the_one_error() -> None:
                 read(packet, start, end)
             except MalformedPacketError:
                 continue
+
+
+@pytest.mark.parametrize(
+    ("body", "holds"),
+    [
+        (b"", True),
+        (b"\0\x0d\0\x08abcd", True),
+        (b"\0\x0d\0\x05a\0\0\0\0\x0d\0\x04", True),
+        (b"\0\x0d\0\0", False),
+        (b"\0\x0d\0\x03", False),
+        (b"\0\x0d\0\x09abcd", False),
+    ],
+)
+def test_parameters_of_no_length_or_beyond_their_chunk_are_noticed(body: bytes, holds: bool) -> None:
+    assert wire.parameters_hold(body, 130, 0, len(body)) is holds
+    assert wire.parameters_hold(bytes(16) + body, wire.INIT, 0, 16 + len(body)) is holds
+    assert wire.parameters_hold(body, wire.DATA, 0, len(body))
