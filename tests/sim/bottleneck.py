@@ -9,9 +9,9 @@ acknowledge once a batch of arrivals, and senders wake late now and then, becaus
 import heapq
 import random
 from bisect import insort
-from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 
 from transport.sctp.control import AckSample, Controller
 
@@ -19,8 +19,8 @@ PACKET_BYTES = 1448
 REORDERING_PACKETS = 3  # RFC 9002, section 6.1.1
 SEND_QUANTUM_S = 0.001  # The data path wakes about every millisecond and sends what has become due.
 MAX_BURST_S = 0.012  # What a late sender may make up for.
+LATE_MOST_S = 0.004  # What a busy machine adds to a timer now and then.
 TIMEOUT_S = 0.3
-STEP_S = 0.0005
 
 
 @dataclass
@@ -33,6 +33,8 @@ class Line:
         buffer: bytes that the queue holds.
         loss, reordering: chance a packet; a reordered one comes `late` seconds later.
         jitter: greatest delay added to a packet, in seconds, without changing the order.
+        stalls: (from, to): acknowledgements that would arrive in this time arrive at its end.
+        measure_from: from when on `waited` (seconds in the queue, summed) and `carried` (packets) count.
     """
 
     rate: float
@@ -103,6 +105,9 @@ class Flow:
     """A sender and its receiver.
 
     Attributes:
+        late_chance: of a wake-up to be late.
+        batch: shortest and longest time that a receiver collects arrivals before it acknowledges.
+        on_time: what to do at a moment.
         supply: bytes that the application has handed over until a moment; None is without end.
         delivered_log: (moment, bytes delivered in all) at each acknowledgement.
         rtt_log: (moment, round trip) likewise.
@@ -123,9 +128,9 @@ class Flow:
     rtt_log: list[tuple[float, float]] = field(default_factory=list)
     packets: dict[int, Sent] = field(default_factory=dict)
     on_time: dict[float, Callable[[], None]] = field(default_factory=dict)
+    app_limited: bool = False
     _next: int = 0
     _highest: int = -1
-    _oldest: int = 0
     _round_end: int = 0
     _delivered_at: float = 0.0
     _first_sent_at: float = 0.0
@@ -135,6 +140,10 @@ class Flow:
     _srtt: float = 0.0
     arrivals: list[tuple[float, int]] = field(default_factory=list)
     acknowledging: bool = False
+
+    def begin(self) -> None:
+        """Nothing has been saved up before the start."""
+        self._last = self.start
 
     def pump(self, now: float, line: Line, chance: random.Random) -> None:
         """Send what pacing, window and supply allow."""
@@ -154,8 +163,6 @@ class Flow:
             room -= self.packet
             left -= self.packet
         self.app_limited = left <= 0 and room > 0 and self._tokens > 0
-
-    app_limited: bool = False
 
     def _time_out(self, now: float) -> None:
         for packet in self.packets.values():
@@ -260,61 +267,62 @@ class Flow:
         return total / weight if weight else float("nan")
 
 
+@dataclass
+class Simulation:
+    """Flows over a line, one event after the other: a sender wakes, a receiver acknowledges, an acknowledgement arrives."""
+
+    line: Line
+    flows: list[Flow]
+    chance: random.Random
+    _events: list[tuple[float, int, Callable[[float], None]]] = field(default_factory=list)
+    _count: int = 0
+
+    def at(self, moment: float, act: Callable[[float], None]) -> None:
+        """Let something happen."""
+        self._count += 1
+        heapq.heappush(self._events, (moment, self._count, act))
+
+    def run(self, seconds: float) -> None:
+        """Until a moment."""
+        for flow in self.flows:
+            flow.begin()
+            self.at(flow.start, partial(self._wake, flow))
+        while self._events and self._events[0][0] <= seconds:
+            now, _, act = heapq.heappop(self._events)
+            self.line.at(now)
+            act(now)
+
+    def _wake(self, flow: Flow, now: float) -> None:
+        late = self.chance.random() * LATE_MOST_S if self.chance.random() < flow.late_chance else 0.0
+        self.at(now + SEND_QUANTUM_S + late, partial(self._wake, flow))
+        self._send(flow, now)
+
+    def _send(self, flow: Flow, now: float) -> None:
+        if now < flow.stop:
+            flow.pump(now, self.line, self.chance)
+        self._await_arrivals(flow, now)
+
+    def _await_arrivals(self, flow: Flow, now: float) -> None:
+        if not flow.acknowledging and flow.arrivals:
+            flow.acknowledging = True
+            first = max(now, flow.arrivals[0][0])
+            self.at(first + self.chance.uniform(*flow.batch), partial(self._acknowledge, flow))
+
+    def _acknowledge(self, flow: Flow, now: float) -> None:
+        flow.acknowledging = False
+        numbers = flow.take_arrived(now)
+        if numbers:
+            self.at(self.line.acknowledgement_at(now), partial(self._learn, flow, numbers))
+        self._await_arrivals(flow, now)
+
+    def _learn(self, flow: Flow, numbers: list[int], now: float) -> None:
+        flow.acknowledge(now, numbers)
+        self._send(flow, now)
+
+
 def run(line: Line, flows: list[Flow], seconds: float, seed: int = 1) -> None:
     """Let the flows send over the line."""
-    chance = random.Random(seed)
-    events: list[tuple[float, int, int, tuple[int, ...]]] = []
-    counter = 0
-
-    def push(moment: float, flow: int, numbers: tuple[int, ...]) -> None:
-        nonlocal counter
-        counter += 1
-        heapq.heappush(events, (moment, flow, counter, numbers))
-
-    order = deque[int]()
-    for index, flow in enumerate(flows):
-        flow._last = flow.start
-        push(flow.start, index, ())
-    while events:
-        now, index, _, numbers = heapq.heappop(events)
-        if now > seconds:
-            return
-        line.at(now)
-        if index >= len(flows) * 2:  # The receiver acknowledges what has come.
-            index -= len(flows) * 2
-            flow = flows[index]
-            flow.acknowledging = False
-            arrived = flow.take_arrived(now)
-            if arrived:
-                push(line.acknowledgement_at(now), index + len(flows), tuple(arrived))
-            _schedule_receiver(flow, index, len(flows), now, chance, push)
-            continue
-        if index >= len(flows):
-            index -= len(flows)
-            flow = flows[index]
-            flow.acknowledge(now, numbers)
-        else:
-            flow = flows[index]
-            late = chance.random() * 0.004 if chance.random() < flow.late_chance else 0.0
-            push(now + SEND_QUANTUM_S + late, index, ())
-        if now < flow.stop:
-            flow.pump(now, line, chance)
-        _schedule_receiver(flow, index, len(flows), now, chance, push)
-    del order
-
-
-def _schedule_receiver(
-    flow: Flow,
-    index: int,
-    count: int,
-    now: float,
-    chance: random.Random,
-    push: Callable[[float, int, tuple[int, ...]], None],
-) -> None:
-    if flow.acknowledging or not flow.arrivals:
-        return
-    flow.acknowledging = True
-    push(max(now, flow.arrivals[0][0]) + chance.uniform(*flow.batch), index + 2 * count, ())
+    Simulation(line, flows, random.Random(seed)).run(seconds)
 
 
 class Cubic:
@@ -326,6 +334,7 @@ class Cubic:
         self._threshold = float("inf")
         self._greatest = 0.0
         self._epoch: float | None = None
+        self._delay = 0.0
         self._recovery_until = 0.0
         self._rtt = 0.1
         self._friendly = 0.0

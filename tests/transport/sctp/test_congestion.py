@@ -75,6 +75,13 @@ def test_clumps_of_acknowledgements_do_not_lengthen_the_queue() -> None:
     assert flow.rate_between(2, 10) >= 0.97 * line.rate
 
 
+def test_a_short_buffer_is_no_reason_to_be_slow() -> None:
+    line, flow = line_of(100, 0.05, buffers=0.1), flow_of()
+    run(line, [flow], 10)
+    assert flow.rate_between(3, 10) >= 0.95 * line.rate
+    assert flow.lost <= 0.08 * flow.sent
+
+
 def test_a_cold_megabyte_takes_six_round_trips() -> None:
     line, flow = line_of(100, 0.05), flow_of()
     run(line, [flow], 1)
