@@ -5,7 +5,6 @@ Envelopes and commands go over standard input and output, one JSON object a line
     in   {"signal": [sender, hex]}      an envelope for this node
          {"send": [lane, header, size]} send a message of zeros to the peer; answered with {"sent": header} or {"failed": why}
          {"pair": true}                 answered with {"pair": kinds of candidates in use}
-         {"stats": true}                answered with {"stats": the link's figures}
     out  {"signal": hex}                an envelope for the peer
          {"ready": address}, {"got": [lane, header, size]}
 """
@@ -13,7 +12,6 @@ Envelopes and commands go over standard input and output, one JSON object a line
 import asyncio
 import json
 import sys
-from dataclasses import asdict
 from typing import Any
 
 from transport.errors import PeerUnreachableError
@@ -48,7 +46,7 @@ async def main(seed: str, peer: str, options: dict[str, Any]) -> None:
     servers = [IceServer(*server) for server in options["servers"]]
     limits = PeerLimits(**options["limits"])
     key = NodeKey(bytes.fromhex(seed))
-    net = PeerNet(key, send_signal, on_message, ice_servers=servers, loopback=options.get("loopback", not servers), limits=limits)
+    net = PeerNet(key, send_signal, on_message, ice_servers=servers, loopback=not servers, limits=limits)
     await net.allow({peer})
     say(ready=net.address)
     reader = asyncio.StreamReader(limit=1 << 20)
@@ -61,8 +59,6 @@ async def main(seed: str, peer: str, options: dict[str, Any]) -> None:
                 await net.on_signal(sender, bytes.fromhex(envelope))
             elif "send" in message:
                 group.create_task(send(*message["send"]))
-            elif "stats" in message:
-                say(stats=asdict(net.stats()[peer]))
             else:
                 say(pair=net.stats()[peer].pair)
     await net.aclose()
