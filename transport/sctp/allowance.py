@@ -107,7 +107,7 @@ class Allowance:
         self.upload = upload
         self.download = download
         self.monthly_bytes = monthly_bytes
-        self._tokens = min(self._tokens, self._burst())
+        self._tokens = min(self._tokens, self.burst)
         self._told = min(self._told, self._reached())
         self._tell()
 
@@ -125,6 +125,11 @@ class Allowance:
     def remaining(self) -> int | None:
         """Bytes left this month; None without a cap."""
         return None if self.monthly_bytes is None else max(0, self.monthly_bytes - self._used)
+
+    @property
+    def burst(self) -> float:
+        """Most bytes to ask for at a time: what is granted beyond it leaves in one go, and is waited for afterwards."""
+        return math.inf if self.upload is None else max(MIN_BURST, self.upload * BURST_S)
 
     def set_month(self, month: str) -> None:
         """Say which month it is (``month_of``), at the start and now and then: a later one than before begins with 0 bytes.
@@ -196,9 +201,6 @@ class Allowance:
         self._senders.pop(owner, None)
         self._receivers.pop(owner, None)
 
-    def _burst(self) -> float:
-        return math.inf if self.upload is None else max(MIN_BURST, self.upload * BURST_S)
-
     def _advance(self, now: float) -> None:
         """Let time pass; one that runs backwards stands still instead."""
         passed = now - self._now
@@ -208,7 +210,7 @@ class Allowance:
             for receiver in self._receivers.values():
                 receiver.at = now
         elif self.upload is not None:
-            self._tokens = min(self._burst(), self._tokens + self.upload * passed)
+            self._tokens = min(self.burst, self._tokens + self.upload * passed)
         self._now = now
 
     def _ahead(self, owner: Hashable, sender: _Sender, now: float) -> int:

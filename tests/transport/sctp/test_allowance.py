@@ -97,6 +97,15 @@ def test_never_more_than_the_rate_and_one_burst_leaves_in_any_second() -> None:
         assert line.run(1.0).total() <= rate * (1 + BURST_S) + 10 * PACKET
 
 
+def test_the_burst_follows_the_limit_and_has_none_without_one() -> None:
+    allowance = Allowance(upload=40 * MBIT)
+    assert allowance.burst == 40 * MBIT * BURST_S
+    allowance.change(1000.0, None, None)
+    assert allowance.burst == MIN_BURST
+    allowance.change(None, None, None)
+    assert allowance.burst == float("inf")
+
+
 def test_a_pause_earns_one_burst_and_no_more() -> None:
     allowance = Allowance(upload=1 * MBIT)
     line = Line(allowance)
