@@ -9,6 +9,7 @@ _ROLES: dict[str, tuple[str, str, bool]] = {
     "demo": ("cottage.demo.main", "a whole network on this PC: trains a model, verifies the work, pays for it", False),
     "serve": ("coordinator.cli", "run a coordinator", True),
     "relay": ("cottage.relay", "carry packets between homes that cannot reach each other directly", False),
+    "nettest": ("cottage.nettest", "what this home's line is good for: router, round trips, rates", False),
     "node": ("desktop.agent.cli", "lend this machine: run, status, earnings, selftest", False),
     "desktop": ("desktop.gui.app", "the provider's window and tray", False),
     "quote": ("coordinator.client.cli", "what a job would cost", True),
@@ -53,9 +54,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _extra(module: str) -> str:
-    return {"desktop.gui.app": "desktop", "desktop.agent.cli": "agent", "cottage.relay": "relay"}.get(
-        module, "coordinator"
-    )
+    return {
+        "desktop.gui.app": "desktop",
+        "desktop.agent.cli": "agent",
+        "cottage.relay": "relay",
+        "cottage.nettest": "agent",
+    }.get(module, "coordinator")
 
 
 def _usage() -> str:

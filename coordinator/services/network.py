@@ -11,7 +11,8 @@ from coordinator.services.nodes import Nodes
 from coordinator.services.relays import Relays
 from coordinator.store.records import NodeRecord
 from transport.wire import api
-from transport.wire.network import RelayEnvelope, RelayOrder
+from transport.wire.network import RelayEnvelope, RelayOrder, RelayQuestion
+from transport.wire.node import IceServers
 
 MAX_NODES = 2_000  # Shown at a time, those longest known first.
 
@@ -81,3 +82,7 @@ class NetworkService:
     async def announce_relay(self, envelope: RelayEnvelope) -> RelayOrder:
         """Take a relay's report."""
         return self._relays.announce(envelope)
+
+    async def relay_credentials(self, question: RelayQuestion, host: str) -> IceServers:
+        """Every relay that lives, for a node that measures them."""
+        return self._relays.credentials(question, host)

@@ -5,7 +5,8 @@ from typing import Protocol
 
 from transport.wire import api
 from transport.wire.job import JobSpec
-from transport.wire.network import RelayEnvelope, RelayOrder
+from transport.wire.network import RelayEnvelope, RelayOrder, RelayQuestion
+from transport.wire.node import IceServers
 
 
 class Jobs(Protocol):
@@ -57,3 +58,6 @@ class Network(Protocol):
 
     async def announce_relay(self, envelope: RelayEnvelope) -> RelayOrder:
         """Believe a relay that the operator has allowed; refuse everybody else."""
+
+    async def relay_credentials(self, question: RelayQuestion, host: str) -> IceServers:
+        """Every relay that lives, with credentials for the node that has signed the question to ``host``."""

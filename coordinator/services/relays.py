@@ -7,6 +7,7 @@ do not report: they live as long as they answer probes.
 
 import asyncio
 import logging
+import struct
 from collections import OrderedDict
 
 import msgspec
@@ -23,9 +24,10 @@ from transport.ice import IceServer as CheckedServer
 from transport.ice import turn_credentials
 from transport.wire import api
 from transport.wire.codec import MessageError, decode_json
-from transport.wire.network import MAX_RELAYS, RelayEnvelope, RelayOrder, RelayReport
-from transport.wire.node import IceServer
+from transport.wire.network import MAX_RELAYS, RelayEnvelope, RelayOrder, RelayQuestion, RelayReport
+from transport.wire.node import MAX_ICE_SERVERS, IceServer, IceServers
 
+QUESTION_CONTEXT = "cottage-relays"
 RELAY_CONTEXT = "cottage-relay"
 REPORT_SECONDS = 10.0
 PROBE_EVERY_SECONDS = 10.0
@@ -178,6 +180,24 @@ class Relays:
             found.append(IceServer(relay.urls, username, credential))
         stun = [*self._context.config.stun, *(parse(name).stun for name in names if parse(name).udp)]
         return (*found, *(IceServer((url,)) for url in stun))
+
+    def credentials(self, question: RelayQuestion, host: str) -> IceServers:
+        """Every relay that lives, with credentials for a node that wants to measure them.
+
+        Raises:
+            ForbiddenError: the question is not signed by the node, for this host, now.
+        """
+        skew = question.sent - self._context.clock.time()
+        if abs(skew) > MAX_SKEW_SECONDS:
+            raise ForbiddenError(f"the question was asked {skew:+.0f} s from now by this clock: set the node's clock")
+        try:
+            signed = host.encode(), struct.pack("!d", question.sent)
+            identity.verify(question.node, question.signature, QUESTION_CONTEXT, *signed)
+        except IdentityError as error:
+            raise ForbiddenError(f"the question does not hold: {error}") from error
+        now = self._context.clock.now()
+        names = tuple(known.rules.name for known in self._known() if rules.live(known.rules, now))
+        return IceServers(self.servers(names, question.node)[:MAX_ICE_SERVERS])
 
     # --- whether they live ----------------------------------------------------------------------------------------------
 

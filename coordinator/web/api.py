@@ -17,7 +17,8 @@ from coordinator.web.stream import Streams
 from coordinator.web.transfers import job_id
 from transport.wire import api, codec
 from transport.wire.job import JobSpec
-from transport.wire.network import RelayEnvelope, RelayOrder
+from transport.wire.network import RelayEnvelope, RelayOrder, RelayQuestion
+from transport.wire.node import IceServers
 
 MAX_PAGE = 200  # Jobs in one answer: a megabyte of JSON.
 MAX_AFTER = 10**15
@@ -96,10 +97,12 @@ class Api:
         ready = "The database and the ledger answer"
         report = "A relay tells how it is; signed by its key, which the operator has allowed"
         refused = (403, 409, 413, 422)
+        ask = "A node asks for credentials at every relay, to measure them; signed by its key"
         return [
             Route("GET", f"{API}/nodes", self.nodes, "Nodes of the network", list[api.NodeView]),
             Route("GET", f"{API}/relays", self.relays, "Relays, and for whom they relay", list[api.RelayView]),
             Route("POST", f"{API}/relays/announce", self.announce, report, RelayOrder, RelayEnvelope, 200, refused),
+            Route("POST", f"{API}/relays/credentials", self.credentials, ask, IceServers, RelayQuestion, 200, refused),
             Route("GET", f"{API}/network", self.view, "The network at a glance", api.NetworkView),
             Route("GET", f"{API}/network/stream", self.network_stream, live, stream, errors=(503,)),
             Route("GET", "/healthz", self.health, "The process answers", dict[str, str]),
@@ -156,6 +159,11 @@ class Api:
         body = await read_body(request, MAX_ANNOUNCEMENT)
         envelope: RelayEnvelope = codec.decode_json(body, RelayEnvelope, MAX_ANNOUNCEMENT)
         return answer(await self._network.announce_relay(envelope))
+
+    async def credentials(self, request: web.Request) -> web.Response:
+        """POST relays/credentials."""
+        question: RelayQuestion = codec.decode_json(await read_body(request), RelayQuestion)
+        return answer(await self._network.relay_credentials(question, request.host[:200]))
 
     async def view(self, _request: web.Request) -> web.Response:
         """GET network."""

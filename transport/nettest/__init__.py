@@ -6,7 +6,8 @@
     binding   one UDP socket that asks STUN servers       nat     RFC 5780: mapping and filtering
     ping      round trips and loss                        speed   rates through a relay's speed test
     result    what was found                              words   the same for people
+    offer     asks a coordinator for its relays
 
-Errors: ``NettestError``, and below it ``NoRelayError`` (nothing to measure against) and ``SpeedError`` (a relay does not measure
-the speed; the text says why).
+Errors: ``NettestError``, and below it ``NoRelayError`` (nothing to measure against), ``SpeedError`` (a relay does not measure the
+speed; the text says why) and ``CoordinatorError`` (a coordinator does not tell its relays).
 """

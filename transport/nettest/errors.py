@@ -13,3 +13,7 @@ class NoRelayError(NettestError):
 
 class SpeedError(NettestError):
     """A relay does not measure the speed of this line now."""
+
+
+class CoordinatorError(NettestError):
+    """A coordinator does not tell its relays."""

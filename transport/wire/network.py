@@ -67,6 +67,18 @@ class RelayOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     user_rate: BytesPerSecond = 0.0
 
 
+class RelayQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A node asks for credentials at every relay, to measure them (``POST /api/v1/relays/credentials``; answer: ``IceServers``).
+
+    ``sent``: unix seconds, within a minute of the coordinator's clock. ``signature``: by the node key over context
+    "cottage-relays", the host that was asked, as in ``Host``, and ``sent`` as 8 bytes, big-endian IEEE 754.
+    """
+
+    node: NodeAddress
+    sent: Annotated[float, Meta(ge=0, le=1e11)]
+    signature: Annotated[bytes, Meta(min_length=64, max_length=64)]
+
+
 class RelayMeasure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The way from a node to a relay; ``relay`` is the first of its URLs."""
 

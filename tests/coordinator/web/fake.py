@@ -18,7 +18,8 @@ from coordinator.services.artifacts import ArtifactStore
 from transport.wire import api
 from transport.wire.job import JobSpec, total_rounds
 from transport.wire.model import PRESETS
-from transport.wire.network import RelayEnvelope, RelayOrder
+from transport.wire.network import RelayEnvelope, RelayOrder, RelayQuestion
+from transport.wire.node import IceServer, IceServers
 
 START = 1_795_000_000.0
 ROUND_S = 9.0
@@ -470,6 +471,9 @@ class Registry:
 
     async def relays(self) -> Sequence[api.RelayView]:
         return self._cluster.relays
+
+    async def relay_credentials(self, question: RelayQuestion, host: str) -> IceServers:
+        return IceServers((IceServer(("turn:relay.test:3478?transport=udp",), f"1:{question.node}", host),))
 
     async def announce_relay(self, envelope: RelayEnvelope) -> RelayOrder:
         self._cluster.announced.append(envelope)

@@ -1,0 +1,61 @@
+"""Asking a coordinator for its relays and for credentials there, as the node that one is."""
+
+import struct
+
+import aiohttp
+from yarl import URL
+
+from transport.clock import Clock
+from transport.errors import IceConfigError
+from transport.identity import NodeKey
+from transport.nettest.errors import CoordinatorError
+from transport.nettest.target import Target, targets
+from transport.wire.codec import MessageError, decode_json, encode_json
+from transport.wire.network import RelayQuestion
+from transport.wire.node import IceServers
+
+CONTEXT = "cottage-relays"
+PATH = "/api/v1/relays/credentials"
+ASK_S = 5.0
+MAX_ANSWER = 256 * 1024
+MAX_COMPLAINT = 300  # Characters of a refusal that are shown.
+
+
+def question(key: NodeKey, host: str, now: float) -> RelayQuestion:
+    """The signed question of a node to the coordinator at ``host``; ``now`` in unix seconds."""
+    return RelayQuestion(key.address, now, key.sign(CONTEXT, host.encode(), struct.pack("!d", now)))
+
+
+async def ask_relays(coordinator: str, key: NodeKey, clock: Clock) -> list[Target]:
+    """Every relay of a coordinator's network.
+
+    Raises:
+        CoordinatorError: it cannot be reached, or refuses.
+        NoRelayError: it has none.
+    """
+    url = _parse(coordinator)
+    try:
+        timeout = aiohttp.ClientTimeout(total=ASK_S)
+        async with aiohttp.ClientSession(timeout=timeout) as http:
+            body = encode_json(question(key, url.authority, clock.time()))
+            async with http.post(url.join(URL(PATH)), data=body, headers={"Host": url.authority}) as answer:
+                text = await answer.content.read(MAX_ANSWER)
+                if answer.status != 200:
+                    complaint = text[:MAX_COMPLAINT].decode(errors="replace")
+                    raise CoordinatorError(f"the coordinator {url} answers {answer.status}: {complaint}")
+        offered: IceServers = decode_json(text, IceServers, MAX_ANSWER)
+        return targets([(server.urls, server.username, server.credential) for server in offered.servers])
+    except (MessageError, IceConfigError) as error:
+        raise CoordinatorError(f"the coordinator {url} names no usable relays: {error}") from error
+    except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        raise CoordinatorError(f"the coordinator {url} cannot be asked: {error or type(error).__name__}") from error
+
+
+def _parse(text: str) -> URL:
+    try:
+        url = URL(text)
+    except ValueError:
+        url = URL()
+    if url.scheme not in ("http", "https") or not url.host:
+        raise CoordinatorError(f"{text[:100]!r} is no coordinator: expected https://HOST")
+    return url
