@@ -89,6 +89,17 @@ class FastSctpTransport(RTCSctpTransport):
         """A good size for messages now, in bytes: about two milliseconds of the line, in whole packets."""
         return self._data.frame_bytes if self._data is not None else 4096
 
+    @property
+    def line_rate(self) -> float:
+        """What the path carries of ours as far as it is known, in bytes a second; 0 before the association is established."""
+        data = self._data
+        return (data.controller.bandwidth or data.controller.pacing_rate) if data is not None else 0.0
+
+    @property
+    def held(self) -> int:
+        """Bytes received of messages that cannot be delivered yet."""
+        return self._receiver.held if self._receiver is not None else 0
+
     def path_stats(self) -> PathStats:
         """The path's figures; zeros before the association is established."""
         return self._data.stats() if self._data is not None else IDLE_STATS

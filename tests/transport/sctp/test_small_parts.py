@@ -1,0 +1,100 @@
+"""The small pure parts of the data path: pace, rates, round trips, and how channels are opened."""
+
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transport.sctp import dcep
+from transport.sctp.meter import Meter
+from transport.sctp.pacing import GREATEST_BURST_S, LATE_S, LEAST_PACKETS, Pacer
+from transport.sctp.rtt import INITIAL_TIMEOUT_S, MIN_TIMEOUT_S, RoundTrips
+
+PACKET = 1500
+
+
+def drained(pacer: Pacer, rate: float, now: float, size: int = PACKET) -> int:
+    """Bytes that may leave at this moment."""
+    pacer.refill(rate, PACKET, now)
+    sent = 0
+    while pacer.open(urgent=False, packet=PACKET):
+        pacer.spend(size)
+        sent += size
+    return sent
+
+
+@pytest.mark.parametrize("rate", [10_000.0, 1.25e6, 12.5e6, 125e6])
+def test_the_pace_is_kept_on_average_and_bursts_stay_short(rate: float) -> None:
+    pacer, now, sent = Pacer(0.0), 0.0, 0
+    for _ in range(5000):
+        now += 0.001
+        burst = drained(pacer, rate, now)
+        assert burst <= max(LEAST_PACKETS * PACKET, rate * GREATEST_BURST_S) + PACKET
+        sent += burst
+    assert sent == pytest.approx(rate * now, rel=0.01, abs=3 * PACKET)
+
+
+def test_what_a_late_wake_up_missed_is_made_up_for_but_no_more() -> None:
+    pacer = Pacer(0.0)
+    drained(pacer, 12.5e6, 0.001)
+    late = sum(drained(pacer, 12.5e6, 1.0) for _ in range(100))
+    assert late == pytest.approx(12.5e6 * LATE_S, abs=2 * PACKET)
+
+
+def test_urgent_packets_may_run_ahead_a_little() -> None:
+    pacer = Pacer(0.0)
+    drained(pacer, 1000.0, 0.0)
+    ahead = 0
+    while pacer.open(urgent=True, packet=PACKET):
+        pacer.spend(PACKET)
+        ahead += 1
+    assert 3 <= ahead <= 5
+    assert pacer.wait(1000.0, PACKET) > 1.0
+    assert pacer.wait(0.0, PACKET) > 0.0
+
+
+def test_rates_are_those_of_about_the_last_second() -> None:
+    meter = Meter(0.0)
+    for n in range(300):
+        meter.sent_payload(1000, n / 100)
+        meter.delivered(500 if n < 100 else 0, n / 100)
+    assert meter.send_rate(3.0) == pytest.approx(100_000, rel=0.15)
+    assert meter.receive_rate(3.0) == 0.0
+    assert meter.send_rate(10.0) < 15_000
+
+
+def test_the_smallest_round_trip_is_forgotten_after_ten_seconds_and_the_timeout_follows() -> None:
+    trips = RoundTrips()
+    assert (trips.smallest, trips.timeout) == (None, INITIAL_TIMEOUT_S)
+    trips.add(0.010, 0.0)
+    for n in range(150):
+        trips.add(0.050, 0.1 * (n + 1))
+    assert trips.smallest == 0.050
+    assert trips.smoothed == pytest.approx(0.050, abs=0.001)
+    assert 0.075 <= trips.timeout < 0.1
+    quick = RoundTrips()
+    for n in range(50):
+        quick.add(0.0001, 0.01 * n)
+    assert quick.timeout == MIN_TIMEOUT_S
+
+
+def test_a_wish_for_a_channel_is_read() -> None:
+    request = struct.pack("!BBHLHH", 3, 0x81, 0, 5, 6, 2) + "größ".encode() + b"pr"
+    wish = dcep.read_open(request)
+    assert wish == dcep.ChannelOpen("größ", "pr", ordered=False, max_retransmits=5, max_lifetime_ms=None)
+    assert dcep.read_open(request[:-1]) is None
+
+
+@given(st.binary(max_size=40))
+def test_a_wish_that_is_none_is_no_error(data: bytes) -> None:
+    wish = dcep.read_open(b"\x03" + data)
+    assert wish is None or len(wish.label.encode()) + len(wish.protocol.encode()) + 12 <= len(data) + 1
+
+
+@given(st.one_of(st.binary(max_size=9), st.text(max_size=9)))
+def test_every_message_keeps_its_kind(message: bytes | str) -> None:
+    protocol, data = dcep.to_wire(message)
+    assert data
+    assert dcep.from_wire(protocol, data) == message
+    assert dcep.from_wire(99, data) is None
