@@ -6,6 +6,7 @@ No coroutine and no task: everything happens in the event loop's callbacks, once
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -431,7 +432,8 @@ class DataPath:
     def _may_upload(self, allowance: Allowance, now: float) -> bool:
         """Whether the process's upload limit has room for another packet; asks for a burst at a time."""
         if self._granted < self._packet:
-            burst = max(LEAST_PACKETS * self._packet, int(self.controller.pacing_rate * BURST_S))
+            rate = min(self.controller.pacing_rate, allowance.upload or math.inf)
+            burst = max(LEAST_PACKETS * self._packet, int(rate * BURST_S))
             wait = allowance.take_upload(self, burst, now)
             if wait > 0:
                 self._blocked_until = now + wait
