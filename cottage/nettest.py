@@ -65,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     home = platformdirs.user_data_path("cottage") / "node"
     parser = argparse.ArgumentParser(
         prog="cottage nettest",
-        description=f"Measure this home's line in under {TOTAL_S + 0.5:.0f} seconds: the kind of its router, the way to the relays, "
+        description=f"Measure this home's line in under {TOTAL_S + 0.5:.0f} seconds: its router, the way to the relays, "
         "and the rates up and down. The relays are those of the node's coordinator, unless others are named.",
     )
     add = parser.add_argument
