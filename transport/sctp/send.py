@@ -212,7 +212,10 @@ class SendBook:
         again = self._again
         if again and not (self._schedule.urgent and self._current is None):
             while again:
-                record = self._records[again.popleft() - self._base]
+                tsn = again.popleft()
+                if tsn < self._una:
+                    continue
+                record = self._records[tsn - self._base]
                 if record.state is _LOST:
                     self.retransmitted += 1
                     record.flags |= ACK_AT_ONCE
@@ -355,14 +358,6 @@ class SendBook:
         if last >= COMPACT_AT or last == len(records):
             del records[:last]
             self._base += last
-        self._again_from(cumulative)
-
-    def _again_from(self, cumulative: int) -> None:
-        again = self._again
-        while again and again[0] <= cumulative:
-            again.popleft()
-        if again and min(again) < self._base:
-            self._again = deque(tsn for tsn in again if tsn > cumulative)
 
     def _ack_gaps(self, cumulative: int, gaps: tuple[tuple[int, int], ...], acked: list[Record]) -> None:
         records, base = self._records, self._base
