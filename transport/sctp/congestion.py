@@ -224,7 +224,7 @@ class RateController:
         if step <= 1.0:
             self._idle_epochs = 0
             step = max(step, YIELD if self.polite else LEAST_STEP)
-        elif epoch.limited or epoch.peak < USED_SHARE * self._window:
+        elif epoch.peak < USED_SHARE * self._window:
             return
         else:
             self._idle_epochs = self._idle_epochs + 1 if idle else 0

@@ -64,7 +64,8 @@ class Epoch:
         standing: smallest round trip in it: the queue that never went away; infinite before the first.
         acked, lost: bytes.
         peak: most bytes that were on their way.
-        limited: the application had too little to send at some time.
+        samples, rounds: round trips measured and ended.
+        acknowledgements, short: all, and those of packets that had too little behind them.
     """
 
     started: float
@@ -73,8 +74,9 @@ class Epoch:
     lost: int = 0
     peak: int = 0
     samples: int = 0
+    acknowledgements: int = 0
     rounds: int = 0
-    limited: bool = False
+    short: int = 0
 
     def add(self, sample: AckSample) -> None:
         """Count one acknowledgement."""
@@ -82,10 +84,11 @@ class Epoch:
             self.samples += 1
             if sample.rtt < self.standing:
                 self.standing = sample.rtt
+        self.acknowledgements += 1
         self.acked += sample.acked
         self.lost += sample.lost
         self.peak = max(self.peak, sample.inflight + sample.acked + sample.lost)
-        self.limited = self.limited or sample.app_limited
+        self.short += sample.app_limited
 
     def complete(self, sample: AckSample) -> bool:
         """Whether a round trip is over and enough was seen; three round trips are always enough."""
@@ -97,6 +100,11 @@ class Epoch:
     def rate(self, now: float) -> float:
         """Bytes a second that were delivered."""
         return self.acked / max(now - self.started, EPOCH_LEAST_S)
+
+    @property
+    def limited(self) -> bool:
+        """The application had too little to send most of the time."""
+        return 2 * self.short > self.acknowledgements
 
     @property
     def loss(self) -> float:
