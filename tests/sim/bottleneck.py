@@ -128,7 +128,7 @@ class Flow:
     rtt_log: list[tuple[float, float]] = field(default_factory=list)
     packets: dict[int, Sent] = field(default_factory=dict)
     on_time: dict[float, Callable[[], None]] = field(default_factory=dict)
-    app_limited: bool = False
+    _limited_until: int = 0
     _next: int = 0
     _highest: int = -1
     _round_end: int = 0
@@ -162,7 +162,8 @@ class Flow:
             self._tokens -= self.packet
             room -= self.packet
             left -= self.packet
-        self.app_limited = left <= 0 and room > 0 and self._tokens > 0
+        if left <= 0 and room > 0 and self._tokens > 0:
+            self._limited_until = self.delivered + self.inflight or 1
 
     def _time_out(self, now: float) -> None:
         for packet in self.packets.values():
@@ -178,9 +179,8 @@ class Flow:
                 self.controller.on_restart(now)
             self._delivered_at = self._first_sent_at = self._progress = now
         number, self._next = self._next, self._next + 1
-        self.packets[number] = Sent(
-            now, self.packet, self.delivered, self._delivered_at, self._first_sent_at, self.app_limited
-        )
+        limited = self._limited_until > self.delivered
+        self.packets[number] = Sent(now, self.packet, self.delivered, self._delivered_at, self._first_sent_at, limited)
         self.inflight += self.packet
         self.sent += self.packet
         arrival = line.carry(now, self.packet, chance)

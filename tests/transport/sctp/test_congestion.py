@@ -136,12 +136,13 @@ def test_a_small_part_of_the_rate_teaches_nothing_wrong() -> None:
     assert flow.rate_between(7.5, 10) >= 0.95 * line.rate
 
 
-def test_a_supply_of_two_milliseconds_at_a_time_fills_the_line() -> None:
-    line, flow = line_of(100, 0.05), flow_of()
+def test_a_supply_of_two_milliseconds_at_a_time_fills_a_line_that_became_faster() -> None:
+    line, flow = line_of(50, 0.05), flow_of()
+    line.changes, line.buffer = ((4.0, 100 * MBIT),), 100 * MBIT * 0.05
     controller = flow.controller
     flow.supply = lambda now: flow.delivered + flow.inflight + max(controller.bandwidth * 0.002, 4 * PACKET_BYTES)
-    run(line, [flow], 8)
-    assert flow.rate_between(3, 8) >= 0.95 * line.rate
+    run(line, [flow], 12)
+    assert flow.rate_between(7, 12) >= 0.95 * 100 * MBIT
 
 
 def test_after_idling_it_goes_on_where_it_was() -> None:
