@@ -375,12 +375,12 @@ class SendBook:
         if ends[-1] <= self._high:
             return
         begin = self._high + 1
-        self._high = ends[-1]
         for index in range(max(0, bisect_right(starts, begin) - 1), len(starts)):
             self._holes.extend(range(begin, starts[index]))
             for tsn in range(max(begin, starts[index]), ends[index] + 1):
                 self._ack(records[tsn - base], acked)
             begin = max(begin, ends[index] + 1)
+        self._high = ends[-1]
 
     def _sample(self, acked: list[Record], now: float) -> tuple[float | None, float | None, bool, bool]:
         """Round trip, delivery rate, whether it was limited by the application, and whether a round ended."""

@@ -253,3 +253,13 @@ def test_random_chunks_never_raise_and_never_fill_the_memory(seed: int) -> None:
             book.fault = ""
             book = ReceiveBook(0, 2000, window=50_000)
     assert book.held <= 65_000
+
+
+def test_fragments_of_two_streams_are_never_joined() -> None:
+    book = ReceiveBook(0, 1000)
+    book.on_data(1, 1, 0, BINARY, FIRST_FRAGMENT, b"one")
+    book.on_data(2, 2, 0, BINARY, LAST_FRAGMENT, b"two")
+    assert book.ready == []
+    book.on_data(5, 2, 0, BINARY, LAST_FRAGMENT, b"two")
+    book.on_data(4, 1, 0, BINARY, FIRST_FRAGMENT, b"one")
+    assert book.ready == []

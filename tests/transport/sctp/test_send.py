@@ -318,3 +318,42 @@ def test_withheld_acknowledgements_send_ever_more_slowly() -> None:
         book.next(now)
     assert len(times) < 40
     assert times[-1] - times[-2] == pytest.approx(MAX_TIMEOUT_S, abs=0.02)
+
+
+def test_after_a_packet_was_overtaken_three_later_ones_are_no_proof_of_a_loss() -> None:
+    book = filled(20)
+    book.on_sack(ack(START - 1, (2, 3)), 0.040)  # The first was overtaken by two,
+    book.on_sack(ack(START + 2), 0.041)  # and came.
+    sample = book.on_sack(ack(START + 2, (2, 7)), 0.042)
+    assert sample is not None
+    assert sample.lost == 0
+    assert book.deadline is not None
+    assert book.deadline < 0.06
+    assert book.on_timer(book.deadline)[0] == PAYLOAD + HEADERS
+    fresh = filled(20)
+    first = fresh.on_sack(ack(START - 1, (2, 7)), 0.040)
+    assert first is not None
+    assert first.lost == PAYLOAD + HEADERS
+
+
+def test_a_peer_that_skips_what_was_given_up_counts_as_progress() -> None:
+    book = SendBook(START, 1 << 20, {}, partial=True)
+    book.set_size(PAYLOAD, HEADERS)
+    book.queue(Outgoing("owner", 1, 53, bytes(3000), ordered=True, max_retransmits=0))
+    while book.next(0.0) is not None:
+        pass
+    now = 0.0
+    for _ in range(4):
+        assert book.deadline is not None
+        now = book.deadline
+        book.on_timer(now)
+        while book.next(now) is not None:
+            pass
+    assert book.forward(now) is not None
+    book.queue(Outgoing("owner", 1, 53, bytes(1000), ordered=True))
+    assert book.next(now) is not None
+    before = book.deadline
+    assert before is not None
+    book.on_sack(ack(START + 2), now + 0.01)
+    assert book.deadline is not None
+    assert book.deadline < before
