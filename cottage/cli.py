@@ -10,7 +10,7 @@ _ROLES: dict[str, tuple[str, str, bool]] = {
     "serve": ("coordinator.cli", "run a coordinator", True),
     "relay": ("cottage.relay", "carry packets between homes that cannot reach each other directly", False),
     "nettest": ("cottage.nettest", "what this home's line is good for: router, round trips, rates", False),
-    "node": ("desktop.agent.cli", "lend this machine: run, status, earnings, selftest", False),
+    "node": ("desktop.agent.cli", "lend this machine: run, status, earnings, limits, nettest, selftest", False),
     "desktop": ("desktop.gui.app", "the provider's window and tray", False),
     "quote": ("coordinator.client.cli", "what a job would cost", True),
     "submit": ("coordinator.client.cli", "submit a job", True),

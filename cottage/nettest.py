@@ -8,38 +8,33 @@ import argparse
 import asyncio
 import sys
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
 
 import msgspec
 import platformdirs
 from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn
-from rich.table import Table
 
+from desktop.agent.testscreen import show, show_link, with_bar
 from transport.clock import SystemClock
 from transport.errors import IceConfigError, TransportError
 from transport.ice import turn_credentials
 from transport.identity import NodeKey
-from transport.nettest import words
 from transport.nettest.errors import NettestError
 from transport.nettest.offer import ask_relays
-from transport.nettest.result import NetTest
-from transport.nettest.run import TOTAL_S, Phase, run
+from transport.nettest.pair import invite, visit
+from transport.nettest.phase import TOTAL_S
+from transport.nettest.run import run
 from transport.nettest.target import Target, targets
 from transport.wire.codec import MessageError, decode_json
 
 EXIT_SILENT = 1
 EXIT_USAGE = 2
 EXIT_NO_RELAYS = 3
-TICK_S = 0.1
 MAX_SECRET = 1024
+LISTEN_S = 540.0  # Somebody has to carry a line over; a relayed address lasts ten minutes unless it is renewed.
 MAX_SETTINGS = 1 << 20
 USER = "nettest"  # Who measures, in a relay's account, where the secret itself is at hand.
-
-T = TypeVar("T")
 
 
 class UsageError(Exception):
@@ -74,6 +69,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--relay", action="append", default=[], metavar="URL", help="turn:HOST:PORT instead; may be repeated")
     add("--relay-secret-file", type=Path, metavar="FILE", help="the secret of those relays")
     add("--json", action="store_true", help="one JSON document")
+    add("--listen", action="store_true", help="wait for another machine; prints the line that it needs for --peer")
+    add("--peer", metavar="CODE", help="measure the link to the machine that has printed this line")
     add("--no-speed", action="store_true", help="leave the rates out: they take up to four seconds of the whole line")
     return parser
 
@@ -81,12 +78,35 @@ def _parser() -> argparse.ArgumentParser:
 async def _run(options: argparse.Namespace) -> int:
     chosen = await relays(options)
     console = Console(stderr=options.json)
+    if options.listen or options.peer:
+        return await _pair(options, console, chosen)
     test = await with_bar(console, lambda on_phase: run(chosen, speed=not options.no_speed, on_phase=on_phase))
     if options.json:
         print(msgspec.json.encode(test).decode())
     else:
         show(console, test)
     return 0 if test.reached else EXIT_SILENT
+
+
+async def _pair(options: argparse.Namespace, console: Console, chosen: Sequence[Target]) -> int:
+    """The link to one other machine."""
+    if options.peer:
+        speed = not options.no_speed
+        link = await with_bar(
+            console, lambda on_phase: visit(chosen, options.peer, SystemClock(), on_phase, speed=speed)
+        )
+    else:
+        link = await invite(chosen, SystemClock(), lambda code: _show_code(console, code), LISTEN_S)
+    if options.json:
+        print(msgspec.json.encode(link).decode())
+    else:
+        show_link(console, link)
+    return 0
+
+
+def _show_code(console: Console, code: str) -> None:
+    console.print("On the other machine, with the same relays:", markup=False)
+    print(f"cottage nettest --peer {code}", file=console.file, flush=True)  # Unbroken, however narrow the terminal is.
 
 
 async def relays(options: argparse.Namespace) -> list[Target]:
@@ -135,40 +155,3 @@ def _settled_coordinator(home: Path) -> str:
     if not settings.coordinator:
         raise UsageError("which relays? Give --coordinator URL, or --relay turn:HOST:PORT and --relay-secret-file FILE")
     return settings.coordinator
-
-
-async def with_bar(console: Console, work: Callable[[Callable[[Phase], None]], Coroutine[Any, Any, T]]) -> T:
-    """Do ``work`` under a progress bar, which is removed at the end."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed:.0f} s"))
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("beginning", total=TOTAL_S)
-        measuring = asyncio.ensure_future(work(lambda phase: bar.update(task, description=phase.text)))
-        began = time.monotonic()
-        try:
-            while not measuring.done():
-                await asyncio.wait([measuring], timeout=TICK_S)
-                bar.update(task, completed=min(time.monotonic() - began, TOTAL_S))
-            return measuring.result()
-        finally:
-            measuring.cancel()
-
-
-def show(console: Console, test: NetTest) -> None:
-    """Print the figures and what they mean."""
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold")
-    table.add_row("your router", escape(words.nat(test)))
-    if test.public:
-        table.add_row("seen as", escape(test.public))
-    table.add_row("IPv6", "yes" if test.ipv6 else "no")
-    table.add_row("download", words.rate(test.down))
-    table.add_row("upload", words.rate(test.up))
-    if test.note:
-        table.add_row("", escape(test.note))
-    for relay in test.relays:
-        table.add_row("relay", escape(f"{relay.relay}: {words.way(relay)}"))
-    console.print(table)
-    for sentence in words.earning(test):
-        console.print(f"- {sentence}", markup=False)
-    console.print(f"measured in {test.seconds:.1f} s", style="dim")

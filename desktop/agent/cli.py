@@ -21,9 +21,12 @@ from desktop.agent.earnings import Earnings
 from desktop.agent.errors import AgentError, NoAgentError, SettingsError
 from desktop.agent.limits import Limits, LimitsChange, LimitsView, show_quantity, show_rate
 from desktop.agent.log import printable
+from desktop.agent.testscreen import show as show_test
+from desktop.agent.testscreen import with_bar
 from desktop.agent.usage import load_usage
 from ledger.errors import AmountError
 from ledger.money import parse, show
+from transport.nettest import words as line_words
 from transport.wire.codec import MessageError, convert, encode_json
 
 _SANDBOX_HELP = (
@@ -65,6 +68,11 @@ def _parser() -> argparse.ArgumentParser:
     limits.add_argument("--json", action="store_true", help="one JSON document")
     _add_limits(limits)
     limits.set_defaults(run=_limits)
+    test = words.add_parser("nettest", help="let the agent test its line now: router, round trips, rates")
+    test.add_argument("--home", type=Path, help="the agent's folder")
+    test.add_argument("--json", action="store_true", help="one JSON document")
+    test.add_argument("--no-speed", action="store_true", help="leave the rates out: they take some seconds of the line")
+    test.set_defaults(run=_nettest)
     for word, action, text in (
         ("status", _status, "what the agent is doing"),
         ("earnings", _earnings, "what jobs have brought"),
@@ -170,8 +178,23 @@ def _status(options: argparse.Namespace) -> int:
     console.print(table)
     if answer.links:
         console.print(_link_table(answer.links))
+    if answer.line is not None:
+        line, hours = answer.line, (time.time() - answer.line.at) / 3600
+        rates = f"{line_words.rate(line.up)} up, {line_words.rate(line.down)} down"
+        console.print(f"line: {line_words.nat(line)}; {rates} (tested {hours:.0f} h ago)", markup=False)
     console.print(f"earned: {show(answer.verified)} verified, {show(answer.paid)} paid", markup=False)
     return 0
+
+
+def _nettest(options: argparse.Namespace) -> int:
+    home, order = Home.at(options.home), status.Order(speed=not options.no_speed)
+    console = Console(stderr=options.json)
+    test = asyncio.run(with_bar(console, lambda _: status.ask_nettest(home.socket, order)))
+    if options.json:
+        print(encode_json(test).decode())
+    else:
+        show_test(console, test)
+    return 0 if test.reached else 1
 
 
 def _link_table(links: Sequence[status.LinkView]) -> Table:

@@ -14,6 +14,7 @@ from desktop.agent.errors import NotConnectedError
 from desktop.agent.groups import main_error
 from desktop.agent.limits import Limits, LimitsChange, LimitsView
 from desktop.agent.log import LOGGER, printable
+from desktop.agent.nettest import LineTests
 from desktop.agent.network import usable
 from desktop.agent.peers import Peers
 from desktop.agent.sandbox.base import Sandbox
@@ -24,6 +25,7 @@ from desktop.agent.views import link_views, task_view
 from transport.clock import Clock
 from transport.errors import BadAddressError
 from transport.identity import NodeKey
+from transport.nettest.result import NetTest
 from transport.peer import PeerNet
 from transport.wire.network import NetworkReport
 from transport.wire.node import (
@@ -82,6 +84,9 @@ class Agent:
         self._limits = Limits.of(settings)
         self._share = Share(parts.home.usage, self._limits, clock.time())
         self._line: NetworkReport | None = None
+        self._tests = LineTests(
+            parts.home, parts.key, settings.coordinator, self._share.allowance, clock, self.measured
+        )
         self._tell_network = asyncio.Event()
         self._ordered: set[str] = set()
         self._tools = Tools(
@@ -108,7 +113,7 @@ class Agent:
         Raises:
             RefusedError: the coordinator does not want this node until its owner changes something.
         """
-        answers = status.Answers(self.status, self._earnings.summary, self.limits, self.change_limits)
+        answers = status.Answers(self.status, self._earnings.summary, self.limits, self.change_limits, self.test_line)
         runner = await status.serve(self._parts.home.socket, answers)
         try:
             async with self._group as group:
@@ -117,6 +122,7 @@ class Agent:
                     group.create_task(self._report_traffic(), name="traffic"),
                     group.create_task(self._watch_wallet(), name="wallet"),
                     group.create_task(self._report_network(), name="network"),
+                    group.create_task(self._tests.watch(self._is_idle), name="nettest"),
                 ]
                 await stop.wait()
                 self._stopping = True
@@ -318,6 +324,13 @@ class Agent:
         self._line = line
         self._tell_network.set()
 
+    async def test_line(self, order: status.Order) -> NetTest:
+        """Test the line because the owner asks, whatever else uses it; raises NettestError where that is not possible."""
+        return await self._tests.run(speed=order.speed)
+
+    def _is_idle(self) -> bool:
+        return self._session.online and not self.held()
+
     def _end_orphans(self) -> None:
         silent = self._parts.clock.now() - self._session.last_seen
         if not self._session.online and silent > ORPHAN_S:
@@ -354,6 +367,9 @@ class Agent:
         self._share.change(limits)
         if self._network is not None:
             self._network.set_polite(limits.polite)
+        told = self._tests.report()
+        if told is not None:
+            self.measured(told)
         return self.limits()
 
     # --- what it says of itself -----------------------------------------------------------------------------------------
@@ -377,4 +393,5 @@ class Agent:
             dropped=dict(self._peers.dropped),
             verified=earned.verified,
             paid=earned.paid,
+            line=self._tests.last,
         )

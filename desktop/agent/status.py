@@ -1,10 +1,11 @@
 """What the agent says of itself on a Unix socket in its home folder, which only its owner can open.
 
-HTTP, so that the desktop windows can ask with what they have: ``GET /v1/status``, ``GET /v1/earnings``, ``GET /v1/limits``, and
-``POST /v1/limits`` (a ``LimitsChange``) to change them at once; all JSON.
+HTTP, so that the desktop windows can ask with what they have: ``GET /v1/status``, ``GET /v1/earnings``, ``GET /v1/limits``,
+``POST /v1/limits`` (a ``LimitsChange``) to change them at once, and ``POST /v1/nettest`` (an ``Order``) to test the line now; all
+JSON.
 """
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,13 @@ from desktop.agent.earnings import Summary
 from desktop.agent.errors import NoAgentError, SettingsError
 from desktop.agent.limits import LimitsChange, LimitsView
 from desktop.agent.unixsocket import listen, short_name
+from transport.nettest.errors import NettestError
+from transport.nettest.result import NetTest
 from transport.wire.codec import MessageError, decode_json, encode_json
 from transport.wire.node import NodeProfile
 
 ASK_TIMEOUT_S = 5.0
+NETTEST_TIMEOUT_S = 30.0  # A test takes under ten seconds; another one may run before it.
 
 
 class TaskView(msgspec.Struct, frozen=True):
@@ -87,16 +91,27 @@ class Status(msgspec.Struct, frozen=True):
     dropped: dict[str, int]
     verified: int
     paid: int
+    line: NetTest | None = None
+
+
+class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A network test: with the rates or without, which take some seconds of the whole line."""
+
+    speed: bool = True
 
 
 @dataclass(frozen=True)
 class Answers:
-    """Who answers: each makes its document when it is asked. ``change`` raises SettingsError for what cannot be used."""
+    """Who answers: each makes its document when it is asked. ``change`` raises SettingsError for what cannot be used.
+
+    ``nettest`` raises NettestError where the line cannot be tested.
+    """
 
     status: Callable[[], Status]
     earnings: Callable[[], Summary]
     limits: Callable[[], LimitsView]
     change: Callable[[LimitsChange], LimitsView]
+    nettest: Callable[[Order], Awaitable[NetTest]]
 
 
 async def serve(path: Path, answers: Answers) -> web.AppRunner:
@@ -115,11 +130,19 @@ async def serve(path: Path, answers: Answers) -> web.AppRunner:
             return web.json_response({"detail": str(error)}, status=422)
         return web.Response(body=encode_json(view), content_type="application/json")
 
+    async def nettest(request: web.Request) -> web.Response:
+        try:
+            test = await answers.nettest(decode_json(await request.read(), Order))
+        except (MessageError, NettestError) as error:
+            return web.json_response({"detail": str(error)}, status=422)
+        return web.Response(body=encode_json(test), content_type="application/json")
+
     app = web.Application()
     app.router.add_get("/v1/status", answer(answers.status))
     app.router.add_get("/v1/earnings", answer(answers.earnings))
     app.router.add_get("/v1/limits", answer(answers.limits))
     app.router.add_post("/v1/limits", change)
+    app.router.add_post("/v1/nettest", nettest)
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     await web.SockSite(runner, listen(path, 0o600)).start()
@@ -149,11 +172,25 @@ async def ask_limits(path: Path, change: LimitsChange | None = None) -> LimitsVi
     return view
 
 
-async def _request(path: Path, method: str, resource: str, body: bytes | None = None) -> bytes:
+async def ask_nettest(path: Path, order: Order) -> NetTest:
+    """Let the agent test its line now.
+
+    Raises:
+        NoAgentError: none answers.
+        SettingsError: it cannot test; the text says why.
+    """
+    answer = await _request(path, "POST", "/v1/nettest", encode_json(order), NETTEST_TIMEOUT_S)
+    test: NetTest = decode_json(answer, NetTest)
+    return test
+
+
+async def _request(
+    path: Path, method: str, resource: str, body: bytes | None = None, seconds: float = ASK_TIMEOUT_S
+) -> bytes:
     try:
         with short_name(path) as name:
             connector = aiohttp.UnixConnector(path=name)
-            timeout = aiohttp.ClientTimeout(total=ASK_TIMEOUT_S)
+            timeout = aiohttp.ClientTimeout(total=seconds)
             async with aiohttp.ClientSession(connector=connector, timeout=timeout) as http:
                 async with http.request(method, f"http://agent{resource}", data=body) as answer:
                     if answer.status == 422:

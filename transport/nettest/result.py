@@ -5,7 +5,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from transport.wire.ids import ShortText
+from transport.wire.ids import Count, ShortText
 from transport.wire.network import MAX_RELAYS, BytesPerSecond, NatKind, NetworkReport, RelayMeasure, Seconds, Share
 
 
@@ -30,6 +30,7 @@ class NetTest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ``at``: unix seconds. ``nat_certain``: all questions about the NAT were answered; otherwise ``nat`` is the strictest kind that
     fits. ``public``: as which address relays see this home; empty where unknown. ``up``, ``down``: payload bytes a second to
     and from ``speed_relay``, None where not measured; then ``note`` says why.
+    ``moved``: about how many bytes the rates took.
     """
 
     at: Annotated[float, Meta(ge=0, le=1e11)]
@@ -43,6 +44,7 @@ class NetTest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     down: BytesPerSecond | None = None
     speed_relay: ShortText = ""
     note: ShortText = ""
+    moved: Count = 0
 
     @property
     def reached(self) -> bool:

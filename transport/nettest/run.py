@@ -7,7 +7,7 @@ import asyncio
 import ipaddress
 import socket
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from aioice.stun import Method
@@ -18,6 +18,7 @@ from transport.ice import IceServer
 from transport.nettest.binding import binder
 from transport.nettest.errors import NoRelayError, SpeedError
 from transport.nettest.nat import Filtering, Mapping, classify, find_filtering, find_mapping
+from transport.nettest.phase import TOTAL_S, OnPhase, Phase
 from transport.nettest.ping import Ping, ping, summarise
 from transport.nettest.result import NetTest, RelayResult
 from transport.nettest.speed import SETUP_S, TEST_S, measure
@@ -26,20 +27,11 @@ from transport.nettest.target import Target, is_ipv6, resolve
 from transport.relay.message import Address
 from transport.relay.speed import Direction
 
-TOTAL_S = 9.5  # Promised are ten.
 RESOLVE_S = 1.0
 REACH_S = 2.4  # The slowest part of it are fifty Bindings and the wait for the last answer.
 STREAM_PINGS = 6
 MAX_NAT_SERVERS = 4  # Each further relay only confirms what two have told.
 ROUTE_PORT = 9  # Discard; nothing is sent.
-
-
-@dataclass(frozen=True)
-class Phase:
-    """What goes on now, and how many seconds it takes at most."""
-
-    text: str
-    seconds: float
 
 
 @dataclass
@@ -75,7 +67,7 @@ async def run(
     targets: Sequence[Target],
     *,
     speed: bool = True,
-    on_phase: Callable[[Phase], None] = lambda _: None,
+    on_phase: OnPhase = lambda _: None,
     clock: Clock | None = None,
 ) -> NetTest:
     """Measure this machine's line within ``TOTAL_S``.
@@ -113,6 +105,7 @@ async def run(
         down=line.down,
         speed_relay=line.relay,
         note=line.note,
+        moved=int(sum(rate * TEST_S for rate in (line.up, line.down) if rate is not None)),
     )
 
 
@@ -188,13 +181,13 @@ async def _reach_by_stream(found: _Surroundings) -> None:
                     began = asyncio.get_running_loop().time()
                     await stream.ask(Method.BINDING)
                     rtts.append(asyncio.get_running_loop().time() - began)
-        except (OSError, SpeedError):  # TimeoutError is one.
+        except (OSError, UnicodeError, SpeedError):  # Silent, refused, or a name that is none.
             continue
         found.stream, found.stream_rtt_s = server, statistics.median(rtts)
         return
 
 
-async def _rates(found: Sequence[_Surroundings], seconds: float, on_phase: Callable[[Phase], None]) -> _Line:
+async def _rates(found: Sequence[_Surroundings], seconds: float, on_phase: OnPhase) -> _Line:
     """By the nearest relay that measures."""
     deadline = asyncio.get_running_loop().time() + seconds
     notes = []

@@ -66,7 +66,7 @@ async def resolve(server: IceServer, kind: socket.SocketKind) -> list[Address]:
         pass
     try:
         found = await asyncio.get_running_loop().getaddrinfo(server.host, server.port, type=kind)
-    except OSError:
+    except (OSError, UnicodeError):  # The latter for a name that is none.
         return []
     ordered = sorted(found, key=lambda entry: entry[0] != socket.AF_INET)
     return list(dict.fromkeys((str(entry[4][0]), int(entry[4][1])) for entry in ordered))
