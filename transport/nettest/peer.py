@@ -22,7 +22,7 @@ from transport.clock import Clock
 from transport.errors import MessageRefusedError, PeerError
 from transport.lane import Lane
 from transport.nettest.errors import NettestError, SpeedError
-from transport.nettest.speed import START_S, Trace, steady_rate
+from transport.nettest.speed import Trace, steady_rate
 from transport.stats import LinkStats
 from transport.wire.codec import MessageError, decode_json, encode_json
 from transport.wire.ids import NodeAddress, ShortText
@@ -33,13 +33,15 @@ ECHO, LOAD, RECEIVE, SEND, RESULT = (PREFIX + word for word in (b"echo", b"load"
 ECHOES = 10
 ECHO_S = 15.0  # The first one waits for the link to come up.
 LOAD_S = 2.0
+START_S, START_ROUND_TRIPS, LATEST_START_S = 0.6, 5.0, 1.3
 LATE_S = 1.0  # What is still on its way when the sender has stopped.
 BOTH_WAYS_S = LOAD_S + 3 * LATE_S  # From a test's first request to its second.
 AGAIN_S = 600.0  # A peer may ask for a test once in so long: it costs both lines two seconds.
 IDLE_RATE = 20_000.0  # Bytes a second: keeping a link up takes less, work takes more.
 MIN_MESSAGE, MAX_MESSAGE = 16 * 1024, 256 * 1024
 MESSAGE_S = 0.03  # A message takes about so long, so that slow lines are counted finely and fast ones cheaply.
-FIRST_WAITING, MAX_WAITING = 4, 64  # Messages on their way; one more with each that has arrived.
+FIRST_BYTES = 64 * 1024  # Half a second of 1 Mbit/s.
+AHEAD_S, AHEAD_ROUND_TRIPS = 0.3, 4.0  # So much is on its way, whichever is more: then each round trip may double it.
 MAX_BYTES = 512 << 20  # 2 Gbit/s for two seconds.
 MAX_REMEMBERED = 256
 
@@ -186,7 +188,7 @@ class PeerTests:
             await self._clock.sleep(LOAD_S + LATE_S / 2)
         finally:
             self._arriving.pop(peer, None)
-        return steady_rate([trace], START_S)
+        return steady_rate([trace], self._start_up(peer))
 
     async def _request(self, peer: str, header: bytes) -> None:
         """Raises SpeedError where the peer refuses."""
@@ -206,10 +208,15 @@ class PeerTests:
             async with self._clock.timeout(LOAD_S):
                 await flow.run()
         except TimeoutError:
-            return steady_rate([flow.trace], START_S)
+            return steady_rate([flow.trace], self._start_up(peer))
         if flow.broken:
             raise SpeedError(f"the link broke: {flow.broken}")
-        return steady_rate([flow.trace], START_S)
+        return steady_rate([flow.trace], self._start_up(peer))
+
+    def _start_up(self, peer: str) -> float:
+        """Seconds until the rate is steady: far peers take longer."""
+        rtt = self._network.stats()[peer].rtt_s or 0.0
+        return min(LATEST_START_S, START_S + START_ROUND_TRIPS * rtt)
 
     def _send_load(self, peer: str) -> None:
         if peer in self._sending:
@@ -245,7 +252,7 @@ class PeerTests:
 
 
 class _Flow:
-    """Messages of load, as many on their way as the link carries."""
+    """Messages of load, as many on their way as keep the link full, and no more: what waits would only delay the count."""
 
     def __init__(self, network: Network, clock: Clock, peer: str) -> None:
         self.trace = Trace()
@@ -253,32 +260,37 @@ class _Flow:
         self._network = network
         self._clock = clock
         self._peer = peer
-        self._size = MIN_MESSAGE
+        self._ahead_s = max(AHEAD_S, AHEAD_ROUND_TRIPS * (network.stats()[peer].rtt_s or 0.0))
         self._noise = memoryview(bytes(MAX_MESSAGE))  # DTLS makes it noise.
-        self._total = 0
+        self._acknowledged = self._waiting = 0
 
     async def run(self) -> None:
         """Send until cancelled or ``MAX_BYTES``; a message that is cancelled stops at once."""
         self.trace.add(self._clock.now(), 0)
+        self._acked = asyncio.Event()
         async with asyncio.TaskGroup() as group:
-            self._group = group
-            for _ in range(FIRST_WAITING):
-                group.create_task(self._carry())
-            self._waiting = FIRST_WAITING
+            while self._acknowledged < MAX_BYTES and not self.broken:
+                rate = self._rate()
+                size = int(min(MAX_MESSAGE, max(MIN_MESSAGE, rate * MESSAGE_S)))
+                while self._waiting < max(FIRST_BYTES, rate * self._ahead_s):
+                    self._waiting += size
+                    group.create_task(self._carry(size))
+                self._acked.clear()
+                await self._acked.wait()
 
-    async def _carry(self) -> None:
-        while self._total < MAX_BYTES and not self.broken:
-            size, began = self._size, self.trace.times[0]
-            try:
-                await self._network.send(self._peer, Lane.BULK, LOAD, self._noise[:size])
-            except PeerError as error:
-                self.broken = str(error)
-                return
-            self._total += size
-            now = self._clock.now()
-            self.trace.add(now, self._total)
-            rate = self._total / max(now - began, MESSAGE_S)
-            self._size = int(min(MAX_MESSAGE, max(MIN_MESSAGE, rate * MESSAGE_S)))
-            if self._waiting < MAX_WAITING:
-                self._waiting += 1
-                self._group.create_task(self._carry())
+    async def _carry(self, size: int) -> None:
+        try:
+            await self._network.send(self._peer, Lane.BULK, LOAD, self._noise[:size])
+        except PeerError as error:
+            self.broken = str(error)
+        else:
+            self._acknowledged += size
+            self.trace.add(self._clock.now(), self._acknowledged)
+        self._waiting -= size
+        self._acked.set()
+
+    def _rate(self) -> float:
+        """Bytes a second of late."""
+        now = self._clock.now()
+        since = max(self.trace.times[0], now - self._ahead_s)
+        return (self._acknowledged - self.trace.at(since)) / max(now - since, MESSAGE_S)
