@@ -22,7 +22,7 @@ from desktop.agent.errors import AgentError, NoAgentError, SettingsError
 from desktop.agent.limits import Limits, LimitsChange, LimitsView, show_quantity, show_rate
 from desktop.agent.log import printable
 from desktop.agent.testscreen import show as show_test
-from desktop.agent.testscreen import with_bar
+from desktop.agent.testscreen import show_link, with_bar
 from desktop.agent.usage import load_usage
 from ledger.errors import AmountError
 from ledger.money import parse, show
@@ -71,6 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     test = words.add_parser("nettest", help="let the agent test its line now: router, round trips, rates")
     test.add_argument("--home", type=Path, help="the agent's folder")
     test.add_argument("--json", action="store_true", help="one JSON document")
+    test.add_argument("--peer", metavar="ADDRESS", help="test the link to this peer instead")
     test.add_argument("--no-speed", action="store_true", help="leave the rates out: they take some seconds of the line")
     test.set_defaults(run=_nettest)
     for word, action, text in (
@@ -187,8 +188,17 @@ def _status(options: argparse.Namespace) -> int:
 
 
 def _nettest(options: argparse.Namespace) -> int:
-    home, order = Home.at(options.home), status.Order(speed=not options.no_speed)
+    home, speed = Home.at(options.home), not options.no_speed
     console = Console(stderr=options.json)
+    if options.peer:
+        asked = status.PeerOrder(options.peer, speed)
+        link = asyncio.run(with_bar(console, lambda _: status.ask_peer_test(home.socket, asked)))
+        if options.json:
+            print(encode_json(link).decode())
+        else:
+            show_link(console, link)
+        return 0
+    order = status.Order(speed)
     test = asyncio.run(with_bar(console, lambda _: status.ask_nettest(home.socket, order)))
     if options.json:
         print(encode_json(test).decode())

@@ -25,7 +25,9 @@ from desktop.agent.views import link_views, task_view
 from transport.clock import Clock
 from transport.errors import BadAddressError
 from transport.identity import NodeKey
-from transport.nettest.result import NetTest
+from transport.nettest.errors import NettestError
+from transport.nettest.peer import PeerTests
+from transport.nettest.result import NetTest, PeerTest
 from transport.peer import PeerNet
 from transport.wire.network import NetworkReport
 from transport.wire.node import (
@@ -113,7 +115,9 @@ class Agent:
         Raises:
             RefusedError: the coordinator does not want this node until its owner changes something.
         """
-        answers = status.Answers(self.status, self._earnings.summary, self.limits, self.change_limits, self.test_line)
+        answers = status.Answers(
+            self.status, self._earnings.summary, self.limits, self.change_limits, self.test_line, self.test_peer
+        )
         runner = await status.serve(self._parts.home.socket, answers)
         try:
             async with self._group as group:
@@ -136,6 +140,8 @@ class Agent:
             await runner.cleanup()
             self._parts.home.socket.unlink(missing_ok=True)
             if self._network is not None:
+                if self._peers.tests is not None:
+                    await self._peers.tests.aclose()
                 await self._network.aclose()
             self._share.save(self._parts.clock.time())
             await self._artifacts.aclose()
@@ -172,6 +178,7 @@ class Agent:
                 polite=self._limits.polite,
                 allowance=self._share.allowance,
             )
+            self._peers.tests = PeerTests(self._network, self._parts.clock, self._tests.why_no_rates)
             await self._peers.connect(self._network)
         self._network.set_ice_servers(servers)
         self._tell_network.set()
@@ -327,6 +334,12 @@ class Agent:
     async def test_line(self, order: status.Order) -> NetTest:
         """Test the line because the owner asks, whatever else uses it; raises NettestError where that is not possible."""
         return await self._tests.run(speed=order.speed)
+
+    async def test_peer(self, order: status.PeerOrder) -> PeerTest:
+        """Test the link to a peer of a present plan, its rates only while it is idle; raises NettestError."""
+        if self._peers.tests is None or order.peer not in self._peers.links():
+            raise NettestError(f"{order.peer} is no peer of this node now: `cottage node status` names them")
+        return await self._peers.tests.measure(order.peer, speed=order.speed)
 
     def _is_idle(self) -> bool:
         return self._session.online and not self.held()

@@ -68,7 +68,7 @@ class LineTests:
         """
         async with self._alone:
             targets = await ask_relays(self._coordinator, self._key, self._clock)
-            why_not = self._why_no_rates() if speed else ""
+            why_not = self.why_no_rates() if speed else ""
             test = await run(targets, speed=speed and not why_not, clock=self._clock)
             if why_not:
                 test = msgspec.structs.replace(test, note=why_not)
@@ -100,7 +100,8 @@ class LineTests:
             else:
                 LOGGER.info("the line was tested: %s, up %s, down %s bytes/s", test.nat, test.up, test.down)
 
-    def _why_no_rates(self) -> str:
+    def why_no_rates(self) -> str:
+        """Why the line must not be filled; empty where it may."""
         allowance = self._allowance
         if allowance.upload is not None or allowance.download is not None:
             return "the rates are not measured while limits are set"

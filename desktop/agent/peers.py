@@ -12,6 +12,7 @@ from desktop.agent.network import wire_bytes
 from transport.clock import Clock, backoff
 from transport.errors import MessageLimitError, TransportError
 from transport.lane import Lane
+from transport.nettest.peer import PREFIX, PeerTests
 from transport.stats import LinkStats
 from transport.wire.codec import MessageError, decode, encode
 from transport.wire.worker import PeerHeader, PeerSend
@@ -52,6 +53,7 @@ class Peers:
         self._allowing = asyncio.Lock()
         self._wire: dict[str, int] = {}
         self._unshared = 0
+        self.tests: PeerTests | None = None
         self.dropped: Counter[str] = Counter()
 
     async def connect(self, network: Network) -> None:
@@ -128,7 +130,11 @@ class Peers:
 
         Raises:
             WorkerBusyError: it cannot be taken now; the sender tries again.
+            MessageRefusedError: a test of the link is not welcome now.
         """
+        if header.startswith(PREFIX) and self.tests is not None:
+            await self.tests.on_message(sender, lane, header, payload)
+            return
         try:
             body = decode(header, PeerHeader)
         except MessageError:

@@ -1,8 +1,8 @@
 """What the agent says of itself on a Unix socket in its home folder, which only its owner can open.
 
-HTTP, so that the desktop windows can ask with what they have: ``GET /v1/status``, ``GET /v1/earnings``, ``GET /v1/limits``,
-``POST /v1/limits`` (a ``LimitsChange``) to change them at once, and ``POST /v1/nettest`` (an ``Order``) to test the line now; all
-JSON.
+HTTP, so that the desktop windows can ask with what they have: ``GET /v1/status``, ``GET /v1/earnings``, ``GET /v1/limits``; and
+``POST /v1/limits`` (a ``LimitsChange``) to change them at once, ``POST /v1/nettest`` (an ``Order``) to test the line now and
+``POST /v1/nettest/peer`` (a ``PeerOrder``) to test a link. All JSON.
 """
 
 from collections.abc import Awaitable, Callable
@@ -19,8 +19,9 @@ from desktop.agent.errors import NoAgentError, SettingsError
 from desktop.agent.limits import LimitsChange, LimitsView
 from desktop.agent.unixsocket import listen, short_name
 from transport.nettest.errors import NettestError
-from transport.nettest.result import NetTest
+from transport.nettest.result import NetTest, PeerTest
 from transport.wire.codec import MessageError, decode_json, encode_json
+from transport.wire.ids import NodeAddress
 from transport.wire.node import NodeProfile
 
 ASK_TIMEOUT_S = 5.0
@@ -100,11 +101,18 @@ class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     speed: bool = True
 
 
+class PeerOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The same for the link to one peer."""
+
+    peer: NodeAddress
+    speed: bool = True
+
+
 @dataclass(frozen=True)
 class Answers:
     """Who answers: each makes its document when it is asked. ``change`` raises SettingsError for what cannot be used.
 
-    ``nettest`` raises NettestError where the line cannot be tested.
+    ``nettest`` and ``nettest_peer`` raise NettestError where it cannot be tested.
     """
 
     status: Callable[[], Status]
@@ -112,6 +120,7 @@ class Answers:
     limits: Callable[[], LimitsView]
     change: Callable[[LimitsChange], LimitsView]
     nettest: Callable[[Order], Awaitable[NetTest]]
+    nettest_peer: Callable[[PeerOrder], Awaitable[PeerTest]]
 
 
 async def serve(path: Path, answers: Answers) -> web.AppRunner:
@@ -130,19 +139,23 @@ async def serve(path: Path, answers: Answers) -> web.AppRunner:
             return web.json_response({"detail": str(error)}, status=422)
         return web.Response(body=encode_json(view), content_type="application/json")
 
-    async def nettest(request: web.Request) -> web.Response:
-        try:
-            test = await answers.nettest(decode_json(await request.read(), Order))
-        except (MessageError, NettestError) as error:
-            return web.json_response({"detail": str(error)}, status=422)
-        return web.Response(body=encode_json(test), content_type="application/json")
+    def test(kind: type[Any], make: Callable[[Any], Awaitable[Any]]) -> Callable[[web.Request], Any]:
+        async def handle(request: web.Request) -> web.Response:
+            try:
+                found = await make(decode_json(await request.read(), kind))
+            except (MessageError, NettestError) as error:
+                return web.json_response({"detail": str(error)}, status=422)
+            return web.Response(body=encode_json(found), content_type="application/json")
+
+        return handle
 
     app = web.Application()
     app.router.add_get("/v1/status", answer(answers.status))
     app.router.add_get("/v1/earnings", answer(answers.earnings))
     app.router.add_get("/v1/limits", answer(answers.limits))
     app.router.add_post("/v1/limits", change)
-    app.router.add_post("/v1/nettest", nettest)
+    app.router.add_post("/v1/nettest", test(Order, answers.nettest))
+    app.router.add_post("/v1/nettest/peer", test(PeerOrder, answers.nettest_peer))
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     await web.SockSite(runner, listen(path, 0o600)).start()
@@ -181,6 +194,13 @@ async def ask_nettest(path: Path, order: Order) -> NetTest:
     """
     answer = await _request(path, "POST", "/v1/nettest", encode_json(order), NETTEST_TIMEOUT_S)
     test: NetTest = decode_json(answer, NetTest)
+    return test
+
+
+async def ask_peer_test(path: Path, order: PeerOrder) -> PeerTest:
+    """Let the agent test the link to a peer now; raises as ``ask_nettest`` does."""
+    answer = await _request(path, "POST", "/v1/nettest/peer", encode_json(order), NETTEST_TIMEOUT_S)
+    test: PeerTest = decode_json(answer, PeerTest)
     return test
 
 

@@ -11,8 +11,9 @@ from transport.identity import NodeKey
 from transport.lane import Lane
 from transport.nettest.errors import NettestError
 from transport.nettest.mailbox import TOKEN_BYTES, Invitation, Mailbox, opened
-from transport.nettest.peer import PREFIX, PeerTest, PeerTests
+from transport.nettest.peer import PREFIX, PeerTests
 from transport.nettest.phase import OnPhase, Phase
+from transport.nettest.result import PeerTest
 from transport.nettest.target import Target
 from transport.peer import PeerNet
 from transport.wire.codec import MessageError, decode, encode

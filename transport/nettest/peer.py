@@ -16,17 +16,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-import msgspec
-
 from transport.clock import Clock
 from transport.errors import MessageRefusedError, PeerError
 from transport.lane import Lane
 from transport.nettest.errors import NettestError, SpeedError
+from transport.nettest.result import PeerTest
 from transport.nettest.speed import Trace, steady_rate
 from transport.stats import LinkStats
 from transport.wire.codec import MessageError, decode_json, encode_json
-from transport.wire.ids import NodeAddress, ShortText
-from transport.wire.network import BytesPerSecond, Seconds, Share
 
 PREFIX = b"cottage-nettest/"
 ECHO, LOAD, RECEIVE, SEND, RESULT = (PREFIX + word for word in (b"echo", b"load", b"receive", b"send", b"result"))
@@ -44,23 +41,6 @@ FIRST_BYTES = 64 * 1024  # Half a second of 1 Mbit/s.
 AHEAD_S, AHEAD_ROUND_TRIPS = 0.3, 4.0  # So much is on its way, whichever is more: then each round trip may double it.
 MAX_BYTES = 512 << 20  # 2 Gbit/s for two seconds.
 MAX_REMEMBERED = 256
-
-
-class PeerTest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The link to one peer; payload bytes a second, None where not measured; then ``note`` says why."""
-
-    peer: NodeAddress
-    rtt_s: Seconds
-    loss: Share
-    up: BytesPerSecond | None = None
-    down: BytesPerSecond | None = None
-    pair: ShortText = ""
-    relayed: bool = False
-    note: ShortText = ""
-
-    def turned(self, peer: str) -> "PeerTest":
-        """The same as ``peer``, who has measured it, is seen from the other side."""
-        return msgspec.structs.replace(self, peer=NodeAddress(peer), up=self.down, down=self.up)
 
 
 class Network(Protocol):
@@ -110,9 +90,7 @@ class PeerTests:
         except PeerError as error:
             raise NettestError(f"the peer {peer} cannot be tested: {error}") from error
         stats = self._network.stats()[peer]
-        return PeerTest(
-            NodeAddress(peer), rtt, min(max(stats.loss, 0.0), 1.0), up, down, stats.pair, stats.relayed, why_not[:200]
-        )
+        return PeerTest(peer, rtt, min(max(stats.loss, 0.0), 1.0), up, down, stats.pair, stats.relayed, why_not[:200])
 
     async def tell(self, peer: str, test: PeerTest) -> None:
         """Let the peer know what was found; raises PeerError where it cannot be told."""

@@ -5,7 +5,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from transport.wire.ids import Count, ShortText
+from transport.wire.ids import Count, NodeAddress, ShortText
 from transport.wire.network import MAX_RELAYS, BytesPerSecond, NatKind, NetworkReport, RelayMeasure, Seconds, Share
 
 
@@ -59,3 +59,20 @@ class NetTest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             if relay.rtt_s is not None
         )
         return NetworkReport(self.nat, self.ipv6, self.up, self.down, measured)
+
+
+class PeerTest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The link to one peer; payload bytes a second, None where not measured; then ``note`` says why."""
+
+    peer: NodeAddress
+    rtt_s: Seconds
+    loss: Share
+    up: BytesPerSecond | None = None
+    down: BytesPerSecond | None = None
+    pair: ShortText = ""
+    relayed: bool = False
+    note: ShortText = ""
+
+    def turned(self, peer: str) -> "PeerTest":
+        """The same as ``peer``, who has measured it, is seen from the other side."""
+        return msgspec.structs.replace(self, peer=peer, up=self.down, down=self.up)
