@@ -11,9 +11,8 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
 from transport.nettest import words
-from transport.nettest.peer import PeerTest
 from transport.nettest.phase import TOTAL_S, OnPhase
-from transport.nettest.result import NetTest
+from transport.nettest.result import NetTest, PeerTest
 
 TICK_S = 0.1
 
