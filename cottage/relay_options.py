@@ -125,6 +125,7 @@ def _options(given: argparse.Namespace, certificate: tuple[Path, Path] | None) -
             allocations_per_user=given.max_allocations_per_user,
             user_rate=given.user_rate * BYTES_PER_MBIT,
             total_rate=given.total_rate * BYTES_PER_MBIT,
+            speed_streams=0 if given.no_speed_tests else Quota().speed_streams,
         ),
     )
 
@@ -158,6 +159,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     who("--user-rate", type=_rate, default=0.0, metavar="MBIT", help="Mbit/s of one user (no limit)")
     who("--total-rate", type=_rate, default=0.0, metavar="MBIT", help="Mbit/s of all (no limit)")
+    who("--no-speed-tests", action="store_true", help="do not measure the speed of nodes' lines")
     who("--allow-peers", action="append", default=[], metavar="NETWORK", help="relay into this private network, too")
     network = parser.add_argument_group("its network").add_argument
     network(

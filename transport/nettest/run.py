@@ -48,9 +48,14 @@ class _Surroundings:
     def rtt_s(self) -> float | None:
         return self.ping.rtt_s if self.ping.rtt_s is not None else self.stream_rtt_s
 
+    @property
+    def loss(self) -> float:
+        """Of the way over UDP; 0 where that is blocked: it says nothing of the line."""
+        return self.ping.loss if self.ping.rtt_s is not None else 0.0
+
     def result(self) -> RelayResult:
         udp = self.ping.rtt_s is not None
-        return RelayResult(self.target.name, self.rtt_s, self.ping.loss if udp else 0.0, udp, self.stream is not None)
+        return RelayResult(self.target.name, self.rtt_s, self.loss, udp, self.stream is not None)
 
 
 @dataclass(frozen=True)
@@ -199,7 +204,7 @@ async def _rates(found: Sequence[_Surroundings], seconds: float, on_phase: OnPha
             async with asyncio.timeout_at(deadline):
                 for direction, text in ((Direction.DOWN, "download"), (Direction.UP, "upload")):
                     on_phase(Phase(f"measuring the {text}", SETUP_S / 2 + TEST_S))
-                    rates[direction] = await measure(one.stream, direction, one.ping.loss)
+                    rates[direction] = await measure(one.stream, direction, one.loss)
         except SpeedError as error:
             notes.append(f"{one.target.name}: {error}")
         except TimeoutError:
