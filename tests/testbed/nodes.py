@@ -93,6 +93,7 @@ async def nodes(
     limits: Mapping[str, float] | None = None,
     authority: Path | None = None,
     second_offers: bool = False,
+    module: str = "tests.testbed.node",
 ) -> AsyncIterator[tuple[Program, Program]]:
     """Two nodes that may talk to each other.
 
@@ -101,13 +102,14 @@ async def nodes(
         limits: of ``PeerLimits``, where they are not the usual ones.
         authority: a certificate that both trust, for relays over TLS.
         second_offers: which of them makes the offers.
+        module: the program; another one takes the same arguments and carries envelopes alike.
     """
     keys = sorted((NodeKey(bytes([n]) * 32) for n in (1, 2)), key=lambda key: key.address, reverse=second_offers)
     options = json.dumps({"servers": [dataclasses.astuple(server) for server in servers], "limits": limits or {}})
     env = {"SSL_CERT_FILE": str(authority)} if authority else {}
     programs = []
     for host, key, peer in zip((first, second), keys, reversed(keys), strict=True):
-        process = await host.python("tests.testbed.node", key.seed.hex(), peer.address, options, env=env)
+        process = await host.python(module, key.seed.hex(), peer.address, options, env=env)
         programs.append(Program(key, process))
     left, right = programs
     reading = asyncio.gather(left.read(right), right.read(left))
