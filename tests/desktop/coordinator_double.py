@@ -3,14 +3,15 @@
 import asyncio
 import hashlib
 import secrets
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from aiohttp import WSMsgType, web
 
 from transport import identity
-from transport.wire.codec import decode, encode
-from transport.wire.network import NetworkReport
+from transport.wire.codec import decode, decode_json, encode, encode_json
+from transport.wire.network import NetworkReport, RelayQuestion
 from transport.wire.node import (
     Acknowledged,
     Assign,
@@ -22,6 +23,7 @@ from transport.wire.node import (
     Heartbeat,
     Hello,
     IceServer,
+    IceServers,
     NodeMessage,
     Refused,
     Report,
@@ -47,6 +49,8 @@ class Double:
     goodbyes: list[str] = field(default_factory=list)
     networks: list[tuple[str, NetworkReport]] = field(default_factory=list)
     ice_servers: tuple[IceServer, ...] = ()
+    relays: tuple[IceServer, ...] = ()
+    questions: list[str] = field(default_factory=list)
     artifacts: dict[str, bytes] = field(default_factory=dict)
     uploads: list[str] = field(default_factory=list)
     requests: list[tuple[str, str, str]] = field(default_factory=list)
@@ -67,6 +71,7 @@ class Double:
     async def start(self) -> str:
         app = web.Application(client_max_size=1 << 30)
         app.router.add_get("/api/v1/node", self._node)
+        app.router.add_post("/api/v1/relays/credentials", self._credentials)
         app.router.add_get("/api/v1/artifacts/{digest}", self._get)
         app.router.add_put("/api/v1/artifacts/{digest}", self._put)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
@@ -180,6 +185,14 @@ class Double:
     def _check_token(self, request: web.Request) -> None:
         if request.headers.get("Authorization", "").removeprefix("Bearer ") not in self.tokens:
             raise web.HTTPForbidden(text="unknown token")
+
+    async def _credentials(self, request: web.Request) -> web.Response:
+        question = decode_json(await request.read(), RelayQuestion)
+        signed = request.host.encode(), struct.pack("!d", question.sent)
+        identity.verify(question.node, question.signature, "cottage-relays", *signed)
+        self.questions.append(question.node)
+        await self._tell()
+        return web.Response(body=encode_json(IceServers(self.relays)), content_type="application/json")
 
     async def _get(self, request: web.Request) -> web.StreamResponse:
         digest = request.match_info["digest"]
