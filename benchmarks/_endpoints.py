@@ -102,14 +102,19 @@ async def cottage(role: str, options: Options, wire: Wire) -> None:
     async def send_signal(_: str, envelope: bytes) -> None:
         wire.say(signal=base64.b64encode(envelope).decode())
 
-    async def on_message(_peer: str, lane: Lane, _header: bytes, payload: memoryview) -> None:
-        if lane is Lane.BULK:
-            wire.payload += payload.nbytes
+    async def on_message(_peer: str, _lane: Lane, _header: bytes, _payload: memoryview) -> None:
+        """Whole messages are too coarse to count: the link's own counters tell."""
 
     servers = [IceServer(*server) for server in options.get("servers", [])]
     net = PeerNet(key, send_signal, on_message, ice_servers=servers, polite=options.get("polite", False))
     await net.allow({other.address})
-    wire.details = lambda: {"stats": _plain(net.stats()[other.address])}
+
+    def details() -> dict[str, Any]:
+        stats = net.stats()[other.address]
+        bulk = stats.lanes[Lane.BULK]
+        return {"bytes": bulk.payload_sent if role == "send" else bulk.payload_received, "stats": _plain(stats)}
+
+    wire.details = details
 
     async def hear() -> None:
         while True:

@@ -37,6 +37,7 @@ LOSSES = (0.0, 0.001, 0.01, 0.03)
 SYSTEMS = ("cottage", "aiortc", "libdatachannel", "iroh", "tcp")
 PAYLOAD_SHARE = 1404 / 1500  # IPv4 20, UDP 8, DTLS 37, SCTP 12 and 16 bytes; user data a multiple of four.
 CONNECT_LIMIT_S = 40.0
+COLD_LIMIT_S = 30.0
 Figures = dict[str, Any]
 
 
@@ -288,11 +289,12 @@ class Bench:
             await asyncio.sleep(0.5)
             began = (await receiver.mark())["time"]
             sender.tell(go={"total": total})
-            while True:
-                mark = await receiver.mark()
-                if mark["bytes"] >= total:
-                    break
+            mark = await receiver.mark()
+            while mark["bytes"] < total:
+                if mark["time"] - began > COLD_LIMIT_S:
+                    return {"failed": f"{mark['bytes'] >> 20} MB in {COLD_LIMIT_S:.0f} s"}
                 await asyncio.sleep(0.002)
+                mark = await receiver.mark()
         seconds = mark["time"] - began
         least = total * 8e-6 / (cell.rate * PAYLOAD_SHARE) + cell.rtt / 2000
         return {"seconds": round(seconds, 3), "least": round(least, 3), "times_least": round(seconds / least, 2)}

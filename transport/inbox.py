@@ -153,7 +153,7 @@ class Inbox:
         """Free the memory of messages that are not complete; the sender begins again, where it still can."""
         for partial in self._partial.values():
             if partial.stream is None:
-                self._window.leave(partial.begin.total, eager=partial.begin.eager)
+                self._window.leave(partial.lane, partial.begin.total, eager=partial.begin.eager)
         self._forget("no link to it for too long, or it broke the rules")
 
     def _forget(self, why: str) -> None:
@@ -188,8 +188,8 @@ class Inbox:
         elif self._is_settled(frame.id) or frame.id in self._busy:
             self._repeat(frame)
         else:
-            self._check_window(frame)
-            self._window.enter(frame.total, eager=frame.eager)
+            self._check_window(lane, frame)
+            self._window.enter(lane, frame.total, eager=frame.eager)
             partial = self._partial[frame.id] = _Partial(lane, frame)
             self._make_room(partial)
 
@@ -225,7 +225,7 @@ class Inbox:
                 partial.ticket = ticket
         else:
             del self._partial[begin.id]
-            self._window.leave(begin.total, eager=False)
+            self._window.leave(partial.lane, begin.total, eager=False)
             self._settle(begin.id, f"{begin.total} bytes are more than this node takes from one peer in one piece")
 
     def _seat(self, partial: _Partial, ticket: Ticket | None) -> None:
@@ -302,7 +302,7 @@ class Inbox:
         if frame.id in self._busy:
             return
         if partial is not None:
-            self._window.leave(partial.begin.total, eager=partial.begin.eager)
+            self._window.leave(partial.lane, partial.begin.total, eager=partial.begin.eager)
             ticket = partial.empty()
             if ticket is not None:
                 self._budget.give_up(ticket)
@@ -321,7 +321,7 @@ class Inbox:
             self._budget.give_up(ticket)
         if self._busy.get(ident) is delivery:
             del self._busy[ident]
-            self._window.leave(size, eager=eager)
+            self._window.leave(delivery.lane, size, eager=eager)
             self._settle(ident, failure)
 
     def _leave_early(self, stream: IncomingStream) -> None:
@@ -351,10 +351,10 @@ class Inbox:
     def _step(self) -> int:
         return min(PROGRESS, self._limits.stream_window // PROGRESS_PER_WINDOW)
 
-    def _check_window(self, frame: Begin) -> None:
+    def _check_window(self, lane: Lane, frame: Begin) -> None:
         if len(self._discarding) > self._limits.large_count * len(Lane):
             raise MalformedFrameError(f"the peer has not ended {len(self._discarding)} streams that were answered")
-        fits = self._window.fits(frame.total, eager=frame.eager)
+        fits = self._window.fits(lane, frame.total, eager=frame.eager)
         small = frame.total <= self._limits.eager_message
         if not fits or (not small if frame.eager else small and not frame.stream):
             kind = "eager" if frame.eager else "large"

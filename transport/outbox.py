@@ -202,7 +202,7 @@ class Outbox:
         message = self._open.pop(frame.id, None)
         if message is None:
             return
-        self._window.leave(message.size, eager=message.eager)
+        self._window.leave(message.lane, message.size, eager=message.eager)
         queue = self._lanes[message.lane]
         owes_end = message.phase is _Phase.FLOWING or frame.id in queue.cancels
         self._withdraw(message)
@@ -229,7 +229,7 @@ class Outbox:
                 message.cancelled = True
             if message.cancelled and new_session:
                 del self._open[message.id]
-                self._window.leave(message.size, eager=message.eager)
+                self._window.leave(message.lane, message.size, eager=message.eager)
                 message.source.clear()
             elif message.cancelled:
                 self._lanes[message.lane].cancels.append(message.id)
@@ -279,13 +279,13 @@ class Outbox:
             return True  # It holds its place in the window from before the link was lost.
         if self._next_id - self.floor >= MAX_ID_SPAN:
             return False
-        return self._window.fits(message.size, eager=message.eager)
+        return self._window.fits(message.lane, message.size, eager=message.eager)
 
     def _announce(self, message: Outgoing) -> Begin:
         if message.id < 0:
             message.id, self._next_id = self._next_id, self._next_id + 1
             self._open[message.id] = message
-            self._window.enter(message.size, eager=message.eager)
+            self._window.enter(message.lane, message.size, eager=message.eager)
         again, message.again = message.again, True
         message.phase = _Phase.ANNOUNCED
         message.source.allow(READ_AHEAD)

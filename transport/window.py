@@ -1,6 +1,21 @@
-"""How many messages, and how many bytes of them, may be open towards one peer: both sides keep the same account."""
+"""How many messages, and how many bytes of them, may be open towards one peer: both sides keep the same account.
 
+Every lane has an account of its own, so that bulk that waits for the line never keeps a control message from being announced.
+"""
+
+from dataclasses import dataclass
+
+from transport.lane import Lane
 from transport.limits import PeerLimits
+
+
+@dataclass(slots=True)
+class _Account:
+    """The open messages of one lane."""
+
+    eager_bytes: int = 0
+    eager_count: int = 0
+    large_count: int = 0
 
 
 class Window:
@@ -13,28 +28,32 @@ class Window:
 
     def clear(self) -> None:
         """Forget all messages."""
-        self._eager_bytes = 0
-        self._eager_count = 0
-        self._large_count = 0
+        self._accounts = {lane: _Account() for lane in Lane}
 
-    def fits(self, size: int, *, eager: bool) -> bool:
-        """Whether one more message of ``size`` bytes may be open."""
-        limits = self._limits
+    @property
+    def is_empty(self) -> bool:
+        """Whether no message is open."""
+        return all(account == _Account() for account in self._accounts.values())
+
+    def fits(self, lane: Lane, size: int, *, eager: bool) -> bool:
+        """Whether one more message of ``size`` bytes may be open on a lane."""
+        limits, account = self._limits, self._accounts[lane]
         if not eager:
-            return self._large_count < limits.large_count
-        return self._eager_count < limits.eager_count and self._eager_bytes + size <= limits.eager_window
+            return account.large_count < limits.large_count
+        return account.eager_count < limits.eager_count and account.eager_bytes + size <= limits.eager_window
 
-    def enter(self, size: int, *, eager: bool) -> None:
+    def enter(self, lane: Lane, size: int, *, eager: bool) -> None:
         """A message is announced."""
-        self._count(size, eager, 1)
+        self._count(self._accounts[lane], size, eager, 1)
 
-    def leave(self, size: int, *, eager: bool) -> None:
+    def leave(self, lane: Lane, size: int, *, eager: bool) -> None:
         """A message is settled."""
-        self._count(size, eager, -1)
+        self._count(self._accounts[lane], size, eager, -1)
 
-    def _count(self, size: int, eager: bool, sign: int) -> None:
+    @staticmethod
+    def _count(account: _Account, size: int, eager: bool, sign: int) -> None:
         if eager:
-            self._eager_bytes += sign * size
-            self._eager_count += sign
+            account.eager_bytes += sign * size
+            account.eager_count += sign
         else:
-            self._large_count += sign
+            account.large_count += sign

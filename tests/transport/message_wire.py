@@ -240,10 +240,5 @@ class Wire:
         outbox, inbox = self.outbox, self.inbox
         nothing_open = not outbox.wanted and not list(outbox.pending) and outbox.floor == outbox._next_id
         nothing_here = not (inbox._partial or inbox._busy or inbox._discarding or inbox._settled or inbox.awaits_bytes)
-        counts = [
-            value
-            for window in (outbox._window, inbox._window)
-            for key, value in vars(window).items()
-            if key != "_limits"
-        ]
-        return nothing_open and nothing_here and self.budget.held == 0 and not any(counts)
+        no_account = outbox._window.is_empty and inbox._window.is_empty
+        return nothing_open and nothing_here and self.budget.held == 0 and no_account

@@ -31,6 +31,17 @@ async def test_a_sender_stops_at_the_eager_window(wire: Wire) -> None:
     assert len(begun) == 3  # 3 x 30,000 bytes fit in the window of 100,000
 
 
+@pytest.mark.parametrize("urgent", [Lane.CONTROL, Lane.ACTIVATIONS])
+async def test_a_full_window_of_bulk_keeps_no_other_lane_waiting(wire: Wire, urgent: Lane) -> None:
+    for _ in range(10):
+        wire.put(bytes(30_000))
+    while wire.send_one():
+        pass
+    wire.put(b"now", lane=urgent)
+    assert wire.send_one()
+    assert any(isinstance(frame, Begin) for frame in wire.lanes[urgent])
+
+
 async def test_a_receiver_holds_a_sender_to_the_window(wire: Wire) -> None:
     for ident in range(1, 5):
         wire.inbox.on_begin(Lane.BULK, Begin(ident, 1, True, b""))
