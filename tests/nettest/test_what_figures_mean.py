@@ -72,11 +72,20 @@ def test_too_little_is_no_rate(traces: list[Trace]) -> None:
         steady_rate(traces, 0.8)
 
 
-@given(rate=st.floats(1e3, 1e9), connections=st.integers(1, 16), step=st.floats(0.01, 0.1))
+@given(rate=st.floats(1e3, 7e8), connections=st.integers(1, 16), step=st.floats(0.01, 0.1))
 def test_an_even_flow_has_the_rate_that_it_has(rate: float, connections: int, step: float) -> None:
     steps = int(2 / step)
     traces = [trace(*((k * step, int(rate * k * step)) for k in range(steps + 1))) for _ in range(connections)]
     assert steady_rate(traces, 0.8) == pytest.approx(rate * connections, rel=0.02)
+
+
+@given(st.lists(st.tuples(st.floats(0, 1e6), st.integers(0, 2**64 - 1)), max_size=20))
+def test_whatever_a_relay_reports_the_rate_is_one_that_the_coordinator_takes(counts: list[tuple[float, int]]) -> None:
+    try:
+        rate = steady_rate([trace(*sorted(counts, key=lambda count: count[0]))], 0.8)
+    except SpeedError:
+        return
+    assert 0 <= rate <= 1e12
 
 
 def test_round_trips_are_told_by_their_median_and_the_lost_ones_by_their_share() -> None:

@@ -4,9 +4,11 @@ import asyncio
 import contextlib
 import secrets
 import socket
+import ssl
 import struct
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -236,3 +238,17 @@ async def test_a_relay_of_nonsense_is_told_not_believed(seed: int) -> None:
     async with server:
         with pytest.raises(SpeedError):
             await measure(entry(server.sockets[0].getsockname()), Direction.DOWN)
+
+
+@pytest.mark.parametrize("direction", Direction)
+async def test_where_only_tls_gets_out_the_rates_are_measured_over_it(
+    certificate: tuple[Path, Path], direction: Direction
+) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*certificate)
+    async with relay_with(Quota(speed_rate=5e6), tls_port=0, tls=context) as relay:
+        host, port = relay.tls_addresses[0]
+        server = IceServer(f"turns:{host}:{port}?transport=tcp", *credentials(), ca_file=str(certificate[0]))
+        assert await measure(server, direction) == pytest.approx(5e6, rel=0.15)
+        with pytest.raises(SpeedError, match="cannot be reached"):
+            await measure(replace(server, ca_file=""), direction)

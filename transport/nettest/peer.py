@@ -166,6 +166,8 @@ class PeerTests:
             await self._clock.sleep(LOAD_S + LATE_S / 2)
         finally:
             self._arriving.pop(peer, None)
+        if trace.totals[-1]:
+            trace.close(trace.times[0] + LOAD_S)
         return steady_rate([trace], self._start_up(peer))
 
     async def _request(self, peer: str, header: bytes) -> None:
@@ -186,6 +188,7 @@ class PeerTests:
             async with self._clock.timeout(LOAD_S):
                 await flow.run()
         except TimeoutError:
+            flow.trace.close(flow.trace.times[0] + LOAD_S)
             return steady_rate([flow.trace], self._start_up(peer))
         if flow.broken:
             raise SpeedError(f"the link broke: {flow.broken}")

@@ -19,6 +19,7 @@ LOSSY = 0.01  # More than two lost Bindings of fifty need not mean a lossy line,
 SETUP_S = 1.2  # Connection, challenge and answer: three round trips, or five with TLS.
 TEST_S = 2.1
 START_S = 0.8  # Slow start to 1 Gbit/s at 50 ms takes ten round trips.
+MAX_RATE = 1.25e10  # 100 Gbit/s; a relay that reports more is not believed.
 MIN_MEASURED_S = 0.4  # A relay that ends the test early has measured enough by then.
 
 _NOISE = random.Random(1).randbytes(CHUNK)  # noqa: S311  # Nothing on the way can compress it.
@@ -39,6 +40,11 @@ class Trace:
         self.times.append(at)
         self.totals.append(total)
 
+    def close(self, at: float) -> None:
+        """Nothing more came until then: a flow that stands still is not a short one."""
+        if self.times and at > self.times[-1]:
+            self.add(at, self.totals[-1])
+
     def at(self, time: float) -> float:
         """Bytes at a time, between two counts in proportion."""
         after = bisect_left(self.times, time)
@@ -55,7 +61,7 @@ def steady_rate(traces: Sequence[Trace], skip_s: float = START_S) -> float:
     """Bytes a second of all connections together, once the start-up is over.
 
     Args:
-        traces: counts that never fall.
+        traces: counts, which honest relays never let fall.
         skip_s: the start-up, from the first count on.
     Raises:
         SpeedError: they cover less than ``MIN_MEASURED_S`` after it.
@@ -67,7 +73,8 @@ def steady_rate(traces: Sequence[Trace], skip_s: float = START_S) -> float:
     end = max(trace.times[-1] for trace in counted)
     if end - begin < MIN_MEASURED_S:
         raise SpeedError("it ended the test too soon")
-    return sum(trace.at(end) - trace.at(begin) for trace in counted) / (end - begin)
+    rate = sum(trace.at(end) - trace.at(begin) for trace in counted) / (end - begin)
+    return min(max(rate, 0.0), MAX_RATE)
 
 
 async def measure(server: IceServer, direction: Direction, loss: float = 0.0) -> float:
