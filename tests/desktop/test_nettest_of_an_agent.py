@@ -14,7 +14,7 @@ from desktop.agent.config import Home
 from desktop.agent.errors import SettingsError
 from desktop.agent.limits import LimitsChange
 from desktop.agent.nettest import FILE, FULL_TEST_BYTES, LineTests
-from tests.desktop.conftest import StartAgent
+from tests.desktop.conftest import StartAgent, assignment, plan_of
 from tests.desktop.coordinator_double import Double
 from tests.relay.conftest import credentials, relay_options
 from transport.clock import VirtualClock
@@ -25,6 +25,7 @@ from transport.relay.server import RelayServer
 from transport.sctp.allowance import Allowance
 from transport.wire.network import NetworkReport
 from transport.wire.node import IceServer
+from transport.wire.task import TaskReady
 
 RATE = 5e6
 KNOWN = NetTest(0.0, 6.0, "port cone", True, relays=(RelayResult("turn:a:1", 0.02, 0.0, True, True),), up=2e6, down=8e6)
@@ -213,3 +214,23 @@ async def test_a_damaged_file_is_a_line_that_was_never_tested(
         await at.clock.advance(5)
     assert at.made == [True]
     assert msgspec.json.decode((tmp_path / FILE).read_bytes(), type=NetTest) == at.tests.last
+
+
+async def test_the_link_to_a_peer_of_the_plan_is_tested_when_the_owner_asks(
+    coordinator: Double, start_agent: StartAgent, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with start_agent("a") as node, start_agent("b") as other:
+        plan = plan_of((0, 0, node.address), (1, 0, other.address))
+        for stage, one in enumerate((node, other)):
+            await coordinator.assign(one.address, assignment(coordinator, plan, stage, 0, "checkpoint"))
+        await coordinator.until(lambda: len(coordinator.bodies(TaskReady)) == 2)
+        words = ["nettest", "--peer", other.address, "--home", str(node.home.path)]
+        assert await asyncio.to_thread(cli.main, [*words, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert (found["peer"], found["note"], found["relayed"]) == (other.address, "", False)
+        assert min(found["up"], found["down"]) > 0
+        assert await asyncio.to_thread(cli.main, words) == 0
+        shown = " ".join(capsys.readouterr().out.split())
+        assert "round trip" in shown
+        assert "once in 600 s is enough" in shown or "the link is at work" in shown, "a peer's line is not filled again"
+        assert other.agent.status().dropped == {}

@@ -1,6 +1,5 @@
 """A home on the test-bed, and a relay with two addresses that it measures against."""
 
-import asyncio
 import contextlib
 import json
 import subprocess
@@ -92,9 +91,3 @@ def targets_of(relay: RelayServer, user: str = "node") -> list[Target]:
 async def relay() -> AsyncIterator[RelayServer]:
     async with RelayServer(relay_options()) as server:
         yield server
-
-
-@pytest.fixture
-def limit() -> Any:
-    """For whatever a test waits for."""
-    return asyncio.timeout(30)

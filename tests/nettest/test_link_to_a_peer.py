@@ -58,7 +58,7 @@ async def test_a_link_is_measured_both_ways_and_the_peer_is_told(sides: tuple[Si
     assert found.note == ""
     assert found.up is not None
     assert found.down is not None
-    assert min(found.up, found.down) > 1e5
+    assert min(found.up, found.down) > 0
     await one.tests.tell(two.address, found)
     seen = await two.tests.results.get()
     assert (seen.peer, seen.up, seen.down) == (one.address, found.down, found.up)

@@ -38,6 +38,7 @@ IDLE_RATE = 20_000.0  # Bytes a second: keeping a link up takes less, work takes
 MIN_MESSAGE, MAX_MESSAGE = 16 * 1024, 256 * 1024
 MESSAGE_S = 0.03  # A message takes about so long, so that slow lines are counted finely and fast ones cheaply.
 FIRST_BYTES = 64 * 1024  # Half a second of 1 Mbit/s.
+MOST_BYTES = 8 << 20  # Half of what a peer takes unasked (PeerLimits.eager_window): 1 Gbit/s at 65 ms.
 AHEAD_S, AHEAD_ROUND_TRIPS = 0.3, 4.0  # So much is on its way, whichever is more: then each round trip may double it.
 MAX_BYTES = 512 << 20  # 2 Gbit/s for two seconds.
 MAX_REMEMBERED = 256
@@ -253,7 +254,8 @@ class _Flow:
             while self._acknowledged < MAX_BYTES and not self.broken:
                 rate = self._rate()
                 size = int(min(MAX_MESSAGE, max(MIN_MESSAGE, rate * MESSAGE_S)))
-                while self._waiting < max(FIRST_BYTES, rate * self._ahead_s):
+                ahead = min(MOST_BYTES, max(FIRST_BYTES, rate * self._ahead_s))
+                while self._waiting < ahead:
                     self._waiting += size
                     group.create_task(self._carry(size))
                 self._acked.clear()
