@@ -25,6 +25,7 @@ LOG = logging.getLogger(__name__)
 
 FIRST_DTLS, LAST_DTLS = 20, 63  # The first byte tells the protocols on one port apart (RFC 7983, section 7).
 STREAM_QUEUE = 128 << 10  # Unsent bytes before a TCP or TLS relay: 10 ms at 100 Mbit/s; more is only delay.
+MANY = 24  # Datagrams of one reading that make it worth its wake-up.
 ROOM_RETRY_S = 0.01  # Where not even a descriptor to wait on is left: look again.
 
 Buffer = bytes | bytearray | memoryview
@@ -40,6 +41,8 @@ class DatagramPath(ABC):
         writable: False after the system's queue was full, until ``on_writable`` is called.
         overhead: bytes of IP, UDP (or TCP) and ChannelData headers around each datagram.
         interface_mtu: greatest IP packet that the first leg's interface takes.
+        rest_s: while datagrams come a few at a time, wait for so many seconds before the next reading; 0: never. Saves most of
+            the wake-ups of a line at 20 to 300 Mbit/s.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class DatagramPath(ABC):
         self._route = route
         self._loop = loop
         self._on_datagrams = on_datagrams
+        self.rest_s = 0.0
         self._on_writable = on_writable
         self._on_too_big = on_too_big
         self._closed = False
@@ -171,6 +175,7 @@ class SocketPath(DatagramPath):
         self._end = end
         self._descriptor = end.fileno()
         self._waiting: socket.socket | None = None
+        self._resting: asyncio.TimerHandle | None = None
         self._sender = offload.UdpSender(end, route.destination, segmenting=offload.can_segment(end))
         self._coalescing = offload.coalesce(end, True)
         _replace_reader(self._loop, self._descriptor, self._readable)
@@ -201,6 +206,8 @@ class SocketPath(DatagramPath):
             return
         super().close()
         self._stop_waiting()
+        if self._resting is not None:
+            self._resting.cancel()
         transport = self._route.transport
         if not transport.is_closing():
             offload.coalesce(self._end, False)
@@ -236,9 +243,22 @@ class SocketPath(DatagramPath):
             waiting.close()
 
     def _readable(self) -> None:
-        """Read a burst, and hand on the DTLS datagrams in it together and everything else one by one."""
-        if self._route.transport.is_closing():
+        """Read; where packets come one by one, let the next ones gather before they are read."""
+        count = self._read()
+        resting, self._resting = self._resting is not None, None
+        if self._closed or self._route.transport.is_closing():
             return
+        if self.rest_s and 0 < count < MANY:
+            if not resting:
+                _replace_reader(self._loop, self._descriptor, None)
+            self._resting = self._loop.call_later(self.rest_s, self._readable)
+        elif resting:
+            _replace_reader(self._loop, self._descriptor, self._readable)
+
+    def _read(self) -> int:
+        """Read a burst, and hand on the DTLS datagrams in it together and everything else one by one; returns how many."""
+        if self._route.transport.is_closing():
+            return 0
         batch, self._batch = self._batch, []
         try:
             for data, size, address in offload.receive(self._end):
@@ -247,6 +267,7 @@ class SocketPath(DatagramPath):
             self._refused(error, 0)
         if batch and not self._closed:
             self._on_datagrams(batch)
+        return len(batch)
 
     def _sort(self, data: bytes, size: int, address: Address, batch: list[bytes]) -> None:
         relayed = self._route.relay is not None
@@ -316,10 +337,11 @@ class PortablePath(DatagramPath):
                 delattr(flow, name)
 
 
-def _replace_reader(loop: Any, descriptor: int, reader: Callable[[], None]) -> None:
-    """Let ``reader`` read in the place of whoever does; asyncio's public ``add_reader`` refuses a transport's socket."""
+def _replace_reader(loop: Any, descriptor: int, reader: Callable[[], None] | None) -> None:
+    """Let ``reader``, or nobody, read in the place of whoever does; asyncio refuses a transport's socket in public."""
     loop._remove_reader(descriptor)
-    loop._add_reader(descriptor, reader)
+    if reader is not None:
+        loop._add_reader(descriptor, reader)
 
 
 def _channel_payload(datagram: bytes, channel: int | None) -> bytes | None:

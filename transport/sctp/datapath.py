@@ -21,7 +21,7 @@ from transport.sctp.datagram import DatagramPath
 from transport.sctp.dtls import MAX_BATCH, DtlsClosedError, Records, first_length
 from transport.sctp.meter import Meter
 from transport.sctp.mtu import BASE_MTU, BLACK_HOLE_LOSSES
-from transport.sctp.pacing import BURST_S, LEAST_PACKETS, Pacer
+from transport.sctp.pacing import LEAST_BURST_S, LEAST_PACKETS, URGENT_PACKETS, Pacer, burst_seconds
 from transport.sctp.packet import Framer, MalformedPacketError, Sack
 from transport.sctp.probing import MtuProber, probe_chunks
 from transport.sctp.receive import RECEIVE_WINDOW, Message, ReceiveBook
@@ -39,6 +39,10 @@ MAX_GAPS = 280  # Ranges in one SACK: with the headers, what BASE_MTU holds.
 LEAST_FRAME, GREATEST_FRAME = 4 << 10, 64 << 10
 FRAME_S = 0.002  # A message holds up more urgent ones for this long.
 ASSUMED_RTT_S = 0.05  # For whoever only receives and so measures none.
+REPEAT_S = (
+    0.004  # After an urgent packet its copy leaves on a line that loses: losses come in clusters shorter than this.
+)
+LOSSY_S = 30.0  # How long a line that has lost a packet counts as one that loses.
 MIN_SLEEP_S = 0.001  # Event loops count whole milliseconds; a shorter wait would spin.
 
 
@@ -120,6 +124,7 @@ class DataPath:
         self._meter = Meter(time.monotonic())
         self._sent_at = time.monotonic()
         self._blocked_until = 0.0
+        self._lossy_until = 0.0
         self._unacknowledged = 0
         self._ack_now = self._ack_soon = False
         self._woken: asyncio.Handle | None = None
@@ -236,6 +241,8 @@ class DataPath:
         now = time.monotonic()
         for packet in packets:
             self._take(packet, now)
+        if self.receiver.gaps:
+            self._lossy_until = now + LOSSY_S
         self._acknowledge()
         self._deliver(now)
         fault = self.receiver.fault or self.sender.fault
@@ -274,6 +281,12 @@ class DataPath:
         if sample is None:
             return
         self.controller.on_ack(sample)
+        if sample.lost:
+            self._lossy_until = now + LOSSY_S
+        if sample.round_ended and self._path is not None:
+            burst_s = burst_seconds(self.controller.min_rtt)
+            self._pacer.burst_s = burst_s
+            self._path.rest_s = burst_s if burst_s > LEAST_BURST_S else 0.0
         if self._prober is not None and sample.round_ended and sample.rtt is not None:
             self._prober.on_rtt(sample.rtt)
             if self.sender.full_lost >= BLACK_HOLE_LOSSES:
@@ -332,6 +345,9 @@ class DataPath:
         """Send a packet that no limit holds up: others wait the longer."""
         packet = self._framer.packet(*chunks)
         self._send_packets([packet])
+        self._charge(packet)
+
+    def _charge(self, packet: bytes) -> None:
         if self.allowance is not None and self._path is not None:
             size = len(packet) + self._records.overhead + self._path.overhead
             self.allowance.charge_upload(size, time.monotonic())
@@ -394,6 +410,8 @@ class DataPath:
             group.append(packet)
             ended = size < longest
         self._send_group(group)
+        if now < self._lossy_until:
+            self._repeat_urgent(records)
         self._sent_at = now
         self._meter.sent_payload(sum(record.end - record.start for record in records), now)
 
@@ -402,7 +420,7 @@ class DataPath:
         sender, controller, pacer, packet = self.sender, self.controller, self._pacer, self._packet
         if not sender.outstanding and now - self._sent_at > sender.round_trips.timeout:
             controller.on_restart(now)
-        window = controller.window
+        window = self._window()
         pacer.refill(controller.pacing_rate, packet, now)
         records: list[Record] = []
         while sender.inflight < window and pacer.open(urgent=sender.urgent, packet=packet):
@@ -417,6 +435,24 @@ class DataPath:
         if records:
             records[-1].flags |= wire.ACK_AT_ONCE
         return records
+
+    def _repeat_urgent(self, records: list[Record]) -> None:
+        """Small urgent messages go twice on a line that loses: waiting for the loss to show would take a round trip and more."""
+        for record in records:
+            if record.message.urgent and record.sends == 1 and len(record.message.data) == record.end - record.start:
+                self._loop.call_later(REPEAT_S, self._send_copy, record)
+
+    def _send_copy(self, record: Record) -> None:
+        if not self._ended and self._path is not None and self._path.writable and self.sender.repeat(record):
+            packet = self._build(record)
+            self._send_packets([packet])
+            self._charge(packet)
+
+    def _window(self) -> int:
+        """Bytes that may be on their way. Bulk fills the controller's window; what is urgent need not wait for room in it."""
+        overtaking = self.sender.overtaking
+        ahead = overtaking + URGENT_PACKETS * self._packet if overtaking >= 0 else 0
+        return self.controller.window + ahead
 
     def _send_group(self, packets: list[bytes]) -> None:
         """Send packets that carry data. What was cut for a path with a larger MTU must go in fragments now."""
@@ -433,7 +469,7 @@ class DataPath:
         """Whether the process's upload limit has room for another packet; asks for a burst at a time."""
         if self._granted < self._packet:
             rate = min(self.controller.pacing_rate, allowance.upload or math.inf)
-            burst = max(LEAST_PACKETS * self._packet, int(rate * BURST_S))
+            burst = max(LEAST_PACKETS * self._packet, int(rate * self._pacer.burst_s))
             wait = allowance.take_upload(self, burst, now)
             if wait > 0:
                 self._blocked_until = now + wait
@@ -457,7 +493,7 @@ class DataPath:
     def _pace_later(self, now: float) -> None:
         wait = self._blocked_until - now
         if wait <= 0:
-            if self.sender.inflight >= self.controller.window:
+            if self.sender.inflight >= self._window():
                 return  # The next acknowledgement goes on.
             wait = self._pacer.wait(self.controller.pacing_rate, self._packet)
         self._pace = self._loop.call_later(max(wait, MIN_SLEEP_S), self._on_pace)

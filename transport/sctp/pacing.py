@@ -1,23 +1,34 @@
 """When packets may leave: a bucket that fills at the pacing rate. Pure."""
 
-BURST_S = 0.001  # A burst queues this long at the line's rate. Event loops wake up no more often.
-GREATEST_BURST_S = 0.002  # What was missed is made up for in bursts of this.
+BURST_SHARE = (
+    1 / 32
+)  # Of the round trip: a burst adds this much to the queue, and saves a wake-up for each packet but the first.
+LEAST_BURST_S, MOST_BURST_S = 0.001, 0.004  # Event loops wake up no more often than once a millisecond.
+GREATEST_BURSTS = 2.0  # What was missed is made up for in bursts of so many.
 LATE_S = 0.008  # A busy machine wakes us this late; what the line has missed by then is made up for.
 LEAST_PACKETS = 2
 URGENT_PACKETS = 4  # By how much messages of level 0 and retransmissions may run ahead of the pace.
+
+
+def burst_seconds(round_trip: float | None) -> float:
+    """How much of the line's time a burst may take, in seconds."""
+    return min(max((round_trip or 0.0) * BURST_SHARE, LEAST_BURST_S), MOST_BURST_S)
 
 
 class Pacer:
     """Bytes that may leave now.
 
     Attributes:
+        burst_s: the line's time of one burst, in seconds; see ``burst_seconds``.
         burst: bytes that may leave at once.
     """
 
     def __init__(self, now: float) -> None:
         """Begin with room for a burst."""
+        self.burst_s = LEAST_BURST_S
         self._credit = 0.0
-        self._at = now - BURST_S
+        self._at = now - 2 * LEAST_BURST_S
+        self._due = True
         self.burst = 0.0
 
     def refill(self, rate: float, packet: int, now: float) -> None:
@@ -25,7 +36,8 @@ class Pacer:
         least = LEAST_PACKETS * packet
         self._credit = min(max(least, rate * LATE_S), self._credit + rate * (now - self._at))
         self._at = now
-        self.burst = max(least, rate * GREATEST_BURST_S)
+        self._due = self._credit >= max(least, rate * self.burst_s)
+        self.burst = max(least, rate * self.burst_s * GREATEST_BURSTS)
 
     def spend(self, size: int) -> None:
         """Bytes have left."""
@@ -33,10 +45,12 @@ class Pacer:
         self.burst -= size
 
     def open(self, *, urgent: bool, packet: int) -> bool:
-        """Whether a packet may leave."""
-        return (self._credit > 0 and self.burst > 0) or (urgent and self._credit > -URGENT_PACKETS * packet)
+        """Whether a packet may leave: one of a burst that is due, or an urgent one."""
+        if urgent and self._credit > -URGENT_PACKETS * packet:
+            return True
+        return self._due and self._credit > 0 and self.burst > 0
 
     def wait(self, rate: float, packet: int) -> float:
         """Seconds until a burst may leave."""
-        burst = max(LEAST_PACKETS * packet, rate * BURST_S)
-        return max(0.0, (burst - self._credit) / rate) if rate > 0 else BURST_S
+        burst = max(LEAST_PACKETS * packet, rate * self.burst_s)
+        return max(0.0, (burst - self._credit) / rate) if rate > 0 else self.burst_s

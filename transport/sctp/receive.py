@@ -102,6 +102,11 @@ class ReceiveBook:
         return len(self._runs) == 1 and not self._doubles
 
     @property
+    def gaps(self) -> bool:
+        """Whether something is missing."""
+        return bool(self._runs)
+
+    @property
     def changed(self) -> bool:
         """Whether a gap has opened or closed or something came twice since the last acknowledgement."""
         return len(self._runs) != self._told_runs or bool(self._doubles)

@@ -44,6 +44,7 @@ class Outgoing:
     sent: int = 0
     released: int = 0
     abandoned: bool = False
+    urgent: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -101,6 +102,7 @@ class Schedule:
         if self._urgent:
             queue = self._urgent.popleft()
             message = queue.messages.popleft()
+            message.urgent = True
             if queue.messages:
                 self._urgent.append(queue)
             else:

@@ -183,6 +183,13 @@ class SendBook:
         """Whether something waits that may exceed the pace a little: a message of level 0, or a retransmission."""
         return bool(self._again) or self._schedule.urgent
 
+    @property
+    def overtaking(self) -> int:
+        """Bytes of a begun message that a waiting message of level 0 comes after; -1 where none of level 0 waits."""
+        if not self._schedule.urgent:
+            return -1
+        return len(self._current.data) - self._current.sent if self._current is not None else 0
+
     def waits(self, stream: int) -> bool:
         """Whether a stream has messages that are not fully sent once."""
         return self._schedule.waits(stream) or (self._current is not None and self._current.stream == stream)
@@ -228,6 +235,13 @@ class SendBook:
             return None
         self._count_sent(record_or_none, now)
         return record_or_none
+
+    def repeat(self, record: Record) -> bool:
+        """Whether to send a copy of what is on its way; its round trip is ambiguous then (RFC 9260, section 6.3.1, C5)."""
+        if record.state is not _INFLIGHT or record.tsn < self._una:
+            return False
+        record.sends += 1
+        return True
 
     def settle_released(self) -> dict[Hashable, int]:
         """Take out how many bytes of whose messages have left the queues since the last call."""

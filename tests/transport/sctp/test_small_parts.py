@@ -8,7 +8,15 @@ from hypothesis import strategies as st
 
 from transport.sctp import dcep
 from transport.sctp.meter import Meter
-from transport.sctp.pacing import GREATEST_BURST_S, LATE_S, LEAST_PACKETS, Pacer
+from transport.sctp.pacing import (
+    GREATEST_BURSTS,
+    LATE_S,
+    LEAST_BURST_S,
+    LEAST_PACKETS,
+    MOST_BURST_S,
+    Pacer,
+    burst_seconds,
+)
 from transport.sctp.rtt import INITIAL_TIMEOUT_S, MIN_TIMEOUT_S, RoundTrips
 
 PACKET = 1500
@@ -24,24 +32,42 @@ def drained(pacer: Pacer, rate: float, now: float, size: int = PACKET) -> int:
     return sent
 
 
+@pytest.mark.parametrize("burst_s", [LEAST_BURST_S, MOST_BURST_S])
 @pytest.mark.parametrize("rate", [10_000.0, 1.25e6, 12.5e6, 125e6])
-def test_the_pace_is_kept_on_average_and_bursts_stay_short(rate: float) -> None:
+def test_the_pace_is_kept_on_average_and_bursts_stay_short(rate: float, burst_s: float) -> None:
     pacer, now, sent = Pacer(0.0), 0.0, 0
+    pacer.burst_s = burst_s
     for _ in range(5000):
         now += 0.001
         burst = drained(pacer, rate, now)
-        assert burst <= max(LEAST_PACKETS * PACKET, rate * GREATEST_BURST_S) + PACKET
+        assert burst <= max(LEAST_PACKETS * PACKET, rate * burst_s * GREATEST_BURSTS) + PACKET
         sent += burst
-    assert sent == pytest.approx(rate * now, rel=0.01, abs=3 * PACKET)
+    assert sent == pytest.approx(rate * now, rel=0.01, abs=max(3 * PACKET, rate * burst_s))
 
 
 def test_what_a_late_wake_up_missed_is_made_up_for_but_no_more() -> None:
     pacer = Pacer(0.0)
     drained(pacer, 12.5e6, 0.001)
     bursts = [drained(pacer, 12.5e6, 1.0) for _ in range(100)]
-    assert max(bursts) <= 12.5e6 * GREATEST_BURST_S + PACKET
+    assert max(bursts) <= 12.5e6 * LEAST_BURST_S * GREATEST_BURSTS + PACKET
     late = sum(bursts)
     assert late == pytest.approx(12.5e6 * LATE_S, abs=2 * PACKET)
+
+
+def test_packets_leave_in_bursts_and_not_one_by_one() -> None:
+    pacer = Pacer(0.0)
+    pacer.burst_s = MOST_BURST_S
+    drained(pacer, 12.5e6, 0.001)
+    bursts = [drained(pacer, 12.5e6, 0.001 * tick) for tick in range(2, 1000)]
+    least = min(burst for burst in bursts if burst)
+    assert least >= 12.5e6 * MOST_BURST_S - PACKET
+
+
+@pytest.mark.parametrize(
+    ("round_trip", "burst_s"), [(None, LEAST_BURST_S), (0.01, LEAST_BURST_S), (0.064, 0.002), (1.0, MOST_BURST_S)]
+)
+def test_a_burst_takes_a_small_share_of_the_round_trip(round_trip: float | None, burst_s: float) -> None:
+    assert burst_seconds(round_trip) == pytest.approx(burst_s)
 
 
 def test_urgent_packets_may_run_ahead_a_little() -> None:

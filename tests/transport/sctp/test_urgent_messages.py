@@ -1,0 +1,72 @@
+"""What is urgent overtakes bulk that fills the window, and goes twice on a line that loses."""
+
+import time
+from typing import Any
+
+from aiortc import RTCPeerConnection
+
+from tests.transport.sctp.pairs import joined, until
+from transport.sctp.datapath import LOSSY_S
+
+
+def data_path(end: Any) -> Any:
+    return end.sctp._data
+
+
+def urgent_stream_nine(connection: RTCPeerConnection) -> None:
+    assert connection.sctp is not None
+    connection.sctp.set_priority(9, 0)  # type: ignore[attr-defined]
+
+
+async def test_an_urgent_message_overtakes_bulk_that_fills_the_window() -> None:
+    async with joined(prepare=urgent_stream_nine) as (one, two):
+        urgent = one.connection.createDataChannel("urgent", negotiated=True, id=9)
+        arrived: list[bytes] = []
+        two.connection.createDataChannel("urgent", negotiated=True, id=9).on("message", arrived.append)
+        path = data_path(one)
+        data_path(two)._send_sack = lambda: None  # Nothing that was sent leaves the window any more.
+        for _ in range(400):
+            one.channel.send(bytes(50_000))
+        await until(lambda: path.sender.inflight >= path.controller.window)
+        urgent.send(b"now")
+        await until(lambda: arrived == [b"now"])
+        assert len(two.received) < 400
+
+
+async def test_small_urgent_messages_go_twice_on_a_line_that_loses() -> None:
+    async with joined(prepare=urgent_stream_nine) as (one, two):
+        urgent = one.connection.createDataChannel("urgent", negotiated=True, id=9)
+        arrived: list[bytes] = []
+        two.connection.createDataChannel("urgent", negotiated=True, id=9).on("message", arrived.append)
+        path, other = data_path(one), data_path(two)
+        path._lossy_until = time.monotonic() + LOSSY_S
+        send, dropped = path._send_packets, []
+
+        def lose_the_first(packets: list[bytes]) -> None:
+            if not dropped:
+                dropped.extend(packets)
+            else:
+                send(packets)
+
+        path._send_packets = lose_the_first
+        before = path.sender.retransmitted
+        urgent.send(b"small")
+        await until(lambda: arrived == [b"small"])
+        assert dropped
+        assert b"small" in dropped[0]
+        assert path.sender.retransmitted == before  # The copy came first.
+        await until(lambda: not path.sender.outstanding)
+        assert other.receiver.held == 0
+
+
+async def test_nothing_goes_twice_on_a_line_that_loses_nothing_nor_what_is_not_urgent() -> None:
+    async with joined(prepare=urgent_stream_nine) as (one, two):
+        path = data_path(one)
+        path._lossy_until = time.monotonic() + LOSSY_S
+        one.channel.send(b"not urgent")
+        await until(lambda: two.received == [b"not urgent"])
+        path._lossy_until = 0.0
+        one.connection.createDataChannel("urgent", negotiated=True, id=9).send(b"urgent")
+        await until(lambda: not path.sender.outstanding)
+        doubles = data_path(two).receiver.duplicates
+        assert doubles == 0
