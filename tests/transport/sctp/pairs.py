@@ -8,7 +8,7 @@ from typing import Any
 from unittest.mock import patch
 
 import aioice.ice
-from aiortc import RTCDataChannel, RTCPeerConnection
+from aiortc import RTCConfiguration, RTCDataChannel, RTCPeerConnection
 
 from transport.sctp.connection import FastPeerConnection
 
@@ -63,7 +63,8 @@ async def joined(
     **channel: Any,
 ) -> AsyncIterator[tuple[End, End]]:
     """Two connections with one data channel, which the first has opened in band."""
-    first, second = offerer(), answerer()
+    alone = RTCConfiguration(iceServers=[])  # Without a word, aiortc asks one of Google's servers.
+    first, second = offerer(alone), answerer(alone)
     opened = asyncio.get_running_loop().create_future()
     second.once("datachannel", opened.set_result)
     one = End(first, first.createDataChannel("test", **channel))
