@@ -21,6 +21,7 @@ SEND_QUANTUM_S = 0.001  # The data path wakes about every millisecond and sends 
 MAX_BURST_S = 0.012  # What a late sender may make up for.
 LATE_MOST_S = 0.004  # What a busy machine adds to a timer now and then.
 TIMEOUT_S = 0.3
+FIRST_TIMEOUT_S = 1.0  # Before the first round trip is known (RFC 6298, section 2.1).
 
 
 @dataclass
@@ -154,7 +155,7 @@ class Flow:
         self._last = now
         room = self.controller.window - self.inflight
         left = float("inf") if self.supply is None else self.supply(now) - (self.delivered + self.inflight)
-        if self.inflight and now - self._progress > max(TIMEOUT_S, 3 * self._srtt):
+        if self.inflight and now - self._progress > self._timeout:
             self._time_out(now)
             room = self.controller.window
         while self._tokens > 0 and room > 0 and left > 0:
@@ -164,6 +165,10 @@ class Flow:
             left -= self.packet
         if left <= 0 and room > 0 and self._tokens > 0:
             self._limited_until = self.delivered + self.inflight or 1
+
+    @property
+    def _timeout(self) -> float:
+        return max(TIMEOUT_S, 3 * self._srtt) if self._srtt else FIRST_TIMEOUT_S
 
     def _time_out(self, now: float) -> None:
         for packet in self.packets.values():

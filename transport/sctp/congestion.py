@@ -65,7 +65,10 @@ LEAST_PACE_PACKETS = 20  # A second.
 DRAIN_SHARE = 0.75  # Of what the path holds: the queue empties even where some of those who share it do not drain.
 TEST_SHARE = 0.90  # Competing, a deeper drain would empty a queue that is not ours alone.
 DRAIN_EVERY_S = 5.0  # At 150 ms of round trip a drain costs 0.7 % of this time.
+UNSURE_PAUSE_S = 1.5  # While drains do not empty the queue: who has less than a fair share should not wait long for it.
+SURE_BASE_S = 1.0  # A base younger than this may be the trough of somebody else's queue.
 REMAINING_SHARE = 0.10  # A drain that leaves more than this share of the base found somebody else's queue.
+CLEAR_SHARE = 0.05  # One that leaves less emptied it: jitter may look like so much.
 LOWER_SHARE = 0.02  # A base that fell by this share was a queue: there may be more to drain.
 
 
@@ -262,11 +265,14 @@ class RateController:
     def _drain_due(self, now: float, base: float, target: float) -> bool:
         """Whether it is time to show the path's own round trip, or others are doing so."""
         lower = self._last_base > base * (1 + LOWER_SHARE) + self._base.tolerance
-        self._last_base = base
+        if self._rivalry.rested(now):
+            self._last_base = base
         dip = self._rivalry.dip(now, self._standing, base + target)
         if not self.polite and (dip or (lower and self._rivalry.rested(now))):
             return True
         pause = STILL_AGAIN_S if self._longer.watching else DRAIN_EVERY_S
+        if self._rivalry.unsure and not self.polite:
+            pause = UNSURE_PAUSE_S
         return now - max(self._base.emptied_at, self._rivalry.tested_at) > pause
 
     # Draining
@@ -293,36 +299,49 @@ class RateController:
 
     def _end_drain(self, now: float, drain: Drain, base: float) -> None:
         remaining = drain.least - base
-        still = remaining > self._base.tolerance and self._longer.judge(now, drain.standing, drain.least)
+        empty = remaining <= CLEAR_SHARE * base + self._base.tolerance
+        if self._competing is not None and not self._may_leave(now, drain, empty=empty):
+            self._compete(now, drain)
+            return
+        rivalry = self._rivalry
+        still = remaining > self._base.tolerance and rivalry.seen_empty
+        still = still and self._longer.judge(now, drain.standing, drain.least)
+        squeezed = not empty and rivalry.squeezed(now, drain.inherent)
+        if empty and not drain.first and now - self._base.fell_at > SURE_BASE_S:
+            rivalry.emptied(now, drain.inherent)
         foreign = remaining > max(self._target(base), REMAINING_SHARE * base) + self._base.tolerance
-        if foreign and not drain.first:
-            self._find_foreign(now, drain, still=still and self._competing is None)
+        if (foreign or (squeezed and not still and not self.polite)) and not drain.first:
+            self._find_foreign(now, drain, still=still, hold=foreign)
             return
         if still:
             base = self._adopt_when_sure(now, drain.least, base)
         else:
             self._longer.clear()
-        if self._competing is not None and not self._rivalry.may_leave(now, self._competing):
-            self._compete(now, drain)
-            return
         self._competing = None
-        self._rivalry.clear()
+        rivalry.clear()
         self._settle(drain, min(self._window, drain.inherent * (base + self._target(base)) / base))
 
-    def _find_foreign(self, now: float, drain: Drain, *, still: bool) -> None:
+    def _may_leave(self, now: float, drain: Drain, *, empty: bool) -> bool:
+        """Whether a drain shows that nobody fills the queue any more."""
+        if empty:
+            return self._rivalry.may_leave(now, self._window)
+        self._rivalry.refused()
+        return False
+
+    def _find_foreign(self, now: float, drain: Drain, *, still: bool, hold: bool) -> None:
         """The queue did not go: the path is longer, a newcomer starts, or somebody keeps it full."""
         if still:
             self._settle(drain, self._window * YIELD if self.polite else max(self._window, self._rivalry.before))
             self._adopt_when_sure(now, drain.least, drain.least)
-        elif self._competing is None and not self.polite and self._rivalry.hold(now, drain.least):
+        elif hold and not self.polite and self._rivalry.hold(now, drain.least):
             self._settle(drain, self._window)
         else:
-            self._rivalry.refused()
             self._compete(now, drain)
 
     def _settle(self, drain: Drain, window: float) -> None:
         self.state = "steady"
         self._standing = drain.standing
+        self._last_base = self._base.value or 0.0
         self._window = max(self._least, window)
 
     def _adopt_when_sure(self, now: float, rtt: float, base: float) -> float:
@@ -351,13 +370,12 @@ class RateController:
     def _on_ack_competing(self, sample: AckSample, competing: CompetingWindow) -> None:
         if sample.rtt is None or self._base.value is None:
             return
-        delay = sample.rtt - self._base.value
-        competing.see_delay(sample.now, delay)
-        if sample.lost and competing.on_loss(sample.now, sample.rtt, delay):
+        competing.see_delay(sample.now, sample.rtt - self._base.value)
+        if sample.lost and competing.on_loss(sample.now, sample.rtt):
             test = self._rivalry.test_due(sample.now)
         else:
             test = self.polite
-            if not sample.app_limited:
+            if sample.inflight + sample.acked + sample.lost >= USED_SHARE * competing.window:
                 competing.grow(sample.now, sample.rtt, sample.acked)
         self._window = min(float(MAX_WINDOW), competing.window)
         if test:

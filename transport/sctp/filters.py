@@ -23,12 +23,18 @@ class BaseRtt:
         self._buckets: deque[tuple[float, float]] = deque()
         self.value: float | None = None
         self.emptied_at = 0.0
+        self.fell_at = 0.0
         self.held = False
+        self._before_fall = 0.0
 
     def update(self, now: float, rtt: float) -> None:
         """Learn a round trip. While `held` (the queue is not ours to empty) nothing is forgotten."""
+        if self.value is None:
+            self._before_fall = rtt
         if self.value is None or rtt < self.value:
             self.value = rtt
+            if rtt < self._before_fall - self.tolerance:
+                self.fell_at, self._before_fall = now, rtt
         if rtt <= self.value + self.tolerance:
             self.emptied_at = now
         if not self._buckets or now - self._buckets[-1][0] >= BASE_BUCKET_S:
@@ -42,7 +48,7 @@ class BaseRtt:
         """The path became longer: start from this round trip."""
         self._buckets.clear()
         self._buckets.append((now, rtt))
-        self.value = rtt
+        self.value = self._before_fall = rtt
         self.emptied_at = now
 
     @property
@@ -54,6 +60,7 @@ class BaseRtt:
         while self._buckets[0][0] < now - BASE_MEMORY_S:
             self._buckets.popleft()
         self.value = min(rtt for _, rtt in self._buckets)
+        self._before_fall = max(self._before_fall, self.value)
 
 
 @dataclass(slots=True)

@@ -32,6 +32,7 @@ class LongerPath:
         self._looks = 0
         self._rtt = 0.0
         self._looked_at = 0.0
+        self._drifts = False
 
     @property
     def sure(self) -> bool:
@@ -46,12 +47,14 @@ class LongerPath:
     def clear(self) -> None:
         """Begin anew."""
         self._looks = 0
+        self._drifts = False
 
     def judge(self, now: float, before: float, least: float) -> bool:
         """Learn what a drain did to the round trip; whether the path may be longer."""
         fall = before - least
         same = not self._looks or self._near(least)
-        if fall > FALL_SHARE * least + FALL_NOISE_S or not same:
+        self._drifts |= not same
+        if self._drifts or fall > FALL_SHARE * least + FALL_NOISE_S:
             self._looks = 0
             return False
         self._looks, self._rtt, self._looked_at = self._looks + 1, least, now
@@ -61,6 +64,7 @@ class LongerPath:
         """Whether the next look is yet to come, and the round trip has stayed the same since the last."""
         if self._looks and not self._near(standing):
             self._looks = 0
+            self._drifts = True
         return self._looks > 0 and now - self._looked_at < STILL_AGAIN_S
 
     def _near(self, rtt: float) -> bool:

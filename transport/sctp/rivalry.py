@@ -15,6 +15,10 @@ TEST_EVERY_S = 4.0
 DIP_TEST_S = 1.0
 DIP_SHARE = 0.04  # The queue that one of eight equal flows drains: 0.25 / 8, and its own part of the queue.
 LONGEST_FADES = 0.97  # An epoch.
+SQUEEZED_SHARE = 0.6  # Of what the path held of this flow when a drain last emptied the queue,
+SQUEEZED_DRAINS = 3  # at so many drains that did not,
+SQUEEZED_AGAIN = 2  # or, soon after competing, so many.
+NEWCOMER_SHRINKS = 0.97  # Of the drain before, where none ever emptied it: among its own kind a newcomer grows.
 EMPTIED_TESTS = 2  # CUBIC's own decrease can empty a queue together with our drain, but seldom twice.
 
 
@@ -26,6 +30,7 @@ class Rivalry:
         before: the window when it became so, in bytes.
         left_at: when this flow last stopped competing.
         tested_at: when a drain last ended.
+        seen_empty: a drain emptied the queue: the path's own round trip is known.
     """
 
     def __init__(self) -> None:
@@ -40,6 +45,9 @@ class Rivalry:
         self._held_until: float | None = None
         self._longest = 0.0
         self._emptied = 0
+        self.seen_empty = False
+        self._unsqueezed = 0.0
+        self._squeezes = 0
 
     def suspect(self, now: float, window: float, rate: float) -> None:
         """An epoch had too long a queue, at this window (bytes) and rate (bytes a second)."""
@@ -73,6 +81,32 @@ class Rivalry:
         """Whether that time is running."""
         return self._held_until is not None and now < self._held_until
 
+    @property
+    def unsure(self) -> bool:
+        """Whether to look soon again: no drain has emptied the queue yet, or the last one did not."""
+        return not self.seen_empty or self._squeezes > 0
+
+    def emptied(self, now: float, held: float) -> None:
+        """A drain emptied the queue; the path held so many bytes of this flow before it."""
+        self.seen_empty = True
+        self._squeezes = 0
+        self._unsqueezed = max(held, self._unsqueezed) if now - self.left_at < RETURN_S else held
+
+    def squeezed(self, now: float, held: float) -> bool:
+        """Whether others push this flow aside, though they never make the queue long: a window that grows slowly does so.
+
+        Args:
+            now: a drain ended that did not empty the queue.
+            held: bytes of this flow that the path held before it.
+        """
+        least = (SQUEEZED_SHARE if self.seen_empty else NEWCOMER_SHRINKS) * self._unsqueezed
+        self._unsqueezed = max(held, self._unsqueezed) if self.seen_empty else held
+        if held >= least:
+            self._squeezes = 0
+            return False
+        self._squeezes += 1
+        return self._squeezes >= (SQUEEZED_AGAIN if now - self.left_at < RETURN_S else SQUEEZED_DRAINS)
+
     # Others drain: to drain with them empties the queue for all.
 
     def dip(self, now: float, standing: float, above: float = 0.0) -> bool:
@@ -98,17 +132,17 @@ class Rivalry:
             claim = max(claim, self._left_window)
         self._longest = standing
         self._held_until = None
-        self._emptied = 0
-        return CompetingWindow(now, claim, packet_bytes)
+        self._emptied = self._squeezes = 0
+        return CompetingWindow(now, claim, packet_bytes, searching=not self.seen_empty)
 
     def refused(self) -> None:
         """A drain found the queue still there."""
         self._emptied = 0
 
-    def may_leave(self, now: float, competing: CompetingWindow) -> bool:
+    def may_leave(self, now: float, window: float) -> bool:
         """A drain emptied the queue; whether that has been seen often enough to stop competing."""
         self._emptied += 1
         if self._emptied < EMPTIED_TESTS:
             return False
-        self.left_at, self._left_window = now, competing.window
+        self.left_at, self._left_window = now, window
         return True
