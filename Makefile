@@ -38,7 +38,7 @@ bench-transport: setup
 
 # Ten minutes of everything at once over a bad line.
 soak: setup
-	COTTAGE_SOAK_S=600 $(BIN)/python -m pytest -q -s tests/transport/test_soak.py $(ARGS)
+	COTTAGE_SOAK_S=600 $(BIN)/python benchmarks/soak.py
 
 setup: $(STAMP)
 

@@ -373,7 +373,8 @@ class FastSctpTransport(RTCSctpTransport):
         if wish is None or channel is not None:
             LOG.debug("a message about stream %d is left out", stream)
         elif len(self._data_channels) >= MAX_CHANNELS:
-            self.on_fault(f"the peer opens more than {MAX_CHANNELS} data channels")
+            assert self._data is not None
+            self._data.fail(f"the peer opens more than {MAX_CHANNELS} data channels")
         else:
             self._open_foreign(stream, wish)
 

@@ -247,7 +247,7 @@ class DataPath:
         self._deliver(now)
         fault = self.receiver.fault or self.sender.fault
         if fault:
-            self._fail(fault)
+            self.fail(fault)
         else:
             self._pump()
 
@@ -357,7 +357,8 @@ class DataPath:
             below = self._path.overhead + self._records.overhead
             self._send_unasked(*probe_chunks(body, size - below))
 
-    def _fail(self, reason: str) -> None:
+    def fail(self, reason: str) -> None:
+        """End the association, telling the peer why."""
         if not self._ended:
             self._send_unasked(wire.abort_chunk(reason))
             self._host.on_fault(reason)
@@ -532,8 +533,8 @@ class DataPath:
         if deadline is None:
             return
         if self._alarm is not None:
-            if self._alarm.when() <= deadline:
-                return
+            if self._alarm.when() <= max(deadline, now + MIN_SLEEP_S):
+                return  # Nor is one that is overdue put off.
             self._alarm.cancel()
         self._alarm = self._loop.call_later(max(deadline - now, MIN_SLEEP_S), self._on_alarm)
 

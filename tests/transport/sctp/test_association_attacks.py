@@ -84,6 +84,7 @@ async def test_opening_more_channels_than_anybody_needs_ends_the_association(com
             body = struct.pack("!LHHL", data_path(two).sender.next_tsn + stream - 2 & TSN_MASK, stream, 0, 50)
             inject(two, wire.chunk(wire.DATA, 3, body + request))
         await aborted(one, f"more than {MAX_CHANNELS} data channels")
+        await until(lambda: two.channel.readyState == "closed")  # It was told.
 
 
 @pytest.mark.parametrize(
