@@ -15,9 +15,9 @@ neither can mislead it.
 - *drain* halts until the window is below what the path holds without queues. It comes after the start-up, every five seconds,
   when the queue is suspect, and when others drain. It shows the path's own round trip to everybody on the line (BBR's ProbeRTT,
   draft-ietf-ccwg-bbr, section 5.3.4), and it tells whose queue it is. That all join is what makes the base true for newcomers.
-- *competing*: a queue that drains do not empty is held by somebody who fills it. Then the window is CUBIC's
-  (`transport.sctp.competing`) until two drains succeed; the idea of two modes is Copa's (Arun, Balakrishnan, NSDI 2018, section
-  2.2), what tells them apart is ours (`transport.sctp.rivalry`).
+- *competing*: a queue that drains do not empty is held by somebody who fills it, be it a long one, or a short one that makes this
+  flow ever smaller. Then the window is CUBIC's (`transport.sctp.competing`) until three drains in a row succeed; the idea of two
+  modes is Copa's (Arun, Balakrishnan, NSDI 2018, section 2.2), what tells them apart is ours (`transport.sctp.rivalry`).
 - *yielding* (polite only): the target is smaller and flat, and while the queue is not its own the flow halves its window every
   epoch (RFC 6817; draft-irtf-iccrg-ledbat-plus-plus). It takes an idle line again in growing steps.
 """
@@ -271,7 +271,7 @@ class RateController:
         if not self.polite and (dip or (lower and self._rivalry.rested(now))):
             return True
         pause = STILL_AGAIN_S if self._longer.watching else DRAIN_EVERY_S
-        if self._rivalry.unsure and not self.polite:
+        if self._rivalry.unsure(now, self._window * base / self._standing) and not self.polite:
             pause = UNSURE_PAUSE_S
         return now - max(self._base.emptied_at, self._rivalry.tested_at) > pause
 

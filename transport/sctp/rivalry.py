@@ -19,7 +19,7 @@ SQUEEZED_SHARE = 0.6  # Of what the path held of this flow when a drain last emp
 SQUEEZED_DRAINS = 3  # at so many drains that did not,
 SQUEEZED_AGAIN = 2  # or, soon after competing, so many.
 NEWCOMER_SHRINKS = 0.97  # Of the drain before, where none ever emptied it: among its own kind a newcomer grows.
-EMPTIED_TESTS = 2  # CUBIC's own decrease can empty a queue together with our drain, but seldom twice.
+EMPTIED_TESTS = 3  # CUBIC's own decrease can empty a queue together with our drain, but seldom as often in a row.
 
 
 class Rivalry:
@@ -81,10 +81,14 @@ class Rivalry:
         """Whether that time is running."""
         return self._held_until is not None and now < self._held_until
 
-    @property
-    def unsure(self) -> bool:
-        """Whether to look soon again: no drain has emptied the queue yet, or the last one did not."""
-        return not self.seen_empty or self._squeezes > 0
+    def unsure(self, now: float, held: float) -> bool:
+        """Whether to look soon again, while the path holds so many bytes of this flow.
+
+        That is so before a drain has emptied the queue, after one that did not, and where this flow stopped competing only to
+        become much smaller.
+        """
+        smaller = now - self.left_at < RETURN_S and held < SQUEEZED_SHARE * self._unsqueezed
+        return not self.seen_empty or self._squeezes > 0 or smaller
 
     def emptied(self, now: float, held: float) -> None:
         """A drain emptied the queue; the path held so many bytes of this flow before it."""

@@ -10,7 +10,11 @@ RATE = 12_500_000.0  # 100 Mbit/s
 
 
 def ours(start: float = 0.0, *, polite: bool = False) -> Flow:
-    return Flow(RateController(PACKET, polite=polite), start=start)
+    """A flow that is supplied in pieces of two milliseconds, as messages are: the supply limits nearly all its samples."""
+    controller = RateController(PACKET, polite=polite)
+    flow = Flow(controller, start=start)
+    flow.supply = lambda now: flow.delivered + flow.inflight + max(controller.bandwidth * 0.002, 4 * PACKET)
+    return flow
 
 
 def download(start: float = 2.0, stop: float = float("inf")) -> Flow:
@@ -35,6 +39,23 @@ def test_a_download_and_we_get_between_a_third_and_two_thirds(rtt: float, buffer
     run(line, [flow, other], 60, seed)
     share = flow.rate_between(7, 60) / (flow.rate_between(7, 60) + other.rate_between(7, 60))
     assert 1 / 3 <= share <= 2 / 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rtt", [0.02, 0.05])
+def test_who_comes_to_a_line_that_a_download_fills_gets_a_third(rtt: float) -> None:
+    line, other, flow = line_of(rtt), download(start=0.0), ours(start=5.0)
+    run(line, [other, flow], 50)
+    share = flow.rate_between(20, 50) / (flow.rate_between(20, 50) + other.rate_between(20, 50))
+    assert 1 / 3 <= share <= 2 / 3
+
+
+@pytest.mark.slow
+def test_when_the_download_ends_several_of_us_settle_again() -> None:
+    line, flows, other = line_of(), [ours(start=float(index)) for index in range(3)], download(start=4.0, stop=12.0)
+    run(line, [*flows, other], 45)
+    assert evenness([flow.rate_between(36, 45) for flow in flows]) >= 0.95
+    assert flows[0].mean_rtt(36, 45) <= 1.25 * line.rtt
 
 
 def test_when_the_download_ends_the_queue_goes() -> None:
@@ -81,8 +102,9 @@ def test_a_polite_flow_yields_within_two_round_trips_of_a_full_queue() -> None:
 
 def test_a_polite_flow_takes_an_idle_line_again() -> None:
     line, flow, other = line_of(), ours(polite=True), download(stop=8.0)
-    run(line, [flow, other], 18)
-    assert flow.rate_between(13, 18) >= 0.9 * RATE
+    run(line, [flow, other], 26)
+    assert flow.rate_between(11, 18) >= 0.7 * RATE
+    assert flow.rate_between(21, 26) >= 0.9 * RATE
 
 
 def test_a_polite_flow_fills_an_idle_line() -> None:
