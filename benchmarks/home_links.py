@@ -203,8 +203,9 @@ class Bench:
                     bed.set_link(home, cell.link())
                 rows[cell.name] = {}
                 for system in systems:
-                    rows[cell.name][system] = figures = await self.rate(bed, cell, system)
-                    self._tell(cell, system, figures)
+                    if system == "cottage" or self._beside(cell):
+                        rows[cell.name][system] = figures = await self.rate(bed, cell, system)
+                        self._tell(cell, system, figures)
                     self._progress.advance(job)
         return rows
 
@@ -218,11 +219,13 @@ class Bench:
                     bed.set_link(home, cell.link())
                 rows[cell.name] = {}
                 for system in ("cottage", "aiortc"):
+                    self._progress.advance(job)
+                    if system == "aiortc" and not self._beside(cell):
+                        continue
                     server = bed.relay.servers("udp")[-1]
                     servers = [(server.url, server.username, server.credential)]
                     rows[cell.name][system] = figures = await self.rate(bed, cell, system, servers=servers)
                     self._tell(cell, f"{system} relayed", figures)
-                    self._progress.advance(job)
         return rows
 
     async def manners(self) -> Figures:
@@ -318,6 +321,10 @@ class Bench:
                 self._console.print(f"control {cell.name}: {figures}")
         return rows
 
+    def _beside(self, cell: Cell) -> bool:
+        """Whether the others are measured here, too."""
+        return self._options.peers_at in ("all", str(cell.rtt))
+
     def _tell(self, cell: Cell, system: str, figures: Figures) -> None:
         shown = {name: value for name, value in figures.items() if name != "stats"}
         self._console.print(f"{cell.name} {system}: {shown}")
@@ -329,10 +336,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--only", default="rates,relayed,manners,cold,control", help="parts, separated by commas")
     parser.add_argument("--cells", default="all", help="all, quick, or RATE:RTT:LOSS,...")
     parser.add_argument("--systems", default=",".join(SYSTEMS))
-    parser.add_argument("--warm", type=float, default=2.5, help="seconds before measuring")
-    parser.add_argument("--seconds", type=float, default=4.0, help="seconds measured")
-    parser.add_argument("--settle", type=float, default=8.0, help="seconds before shares are measured")
-    parser.add_argument("--share-seconds", type=float, default=20.0)
+    parser.add_argument("--peers-at", default="50", help="round trip in ms at which the others run, too, or all")
+    parser.add_argument("--warm", type=float, default=2.0, help="seconds before measuring")
+    parser.add_argument("--seconds", type=float, default=3.0, help="seconds measured")
+    parser.add_argument("--settle", type=float, default=6.0, help="seconds before shares are measured")
+    parser.add_argument("--share-seconds", type=float, default=15.0)
     options = parser.parse_args()
     options.only = options.only.split(",")
     options.systems = options.systems.split(",")
