@@ -31,16 +31,19 @@ class CompetingWindow:
         self._recent: deque[float] = deque(maxlen=SAMPLES)
         self.window = window
 
-    def see_delay(self, now: float, delay: float) -> None:
-        """Learn a queueing delay, in seconds."""
+    def see_delay(self, delay: float) -> None:
+        """Learn a packet's queueing delay, in seconds."""
         self._recent.append(delay)
-        delay = min(self._recent)
+
+    def see_standing(self, now: float, delay: float) -> None:
+        """Learn the least queueing delay of an epoch, in seconds: no stall of a machine looks like a long queue."""
         if delay >= self._longest or now - self._longest_at > DELAY_MEMORY_S:
             self._longest, self._longest_at = delay, now
 
-    def on_loss(self, now: float, rtt: float) -> bool:
-        """A packet was lost; whether that was taken as congestion."""
-        if now < self._deaf_until or min(self._recent) < FULL_SHARE * self._longest:
+    def on_loss(self, now: float, rtt: float, *, much: bool) -> bool:
+        """A packet was lost, or `much` of an epoch; whether that was taken as congestion."""
+        full = much or min(self._recent, default=0.0) >= FULL_SHARE * self._longest
+        if now < self._deaf_until or not full:
             return False
         self._deaf_until = now + rtt
         self._searching = False

@@ -189,6 +189,8 @@ class RateController:
             if self._startup.finished(epoch, rate):
                 self._end_startup(now)
         elif self._competing is not None:
+            if epoch.samples and self._base.value is not None:
+                self._competing.see_standing(now, epoch.standing - self._base.value)
             if self._rivalry.dip(now, self._standing) or self._rivalry.test_due(now):
                 self._begin_drain(now)
         elif epoch.samples:
@@ -368,15 +370,15 @@ class RateController:
         self._window = self._competing.window
 
     def _on_ack_competing(self, sample: AckSample, competing: CompetingWindow) -> None:
-        if sample.rtt is None or self._base.value is None:
+        if self._srtt is None or self._base.value is None:
             return
-        competing.see_delay(sample.now, sample.rtt - self._base.value)
-        if sample.lost and competing.on_loss(sample.now, sample.rtt):
+        if sample.rtt is not None:
+            competing.see_delay(sample.rtt - self._base.value)
+        test = self.polite
+        if sample.lost and competing.on_loss(sample.now, self._srtt, much=self._epoch.loss > TOO_MUCH_LOSS):
             test = self._rivalry.test_due(sample.now)
-        else:
-            test = self.polite
-            if sample.inflight + sample.acked + sample.lost >= USED_SHARE * competing.window:
-                competing.grow(sample.now, sample.rtt, sample.acked)
+        elif sample.inflight + sample.acked + sample.lost >= USED_SHARE * competing.window:
+            competing.grow(sample.now, self._srtt, sample.acked)
         self._window = min(float(MAX_WINDOW), competing.window)
         if test:
             self._begin_drain(sample.now)

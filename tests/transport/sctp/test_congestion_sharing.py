@@ -4,6 +4,7 @@ import pytest
 
 from tests.sim.bottleneck import Cubic, Flow, Line, run
 from transport.sctp.congestion import RateController
+from transport.sctp.control import AckSample
 
 PACKET = 1448
 RATE = 12_500_000.0  # 100 Mbit/s
@@ -48,6 +49,26 @@ def test_who_comes_to_a_line_that_a_download_fills_gets_a_third(rtt: float) -> N
     run(line, [other, flow], 50)
     share = flow.rate_between(20, 50) / (flow.rate_between(20, 50) + other.rate_between(20, 50))
     assert 1 / 3 <= share <= 2 / 3
+
+
+def test_a_stall_of_the_machine_does_not_hide_the_losses_of_a_full_queue() -> None:
+    line, flow, other = line_of(0.02), ours(), download(start=1.0)
+    run(line, [flow, other], 12)
+    controller = flow.controller
+    assert isinstance(controller, RateController)
+    assert controller.state == "competing"
+    window = controller.window
+
+    def acknowledge(now: float, rtt: float, lost: int) -> None:
+        controller.on_ack(AckSample(now, rtt, 6e6, True, PACKET, lost, window, False))
+
+    for step in range(20):  # What waited in a process that did not run.
+        acknowledge(12.1, 0.09 - step * 0.001, 0)
+    for step in range(5):
+        acknowledge(12.101 + step * 0.0002, 0.039, 0)
+    before = controller.window
+    acknowledge(12.2, 0.039, PACKET)
+    assert controller.window <= 0.75 * before
 
 
 @pytest.mark.slow
