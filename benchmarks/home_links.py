@@ -28,7 +28,7 @@ from _common import publish
 from rich.console import Console
 from rich.progress import Progress
 
-from tests.testbed.homes import Homes, Link, Nat, homes, missing
+from tests.testbed.homes import Homes, Link, Nat, RelayProgram, homes, missing
 
 HERE = Path(__file__).resolve().parent
 RATES = (20, 100, 1000)
@@ -212,8 +212,9 @@ class Bench:
     async def relayed(self, cells: list[Cell]) -> Figures:
         """Through a relay that both sides must use: neither NAT lets a stranger in."""
         rows: Figures = {}
+        cells = [cell for cell in cells if str(cell.rate) in self._options.relayed_rates.split(",")]
         job = self._progress.add_task("relayed", total=len(cells) * 2)
-        async with homes(2, nat=Nat.SYMMETRIC, link=cells[0].link(), relays=1) as bed:
+        async with homes(2, nat=Nat.SYMMETRIC, link=cells[0].link(), program=RelayProgram.COTTAGE) as bed:
             for cell in cells:
                 for home in (1, 2):
                     bed.set_link(home, cell.link())
@@ -337,6 +338,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--cells", default="all", help="all, quick, or RATE:RTT:LOSS,...")
     parser.add_argument("--systems", default=",".join(SYSTEMS))
     parser.add_argument("--peers-at", default="50", help="round trip in ms at which the others run, too, or all")
+    parser.add_argument("--relayed-rates", default="20,100,1000", help="Mbit/s at which relays are measured")
     parser.add_argument("--warm", type=float, default=2.0, help="seconds before measuring")
     parser.add_argument("--seconds", type=float, default=3.0, help="seconds measured")
     parser.add_argument("--settle", type=float, default=6.0, help="seconds before shares are measured")

@@ -11,6 +11,9 @@ Networking 2006) with a target that falls as the rate grows, as in Swift (Kumar 
 queue see one delay, and only equal windows find it equally right. Neither losses nor clumped acknowledgements enter the law, so
 neither can mislead it.
 
+Where the peer tells when packets arrived, the queue on the way back is left out of the round trips: two homes that send to each
+other at once would take each other's queues for their own, and one of them would starve.
+
 - *startup* doubles the window every round trip until a queue shows (HyStart++, RFC 9406) or the rate stops growing.
 - *drain* halts until the window is below what the path holds without queues. It comes after the start-up, every five seconds,
   when the queue is suspect, and when others drain. It shows the path's own round trip to everybody on the line (BBR's ProbeRTT,
@@ -23,10 +26,11 @@ neither can mislead it.
 """
 
 from collections import deque
+from dataclasses import replace
 
 from transport.sctp.competing import CompetingWindow
 from transport.sctp.control import AckSample
-from transport.sctp.filters import BaseRtt, Epoch
+from transport.sctp.filters import BaseRtt, Epoch, LeastOf, Noise
 from transport.sctp.phases import STILL_AGAIN_S, Drain, LongerPath, Startup
 from transport.sctp.rivalry import SUSPECT_TARGETS, Rivalry
 
@@ -41,6 +45,9 @@ LEAST_POLITE_PACKETS = 2  # draft-irtf-iccrg-ledbat-plus-plus, section 4.4
 TARGET_SHARE = 0.6
 TARGET_POWER = -1 / 3  # Steeper: no queue left at 1 Gbit/s. Flatter: flows even out too slowly.
 TARGET_MOST = 0.22  # Below 20 packets the target would cost a round trip more than a quarter.
+NOISE_TARGETS = 4.0  # No queue shorter than so many differences between round trips can be seen, so none is regulated,
+NOISE_MOST_S = 0.002  # up to this, which no household minds: on a local network schedulers are slower than the wire.
+FORWARD_LEAST = 1 / 8  # Of the queueing delay there and back is held to be on the way there, whatever the peer says.
 POLITE_TARGET_S = 0.025  # RFC 6817 allows 100 ms; a call in the same home should not hear it.
 POLITE_TARGET_SHARE = 0.5  # Of the target of others, so that a polite flow gives way to them as well.
 POLITE_TARGET_MOST = 0.06  # A target that grew while the flow yields would stop it from yielding.
@@ -58,9 +65,9 @@ MOST_DOUBLINGS = 4  # Then it is a new line, and the start-up measures it.
 STARTUP_HOLDS = 1.4  # A rate sample is a round trip's mean, while the rate doubles in it.
 STARTUP_PACE = 2.0  # A window a round trip on average, while the window doubles.
 WINDOW_PACE = 1.10  # The window decides; the pace only spreads.
+CRUISE_LEAST = 0.25  # Of the window a round trip: a pace that follows what was delivered could otherwise only ever fall.
 CRUISE = 1.04  # In the steady state, of the rate delivered: acknowledgements in clumps must not make clumps of packets.
 RATE_EPOCHS = 3
-LEAST_PACE_PACKETS = 20  # A second.
 
 DRAIN_SHARE = 0.75  # Of what the path holds: the queue empties even where some of those who share it do not drain.
 TEST_SHARE = 0.90  # Competing, a deeper drain would empty a queue that is not ours alone.
@@ -95,6 +102,8 @@ class RateController:
     def _reset(self) -> None:
         self.state = "startup"
         self._base = BaseRtt()
+        self._forward = LeastOf()
+        self._noise = Noise()
         self._window = float(INITIAL_PACKETS * self.packet_bytes)
         self._srtt: float | None = None
         self._bandwidth = 0.0
@@ -117,7 +126,7 @@ class RateController:
         gain = STARTUP_PACE if self.state == "startup" and self._srtt else WINDOW_PACE
         rate = gain * self.window / max(self._srtt or self._hint, LEAST_RTT_S)
         if self.state == "steady" and self._cruise:
-            rate = min(rate, max(self._cruise, LEAST_PACE_PACKETS * float(self.packet_bytes)))
+            rate = min(rate, max(self._cruise, rate * CRUISE_LEAST))
         return min(MAX_RATE, rate)
 
     @property
@@ -142,12 +151,15 @@ class RateController:
 
     def on_ack(self, sample: AckSample) -> None:
         """Learn from an acknowledgement."""
+        if sample.forward is not None and sample.rtt is not None:
+            sample = self._without_way_back(sample, sample.rtt, sample.forward)
         epoch = self._epoch
         epoch.add(sample)
         rtt = sample.rtt
         if rtt is not None:
             self._base.update(sample.now, rtt)
             self._srtt = rtt if self._srtt is None else self._srtt + (rtt - self._srtt) / 8
+            self._noise.update(rtt)
         if self._drain is not None:
             self._on_ack_draining(sample, self._drain)
         elif self.state == "startup":
@@ -156,6 +168,16 @@ class RateController:
             self._on_ack_competing(sample, self._competing)
         if epoch.complete(sample):
             self._end_epoch(sample.now, epoch)
+
+    def _without_way_back(self, sample: AckSample, rtt: float, forward: float) -> AckSample:
+        """Leave out of a round trip the queue on the way back: it is the peer's, and to give way to it would be in vain.
+
+        The clocks drift apart; so what both measures agree on counts, and a drift is forgotten with the base.
+        """
+        self._forward.update(sample.now, forward)
+        base = min(rtt, self._base.value or rtt)
+        there = max(forward - (self._forward.value or 0.0), (rtt - base) * FORWARD_LEAST)
+        return replace(sample, rtt=min(rtt, base + there))
 
     def on_timeout(self, now: float) -> None:
         """Nothing was acknowledged for a retransmission timeout: begin anew with the least window; the base stays known."""
@@ -204,7 +226,8 @@ class RateController:
         share = TARGET_SHARE * float(packets**TARGET_POWER)
         if self.polite:
             return min(POLITE_TARGET_S, base * min(POLITE_TARGET_MOST, POLITE_TARGET_SHARE * share))
-        return base * min(TARGET_MOST, share)
+        unseen = min(NOISE_TARGETS * self._noise.value, NOISE_MOST_S)
+        return max(base * min(TARGET_MOST, share), unseen)
 
     def _regulate(self, now: float, epoch: Epoch) -> None:
         base = self._base.value or epoch.standing

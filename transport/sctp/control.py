@@ -21,6 +21,8 @@ class AckSample:
         acked: bytes newly acknowledged.
         lost: bytes newly held to be lost.
         inflight: bytes on their way after this acknowledgement.
+        forward: when a packet arrived by the peer's clock less when it was sent by ours, in seconds: only differences mean
+            something. None where the peer does not tell.
         round_ended: a packet sent after the last round's end has been acknowledged: a round trip is over.
     """
 
@@ -32,6 +34,7 @@ class AckSample:
     lost: int
     inflight: int
     round_ended: bool
+    forward: float | None = None
 
 
 class Controller(Protocol):

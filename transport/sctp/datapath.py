@@ -35,7 +35,7 @@ SACK_DELAY_S = (
 )
 SACK_SOON_S = 0.001  # For two packets and more, up to
 SACK_PACKETS = 16  # so many. Our own sender asks for an acknowledgement with the last packet of each burst.
-MAX_GAPS = 280  # Ranges in one SACK: with the headers, what BASE_MTU holds.
+MAX_GAPS = 276  # Ranges in one SACK: with the headers, what BASE_MTU holds.
 LEAST_FRAME, GREATEST_FRAME = 4 << 10, 64 << 10
 FRAME_S = 0.002  # A message holds up more urgent ones for this long.
 ASSUMED_RTT_S = 0.05  # For whoever only receives and so measures none.
@@ -126,6 +126,9 @@ class DataPath:
         self._blocked_until = 0.0
         self._lossy_until = 0.0
         self._unacknowledged = 0
+        self._newest = 0
+        self._arrived_at = 0.0
+        self._forward_delay: float | None = None
         self._ack_now = self._ack_soon = False
         self._woken: asyncio.Handle | None = None
         self._pace: asyncio.TimerHandle | None = None
@@ -239,8 +242,11 @@ class DataPath:
         if self._ended:
             return
         now = time.monotonic()
+        before = self._unacknowledged
         for packet in packets:
             self._take(packet, now)
+        if self._unacknowledged > before:
+            self._arrived_at = now
         if self.receiver.gaps:
             self._lossy_until = now + LOSSY_S
         self._acknowledge()
@@ -260,6 +266,8 @@ class DataPath:
                     self._on_data(packet, flags, start, end)
                 elif kind == wire.SACK:
                     self._on_sack(wire.read_sack(packet, start, end), now)
+                elif kind == wire.ARRIVAL:
+                    self._forward_delay = self.sender.forward_delay(*wire.read_arrival(packet, start, end))
                 elif not self._on_other(kind, flags, packet, start, end):
                     break
         except MalformedPacketError as error:
@@ -273,11 +281,13 @@ class DataPath:
         tsn, stream, sequence, protocol = unpack_from("!LHHL", packet, start)
         self.receiver.on_data(tsn, stream, sequence, protocol, flags, payload)
         self._unacknowledged += 1
+        self._newest = tsn
         if flags & wire.ACK_AT_ONCE:
             self._ack_now = True
 
     def _on_sack(self, sack: Sack, now: float) -> None:
-        sample = self.sender.on_sack(sack, now)
+        forward, self._forward_delay = self._forward_delay, None
+        sample = self.sender.on_sack(sack, now, forward)
         if sample is None:
             return
         self.controller.on_ack(sample)
@@ -330,9 +340,10 @@ class DataPath:
         if self._ack_timer is not None:
             self._ack_timer.cancel()
             self._ack_timer = None
+        new = [wire.arrival_chunk(self._newest, self._arrived_at)] if self._unacknowledged else []
         self._unacknowledged, self._ack_now, self._ack_soon = 0, False, False
         sack = self.receiver.sack(MAX_GAPS, self._download_window())
-        self._send_unasked(wire.sack_chunk(sack))
+        self._send_unasked(*new, wire.sack_chunk(sack))
 
     def _download_window(self) -> int:
         """The most that may be advertised, so that the process keeps to its download limit."""

@@ -9,6 +9,7 @@ BASE_MEMORY_S = 20.0  # Four drains; larger changes of the route a drain shows s
 BASE_BUCKET_S = 2.5
 EMPTY_SHARE = 0.02  # A round trip this much over the base still tells of an empty queue,
 EMPTY_NOISE_S = 0.0004  # and so does one that is later by what a scheduler adds.
+NOISE_MEMORY = 16  # Round trips.
 EPOCH_SAMPLES = 4  # The smallest of fewer round trips tells more of the scheduler than of the queue.
 EPOCH_LEAST_S = 0.030
 
@@ -61,6 +62,49 @@ class BaseRtt:
             self._buckets.popleft()
         self.value = min(rtt for _, rtt in self._buckets)
         self._before_fall = max(self._before_fall, self.value)
+
+
+class LeastOf:
+    """The smallest of the last minute's values.
+
+    Attributes:
+        value: None before the first.
+    """
+
+    def __init__(self) -> None:
+        self._buckets: deque[tuple[float, float]] = deque()
+        self.value: float | None = None
+
+    def update(self, now: float, value: float) -> None:
+        """Learn a value."""
+        buckets = self._buckets
+        if not buckets or now - buckets[-1][0] >= BASE_BUCKET_S:
+            buckets.append((now, value))
+            while buckets[0][0] < now - BASE_MEMORY_S:
+                buckets.popleft()
+            self.value = min(least for _, least in buckets)
+        elif value < buckets[-1][1]:
+            buckets[-1] = (buckets[-1][0], value)
+            if self.value is None or value < self.value:
+                self.value = value
+
+
+class Noise:
+    """By how much a round trip differs from the one before (RFC 3550, section 6.4.1).
+
+    Attributes:
+        value: seconds, smoothed.
+    """
+
+    def __init__(self) -> None:
+        self.value = 0.0
+        self._last: float | None = None
+
+    def update(self, rtt: float) -> None:
+        """Learn a round trip."""
+        if self._last is not None:
+            self.value += (abs(rtt - self._last) - self.value) / NOISE_MEMORY
+        self._last = rtt
 
 
 @dataclass(slots=True)

@@ -312,9 +312,18 @@ class SendBook:
 
     # What the peer acknowledged
 
-    def on_sack(self, sack: Sack, now: float) -> AckSample | None:
+    def forward_delay(self, tsn: int, arrived: float) -> float | None:
+        """How long the packet with this TSN (32 bits) was on its way, up to a constant; None where that is ambiguous."""
+        index = self._una - 1 + ((tsn - self._una + 1 + HALF_TSN) & TSN_MASK) - HALF_TSN - self._base
+        if not 0 <= index < len(self._records) or self._records[index].sends != 1:
+            return None
+        return arrived - self._records[index].sent_at
+
+    def on_sack(self, sack: Sack, now: float, forward: float | None = None) -> AckSample | None:
         """Take an acknowledgement.
 
+        Args:
+            forward: see ``AckSample``.
         Returns:
             what it told, or None if it is older than another or breaks the rules (then ``fault`` says how).
         """
@@ -336,7 +345,7 @@ class SendBook:
         rtt, rate, limited, ended = self._sample(acked, now) if acked else (None, None, False, False)
         self._adapt_reordering(bool(sack.duplicates), ended)
         lost = self._find_losses(now) if self._holes else 0
-        return AckSample(now, rtt, rate, limited, newly, lost, self.inflight, ended)
+        return AckSample(now, rtt, rate, limited, newly, lost, self.inflight, ended, forward)
 
     def _ack(self, record: Record, acked: list[Record]) -> None:
         if record.state is _ACKED or record.state is _ABANDONED:
