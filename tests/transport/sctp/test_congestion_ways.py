@@ -1,0 +1,72 @@
+"""What the controller makes of the way back, and of round trips that are noisier than any queue it could hold."""
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+from transport.sctp.congestion import CRUISE_LEAST, RateController
+from transport.sctp.control import AckSample
+
+PACKET = 1500
+BASE = 0.05
+SECONDS = 12.0
+
+
+def driven(queue: Callable[[float], tuple[float, float]], *, tells: bool, base: float = BASE) -> RateController:
+    """A controller whose window always arrives within a round trip; ``queue`` gives seconds on the way there and back."""
+    controller = RateController(packet_bytes=PACKET)
+    now = 0.0
+    while now < SECONDS:
+        there, back = queue(now)
+        rtt = base + there + back
+        window = controller.window
+        for part in range(4):
+            now += rtt / 4
+            sample = AckSample(now, rtt, window / rtt, False, window // 4, 0, window, part == 3)
+            controller.on_ack(replace(sample, forward=777.0 + there if tells else None))
+    return controller
+
+
+def on_the_way_back(now: float) -> tuple[float, float]:
+    """A queue of the peer's that swings, so that its least is no part of the path."""
+    return 0.0, 0.0 if now < 1.0 else 0.03 + 0.02 * ((now * 3) % 1)
+
+
+def test_a_queue_on_the_way_back_is_not_taken_for_one_there() -> None:
+    told, untold = driven(on_the_way_back, tells=True), driven(on_the_way_back, tells=False)
+    assert told._standing <= 1.15 * BASE
+    assert untold._standing >= 1.5 * BASE
+
+
+def test_a_queue_on_the_way_there_counts_as_before() -> None:
+    def there(now: float) -> tuple[float, float]:
+        return on_the_way_back(now)[::-1]
+
+    told, untold = driven(there, tells=True), driven(there, tells=False)
+    assert told._standing == untold._standing >= 1.5 * BASE
+
+
+def test_a_peer_that_hides_a_queue_hides_a_part_of_it_only() -> None:
+    honest, liar = RateController(packet_bytes=PACKET), RateController(packet_bytes=PACKET)
+    for step in range(400):
+        rtt = BASE if step < 20 else BASE * 3
+        sample = AckSample(step * rtt, rtt, 1e6, False, 50_000, 0, 100_000, True, forward=5.0)
+        liar.on_ack(sample)
+        honest.on_ack(replace(sample, forward=None))
+    assert liar.min_rtt == honest.min_rtt == BASE
+    assert liar._standing > BASE * 1.2
+
+
+def test_the_pace_stays_near_the_window_where_schedulers_are_slower_than_the_wire() -> None:
+    chance = random.Random(5)
+    controller = RateController(packet_bytes=PACKET)
+    now, lowest = 0.0, 1.0
+    for step in range(4000):
+        rtt = 0.0002 + chance.expovariate(1000.0)
+        now += max(rtt, 0.001)
+        acked = int(min(controller.window, controller.pacing_rate * 0.001))
+        controller.on_ack(AckSample(now, rtt, acked / 0.001, True, acked, 0, acked, True))
+        if step > 100 and controller.state == "steady":
+            full = controller.window / max(controller._srtt or 1.0, 0.0005)
+            lowest = min(lowest, controller.pacing_rate / full)
+    assert lowest >= CRUISE_LEAST * 0.99
