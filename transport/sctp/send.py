@@ -29,12 +29,11 @@ REORDER_THRESHOLD = 3  # RFC 9260, section 7.2.4.
 MAX_REORDER_STEPS = (
     16  # Quarters of the smallest round trip; RFC 8985, section 6.2 step 4, bounds them by the round trip.
 )
-CALM_ROUNDS = (
-    16  # Rounds without a needless retransmission after which the window narrows again (RFC 8985, same place).
+CALM_ROUNDS = 16  # Rounds without a needless retransmission after which the window narrows again (same place).
+MAX_COPIED = (
+    64  # Urgent packets sent twice whose copies may still be told as duplicates; they are no sign of reordering.
 )
-MAX_TIMEOUT_S = (
-    2.0  # A line that comes back after a cut is noticed this soon; one packet in two seconds burdens nobody.
-)
+MAX_TIMEOUT_S = 2.0  # A line that comes back after a cut is noticed this soon; a packet in two seconds burdens nobody.
 COMPACT_AT = 4096  # Records acknowledged before the list is cut; a bound on what is kept in vain.
 
 
@@ -145,6 +144,7 @@ class SendBook:
         self._newest: tuple[float, int] = (0.0, -1)  # Sending time and TSN of the latest-sent fragment that arrived.
         self._newest_rtt = 0.0
         self._reorders = False
+        self._copied: deque[int] = deque(maxlen=MAX_COPIED)
         self._steps = 1
         self._calm = 0
         self._reorder_at: float | None = None
@@ -241,6 +241,7 @@ class SendBook:
         if record.state is not _INFLIGHT or record.tsn < self._una:
             return False
         record.sends += 1
+        self._copied.append(record.tsn & TSN_MASK)
         return True
 
     def settle_released(self) -> dict[Hashable, int]:
@@ -343,7 +344,7 @@ class SendBook:
         newly = sum(record.size for record in acked)
         self._delivered += newly
         rtt, rate, limited, ended = self._sample(acked, now) if acked else (None, None, False, False)
-        self._adapt_reordering(bool(sack.duplicates), ended)
+        self._adapt_reordering(any(tsn not in self._copied for tsn in sack.duplicates), ended)
         lost = self._find_losses(now) if self._holes else 0
         return AckSample(now, rtt, rate, limited, newly, lost, self.inflight, ended, forward)
 

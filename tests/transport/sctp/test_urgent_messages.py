@@ -59,6 +59,19 @@ async def test_small_urgent_messages_go_twice_on_a_line_that_loses() -> None:
         assert other.receiver.held == 0
 
 
+async def test_a_copy_is_no_sign_of_reordering() -> None:
+    async with joined(prepare=urgent_stream_nine) as (one, two):
+        urgent = one.connection.createDataChannel("urgent", negotiated=True, id=9)
+        path, other = data_path(one), data_path(two)
+        path._lossy_until = time.monotonic() + LOSSY_S
+        data_path(two)._send_sack, send_sack = lambda: None, data_path(two)._send_sack
+        urgent.send(b"twice")
+        await until(lambda: other.receiver.duplicates == 1)
+        send_sack()
+        await until(lambda: not path.sender.outstanding)
+        assert not path.sender._reorders
+
+
 async def test_nothing_goes_twice_on_a_line_that_loses_nothing_nor_what_is_not_urgent() -> None:
     async with joined(prepare=urgent_stream_nine) as (one, two):
         path = data_path(one)
