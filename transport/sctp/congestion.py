@@ -65,7 +65,9 @@ MOST_DOUBLINGS = 4  # Then it is a new line, and the start-up measures it.
 STARTUP_HOLDS = 1.4  # A rate sample is a round trip's mean, while the rate doubles in it.
 STARTUP_PACE = 2.0  # A window a round trip on average, while the window doubles.
 WINDOW_PACE = 1.10  # The window decides; the pace only spreads.
-CRUISE_LEAST = 0.25  # Of the window a round trip: a pace that follows what was delivered could otherwise only ever fall.
+CRUISE_LEAST = (
+    0.25  # Of the window a round trip: a pace that follows what was delivered could otherwise only ever fall.
+)
 CRUISE = 1.04  # In the steady state, of the rate delivered: acknowledgements in clumps must not make clumps of packets.
 RATE_EPOCHS = 3
 
