@@ -26,7 +26,7 @@ from typing import Any
 
 PIECE = 64 * 1024
 MESSAGE = 1 << 20
-AHEAD = 16 << 20
+AHEAD = 32 << 20
 Options = dict[str, Any]
 
 

@@ -11,7 +11,7 @@ class PeerLimits:
     """
 
     eager_message: int = 4 << 20  # An activation of a micro-batch goes without a round trip for permission.
-    eager_window: int = 16 << 20  # Twice the bandwidth-delay product of 500 Mbit/s at 100 ms.
+    eager_window: int = 32 << 20  # Twice the bandwidth-delay product of 500 Mbit/s at 100 ms.
     eager_count: int = 1024  # Small control messages on the way at once.
     large_count: int = 64  # Large messages and streams announced and not yet acknowledged.
     waiting_sends: int = 4096  # Calls of send per peer; the next one waits before it is even queued.

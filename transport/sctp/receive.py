@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from transport.sctp.packet import FIRST_FRAGMENT, HALF_TSN, LAST_FRAGMENT, TSN_MASK, UNORDERED, Sack
 
-RECEIVE_WINDOW = 16 << 20  # A gigabit over 100 ms holds 12.5 MB.
+RECEIVE_WINDOW = 32 << 20  # A gigabit over 100 ms holds 12.5 MB, and as much again behind a loss.
 MAX_AHEAD = 0xFFFF  # A SACK can only name what lies this far beyond the cumulative TSN.
 MAX_RUNS = 2048  # A window of 11,000 packets with 5 % lost has 550 gaps; more are dropped as the network would.
 MAX_DUPLICATES = 32  # Reported per SACK; they tell the sender that a retransmission was in vain.
