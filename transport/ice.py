@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from transport.errors import IceConfigError
 
-MAX_SERVERS = 8  # Two relays by three ways, and two STUN servers.
 MAX_CANDIDATES = 64  # A machine has a few interfaces and two families, each direct, reflexive and relayed.
 MAX_CREDENTIAL_CHARS = 512
 TURN_LIFETIME_S = 6 * 3600  # A relay allocation must outlive a long outer round; a leaked one dies the same day.

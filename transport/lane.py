@@ -1,8 +1,6 @@
-"""Lanes: the parallel ways of one link, behind an interface so that the data path beneath can be replaced."""
+"""Lanes: the parallel ways of one link."""
 
-from collections.abc import Callable
 from enum import IntEnum
-from typing import Protocol
 
 
 class Lane(IntEnum):
@@ -19,21 +17,3 @@ class Lane(IntEnum):
 
 WEIGHTS = {Lane.ACTIVATIONS: 4, Lane.BULK: 1}
 """Shares of the bytes when both have something to send, so that neither starves; CONTROL goes before both."""
-
-
-class LaneTransport(Protocol):
-    """One ordered, reliable way for datagrams of up to ``framing.MAX_FRAME`` bytes."""
-
-    @property
-    def buffered(self) -> int:
-        """Bytes handed over and not yet on the wire."""
-
-    def send(self, frame: bytes) -> None:
-        """Queue one frame.
-
-        Raises:
-            ConnectError: the lane is closed.
-        """
-
-    def attach(self, on_frame: Callable[[bytes], None], on_low: Callable[[], None]) -> None:
-        """Hand every received frame to ``on_frame`` and tell ``on_low`` when ``buffered`` has fallen low."""

@@ -65,7 +65,7 @@ class BaseRtt:
 
 
 class LeastOf:
-    """The smallest of the last minute's values.
+    """The smallest value of the last twenty seconds; clocks that drift apart are a millisecond apart by then.
 
     Attributes:
         value: None before the first.
