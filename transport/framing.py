@@ -1,17 +1,17 @@
 """What two peers put on a lane: messages cut into frames, and the few frames that steer them.
 
-A message begins with BEGIN (id, length, header) and goes on with MORE frames, in order, all on its own lane; MORE frames of
-several messages may alternate. A small message is *eager*: its bytes follow at once, within a window. Any other waits for
-GRANT, which says how far the bytes may go, so the receiver never holds what it did not agree to. GRANT also says what the
-receiver holds: the sender of a *stream* may forget that, and a message that is begun *again* over a new link, eager or not,
-goes on from there. ACK says that the receiver's handler has finished.
+A message begins with BEGIN (id, length, header) and goes on with MORE frames, all on its own lane; MORE frames of several
+messages may alternate. They are sent in order and, but for the control lane, may arrive in any. A small message is *eager*: its
+bytes follow at once, within a window. Any other waits for GRANT, which says how far the bytes may go, so the receiver never holds
+what it did not agree to. GRANT also says what the receiver holds: the sender of a *stream* may forget that, and a message that is
+begun *again* over a new link, eager or not, goes on from there. ACK says that the receiver's handler has finished.
 
 All integers are big-endian; the checksums are CRC-32 over all of the frame that is not the checksum::
 
     BEGIN   01  id u64  total u64  flags u8  crc u32  header (to the end, <= 4 KiB)
                                        1 eager, 2 stream, 4 again
     MORE    02  id u64  offset u64  crc u32  bytes (to the end, at least one)
-    CANCEL  03  id u64                 nothing more comes of it; answered with ACK or FAIL, unless it has been
+    CANCEL  03  id u64                 nothing more comes of it; answered with ACK or FAIL
     GRANT   04  id u64  have u64  upto u64   every byte below have is there, and there is room for those below upto
     ACK     05  id u64                 taken
     FAIL    06  id u64  reason (UTF-8, <= 200 B)

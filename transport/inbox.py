@@ -9,7 +9,7 @@ message waits for the next link is the session's affair (``drop_partial``).
 import mmap
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from transport.budget import MemoryBudget, Ticket
 from transport.errors import MalformedFrameError
@@ -23,6 +23,9 @@ from transport.window import Window
 MAX_REMEMBERED_FAILURES = 2048  # More than can be open at once, so any message that comes again gets its true answer.
 PROGRESS = 1 << 20  # Bytes between two reports to the sender of a stream: 120 a second at 1 Gbit/s.
 PROGRESS_PER_WINDOW = 4  # ... and at least four to a window, so that it never runs dry.
+MAX_PIECES = 16_384  # Ahead of missing ones, of all messages together: a full window in the shortest frames.
+PIECE_COST = 256  # What Python keeps of a piece besides its bytes.
+EARLY_SLACK = 8  # Frames of 4 KB cost a sixteenth more than their bytes; an eighth leaves room for short last ones.
 
 
 @dataclass(eq=False)
@@ -45,6 +48,8 @@ class _Partial:
         buffer, stream: where its bytes go; neither while it waits for memory.
         announced: it was, over the present link.
         upto: bytes that the sender may send over the present link.
+        received: how many bytes from the first one on are here without a gap.
+        ahead: pieces that came before an earlier one, over the present link: begin -> end, and the bytes of a stream.
         told: what the sender last heard to be here.
     """
 
@@ -57,6 +62,7 @@ class _Partial:
     upto: int = 0
     told: int = 0
     ticket: Ticket | None = None
+    ahead: dict[int, tuple[int, memoryview | None]] = field(default_factory=dict)
 
     @property
     def has_memory(self) -> bool:
@@ -107,7 +113,9 @@ class Inbox:
         self._failed: OrderedDict[int, str] = OrderedDict()
         self._partial: dict[int, _Partial] = {}
         self._busy: dict[int, Delivery | IncomingStream] = {}
-        self._discarding: dict[int, int] = {}
+        self._early: dict[int, list[tuple[Lane, More]]] = {}
+        self._early_bytes = 0
+        self._pieces = 0
         self._window = Window(limits)
         self._progress = 0
 
@@ -145,9 +153,11 @@ class Inbox:
 
     def end_link(self) -> None:
         """The link is gone: what was announced must be announced again before bytes may come."""
-        self._discarding.clear()
+        self._early.clear()
+        self._early_bytes = 0
         for partial in self._partial.values():
             partial.announced, partial.upto = False, 0
+            self._drop_pieces(partial)
 
     def drop_partial(self) -> None:
         """Free the memory of messages that are not complete; the sender begins again, where it still can."""
@@ -160,6 +170,7 @@ class Inbox:
         """Let go of all partial messages; streams stay in their handlers until those have noticed."""
         tickets = []
         for ident, partial in self._partial.items():
+            self._drop_pieces(partial)
             if partial.stream is not None:
                 partial.stream.break_off(why)
                 self._busy[ident] = partial.stream
@@ -186,12 +197,14 @@ class Inbox:
         if partial is not None:
             self._go_on(partial, lane, frame)
         elif self._is_settled(frame.id) or frame.id in self._busy:
-            self._repeat(frame)
+            self._repeat(lane, frame)
         else:
             self._check_window(lane, frame)
             self._window.enter(lane, frame.total, eager=frame.eager)
             partial = self._partial[frame.id] = _Partial(lane, frame)
             self._make_room(partial)
+            for early in self._take_early(frame.id):
+                self.on_more(*early)
 
     def _go_on(self, partial: _Partial, lane: Lane, frame: Begin) -> None:
         """A partial message is announced over a new link."""
@@ -206,9 +219,12 @@ class Inbox:
         if partial.has_memory:
             self._grant(partial)
 
-    def _repeat(self, frame: Begin) -> None:
-        """A message that is complete here is announced again: say what became of it, or later when it is known."""
-        if not frame.again:
+    def _repeat(self, lane: Lane, frame: Begin) -> None:
+        """A message that is complete here is announced again: say what became of it, or later when it is known.
+
+        Without order between frames it may also be the first time: what gave the message up came before it.
+        """
+        if not frame.again and (lane.ordered or frame.id in self._busy):
             raise MalformedFrameError(f"the peer announces message {frame.id} twice")
         if frame.id not in self._busy:
             self._answer(frame.id)
@@ -258,44 +274,80 @@ class Inbox:
         Raises:
             MalformedFrameError: nobody asked for them, or they are out of order.
         """
-        end = frame.offset + len(frame.data)
         partial = self._partial.get(frame.id)
         if partial is None:
-            self._discard(frame.id, end)
+            self._out_of_turn(lane, frame)
             return
-        if lane is not partial.lane or frame.offset != partial.received or end > partial.upto:
-            raise MalformedFrameError(
-                f"bytes {frame.offset}-{end} of message {frame.id} ({partial.begin.total} bytes) are out of turn"
-            )
         data = memoryview(frame.data)
-        partial.received = end
+        self._check_piece(partial, lane, frame.offset, frame.offset + data.nbytes)
         self._progress += data.nbytes
-        if partial.stream is not None:
-            partial.stream.push(data)
-        elif partial.buffer is not None and data.nbytes < partial.begin.total:
-            if not len(partial.buffer):
-                partial.buffer = bytearray(partial.begin.total)
-            partial.buffer[frame.offset : end] = data
-        if end == partial.begin.total:
+        self._store(partial, frame.offset, data)
+        if partial.received == partial.begin.total:
             self._finish_if_whole(partial, data)
-        elif partial.begin.stream and partial.stream is None and end - partial.told >= self._step:
+        elif partial.begin.stream and partial.stream is None and partial.received - partial.told >= self._step:
             self._grant(partial)  # What is here the sender may forget.
 
-    def _discard(self, ident: int, end: int) -> None:
-        """Bytes that were on their way when the message was answered before its end."""
-        total = self._discarding.get(ident)
-        if total is None:
+    def _check_piece(self, partial: _Partial, lane: Lane, start: int, end: int) -> None:
+        new = start == partial.received or (
+            start > partial.received and start not in partial.ahead and not lane.ordered
+        )
+        if lane is not partial.lane or not new or end > partial.upto or self._pieces >= MAX_PIECES:
+            raise MalformedFrameError(
+                f"bytes {start}-{end} of message {partial.begin.id} ({partial.begin.total} bytes) are out of turn"
+            )
+
+    def _store(self, partial: _Partial, start: int, data: memoryview) -> None:
+        """Put a piece in its place; a stream gets it once all before it is there."""
+        end, stream = start + data.nbytes, partial.stream
+        if stream is None and partial.buffer is not None and data.nbytes < partial.begin.total:
+            if not len(partial.buffer):
+                partial.buffer = bytearray(partial.begin.total)
+            partial.buffer[start:end] = data
+        partial.ahead[start] = end, None if stream is None else data
+        self._pieces += 1
+        while (piece := partial.ahead.pop(partial.received, None)) is not None:
+            self._pieces -= 1
+            partial.received = piece[0]
+            if stream is not None and piece[1] is not None:
+                stream.push(piece[1])
+
+    def _drop_pieces(self, partial: _Partial) -> None:
+        self._pieces -= len(partial.ahead)
+        partial.ahead.clear()
+
+    def _out_of_turn(self, lane: Lane, frame: More) -> None:
+        """Bytes of a message that has been answered before its end are thrown away; those of one to be announced wait.
+
+        Only an eager message's bytes may come before its announcement, so the window bounds what waits.
+        """
+        ident, size = frame.id, len(frame.data) + PIECE_COST
+        if ident in self._busy or self._is_settled(ident):
+            return
+        fits = ident < self._watermark + 2 * MAX_ID_SPAN and self._early_bytes + size <= self._most_early
+        if lane.ordered or not fits:
             raise MalformedFrameError(f"bytes of message {ident}, which was not announced")
-        if end >= total:
-            del self._discarding[ident]
+        self._early.setdefault(ident, []).append((lane, frame))
+        self._early_bytes += size
+
+    def _take_early(self, ident: int) -> list[tuple[Lane, More]]:
+        early = self._early.pop(ident, [])
+        self._early_bytes -= sum(len(frame.data) + PIECE_COST for _, frame in early)
+        return early
+
+    @property
+    def _most_early(self) -> int:
+        limits = self._limits
+        a_lane = limits.eager_window + limits.eager_window // EARLY_SLACK + limits.eager_count * PIECE_COST
+        return a_lane * sum(not lane.ordered for lane in Lane)
 
     def on_cancel(self, frame: Cancel) -> None:
         """The peer gives a message up; it is confirmed once this node is done with it, whatever became of it."""
         if frame.id >= self._watermark + 2 * MAX_ID_SPAN:
             raise MalformedFrameError(f"the peer cancels message {frame.id} out of order")
-        if self._discarding.pop(frame.id, None) is not None:
-            return  # It was answered already: the peer only says that nothing more comes.
+        self._take_early(frame.id)
         partial = self._partial.pop(frame.id, None)
+        if partial is not None:
+            self._drop_pieces(partial)
         if partial is not None and partial.stream is not None:
             partial.stream.break_off("the sender gave it up")
             self._busy[frame.id] = partial.stream
@@ -330,9 +382,8 @@ class Inbox:
         if partial is None or partial.stream is not stream:
             return
         del self._partial[stream.id]
+        self._drop_pieces(partial)
         self._busy[stream.id] = stream
-        if partial.announced:
-            self._discarding[stream.id] = stream.total
 
     def is_current(self, delivery: Delivery) -> bool:
         """Whether the message belongs to the peer's present session; a dead session's leftovers need no handler."""
@@ -352,8 +403,6 @@ class Inbox:
         return min(PROGRESS, self._limits.stream_window // PROGRESS_PER_WINDOW)
 
     def _check_window(self, lane: Lane, frame: Begin) -> None:
-        if len(self._discarding) > self._limits.large_count * len(Lane):
-            raise MalformedFrameError(f"the peer has not ended {len(self._discarding)} streams that were answered")
         fits = self._window.fits(lane, frame.total, eager=frame.eager)
         small = frame.total <= self._limits.eager_message
         if not fits or (not small if frame.eager else small and not frame.stream):

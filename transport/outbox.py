@@ -47,7 +47,7 @@ class Outgoing:
         have: bytes that the peer said it holds.
         upto: bytes that the peer has room for.
         again: the peer's present session has heard of it over an earlier link.
-        listed: it stands in its lane's queue of flowing messages.
+        listed: it stands in one of its lane's queues.
     """
 
     lane: Lane
@@ -70,10 +70,33 @@ class Outgoing:
 
 @dataclass
 class _LaneQueue:
+    """What one lane has to send.
+
+    Attributes:
+        eager: messages that go one after the other: were they to take turns, all of them would arrive at the end of all.
+        large: messages that take turns frame by frame, for one of them may take minutes.
+        large_next: whose turn it is where there are both.
+    """
+
     fresh: deque[Outgoing] = field(default_factory=deque)
-    flowing: deque[Outgoing] = field(default_factory=deque)
+    eager: deque[Outgoing] = field(default_factory=deque)
+    large: deque[Outgoing] = field(default_factory=deque)
     cancels: deque[int] = field(default_factory=deque)
+    large_next: bool = False
     credit: int = 0
+
+    def list(self, message: Outgoing, *, first: bool = False) -> None:
+        """Queue a message that has bytes to send; ``first``: it has sent some just now."""
+        if message.eager and first:
+            self.eager.appendleft(message)
+        else:
+            (self.eager if message.eager else self.large).append(message)
+
+    def take(self) -> Outgoing | None:
+        """The message whose bytes go next, taken out of its queue."""
+        queue = self.large if self.large and (self.large_next or not self.eager) else self.eager
+        self.large_next = queue is self.eager
+        return queue.popleft() if queue else None
 
 
 class Outbox:
@@ -146,7 +169,8 @@ class Outbox:
     def next_frame(self, max_bytes: int = MAX_FRAME) -> tuple[Lane, Frame] | None:
         """Return the frame to send next, or None while nothing may be sent.
 
-        The control lane goes first; the others take turns by weight in bytes, messages of a lane frame by frame.
+        The control lane goes first; the others take turns by weight in bytes. Within a lane eager messages go one after the
+        other and large ones frame by frame; where there are both, a frame of each in turn.
 
         Args:
             max_bytes: of the whole frame; held between ``MIN_FRAME`` and ``MAX_FRAME``.
@@ -203,12 +227,8 @@ class Outbox:
         if message is None:
             return
         self._window.leave(message.lane, message.size, eager=message.eager)
-        queue = self._lanes[message.lane]
-        owes_end = message.phase is _Phase.FLOWING or frame.id in queue.cancels
         self._withdraw(message)
         message.source.clear()
-        if message.stream and owes_end:
-            queue.cancels.append(frame.id)  # The peer throws away what is on its way until it hears that it was all.
         if message.done.done():
             return
         if isinstance(frame, Fail):
@@ -219,7 +239,8 @@ class Outbox:
     def rewind(self, *, new_session: bool) -> None:
         """Announce everything open again over a new link; to a restarted peer, cancelled messages are no more."""
         for queue in self._lanes.values():
-            queue.flowing.clear()
+            queue.eager.clear()
+            queue.large.clear()
             queue.cancels.clear()
             queue.fresh = deque(message for message in queue.fresh if message.phase is _Phase.QUEUED)
         again: dict[Lane, list[Outgoing]] = {lane: [] for lane in Lane}
@@ -255,9 +276,9 @@ class Outbox:
             return Cancel(queue.cancels.popleft())
         if queue.fresh and self._may_announce(queue.fresh[0]):
             return self._announce(queue.fresh.popleft())
-        if not queue.flowing:
+        message = queue.take()
+        if message is None:
             return None
-        message = queue.flowing.popleft()
         message.listed = False
         return self._piece(message, limit)
 
@@ -271,7 +292,7 @@ class Outbox:
         if message.offset == message.size:
             message.phase = _Phase.SENT
         else:
-            self._list(message)
+            self._list(message, first=True)
         return More(message.id, start, data)
 
     def _may_announce(self, message: Outgoing) -> bool:
@@ -301,16 +322,16 @@ class Outbox:
             message.phase = _Phase.FLOWING
             self._list(message)
 
-    def _list(self, message: Outgoing) -> None:
+    def _list(self, message: Outgoing, *, first: bool = False) -> None:
         """Queue a flowing message for its lane's turns, if there is something that may go."""
         if not message.listed and message.offset < min(message.upto, message.source.end):
             message.listed = True
-            self._lanes[message.lane].flowing.append(message)
+            self._lanes[message.lane].list(message, first=first)
 
     def _withdraw(self, message: Outgoing) -> None:
         """Take a message that has ended out of the queues: the peer may settle it before all of it has gone."""
         queue = self._lanes[message.lane]
-        for waiting in (queue.fresh, queue.flowing):
+        for waiting in (queue.fresh, queue.eager, queue.large):
             if message in waiting:
                 waiting.remove(message)
         if message.id in queue.cancels:

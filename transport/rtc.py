@@ -322,7 +322,7 @@ class RtcConnection:
 
     def _open_channels(self) -> None:
         for lane in Lane:
-            channel = self._pc.createDataChannel(lane.name.lower(), negotiated=True, id=int(lane))
+            channel = self._pc.createDataChannel(lane.name.lower(), ordered=lane.ordered, negotiated=True, id=int(lane))
             self._lanes[lane] = RtcLane(channel)
             self._sctp.set_priority(int(lane), PRIORITIES[lane])
         connection = self._ice_connection()

@@ -71,10 +71,15 @@ class Reader:
 
 @dataclass
 class Wire:
-    """Both sides of one direction; each lane and the answers keep their order, nothing else does."""
+    """Both sides of one direction. The control lane and the answers keep their order.
+
+    Attributes:
+        chance: draws which frame of an unordered lane arrives next; None: the first.
+    """
 
     limits: PeerLimits = LIMITS
     streams: bool = True
+    chance: random.Random | None = None
     budget: MemoryBudget = field(default_factory=lambda: MemoryBudget(LIMITS.memory_total, LIMITS.memory_per_peer))
 
     def __post_init__(self) -> None:
@@ -145,6 +150,8 @@ class Wire:
     def receive_one(self, lane: Lane) -> bool:
         if not self.lanes[lane]:
             return False
+        if self.chance is not None and not lane.ordered:
+            self.lanes[lane].rotate(-self.chance.randrange(len(self.lanes[lane])))
         frame = decode(encode(self.lanes[lane].popleft()))
         if isinstance(frame, More):
             self.inbox.on_more(lane, frame)
@@ -239,6 +246,7 @@ class Wire:
         """Whether neither side remembers anything of a message."""
         outbox, inbox = self.outbox, self.inbox
         nothing_open = not outbox.wanted and not list(outbox.pending) and outbox.floor == outbox._next_id
-        nothing_here = not (inbox._partial or inbox._busy or inbox._discarding or inbox._settled or inbox.awaits_bytes)
+        nothing_here = not (inbox._partial or inbox._busy or inbox._settled or inbox.awaits_bytes)
+        nothing_early = not (inbox._early or inbox._early_bytes or inbox._pieces)
         no_account = outbox._window.is_empty and inbox._window.is_empty
-        return nothing_open and nothing_here and self.budget.held == 0 and no_account
+        return nothing_open and nothing_here and nothing_early and self.budget.held == 0 and no_account

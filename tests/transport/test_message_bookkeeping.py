@@ -4,6 +4,7 @@ import gc
 import random
 import weakref
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
@@ -12,9 +13,11 @@ from tests.transport.message_wire import LIMITS, Wire, content
 from transport.budget import MemoryBudget
 from transport.errors import DeliveryFailedError, MalformedFrameError, PeerUnreachableError
 from transport.framing import CHUNK, MAX_FRAME, MIN_FRAME, Ack, Begin, Fail, More, encode
-from transport.inbox import MAX_REMEMBERED_FAILURES
+from transport.inbox import MAX_PIECES, MAX_REMEMBERED_FAILURES, PIECE_COST, Inbox
 from transport.lane import Lane
 from transport.outbox import MAX_ID_SPAN
+
+WIDE = replace(LIMITS, eager_window=10**9, eager_message=10**8, eager_count=100)
 
 
 @pytest.fixture
@@ -69,10 +72,87 @@ async def test_too_many_large_messages_are_refused(wire: Wire) -> None:
     [More(1, 1, b"xx"), More(1, 0, b"x" * 11), More(2, 0, b"x"), More(1, 2**63, b"x")],
     ids=["gap", "too long", "unknown", "far away"],
 )
-async def test_bytes_out_of_turn_are_refused(wire: Wire, more: More) -> None:
+async def test_bytes_out_of_turn_are_refused_on_the_ordered_lane(wire: Wire, more: More) -> None:
+    wire.inbox.on_begin(Lane.CONTROL, Begin(1, 10, True, b""))
+    with pytest.raises(MalformedFrameError):
+        wire.inbox.on_more(Lane.CONTROL, more)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [More(1, 0, b"x" * 11), More(1, 2**63, b"x"), More(1, 2, b"x"), More(1, 0, b"x"), More(3 * MAX_ID_SPAN, 0, b"x")],
+    ids=["too long", "far away", "twice ahead", "twice", "absurd id"],
+)
+async def test_bytes_that_cannot_be_right_are_refused_on_every_lane(wire: Wire, more: More) -> None:
     wire.inbox.on_begin(Lane.BULK, Begin(1, 10, True, b""))
+    wire.inbox.on_more(Lane.BULK, More(1, 0, b"x"))
+    wire.inbox.on_more(Lane.BULK, More(1, 2, b"x"))
     with pytest.raises(MalformedFrameError):
         wire.inbox.on_more(Lane.BULK, more)
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_a_message_is_put_together_in_whatever_order_its_frames_come(seed: int) -> None:
+    wire = Wire(WIDE, chance=random.Random(seed), budget=MemoryBudget(10**7, 10**7))
+    payloads = [content(index, size) for index, size in enumerate((1, 9_000, 40_000, 90_000, 60_000))]
+    messages = [
+        wire.put(payload, Lane.BULK if index % 2 else Lane.ACTIVATIONS) for index, payload in enumerate(payloads)
+    ]
+    while wire.send_one():
+        pass
+    assert sorted(wire.run_dry()) == sorted(payloads)
+    assert all(message.done.done() for message in messages)
+    assert wire.is_empty()
+
+
+async def test_a_late_message_keeps_no_other_waiting(wire: Wire) -> None:
+    wire.put(b"late" * 5000)
+    wire.put(b"quick")
+    while wire.send_one():
+        pass
+    held_up = wire.lanes[Lane.BULK].popleft()
+    while wire.receive_one(Lane.BULK):
+        pass
+    assert [bytes(delivery.payload) for delivery in wire.delivered] == [b"quick"]
+    wire.lanes[Lane.BULK].append(held_up)
+    assert sorted(wire.run_dry()) == [b"late" * 5000, b"quick"]
+    assert wire.is_empty()
+
+
+def take_all(inbox: Inbox, frames: Iterable[More]) -> None:
+    for frame in frames:
+        inbox.on_more(Lane.BULK, frame)
+
+
+async def test_bytes_before_their_announcement_are_bounded(wire: Wire) -> None:
+    """By the windows, whether they are few large pieces or many of a single byte."""
+    for size in (1, 60_000):
+        inbox = Wire().inbox
+        frames = (More(1 + number % 7, number, bytes(size)) for number in range(100_000))
+        with pytest.raises(MalformedFrameError, match="not announced"):
+            take_all(inbox, frames)
+        assert sum(len(kept) for kept in inbox._early.values()) * (size + PIECE_COST) < 4 * LIMITS.eager_window
+
+
+async def test_pieces_ahead_of_a_missing_one_are_bounded() -> None:
+    wire = Wire(WIDE)
+    wire.inbox.on_begin(Lane.BULK, Begin(1, 10**7, True, b""))
+    with pytest.raises(MalformedFrameError, match="out of turn"):
+        take_all(wire.inbox, (More(1, 2 * number + 1, b"x") for number in range(MAX_PIECES + 2)))
+    assert wire.inbox._pieces == MAX_PIECES
+    wire.cut()
+    assert wire.inbox._pieces == 0
+
+
+async def test_a_message_whose_end_overtakes_its_beginning_is_no_mistake(wire: Wire) -> None:
+    message = wire.put(b"x" * 9000)
+    while wire.send_one():
+        pass
+    wire.outbox.cancel(message)
+    wire.send_one()
+    wire.lanes[Lane.BULK].reverse()
+    assert wire.run_dry() == []
+    assert wire.is_empty()
 
 
 async def test_bytes_on_another_lane_are_refused(wire: Wire) -> None:
@@ -82,10 +162,12 @@ async def test_bytes_on_another_lane_are_refused(wire: Wire) -> None:
 
 
 async def test_bytes_before_the_grant_are_refused() -> None:
-    wire = Wire(budget=MemoryBudget(100, 100_000_000))
-    wire.inbox.on_begin(Lane.BULK, Begin(1, 50_000, False, b""))
+    wire = Wire()
+    for ident in (1, 2):
+        wire.inbox.on_begin(Lane.BULK, Begin(ident, 120_000, False, b""))  # There is memory for one.
+    wire.inbox.on_more(Lane.BULK, More(1, 0, b"x"))
     with pytest.raises(MalformedFrameError):
-        wire.inbox.on_more(Lane.BULK, More(1, 0, b"x"))
+        wire.inbox.on_more(Lane.BULK, More(2, 0, b"x"))
 
 
 async def test_a_message_that_no_budget_can_hold_fails_at_once(wire: Wire) -> None:
@@ -216,16 +298,20 @@ async def test_remembered_failures_are_bounded(wire: Wire) -> None:
     assert len(wire.inbox._failed) == MAX_REMEMBERED_FAILURES
 
 
-async def test_messages_of_one_lane_take_turns(wire: Wire) -> None:
-    wire.put(b"a" * 40_000)
-    wire.put(b"b" * 40_000)
+async def test_eager_messages_of_a_lane_go_one_after_the_other_and_large_ones_take_turns() -> None:
+    wire = Wire(replace(LIMITS, memory_per_peer=10**6), budget=MemoryBudget(10**6, 10**6))
+    for size in (60_000, 60_000):
+        wire.put(bytes(size))
+    for _ in range(2):
+        wire.send_one(), wire.receive_one(Lane.BULK), wire.answer_one()
+    for size in (30_000, 30_000):
+        wire.put(bytes(size))
     while wire.send_one():
         pass
     chunks = [frame.id for frame in wire.lanes[Lane.BULK] if isinstance(frame, More)]
-    assert chunks[:4] == [1, 2, 1, 2]
-
-
-WIDE = replace(LIMITS, eager_window=10**9, eager_message=10**8, eager_count=100)
+    assert [ident for ident in chunks if ident > 2] == [3] * 4 + [4] * 4
+    assert [ident for ident in chunks if ident < 3][:6] == [1, 2, 1, 2, 1, 2]
+    assert {chunks.index(3), chunks.index(4)} < set(range(9))  # Between the frames of the large ones, not after them.
 
 
 @pytest.mark.parametrize("frame_bytes", [MIN_FRAME, 20_000, MAX_FRAME])

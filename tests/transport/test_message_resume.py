@@ -47,8 +47,8 @@ def moves(*verbs: str) -> st.SearchStrategy[list[Move]]:
 class Game:
     """Plays moves on a wire and keeps count."""
 
-    def __init__(self, *, streams: bool = True) -> None:
-        self.wire = Wire(streams=streams)
+    def __init__(self, *, streams: bool = True, seed: int | None = None) -> None:
+        self.wire = Wire(streams=streams, chance=None if seed is None else random.Random(seed))
         self.sent: list[tuple[Outgoing, bytes]] = []
         self.left: set[bytes] = set()
 
@@ -135,8 +135,12 @@ class Game:
             assert message.stream
 
 
-async def _play(script: list[Move], *, streams: bool = True) -> Game:
-    game = Game(streams=streams)
+SEEDS = st.none() | st.integers(0, 99)
+"""In which order frames of unordered lanes arrive; None: as they were sent."""
+
+
+async def _play(script: list[Move], seed: int | None, *, streams: bool = True) -> Game:
+    game = Game(streams=streams, seed=seed)
     for move in script:
         game.play(*move)
     game.finish(restarted=any(verb == "restart" for verb, _, _ in script))
@@ -147,39 +151,40 @@ PLAIN = ("put", "move", "send", "receive", "answer", "handle", "cancel", "cut", 
 
 
 @settings(max_examples=150, deadline=None)
-@given(moves(*PLAIN))
-def test_every_message_arrives_once_through_any_cuts(script: list[Move]) -> None:
-    game = asyncio.run(_play(script))
+@given(moves(*PLAIN), SEEDS)
+def test_every_message_arrives_once_through_any_cuts(script: list[Move], seed: int | None) -> None:
+    game = asyncio.run(_play(script, seed))
     assert all(message.done.cancelled() or message.done.exception() is None for message, _ in game.sent)
 
 
 @settings(max_examples=200, deadline=None)
-@given(moves(*PLAIN, "stream", "feed", "read", "leave"))
-def test_every_stream_arrives_whole_or_fails_clearly_through_any_cuts(script: list[Move]) -> None:
-    asyncio.run(_play(script))
+@given(moves(*PLAIN, "stream", "feed", "read", "leave"), SEEDS)
+def test_every_stream_arrives_whole_or_fails_clearly_through_any_cuts(script: list[Move], seed: int | None) -> None:
+    asyncio.run(_play(script, seed))
 
 
 @settings(max_examples=100, deadline=None)
-@given(moves(*PLAIN, "stream", "feed"))
-def test_a_stream_that_is_put_together_arrives_like_any_message(script: list[Move]) -> None:
-    asyncio.run(_play(script, streams=False))
+@given(moves(*PLAIN, "stream", "feed"), SEEDS)
+def test_a_stream_that_is_put_together_arrives_like_any_message(script: list[Move], seed: int | None) -> None:
+    asyncio.run(_play(script, seed, streams=False))
 
 
 VERBS["restart"] = st.just(1)
 
 
 @settings(max_examples=100, deadline=None)
-@given(moves(*PLAIN, "stream", "feed", "read", "leave", "restart"))
-@example([("stream", 90_000, Lane.BULK), ("restart", 1, Lane.BULK)])
-def test_a_restarted_receiver_gets_everything_anew_or_the_sender_is_told(script: list[Move]) -> None:
-    asyncio.run(_play(script))
+@given(moves(*PLAIN, "stream", "feed", "read", "leave", "restart"), SEEDS)
+@example([("stream", 90_000, Lane.BULK), ("restart", 1, Lane.BULK)], None)
+def test_a_restarted_receiver_gets_everything_anew_or_the_sender_is_told(script: list[Move], seed: int | None) -> None:
+    asyncio.run(_play(script, seed))
 
 
-def test_streams_and_messages_survive_a_link_that_is_cut_every_few_frames() -> None:
+@pytest.mark.parametrize("seed", [None, 1, 2, 3])
+def test_streams_and_messages_survive_a_link_that_is_cut_every_few_frames(seed: int | None) -> None:
     """No expiry, no restart, no cancel: then everything arrives, and hardly a byte is sent twice."""
 
     async def play() -> None:
-        game, chance = Game(), random.Random(7)
+        game, chance = Game(seed=seed), random.Random(7)
         for number in range(12):
             game.play(("put", "stream")[number % 2], 20_000 + 8_000 * number, list(Lane)[number % 3])
         for _ in range(100_000):
@@ -192,7 +197,11 @@ def test_streams_and_messages_survive_a_link_that_is_cut_every_few_frames() -> N
         game.finish()
         payload = sum(len(data) for _, data in game.sent)
         assert all(message.done.result() is None for message, _ in game.sent)
-        assert game.wire.inbox.progress == payload  # Whatever reached the receiver once was never asked for again.
+        sent_again = game.wire.inbox.progress - payload
+        if seed is None:
+            assert sent_again == 0  # Whatever reached the receiver once was never asked for again.
+        else:
+            assert 0 <= sent_again < payload  # But for what came before an earlier piece.
         assert game.wire.outbox.resumed > 5
 
     asyncio.run(play())
@@ -436,10 +445,10 @@ def test_the_game_can_tell_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     script: list[Move] = [("stream", 60_000, Lane.BULK)]
     script += [(verb, 3, Lane.BULK) for _ in range(3) for verb in ("feed", "send", "receive", "answer")]
     script += [("cut", 1, Lane.BULK)]
-    asyncio.run(_play(script))
+    asyncio.run(_play(script, None))
     monkeypatch.setattr("transport.source.Chunks.read", lambda self, offset, limit: bytes(min(limit, 10)))
     with pytest.raises(AssertionError):
-        asyncio.run(_play(script))
+        asyncio.run(_play(script, None))
 
 
 @pytest.mark.slow
@@ -484,13 +493,15 @@ async def test_a_message_of_two_gigabytes_is_put_together_where_there_is_memory(
 
 
 @pytest.mark.parametrize("heard", [True, False])
-async def test_what_is_thrown_away_of_an_answered_stream_is_forgotten_with_the_link(wire: Wire, heard: bool) -> None:
-    """The link dies before the sender has said that nothing more comes, or even before it has heard the answer."""
+async def test_what_comes_of_an_answered_stream_is_thrown_away(wire: Wire, heard: bool) -> None:
+    """The link may die before the sender has heard the answer."""
     producer = wire.put_stream(content(0, 100_000))
     while not wire.readers or not wire.inbox.progress:
         wire.step()
     wire.leave(wire.readers[0])
-    assert wire.inbox._discarding
+    progress = wire.inbox.progress
+    wire.inbox.on_more(Lane.BULK, More(producer.message.id, producer.message.high, b"x"))
+    assert wire.inbox.progress == progress
     if heard:
         while wire.answer_one():
             pass
@@ -513,24 +524,3 @@ async def test_a_stream_that_is_whole_cannot_break_any_more() -> None:
     stream.push(memoryview(b"12345"))
     stream.break_off("too late")
     assert [bytes(chunk) async for chunk in stream] == [b"12345"]
-
-
-@pytest.mark.parametrize("cancelled", [False, True])
-async def test_a_sender_says_that_nothing_more_comes_of_a_stream_that_was_answered(wire: Wire, cancelled: bool) -> None:
-    """Only then may the receiver take bytes with that number for a mistake again."""
-    producer = wire.put_stream(content(0, 100_000))
-    while not wire.readers or not wire.inbox.progress:
-        wire.step()
-    wire.leave(wire.readers[0], "enough")
-    if cancelled:
-        wire.outbox.cancel(producer.message)
-    wire.answer_one()
-    assert 0 < producer.message.high < 100_000
-    wire.run_dry()
-    assert producer.message.done.done()
-    assert wire.is_empty()
-    with pytest.raises(MalformedFrameError, match="not announced"):
-        wire.inbox.on_more(Lane.BULK, More(producer.message.id, producer.message.high, b"x"))
-    if not cancelled:
-        with pytest.raises(DeliveryFailedError, match="enough"):
-            await producer.message.done
