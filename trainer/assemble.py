@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 
 from trainer.errors import WeightsError
 from trainer.prepare import END_OF_TEXT
+from trainer.stored import written
 from transport.wire.model import inspect_config
 
 ANCHOR = "anchor."
@@ -43,10 +44,14 @@ def assemble(
             "give one checkpoint of each stage",
         )
     out.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
+    save_file(_as_published(tensors, config), out / "model.safetensors", metadata={"format": "pt"})
     (out / "model.safetensors").chmod(0o644)  # The library makes it 0600; the other files are for everybody too.
     end = _write_tokenizer(tokenizer, out, shape.max_positions)
-    finished = {key: value for key, value in config.items() if not key.startswith(_OWN_KEYS) and value is not None}
+    finished = {
+        key: value
+        for key, value in config.items()
+        if not key.startswith(_OWN_KEYS) and (value is not None or key.endswith("_token_id"))
+    }  # A family's own token ids, which stand in for those left out, may lie beyond this vocabulary.
     if end is not None:
         finished |= {"bos_token_id": end, "eos_token_id": end}
     _write_json(out / "config.json", finished)
@@ -112,6 +117,17 @@ def _read(checkpoints: Sequence[Path]) -> dict[str, NDArray[np.float32]]:
     if len(rounds) > 1:
         raise WeightsError("wrong-round", f"the checkpoints are of rounds {sorted(rounds)}: give those of one round")
     return tensors
+
+
+def _as_published(
+    tensors: Mapping[str, NDArray[np.float32]], config: Mapping[str, Any]
+) -> dict[str, NDArray[np.float32]]:
+    """The tensors under the names, and in the parts, of the family's own repositories."""
+    return {
+        part.key: np.ascontiguousarray(tensor[part.index])
+        for name, tensor in tensors.items()
+        for part in written(name, tensor.shape, config)
+    }
 
 
 def _add(tensors: dict[str, NDArray[np.float32]], name: str, value: NDArray[np.float32], path: Path) -> None:

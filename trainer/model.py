@@ -23,15 +23,16 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
-from transformers.pytorch_utils import Conv1D
 
 from trainer.errors import NonFiniteError, WeightsError
+from trainer.stored import ways
+from transport.wire.families import FAMILY
 from transport.wire.model import ModelShape, inspect_config
 
 _LAYER_KEY = re.compile(r"^(?P<head>.*?\.(?:layers|h)\.)(?P<index>\d+)(?P<tail>\..*)$")
-_EMBEDDINGS = ("embed_tokens", "wte")
+_EMBEDDINGS = ("embed_tokens", "wte", "embed_in")
 _POSITIONS = "wpe"
-_NORMS = ("norm", "ln_f")
+_NORMS = ("norm", "ln_f", "final_layer_norm")
 
 
 @dataclass(frozen=True)
@@ -60,15 +61,16 @@ def build_module(config: Mapping[str, Any], cut: Cut) -> tuple[nn.Module, ModelS
     shape = inspect_config(config)
     shape.stage_parameters(cut.first, cut.last, cut.is_first, cut.is_last)
     hf_config = CONFIG_MAPPING[str(config["model_type"])].from_dict(dict(config))
-    hf_config._attn_implementation = "sdpa"
+    hf_config._experts_implementation = "eager"  # The others choose kernels by shape and machine.
+    family = cast(Any, MODEL_FOR_CAUSAL_LM_MAPPING[type(hf_config)])
+    hf_config._attn_implementation = "sdpa" if family._supports_sdpa else "eager"  # Gemma 2 caps its attention scores.
     part = copy.deepcopy(hf_config)
     for name, value in vars(hf_config).items():  # ``layer_types`` and the like: one entry a layer.
         if isinstance(value, list) and len(value) == shape.layers and name != "architectures":
             setattr(part, name, value[cut.first : cut.last])
     part.num_hidden_layers = cut.last - cut.first
-    family = cast(type[nn.Module], MODEL_FOR_CAUSAL_LM_MAPPING[type(hf_config)])
     with torch.device("meta"):
-        module = family(part)
+        module = cast(nn.Module, family(part))
     base = _base(module)
     if not cut.is_first:
         _replace(base, _EMBEDDINGS, nn.Identity())
@@ -78,6 +80,9 @@ def build_module(config: Mapping[str, Any], cut: Cut) -> tuple[nn.Module, ModelS
         cast(Any, module).lm_head = nn.Identity()
     if hasattr(base, "rotary_emb"):
         base.rotary_emb = type(base.rotary_emb)(config=hf_config)  # Its tables are computed, never stored.
+    embedding = getattr(base, "embed_tokens", None)
+    if hasattr(embedding, "scalar_embed_scale"):
+        cast(Any, embedding).embed_scale = torch.tensor(cast(Any, embedding).scalar_embed_scale)
     return module, shape
 
 
@@ -114,9 +119,9 @@ def initial_values(
     names = [(full_name(local, cut), tuple(value.shape)) for local, value in module.named_parameters()]
     tied = bool(config.get("cottage_head_starts_tied", False))
     if weights is not None:
-        return _read_weights(weights, names, tied)
+        return _read_weights(weights, names, config, tied)
     rules = _initial_rules(module, cut, config)
-    embedding = "transformer.wte.weight" if config["model_type"] == "gpt2" else "model.embed_tokens.weight"
+    embedding = FAMILY[str(config["model_type"])].embedding
     values = {}
     for name, size in names:
         mean, std = rules[name]
@@ -134,55 +139,56 @@ def _normal(seed: int, name: str, size: tuple[int, ...], std: float) -> Tensor:
 
 def _initial_rules(module: nn.Module, cut: Cut, config: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
     """Mean and standard deviation of each parameter, as the families' ``_init_weights`` has them."""
+    family = FAMILY[str(config["model_type"])]
     spread = float(config.get("initializer_range", 0.02))
     residual = spread / math.sqrt(2 * int(config.get("n_layer", 1)))
     rules = {}
     for owner_name, owner in module.named_modules():
-        matrix = isinstance(owner, nn.Linear | nn.Embedding | Conv1D)
-        for name, _ in owner.named_parameters(recurse=False):
-            if name == "bias":
-                rule = (0.0, 0.0)
-            elif not matrix:
-                rule = (1.0, 0.0)
-            else:
+        for name, value in owner.named_parameters(recurse=False):
+            if value.dim() > 1:
                 rule = (0.0, residual if owner_name.endswith("c_proj") else spread)
+            elif name == "bias" or family.zero_centred:
+                rule = (0.0, 0.0)
+            else:
+                rule = (1.0, 0.0)
             rules[full_name(f"{owner_name}.{name}", cut)] = rule
     return rules
 
 
-def _read_weights(path: Path, names: list[tuple[str, tuple[int, ...]]], tied: bool) -> dict[str, Tensor]:
+def _read_weights(
+    path: Path, names: list[tuple[str, tuple[int, ...]]], config: Mapping[str, Any], tied: bool
+) -> dict[str, Tensor]:
     values = {}
     try:
         with safe_open(path, "pt") as file:
             keys = set(file.keys())
             for name, size in names:
-                source = next((key for key in _stored_names(name, tied) if key in keys), None)
-                if source is None:
+                parts = next(
+                    (way for way in ways(name, size, config, tied) if keys.issuperset(p.key for p in way)), None
+                )
+                if parts is None:
                     raise WeightsError(
                         "missing-tensor", f"{path.name} has no tensor {name}: upload the model's own weights"
                     )
-                value = file.get_tensor(source)
-                if tuple(value.shape) != size:
-                    raise WeightsError(
-                        "wrong-shape",
-                        f"tensor {source} is {tuple(value.shape)}, the config makes it {size}: one of them is wrong",
-                    )
-                values[name] = value.to(torch.float32)
-                try:
-                    check_finite(values[name], f"tensor {source} of {path.name}")
-                except NonFiniteError as error:
-                    raise WeightsError("not-finite", f"{error}: repair the file") from error
+                values[name] = torch.empty(size)
+                for part in parts:
+                    _fill(values[name][part.index], file.get_tensor(part.key), f"tensor {part.key} of {path.name}")
     except (SafetensorError, OSError) as error:
         raise WeightsError("bad-safetensors", f"{path.name} cannot be read as safetensors: {error}") from error
     return values
 
 
-def _stored_names(name: str, tied: bool) -> list[str]:
-    """Under which keys a file may hold a parameter: with or without the base model's prefix, the head perhaps tied."""
-    candidates = [name, name.removeprefix("transformer."), name.removeprefix("model.")]
-    if name == "lm_head.weight" and tied:
-        candidates += ["model.embed_tokens.weight", "transformer.wte.weight", "wte.weight", "embed_tokens.weight"]
-    return candidates
+def _fill(place: Tensor, value: Tensor, what: str) -> None:
+    if value.shape != place.shape:
+        raise WeightsError(
+            "wrong-shape",
+            f"{what} is {tuple(value.shape)}, the config makes it {tuple(place.shape)}: one of them is wrong",
+        )
+    try:
+        check_finite(value, what)
+    except NonFiniteError as error:
+        raise WeightsError("not-finite", f"{error}: repair the file") from error
+    place.copy_(value)
 
 
 def check_finite(tensor: Tensor, what: str) -> None:

@@ -36,12 +36,35 @@ LLAMA: dict[str, Any] = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 64,
 }
+GEMMA: dict[str, Any] = LLAMA | {
+    "head_dim": 16, "hidden_activation": "gelu_pytorch_tanh", "sliding_window": 6, "query_pre_attn_scalar": 16,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+}  # fmt: skip
 FAMILY_CONFIGS: dict[str, dict[str, Any]] = {
     "llama": LLAMA,
     "qwen2": LLAMA | {"model_type": "qwen2", "tie_word_embeddings": True},
     "qwen3": LLAMA | {"model_type": "qwen3", "head_dim": 16},
     "gpt2": {"model_type": "gpt2", "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 64},
-}
+    "mistral": LLAMA | {"model_type": "mistral", "sliding_window": 5},
+    "mixtral": LLAMA | {"model_type": "mixtral", "num_local_experts": 3, "num_experts_per_tok": 2},
+    "qwen3_moe": LLAMA | {
+        "model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+        "head_dim": 16, "norm_topk_prob": True,
+    },
+    "olmo2": LLAMA | {"model_type": "olmo2"},
+    "phi3": LLAMA | {"model_type": "phi3", "sliding_window": 7},
+    "smollm3": LLAMA | {"model_type": "smollm3", "no_rope_layers": [1, 0, 1]},
+    "gemma2": GEMMA | {"model_type": "gemma2"},
+    "gemma3_text": GEMMA | {
+        "model_type": "gemma3_text", "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+            "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1_000_000.0},
+        },
+    },
+    "gpt_neox": {key: value for key, value in LLAMA.items() if key != "num_key_value_heads"} | {
+        "model_type": "gpt_neox", "rotary_pct": 0.5,
+    },
+}  # fmt: skip
 
 
 def training(**changes: Any) -> TrainingSpec:
