@@ -184,8 +184,9 @@ class Bench:
                 if probe is not None:
                     loaded = spread((await probe.mark())["latency"])
                     if quiet["count"] and loaded["count"]:
-                        figures["rtt_quiet_ms"], figures["rtt_loaded_ms"] = quiet["median_ms"], loaded["mean_ms"]
-                        figures["rtt_rise"] = round(loaded["mean_ms"] / quiet["median_ms"] - 1, 3)
+                        figures["rtt_quiet_ms"], figures["rtt_loaded_ms"] = quiet["median_ms"], loaded["median_ms"]
+                        figures["rtt_rise"] = round(loaded["median_ms"] / quiet["median_ms"] - 1, 3)
+                        figures["rtt_rise_mean"] = round(loaded["mean_ms"] / quiet["mean_ms"] - 1, 3)
                 if system == "cottage":
                     figures["stats"] = after[0].get("stats", {})
                 return figures

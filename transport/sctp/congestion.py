@@ -44,8 +44,9 @@ LEAST_POLITE_PACKETS = 2  # draft-irtf-iccrg-ledbat-plus-plus, section 4.4
 
 TARGET_SHARE = 0.6
 TARGET_POWER = -1 / 3  # Steeper: no queue left at 1 Gbit/s. Flatter: flows even out too slowly.
-TARGET_MOST = 0.22  # Below 20 packets the target would cost a round trip more than a quarter.
-NOISE_TARGETS = 4.0  # No queue shorter than so many differences between round trips can be seen, so none is regulated,
+TARGET_MOST = 0.22  # Of 20 packets. Lower, and eight flows of 50 packets each do not even out (Jain 0.72 at 0.17).
+NOISE_TARGETS = 4.0  # No queue shorter than so many differences between round trips can be seen, so none is regulated
+# (differences of one packet's time are those of its place in the queue, and tell the queue all the same),
 NOISE_MOST_S = 0.002  # up to this, which no household minds: on a local network schedulers are slower than the wire.
 FORWARD_LEAST = 1 / 8  # Of the queueing delay there and back is held to be on the way there, whatever the peer says.
 POLITE_TARGET_S = 0.025  # RFC 6817 allows 100 ms; a call in the same home should not hear it.
@@ -228,7 +229,8 @@ class RateController:
         share = TARGET_SHARE * float(packets**TARGET_POWER)
         if self.polite:
             return min(POLITE_TARGET_S, base * min(POLITE_TARGET_MOST, POLITE_TARGET_SHARE * share))
-        unseen = min(NOISE_TARGETS * self._noise.value, NOISE_MOST_S)
+        packet = self.packet_bytes / self._bandwidth if self._bandwidth else 0.0
+        unseen = min(NOISE_TARGETS * max(0.0, self._noise.value - packet), NOISE_MOST_S)
         return max(base * min(TARGET_MOST, share), unseen)
 
     def _regulate(self, now: float, epoch: Epoch) -> None:

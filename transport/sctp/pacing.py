@@ -6,7 +6,7 @@ BURST_SHARE = (
 LEAST_BURST_S, MOST_BURST_S = 0.001, 0.004  # Event loops wake up no more often than once a millisecond.
 GREATEST_BURSTS = 2.0  # What was missed is made up for in bursts of so many.
 LATE_S = 0.008  # A busy machine wakes us this late; what the line has missed by then is made up for.
-LEAST_PACKETS = 2
+LEAST_PACKETS = 1
 URGENT_PACKETS = 4  # By how much messages of level 0 and retransmissions may run ahead of the pace.
 
 
