@@ -108,7 +108,18 @@ def assemble(
     conversation = Conversation(context, desk, leases, nodes, runs, verification, links)
     upkeep = Upkeep(context, desk, leases, conversation, runs, settlement, models)
     jobs = JobService(
-        context, desk, nodes, runs, settlement, chain, models, artifacts, coordinator, test_wallet, conversation.traffic
+        context,
+        desk,
+        nodes,
+        links,
+        runs,
+        settlement,
+        chain,
+        models,
+        artifacts,
+        coordinator,
+        test_wallet,
+        conversation.traffic,
     )
     handout = Handout(context, leases, nodes, relays, links)
     network = NetworkService(context, nodes, leases, chain, relays, coordinator, test_wallet is not None)

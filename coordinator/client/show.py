@@ -57,6 +57,8 @@ def job_panel(view: api.JobView, events: Sequence[api.JobEvent] = ()) -> Rendera
         Text(f"sent {size(view.bytes_sent)}, {ratio(view.bytes_sent, view.bytes_naive)} than the naive amount"),
         Text(f"paid {money(view.paid)} of {amount(view.escrow)} · time left {duration(view.eta_seconds)}"),
     ]
+    if view.quote.limit and view.state in ("planned", "running"):
+        lines.append(Text(f"limited by {view.quote.limit}", style="dim"))
     if view.reason:
         lines.append(Text(view.reason, style="red" if view.state == "failed" else ""))
     lines += [Text(f"  {event.text}", style="dim") for event in events]

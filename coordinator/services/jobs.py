@@ -4,6 +4,8 @@ import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
+import msgspec
+
 from coordinator.client.text import money
 from coordinator.domain.job import NEXT, Job, JobState
 from coordinator.domain.lease import Lease
@@ -13,6 +15,7 @@ from coordinator.services import views
 from coordinator.services.artifacts import ArtifactStore
 from coordinator.services.chain import Chain
 from coordinator.services.context import Context
+from coordinator.services.links import Links
 from coordinator.services.models import ModelWorkshop
 from coordinator.services.naming import names_in, readable
 from coordinator.services.nodes import Nodes
@@ -51,6 +54,7 @@ class JobService:
         context: Context,
         desk: Desk,
         nodes: Nodes,
+        links: Links,
         runs: Runs,
         settlement: Settlement,
         chain: Chain,
@@ -63,6 +67,7 @@ class JobService:
         self._context = context
         self._desk = desk
         self._nodes = nodes
+        self._links = links
         self._runs = runs
         self._settlement = settlement
         self._chain = chain
@@ -76,7 +81,9 @@ class JobService:
 
     async def quote(self, spec: JobSpec) -> api.Quote:
         """Price and plan on the network as it is."""
-        return quote(spec, None, self._context.config, self._nodes, self._artifacts)
+        found = self._quote(spec, None)
+        async with self._context.store.transaction() as tx:
+            return msgspec.structs.replace(found, limit=readable(found.limit, await names_in(tx, [found.limit])))
 
     async def create(self, new: api.NewJob) -> api.JobView:
         """Check everything, prepare the files, store the job."""
@@ -87,7 +94,7 @@ class JobService:
             raise NotFoundError(f"there is no dataset {spec.dataset.artifact}: upload it first", "dataset.artifact")
         await self._check_balance(submitter, spec)
         prepared = await self._models.prepare(spec)
-        final = quote(spec, prepared.config, self._context.config, self._nodes, self._artifacts)
+        final = self._quote(spec, prepared.config)
         _refuse(spec, final)
         now = self._context.clock.time()
         job = Job(
@@ -266,7 +273,13 @@ class JobService:
 
     async def _view(self, tx: Transaction, job: Job) -> api.JobView:
         leases = await tx.find(Lease, ("job", "=", job.id))
-        return views.job_view(job, leases, self._traffic_of, readable(job.reason, await names_in(tx, [job.reason])))
+        names = await names_in(tx, [job.reason, job.quote.limit])
+        offered = msgspec.structs.replace(job.quote, limit=readable(job.quote.limit, names))
+        shown = msgspec.structs.replace(job, quote=offered)
+        return views.job_view(shown, leases, self._traffic_of, readable(job.reason, names))
+
+    def _quote(self, spec: JobSpec, config: dict[str, object] | None) -> api.Quote:
+        return quote(spec, config, self._context.config, self._nodes, self._artifacts, self._links.map)
 
     async def _names(self, texts: Iterable[str]) -> Mapping[str, str]:
         async with self._context.store.transaction() as tx:

@@ -5,7 +5,7 @@ import json
 from coordinator.client.text import money
 from coordinator.config import Config
 from coordinator.domain import placement, pricing
-from coordinator.domain.placement import NoPlacementError, Placement
+from coordinator.domain.placement import Network, NoPlacementError, Placement
 from coordinator.errors import CottageError, InvalidError
 from coordinator.services.artifacts import ArtifactStore
 from coordinator.services.nodes import Nodes
@@ -14,8 +14,7 @@ from transport.wire.api import Quote
 from transport.wire.job import JobSpec, total_rounds, total_steps
 from transport.wire.model import ModelConfigError, ModelShape, inspect_config, resolve
 
-EFFICIENCY = 0.5  # Of a node's measured speed, what a stage reaches: bubbles of the schedule, waiting for peers.
-ROUND_OVERHEAD_S = 1.0  # Exchange and outer step at the end of each round.
+ROUND_OVERHEAD_S = 1.0  # Commitments and outer step at the end of each round.
 BYTES_VOCABULARY = 259
 MAX_TOKENIZER_BYTES = 64 << 20
 
@@ -48,12 +47,18 @@ def vocabulary_of(spec: JobSpec, artifacts: ArtifactStore) -> int:
 
 
 def quote(
-    spec: JobSpec, config: dict[str, object] | None, config_of: Config, nodes: Nodes, artifacts: ArtifactStore
+    spec: JobSpec,
+    config: dict[str, object] | None,
+    config_of: Config,
+    nodes: Nodes,
+    artifacts: ArtifactStore,
+    network: Network | None = None,
 ) -> Quote:
     """Price and plan; everything that forbids the job is in ``problems``.
 
     Args:
         config: the model's final config; None works one out from the document.
+        network: what was measured of lines and ways.
     """
     try:
         known = resolve(spec.model, vocabulary_of(spec, artifacts)) if config is None else config
@@ -65,10 +70,10 @@ def quote(
     available = len(nodes.everybody())
     try:
         here = payable(nodes.everybody(), frozenset())
-        found = placement.choose(shape, spec.training, here, spec.parallel.stages, spec.parallel.replicas)
+        found = placement.choose(shape, spec.training, here, spec.parallel.stages, spec.parallel.replicas, network)
     except NoPlacementError as error:
-        return _priced(spec, shape, None, [*problems, str(error)], config_of, available, nodes)
-    return _priced(spec, shape, found, problems, config_of, available, nodes)
+        return _priced(spec, shape, None, [*problems, str(error)], config_of, available)
+    return _priced(spec, shape, found, problems, config_of, available)
 
 
 def _document_problems(spec: JobSpec) -> list[str]:
@@ -88,7 +93,6 @@ def _priced(
     problems: list[str],
     config: Config,
     available: int,
-    nodes: Nodes,
 ) -> Quote:
     training = spec.training
     stages = len(found.layers) if found else spec.parallel.stages or 1
@@ -102,7 +106,7 @@ def _priced(
             f"the budget {money(spec.budget)} is below the price {money(price)}: raise it to {money(price)}",
         ]
     rounds = total_rounds(training, replicas)
-    seconds, limit = _time(shape, spec, found, tokens, nodes) if found else (0.0, "no plan fits the network")
+    seconds = found.round_seconds * total_steps(training, replicas) / training.inner_steps if found else 0.0
     memory = (
         [placement.stage_memory(shape, training, found.layers, s) // placement.MEGABYTE for s in range(stages)]
         if found
@@ -121,28 +125,8 @@ def _priced(
         price_low=pricing.least(price, replicas),
         price_high=price,
         memory_mb_per_stage=tuple(memory),
-        limit=limit,
+        limit=found.limit if found else "no plan fits the network",
         problems=tuple(problems),
-    )
-
-
-def _time(shape: ModelShape, spec: JobSpec, found: Placement, tokens: int, nodes: Nodes) -> tuple[float, str]:
-    """Seconds of training, and what bounds them."""
-    speeds = {candidate.node: max(1.0, candidate.flops) for candidate in nodes.everybody()}
-    replicas = max(p for _, p in found.seats) + 1
-    last = len(found.layers) - 1
-    slowest, stage = 0.0, 0
-    for index, part in enumerate(found.layers):
-        speed = min(speeds[node] for (s, _), node in found.seats.items() if s == index)
-        cost = shape.stage_operations(part.first, part.last, index == last, spec.training.sequence) / speed
-        if cost > slowest:
-            slowest, stage = cost, index
-    seconds = tokens / replicas * slowest / EFFICIENCY
-    if last == 0:
-        return seconds, f"the computing speed of the slowest of {len(found.seats)} nodes"
-    return (
-        seconds,
-        f"the computing speed of stage {stage}, the slowest of {last + 1} stages on {len(found.seats)} nodes",
     )
 
 

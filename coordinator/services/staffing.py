@@ -1,24 +1,28 @@
 """Who sits where: the first plan of a job, seats that became empty, spares."""
 
+from collections import defaultdict
 from collections.abc import Sequence
+
+import msgspec
 
 from coordinator.domain import placement
 from coordinator.domain.job import JobState
 from coordinator.domain.lease import FAULTS, Lease
-from coordinator.domain.pipeline import Cost
-from coordinator.domain.placement import Candidate, NoPlacementError
+from coordinator.domain.placement import Candidate, NoPlacementError, Placement
 from coordinator.domain.run import Holder, Run, evaluations, whole_replicas
 from coordinator.services.context import Context
 from coordinator.services.links import Links
+from coordinator.services.naming import listed
 from coordinator.services.nodes import Nodes
 from coordinator.services.payees import MAX_PAYEES, payable, payees_of
 from coordinator.services.work import Work
 from ledger import events as ledger_events
-from transport.wire.job import TrainingSpec, total_rounds, total_steps
+from transport.wire.job import total_rounds, total_steps
 from transport.wire.model import ModelShape, inspect_config
 
 MAX_FAULTS_PER_NODE = 2  # A machine that failed a job twice in a short time is likely to fail it again,
 FORGIVEN_SECONDS = 600.0  # but a stalled round blames whole replicas, so after a while it is asked again.
+MAX_REASONS = 3  # Why nodes have no seat, in the timeline; a large network has many that are simply not needed.
 MAX_FAULTS_PER_JOB = 12  # So many failures on several machines are the job's, not theirs.
 
 
@@ -49,7 +53,7 @@ class Staffing:
         found, shape = None, shape_of(work)
         for replicas in [quote.replicas] if patient else range(quote.replicas, 0, -1):
             try:
-                found = placement.choose(shape, training, free, quote.stages, replicas, self._cost(shape, training))
+                found = placement.choose(shape, training, free, quote.stages, replicas, self._links.map)
             except NoPlacementError:
                 continue
             break
@@ -64,14 +68,20 @@ class Staffing:
             inner_steps=training.inner_steps,
             evaluate=evaluations(rounds, self._context.config.validations),
         )
+        work.change(quote=msgspec.structs.replace(quote, limit=found.limit))
         work.advance(JobState.PLANNED, _planned(quote.stages, len(found.seats) // quote.stages))
+        self._reasons(work, found)
         by_node = {candidate.node: candidate for candidate in free}
         self._seat(work, [(by_node[node], seat) for seat, node in sorted(found.seats.items())])
 
-    def _cost(self, shape: ModelShape, training: TrainingSpec) -> Cost:
-        """What a micro-batch's activations and their gradients take on the link of two nodes, as it was measured."""
-        size = shape.activation_bytes(training.batch * training.sequence // training.micro_batches, "int8")
-        return lambda one, other: self._links.map.cost(one, other, size)
+    def _reasons(self, work: Work, found: Placement) -> None:
+        """Say what bounds the plan, and why nodes that are free are not in it."""
+        work.note("limit", f"the plan is limited by {found.limit}")
+        reasons: dict[str, list[str]] = defaultdict(list)
+        for node, reason in found.left_out.items():
+            reasons[reason].append(node)
+        for reason, nodes in list(reasons.items())[:MAX_REASONS]:
+            work.note("unused", f"without a seat: {listed(nodes)}: {reason}")
 
     async def repair(self, work: Work) -> None:
         """Fill empty seats with spares and free nodes, else complete one broken replica with another; then hold spares."""

@@ -1,7 +1,7 @@
 """The measured network, the choice of relays and the order of pipelines: pure, by table and by property."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from coordinator.domain import relays as rules
 from coordinator.domain.network import LIVE_SECONDS, MAX_KEPT, STALE_SECONDS, NetworkMap
 from coordinator.domain.pipeline import MAX_ORDERED, arrange, match
-from coordinator.domain.placement import choose
+from coordinator.domain.placement import Candidate, choose
 from coordinator.domain.relays import FAR_SECONDS, Relay, live, order, probed
 from tests.coordinator.test_placement import SHAPE, TRAINING, node
 from transport.identity import NodeKey
@@ -252,7 +252,7 @@ def test_without_measurements_nothing_moves() -> None:
     groups = [["a", "b"], ["c", "d"], ["e", "f"]]
     assert arrange(groups, lambda _a, _b: None) == groups
     candidates = [node(i, 1e9 * i) for i in range(1, 7)]
-    assert choose(SHAPE, TRAINING, candidates, 3, 2, lambda _a, _b: None) == choose(SHAPE, TRAINING, candidates, 3, 2)
+    assert choose(SHAPE, TRAINING, candidates, 3, 2, NetworkMap()) == choose(SHAPE, TRAINING, candidates, 3, 2)
 
 
 def test_links_that_are_all_alike_move_nothing() -> None:
@@ -298,19 +298,30 @@ def test_measured_links_decide_who_sits_next_to_whom() -> None:
     first = choose(SHAPE, TRAINING, candidates, 2, 2)
     partner = {first.seats[0, 0]: first.seats[1, 1], first.seats[0, 1]: first.seats[1, 0]}
     near = {frozenset(pair) for pair in partner.items()}
-    linked = choose(SHAPE, TRAINING, candidates, 2, 2, lambda a, b: 0.01 if {a, b} in near else 0.2)
+    linked = choose(
+        SHAPE, TRAINING, candidates, 2, 2, between(candidates, lambda a, b: 0.01 if {a, b} in near else 0.2)
+    )
     for replica in range(2):
         assert {linked.seats[0, replica], linked.seats[1, replica]} in near
     assert sorted(linked.seats.values()) == sorted(first.seats.values())
+
+
+def between(candidates: Sequence[Candidate], rtt: Callable[[str, str], float]) -> NetworkMap:
+    """A network in which every two nodes have measured their round trip."""
+    known = NetworkMap()
+    for one in candidates:
+        peers = tuple(peer(other.node, rtt(one.node, other.node)) for other in candidates if other != one)
+        known.learn(one.node, NetworkReport(peers=peers), 0.0)
+    return known
 
 
 def test_an_order_that_some_memory_cannot_hold_is_not_taken() -> None:
     quick, small, slow = node(1, 9e9, 60_000), node(2, 5e9, 800), node(3, 1e9, 60_000)  # 800 MB do not hold the head.
     bad = {frozenset((quick.node, small.node))}
 
-    def cost(a: str, b: str) -> float:
-        return 1.0 if {a, b} in bad else 0.01
+    def rtt(a: str, b: str) -> float:
+        return 30.0 if {a, b} in bad else 0.01
 
-    assert arrange([[quick.node], [small.node], [slow.node]], cost)[-1] == [small.node]
-    by_speed = choose(SHAPE, TRAINING, [quick, small, slow], 3, 1)
-    assert choose(SHAPE, TRAINING, [quick, small, slow], 3, 1, cost) == by_speed
+    assert arrange([[quick.node], [small.node], [slow.node]], rtt)[-1] == [small.node]
+    found = choose(SHAPE, TRAINING, [quick, small, slow], 3, 1, between([quick, small, slow], rtt))
+    assert found.seats[2, 0] != small.node, "the last stage has the head"

@@ -49,7 +49,8 @@ class NewJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Quote(msgspec.Struct, frozen=True):
-    """What a job would take on this network now. ``limit`` says in words what bounds it; ``problems`` what forbids it.
+    """What a job would take on this network now. ``limit`` says in words what bounds it, and once nodes are chosen what bounds
+    those; ``problems`` what forbids it.
 
     ``price`` is fixed: it is what is paid if every replica takes part in every round, and never is more paid. A round that lost
     replicas pays less, down to one replica's part: ``price_low`` is what a whole training pays at least and ``price_high`` is

@@ -1,0 +1,38 @@
+"""Which node sits where: the shape of the network a job needs, the cut of its layers, and who fills a seat.
+
+::
+
+    node      who may take a seat, what a plan is        fleet    nodes and ways as numbers
+    layers    the cut: memory, then speed                cost     what a step and a round take
+    start     near nodes together                        flow     the cost as an objective: what a swap changes
+    search    swaps, from a seed of the caller           explain  what bounds a plan, in words
+    choose    the plan of a job                          repair   seats that became empty
+    replan    whether a new plan pays                    regions  thousands of nodes: regions first
+    communication  synchronous steps, DT-FM's cost
+
+Memory, measured speed, measured links. Stages are cut in proportion to the speed of the slowest node that will hold them;
+replicas of a stage go to distinct owners where that is possible. How the model of cost was checked, and its limits:
+docs/PLANNER.md.
+"""
+
+from coordinator.domain.placement.choose import MAX_OPEN_REPLICAS, MIN_ROUNDS, Options, choose
+from coordinator.domain.placement.layers import BASE_MEMORY, cut_layers, stage_memory
+from coordinator.domain.placement.node import MEGABYTE, Candidate, Network, NoPlacementError, Placement
+from coordinator.domain.placement.repair import fill, moves
+
+__all__ = [
+    "BASE_MEMORY",
+    "MAX_OPEN_REPLICAS",
+    "MEGABYTE",
+    "MIN_ROUNDS",
+    "Candidate",
+    "Network",
+    "NoPlacementError",
+    "Options",
+    "Placement",
+    "choose",
+    "cut_layers",
+    "fill",
+    "moves",
+    "stage_memory",
+]

@@ -1,0 +1,232 @@
+"""The plan of a job: how many stages and replicas, who sits where, and why.
+
+Every shape that the nodes allow is tried with a start that costs microseconds; the few best are searched.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from coordinator.domain.pipeline import arrange
+from coordinator.domain.placement import explain
+from coordinator.domain.placement.cost import Load, estimate, load_of
+from coordinator.domain.placement.fleet import MAX_PAIRED, Fleet, survey
+from coordinator.domain.placement.flow import INFEASIBLE, Flow
+from coordinator.domain.placement.layers import most_layers, ranges, stage_memory, too_large
+from coordinator.domain.placement.node import MEGABYTE, Candidate, Network, NoPlacementError, Placement
+from coordinator.domain.placement.search import anneal, descend
+from coordinator.domain.placement.start import pipelines_inside
+from transport.wire.ids import NodeAddress
+from transport.wire.job import TrainingSpec
+from transport.wire.model import ModelShape
+from transport.wire.task import MAX_STAGES
+
+MIN_ROUNDS = 4  # More replicas than leave this many outer rounds average models that have hardly learned.
+MAX_OPEN_REPLICAS = 64  # Where the scheduler chooses; a document may ask for more.
+EFFORT = (
+    600  # Swaps tried for a plan: a tenth of a second at 64 nodes, since the coordinator plans between two messages.
+)
+SEARCHED = 3  # Shapes that are searched, of those whose starts look best.
+SIMPLER = 0.03  # More stages must be worth so much: each is one more machine whose loss breaks the replica.
+STAGE_STEPS = (*range(1, 13), 14, 16, 20, 24, 28, 32, 40, 48, 56, 64)  # Shapes beside these hardly differ.
+DESCENDED = 12  # Seats and bench up to which every swap is tried: then nothing is left to chance.
+
+
+class Options(msgspec.Struct, frozen=True):
+    """How hard, and by which chance, a plan is looked for."""
+
+    seed: int = 0
+    effort: int = EFFORT
+
+
+DEFAULT = Options()
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """What is placed on whom."""
+
+    shape: ModelShape
+    training: TrainingSpec
+    fleet: Fleet
+    load: Load
+
+    def caps(self, stages: int) -> list[list[int]]:
+        """Layers that each node can hold, by stage and node."""
+        known: dict[tuple[int, int], int] = {}
+        for stage in range(stages):
+            for memory in set(self.fleet.memory):
+                known[stage, memory] = most_layers(self.shape, self.training, stages, stage, memory)
+        return [[known[stage, memory] for memory in self.fleet.memory] for stage in range(stages)]
+
+
+def choose(
+    shape: ModelShape,
+    training: TrainingSpec,
+    candidates: Sequence[Candidate],
+    stages: int | None,
+    replicas: int | None,
+    network: Network | None = None,
+    options: Options = DEFAULT,
+) -> Placement:
+    """Shape and seats for a job on these nodes: the shortest time for the job's tokens that memory and owners allow.
+
+    Args:
+        stages, replicas: None leaves the choice open.
+        network: what was measured of lines and ways; None: nothing.
+    Raises:
+        NoPlacementError: too few nodes, or too little memory for any number of stages.
+    """
+    _enough(len(candidates), stages, replicas)
+    if stages is not None and stages > shape.layers:
+        raise NoPlacementError(f"{stages} stages for {shape.layers} layers: choose at most {shape.layers} stages")
+    pool = sorted(candidates, key=lambda c: (-c.flops, c.node))[: max(MAX_PAIRED, (stages or 1) * (replicas or 1))]
+    problem = Problem(shape, training, survey(pool, network), load_of(shape, training))
+    found = _search(problem, _shapes(problem, stages, replicas), options)
+    if found is None:
+        most = stages or min(shape.layers, MAX_STAGES, len(pool) // (replicas or 1))
+        memories = sorted(problem.fleet.memory, reverse=True)[:most]
+        raise NoPlacementError(too_large(shape, training, memories))
+    return _placement(problem, found)
+
+
+def _enough(count: int, stages: int | None, replicas: int | None) -> None:
+    needed = (stages or 1) * (replicas or 1)
+    if count < needed:
+        raise NoPlacementError(
+            f"the job asks for {stages or 1} x {replicas or 1} = {needed} nodes, and {count} are free: "
+            "ask for fewer, or wait until more nodes have joined"
+        )
+
+
+def _shapes(problem: Problem, stages: int | None, replicas: int | None) -> list[tuple[int, int]]:
+    """(stages, replicas) that there are nodes for."""
+    count, useful = len(problem.fleet.nodes), _useful_replicas(problem.training)
+    most = min(problem.shape.layers, MAX_STAGES, count // (replicas or 1))
+    found = []
+    for width in [stages] if stages is not None else [step for step in STAGE_STEPS if step <= most]:
+        if replicas is not None:
+            found.append((width, replicas))
+            continue
+        full = min(count // width, useful)
+        some = range(1, full + 1) if full <= 16 else sorted({full, full - 1, *(full * k // 8 for k in range(1, 8))})
+        found += [(width, part) for part in some]
+    return found
+
+
+def _search(problem: Problem, shapes: Sequence[tuple[int, int]], options: Options) -> Flow | None:
+    """The best plan over all shapes; None where memory holds none."""
+    begun: list[tuple[float, int, int, list[int]]] = []
+    for stages in sorted({stages for stages, _ in shapes}):
+        caps = problem.caps(stages)
+        for replicas in (r for s, r in shapes if s == stages):
+            starts = [Flow(problem.fleet, problem.load, caps, replicas, p) for p in _starts(problem, stages, replicas)]
+            best = min(starts, key=Flow.cost)
+            begun.append((best.cost() * (1 + SIMPLER * (stages > 1)), stages, replicas, best.places))
+    found: list[tuple[float, Flow]] = []
+    for _, stages, replicas, places in sorted(begun)[:SEARCHED]:
+        flow = Flow(problem.fleet, problem.load, problem.caps(stages), replicas, places)
+        anneal(flow, options.effort, options.seed)
+        if len(places) <= DESCENDED:
+            descend(flow, passes=3)
+        if flow.counts is not None:
+            found.append((flow.cost() * (1 + SIMPLER * (stages > 1)), flow))
+    return min(found, key=lambda entry: entry[0])[1] if found else None
+
+
+def _starts(problem: Problem, stages: int, replicas: int) -> list[list[int]]:
+    """Places by speed, with distinct owners on a stage; by memory; and by region, where ways were measured."""
+    fleet, load = problem.fleet, problem.load
+    everyone = list(range(len(fleet.nodes)))
+    quick = _grouped(fleet, everyone, stages, replicas)
+    large = _grouped(fleet, sorted(everyone, key=lambda node: (-fleet.memory[node], node)), stages, replicas)
+    found = [quick, large]
+    if stages > 1 and fleet.measured:
+        name = {candidate.node: node for node, candidate in enumerate(fleet.nodes)}
+        far = _far(fleet, load)
+        groups = [[fleet.nodes[node].node for node in quick[s * replicas : (s + 1) * replicas]] for s in range(stages)]
+        paired = [name[node] for group in arrange(groups, lambda a, b: far[name[a]][name[b]]) for node in group]
+        found += [
+            paired + quick[stages * replicas :],
+            pipelines_inside(far, everyone[: stages * replicas], stages, replicas) + everyone[stages * replicas :],
+        ]
+        if stages * replicas < len(everyone):
+            found.append(pipelines_inside(far, everyone, stages, replicas))
+    return found
+
+
+def _far(fleet: Fleet, load: Load) -> list[list[float]]:
+    """Seconds that a micro-batch takes there and back over each link."""
+    count = range(len(fleet.nodes))
+    there, back = load.forward_bytes, load.backward_bytes
+    return [
+        [there * fleet.byte[a][b] + back * fleet.byte[b][a] + fleet.rtt[a][b] if a != b else 0.0 for b in count]
+        for a in count
+    ]
+
+
+def _grouped(fleet: Fleet, order: Sequence[int], stages: int, replicas: int) -> list[int]:
+    """Stage by stage in ``order``, with few repeated owners on a stage; who is left comes behind."""
+    left, seated = list(order), list[int]()
+    for _ in range(stages):
+        owners: set[str] = set()
+        for _ in range(replicas):
+            window = left[: stages * replicas - len(seated)]
+            node = next((n for n in window if fleet.nodes[n].owner not in owners), left[0])
+            owners.add(fleet.nodes[node].owner)
+            left.remove(node)
+            seated.append(node)
+    return seated + left
+
+
+def _useful_replicas(training: TrainingSpec) -> int:
+    tokens_a_round = training.batch * training.sequence * training.inner_steps
+    return max(1, min(MAX_OPEN_REPLICAS, training.tokens // (tokens_a_round * MIN_ROUNDS)))
+
+
+def _placement(problem: Problem, flow: Flow) -> Placement:
+    assert flow.counts is not None
+    fleet, rows = problem.fleet, flow.rows
+    timed = estimate(fleet, problem.load, flow.counts, rows)
+    return Placement(
+        layers=ranges(flow.counts),
+        seats={(s, r): fleet.nodes[node].node for r, row in enumerate(rows) for s, node in enumerate(row)},
+        step_seconds=max(timed.steps),
+        round_seconds=timed.seconds,
+        limit=explain.limit(fleet, problem.load, flow.counts, rows, timed),
+        left_out=_left_out(problem, flow),
+    )
+
+
+def _left_out(problem: Problem, flow: Flow) -> dict[NodeAddress, str]:
+    """Why nodes have no seat: memory, what they would cost the others, or that their number makes no further replica."""
+    fleet, bench = problem.fleet, flow.places[flow.seats :]
+    if not bench:
+        return {}
+    rows, stages = flow.rows, len(flow.rows[0])
+    cut = ranges(flow.counts or ())
+    least = min(stage_memory(problem.shape, problem.training, cut, stage) for stage in range(stages))
+    fitting = [node for node in bench if fleet.memory[node] >= least]
+    found = {
+        fleet.nodes[node].node: (
+            f"{fleet.memory[node] // MEGABYTE:,} MB of memory, and the smallest of {stages} stages needs {least // MEGABYTE:,} MB"
+        )
+        for node in bench
+        if node not in fitting
+    }
+    wider = _wider(problem, flow, fitting)
+    for node in fitting:
+        found[fleet.nodes[node].node] = wider or f"the job's tokens are enough for {len(rows)} replicas only"
+    return found
+
+
+def _wider(problem: Problem, flow: Flow, fitting: Sequence[int]) -> str:
+    """Why the nodes that fit make no further replica; an empty text where they would, and the job has no use for it."""
+    stages, replicas = len(flow.rows[0]), len(flow.rows)
+    if len(fitting) < stages:
+        return f"{len(fitting)} left over: a further replica takes {stages} nodes"
+    places = [node for s in range(stages) for node in (*flow.places[s * replicas : (s + 1) * replicas], fitting[s])]
+    wide = Flow(problem.fleet, problem.load, problem.caps(stages), replicas + 1, places)
+    if wide.counts is None or wide.cost() >= INFEASIBLE:
+        return "a further replica would not fit the memory of these nodes with the same cut"
+    ratio = wide.cost() / flow.cost()
+    return f"with it every token would take {ratio:.2g} times as long" if ratio > 1 else ""

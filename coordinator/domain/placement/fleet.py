@@ -1,0 +1,96 @@
+"""Nodes as numbers: speed, memory, lines and the ways between them, with guesses where nobody has measured."""
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from coordinator.domain.network import Line
+from coordinator.domain.placement.node import MEGABYTE, Candidate, Network
+
+UNKNOWN_RATE = 1e12  # Bytes a second where not one line was measured: then lines decide nothing.
+LEAST_RATE = 1.0  # A line that was measured as dead still divides.
+MOST_LOSS = 0.99
+MAX_PAIRED = 256  # Nodes whose pairs are looked at one by one: 65,536 ways, a tenth of a second.
+
+Matrix = Sequence[Sequence[float]]
+
+
+class Fleet(msgspec.Struct, frozen=True):
+    """Candidates by index.
+
+    Attributes:
+        speed: operations a second. ``memory``: bytes. ``up``, ``down``: bytes a second of the node's line.
+        byte: seconds a byte takes from one node to another. ``rtt``: seconds there and back.
+        measured: whether anything is known of lines or ways.
+    """
+
+    nodes: tuple[Candidate, ...]
+    speed: list[float]
+    memory: list[int]
+    up: list[float]
+    down: list[float]
+    byte: Matrix
+    rtt: Matrix
+    measured: bool
+
+
+def survey(candidates: Sequence[Candidate], network: Network | None) -> Fleet:
+    """Turn what is known into matrices.
+
+    A line that nobody has measured counts as the median of those that somebody has, a round trip as their mean.
+    """
+    lines = [network.line(candidate.node) if network else None for candidate in candidates]
+    up = _filled(lines, lambda line: line.up)
+    down = _filled(lines, lambda line: line.down)
+    rtt = _round_trips(candidates, network)
+    loss = _losses(candidates, network) if network else None
+    count = range(len(candidates))
+    byte = [
+        [max(1 / up[a], 1 / down[b]) / (1 - loss[a][b] if loss else 1.0) for b in count] for a in count
+    ]  # fmt: skip
+    told = any(line is not None and (line.up is not None or line.down is not None) for line in lines)
+    return Fleet(
+        nodes=tuple(candidates),
+        speed=[max(1.0, candidate.flops) for candidate in candidates],
+        memory=[candidate.memory_mb * MEGABYTE for candidate in candidates],
+        up=up,
+        down=down,
+        byte=byte,
+        rtt=rtt,
+        measured=told or any(map(any, rtt)),
+    )
+
+
+def _filled(lines: Sequence[Line | None], rate: Callable[[Line], float | None]) -> list[float]:
+    told = [None if line is None else rate(line) for line in lines]
+    known = sorted(value for value in told if value is not None)
+    guess = known[len(known) // 2] if known else UNKNOWN_RATE
+    return [max(LEAST_RATE, guess if value is None else value) for value in told]
+
+
+def _round_trips(candidates: Sequence[Candidate], network: Network | None) -> list[list[float]]:
+    count = len(candidates)
+    found = [[0.0] * count for _ in range(count)]
+    if network is None:
+        return found
+    known, total, unknown = 0, 0.0, []
+    for a in range(count):
+        for b in range(a):
+            rtt = network.rtt(candidates[a].node, candidates[b].node)
+            if rtt is None:
+                unknown.append((a, b))
+                continue
+            found[a][b] = found[b][a] = rtt
+            known, total = known + 1, total + rtt
+    for a, b in unknown:
+        found[a][b] = found[b][a] = total / known if known else 0.0
+    return found
+
+
+def _losses(candidates: Sequence[Candidate], network: Network) -> list[list[float]]:
+    count = len(candidates)
+    found = [[0.0] * count for _ in range(count)]
+    for a in range(count):
+        for b in range(a):
+            found[a][b] = found[b][a] = min(MOST_LOSS, network.loss(candidates[a].node, candidates[b].node))
+    return found

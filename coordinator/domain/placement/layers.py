@@ -1,0 +1,105 @@
+"""How many layers each stage gets: in proportion to speed, never more than memory holds."""
+
+from collections.abc import Sequence
+from heapq import heapify, heappop, heappush
+
+from coordinator.domain.placement.node import MEGABYTE, NoPlacementError
+from transport.wire.job import TrainingSpec
+from transport.wire.model import ModelShape
+from transport.wire.task import Layers
+
+BASE_MEMORY = 600 * MEGABYTE  # An idle trainer with torch loaded takes 450-550 MB.
+
+
+def stage_memory(shape: ModelShape, training: TrainingSpec, cut: Sequence[Layers], stage: int) -> int:
+    """Bytes that a worker of the stage needs."""
+    part = cut[stage]
+    return _memory(shape, training, len(cut), stage, part.last - part.first)
+
+
+def most_layers(shape: ModelShape, training: TrainingSpec, stages: int, stage: int, memory: int) -> int:
+    """As many layers as a stage can hold in ``memory`` bytes; 0 if not one."""
+    low, high = 0, shape.layers - stages + 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        if _memory(shape, training, stages, stage, middle) <= memory:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def cut_layers(
+    shape: ModelShape, training: TrainingSpec, speeds: Sequence[float], memories: Sequence[int]
+) -> tuple[Layers, ...]:
+    """Cut the layers so that the slowest stage is as quick as can be.
+
+    Args:
+        speeds: of each stage, any unit.
+        memories: bytes that each stage has.
+    Raises:
+        NoPlacementError: more stages than layers, or some stage's memory cannot hold even its smallest part.
+    """
+    stages = len(speeds)
+    if stages > shape.layers:
+        raise NoPlacementError(f"{stages} stages for {shape.layers} layers: choose at most {shape.layers} stages")
+    caps = [most_layers(shape, training, stages, stage, memory) for stage, memory in enumerate(memories)]
+    layer = float(shape.stage_operations(0, 1, False, training.sequence))
+    head = float(shape.stage_operations(0, 0, True, training.sequence))
+    counts = share_layers(shape.layers, layer, head, speeds, caps)
+    if counts is None:
+        raise NoPlacementError(too_large(shape, training, memories))
+    return ranges(counts)
+
+
+def share_layers(
+    layers: int, layer: float, head: float, speeds: Sequence[float], caps: Sequence[int]
+) -> tuple[int, ...] | None:
+    """Layers of each stage, so that the slowest stage is as quick as can be; None if memory cannot hold them all.
+
+    One layer at a time goes to the stage that then has the least to do: for the largest of increasing costs that is optimal.
+
+    Args:
+        layer: work of a layer. ``head``: what the last stage has beside its layers.
+        speeds: work a second of each stage. ``caps``: layers that each stage can hold.
+    """
+    stages = len(speeds)
+    if min(caps) < 1 or sum(caps) < layers or stages > layers:
+        return None
+    extra = [0.0] * (stages - 1) + [head]
+    counts = [1] * stages
+    heap = [((2 * layer + extra[stage]) / speeds[stage], stage) for stage in range(stages) if caps[stage] > 1]
+    heapify(heap)
+    for _ in range(layers - stages):
+        _, stage = heappop(heap)
+        counts[stage] += 1
+        if counts[stage] < caps[stage]:
+            heappush(heap, (((counts[stage] + 1) * layer + extra[stage]) / speeds[stage], stage))
+    return tuple(counts)
+
+
+def ranges(counts: Sequence[int]) -> tuple[Layers, ...]:
+    """Numbers of layers as ranges in order."""
+    cut: list[Layers] = []
+    for count in counts:
+        first = cut[-1].last if cut else 0
+        cut.append(Layers(first, first + count))
+    return tuple(cut)
+
+
+def too_large(shape: ModelShape, training: TrainingSpec, memories: Sequence[int]) -> str:
+    """What is missing, with both figures."""
+    whole = _memory(shape, training, 1, 0, shape.layers) // MEGABYTE
+    have = sum(memories) // MEGABYTE
+    return (
+        f"the model needs about {whole:,} MB in training, and the {len(memories)} nodes that would share it have "
+        f"{have:,} MB: choose a smaller model, batch or sequence, or wait until more nodes have joined"
+    )
+
+
+def _memory(shape: ModelShape, training: TrainingSpec, stages: int, stage: int, layers: int) -> int:
+    last = stage == stages - 1
+    parameters = shape.stage_parameters(0, layers, stage == 0, last)
+    micro = -(-training.batch // training.micro_batches)
+    in_flight = min(training.micro_batches, stages - stage)  # 1F1B keeps as many as there are stages behind.
+    return BASE_MEMORY + shape.stage_memory_bytes(parameters, last, layers, micro * in_flight * training.sequence)

@@ -1,0 +1,62 @@
+"""Words of the placement: who may take a seat, what is known of the lines between them, what a plan is."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import msgspec
+
+from coordinator.domain.network import Line
+from transport.wire.ids import NodeAddress
+from transport.wire.task import Layers
+
+MEGABYTE = 1 << 20
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """A node that may take a seat. ``owner``: where it is paid."""
+
+    node: NodeAddress
+    owner: NodeAddress
+    memory_mb: int
+    flops: float
+    env_class: str
+
+
+class Network(Protocol):
+    """What was measured between nodes; ``coordinator.domain.network.NetworkMap`` is one."""
+
+    def line(self, node: NodeAddress) -> Line | None:
+        """A node's line, where it has told."""
+        ...
+
+    def rtt(self, one: NodeAddress, other: NodeAddress) -> float | None:
+        """Round trip in seconds between two nodes, where it is known."""
+        ...
+
+    def loss(self, one: NodeAddress, other: NodeAddress) -> float:
+        """Share of packets lost between two nodes."""
+        ...
+
+
+class Placement(msgspec.Struct, frozen=True):
+    """Who sits where, and why.
+
+    Attributes:
+        layers: by stage.
+        seats: (stage, replica) -> node.
+        step_seconds: of an inner step of the slowest replica, as estimated.
+        round_seconds: of a round, exchange included.
+        limit: what bounds the speed, in words.
+        left_out: node -> why it has no seat.
+    """
+
+    layers: tuple[Layers, ...]
+    seats: dict[tuple[int, int], NodeAddress]
+    step_seconds: float = 0.0
+    round_seconds: float = 0.0
+    limit: str = ""
+    left_out: Mapping[NodeAddress, str] = {}
+
+
+class NoPlacementError(Exception):
+    """The network cannot hold the job; the text says what is missing."""
