@@ -20,16 +20,17 @@ from torch import Tensor
 from trainer.checkpoint import read_checkpoint, write_checkpoint
 from trainer.codecs import encoded_size
 from trainer.conduct import Conduct
-from trainer.data import TokenFile, heldout_parts, micro_batches
+from trainer.data import TokenFile, heldout_parts
 from trainer.errors import AbandonedError, CodecError, RoundError
 from trainer.inbox import Inbox, RoundKey
 from trainer.opening import write_opening
 from trainer.outbox import Outbox
 from trainer.outer import PSEUDO_GRADIENT_CODECS, OuterState, check_pseudo_gradient, outer_step, pseudo_gradient
 from trainer.replay import cut_of, state_before
-from trainer.stage import Stage, learning_rate, vector_digest
+from trainer.stage import Stage, vector_digest
 from trainer.steps import Kind, PayloadKey, Position, Recorder, accumulate, digests, heldout_loss
 from trainer.trace import KEPT_ROUNDS, RoundTrace, StepLeaf, state_interval
+from trainer.update import crossings, update
 from transport.wire.job import JobSpec
 from transport.wire.task import (
     AbandonRound,
@@ -194,7 +195,7 @@ class Member:
             state = state_before(
                 kept.trace, command.step, scratch, self._position, self._files.train, self._replica, kept.total_steps
             )
-            opening = write_opening(kept.trace, command.step, state, self._position, len(micro_batches(self._training)))
+            opening = write_opening(kept.trace, command.step, state, self._position, crossings(self._training))
         except RoundError as error:
             self._outbox.report(StepOpened(command.audit, None, str(error)[:200]))
             return
@@ -269,9 +270,9 @@ class Member:
         else:
             loss = accumulate(self.stage, self._position, windows, recorder)
             self._conduct.gradients(self.stage)
-            self.stage.adam_step(learning_rate(self._training, step, command.total_steps))
+            update(self.stage, self._position, recorder, step, command.total_steps)
             after = self.stage.state_digest()
-        micros = len(micro_batches(self._training))
+        micros = crossings(self._training)
         trace.add(
             StepLeaf(
                 step=step,
@@ -293,7 +294,7 @@ class Member:
         """A step of a lying worker: the payloads of its last step once more."""
         for (kind, micro), payload in self._last_sent.items():
             recorder.send(kind, micro, payload, 4 * len(payload))
-        for kind, micro in self._position.expected(len(micro_batches(self._training))):
+        for kind, micro in self._position.expected(crossings(self._training)):
             recorder.receive(kind, micro)
         return self._last_loss
 

@@ -106,6 +106,11 @@ def full_name(local: str, cut: Cut) -> str:
     return local if match is None else f"{match['head']}{int(match['index']) + cut.first}{match['tail']}"
 
 
+def is_of_a_layer(name: str) -> bool:
+    """Whether a parameter belongs to a decoder layer, and not to embedding, final norm or head."""
+    return _LAYER_KEY.match(name) is not None
+
+
 def initial_values(
     module: nn.Module, cut: Cut, config: Mapping[str, Any], seed: int, weights: Path | None
 ) -> dict[str, Tensor]:

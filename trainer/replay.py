@@ -5,14 +5,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer.data import TokenFile, micro_batches
+from trainer.data import TokenFile
 from trainer.errors import CodecError, OpeningError
 from trainer.model import Cut
 from trainer.opening import Opening, read_opening
 from trainer.outer import pseudo_gradient
-from trainer.stage import Stage, StageState, learning_rate, vector_digest
+from trainer.stage import Stage, StageState, vector_digest
 from trainer.steps import Position, Recorded, Recorder, accumulate, digests
 from trainer.trace import RoundTrace
+from trainer.update import crossings, update
 from transport.wire.job import TrainingSpec
 from transport.wire.task import AuditReport, Plan, ReplayStep
 
@@ -53,7 +54,7 @@ class Auditor:
             self._config, cut_of(command.plan, command.stage), self._training, device=self._device, initialise=False
         )
         position = Position(command.stage, len(command.plan.layers))
-        micros = len(micro_batches(self._training))
+        micros = crossings(self._training)
         try:
             opened = read_opening(
                 opening, command.root, command.leaves, command.step, position, micros, stage.parameters.numel()
@@ -92,10 +93,10 @@ class Auditor:
         recorder = Recorder(Recorded(opened.payloads))
         try:
             loss = accumulate(stage, position, windows, recorder)
-            stage.adam_step(learning_rate(self._training, step, command.total_steps))
+            update(stage, position, recorder, step, command.total_steps)
         except CodecError as error:
             return f"the step cannot be done with what it received: {error}"
-        sent = digests(recorder.sent, position.produced(len(micro_batches(self._training))))
+        sent = digests(recorder.sent, position.produced(crossings(self._training)))
         if sent != leaf.sent:
             return "what was sent to the neighbours is not what the step gives"
         if stage.state_digest() != leaf.after:
@@ -146,6 +147,7 @@ def state_before(
     for index in range(at, step):
         global_step = trace.first_step + index
         windows, _ = tokens.sample(training.seed, global_step, replica, training.batch)
-        accumulate(scratch, position, windows, Recorded(trace.payloads[index]))
-        scratch.adam_step(learning_rate(training, global_step, total_steps))
+        recorded = Recorded(trace.payloads[index])
+        accumulate(scratch, position, windows, recorded)
+        update(scratch, position, recorded, global_step, total_steps)
     return scratch.state()

@@ -9,8 +9,9 @@ from trainer.data import heldout_parts
 from trainer.environment import configure
 from trainer.folder import open_files
 from trainer.model import Cut
-from trainer.stage import Stage, learning_rate
+from trainer.stage import Stage
 from trainer.steps import Position, Recorded, accumulate, heldout_loss
+from trainer.update import update
 from transport.wire.job import JobSpec, total_steps
 
 
@@ -41,7 +42,7 @@ def train_single(
         for replica in range(replicas):
             windows, _ = files.train.sample(training.seed, step, replica, training.batch)
             losses.append(accumulate(stage, position, windows, nobody, share=replicas) or 0.0)
-        stage.adam_step(learning_rate(training, step, steps))
+        update(stage, position, nobody, step, steps)
         point = {"step": step, "steps": steps, "tokens": (step + 1) * per_step, "loss": sum(losses) / replicas}
         curve.append(point)
         progress(point)

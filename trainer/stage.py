@@ -7,7 +7,7 @@ without which the same product may round differently. The padding is zero and st
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from trainer.errors import CodecError, NonFiniteError
-from trainer.model import Cut, build_module, forward, full_name, initial_values
+from trainer.model import Cut, build_module, forward, full_name, initial_values, is_of_a_layer
+from trainer.muon import direction
+from trainer.precision import computing, scaled
+from trainer.rates import learning_rate as learning_rate
 from transport.wire.job import TrainingSpec
 
 ALIGNMENT = 64
 BETAS = (0.9, 0.95)
 EPSILON = 1e-8
-LEARNING_RATE_FLOOR = 0.1  # The cosine ends at a tenth of its peak, as is usual for language models.
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,8 @@ class Stage:
         self.adam_steps = 0
         self._decay = torch.zeros(size, device=self.device)
         self._bind()
+        self._muon_slots = tuple(slot for slot in self.slots if training.optimizer == "muon" and is_hidden_matrix(slot))
+        self._adam_spans = _between(self._muon_slots, size)
         if initialise:
             self.load_named(initial_values(self.module, cut, config, training.seed, weights))
 
@@ -117,32 +121,45 @@ class Stage:
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Run the stage: token ids or hidden states in, hidden states or logits out."""
-        return forward(self.module, self.cut, inputs.to(self.device))
+        with computing(self.training, self.device):
+            return forward(self.module, self.cut, inputs.to(self.device)).float()
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Sum of the cross-entropy, in nats, of ``[b, t, v]`` logits against ``[b, t]`` token ids."""
-        return functional.cross_entropy(logits.float().flatten(0, 1), labels.to(self.device).flatten(), reduction="sum")
+        return functional.cross_entropy(
+            scaled(logits, self.training).flatten(0, 1), labels.to(self.device).flatten(), reduction="sum"
+        )
 
     def adam_step(self, learning_rate: float) -> None:
-        """One AdamW update (decoupled weight decay) from ``gradients``, which are zeroed.
+        """One update with decoupled weight decay from ``gradients``, which are zeroed: AdamW, or Muon for hidden matrices.
 
         Raises:
             NonFiniteError: the gradients are not finite; nothing was changed.
-        Source: arXiv 1711.05101, algorithm 2.
+        Source: arXiv 1711.05101, algorithm 2; ``trainer.muon``.
         """
         if not math.isfinite(float(self.gradients.sum())):
             raise NonFiniteError(
                 f"gradients became NaN or infinite at learning rate {learning_rate:g}: lower training.learning_rate"
             )
         self.adam_steps += 1
-        beta_1, beta_2 = BETAS
-        self.first_moment.lerp_(self.gradients, 1 - beta_1)
-        self.second_moment.mul_(beta_2).addcmul_(self.gradients, self.gradients, value=1 - beta_2)
-        scale = math.sqrt(1 - beta_2**self.adam_steps)
-        denominator = self.second_moment.sqrt().div_(scale).add_(EPSILON)
         self.parameters.addcmul_(self.parameters, self._decay, value=-learning_rate)
-        self.parameters.addcdiv_(self.first_moment, denominator, value=-learning_rate / (1 - beta_1**self.adam_steps))
+        for span in self._adam_spans:
+            self._adam(span, learning_rate)
+        for slot in self._muon_slots:
+            values, gradient, momentum = (
+                vector[slot.start : slot.start + slot.count].view(slot.shape)
+                for vector in (self.parameters, self.gradients, self.first_moment)
+            )
+            values.sub_(direction(gradient, momentum), alpha=learning_rate)
         self.gradients.zero_()
+
+    def _adam(self, span: slice, learning_rate: float) -> None:
+        beta_1, beta_2 = BETAS
+        gradients, first, second = self.gradients[span], self.first_moment[span], self.second_moment[span]
+        first.lerp_(gradients, 1 - beta_1)
+        second.mul_(beta_2).addcmul_(gradients, gradients, value=1 - beta_2)
+        denominator = second.sqrt().div_(math.sqrt(1 - beta_2**self.adam_steps)).add_(EPSILON)
+        self.parameters[span].addcdiv_(first, denominator, value=-learning_rate / (1 - beta_1**self.adam_steps))
 
     def reset_moments(self) -> None:
         """Forget the AdamW moments, and gradients of a step that did not end."""
@@ -179,14 +196,9 @@ class Stage:
         self.gradients.zero_()
 
 
-def learning_rate(training: TrainingSpec, step: int, total_steps: int) -> float:
-    """Linear warm-up, then a cosine to ``LEARNING_RATE_FLOOR`` of the peak; ``step`` is the global index, from 0."""
-    warmup = min(training.warmup_steps, max(1, total_steps // 2))
-    if step < warmup:
-        return training.learning_rate * (step + 1) / warmup
-    progress = min(1.0, (step - warmup) / max(1, total_steps - warmup))
-    cosine = 0.5 * (1 + math.cos(math.pi * progress))
-    return training.learning_rate * (LEARNING_RATE_FLOOR + (1 - LEARNING_RATE_FLOOR) * cosine)
+def is_hidden_matrix(slot: Slot) -> bool:
+    """Whether a parameter is a matrix (or a stack of them) of a layer's attention or feed-forward part; a router is not."""
+    return len(slot.shape) > 1 and is_of_a_layer(slot.name) and not slot.name.endswith(".mlp.gate.weight")
 
 
 def vector_digest(vector: Tensor) -> str:
@@ -200,6 +212,12 @@ def _bytes(vector: Tensor) -> memoryview:
 
 def _padded(count: int) -> int:
     return -(-count // ALIGNMENT) * ALIGNMENT
+
+
+def _between(slots: Sequence[Slot], size: int) -> tuple[slice, ...]:
+    """What is left of ``[size]`` without ``slots``, in order."""
+    edges = [0, *(edge for slot in slots for edge in (slot.start, slot.start + _padded(slot.count))), size]
+    return tuple(slice(first, last) for first, last in zip(edges[::2], edges[1::2], strict=True) if first < last)
 
 
 def _layout(module: nn.Module, cut: Cut) -> tuple[Slot, ...]:

@@ -12,14 +12,15 @@ import numpy as np
 import torch
 
 from trainer.conduct import Conduct
-from trainer.data import TokenFile, micro_batches
+from trainer.data import TokenFile
 from trainer.errors import TrainerError
 from trainer.model import Cut
 from trainer.opening import write_opening
 from trainer.outer import pseudo_gradient
-from trainer.stage import Stage, learning_rate, vector_digest
+from trainer.stage import Stage, vector_digest
 from trainer.steps import Kind, Position, Recorder, accumulate, digests
 from trainer.trace import RoundTrace, StepLeaf
+from trainer.update import crossings, update
 from transport.wire.job import DatasetSpec, JobSpec, ModelSpec, TrainingSpec
 from transport.wire.model import resolve
 
@@ -129,7 +130,7 @@ class Pipeline:
     recorders: list[Recorder] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        micros = self.stages[0].training.micro_batches
+        micros = crossings(self.stages[0].training)
         for stage in range(len(self.stages)):
             for micro in range(micros):
                 self.lanes[stage, "activation", micro] = queue.Queue()
@@ -149,7 +150,7 @@ class Pipeline:
                 position = Position(index, len(self.stages))
                 losses[index] = accumulate(stage, position, windows, self.recorders[index])
                 (conduct or Conduct()).gradients(stage)
-                stage.adam_step(learning_rate(spec, step, total))
+                update(stage, position, self.recorders[index], step, total)
             except TrainerError as error:  # Raised again below, in the test's own thread.
                 errors.append(error)
 
@@ -184,14 +185,14 @@ class Committed:
         return self.trace.tree().root.hex()
 
     def opening(self, step: int) -> bytes:
-        return write_opening(self.trace, step, self.trace.states[step], self.position, len(micro_batches(self.spec)))
+        return write_opening(self.trace, step, self.trace.states[step], self.position, crossings(self.spec))
 
 
 def commit_round(line: Pipeline, stage: int, steps: int, total: int, first_step: int = 0) -> Committed:
     """An honest round of the whole pipeline, as ``stage`` commits to it, with every state kept."""
     position = Position(stage, len(line.stages))
     own, spec = line.stages[stage], line.stages[stage].training
-    micros = len(micro_batches(spec))
+    micros = crossings(spec)
     trace = RoundTrace(first_step, own.state().parameters, 1)
     for index in range(steps):
         step = first_step + index

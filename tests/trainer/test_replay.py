@@ -29,8 +29,9 @@ from tests.trainer.small import (
 from trainer.codecs import encode
 from trainer.conduct import Conduct, WrongGradients
 from trainer.data import TokenFile, heldout_parts
+from trainer.rates import learning_rate
 from trainer.replay import Auditor, state_before
-from trainer.stage import Stage, StageState, learning_rate, vector_digest
+from trainer.stage import Stage, StageState, vector_digest
 from trainer.steps import Position, Recorded, Recorder, accumulate, digests, heldout_loss
 from trainer.trace import MAX_AUDIT_BYTES, state_interval
 from transport.wire.job import TrainingSpec

@@ -12,7 +12,8 @@ from tests.trainer.small import FAMILY_CONFIGS, SEQUENCE, VOCABULARY, config_of,
 from trainer.data import TokenFile
 from trainer.errors import CodecError, NonFiniteError, WeightsError
 from trainer.model import Cut
-from trainer.stage import ALIGNMENT, Stage, learning_rate
+from trainer.rates import learning_rate
+from trainer.stage import ALIGNMENT, Stage
 from trainer.steps import Position, Recorded, accumulate
 from transport.wire.model import inspect_config
 

@@ -50,6 +50,19 @@ class TrainingSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     outer_learning_rate: Annotated[float, Meta(gt=0, le=2)] = 0.7
     outer_momentum: Annotated[float, Meta(ge=0, lt=1)] = 0.3
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    decay: Literal["cosine", "wsd", "constant"] = "cosine"
+    """How the learning rate falls after the warm-up, see ``trainer.rates``."""
+    decay_share: Annotated[float, Meta(gt=0, le=1)] = 0.2
+    """``wsd``: the last part of the steps, in which the rate falls."""
+    final_rate: Annotated[float, Meta(ge=0, le=1)] = 0.1
+    """The learning rate at the end, as a share of the peak."""
+    clip_norm: Annotated[float, Meta(gt=0, le=1e6)] | None = None
+    """Gradients of the whole model are scaled down to this norm; ``None`` leaves them as they are."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Of matrix products; everything that is kept or sent is float32 before its codec."""
+    loss_scale: Annotated[float, Meta(ge=1, le=2**24)] = 4096.0
+    """``fp16``: what the loss is multiplied by for the backward pass."""
     pseudo_gradient: Literal["int8", "fp32"] = "int8"
     activations: Literal["int8", "fp32"] = "int8"
 
