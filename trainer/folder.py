@@ -1,4 +1,4 @@
-"""The folder that a worker finds its job in: ``config.json``, ``train.bin``, ``heldout.bin``, perhaps ``model.safetensors``."""
+"""The folder that a worker finds its job in: ``config.json``, ``train.bin``, ``heldout.bin``, perhaps weights."""
 
 from pathlib import Path
 from typing import Any
@@ -32,10 +32,9 @@ def open_files(folder: Path, spec: JobSpec) -> Files:
     config = load_config(folder, spec)
     shape = inspect_config(config)
     shape.check_sequence(spec.training.sequence)
-    weights = folder / "model.safetensors"
     return Files(
         config,
         TokenFile(folder / "train.bin", spec.training.sequence, shape.vocabulary),
         TokenFile(folder / "heldout.bin", spec.training.sequence, shape.vocabulary),
-        weights if weights.exists() else None,
+        folder if spec.model.weights is not None else None,
     )

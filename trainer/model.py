@@ -28,6 +28,8 @@ from trainer.errors import NonFiniteError, WeightsError
 from trainer.stored import ways
 from transport.wire.families import FAMILY
 from transport.wire.model import ModelShape, inspect_config
+from transport.wire.task import Layers
+from transport.wire.weights import weights_name
 
 _LAYER_KEY = re.compile(r"^(?P<head>.*?\.(?:layers|h)\.)(?P<index>\d+)(?P<tail>\..*)$")
 _EMBEDDINGS = ("embed_tokens", "wte", "embed_in")
@@ -117,14 +119,15 @@ def initial_values(
     """Initial float32 values of every parameter of the stage, by full name, in the module's order.
 
     Args:
-        weights: a ``model.safetensors`` of the whole model; ``None`` draws them by the family's own rules.
+        weights: a safetensors file, or a folder with one of the whole model or of this cut; ``None`` draws them by the
+            family's own rules.
     Raises:
         WeightsError: the file is broken, or a tensor is missing, of another shape, or not finite.
     """
     names = [(full_name(local, cut), tuple(value.shape)) for local, value in module.named_parameters()]
     tied = bool(config.get("cottage_head_starts_tied", False))
     if weights is not None:
-        return _read_weights(weights, names, config, tied)
+        return _read_weights(_weights_file(weights, cut), names, config, tied)
     rules = _initial_rules(module, cut, config)
     embedding = FAMILY[str(config["model_type"])].embedding
     values = {}
@@ -158,6 +161,12 @@ def _initial_rules(module: nn.Module, cut: Cut, config: Mapping[str, Any]) -> di
                 rule = (1.0, 0.0)
             rules[full_name(f"{owner_name}.{name}", cut)] = rule
     return rules
+
+
+def _weights_file(weights: Path, cut: Cut) -> Path:
+    """In a folder: what an agent fetched for this very cut, or else the whole model."""
+    part = weights / weights_name(Layers(cut.first, cut.last))
+    return part if part.exists() else weights / "model.safetensors" if weights.is_dir() else weights
 
 
 def _read_weights(

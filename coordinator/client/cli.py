@@ -67,7 +67,12 @@ def _parser() -> argparse.ArgumentParser:
     files = argparse.ArgumentParser(add_help=False)
     files.add_argument("document", type=Path, metavar="JOB", help="the job document, YAML or JSON")
     files.add_argument("--data", type=Path, metavar="FILE", help="upload this dataset and put it into the document")
-    files.add_argument("--weights", type=Path, metavar="FILE", help="upload this model.safetensors to start from")
+    files.add_argument(
+        "--weights",
+        type=Path,
+        metavar="PATH",
+        help="upload this model.safetensors, or a folder with shards, to start from",
+    )
     files.add_argument("--tokenizer", type=Path, metavar="FILE", help="upload this tokenizer.json")
 
     commands.add_parser("quote", parents=[common, files], help="what a job would cost")
@@ -168,7 +173,6 @@ async def _document(client: Client, options: argparse.Namespace, out: Console) -
     document = _read(options.document)
     for path, purpose, place, key in (
         (options.data, "dataset", "dataset", "artifact"),
-        (options.weights, "weights", "model", "weights"),
         (options.tokenizer, "tokenizer", "tokenizer", "file"),
     ):
         if path is not None:
@@ -178,7 +182,21 @@ async def _document(client: Client, options: argparse.Namespace, out: Console) -
             if purpose == "tokenizer":
                 part["kind"] = "file"
             part[key] = await _upload(client, path, purpose, part, options, out)
+    if options.weights is not None:
+        await _upload_weights(client, document, options, out)
     return document
+
+
+async def _upload_weights(client: Client, document: dict[str, Any], options: argparse.Namespace, out: Console) -> None:
+    """One file, or every shard of a model's folder; what is in them says which tensors they hold."""
+    path, part = options.weights, document.setdefault("model", {})
+    if not isinstance(part, dict):
+        raise UsageError(f"{options.document}: model is {part!r}, not a table")
+    shards = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+    if not shards:
+        raise UsageError(f"{path} holds no *.safetensors: name the folder of a model, or its model.safetensors")
+    found = [await _upload(client, shard, "weights", part, options, out) for shard in shards]
+    part["weights"] = found[0] if len(found) == 1 else found
 
 
 async def _upload(

@@ -38,14 +38,16 @@ class DatasetReport(msgspec.Struct, frozen=True):
     characters: int
 
 
-class _Tensor(msgspec.Struct, frozen=True):
+class StoredTensor(msgspec.Struct, frozen=True):
+    """What a safetensors header says of a tensor; offsets count from the end of the header."""
+
     dtype: str
     shape: list[int]
     data_offsets: tuple[int, int]
 
 
 _HEADER = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_TENSOR = msgspec.json.Decoder(_Tensor)
+_TENSOR = msgspec.json.Decoder(StoredTensor)
 _METADATA = msgspec.json.Decoder(dict[str, str])
 _ROW = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _TEXT = msgspec.json.Decoder(str)
@@ -98,7 +100,12 @@ def check_jsonl(path: Path, field: str) -> DatasetReport:
 
 
 def check_weights(path: Path) -> None:
-    """Read the header of a safetensors file: every tensor of a known type, in place, none overlapping, none missing.
+    """See that a safetensors file is one; raises as ``read_safetensors``."""
+    read_safetensors(path)
+
+
+def read_safetensors(path: Path) -> tuple[int, dict[str, StoredTensor]]:
+    """Where the data of a safetensors file begin, and its tensors: of known types, in place, none overlapping or missing.
 
     Raises:
         InvalidError: the header or a tensor in it does not describe the file.
@@ -116,6 +123,7 @@ def check_weights(path: Path) -> None:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidError(f"the safetensors header cannot be read: {error}", "weights") from error
     _check_layout(tensors, size - 8 - length)
+    return 8 + length, tensors
 
 
 def check_tokenizer(path: Path) -> None:
@@ -140,7 +148,7 @@ def check_tokenizer(path: Path) -> None:
         )
 
 
-def _check_layout(tensors: dict[str, _Tensor], size: int) -> None:
+def _check_layout(tensors: dict[str, StoredTensor], size: int) -> None:
     end = 0
     for name, tensor in sorted(tensors.items(), key=lambda item: item[1].data_offsets):
         shown = name[:80]

@@ -19,9 +19,11 @@ import msgspec
 from coordinator.domain.job import Job
 from coordinator.errors import InvalidError, UnavailableError
 from coordinator.services.artifacts import ArtifactStore
+from coordinator.services.weights import index_weights
 from coordinator.store.records import RoundRecord
 from transport.wire.job import JobSpec
 from transport.wire.model import ModelConfigError, resolve
+from transport.wire.weights import WEIGHT_INDEX
 
 MAX_DIAGNOSIS = 16 << 10  # Bytes of a tool's complaint that are read.
 EXIT_REFUSED = 3  # The tool's own word that its input is at fault; anything else is the tool's fault.
@@ -78,9 +80,10 @@ class TrainerTools:
             (out / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True))
             names = ("train.bin", "heldout.bin", "tokenizer.json", "config.json")
             files = {name: await self._artifacts.put_file(out / name) for name in names}
-        if spec.model.weights is not None:
-            self._artifacts.path(spec.model.weights)
-            files["model.safetensors"] = spec.model.weights
+            if spec.model.weight_files:
+                weights = [(digest, self._artifacts.path(digest)) for digest in spec.model.weight_files]
+                (out / WEIGHT_INDEX).write_bytes(await asyncio.to_thread(index_weights, weights))
+                files[WEIGHT_INDEX] = await self._artifacts.put_file(out / WEIGHT_INDEX)
         return Prepared(files, config)
 
     async def assemble(self, job: Job, checkpoints: Sequence[str], rounds: Sequence[RoundRecord]) -> str:

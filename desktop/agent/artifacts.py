@@ -78,6 +78,38 @@ class Artifacts:
         path = await self.fetch(digest)
         return await asyncio.to_thread(path.read_bytes)
 
+    async def fetch_range(self, digest: str, begin: int, end: int, target: Path, at: int) -> None:
+        """Write bytes ``begin <= i < end`` of an artifact into ``target`` from offset ``at`` on, through any number of cuts.
+
+        What arrives is not checked here: a part has no digest of its own.
+
+        Raises:
+            ArtifactError: the coordinator does not have it, or sends another range.
+        """
+        done = 0
+
+        async def get(http: aiohttp.ClientSession, headers: dict[str, str]) -> None:
+            nonlocal done
+            asked = {**headers, "Range": f"bytes={begin + done}-{end - 1}"}
+            async with http.get(self._url(digest), headers=asked) as answer:
+                await _check(answer, digest)
+                if answer.status != 206 or not answer.headers.get("Content-Range", "").startswith(
+                    f"bytes {begin + done}-"
+                ):
+                    raise ArtifactError(f"the coordinator answers a range of the artifact {digest} with something else")
+                with target.open("r+b") as file:
+                    file.seek(at + done)
+                    async for chunk in answer.content.iter_chunked(CHUNK):
+                        if done + len(chunk) > end - begin:
+                            raise ArtifactError(
+                                f"the coordinator sends more of the artifact {digest} than was asked for"
+                            )
+                        await asyncio.to_thread(file.write, chunk)
+                        done += len(chunk)
+
+        if begin < end:
+            await self._repeat(get, f"fetching bytes {begin:,} to {end:,} of the artifact {digest}")
+
     async def upload(self, payload: bytes, digest: str) -> None:
         """Store ``payload`` with the coordinator; storing it twice is the same as once.
 

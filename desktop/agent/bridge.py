@@ -16,6 +16,7 @@ from desktop.agent.budget import ByteBudget
 from desktop.agent.errors import WorkerError, WorkerProtocolError
 from desktop.agent.groups import main_error
 from desktop.agent.plans import Plans, Verdict
+from desktop.agent.weights import StageWeights
 from transport.wire.codec import MessageError
 from transport.wire.node import Assign
 from transport.wire.task import (
@@ -98,6 +99,7 @@ class Bridge:
     assign: Assign
     outside: Outside
     plans: Plans = field(init=False)
+    weights: StageWeights | None = None
     traffic: TaskTraffic = field(default_factory=TaskTraffic)
     dropped: Counter[Verdict] = field(default_factory=Counter)
     progress: Progress | None = None
@@ -212,6 +214,10 @@ class Bridge:
             body = await self._commands.get()
             if isinstance(body, StopTask):
                 continue  # The task ends the worker itself.
+            if isinstance(body, ReplayStep) and self.weights is not None and body.first_step == 0:
+                await self.weights.lay_out(
+                    body.plan, body.stage
+                )  # The audit of a first round asks what the job began with.
             digest = _needed(body)
             payload = await self.outside.fetch(digest) if digest else b""
             self._to_worker.put_nowait((WorkerCommand(body), payload, 0))

@@ -24,9 +24,11 @@ from desktop.agent.peers import Peers
 from desktop.agent.reports import Outbox, Pace
 from desktop.agent.sandbox.base import SOCKET_NAME, Sandbox, Worker
 from desktop.agent.unixsocket import listen
+from desktop.agent.weights import StageWeights
 from transport.clock import Clock
 from transport.wire.node import Assign, HeldLease, Report
 from transport.wire.task import Progress, TaskFailed, TaskReady, TaskReport
+from transport.wire.weights import WEIGHT_INDEX
 from transport.wire.worker import Setup
 
 CONNECT_S = 180.0  # A worker imports PyTorch before it connects: 5 s on an idle machine, a minute on a crowded one.
@@ -179,6 +181,11 @@ class HeldTask:
     async def _lay_out_files(self) -> None:
         self._folder.mkdir(parents=True, mode=0o755)
         self._folder.chmod(0o755)
+        weights = self.assign.files.get(WEIGHT_INDEX)
+        if weights is not None:
+            self.bridge.weights = StageWeights(self.tools.artifacts, weights, self._folder)
+            if self.assign.stage is not None:
+                await self.bridge.weights.lay_out(self.assign.plan, self.assign.stage)
         for name, digest in self.assign.files.items():
             if Path(name).name != name or name in ("", ".", "..", SOCKET_NAME):
                 raise WorkerError(f"{name!r} cannot be the name of a job's file")

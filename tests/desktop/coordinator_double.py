@@ -204,8 +204,10 @@ class Double:
         if self.damage:
             self.damage -= 1
             data = b"x" + data[1:]
-        start = request.http_range.start or 0
-        response = web.StreamResponse(status=206 if start else 200)
+        start, stop = request.http_range.start or 0, request.http_range.stop
+        response = web.StreamResponse(status=200 if start == 0 and stop is None else 206)
+        response.headers["Content-Range"] = f"bytes {start}-{(stop or len(data)) - 1}/{len(data)}"
+        data = data[:stop]
         response.content_length = len(data) - start
         await response.prepare(request)
         if self.cut_after is not None:

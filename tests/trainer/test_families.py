@@ -20,6 +20,8 @@ from trainer.stage import Stage
 from transport.wire.families import FAMILY
 from transport.wire.job import ModelSpec, TokenizerSpec
 from transport.wire.model import inspect_config, resolve
+from transport.wire.task import Layers
+from transport.wire.weights import weights_name
 
 WHOLE = Cut(0, 3, True, True)
 IDS = torch.randint(0, VOCABULARY, (2, SEQUENCE + 1), generator=torch.Generator().manual_seed(1))
@@ -121,6 +123,16 @@ def test_names_in_the_exported_file_are_those_of_the_familys_repositories(
     config = config_of(family)
     folder = exported([Stage(config, WHOLE, training())], config, tokenizer, tmp_path)
     assert load_file(folder / "model.safetensors").keys() == load_file(tmp_path / "hub/model.safetensors").keys()
+
+
+def test_a_stage_takes_what_was_fetched_for_its_cut_before_the_whole_model(tmp_path: Path) -> None:
+    whole = published(theirs("llama", tie=False), tmp_path / "hub")
+    mine = {name: value for name, value in load_file(whole).items() if ".layers.1." in name}
+    save_file({name: value + 1 for name, value in mine.items()}, tmp_path / "hub" / weights_name(Layers(1, 2)))
+    first, middle, _ = stages_from(tmp_path / "hub", "llama", tie=False)
+    plain = stages_from(whole, "llama", tie=False)
+    assert torch.equal(first.parameters, plain[0].parameters)
+    assert torch.allclose(middle.parameters[:1024], plain[1].parameters[:1024] + 1)
 
 
 def test_experts_stored_as_one_tensor_are_read_too(tmp_path: Path) -> None:

@@ -11,14 +11,23 @@ from msgspec import Meta
 
 from transport.wire.ids import Digest, ShortText
 
+MAX_SHARDS = 256  # Files of one model; the largest public ones have 191.
+
 
 class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Either ``preset`` or ``config`` (the content of a Hugging Face ``config.json``)."""
 
     preset: Annotated[str, Meta(max_length=64)] | None = None
     config: dict[str, Any] | None = None
-    weights: Digest | None = None
-    """An uploaded ``model.safetensors`` to start from; ``None`` starts from seeded random weights."""
+    weights: Digest | Annotated[tuple[Digest, ...], Meta(min_length=1, max_length=MAX_SHARDS)] | None = None
+    """An uploaded ``model.safetensors`` to start from, or all its shards; ``None`` starts from seeded random weights."""
+
+    @property
+    def weight_files(self) -> tuple[Digest, ...]:
+        """The files to start from, none where the weights are random."""
+        if self.weights is None:
+            return ()
+        return (self.weights,) if isinstance(self.weights, str) else self.weights
 
 
 class TokenizerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from transport.wire.families import FAMILY, FLOATS, MAX_VOCABULARY, ModelConfigError, Sizes, flag, integer, measure
+from transport.wire.families import FAMILY, FLOATS, MAX_VOCABULARY, Sizes, flag, integer, measure
+from transport.wire.families import ModelConfigError as ModelConfigError
 from transport.wire.job import ModelSpec
 
 FAMILIES: Mapping[str, str] = {name: family.architecture for name, family in FAMILY.items()}

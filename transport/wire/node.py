@@ -167,7 +167,8 @@ class Assign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="assig
     """Hold this lease: start a worker for the job. ``stage`` None: a spare, which audits and waits.
 
     ``files``: name -> artifact, laid into the worker's folder: ``train.bin`` and ``heldout.bin`` (token ids,
-    little-endian uint32), ``tokenizer.json``, ``config.json``, and ``model.safetensors`` where the job starts from weights.
+    little-endian uint32), ``tokenizer.json``, ``config.json``, and ``weights.json`` where the job starts from weights: a
+    ``transport.wire.weights.WeightIndex``, of which the node lays out its own stage's part.
     """
 
     lease: LeaseId
