@@ -433,7 +433,7 @@ async def test_a_folder_without_its_files_is_a_failure_in_words(routed: MakeRout
 async def test_a_config_that_cannot_be_is_a_failure_in_words(routed: MakeRouter, folder: Path) -> None:
     (folder / "config.json").write_text('{"model_type": "llama", "hidden_size": 33}')
     async with routed(job()) as router:
-        with pytest.raises(AssertionError, match="intermediate_size is None"):
+        with pytest.raises(AssertionError, match="num_hidden_layers is None"):
             await router.start(ONE, [(0, 0)])
 
 
