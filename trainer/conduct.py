@@ -2,8 +2,7 @@
 
 from typing import Literal
 
-from trainer.codecs import encode
-from trainer.outer import PSEUDO_GRADIENT_CODECS, check_pseudo_gradient
+from trainer.outer import OuterMethod
 from trainer.stage import Stage
 
 Lie = Literal["gradient", "commitment", "lazy", "substitute"]
@@ -25,7 +24,7 @@ class Conduct:
         """The Merkle root that is reported."""
         return root
 
-    def contribution(self, encoded: bytes, _stage: Stage) -> bytes:
+    def contribution(self, encoded: bytes, _method: OuterMethod, _round: int) -> bytes:
         """The pseudo-gradient that is sent and committed to beside the root; the last leaf binds ``encoded``."""
         return encoded
 
@@ -61,10 +60,9 @@ class Lazy(Conduct):
 class Substitute(Conduct):
     """Computes and commits to its steps as it should, and contributes something else than they gave."""
 
-    def contribution(self, encoded: bytes, stage: Stage) -> bytes:
+    def contribution(self, encoded: bytes, method: OuterMethod, round_index: int) -> bytes:
         """The same direction with ``EXAGGERATION`` times the norm."""
-        honest = check_pseudo_gradient(encoded, stage.parameters.numel(), stage.training)
-        return encode(honest.mul(EXAGGERATION), PSEUDO_GRADIENT_CODECS[stage.training.pseudo_gradient])
+        return method.encode_update(method.decode_update(encoded, round_index).mul(EXAGGERATION), round_index)
 
 
 def conduct(lie: Lie | None) -> Conduct:

@@ -18,14 +18,14 @@ from typing import Any
 from torch import Tensor
 
 from trainer.checkpoint import read_checkpoint, write_checkpoint
-from trainer.codecs import encoded_size
+from trainer.codecs.envelope import unwrap, wrap
 from trainer.conduct import Conduct
 from trainer.data import TokenFile, heldout_parts
 from trainer.errors import AbandonedError, CodecError, RoundError
 from trainer.inbox import Inbox, RoundKey
 from trainer.opening import write_opening
 from trainer.outbox import Outbox
-from trainer.outer import PSEUDO_GRADIENT_CODECS, OuterState, check_pseudo_gradient, outer_step, pseudo_gradient
+from trainer.outer import Local, OuterState, local_digest, outer_method
 from trainer.replay import cut_of, state_before
 from trainer.stage import Stage, vector_digest
 from trainer.steps import Kind, PayloadKey, Position, Recorder, accumulate, digests, heldout_loss
@@ -134,8 +134,10 @@ class Member:
         self.stage = Stage(files.config, cut_of(plan, stage), spec.training, files.weights, device)
         size = self.stage.parameters.numel()
         self._outer = OuterState(self.stage.state().parameters, self.stage.state().first_moment.zero_())
+        self._method = outer_method(spec.training, self.stage.slots, size)
+        self._local = self._method.fresh(self._outer)
+        self._pending: Local | None = None
         self._anchor_round = 0
-        self._contribution_bytes = encoded_size((size,), PSEUDO_GRADIENT_CODECS[spec.training.pseudo_gradient])
         self._said = _Said()
         self._holding = threading.Lock()
         self._kept: dict[RoundKey, _Kept] = {}
@@ -146,10 +148,11 @@ class Member:
 
     def take_contribution(self, name: TensorName, stage: int, replica: int, data: bytes) -> None:
         """A pseudo-gradient of the same stage of another replica; anything else is dropped, and so not held."""
-        if stage != self._position.stage or replica == self._replica or len(data) != self._contribution_bytes:
+        if stage != self._position.stage or replica == self._replica:
             return
         try:
-            check_pseudo_gradient(data, self.stage.parameters.numel(), self._training)
+            data = unwrap(data, self._method.limit(name.round))
+            self._method.decode_update(data, name.round)
         except CodecError:
             return  # Not held: the coordinator learns from our RoundHolding that this replica cannot contribute.
         key = (name.epoch, name.round)
@@ -216,6 +219,7 @@ class Member:
         if command.state is not None:
             size = self.stage.parameters.numel()
             self._outer, self._anchor_round = read_checkpoint(payload, self.stage.slots, size)
+            self._local = self._method.fresh(self._outer)
             self._back_to_anchor()
         if self._anchor_round != command.round:
             raise RoundError(
@@ -235,14 +239,17 @@ class Member:
             self._inbox, self._outbox, key, command.first_step, self._position.stage, self._replica, validation=True
         )
         parts = heldout_parts(self._files.heldout, self._training)
+        own = self.stage.parameters.clone()  # Between the exchanges of its parts a replica is not at the anchor.
+        self._load(self._outer.anchor)
         loss = heldout_loss(self.stage, parts, boundary)
+        self._load(own)
         if loss is not None:
             tokens = sum(part.shape[0] * (part.shape[1] - 1) for part in parts)
             self._say(Validation(*key, loss, tokens))
 
     def _train(self, command: BeginRound, key: RoundKey) -> None:
         anchor = self._outer.anchor
-        trace = RoundTrace(command.first_step, anchor, self._state_interval(command.steps))
+        trace = RoundTrace(command.first_step, anchor, self._state_interval(command.steps), self._local)
         anchor_digest, before = vector_digest(anchor), self.stage.state_digest()
         losses: list[float] = []
         for index in range(command.steps):
@@ -284,6 +291,7 @@ class Member:
                 after=after,
                 anchor=anchor,
                 loss=loss,
+                local=trace.local_digest,
             ),
             recorder.received,
         )
@@ -299,23 +307,25 @@ class Member:
         return self._last_loss
 
     def _commit(self, command: BeginRound, key: RoundKey, trace: RoundTrace, loss: float | None) -> None:
-        encoded = pseudo_gradient(trace.anchor, self.stage.parameters, self._training)
-        trace.bind(hashlib.sha256(encoded).hexdigest())
+        given = self._method.contribution(trace.anchor, self.stage.parameters, trace.local, command.round)
+        carried = local_digest(given.local)
+        trace.bind(hashlib.sha256(given.data).hexdigest(), carried)
         root = self._conduct.root(trace.tree().root)
-        encoded = self._conduct.contribution(encoded, self.stage)
+        encoded = self._conduct.contribution(given.data, self._method, command.round)
         digest = hashlib.sha256(encoded).hexdigest()
         self._kept[key] = _Kept(trace, command.total_steps)
         for old in sorted(self._kept)[:-KEPT_ROUNDS]:
             del self._kept[old]
         tokens = command.steps * self._training.batch * self._training.sequence
         operations = 6 * self.stage.parameter_count * tokens
+        self._pending = given.local
         self._inbox.contribution(key, self._replica, encoded)
-        self._say(RoundCommit(*key, root.hex(), len(trace.leaves), digest, tokens, operations, loss))
+        self._say(RoundCommit(*key, root.hex(), len(trace.leaves), digest, tokens, operations, loss, carried))
         name = TensorName("pseudo_gradient", *key, command.first_step, 0)
-        naive = 4 * self.stage.parameter_count * command.steps
+        naive, wrapped = 4 * self.stage.parameter_count * command.steps, wrap(encoded)
         for member in command.plan.members:
             if member.stage == self._position.stage and member.replica != self._replica:
-                self._outbox.put(PeerSend(member.stage, member.replica, name, naive), encoded)
+                self._outbox.put(PeerSend(member.stage, member.replica, name, naive), wrapped)
         self._report_holding()
 
     def _apply(self, command: ApplyRound) -> None:
@@ -328,9 +338,12 @@ class Member:
         if RoundCommit not in self._said.reports:
             self._back_to_anchor()  # The replica was given up and we were still stepping.
         contributions = self._inbox.contributions(command.contributors)
-        self._outer = outer_step(self._outer, contributions, self._training)
+        self._outer = self._method.apply(self._outer, contributions, command.round)
         self._anchor_round = command.round + 1
-        self._load(self._outer.anchor)
+        if self._pending is not None and self._replica in contributions:
+            self._local = self._pending
+        self._pending = None
+        self._load(self._method.start(self._outer, self._local, self._anchor_round))
         checkpoint = write_checkpoint(self._outer, self.stage.slots, self._anchor_round) if command.checkpoint else b""
         name = hashlib.sha256(checkpoint).hexdigest() if checkpoint else None
         self._say(RoundApplied(*key, vector_digest(self._outer.anchor), name), checkpoint)
@@ -349,11 +362,12 @@ class Member:
         return report
 
     def _back_to_anchor(self) -> None:
-        self._load(self._outer.anchor)
+        self._pending = None
+        self._load(self._method.start(self._outer, self._local, self._anchor_round))
         self.stage.reset_moments()
 
-    def _load(self, anchor: Tensor) -> None:
-        self.stage.parameters.copy_(anchor)
+    def _load(self, parameters: Tensor) -> None:
+        self.stage.parameters.copy_(parameters)
         self.stage.gradients.zero_()
 
     def _state_interval(self, steps: int) -> int:

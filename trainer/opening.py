@@ -1,6 +1,7 @@
 """An opened step as one safetensors file: the leaf, its proof, the state before it and the payloads it received."""
 
 import hashlib
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -13,6 +14,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from trainer.errors import OpeningError
+from trainer.outer.method import Local, local_digest
 from trainer.stage import StageState
 from trainer.steps import PayloadKey, Position
 from trainer.trace import RoundTrace, StepLeaf
@@ -42,7 +44,8 @@ class Opening:
 
     Attributes:
         last: the round's last leaf, which binds the pseudo-gradient; of the last step it is ``leaf`` itself.
-        anchor: parameters that the round began with, flat; only on the round's last step.
+        anchor: anchor that the round began with, flat; only on the round's last step, and on its first where ``local`` counts.
+        local: what the replica carried into the round; where ``anchor`` is given.
     """
 
     leaf: StepLeaf
@@ -51,6 +54,7 @@ class Opening:
     state: StageState
     payloads: dict[PayloadKey, bytes]
     anchor: Tensor | None
+    local: Local
 
 
 def write_opening(trace: RoundTrace, step: int, state: StageState, position: Position, micros: int) -> bytes:
@@ -72,20 +76,31 @@ def write_opening(trace: RoundTrace, step: int, state: StageState, position: Pos
         "first_moment": state.first_moment,
         "second_moment": state.second_moment,
     }
-    if step == last:
+    if step in _anchored(last, trace.local):
         tensors["anchor"] = trace.anchor
+        tensors |= {f"local.{name}": vector for name, vector in trace.local.items()}
     for index, key in enumerate(position.expected(micros)):
         tensors[f"received.{index}"] = _tensor(trace.payloads[step][key])
     return save(tensors)
 
 
-def read_opening(data: bytes, root: str, leaves: int, step: int, position: Position, micros: int, size: int) -> Opening:
+def read_opening(
+    data: bytes,
+    root: str,
+    leaves: int,
+    step: int,
+    position: Position,
+    micros: int,
+    size: int,
+    carries: Sequence[str] = (),
+) -> Opening:
     """Parse an opening and hold it against its commitment.
 
     Args:
         root: Merkle root of the round, in hexadecimal; ``leaves`` under it.
         step: within the round.
         micros: micro-batches of a step; ``size``: length of the stage's flat vectors.
+        carries: names of the vectors that the method carries from round to round.
     Raises:
         OpeningError: the bytes are no opening, or do not belong to this step of this commitment.
     """
@@ -106,8 +121,17 @@ def read_opening(data: bytes, root: str, leaves: int, step: int, position: Posit
         if hashlib.sha256(payload).hexdigest() != head.leaf.received[index]:
             raise OpeningError(f"the {key[0]} of micro-batch {key[1]} is not the one that the leaf names")
         payloads[key] = payload
-    anchor = _vector(tensors, "anchor", size) if step == leaves - 1 else None
-    return Opening(head.leaf, head.previous, head.last, state, payloads, anchor)
+    if step not in _anchored(leaves - 1, carries):
+        return Opening(head.leaf, head.previous, head.last, state, payloads, None, {})
+    local = {name: _vector(tensors, f"local.{name}", size) for name in carries}
+    if local_digest(local) != head.leaf.local:
+        raise OpeningError("what the replica carried into the round is not what the leaf names")
+    return Opening(head.leaf, head.previous, head.last, state, payloads, _vector(tensors, "anchor", size), local)
+
+
+def _anchored(last: int, carries: Collection[str]) -> set[int]:
+    """Steps whose opening shows the anchor: the one that made the contribution, and the first where it does not begin there."""
+    return {last, 0} if carries else {last}
 
 
 def _parse(data: bytes) -> tuple[dict[str, Tensor], _Head]:

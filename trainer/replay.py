@@ -5,11 +5,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from trainer.data import TokenFile
 from trainer.errors import CodecError, OpeningError
 from trainer.model import Cut
 from trainer.opening import Opening, read_opening
-from trainer.outer import pseudo_gradient
+from trainer.outer import OuterMethod, OuterState, local_digest, outer_method
 from trainer.stage import Stage, StageState, vector_digest
 from trainer.steps import Position, Recorded, Recorder, accumulate, digests
 from trainer.trace import RoundTrace
@@ -54,11 +56,11 @@ class Auditor:
             self._config, cut_of(command.plan, command.stage), self._training, device=self._device, initialise=False
         )
         position = Position(command.stage, len(command.plan.layers))
-        micros = crossings(self._training)
+        micros, size = crossings(self._training), stage.parameters.numel()
+        method = outer_method(self._training, stage.slots, size)
+        carries = tuple(sorted(method.fresh(OuterState(torch.zeros(size), torch.zeros(size)))))
         try:
-            opened = read_opening(
-                opening, command.root, command.leaves, command.step, position, micros, stage.parameters.numel()
-            )
+            opened = read_opening(opening, command.root, command.leaves, command.step, position, micros, size, carries)
         except OpeningError as error:
             return AuditReport(command.audit, "malformed", str(error)[:4000])
         unbound = _compare_bindings(command, opened)
@@ -67,11 +69,13 @@ class Auditor:
         if opened.leaf.env_class != self._env_class:
             detail = f"the prover names {opened.leaf.env_class}, this auditor is {self._env_class}"
             return AuditReport(command.audit, "incomparable", detail[:4000])
-        found = self._compare(command, opened, stage, position)
+        found = self._compare(command, opened, stage, position, method)
         operations = 6 * stage.parameter_count * self._training.batch * self._training.sequence
         return AuditReport(command.audit, "mismatch" if found else "match", found[:4000], operations)
 
-    def _compare(self, command: ReplayStep, opened: Opening, stage: Stage, position: Position) -> str:
+    def _compare(
+        self, command: ReplayStep, opened: Opening, stage: Stage, position: Position, method: OuterMethod
+    ) -> str:
         """The first difference in words, empty where there is none."""
         leaf, step = opened.leaf, command.first_step + command.step
         tokens = TokenFile(self._file, self._training.sequence, stage.shape.vocabulary)
@@ -87,8 +91,9 @@ class Auditor:
             return "the step does not begin where the one before ended"
         if command.first_step == 0 and leaf.anchor != self._initial(stage.cut):
             return "the first round does not begin with the job's initial weights"
-        if command.step == 0 and vector_digest(opened.state.parameters) != leaf.anchor:
-            return "the round's first step does not begin with its anchor"
+        wrong = _compare_start(command, opened, method)
+        if wrong:
+            return wrong
         stage.restore(opened.state)
         recorder = Recorder(Recorded(opened.payloads))
         try:
@@ -103,23 +108,42 @@ class Auditor:
             return "the state after the step is not what the step gives"
         if loss != leaf.loss:
             return f"the loss is {loss!r}, committed was {leaf.loss!r}"
-        return self._compare_pseudo_gradient(command, opened, stage)
+        return _compare_contribution(command, opened, stage, method)
 
     def _initial(self, cut: Cut) -> str:
         """Digest of the parameters that the job begins with: the anchor of the first round, which no round before gives."""
         return vector_digest(Stage(self._config, cut, self._training, self._weights, self._device).state().parameters)
 
-    def _compare_pseudo_gradient(self, command: ReplayStep, opened: Opening, stage: Stage) -> str:
-        last = command.step == command.leaves - 1
-        if not last:
-            return "" if opened.leaf.pseudo_gradient is None else "a pseudo-gradient in the middle of the round"
-        assert opened.anchor is not None
+
+def _compare_start(command: ReplayStep, opened: Opening, method: OuterMethod) -> str:
+    """Hold the parameters that the round began with against its anchor and what the replica carried over."""
+    if opened.anchor is not None:
         if vector_digest(opened.anchor) != opened.leaf.anchor:
             return "the anchor is not the one that the leaf names"
-        encoded = pseudo_gradient(opened.anchor, stage.parameters, self._training)
-        if hashlib.sha256(encoded).hexdigest() != opened.leaf.pseudo_gradient:
-            return "the pseudo-gradient is not what the round gives"
+        shared = OuterState(opened.anchor, torch.zeros_like(opened.anchor))
+        if command.local is None and opened.leaf.local != local_digest(method.fresh(shared)):
+            return "the replica began afresh, and shows that it carried something over"
+    if command.step > 0:
         return ""
+    begun = opened.leaf.anchor
+    if opened.local:
+        assert opened.anchor is not None
+        begun = vector_digest(method.start(OuterState(opened.anchor, opened.anchor), opened.local, command.round))
+    if vector_digest(opened.state.parameters) != begun:
+        return "the round's first step does not begin with its anchor"
+    return ""
+
+
+def _compare_contribution(command: ReplayStep, opened: Opening, stage: Stage, method: OuterMethod) -> str:
+    if command.step < command.leaves - 1:
+        return "" if opened.leaf.pseudo_gradient is None else "a pseudo-gradient in the middle of the round"
+    assert opened.anchor is not None
+    given = method.contribution(opened.anchor, stage.parameters, opened.local, command.round)
+    if hashlib.sha256(given.data).hexdigest() != opened.leaf.pseudo_gradient:
+        return "the pseudo-gradient is not what the round gives"
+    if local_digest(given.local) != opened.leaf.carried:
+        return "what is carried into the next round is not what this one gives"
+    return ""
 
 
 def _compare_bindings(command: ReplayStep, opened: Opening) -> str:
@@ -128,6 +152,10 @@ def _compare_bindings(command: ReplayStep, opened: Opening) -> str:
     if bound != command.pseudo_gradient:
         name = "none" if bound is None else bound[:16]
         return f"the member committed to the pseudo-gradient {command.pseudo_gradient[:16]}, its last leaf binds {name}"
+    if opened.last.carried != command.carried:
+        return "what the member committed to carry into the next round is not what its last leaf binds"
+    if opened.last.local != opened.leaf.local or (command.local is not None and opened.leaf.local != command.local):
+        return "what the leaf names as carried into the round is not what the round before committed to"
     if opened.last.anchor != opened.leaf.anchor:
         return f"the leaf names the anchor {opened.leaf.anchor[:16]}, the last one {opened.last.anchor[:16]}"
     if command.anchor is not None and opened.leaf.anchor != command.anchor:

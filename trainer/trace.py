@@ -7,6 +7,7 @@ begins with the state that the one before ended with), so an opening shows the l
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Annotated
 
 import msgspec
@@ -14,6 +15,7 @@ from msgspec import Meta
 from torch import Tensor
 
 from trainer.errors import RoundError
+from trainer.outer.method import Local, local_digest
 from trainer.stage import StageState
 from trainer.steps import PayloadKey
 from transport.merkle import MerkleTree
@@ -27,7 +29,9 @@ MAX_AUDIT_BYTES = 256 << 20  # States and payloads of the kept rounds; beyond it
 class StepLeaf(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One committed step. ``step`` is the job's global index; ``received`` and ``sent`` are in ``Position`` order.
 
-    ``anchor``: digest of the parameters that the round began with. ``pseudo_gradient``: on the round's last leaf.
+    ``anchor``: digest of the anchor that the round began with; ``local``: of what the replica carried into it beside (``None``:
+    the method carries nothing). On the round's last leaf: ``pseudo_gradient``, and ``carried``, which is ``local`` of the next
+    round if this one's contribution counts.
     """
 
     step: StepIndex
@@ -40,6 +44,8 @@ class StepLeaf(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     anchor: Digest
     loss: FiniteLoss | None = None
     pseudo_gradient: Digest | None = None
+    local: Digest | None = None
+    carried: Digest | None = None
 
 
 @dataclass
@@ -47,13 +53,15 @@ class RoundTrace:
     """Leaves of one round of one member, and what opening them takes.
 
     Attributes:
-        anchor: parameters that the round began with, flat.
+        anchor: anchor that the round began with, flat.
         every: a state is kept before each ``every``-th step.
+        local: what the replica carried into the round.
     """
 
     first_step: int
     anchor: Tensor
     every: int
+    local: Local = field(default_factory=dict)
     leaves: list[StepLeaf] = field(default_factory=list)
     states: dict[int, StageState] = field(default_factory=dict)
     payloads: list[dict[PayloadKey, bytes]] = field(default_factory=list)
@@ -67,9 +75,14 @@ class RoundTrace:
         self.leaves.append(leaf)
         self.payloads.append(dict(received))
 
-    def bind(self, pseudo_gradient: str) -> None:
-        """Put the pseudo-gradient's digest into the last leaf: the round is over."""
-        self.leaves[-1] = msgspec.structs.replace(self.leaves[-1], pseudo_gradient=pseudo_gradient)
+    @cached_property
+    def local_digest(self) -> str | None:
+        """Digest of ``local``."""
+        return local_digest(self.local)
+
+    def bind(self, pseudo_gradient: str, carried: str | None = None) -> None:
+        """Put the digests of the pseudo-gradient and of what is carried over into the last leaf: the round is over."""
+        self.leaves[-1] = msgspec.structs.replace(self.leaves[-1], pseudo_gradient=pseudo_gradient, carried=carried)
 
     def tree(self) -> MerkleTree:
         """The Merkle tree over the leaves."""

@@ -34,16 +34,22 @@ Phase = Literal["training", "applying", "complete", "void"]
 
 
 class Commitment(msgspec.Struct, frozen=True):
-    """What a member bound itself to."""
+    """What a member bound itself to. ``carried``: what it takes into the next round if this one's contribution counts."""
 
     root: Digest
     leaves: int
     pseudo_gradient: Digest
     loss: float | None
+    carried: Digest | None = None
 
 
 class Seat(msgspec.Struct, frozen=True):
-    """A member of the round, by its lease. ``state``: the checkpoint that it begins from, where it has not got the anchor."""
+    """A member of the round, by its lease.
+
+    Attributes:
+        state: the checkpoint that it begins from, where it has not got the anchor.
+        local: what it had committed to carry into this round; ``None`` where it begins afresh.
+    """
 
     lease: str
     node: NodeAddress
@@ -55,6 +61,7 @@ class Seat(msgspec.Struct, frozen=True):
     held: dict[int, Digest] = {}
     parameters: Digest | None = None
     checkpoint: Digest | None = None
+    local: Digest | None = None
 
 
 class Round(msgspec.Struct, frozen=True):
@@ -179,7 +186,7 @@ def checkpoint(current: Round, stage: int) -> Digest | None:
 def _committed(current: Round, seat: Seat, event: RoundCommit) -> Seat:
     if current.phase != "training" or seat.commit is not None or event.leaves != current.steps:
         return seat
-    commit = Commitment(event.root, event.leaves, event.pseudo_gradient, event.loss)
+    commit = Commitment(event.root, event.leaves, event.pseudo_gradient, event.loss, event.carried)
     return msgspec.structs.replace(seat, commit=commit)
 
 

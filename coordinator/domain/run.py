@@ -31,6 +31,7 @@ class Run(msgspec.Struct, frozen=True):
         done: complete rounds, which is also the number of the next one.
         checkpoints: the anchor of round ``done`` by stage; empty before the first round is complete.
         current: leases whose workers hold that anchor.
+        local: what leases carry into round ``done`` beside the anchor, by digest; only of methods that carry something.
         restarts: void rounds since the last complete one.
         evaluate: rounds that begin with a validation.
         members: leases of the last complete round, where it lost and corrected nobody.
@@ -46,6 +47,7 @@ class Run(msgspec.Struct, frozen=True):
     done: int = 0
     checkpoints: tuple[Digest, ...] = ()
     current: tuple[str, ...] = ()
+    local: dict[str, Digest] = {}
     members: tuple[str, ...] = ()
     restarts: int = 0
     finished: bool = False
@@ -78,7 +80,7 @@ def begin(run: Run, holders: Sequence[Holder], now: float) -> Run:
     replicas = replicas[:1] if last else replicas
     first = run.done * run.inner_steps
     taking = sorted((h for h in holders if h.replica in replicas), key=lambda h: (h.replica, h.stage))
-    seats = tuple(Seat(h.lease, h.node, h.stage, h.replica, _state(run, h)) for h in taking)
+    seats = tuple(_seat(run, holder) for holder in taking)
     # Other members, or a round that is done again, make another epoch: their messages cannot be mixed up.
     epoch = run.epoch if tuple(h.lease for h in taking) == run.members else run.epoch + 1
     started = Round(
@@ -110,8 +112,9 @@ def close(run: Run) -> Run:
     digests = tuple(digest for stage in range(len(run.layers)) if (digest := checkpoint(over, stage)))
     members = current if len(current) == len(over.seats) else ()
     return msgspec.structs.replace(
-        run, round=None, done=run.done + 1, checkpoints=digests, current=current, members=members, restarts=0
-    )
+        run, round=None, done=run.done + 1, checkpoints=digests, current=current, members=members, restarts=0,
+        local=_carried(over, current),
+    )  # fmt: skip
 
 
 def beyond_repair(run: Run) -> frozenset[str]:
@@ -128,6 +131,23 @@ def beyond_repair(run: Run) -> frozenset[str]:
 def evaluations(total_rounds: int, between: int) -> tuple[int, ...]:
     """Rounds that begin with a validation: the first, and ``between`` more spread over the job."""
     return tuple(sorted({0} | {total_rounds * i // (between + 1) for i in range(1, between + 1)}))
+
+
+def _carried(over: Round, current: tuple[str, ...]) -> dict[str, Digest]:
+    """What living members carry on: what they committed to where that counted, else what they had brought."""
+    carried = {}
+    for seat in over.seats:
+        counted = seat.commit is not None and seat.replica in (over.contributors or ())
+        local = seat.commit.carried if counted and seat.commit is not None else seat.local
+        if seat.lease in current and local is not None:
+            carried[seat.lease] = local
+    return carried
+
+
+def _seat(run: Run, holder: Holder) -> Seat:
+    state = _state(run, holder)
+    local = run.local.get(holder.lease) if state is None else None
+    return Seat(holder.lease, holder.node, holder.stage, holder.replica, state, local=local)
 
 
 def _state(run: Run, holder: Holder) -> Digest | None:

@@ -44,6 +44,7 @@ class Audit(msgspec.Struct, frozen=True):
     Attributes:
         pseudo_gradient: what the member committed to beside ``root``.
         anchor: the agreed parameters that its round began with; None where only a checkpoint, or the beginning, says.
+        carried, local: what the member committed to carry into the next round, and what it had carried into this one.
         tried: nodes that were asked to re-run it.
         blame: why it failed. ``misstated``: its leaf names another environment class than it had said to be of.
     """
@@ -71,6 +72,8 @@ class Audit(msgspec.Struct, frozen=True):
     auditor_lease: str | None = None
     anchor: Digest | None = None
     opening: Digest | None = None
+    carried: Digest | None = None
+    local: Digest | None = None
     tried: tuple[NodeAddress, ...] = ()
     verdicts: tuple[Verdict, ...] = ()
     blame: Blame = ""
@@ -101,6 +104,8 @@ class Audit(msgspec.Struct, frozen=True):
                 pseudo_gradient=self.pseudo_gradient,
                 anchor=self.anchor,
                 opening=self.opening,
+                carried=self.carried,
+                local=self.local,
             )
         return None
 

@@ -371,6 +371,8 @@ def _commit(
             "state": state,
             "amount": share if state == "pending" else 0,
             "anchor": anchor,
+            "carried": seat.commit.carried,
+            "local": seat.local,
         },
         CommitRecord,
     )

@@ -60,6 +60,8 @@ class Verification:
                 leaves=commit.leaves,
                 pseudo_gradient=commit.pseudo_gradient,
                 anchor=commit.anchor,
+                carried=commit.carried,
+                local=commit.local,
                 deadline=work.now + self._context.config.audit_seconds,
             )
             work.audits[audit.id] = audit

@@ -55,6 +55,7 @@ class CommitRecord(msgspec.Struct, frozen=True):
 
     Attributes:
         anchor: the agreed parameters that it began with; None where only its checkpoint says what they were.
+        carried, local: what it commits to carry into the next round, and what it had carried into this one.
         settlement: the outbox row that pays it.
     """
 
@@ -76,6 +77,8 @@ class CommitRecord(msgspec.Struct, frozen=True):
     amount: int
     anchor: Digest | None = None
     settlement: int | None = None
+    carried: Digest | None = None
+    local: Digest | None = None
     version: int = 0
 
 

@@ -16,7 +16,7 @@ from trainer.data import TokenFile
 from trainer.errors import TrainerError
 from trainer.model import Cut
 from trainer.opening import write_opening
-from trainer.outer import pseudo_gradient
+from trainer.outer import local_digest, outer_method
 from trainer.stage import Stage, vector_digest
 from trainer.steps import Kind, Position, Recorder, accumulate, digests
 from trainer.trace import RoundTrace, StepLeaf
@@ -209,5 +209,7 @@ def commit_round(line: Pipeline, stage: int, steps: int, total: int, first_step:
             loss=loss if own.cut.is_last else None,
         )  # fmt: skip
         trace.add(leaf, recorder.received)
-    trace.bind(hashlib.sha256(pseudo_gradient(trace.anchor, own.parameters, spec)).hexdigest())
+    method = outer_method(spec, own.slots, own.parameters.numel())
+    given = method.contribution(trace.anchor, own.parameters, trace.local, 0)
+    trace.bind(hashlib.sha256(given.data).hexdigest(), local_digest(given.local))
     return Committed(trace, position, spec, total)

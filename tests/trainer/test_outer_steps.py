@@ -9,7 +9,9 @@ from tests.trainer.small import pipeline, training
 from trainer.codecs import decode
 from trainer.data import TokenFile
 from trainer.errors import CodecError, NonFiniteError, RoundError
-from trainer.outer import OuterState, check_pseudo_gradient, outer_step, pseudo_gradient
+from trainer.outer import OuterMethod, OuterState, outer_method
+from trainer.stage import Slot
+from transport.wire.job import TrainingSpec
 
 SIZE = 640
 
@@ -17,6 +19,18 @@ SIZE = 640
 def state(seed: int = 0) -> OuterState:
     generator = torch.Generator().manual_seed(seed)
     return OuterState(torch.randn(SIZE, generator=generator), torch.randn(SIZE, generator=generator) * 0.1)
+
+
+def method_of(spec: TrainingSpec, size: int = SIZE) -> OuterMethod:
+    return outer_method(spec, [Slot("whole", (size,), 0, size)], size)
+
+
+def outer_step(state: OuterState, given: dict[int, bytes], spec: TrainingSpec) -> OuterState:
+    return method_of(spec, state.anchor.numel()).apply(state, given, 0)
+
+
+def pseudo_gradient(anchor: torch.Tensor, parameters: torch.Tensor, spec: TrainingSpec) -> bytes:
+    return method_of(spec, anchor.numel()).contribution(anchor, parameters, {}, 0).data
 
 
 def contributions(count: int, anchor: torch.Tensor) -> dict[int, bytes]:
@@ -70,9 +84,9 @@ def test_nobody_is_no_round() -> None:
 def test_a_pseudo_gradient_of_another_stage_is_refused() -> None:
     given = contributions(1, state().anchor)
     with pytest.raises(CodecError):
-        check_pseudo_gradient(given[0], SIZE + 64, training())
+        method_of(training(), SIZE + 64).decode_update(given[0], 0)
     with pytest.raises(CodecError):
-        check_pseudo_gradient(given[0][:-1] + b"", SIZE, training())
+        method_of(training()).decode_update(given[0][:-1], 0)
 
 
 def test_a_replica_that_diverged_sends_nothing() -> None:

@@ -15,7 +15,7 @@ from tests.trainer.small import SEQUENCE, VOCABULARY, config_of, job, pipeline
 from trainer.checkpoint import read_checkpoint
 from trainer.data import TokenFile, heldout_parts
 from trainer.model import Cut
-from trainer.outer import OuterState, outer_step, pseudo_gradient
+from trainer.outer import OuterState, outer_method
 from trainer.stage import Stage, vector_digest
 from trainer.steps import Recorded, heldout_loss
 from transport.wire.job import JobSpec
@@ -65,15 +65,18 @@ def simulate(folder: Path, spec: JobSpec, rounds: int, replicas: int = 2) -> lis
     lines = [pipeline("llama", 1, tokens, spec.training) for _ in range(replicas)]
     anchor = lines[0].stages[0].state().parameters
     outer, states = OuterState(anchor, torch.zeros_like(anchor)), []
+    method = outer_method(spec.training, lines[0].stages[0].slots, anchor.numel())
+    local = [method.fresh(outer) for _ in lines]
     for round_index in range(rounds):
         given = {}
         for replica, line in enumerate(lines):
             line.replica = replica
-            line.stages[0].parameters.copy_(outer.anchor)
+            line.stages[0].parameters.copy_(method.start(outer, local[replica], round_index))
             for step in range(round_index * steps, (round_index + 1) * steps):
                 line.step(step, TOTAL)
-            given[replica] = pseudo_gradient(outer.anchor, line.stages[0].parameters, spec.training)
-        outer = outer_step(outer, given, spec.training)
+            made = method.contribution(outer.anchor, line.stages[0].parameters, local[replica], round_index)
+            given[replica], local[replica] = made.data, made.local
+        outer = method.apply(outer, given, round_index)
         states.append(outer)
     return states
 

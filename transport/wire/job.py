@@ -12,6 +12,8 @@ from msgspec import Meta
 from transport.wire.ids import Digest, ShortText
 
 MAX_SHARDS = 256  # Files of one model; the largest public ones have 191.
+OuterName = Literal["diloco", "averaging", "streaming", "sparseloco"]
+"""How replicas learn from each other: ``trainer.outer``."""
 
 
 class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -72,8 +74,25 @@ class TrainingSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Of matrix products; everything that is kept or sent is float32 before its codec."""
     loss_scale: Annotated[float, Meta(ge=1, le=2**24)] = 4096.0
     """``fp16``: what the loss is multiplied by for the backward pass."""
-    pseudo_gradient: Literal["int8", "fp32"] = "int8"
+    outer: OuterName = "diloco"
+    pseudo_gradient: Literal["int8", "int4", "int2", "fp32"] = "int8"
+    density: Annotated[float, Meta(gt=0, le=0.5)] = 0.03
+    """Sparse methods: the part of the values that is sent."""
+    error_feedback: Annotated[float, Meta(ge=0, le=1)] | None = None
+    """What a replica keeps of what it could not send, to send it later; ``None``: the method's own (0.95, or nothing)."""
+    fragments: Annotated[int, Meta(ge=1, le=64)] = 4
+    """``streaming``: parts of the model that are exchanged in turn."""
+    mixing: Annotated[float, Meta(ge=0, lt=1)] = 0.0
+    """``streaming``: how much of its own parameters a replica keeps when a fragment's outer step arrives."""
     activations: Literal["int8", "fp32"] = "int8"
+
+    def __post_init__(self) -> None:
+        """Refuse what does not learn."""
+        if self.outer == "sparseloco" and self.outer_momentum > 0:
+            raise ValueError(
+                f"outer: sparseloco with outer_momentum {self.outer_momentum:g} learns less than one replica alone, since what "
+                "error feedback sends later is already in the momentum: set outer_momentum to 0"
+            )
 
 
 class ParallelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -116,6 +116,8 @@ class ReplayStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="r
     ``pseudo_gradient``: what the member committed to beside the root; the round's last leaf must bind the same one. ``anchor``:
     the parameters of the stage that were agreed on in the round before (``RoundApplied.parameters``), which every leaf must
     name; ``None`` where the coordinator does not know what the member began with: in the first round, and from a checkpoint.
+    ``carried``: as committed to beside the root. ``local``: what the member committed to in the round before as carried into
+    this one; ``None`` where it began afresh, and must show nothing else.
     """
 
     audit: AuditId
@@ -131,6 +133,8 @@ class ReplayStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="r
     pseudo_gradient: Digest
     anchor: Digest | None
     opening: Digest
+    carried: Digest | None = None
+    local: Digest | None = None
 
 
 class StopTask(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="stop"):
@@ -163,7 +167,11 @@ class Progress(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="pro
 
 
 class RoundCommit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="commit"):
-    """``operations``: floating-point operations done in the round (6 x the stage's parameters x tokens)."""
+    """``operations``: floating-point operations done in the round (6 x the stage's parameters x tokens).
+
+    ``carried``: digest of what the replica carries into the next round if this one's contribution counts (error feedback,
+    parameters between their exchanges); the last leaf binds it.
+    """
 
     epoch: Count
     round: RoundIndex
@@ -173,6 +181,7 @@ class RoundCommit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="
     tokens: Count
     operations: Count
     loss: FiniteLoss | None = None
+    carried: Digest | None = None
 
 
 class RoundHolding(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="holding"):

@@ -1,0 +1,18 @@
+"""How replicas learn from each other: one interface, and the methods of the literature that earn their place behind it.
+
+``OuterMethod`` (``method``) exchanges once a round; ``outer_method`` makes the one that a job asks for.
+"""
+
+from trainer.outer.choice import PSEUDO_GRADIENT_CODECS, outer_method
+from trainer.outer.method import Contribution, Layout, Local, OuterMethod, OuterState, local_digest
+
+__all__ = [
+    "PSEUDO_GRADIENT_CODECS",
+    "Contribution",
+    "Layout",
+    "Local",
+    "OuterMethod",
+    "OuterState",
+    "local_digest",
+    "outer_method",
+]

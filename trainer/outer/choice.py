@@ -1,0 +1,36 @@
+"""The method that a job document asks for."""
+
+from collections.abc import Mapping, Sequence
+
+from trainer.codecs import CodecName
+from trainer.codecs.sparse import TopK
+from trainer.outer.diloco import DiLoCo
+from trainer.outer.method import Layout, OuterMethod
+from trainer.outer.streaming import Streaming
+from trainer.stage import Slot
+from transport.wire.job import TrainingSpec
+
+PSEUDO_GRADIENT_CODECS: Mapping[str, CodecName] = {
+    "fp32": "fp32",
+    "int8": "int8-block",
+    "int4": "int4-block",
+    "int2": "int2-block",
+}
+SPARSE_FEEDBACK = 0.95  # SparseLoCo, arXiv 2508.15706, section 4.
+
+
+def outer_method(training: TrainingSpec, slots: Sequence[Slot], size: int) -> OuterMethod:
+    """The method of a job on a stage whose flat vectors have ``size`` values."""
+    layout = Layout(tuple(slots), size)
+    codec = PSEUDO_GRADIENT_CODECS[training.pseudo_gradient]
+    rate, momentum, feedback = training.outer_learning_rate, training.outer_momentum, training.error_feedback
+    match training.outer:
+        case "diloco":
+            return DiLoCo("diloco", layout, codec, rate, momentum, feedback)
+        case "averaging":
+            return DiLoCo("averaging", layout, codec, 1.0, 0.0, feedback)
+        case "sparseloco":
+            kept = SPARSE_FEEDBACK if feedback is None else feedback
+            return DiLoCo("sparseloco", layout, TopK(training.density), rate, 0.0, kept)
+        case "streaming":
+            return Streaming(layout, codec, rate, momentum, training.fragments, training.mixing)

@@ -1,0 +1,132 @@
+"""Streaming DiLoCo: a part of the layers at a time, so that a transfer is short and can hide behind computing.
+
+The parameters are cut into fragments; round ``r`` exchanges fragment ``r mod P``, each with its own anchor and momentum. The
+other fragments go on from where the replica is. When a fragment's step arrives, the replica mixes it with its own parameters:
+``mixing`` of what it has by then, the rest from the new anchor. With an exchange that is applied while the next round already
+computes, 0.5 keeps what was learnt meanwhile.
+
+A whole outer update that arrives one round late, with momentum, diverges; fragments do not, since each is corrected against
+its own anchor, whose age the momentum knows.
+
+Source: Streaming DiLoCo, arXiv 2501.18512, algorithm 2 (fragments, strided; overlap with mixing alpha).
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from trainer.codecs import Codec, CodecName, decode, encode, encoded_size
+from trainer.outer.method import Contribution, Layout, Local, OuterState, mean_update, nesterov
+from trainer.stage import Slot
+
+PARAMETERS = "parameters"
+_LAYER = re.compile(r"\.(\d+)\.")
+
+
+@dataclass(frozen=True)
+class Streaming:
+    """An ``OuterMethod`` that exchanges one of ``count`` fragments a round."""
+
+    layout: Layout
+    codec: CodecName | Codec
+    learning_rate: float
+    momentum: float
+    count: int
+    mixing: float = 0.0
+    name: str = "streaming"
+
+    @cached_property
+    def fragments(self) -> tuple[tuple[slice, ...], ...]:
+        """Spans of each fragment."""
+        return tuple(tuple(self.layout.spans(slots)) for slots in cut_fragments(self.layout.slots, self.count))
+
+    def fragment(self, round_index: int) -> tuple[slice, ...]:
+        """Spans that a round exchanges."""
+        return self.fragments[round_index % len(self.fragments)]
+
+    def fresh(self, state: OuterState) -> Local:
+        """As ``OuterMethod.fresh``."""
+        return {PARAMETERS: state.anchor.clone()}
+
+    def start(self, state: OuterState, local: Local, round_index: int) -> Tensor:
+        """As ``OuterMethod.start``: the replica's own parameters, mixed where the round before exchanged."""
+        if round_index == 0:
+            return state.anchor
+        return self.merge(local[PARAMETERS], state.anchor, round_index - 1)
+
+    def merge(self, parameters: Tensor, anchor: Tensor, round_index: int) -> Tensor:
+        """A replica's parameters after the outer step of a round became known to it, at once or some steps later."""
+        merged = parameters.clone()
+        for span in self.fragment(round_index):
+            merged[span] = merged[span].mul_(self.mixing).add_(anchor[span].mul(1 - self.mixing))
+        return merged
+
+    def contribution(self, anchor: Tensor, parameters: Tensor, local: Local, round_index: int) -> Contribution:
+        """As ``OuterMethod.contribution``."""
+        own = parameters.detach().to("cpu", copy=True)
+        update = _gather(anchor, self.fragment(round_index)) - _gather(own, self.fragment(round_index))
+        return Contribution(self.encode_update(update, round_index), {PARAMETERS: own})
+
+    def limit(self, round_index: int) -> int:
+        """As ``OuterMethod.limit``."""
+        return encoded_size((self._size(round_index),), self.codec)
+
+    def encode_update(self, update: Tensor, round_index: int) -> bytes:
+        """As ``OuterMethod.encode_update``."""
+        return encode(update, self.codec)
+
+    def decode_update(self, data: bytes, round_index: int) -> Tensor:
+        """As ``OuterMethod.decode_update``."""
+        update = decode(data, (self._size(round_index),), self.codec)
+        return update.masked_fill_(_gather(self.layout.padding, self.fragment(round_index)), 0.0)
+
+    def apply(self, state: OuterState, contributions: Mapping[int, bytes], round_index: int) -> OuterState:
+        """As ``OuterMethod.apply``."""
+        spans = self.fragment(round_index)
+        mean = mean_update(
+            [self.decode_update(contributions[replica], round_index) for replica in sorted(contributions)]
+        )
+        part = nesterov(
+            _gather(state.anchor, spans), _gather(state.momentum, spans), mean, self.learning_rate, self.momentum
+        )
+        return OuterState(_scatter(state.anchor, spans, part[0]), _scatter(state.momentum, spans, part[1]))
+
+    def _size(self, round_index: int) -> int:
+        return sum(span.stop - span.start for span in self.fragment(round_index))
+
+
+def cut_fragments(slots: tuple[Slot, ...], count: int) -> list[list[Slot]]:
+    """At most ``count`` fragments, none empty: layers in turn (strided), then what is in no layer to the smallest.
+
+    Source: arXiv 2501.18512, section 3.1: strided fragments learn a little better than runs of layers.
+    """
+    fragments: list[list[Slot]] = [[] for _ in range(count)]
+    layers = sorted({int(found[1]) for slot in slots if (found := _LAYER.search(slot.name))})
+    turn = {layer: index % count for index, layer in enumerate(layers)}
+    others = []
+    for slot in slots:
+        found = _LAYER.search(slot.name)
+        if found:
+            fragments[turn[int(found[1])]].append(slot)
+        else:
+            others.append(slot)
+    for slot in sorted(others, key=lambda slot: (-slot.count, slot.start)):
+        min(fragments, key=lambda fragment: sum(other.count for other in fragment)).append(slot)
+    return [fragment for fragment in fragments if fragment]
+
+
+def _gather(vector: Tensor, spans: tuple[slice, ...]) -> Tensor:
+    return torch.cat([vector[span] for span in spans])
+
+
+def _scatter(vector: Tensor, spans: tuple[slice, ...], part: Tensor) -> Tensor:
+    result, at = vector.clone(), 0
+    for span in spans:
+        length = span.stop - span.start
+        result[span] = part[at : at + length]
+        at += length
+    return result
