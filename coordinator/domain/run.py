@@ -10,6 +10,7 @@ import msgspec
 
 from coordinator.domain.round import Round, Seat, agreed, checkpoint
 from transport.wire.ids import Digest, NodeAddress
+from transport.wire.rounds import Schedule, Stretch
 from transport.wire.task import Layers
 
 
@@ -36,6 +37,7 @@ class Run(msgspec.Struct, frozen=True):
         evaluate: rounds that begin with a validation.
         members: leases of the last complete round, where it lost and corrected nobody.
         advanced: when the last round was completed.
+        stretches: the rounds' lengths where they are not all ``inner_steps``.
     """
 
     layers: tuple[Layers, ...]
@@ -54,11 +56,17 @@ class Run(msgspec.Struct, frozen=True):
     round: Round | None = None
     fence: int = 0
     advanced: float = 0.0
+    stretches: tuple[Stretch, ...] = ()
 
     @property
     def total_rounds(self) -> int:
         """Rounds that train; the validation after them is one more."""
-        return -(-self.total_steps // self.inner_steps)
+        return self.schedule.rounds
+
+    @property
+    def schedule(self) -> Schedule:
+        """The rounds of the job."""
+        return Schedule(self.stretches or (Stretch(self.total_steps, self.inner_steps),))
 
 
 def whole_replicas(run: Run, holders: Sequence[Holder]) -> tuple[int, ...]:
@@ -78,7 +86,7 @@ def begin(run: Run, holders: Sequence[Holder], now: float) -> Run:
         return run
     last = run.done >= run.total_rounds
     replicas = replicas[:1] if last else replicas
-    first = run.done * run.inner_steps
+    first, steps = run.schedule.round(run.done)
     taking = sorted((h for h in holders if h.replica in replicas), key=lambda h: (h.replica, h.stage))
     seats = tuple(_seat(run, holder) for holder in taking)
     # Other members, or a round that is done again, make another epoch: their messages cannot be mixed up.
@@ -87,7 +95,7 @@ def begin(run: Run, holders: Sequence[Holder], now: float) -> Run:
         epoch=epoch,
         number=run.done,
         first_step=first,
-        steps=0 if last else min(run.inner_steps, run.total_steps - first),
+        steps=steps,
         total_steps=run.total_steps,
         validate=last or run.done in run.evaluate,
         layers=run.layers,

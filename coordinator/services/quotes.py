@@ -4,14 +4,14 @@ import json
 
 from coordinator.client.text import money
 from coordinator.config import Config
-from coordinator.domain import placement, pricing
+from coordinator.domain import period, placement, pricing
 from coordinator.domain.placement import Network, NoPlacementError, Placement
 from coordinator.errors import CottageError, InvalidError
 from coordinator.services.artifacts import ArtifactStore
 from coordinator.services.nodes import Nodes
 from coordinator.services.payees import payable
 from transport.wire.api import Quote
-from transport.wire.job import JobSpec, total_rounds, total_steps
+from transport.wire.job import JobSpec, total_steps
 from transport.wire.model import ModelConfigError, ModelShape, inspect_config, resolve
 
 ROUND_OVERHEAD_S = 1.0  # Commitments and outer step at the end of each round.
@@ -105,8 +105,8 @@ def _priced(
             *problems,
             f"the budget {money(spec.budget)} is below the price {money(price)}: raise it to {money(price)}",
         ]
-    rounds = total_rounds(training, replicas)
-    seconds = found.round_seconds * total_steps(training, replicas) / training.inner_steps if found else 0.0
+    rounds = period.planned(training, replicas, found)
+    seconds = period.seconds(training, rounds, found) if found else 0.0
     memory = (
         [placement.stage_memory(shape, training, found.layers, s) // placement.MEGABYTE for s in range(stages)]
         if found
@@ -119,8 +119,8 @@ def _priced(
         stages=stages,
         replicas=replicas,
         nodes_available=available,
-        rounds=rounds,
-        hours=(seconds + rounds * ROUND_OVERHEAD_S) / 3600,
+        rounds=rounds.rounds,
+        hours=(seconds + rounds.rounds * ROUND_OVERHEAD_S) / 3600,
         price=price,
         price_low=pricing.least(price, replicas),
         price_high=price,

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from coordinator.domain import placement
+from coordinator.domain import period, placement
 from coordinator.domain.job import JobState
 from coordinator.domain.lease import FAULTS, Lease
 from coordinator.domain.placement import Candidate, NoPlacementError, Placement
@@ -17,7 +17,6 @@ from coordinator.services.nodes import Nodes
 from coordinator.services.payees import MAX_PAYEES, payable, payees_of
 from coordinator.services.work import Work
 from ledger import events as ledger_events
-from transport.wire.job import total_rounds, total_steps
 from transport.wire.model import ModelShape, inspect_config
 
 MAX_FAULTS_PER_NODE = 2  # A machine that failed a job twice in a short time is likely to fail it again,
@@ -60,15 +59,16 @@ class Staffing:
         if found is None:
             return
         del self._waiting[work.job.id]
-        rounds = total_rounds(training, quote.replicas)
+        rounds = period.planned(training, quote.replicas, found)
         work.run = Run(
             layers=found.layers,
             replicas=quote.replicas,
-            total_steps=total_steps(training, quote.replicas),
+            total_steps=rounds.steps,
             inner_steps=training.inner_steps,
-            evaluate=evaluations(rounds, self._context.config.validations),
+            evaluate=evaluations(rounds.rounds, self._context.config.validations),
+            stretches=rounds.stretches,
         )
-        work.change(quote=msgspec.structs.replace(quote, limit=found.limit))
+        work.change(quote=msgspec.structs.replace(quote, limit=found.limit, rounds=rounds.rounds))
         work.advance(JobState.PLANNED, _planned(quote.stages, len(found.seats) // quote.stages))
         self._reasons(work, found)
         by_node = {candidate.node: candidate for candidate in free}

@@ -17,7 +17,7 @@ from coordinator.store.records import (
     RoundRecord,
 )
 from transport.wire import api
-from transport.wire.job import total_rounds, total_steps
+from transport.wire.job import total_steps
 from transport.wire.task import Traffic
 
 NodeState = Literal["starting", "ready", "training", "waiting", "spare", "lost", "rejected", "done"]
@@ -42,7 +42,7 @@ def job_view(job: Job, leases: Sequence[Lease], traffic_of: TrafficOf, reason: s
         created=job.created,
         ended=job.ended,
         quote=job.quote,
-        rounds_total=total_rounds(training, replicas),
+        rounds_total=job.quote.rounds,
         rounds_done=job.rounds_done,
         tokens_done=job.tokens_done,
         tokens_total=total,

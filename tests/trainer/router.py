@@ -45,7 +45,7 @@ from transport.wire.worker import (
     write_frame,
 )
 
-WAIT_SECONDS = 60.0
+WAIT_SECONDS = 300.0
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(["trainer.worker", "transformers.models.llama.modeling_llama"])
 NODE: NodeAddress = "1" * 32

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transport.wire import codec
-from transport.wire.job import JobSpec, TrainingSpec, total_rounds, total_steps
+from transport.wire.job import JobSpec, TrainingSpec, total_steps
 from transport.wire.node import CoordinatorMessage, Goodbye, Heartbeat, HeldLease, NodeMessage, Report, Signal
+from transport.wire.rounds import total_rounds
 from transport.wire.task import BeginRound, Layers, Member, Plan, Progress, RoundHolding
 from transport.wire.worker import AgentMessage, WorkerMessage
 

@@ -12,6 +12,7 @@ from msgspec import Meta
 from transport.wire.ids import Digest, ShortText
 
 MAX_SHARDS = 256  # Files of one model; the largest public ones have 191.
+MAX_PERIOD = 5000  # Inner steps of a round: leaves of a commitment, and what is lost with a replica.
 OuterName = Literal["diloco", "averaging", "streaming", "sparseloco"]
 """How replicas learn from each other: ``trainer.outer``."""
 
@@ -54,7 +55,10 @@ class TrainingSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sequence: Annotated[int, Meta(ge=8, le=131_072)] = 128
     batch: Annotated[int, Meta(ge=1, le=65_536)] = 4
     micro_batches: Annotated[int, Meta(ge=1, le=256)] = 2
-    inner_steps: Annotated[int, Meta(ge=1, le=5000)] = 20
+    inner_steps: Annotated[int, Meta(ge=1, le=MAX_PERIOD)] = 20
+    period: Literal["fixed", "growing"] = "fixed"
+    """``fixed``: every round has ``inner_steps``; ``growing``: from ``shortest_period`` (a quarter of them) up to them."""
+    shortest_period: Annotated[int, Meta(ge=1, le=MAX_PERIOD)] | None = None
     learning_rate: Annotated[float, Meta(gt=0, le=1)] = 3e-3
     warmup_steps: Annotated[int, Meta(ge=0, le=1_000_000)] = 10
     weight_decay: Annotated[float, Meta(ge=0, le=1)] = 0.1
@@ -120,8 +124,3 @@ def total_steps(training: TrainingSpec, replicas: int) -> int:
     """Inner steps of each replica until the job's tokens are read, at least one."""
     per_step = training.batch * training.sequence * replicas
     return max(1, -(-training.tokens // per_step))
-
-
-def total_rounds(training: TrainingSpec, replicas: int) -> int:
-    """Outer rounds until the job's tokens are read; the last one may be shorter."""
-    return -(-total_steps(training, replicas) // training.inner_steps)

@@ -16,10 +16,11 @@ import msgspec
 from coordinator.errors import ConflictError, FundsError, IllegalTransitionError, InvalidError, NotFoundError
 from coordinator.services.artifacts import ArtifactStore
 from transport.wire import api
-from transport.wire.job import JobSpec, total_rounds
+from transport.wire.job import JobSpec
 from transport.wire.model import PRESETS
 from transport.wire.network import RelayEnvelope, RelayOrder, RelayQuestion
 from transport.wire.node import IceServer, IceServers
+from transport.wire.rounds import total_rounds
 
 START = 1_795_000_000.0
 ROUND_S = 9.0
