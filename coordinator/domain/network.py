@@ -81,6 +81,11 @@ class NetworkMap:
         measured = told.relays.get(relay) if told else None
         return measured[1] if measured else None
 
+    def nearest(self, node: NodeAddress) -> str | None:
+        """The relay with the shortest way to a node; None where it has measured none."""
+        told = self._told.get(node)
+        return min(((leg[1], relay) for relay, leg in told.relays.items()), default=(0.0, None))[1] if told else None
+
     def rtt(self, one: NodeAddress, other: NodeAddress) -> float | None:
         """Round trip between two nodes: as their link has it, else the shortest way by a relay that both have measured."""
         ends = self._ends(one, other)

@@ -19,6 +19,7 @@ from coordinator.domain.placement.choose import MAX_OPEN_REPLICAS, MIN_ROUNDS, O
 from coordinator.domain.placement.layers import BASE_MEMORY, cut_layers, stage_memory
 from coordinator.domain.placement.node import MEGABYTE, Candidate, Network, NoPlacementError, Placement
 from coordinator.domain.placement.repair import fill, moves
+from coordinator.domain.placement.replan import Moves, reseat
 
 __all__ = [
     "BASE_MEMORY",
@@ -26,6 +27,7 @@ __all__ = [
     "MEGABYTE",
     "MIN_ROUNDS",
     "Candidate",
+    "Moves",
     "Network",
     "NoPlacementError",
     "Options",
@@ -34,5 +36,6 @@ __all__ = [
     "cut_layers",
     "fill",
     "moves",
+    "reseat",
     "stage_memory",
 ]

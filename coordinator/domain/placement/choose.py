@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from coordinator.domain.pipeline import arrange
-from coordinator.domain.placement import explain
+from coordinator.domain.placement import explain, regions
 from coordinator.domain.placement.cost import Load, estimate, load_of
 from coordinator.domain.placement.fleet import MAX_PAIRED, Fleet, survey
 from coordinator.domain.placement.flow import INFEASIBLE, Flow
@@ -33,22 +33,31 @@ DESCENDED = 12  # Seats and bench up to which every swap is tried: then nothing 
 
 
 class Options(msgspec.Struct, frozen=True):
-    """How hard, and by which chance, a plan is looked for."""
+    """How a plan is looked for.
+
+    Attributes:
+        seed: of the search. ``effort``: swaps that it tries for a shape.
+        load: what the job asks of machines and lines, where that is not what its document says.
+        most_replicas: where the document leaves their number open.
+    """
 
     seed: int = 0
     effort: int = EFFORT
+    load: Load | None = None
+    most_replicas: int = MAX_OPEN_REPLICAS
 
 
 DEFAULT = Options()
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """What is placed on whom."""
+    """What is placed on whom. ``far``: seconds of a micro-batch there and back over each link, where pairs are few enough."""
 
     shape: ModelShape
     training: TrainingSpec
     fleet: Fleet
     load: Load
+    far: Sequence[Sequence[float]] = ()
 
     def caps(self, stages: int) -> list[list[int]]:
         """Layers that each node can hold, by stage and node."""
@@ -79,9 +88,11 @@ def choose(
     _enough(len(candidates), stages, replicas)
     if stages is not None and stages > shape.layers:
         raise NoPlacementError(f"{stages} stages for {shape.layers} layers: choose at most {shape.layers} stages")
-    pool = sorted(candidates, key=lambda c: (-c.flops, c.node))[: max(MAX_PAIRED, (stages or 1) * (replicas or 1))]
-    problem = Problem(shape, training, survey(pool, network), load_of(shape, training))
-    found = _search(problem, _shapes(problem, stages, replicas), options)
+    pool = sorted(candidates, key=lambda c: (-c.flops, c.node))
+    fleet, load = survey(pool, network), options.load or load_of(shape, training)
+    problem = Problem(shape, training, fleet, load, _far(fleet, load) if len(pool) <= MAX_PAIRED else ())
+    useful = min(options.most_replicas, _useful_replicas(training))
+    found = _search(problem, _shapes(problem, stages, replicas, useful), options)
     if found is None:
         most = stages or min(shape.layers, MAX_STAGES, len(pool) // (replicas or 1))
         memories = sorted(problem.fleet.memory, reverse=True)[:most]
@@ -98,9 +109,9 @@ def _enough(count: int, stages: int | None, replicas: int | None) -> None:
         )
 
 
-def _shapes(problem: Problem, stages: int | None, replicas: int | None) -> list[tuple[int, int]]:
+def _shapes(problem: Problem, stages: int | None, replicas: int | None, useful: int) -> list[tuple[int, int]]:
     """(stages, replicas) that there are nodes for."""
-    count, useful = len(problem.fleet.nodes), _useful_replicas(problem.training)
+    count = len(problem.fleet.nodes)
     most = min(problem.shape.layers, MAX_STAGES, count // (replicas or 1))
     found = []
     for width in [stages] if stages is not None else [step for step in STAGE_STEPS if step <= most]:
@@ -117,9 +128,12 @@ def _search(problem: Problem, shapes: Sequence[tuple[int, int]], options: Option
     """The best plan over all shapes; None where memory holds none."""
     begun: list[tuple[float, int, int, list[int]]] = []
     for stages in sorted({stages for stages, _ in shapes}):
-        caps = problem.caps(stages)
+        caps, layouts = problem.caps(stages), regions.layouts(problem.fleet, problem.load, stages)
         for replicas in (r for s, r in shapes if s == stages):
-            starts = [Flow(problem.fleet, problem.load, caps, replicas, p) for p in _starts(problem, stages, replicas)]
+            starts = [
+                Flow(problem.fleet, problem.load, caps, replicas, places)
+                for places in _starts(problem, stages, replicas, layouts)
+            ]
             best = min(starts, key=Flow.cost)
             begun.append((best.cost() * (1 + SIMPLER * (stages > 1)), stages, replicas, best.places))
     found: list[tuple[float, Flow]] = []
@@ -133,16 +147,22 @@ def _search(problem: Problem, shapes: Sequence[tuple[int, int]], options: Option
     return min(found, key=lambda entry: entry[0])[1] if found else None
 
 
-def _starts(problem: Problem, stages: int, replicas: int) -> list[list[int]]:
-    """Places by speed, with distinct owners on a stage; by memory; and by region, where ways were measured."""
-    fleet, load = problem.fleet, problem.load
+def _starts(problem: Problem, stages: int, replicas: int, layouts: Sequence[regions.Rows]) -> list[list[int]]:
+    """Places by speed, with distinct owners on a stage; by memory; and by region, where ways were measured.
+
+    Args:
+        layouts: pipelines within regions; of very many nodes the only starts.
+    """
+    fleet = problem.fleet
     everyone = list(range(len(fleet.nodes)))
+    if len(everyone) > MAX_PAIRED:
+        return [regions.places(rows, replicas, len(everyone)) for rows in layouts]
     quick = _grouped(fleet, everyone, stages, replicas)
     large = _grouped(fleet, sorted(everyone, key=lambda node: (-fleet.memory[node], node)), stages, replicas)
-    found = [quick, large]
+    found = [quick, large, *(regions.places(rows, replicas, len(everyone)) for rows in layouts)]
     if stages > 1 and fleet.measured:
         name = {candidate.node: node for node, candidate in enumerate(fleet.nodes)}
-        far = _far(fleet, load)
+        far = problem.far
         groups = [[fleet.nodes[node].node for node in quick[s * replicas : (s + 1) * replicas]] for s in range(stages)]
         paired = [name[node] for group in arrange(groups, lambda a, b: far[name[a]][name[b]]) for node in group]
         found += [
@@ -180,7 +200,7 @@ def _grouped(fleet: Fleet, order: Sequence[int], stages: int, replicas: int) -> 
 
 def _useful_replicas(training: TrainingSpec) -> int:
     tokens_a_round = training.batch * training.sequence * training.inner_steps
-    return max(1, min(MAX_OPEN_REPLICAS, training.tokens // (tokens_a_round * MIN_ROUNDS)))
+    return max(1, training.tokens // (tokens_a_round * MIN_ROUNDS))
 
 
 def _placement(problem: Problem, flow: Flow) -> Placement:

@@ -41,6 +41,7 @@ class Load(msgspec.Struct, frozen=True):
         ahead: micro-batches that a stage may have under way beyond 1F1B's own.
         fixed_time: rounds end by the clock, and a slow replica has made fewer steps; else all make as many.
         overlap: the exchange is hidden behind the next round's steps.
+        sharded: each replica averages its part and sends it back, instead of every one sending all to every other.
     """
 
     layers: int
@@ -57,6 +58,7 @@ class Load(msgspec.Struct, frozen=True):
     ahead: int = 0
     fixed_time: bool = False
     overlap: bool = False
+    sharded: bool = False
 
     def stage_bytes(self, counts: Sequence[int], stage: int) -> float:
         """Bytes of a stage's pseudo-gradient."""
@@ -167,7 +169,7 @@ def stepping_of(load: Load, steps: Sequence[float]) -> tuple[float, list[float]]
 
 def exchange_of(fleet: Fleet, load: Load, counts: Sequence[int], stage: int, node: int, replicas: int) -> float:
     """Seconds that one node sends, and receives, the pseudo-gradients of its stage."""
-    size = load.stage_bytes(counts, stage) * (replicas - 1)
+    size = load.stage_bytes(counts, stage) * (replicas - 1) * (2 / replicas if load.sharded else 1)
     return size / min(fleet.up[node], fleet.down[node])
 
 

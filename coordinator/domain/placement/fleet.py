@@ -1,6 +1,7 @@
 """Nodes as numbers: speed, memory, lines and the ways between them, with guesses where nobody has measured."""
 
 from collections.abc import Callable, Sequence
+from typing import overload
 
 import msgspec
 
@@ -10,7 +11,8 @@ from coordinator.domain.placement.node import MEGABYTE, Candidate, Network
 UNKNOWN_RATE = 1e12  # Bytes a second where not one line was measured: then lines decide nothing.
 LEAST_RATE = 1.0  # A line that was measured as dead still divides.
 MOST_LOSS = 0.99
-MAX_PAIRED = 256  # Nodes whose pairs are looked at one by one: 65,536 ways, a tenth of a second.
+MAX_PAIRED = 96  # Nodes whose pairs are looked at one by one; of more, near ones are found by their relays.
+GUESSED_ROUND_TRIP = 0.08  # Between two nodes of a large network of which nothing was measured: across a continent.
 
 Matrix = Sequence[Sequence[float]]
 
@@ -21,6 +23,7 @@ class Fleet(msgspec.Struct, frozen=True):
     Attributes:
         speed: operations a second. ``memory``: bytes. ``up``, ``down``: bytes a second of the node's line.
         byte: seconds a byte takes from one node to another. ``rtt``: seconds there and back.
+        region: nodes with the same number are near each other.
         measured: whether anything is known of lines or ways.
     """
 
@@ -32,6 +35,33 @@ class Fleet(msgspec.Struct, frozen=True):
     byte: Matrix
     rtt: Matrix
     measured: bool
+    region: Sequence[int] = ()
+
+
+class _Row(Sequence[float]):
+    """A row of a matrix whose cells are worked out when they are asked for."""
+
+    def __init__(self, cell: Callable[[int, int], float], row: int, count: int) -> None:
+        self._cell, self._row, self._count = cell, row, count
+
+    @overload
+    def __getitem__(self, at: int) -> float: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[float]: ...
+
+    def __getitem__(self, at: int | slice) -> float | Sequence[float]:
+        if isinstance(at, slice):
+            return [self._cell(self._row, column) for column in range(self._count)[at]]
+        return self._cell(self._row, at)
+
+    def __len__(self) -> int:
+        return self._count
+
+
+def lazy(cell: Callable[[int, int], float], count: int) -> Matrix:
+    """A square matrix that keeps nothing: for fleets whose pairs are too many."""
+    return [_Row(cell, row, count) for row in range(count)]
 
 
 def survey(candidates: Sequence[Candidate], network: Network | None) -> Fleet:
@@ -42,12 +72,7 @@ def survey(candidates: Sequence[Candidate], network: Network | None) -> Fleet:
     lines = [network.line(candidate.node) if network else None for candidate in candidates]
     up = _filled(lines, lambda line: line.up)
     down = _filled(lines, lambda line: line.down)
-    rtt = _round_trips(candidates, network)
-    loss = _losses(candidates, network) if network else None
-    count = range(len(candidates))
-    byte = [
-        [max(1 / up[a], 1 / down[b]) / (1 - loss[a][b] if loss else 1.0) for b in count] for a in count
-    ]  # fmt: skip
+    rtt, byte = _ways(candidates, network, up, down)
     told = any(line is not None and (line.up is not None or line.down is not None) for line in lines)
     return Fleet(
         nodes=tuple(candidates),
@@ -57,8 +82,34 @@ def survey(candidates: Sequence[Candidate], network: Network | None) -> Fleet:
         down=down,
         byte=byte,
         rtt=rtt,
-        measured=told or any(map(any, rtt)),
+        measured=told or (len(candidates) <= MAX_PAIRED and any(map(any, rtt))),
+        region=_regions(candidates, network),
     )
+
+
+def _ways(
+    candidates: Sequence[Candidate], network: Network | None, up: Sequence[float], down: Sequence[float]
+) -> tuple[Matrix, Matrix]:
+    """Round trips, and seconds a byte, between every two nodes."""
+    count = len(candidates)
+    if count > MAX_PAIRED:
+
+        def way(a: int, b: int) -> float:
+            found = network.rtt(candidates[a].node, candidates[b].node) if network else 0.0
+            return GUESSED_ROUND_TRIP if found is None else found
+
+        return lazy(way, count), lazy(lambda a, b: max(1 / up[a], 1 / down[b]), count)
+    loss = _losses(candidates, network) if network else None
+    every = range(count)
+    byte = [[max(1 / up[a], 1 / down[b]) / (1 - loss[a][b] if loss else 1.0) for b in every] for a in every]
+    return _round_trips(candidates, network), byte
+
+
+def _regions(candidates: Sequence[Candidate], network: Network | None) -> list[int]:
+    """By nearest relay; who has measured none is in a region of its own kind."""
+    names = [(network.nearest(candidate.node) or "") if network else "" for candidate in candidates]
+    number = {name: i for i, name in enumerate(sorted(set(names)))}
+    return [number[name] for name in names]
 
 
 def _filled(lines: Sequence[Line | None], rate: Callable[[Line], float | None]) -> list[float]:

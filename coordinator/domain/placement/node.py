@@ -33,6 +33,10 @@ class Network(Protocol):
         """Round trip in seconds between two nodes, where it is known."""
         ...
 
+    def nearest(self, node: NodeAddress) -> str | None:
+        """The relay with the shortest way to a node, where it has measured any: nodes that share it are near each other."""
+        ...
+
     def loss(self, one: NodeAddress, other: NodeAddress) -> float:
         """Share of packets lost between two nodes."""
         ...

@@ -1,0 +1,119 @@
+"""The plan in words: what bounds it, who is left out and why; unequal machines; thousands of nodes."""
+
+import msgspec
+import pytest
+
+from coordinator.domain.network import NetworkMap
+from coordinator.domain.placement import MEGABYTE, Candidate, choose, stage_memory
+from tests.coordinator.test_placement import SHAPE, TRAINING, node
+from transport.wire.ids import NodeAddress
+from transport.wire.network import MAX_RELAYS, NetworkReport, RelayMeasure
+from transport.wire.task import Layers
+
+MEGABIT = 1e6 / 8
+DEEP = msgspec.structs.replace(TRAINING, micro_batches=16, batch=16, sequence=1024)
+WHOLE = stage_memory(SHAPE, TRAINING, [Layers(0, SHAPE.layers)], 0) // MEGABYTE
+
+
+def lines(rates: dict[NodeAddress, float], down: float = 100.0) -> NetworkMap:
+    known = NetworkMap()
+    for address, up in rates.items():
+        known.learn(address, NetworkReport(up=up * MEGABIT, down=down * MEGABIT), 0.0)
+    return known
+
+
+def test_a_weak_upload_is_named_with_its_rate() -> None:
+    candidates = [node(i, 1e13) for i in range(1, 4)]
+    network = lines({candidates[0].node: 100.0, candidates[1].node: 12.0, candidates[2].node: 100.0})
+    found = choose(SHAPE, DEEP, candidates, 3, 1, network)
+    assert found.limit == f"the upload of node {candidates[1].node}, 12 Mbit/s"
+    assert found.seats[1, 0] != candidates[1].node, "it stands at an end, where it talks to one neighbour only"
+
+
+def test_a_slow_machine_is_named_with_its_stage_and_speed() -> None:
+    found = choose(SHAPE, DEEP, [node(1, 9e9), node(2, 2e9)], 2, 1)
+    speeds = {node(1).node: "9", node(2).node: "2"}
+    stage, name = next((s, name) for (s, _), name in found.seats.items() if name in found.limit)
+    assert found.limit == f"the computing speed of stage {stage} on node {name}, {speeds[name]} GFLOP/s"
+
+
+def test_an_exchange_that_outlasts_its_steps_is_named_with_what_would_help() -> None:
+    candidates = [node(i, 1e13) for i in range(1, 3)]
+    found = choose(SHAPE, DEEP, candidates, 1, 2, lines({c.node: 10.0 + i for i, c in enumerate(candidates)}))
+    assert f"the exchange of pseudo-gradients over the upload of node {candidates[0].node}, 10 Mbit/s" in found.limit
+    steps = int(found.limit.split("training.inner_steps ")[1].split(" ")[0].replace(",", ""))
+    longer = msgspec.structs.replace(DEEP, inner_steps=min(5000, steps))
+    again = choose(SHAPE, longer, candidates, 1, 2, lines({c.node: 10.0 for c in candidates}))
+    assert again.round_seconds - longer.inner_steps * again.step_seconds <= 0.12 * again.round_seconds
+
+
+def test_few_micro_batches_are_named_before_any_machine() -> None:
+    one = msgspec.structs.replace(TRAINING, micro_batches=1)
+    assert "filling the pipeline: 1 micro-batches" in choose(SHAPE, one, [node(i) for i in range(1, 5)], 4, 1).limit
+
+
+def test_unequal_machines_are_all_used_or_told_why_not() -> None:
+    laptop, small, middle, large = (
+        node(1, 2e11, 2 * WHOLE),
+        node(2, 8e12, WHOLE // 2 + 200),
+        node(3, 1.2e13, WHOLE // 2 + 400),
+        node(4, 4e13, 3 * WHOLE),
+    )
+    found = choose(SHAPE, TRAINING, [laptop, small, middle, large], None, None)
+    seated = set(found.seats.values())
+    assert large.node in seated
+    assert seated | set(found.left_out) == {c.node for c in (laptop, small, middle, large)}
+    assert not seated & set(found.left_out)
+    assert all(found.left_out.values())
+    for (stage, _), name in found.seats.items():
+        memory = next(c.memory_mb for c in (laptop, small, middle, large) if c.node == name)
+        assert stage_memory(SHAPE, TRAINING, found.layers, stage) <= memory * MEGABYTE
+
+
+def test_a_machine_that_would_hold_all_others_up_is_left_out_with_the_figure() -> None:
+    quick = [node(i, 1e13) for i in range(1, 4)]
+    snail = node(9, 1e9)
+    found = choose(SHAPE, TRAINING, [*quick, snail], 1, None)
+    assert set(found.seats.values()) == {c.node for c in quick}
+    assert found.left_out.keys() == {snail.node}
+    assert "every token would take" in found.left_out[snail.node]
+
+
+def test_too_little_memory_is_the_reason_with_both_figures() -> None:
+    found = choose(SHAPE, TRAINING, [node(1), node(2), node(3, memory_mb=610)], 1, None)
+    assert "610 MB of memory, and the smallest of 1 stages needs" in found.left_out[node(3).node]
+
+
+def test_who_makes_no_further_replica_is_told_so() -> None:
+    found = choose(SHAPE, TRAINING, [node(i) for i in range(1, 6)], 2, 2)
+    assert list(found.left_out.values()) == ["1 left over: a further replica takes 2 nodes"]
+
+
+def homes(count: int, regions: int) -> tuple[list[Candidate], NetworkMap]:
+    candidates, known = [], NetworkMap()
+    for number in range(count):
+        candidates.append(node(number + 1, 1e12 * (1 + number * 7 % 5), memory_mb=WHOLE))
+        relays = tuple(
+            RelayMeasure(f"turn:r{region}.test:3478", 0.01 if region == number * 13 % regions else 20.0, 0.0, True)
+            for region in range(regions)
+        )
+        report = NetworkReport(up=(10 + number % 40) * MEGABIT, down=100 * MEGABIT, relays=relays[:MAX_RELAYS])
+        known.learn(candidates[-1].node, report, 0.0)
+    return candidates, known
+
+
+def test_of_many_nodes_every_pipeline_stays_near_one_relay() -> None:
+    candidates, known = homes(240, 5)
+    small = msgspec.structs.replace(TRAINING, tokens=10**9)
+    found = choose(SHAPE, small, candidates, 3, 40, known)
+    for replica in range(40):
+        assert len({known.nearest(found.seats[stage, replica]) for stage in range(3)}) == 1
+    assert len(set(found.seats.values())) == 120
+
+
+@pytest.mark.slow
+def test_ten_thousand_nodes_are_planned() -> None:
+    candidates, known = homes(10_000, MAX_RELAYS)
+    found = choose(SHAPE, msgspec.structs.replace(TRAINING, tokens=10**9), candidates, None, None, known)
+    assert len(set(found.seats.values())) == len(found.seats)
+    assert len(found.seats) + len(found.left_out) == 10_000
