@@ -5,6 +5,7 @@ from coordinator.domain.placement.fleet import Fleet
 from coordinator.domain.placement.flow import Flow
 from coordinator.domain.placement.node import Candidate
 from coordinator.domain.placement.search import Chance, anneal
+from coordinator.domain.placement.tiers import least_bottleneck, paired
 from transport.identity import NodeKey
 
 MEGABIT = 1e6 / 8
@@ -70,18 +71,24 @@ def load(ahead: int = MICRO_BATCHES, boundary: float = BOUNDARY) -> Load:
 
 
 def least_beat(fleet: Fleet, load: Load, stages: int, swaps: int, seed: int = 1) -> float:
-    """The slowest replica's beat of the planner's best plan that seats everybody, from three starts."""
+    """The slowest replica's beat of the planner's best plan that seats everybody, from five starts."""
     count = len(fleet.nodes)
     caps, replicas = [[load.layers] * count] * stages, count // stages
     found = []
-    for start in _starts(fleet, stages):
+    tiers = least_bottleneck(fleet, load, stages, replicas)
+    for start in (tiers, paired(fleet, load, tiers, stages, replicas), *_starts(fleet, stages)):
         flow = Flow(fleet, load, caps, replicas, start, value="soft")
+        begun = _slowest(fleet, load, flow)
         anneal(flow, swaps, seed)
         flow = Flow(fleet, load, caps, replicas, flow.places, value="beat")
         anneal(flow, swaps // 2, seed)
-        assert flow.counts is not None
-        found.append(max(pace(fleet, load, flow.counts, nodes).beat for nodes in flow.rows))
+        found += [begun, _slowest(fleet, load, flow)]
     return min(found)
+
+
+def _slowest(fleet: Fleet, load: Load, flow: Flow) -> float:
+    assert flow.counts is not None
+    return max(pace(fleet, load, flow.counts, nodes).beat for nodes in flow.rows)
 
 
 def _starts(fleet: Fleet, stages: int) -> list[list[int]]:

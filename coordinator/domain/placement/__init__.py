@@ -4,10 +4,11 @@
 
     node      who may take a seat, what a plan is        fleet    nodes and ways as numbers
     layers    the cut: memory, then speed                cost     what a step and a round take
-    start     near nodes together                        flow     the cost as an objective: what a swap changes
+    start     near nodes together                        tiers    unequal machines on unequal lines
+    flow      the cost as an objective                   repair   seats that became empty
     search    swaps, from a seed of the caller           explain  what bounds a plan, in words
-    choose    the plan of a job                          repair   seats that became empty
-    replan    whether a new plan pays                    regions  thousands of nodes: regions first
+    choose    the plan of a job                          regions  thousands of nodes: regions first
+    replan    whether a new plan pays
     communication  synchronous steps, DT-FM's cost
 
 Memory, measured speed, measured links. Stages are cut in proportion to the speed of the slowest node that will hold them;

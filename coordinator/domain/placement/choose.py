@@ -16,6 +16,7 @@ from coordinator.domain.placement.layers import most_layers, ranges, stage_memor
 from coordinator.domain.placement.node import MEGABYTE, Candidate, Network, NoPlacementError, Placement
 from coordinator.domain.placement.search import anneal, descend
 from coordinator.domain.placement.start import pipelines_inside
+from coordinator.domain.placement.tiers import least_bottleneck
 from transport.wire.ids import NodeAddress
 from transport.wire.job import TrainingSpec
 from transport.wire.model import ModelShape
@@ -142,9 +143,25 @@ def _search(problem: Problem, shapes: Sequence[tuple[int, int]], options: Option
         anneal(flow, options.effort, options.seed)
         if len(places) <= DESCENDED:
             descend(flow, passes=3)
+        if len(places) <= MAX_PAIRED:
+            _prefer_quick(flow, problem.fleet)
         if flow.counts is not None:
             found.append((flow.cost() * (1 + SIMPLER * (stages > 1)), flow))
     return min(found, key=lambda entry: entry[0])[1] if found else None
+
+
+def _prefer_quick(flow: Flow, fleet: Fleet) -> None:
+    """Give seats to quicker nodes of the bench where that costs nothing: the search does not care who has slack, a job does."""
+    best = flow.cost()
+    for seat in sorted(range(flow.seats), key=lambda place: fleet.speed[flow.places[place]]):
+        for place in range(flow.seats, len(flow.places)):
+            if fleet.speed[flow.places[place]] <= fleet.speed[flow.places[seat]]:
+                continue
+            cost = flow.swap(seat, place)
+            if cost <= best * (1 + 1e-9):
+                best = min(best, cost)
+            else:
+                flow.swap(seat, place)
 
 
 def _starts(problem: Problem, stages: int, replicas: int, layouts: Sequence[regions.Rows]) -> list[list[int]]:
@@ -159,7 +176,8 @@ def _starts(problem: Problem, stages: int, replicas: int, layouts: Sequence[regi
         return [regions.places(rows, replicas, len(everyone)) for rows in layouts]
     quick = _grouped(fleet, everyone, stages, replicas)
     large = _grouped(fleet, sorted(everyone, key=lambda node: (-fleet.memory[node], node)), stages, replicas)
-    found = [quick, large, *(regions.places(rows, replicas, len(everyone)) for rows in layouts)]
+    tiers = least_bottleneck(fleet, problem.load, stages, replicas)
+    found = [quick, large, tiers, *(regions.places(rows, replicas, len(everyone)) for rows in layouts)]
     if stages > 1 and fleet.measured:
         name = {candidate.node: node for node, candidate in enumerate(fleet.nodes)}
         far = problem.far
@@ -235,7 +253,7 @@ def _left_out(problem: Problem, flow: Flow) -> dict[NodeAddress, str]:
     }
     wider = _wider(problem, flow, fitting)
     for node in fitting:
-        found[fleet.nodes[node].node] = wider or f"the job's tokens are enough for {len(rows)} replicas only"
+        found[fleet.nodes[node].node] = wider or f"{len(rows)} x {stages} seats are all that the plan has"
     return found
 
 
