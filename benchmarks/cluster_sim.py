@@ -163,8 +163,33 @@ def played(world: World) -> float:
     return ratios[len(ratios) // 2]
 
 
-def churned(world: World, round_: Round, spares: int, state_bytes: float, seed: int) -> float:
-    """Share of the calm rate that is left when homes come and go.
+def mended(empty: list[int], spares: int, stages: int) -> tuple[int, set[int]]:
+    """Spares that are left, and pipelines that have just been filled.
+
+    The least broken first, out of spares, then out of the most broken one, as ``placement.fill`` and ``moves`` do it.
+    """
+    filled: set[int] = set()
+    while broken := sorted(
+        (row for row in range(len(empty)) if 0 < empty[row] < stages), key=lambda row: (empty[row], row)
+    ):
+        row = broken[0]
+        if spares >= empty[row]:
+            spares, empty[row] = spares - empty[row], 0
+            filled.add(row)
+        elif len(broken) > 1:
+            spares += stages - empty[broken[-1]]
+            empty[broken[-1]] = stages
+        else:
+            break
+    while spares >= stages and stages in empty:
+        row = empty.index(stages)
+        spares, empty[row] = spares - stages, 0
+        filled.add(row)
+    return spares, filled
+
+
+def churned(world: World, round_: Round, spares: int, away: int, state_bytes: float, seed: int) -> float:
+    """Share of the calm rate that is left when homes come and go, in a population that is steady in the mean.
 
     A pipeline that loses a home goes on from the last outer round once a spare has fetched the stage's state; without a spare
     it is out until the next round.
@@ -172,20 +197,15 @@ def churned(world: World, round_: Round, spares: int, state_bytes: float, seed: 
     chance, stages = Chance(seed), len(world.counts)
     leave = 1 - math.exp(-round_.seconds / (STAYS_HOURS * 3600))
     come = 1 - math.exp(-round_.seconds / (AWAY_HOURS * 3600))
-    states = (
-        8 / 4 * max(world.load.stage_bytes(world.counts, s) for s in range(stages)) * 4
-    )  # Two float32 a scalar, at most.
-    fetch = states / (sorted(world.fleet.down)[len(world.fleet.down) // 2] * round_.seconds)
-    empty, away, done = [0] * len(world.rows), 0, 0.0
+    fetch = state_bytes / (sorted(world.fleet.down)[len(world.fleet.down) // 2] * round_.seconds)
+    empty, done = [0] * len(world.rows), 0.0
     for _ in range(ROUNDS):
         back = sum(chance.share() < come for _ in range(away))
-        away, spares = away - back, spares + back
-        for row in range(len(world.rows)):
-            filled = min(empty[row], spares)
-            empty[row], spares = empty[row] - filled, spares - filled
-            if empty[row]:
-                continue
-            begins = fetch if filled else 0.0
+        gone = sum(chance.share() < leave for _ in range(spares))
+        away, spares = away - back + gone, spares + back - gone
+        spares, filled = mended(empty, spares, stages)
+        for row in (row for row in range(len(empty)) if not empty[row]):
+            begins = fetch if row in filled else 0.0
             for moment in sorted(chance.share() for _ in range(stages) if chance.share() < leave):
                 away += 1
                 if not spares:
@@ -215,7 +235,8 @@ def case(model: str, count: int, setup: Setup) -> dict[str, Any]:
     chosen, slower = world.round(period), played(world)
     rate = chosen.rate / slower
     state_bytes = 8 * shape.parameters / stages  # Anchor and outer momentum of a stage, float32.
-    left = churned(world, chosen, count - stages * replicas, state_bytes, seed=1)
+    away = round(count * AWAY_HOURS / STAYS_HOURS)  # Beside the homes that are here: as many come as go.
+    left = churned(world, chosen, count - stages * replicas, away, state_bytes, seed=1)
     flops = 6 * shape.parameters * rate * left
     return row | {
         "stages": stages,

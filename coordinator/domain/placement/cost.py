@@ -25,8 +25,14 @@ from transport.wire.model import ModelShape
 
 COMPUTE_SHARE = 0.75  # Of its measured speed; the measurement is the quickest step of a small model on an idle machine.
 FLOAT32 = 4.0
-BYTES_PER_SCALAR: Mapping[str, float] = {"fp32": FLOAT32, "int8": 1 + 2 / 64, "int4": 0.5 + 2 / 64}
+BYTES_PER_SCALAR: Mapping[str, float] = {
+    "fp32": FLOAT32,
+    "int8": 1 + 2 / 64,
+    "int4": 0.5 + 2 / 64,
+    "int2": 0.25 + 2 / 64,
+}
 """Of a pseudo-gradient: values, and a scale of two bytes for each block of 64."""
+INDEX_BYTES = 1.5  # Where in its chunk of 4,096 a value stands that a sparse method sends.
 
 
 class Load(msgspec.Struct, frozen=True):
@@ -37,6 +43,7 @@ class Load(msgspec.Struct, frozen=True):
         layer_operations, head_operations: of a micro-batch, forward and backward.
         forward_bytes, backward_bytes: of a micro-batch over one boundary.
         layer_bytes, embedding_bytes, head_bytes: of a pseudo-gradient.
+        scalar_bytes: of a pseudo-gradient, on average; 0: not known.
         micro_batches: in a step. ``tokens``: in a step of one replica. ``period``: steps in a round.
         ahead: micro-batches that a stage may have under way beyond 1F1B's own.
         fixed_time: rounds end by the clock, and a slow replica has made fewer steps; else all make as many.
@@ -59,6 +66,7 @@ class Load(msgspec.Struct, frozen=True):
     fixed_time: bool = False
     overlap: bool = False
     sharded: bool = False
+    scalar_bytes: float = 0.0
 
     def stage_bytes(self, counts: Sequence[int], stage: int) -> float:
         """Bytes of a stage's pseudo-gradient."""
@@ -70,7 +78,9 @@ def load_of(shape: ModelShape, training: TrainingSpec) -> Load:
     """The load of a job as its document has it."""
     tokens = training.batch * training.sequence
     micro = tokens / training.micro_batches
-    scalar = BYTES_PER_SCALAR.get(training.pseudo_gradient, FLOAT32)
+    scalar = BYTES_PER_SCALAR[training.pseudo_gradient]
+    if training.outer == "sparseloco":
+        scalar = training.density * (scalar + INDEX_BYTES)
     crossing = float(shape.activation_bytes(int(micro), training.activations))
     return Load(
         layers=shape.layers,
@@ -84,6 +94,8 @@ def load_of(shape: ModelShape, training: TrainingSpec) -> Load:
         micro_batches=training.micro_batches,
         tokens=float(tokens),
         period=training.inner_steps,
+        overlap=training.outer == "streaming",
+        scalar_bytes=scalar,
     )
 
 

@@ -1,12 +1,11 @@
 """What bounds a plan, in words: a line, a round trip, a machine, with its figure and what would help."""
 
-import math
 from collections.abc import Sequence
 
-from coordinator.domain.placement.cost import Load, Pace, Round, exchange_of, pace
+from coordinator.domain.placement.cost import BYTES_PER_SCALAR, Load, Pace, Round, exchange_of, pace
 from coordinator.domain.placement.fleet import Fleet
+from transport.wire.rounds import EXCHANGE_SHARE, carried
 
-SMALL = 0.1  # Of a round: an exchange that is worth no further steps between two of them.
 LONG = 0.5  # Of a step spent in filling the pipeline: then the schedule is what to change, not a machine.
 
 
@@ -59,10 +58,16 @@ def _exchange(fleet: Fleet, load: Load, counts: Sequence[int], rows: Sequence[Se
     seats = [(stage, nodes[stage]) for nodes in rows for stage in range(len(counts))]
     _, node = max(seats, key=lambda seat: exchange_of(fleet, load, counts, seat[0], seat[1], len(rows)))
     side = "upload" if fleet.up[node] <= fleet.down[node] else "download"
-    enough = math.ceil(timed.exchange * load.period / timed.stepping * (1 / SMALL - 1))
+    step = timed.stepping / load.period
+    enough, _ = carried(timed.exchange, step)
+    smaller = ""
+    if load.scalar_bytes > BYTES_PER_SCALAR["int4"]:
+        fewer, _ = carried(timed.exchange * BYTES_PER_SCALAR["int4"] / load.scalar_bytes, step)
+        smaller = f", with training.pseudo_gradient int4 {fewer:,}"
     return (
         f"the exchange of pseudo-gradients over {_line(fleet, node, side)}: {timed.exchange:,.0f} s after "
-        f"{timed.stepping:,.0f} s of steps; training.inner_steps {enough:,} would bring it to {SMALL:.0%} of a round"
+        f"{timed.stepping:,.0f} s of steps; training.inner_steps {enough:,} would bring it to {EXCHANGE_SHARE:.0%} of a "
+        f"round{smaller}"
     )
 
 
