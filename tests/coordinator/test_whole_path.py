@@ -41,6 +41,14 @@ async def test_a_job_goes_from_created_to_settled(house: House) -> None:
         assert len(set(said)) == len(said), "nothing is said twice"
         assert said[0] == f"the job is submitted; its price is {money(view.quote.price)}"
         assert "4 nodes are chosen: 2 replicas of the model, each in 2 stages" in said
+        assert f"the plan is limited by {view.quote.limit}" in said
+        assert "the computing speed of stage" in view.quote.limit
+        assert not ADDRESS.search(view.quote.limit)
+        assert (
+            [text for text in said if text.startswith("without a seat: ")]
+            == [text for text in said if text.endswith("1 left over: a further replica takes 2 nodes")]
+            != []
+        )
         assert sum("went back to the submitter" in text for text in said) == 1
         assert sum(text.startswith("round 4 is complete: training loss") for text in said) == 1
         await until(lambda: any(node.earned for node in made))
