@@ -12,9 +12,7 @@ from tests.transport.soak import LINE, problems, soak
 
 SECONDS = float(os.environ.get("COTTAGE_SOAK_S", "60"))
 MOST_GROWTH = 48 << 20
-CLAIM = (
-    "every message arrives once and bit-identical; memory stays flat; control messages get through throughout"
-)
+CLAIM = "every message arrives once and bit-identical; memory stays flat; control messages get through throughout"
 
 
 def main() -> int:

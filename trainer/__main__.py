@@ -12,11 +12,11 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from trainer.errors import InputError, TrainerError
 from transport.wire.codec import MessageError, convert, decode_json
-from transport.wire.job import JobSpec, TokenizerSpec
+from transport.wire.job import DatasetFormat, JobSpec, TokenizerSpec
 from transport.wire.model import ModelConfigError
 
 EXIT_BAD_INPUT = 3
@@ -142,7 +142,7 @@ def _parser() -> argparse.ArgumentParser:
 
     prepare = verbs.add_parser("prepare", help="tokenize a dataset; prints the manifest as JSON")
     prepare.add_argument("--dataset", type=Path, required=True)
-    prepare.add_argument("--format", choices=["text", "jsonl"], default="text")
+    prepare.add_argument("--format", choices=get_args(DatasetFormat), default="text")
     prepare.add_argument("--text-field", default="text")
     prepare.add_argument(
         "--tokenizer", type=Path, help="JSON of the job's tokenizer section; may name the file of kind 'file' as 'path'"

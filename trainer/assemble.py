@@ -12,6 +12,7 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 
 from trainer.errors import WeightsError
+from trainer.events import with_perplexity, write_curve
 from trainer.prepare import END_OF_TEXT
 from trainer.stored import written
 from transport.wire.model import inspect_config
@@ -23,7 +24,8 @@ _OWN_KEYS = "cottage_"  # Prefix of our own entries in the working config; the f
 def assemble(
     checkpoints: Sequence[Path], config: Mapping[str, Any], tokenizer: Path, out: Path, card: Mapping[str, Any]
 ) -> int:
-    """Write ``config.json``, ``model.safetensors``, ``tokenizer.json``, ``tokenizer_config.json`` and ``README.md``.
+    """Write ``config.json``, ``model.safetensors``, ``tokenizer.json``, ``tokenizer_config.json`` and ``README.md``, and the
+    run's curve where the card has one (``trainer.events``).
 
     Args:
         checkpoints: one of each stage, of the same round, in any order.
@@ -55,6 +57,10 @@ def assemble(
     if end is not None:
         finished |= {"bos_token_id": end, "eos_token_id": end}
     _write_json(out / "config.json", finished)
+    rounds = card.get("rounds")
+    rows = [row for row in rounds if isinstance(row, Mapping)] if isinstance(rounds, list) else []
+    if rows:
+        write_curve(rows, out)
     (out / "README.md").write_text(model_card(card, shape.parameters, finished), "utf-8")
     return count
 
@@ -82,10 +88,15 @@ def model_card(card: Mapping[str, Any], parameters: int, config: Mapping[str, An
     for title, key in (("Training curve", "rounds"), ("Receipts", "receipts")):
         rows = card.get(key)
         if isinstance(rows, list) and rows:
-            lines += [f"## {title}", "", *_table([row for row in rows if isinstance(row, Mapping)])]
+            shown = [_shown(row) for row in rows if isinstance(row, Mapping)]
+            lines += [f"## {title}", "", *_table(shown)]
     if isinstance(card.get("spec"), Mapping):
         lines += ["## Job", "", "```json", json.dumps(card["spec"], indent=2, sort_keys=True), "```", ""]
     return "\n".join(lines)
+
+
+def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in with_perplexity(row).items() if key != "time"}
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> list[str]:

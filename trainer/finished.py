@@ -1,5 +1,6 @@
 """What can be done with a finished model folder, through ``transformers`` alone: generate, and measure its loss."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ def sample_text(model_dir: Path, prompt: str, tokens: int, seed: int, temperatur
 
 
 def evaluate(model_dir: Path, heldout: Path, sequence: int, threads: int) -> dict[str, Any]:
-    """Mean cross-entropy in nats a token over the same held-out windows that a run validates on.
+    """Mean cross-entropy in nats a token, and e to it, over the same held-out windows that a run validates on.
 
     Raises:
         DataError: the token file cannot be used with this model.
@@ -47,4 +48,4 @@ def evaluate(model_dir: Path, heldout: Path, sequence: int, threads: int) -> dic
             logits = model(input_ids=rows[:, :-1]).logits
             total += float(functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten(), reduction="sum"))
     tokens = len(windows) * sequence
-    return {"loss": total / tokens, "tokens": tokens}
+    return {"loss": total / tokens, "perplexity": math.exp(total / tokens), "tokens": tokens}

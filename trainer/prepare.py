@@ -6,7 +6,7 @@ The same bytes in give the same bytes out. Every k-th piece of text is held out,
 import hashlib
 import itertools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,8 +15,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from trainer.data import TOKEN_BYTES
 from trainer.errors import DataError
-from trainer.text import PIECE_CHARACTERS, Format, pieces
-from transport.wire.job import TokenizerSpec
+from trainer.text import PIECE_CHARACTERS, pieces
+from trainer.tokens import PIECE_TOKENS, Ids, id_pieces
+from transport.wire.job import TOKENISED, DatasetFormat, TokenizerSpec
 
 END_OF_TEXT = "<|endoftext|>"
 BYTE_SPECIALS = (END_OF_TEXT, "<|begin|>", "<|pad|>")  # With 256 bytes a vocabulary of 259, as TokenizerSpec states.
@@ -42,7 +43,7 @@ class Manifest:
 
 def prepare(
     dataset: Path,
-    form: Format,
+    form: DatasetFormat,
     text_field: str,
     tokenizer: TokenizerSpec,
     tokenizer_file: Path | None,
@@ -65,11 +66,21 @@ def prepare(
     def read() -> Iterator[str]:
         return pieces(dataset, form, text_field, piece_characters)
 
+    if form in TOKENISED and tokenizer.kind == "bpe":
+        raise DataError(
+            "missing-file",
+            f"a dataset of token ids ({form}) needs its own tokenizer: give tokenizer.kind file, or bytes",
+        )
     made = _tokenizer(tokenizer, tokenizer_file, read)
     out.mkdir(parents=True, exist_ok=True)
     writers = _Writer(out / "train.bin.part"), _Writer(out / "heldout.bin.part")
     try:
-        rows, characters = _tokenize(made, read(), form, heldout, *writers)
+        if form in TOKENISED:
+            piece_tokens = max(64, min(PIECE_TOKENS, int(total * heldout / 16)))
+            ids = id_pieces(dataset, form, made.get_vocab_size(with_added_tokens=True), piece_tokens)
+            rows, characters = _copy(ids, heldout, *writers), 0
+        else:
+            rows, characters = _tokenize(made, read(), form, heldout, *writers)
         _check_lengths(dataset, sequence, *writers)
     except BaseException:
         for writer in writers:
@@ -101,7 +112,7 @@ class _Writer:
         self._hash = hashlib.sha256()
         self.tokens = 0
 
-    def write(self, ids: list[int]) -> None:
+    def write(self, ids: Sequence[int] | Ids) -> None:
         data = np.asarray(ids, dtype="<u4").tobytes()
         self._file.write(data)
         self._hash.update(data)
@@ -118,7 +129,7 @@ class _Writer:
 
 
 def _tokenize(
-    tokenizer: Tokenizer, texts: Iterator[str], form: Format, heldout: float, train: _Writer, held: _Writer
+    tokenizer: Tokenizer, texts: Iterator[str], form: DatasetFormat, heldout: float, train: _Writer, held: _Writer
 ) -> tuple[int, int]:
     """Encode all pieces; returns rows and characters."""
     every = max(2, round(1 / heldout))
@@ -127,7 +138,7 @@ def _tokenize(
     while batch := list(itertools.islice(texts, _BATCH)):
         for text, encoding in zip(batch, tokenizer.encode_batch(batch, add_special_tokens=False), strict=True):
             ids = encoding.ids
-            if form == "jsonl" and end is not None:
+            if form in ("jsonl", "parquet") and end is not None:
                 ids = [*ids, end]
             (held if rows % every == every // 2 else train).write(ids)
             rows += 1
@@ -135,6 +146,17 @@ def _tokenize(
     if rows == 0:
         raise DataError("empty-dataset", "the dataset has no text in it: upload a file with text")
     return rows, characters
+
+
+def _copy(pieces_of_ids: Iterator[Ids], heldout: float, train: _Writer, held: _Writer) -> int:
+    """Share tokenised pieces out, as they are; returns how many there were."""
+    every, count = max(2, round(1 / heldout)), 0
+    for ids in pieces_of_ids:
+        (held if count % every == every // 2 else train).write(ids)
+        count += 1
+    if count == 0:
+        raise DataError("empty-dataset", "the dataset has no token ids in it: upload a file with ids")
+    return count
 
 
 def _check_lengths(dataset: Path, sequence: int, train: _Writer, held: _Writer) -> None:

@@ -1,15 +1,15 @@
 """Datasets as a stream of pieces of text; every way in which a file can be unusable is named here. Free of torch.
 
-A piece is a row of a JSONL file, or about ``PIECE_CHARACTERS`` of a text file, cut at a line's end.
+A piece is a row of a JSONL or Parquet file, or about ``PIECE_CHARACTERS`` of a text file, cut at a line's end.
 """
 
 import codecs
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
 
 from trainer.errors import DataError
+from transport.wire.job import DatasetFormat
 
 PIECE_CHARACTERS = 16_384  # Small enough that held-out pieces come from all over the file.
 MAX_ROW_BYTES = 64 << 20  # One document; a whole book has 1 MB.
@@ -18,24 +18,27 @@ _BLOCK = 1 << 20
 _MAX_CONTROL_SHARE = 0.01  # Text has tabs, line ends and the odd form feed; binary data has a tenth and more.
 _TEXT_CONTROLS = frozenset("\t\n\r\f\v\b\x1b")
 
-Format = Literal["text", "jsonl"]
 
-
-def pieces(path: Path, form: Format, text_field: str, piece_characters: int = PIECE_CHARACTERS) -> Iterator[str]:
+def pieces(path: Path, form: DatasetFormat, text_field: str, piece_characters: int = PIECE_CHARACTERS) -> Iterator[str]:
     """The pieces of a dataset, in order, none empty.
 
     Raises:
         DataError: missing, empty, gigantic, binary, not UTF-8, or a row that is not what JSONL promises.
     """
-    size = _size(path)
+    size = file_size(path)
     if size == 0:
         raise DataError("empty-dataset", f"{path.name} is empty: upload a file with text in it")
     if size > MAX_DATASET_BYTES:
         raise DataError("too-large", f"{path.name} has {size:,} bytes: at most {MAX_DATASET_BYTES:,} are taken")
+    if form == "parquet":
+        from trainer.parquet import parquet_rows  # Only where it is asked for: pyarrow takes a second to import.
+
+        return parquet_rows(path, text_field)
     return _rows(path, text_field) if form == "jsonl" else _text(path, piece_characters)
 
 
-def _size(path: Path) -> int:
+def file_size(path: Path) -> int:
+    """Bytes of a dataset; raises ``DataError`` where it is missing."""
     try:
         return path.stat().st_size
     except OSError as error:

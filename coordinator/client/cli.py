@@ -25,6 +25,8 @@ from coordinator.client.errors import ClientError, UnreachableError
 from coordinator.client.show import funding_table, job_panel, jobs_table, quote_table
 from transport.wire import api
 
+_FORMATS = {".jsonl": "jsonl", ".parquet": "parquet", ".npy": "npy"}  # Endings that say what a dataset is.
+
 DEFAULT_SERVER = "http://127.0.0.1:8470"
 SERVER_VARIABLE = "COTTAGE_SERVER"
 EXIT_REFUSED, EXIT_USAGE, EXIT_UNREACHABLE, EXIT_INTERRUPTED = 1, 2, 3, 130
@@ -181,6 +183,8 @@ async def _document(client: Client, options: argparse.Namespace, out: Console) -
                 raise UsageError(f"{options.document}: {place} is {part!r}, not a table")
             if purpose == "tokenizer":
                 part["kind"] = "file"
+            elif path.suffix in _FORMATS:
+                part.setdefault("format", _FORMATS[path.suffix])
             part[key] = await _upload(client, path, purpose, part, options, out)
     if options.weights is not None:
         await _upload_weights(client, document, options, out)
@@ -207,7 +211,7 @@ async def _upload(
         upload = await client.upload(
             path,
             purpose,
-            "jsonl" if purpose == "dataset" and part.get("format") == "jsonl" else "text",
+            part.get("format", "text") if purpose == "dataset" else "text",
             str(part.get("text_field", "text")),
             lambda done, _total: bar.update(task, completed=done),
         )

@@ -18,7 +18,7 @@ from coordinator.client.archive import unpack
 from coordinator.client.errors import ArchiveError, ClientError, ProblemError, UnreachableError
 from transport.clock import backoff
 from transport.wire import api, codec
-from transport.wire.job import JobSpec
+from transport.wire.job import DatasetFormat, JobSpec
 
 PIECE_BYTES = 8 << 20  # Sent in one request: what a cut costs at most, on a line that notices it late.
 MAX_ANSWER_BYTES = 64 << 20
@@ -188,7 +188,7 @@ class Client:
         self,
         path: Path,
         purpose: Literal["dataset", "weights", "tokenizer"] = "dataset",
-        format: Literal["text", "jsonl"] = "text",  # noqa: A002 - the interface's word
+        format: DatasetFormat = "text",  # noqa: A002 - the interface's word
         text_field: str = "text",
         progress: Progress | None = None,
         resume: str | None = None,
@@ -199,7 +199,7 @@ class Client:
             path: the file.
             purpose: what it is for.
             format: of a dataset.
-            text_field: of a JSONL dataset.
+            text_field: of a JSONL or Parquet dataset.
             progress: called with the bytes that the coordinator holds, and the whole length.
             resume: id of an upload that another process began.
         """

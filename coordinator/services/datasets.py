@@ -23,7 +23,8 @@ _TENSOR_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I
 _MAGIC = {
     b"\x1f\x8b": "a gzip archive: unpack it first",
     b"PK\x03\x04": "a zip archive: unpack it first",
-    b"PAR1": "a Parquet file: export it as JSONL first",
+    b"PAR1": "a Parquet file: choose that format",
+    b"\x93NUMPY": "an array of NumPy: choose the format npy",
     b"\x28\xb5\x2f\xfd": "a Zstandard archive: unpack it first",
     b"%PDF": "a PDF: extract its text first",
     b"\xff\xfe": "UTF-16 text: save it as UTF-8",
@@ -97,6 +98,32 @@ def check_jsonl(path: Path, field: str) -> DatasetReport:
     if characters == 0:
         raise InvalidError(f"{rows:,} rows and no text under {field!r}: choose a file with text in it", "dataset")
     return DatasetReport(rows=rows, characters=characters)
+
+
+def check_binary(path: Path, form: str) -> None:
+    """See at the door that a Parquet or tokenised dataset can be one; ``prepare`` reads it in a process of its own.
+
+    Raises:
+        InvalidError: empty, cut, or another kind of file.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        begin = file.read(8)
+        file.seek(max(0, size - 8))
+        end = file.read(8)
+    if form == "parquet" and (size < 12 or begin[:4] != b"PAR1" or end[4:] != b"PAR1"):
+        raise InvalidError("not a Parquet file: it does not begin and end with PAR1; it may be cut", "dataset")
+    if form == "npy" and begin[:6] != b"\x93NUMPY":
+        raise InvalidError("not an .npy file: save the ids with numpy.save", "dataset")
+    if form == "ids" and begin.lstrip()[:1] != b"[":
+        raise InvalidError(
+            "not a file of ids: each line must be a JSON array of whole numbers, such as [17, 4]", "dataset"
+        )
+    width = {"uint16": 2, "uint32": 4}.get(form, 1)
+    if size == 0 or size % width:
+        raise InvalidError(f"{size:,} bytes are no whole number of {form} token ids", "dataset")
+    if form in ("uint16", "uint32") and (begin[:4] == b"PAR1" or begin[:6] == b"\x93NUMPY"):
+        raise InvalidError(f"this is {_MAGIC[b'PAR1' if begin[:4] == b'PAR1' else begin[:6]]}", "dataset")
 
 
 def check_weights(path: Path) -> None:

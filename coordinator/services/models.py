@@ -162,6 +162,7 @@ def _card(job: Job, rounds: Sequence[RoundRecord]) -> dict[str, Any]:
     """What the model's card tells about the run."""
     curve = [
         {"round": r.number, "tokens": r.tokens, "train_loss": r.train_loss, "validation_loss": r.validation_loss}
+        | ({"time": r.ended} if r.ended is not None else {})
         for r in rounds
     ]
     return {

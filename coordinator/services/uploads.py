@@ -22,7 +22,14 @@ import msgspec
 
 from coordinator.errors import ConflictError, CottageError, InvalidError, NotFoundError, TooLargeError, UnavailableError
 from coordinator.services.artifacts import ArtifactStore, no_room
-from coordinator.services.datasets import DatasetReport, check_jsonl, check_text, check_tokenizer, check_weights
+from coordinator.services.datasets import (
+    DatasetReport,
+    check_binary,
+    check_jsonl,
+    check_text,
+    check_tokenizer,
+    check_weights,
+)
 from transport.clock import Clock, SystemClock
 from transport.wire.api import NewUpload, Upload
 
@@ -244,6 +251,9 @@ def _named(upload: str) -> str:
 
 def _check(path: Path, new: NewUpload) -> DatasetReport | None:
     if new.purpose == "dataset":
+        if new.format not in ("text", "jsonl"):
+            check_binary(path, new.format)
+            return None
         return check_jsonl(path, new.text_field) if new.format == "jsonl" else check_text(path)
     if new.purpose == "weights":
         check_weights(path)

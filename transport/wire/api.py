@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from transport.wire.ids import Count, Digest, FiniteLoss, JobId, LongText, NodeAddress, ShortText, UploadId
-from transport.wire.job import JobSpec
+from transport.wire.job import DatasetFormat, JobSpec
 
 JobStateName = Literal["created", "funded", "planned", "running", "verifying", "settled", "failed", "cancelled"]
 
@@ -26,7 +26,7 @@ class NewUpload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     length: Annotated[int, Meta(ge=1, le=200 << 30)]
     name: ShortText = ""
     purpose: Literal["dataset", "weights", "tokenizer"] = "dataset"
-    format: Literal["text", "jsonl"] = "text"
+    format: DatasetFormat = "text"
     text_field: Annotated[str, Meta(min_length=1, max_length=100)] = "text"
 
 

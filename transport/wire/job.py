@@ -41,9 +41,14 @@ class TokenizerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     file: Digest | None = None
 
 
+DatasetFormat = Literal["text", "jsonl", "parquet", "ids", "npy", "uint16", "uint32"]
+TOKENISED: frozenset[str] = frozenset({"ids", "npy", "uint16", "uint32"})
+"""Formats of token ids, see ``trainer.tokens``: the job brings the tokenizer that they were made with."""
+
+
 class DatasetSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     artifact: Digest
-    format: Literal["text", "jsonl"] = "text"
+    format: DatasetFormat = "text"
     text_field: Annotated[str, Meta(min_length=1, max_length=100)] = "text"
     heldout: Annotated[float, Meta(gt=0, le=0.2)] = 0.02
 

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import AsyncIterator, Mapping
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast, get_args
 
 from aiohttp import BodyPartReader, ClientConnectionError, hdrs, web
 
@@ -13,7 +13,7 @@ from coordinator.services.uploads import UploadService
 from coordinator.web.pages.forms import BASIC, FULL, NO_DATASET, OTHERS, OWN_CONFIG, Filled, fill, place, read
 from coordinator.web.pages.render import CSRF_FIELD, Renderer, check_csrf
 from transport.wire.api import NewJob, NewUpload, Quote
-from transport.wire.job import JobSpec
+from transport.wire.job import DatasetFormat, JobSpec
 from transport.wire.model import PRESETS
 
 _JOB = re.compile(r"[0-9a-f]{32}")
@@ -163,7 +163,8 @@ class Submit:
     ) -> None:
         check_csrf(request, typed.get(CSRF_FIELD))
         purpose, target = _FILES[part.name or ""]
-        chosen: Literal["text", "jsonl"] = "jsonl" if typed.get("dataset.format") == "jsonl" else "text"
+        format_ = typed.get("dataset.format", "text")
+        chosen = cast(DatasetFormat, format_ if format_ in get_args(DatasetFormat) else "text")
         field = typed.get("dataset.text_field", "").strip()[:100] or "text"
         new = NewUpload(MAX_FORM_FILE, (part.filename or "")[:200].replace("\0", ""), purpose, chosen, field)
         try:
@@ -212,11 +213,11 @@ def _shown(filled: Filled) -> list[tuple[str, str, str]]:
     idle = {"payer", "name", *({"submitter"} if filled.submitter is None else ())}
     for field, depends, needed in (
         ("model.config", "model.choice", OWN_CONFIG),
-        ("dataset.text_field", "dataset.format", "jsonl"),
+        ("dataset.text_field", "dataset.format", "jsonl parquet"),
         ("tokenizer.vocabulary", "tokenizer.kind", "bpe"),
         ("tokenizer.file", "tokenizer.kind", "file"),
     ):
-        if values[depends] != needed:
+        if values[depends] not in needed.split():
             idle.add(field)
     order = [
         "dataset.artifact",

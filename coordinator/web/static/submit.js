@@ -13,11 +13,11 @@ const size = (bytes) => {
   return `${Number(bytes.toPrecision(3))} ${units[unit]}`;
 };
 
-// Fields that depend on others: data-when="tokenizer.kind=bpe"
+// Fields that depend on others: data-when="dataset.format=jsonl parquet"
 function arrange() {
   for (const part of form.querySelectorAll("[data-when]")) {
     const [name, value] = part.dataset.when.split("=");
-    part.hidden = new FormData(form).get(name) !== value;
+    part.hidden = !value.split(" ").includes(new FormData(form).get(name));
   }
 }
 
