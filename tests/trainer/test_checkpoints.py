@@ -182,7 +182,7 @@ def test_the_card_shows_curve_and_receipts_and_survives_odd_text() -> None:
     text = model_card(card, 123, resolve(ModelSpec(preset="tiny-llama"), 2048))
     assert "# my model" in text
     assert "| loss after | 3.1416 |" in text
-    assert "| round | validation_loss | train_loss |" in text
+    assert "| round | validation_loss | perplexity | train_loss |" in text
     assert "| settle | a \\| b c |" in text
     assert '"name": "my\\nmodel"' in text
 
