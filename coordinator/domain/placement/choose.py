@@ -8,12 +8,13 @@ from collections.abc import Sequence
 import msgspec
 
 from coordinator.domain.pipeline import arrange
-from coordinator.domain.placement import explain, regions
+from coordinator.domain.placement import explain
 from coordinator.domain.placement.cost import Load, estimate, load_of
 from coordinator.domain.placement.fleet import MAX_PAIRED, Fleet, survey
 from coordinator.domain.placement.flow import INFEASIBLE, Flow
 from coordinator.domain.placement.layers import most_layers, ranges, stage_memory, too_large
 from coordinator.domain.placement.node import MEGABYTE, Candidate, Network, NoPlacementError, Placement
+from coordinator.domain.placement.regions import Layouts
 from coordinator.domain.placement.search import anneal, descend
 from coordinator.domain.placement.start import pipelines_inside
 from coordinator.domain.placement.tiers import least_bottleneck
@@ -27,7 +28,9 @@ MAX_OPEN_REPLICAS = 64  # Where the scheduler chooses; a document may ask for mo
 EFFORT = (
     600  # Swaps tried for a plan: a tenth of a second at 64 nodes, since the coordinator plans between two messages.
 )
-SEARCHED = 3  # Shapes that are searched, of those whose starts look best.
+SAME_STAGES = 2  # Shapes with one number of stages that are tried: a replica more or less is found to differ little.
+TRIED, TRIED_SHARE = 10, 4  # Shapes that are searched for a quarter of the effort, of those whose starts look best,
+SEARCHED = 3  # and in full, of those that then look best.
 SIMPLER = 0.03  # More stages must be worth so much: each is one more machine whose loss breaks the replica.
 STAGE_STEPS = (*range(1, 13), 14, 16, 20, 24, 28, 32, 40, 48, 56, 64)  # Shapes beside these hardly differ.
 DESCENDED = 12  # Seats and bench up to which every swap is tried: then nothing is left to chance.
@@ -120,34 +123,59 @@ def _shapes(problem: Problem, stages: int | None, replicas: int | None, useful: 
             found.append((width, replicas))
             continue
         full = min(count // width, useful)
-        some = range(1, full + 1) if full <= 16 else sorted({full, full - 1, *(full * k // 8 for k in range(1, 8))})
-        found += [(width, part) for part in some]
+        parts = 8 if count <= MAX_PAIRED else 4
+        some = (
+            range(1, full + 1) if full <= 2 * parts else {full, full - 1, *(full * k // parts for k in range(1, parts))}
+        )
+        found += [(width, part) for part in sorted(some)]
     return found
 
 
 def _search(problem: Problem, shapes: Sequence[tuple[int, int]], options: Options) -> Flow | None:
-    """The best plan over all shapes; None where memory holds none."""
-    begun: list[tuple[float, int, int, list[int]]] = []
-    for stages in sorted({stages for stages, _ in shapes}):
-        caps, layouts = problem.caps(stages), regions.layouts(problem.fleet, problem.load, stages)
-        for replicas in (r for s, r in shapes if s == stages):
-            starts = [
-                Flow(problem.fleet, problem.load, caps, replicas, places)
-                for places in _starts(problem, stages, replicas, layouts)
-            ]
-            best = min(starts, key=Flow.cost)
-            begun.append((best.cost() * (1 + SIMPLER * (stages > 1)), stages, replicas, best.places))
-    found: list[tuple[float, Flow]] = []
-    for _, stages, replicas, places in sorted(begun)[:SEARCHED]:
-        flow = Flow(problem.fleet, problem.load, problem.caps(stages), replicas, places)
-        anneal(flow, options.effort, options.seed)
-        if len(places) <= DESCENDED:
+    """The best plan over all shapes; None where memory holds none.
+
+    Starts say little about what a search makes of them, so many shapes are searched a little, and the best of those in full.
+    """
+    tried = _best(_begun(problem, shapes), TRIED)
+    for flow in tried:
+        anneal(flow, options.effort // TRIED_SHARE, options.seed)
+    searched = _best(tried, SEARCHED)
+    for flow in searched:
+        anneal(flow, options.effort, options.seed + 1)
+        if len(flow.places) <= DESCENDED:
             descend(flow, passes=3)
-        if len(places) <= MAX_PAIRED:
+        if len(flow.places) <= MAX_PAIRED:
             _prefer_quick(flow, problem.fleet)
-        if flow.counts is not None:
-            found.append((flow.cost() * (1 + SIMPLER * (stages > 1)), flow))
-    return min(found, key=lambda entry: entry[0])[1] if found else None
+    found = [flow for flow in searched if flow.counts is not None]
+    return min(found, key=_worth) if found else None
+
+
+def _begun(problem: Problem, shapes: Sequence[tuple[int, int]]) -> list[Flow]:
+    """The best start of the few best numbers of replicas, for every number of stages."""
+    begun: list[Flow] = []
+    for stages in sorted({stages for stages, _ in shapes}):
+        caps, layouts = problem.caps(stages), Layouts(problem.fleet, problem.load, stages)
+        same = [
+            min(
+                (
+                    Flow(problem.fleet, problem.load, caps, replicas, places)
+                    for places in _starts(problem, stages, replicas, layouts)
+                ),
+                key=Flow.cost,
+            )
+            for replicas in (r for s, r in shapes if s == stages)
+        ]
+        begun += _best(same, SAME_STAGES)
+    return begun
+
+
+def _best(flows: Sequence[Flow], count: int) -> list[Flow]:
+    return sorted(flows, key=lambda flow: (_worth(flow), flow.stages, flow.replicas))[:count]
+
+
+def _worth(flow: Flow) -> float:
+    """The cost, with what a further machine in each replica must be worth."""
+    return flow.cost() * (1 + SIMPLER * (flow.stages > 1))
 
 
 def _prefer_quick(flow: Flow, fleet: Fleet) -> None:
@@ -164,7 +192,7 @@ def _prefer_quick(flow: Flow, fleet: Fleet) -> None:
                 flow.swap(seat, place)
 
 
-def _starts(problem: Problem, stages: int, replicas: int, layouts: Sequence[regions.Rows]) -> list[list[int]]:
+def _starts(problem: Problem, stages: int, replicas: int, layouts: Layouts) -> list[list[int]]:
     """Places by speed, with distinct owners on a stage; by memory; and by region, where ways were measured.
 
     Args:
@@ -173,11 +201,11 @@ def _starts(problem: Problem, stages: int, replicas: int, layouts: Sequence[regi
     fleet = problem.fleet
     everyone = list(range(len(fleet.nodes)))
     if len(everyone) > MAX_PAIRED:
-        return [regions.places(rows, replicas, len(everyone)) for rows in layouts]
+        return layouts.places(replicas)
     quick = _grouped(fleet, everyone, stages, replicas)
     large = _grouped(fleet, sorted(everyone, key=lambda node: (-fleet.memory[node], node)), stages, replicas)
     tiers = least_bottleneck(fleet, problem.load, stages, replicas)
-    found = [quick, large, tiers, *(regions.places(rows, replicas, len(everyone)) for rows in layouts)]
+    found = [quick, large, tiers, *layouts.places(replicas)]
     if stages > 1 and fleet.measured:
         name = {candidate.node: node for node, candidate in enumerate(fleet.nodes)}
         far = problem.far

@@ -41,23 +41,23 @@ class Flow:
             counts: layers by stage, where they are fixed; None: cut anew for the nodes of each plan.
         """
         self._fleet, self._load, self._caps = fleet, load, caps
-        self._stages, self._replicas, self._value = len(caps), replicas, value
+        self.stages, self.replicas, self._value = len(caps), replicas, value
         self.places, self.seats = list(places), len(caps) * replicas
         self._fixed = counts
         self._owner = [candidate.owner for candidate in fleet.nodes]
-        self._speeds, self._room = [0.0] * self._stages, [0] * self._stages
-        self._repeats, self._exchange = [0] * self._stages, [0.0] * self._stages
+        self._speeds, self._room = [0.0] * self.stages, [0] * self.stages
+        self._repeats, self._exchange = [0] * self.stages, [0.0] * self.stages
         self._steps, self._lines = [0.0] * replicas, [0.0] * replicas
         self._kept: dict[tuple[int, ...], tuple[float, float]] = {}
         self.counts: tuple[int, ...] | None = None
-        for stage in range(self._stages):
+        for stage in range(self.stages):
             self._survey(stage)
-        self._cut(range(replicas), range(self._stages))
+        self._cut(range(replicas), range(self.stages))
 
     @property
     def rows(self) -> list[list[int]]:
         """Nodes of each replica."""
-        return [self.places[r : self.seats : self._replicas] for r in range(self._replicas)]
+        return [self.places[r : self.seats : self.replicas] for r in range(self.replicas)]
 
     def cost(self) -> float:
         """Seconds; above ``INFEASIBLE`` where memory does not hold the model."""
@@ -67,41 +67,41 @@ class Flow:
         return self._base() * (1 + REPEATED_OWNER * sum(self._repeats))
 
     def _base(self) -> float:
-        mean = sum(self._steps) / self._replicas
+        mean = sum(self._steps) / self.replicas
         if self._value == "soft":
-            return float((mean * self._replicas) ** (1 / SHARPNESS))
+            return float((mean * self.replicas) ** (1 / SHARPNESS))
         if self._value == "beat":
             return max(self._steps) + LEVEL * mean
-        return self._round() + LEVEL * mean / self._replicas
+        return self._round() + LEVEL * mean / self.replicas
 
     def swap(self, one: int, other: int) -> float:
         """Exchange two nodes; the cost after it."""
         self.places[one], self.places[other] = self.places[other], self.places[one]
         touched = [place for place in (one, other) if place < self.seats]
-        stages = {place // self._replicas for place in touched}
+        stages = {place // self.replicas for place in touched}
         if len(stages) == 2 or len(touched) == 1:
             for stage in stages:
                 self._survey(stage)
         else:
             stages = set()
-        self._cut({place % self._replicas for place in touched}, stages)
+        self._cut({place % self.replicas for place in touched}, stages)
         return self.cost()
 
     def weak(self) -> list[int]:
         """Both ends of what bounds the slowest replica; the node with the longest exchange."""
         if self.counts is None:
-            short = min(range(self._stages), key=lambda stage: self._room[stage])
-            return list(range(short * self._replicas, (short + 1) * self._replicas))
-        row = max(range(self._replicas), key=self._steps.__getitem__)
-        found = pace(self._fleet, self._load, self.counts, self.places[row : self.seats : self._replicas])
+            short = min(range(self.stages), key=lambda stage: self._room[stage])
+            return list(range(short * self.replicas, (short + 1) * self.replicas))
+        row = max(range(self.replicas), key=self._steps.__getitem__)
+        found = pace(self._fleet, self._load, self.counts, self.places[row : self.seats : self.replicas])
         figures = (found.compute, found.up, found.down, found.forward, found.backward)
         worst = max(figures, key=lambda values: max(values, default=0.0))
         stage = max(range(len(worst)), key=worst.__getitem__)
-        ends = [stage] if len(worst) == self._stages else [stage, stage + 1]
-        seats = [end * self._replicas + row for end in ends]
-        longest = max(range(self._stages), key=self._exchange.__getitem__)
+        ends = [stage] if len(worst) == self.stages else [stage, stage + 1]
+        seats = [end * self.replicas + row for end in ends]
+        longest = max(range(self.stages), key=self._exchange.__getitem__)
         if self._exchange[longest] > 0:
-            members = range(longest * self._replicas, (longest + 1) * self._replicas)
+            members = range(longest * self.replicas, (longest + 1) * self.replicas)
             seats.append(max(members, key=lambda seat: -min(self._line(seat))))
         return seats
 
@@ -114,12 +114,12 @@ class Flow:
         return self._fleet.up[node], self._fleet.down[node]
 
     def _survey(self, stage: int) -> None:
-        members = self.places[stage * self._replicas : (stage + 1) * self._replicas]
+        members = self.places[stage * self.replicas : (stage + 1) * self.replicas]
         speed, caps, owner = self._fleet.speed, self._caps[stage], self._owner
         speeds = [speed[node] for node in members]
         self._speeds[stage] = sum(speeds) if self._load.fixed_time else min(speeds)
         self._room[stage] = min([caps[node] for node in members])
-        self._repeats[stage] = self._replicas - len({owner[node] for node in members})
+        self._repeats[stage] = self.replicas - len({owner[node] for node in members})
 
     def _cut(self, rows: Iterable[int], stages: Iterable[int]) -> None:
         """Cut anew; then time again the replicas and stages that are touched, or all where the cut has changed."""
@@ -129,10 +129,10 @@ class Flow:
             return
         if self.counts != before:
             self._kept.clear()
-            rows, stages = range(self._replicas), range(self._stages)
+            rows, stages = range(self.replicas), range(self.stages)
         for row in rows:
             self._steps[row], self._lines[row] = self._time(row)
-        if self._replicas > 1:
+        if self.replicas > 1:
             for stage in stages:
                 self._exchange[stage] = self._longest_exchange(stage, self.counts)
 
@@ -145,7 +145,7 @@ class Flow:
 
     def _time(self, row: int) -> tuple[float, float]:
         assert self.counts is not None
-        nodes = self.places[row : self.seats : self._replicas]
+        nodes = self.places[row : self.seats : self.replicas]
         key = tuple(nodes)
         found = self._kept.get(key)
         if found is None:
@@ -164,9 +164,9 @@ class Flow:
         return timed.beat if self._value == "beat" else timed.step
 
     def _longest_exchange(self, stage: int, counts: tuple[int, ...]) -> float:
-        members = self.places[stage * self._replicas : (stage + 1) * self._replicas]
+        members = self.places[stage * self.replicas : (stage + 1) * self.replicas]
         slowest = min(members, key=lambda node: min(self._fleet.up[node], self._fleet.down[node]))
-        return exchange_of(self._fleet, self._load, counts, stage, slowest, self._replicas)
+        return exchange_of(self._fleet, self._load, counts, stage, slowest, self.replicas)
 
     def _round(self) -> float:
         stepping, made = stepping_of(self._load, self._steps)

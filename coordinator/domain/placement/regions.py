@@ -3,6 +3,7 @@
 Pairs are never looked at, so 10,000 nodes take as long as sorting them.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from coordinator.domain.placement.cost import Load
@@ -11,26 +12,60 @@ from coordinator.domain.placement.fleet import Fleet
 Rows = list[list[int]]
 
 
-def layouts(fleet: Fleet, load: Load, stages: int) -> list[Rows]:
-    """Ways to make all nodes into rows of ``stages`` within regions, best row first.
+class Layouts:
+    """Ways to make nodes into pipelines of ``stages`` within regions."""
 
-    Like with like: a row of equals waits for nobody, and rows differ. In tiers, by speed or by memory: every row has its quick
-    and its slow nodes at the same stages, so one cut serves them all, and rows are equals.
-    """
-    beat = _beats(fleet, load, stages)
-    speed = [-value for value in fleet.speed]
-    memory = [-float(value) for value in fleet.memory]
-    like = _rows(fleet, stages, beat, lambda members, _: _chunks(members, stages))
-    tiers = [_rows(fleet, stages, order, lambda members, rows: _tiers(members, rows)) for order in (speed, memory)]
-    ranked = sorted(like, key=lambda row: (max([beat[node] for node in row]), row))
-    return [[_stand(fleet, row) for row in ranked], *tiers]
+    def __init__(self, fleet: Fleet, load: Load, stages: int) -> None:
+        """Sort the nodes; that is most of the work, and done once for every number of replicas."""
+        self._fleet, self._stages = fleet, stages
+        self._quick = _Walk(fleet, stages, _beats(fleet, load, stages))
+        self._large = _Walk(fleet, stages, [-float(value) for value in fleet.memory])
+
+    def places(self, replicas: int) -> list[list[int]]:
+        """Places of ``replicas`` pipelines, ``stage * replicas + replica``, everybody else behind.
+
+        Of the quickest nodes, lines included, or of the largest. Like with like: a row of equals waits for nobody, and rows
+        differ. In tiers, by speed or by memory: every row has its quick and its slow nodes at the same stages, so one cut serves
+        them all, and rows are equals.
+        """
+        like = self._quick.rows(replicas, lambda members, _: _chunks(members, self._stages))
+        by_speed, by_memory = _tiers(self._fleet.speed), _tiers(self._fleet.memory)
+        tiers = [walk.rows(replicas, make) for walk in (self._quick, self._large) for make in (by_speed, by_memory)]
+        return [self._places(rows) for rows in ([_stand(self._fleet, row) for row in like], *tiers)]
+
+    def _places(self, rows: Rows) -> list[int]:
+        seated = [row[stage] for stage in range(self._stages) for row in rows]
+        taken = set(seated)
+        return seated + [node for node in range(len(self._fleet.nodes)) if node not in taken]
 
 
-def places(rows: Sequence[Sequence[int]], replicas: int, count: int) -> list[int]:
-    """The first ``replicas`` rows as places, stage by stage; everybody else of ``count`` nodes behind."""
-    seated = [row[stage] for stage in range(len(rows[0])) for row in rows[:replicas]]
-    taken = set(seated)
-    return seated + [node for node in range(count) if node not in taken]
+class _Walk:
+    """Nodes best first: whenever a region has ``stages`` more of them, it has another row."""
+
+    def __init__(self, fleet: Fleet, stages: int, order: Sequence[float]) -> None:
+        region = fleet.region or [0] * len(fleet.nodes)
+        self._stages = stages
+        self._members: dict[int, list[int]] = {}
+        self._completed: list[int] = []
+        for node in sorted(range(len(order)), key=lambda node: (order[node], node)):
+            members = self._members.setdefault(region[node], [])
+            members.append(node)
+            if len(members) % stages == 0:
+                self._completed.append(region[node])
+        self._rank = {node: order[node] for node in range(len(order))}
+
+    def rows(self, replicas: int, make: Callable[[list[int], int], Rows]) -> Rows:
+        """As many rows of the best nodes; where regions have no more, rows of what is left over in all of them."""
+        counts = Counter(self._completed[:replicas])
+        found: Rows = []
+        for region in sorted(counts):
+            found += make(self._members[region][: counts[region] * self._stages], counts[region])
+        missing = replicas - len(found)
+        if missing > 0:
+            left = [n for region, all_ in self._members.items() for n in all_[counts[region] * self._stages :]]
+            left.sort(key=lambda node: (self._rank[node], node))
+            found += make(left[: missing * self._stages], missing)
+        return found
 
 
 def _beats(fleet: Fleet, load: Load, stages: int) -> list[float]:
@@ -41,30 +76,16 @@ def _beats(fleet: Fleet, load: Load, stages: int) -> list[float]:
     return [max(share / speed, moved / up, moved / down) for speed, up, down in lines]
 
 
-def _rows(fleet: Fleet, stages: int, order: Sequence[float], make: Callable[[list[int], int], Rows]) -> Rows:
-    """Rows of each region, those at the head of their region's order first; what is left over in all regions makes the last."""
-    by_region: dict[int, list[int]] = {}
-    for node, region in enumerate(fleet.region or [0] * len(fleet.nodes)):
-        by_region.setdefault(region, []).append(node)
-    found: list[tuple[float, list[int]]] = []
-    left: list[int] = []
-    for region in sorted(by_region):
-        members = sorted(by_region[region], key=lambda node: (order[node], node))
-        rows = len(members) // stages
-        # Who is left over is the last in the order: the weakest stand by.
-        found += [((i + 1) / rows, row) for i, row in enumerate(make(members[: rows * stages], rows))]
-        left += members[rows * stages :]
-    left.sort(key=lambda node: (order[node], node))
-    rest = make(left[: len(left) // stages * stages], len(left) // stages)
-    return [row for _, row in sorted(found)] + rest
-
-
 def _chunks(members: list[int], stages: int) -> Rows:
     return [members[i : i + stages] for i in range(0, len(members), stages)]
 
 
-def _tiers(members: list[int], rows: int) -> Rows:
-    return [members[row::rows] for row in range(rows)]
+def _tiers(size: Sequence[float]) -> Callable[[list[int], int], Rows]:
+    def make(members: list[int], rows: int) -> Rows:
+        ordered = sorted(members, key=lambda node: (-size[node], node))
+        return [ordered[row::rows] for row in range(rows)]
+
+    return make
 
 
 def _stand(fleet: Fleet, row: list[int]) -> list[int]:
