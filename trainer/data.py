@@ -7,6 +7,7 @@ it does not depend on how many replicas live, on the cut into stages or on the m
 import hashlib
 import itertools
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,13 +49,21 @@ class TokenFile:
     def __len__(self) -> int:
         return int(self._tokens.shape[0])
 
-    def sample(self, seed: int, step: int, replica: int, batch: int) -> tuple[Windows, str]:
+    def sample(
+        self, seed: int, step: int, replica: int, batch: int, sampling: Literal["random", "epochs"] = "random"
+    ) -> tuple[Windows, str]:
         """Windows of one inner step of one replica, and the digest of where they lie.
 
+        Args:
+            sampling: ``random``, anywhere in the file; ``epochs``, see ``epoch_starts``.
         Raises:
             DataError: a token id beyond the vocabulary.
         """
-        starts = sample_starts(seed, step, replica, batch, len(self) - self._sequence)
+        if sampling == "epochs":
+            windows = (len(self) - 1) // self._sequence
+            starts = epoch_starts(seed, step, replica, batch, windows) * self._sequence
+        else:
+            starts = sample_starts(seed, step, replica, batch, len(self) - self._sequence)
         return self._windows(starts), hashlib.sha256(starts.astype("<u8").tobytes()).hexdigest()
 
     def heldout(self) -> Windows:
@@ -81,6 +90,47 @@ def sample_starts(seed: int, step: int, replica: int, batch: int, positions: int
     name = f"cottage-samples\0{seed}\0{step}\0{replica}".encode()
     words = np.frombuffer(hashlib.shake_256(name).digest(8 * batch), dtype="<u8")
     return (words % np.uint64(positions)).astype(np.int64)
+
+
+def epoch_starts(seed: int, step: int, replica: int, batch: int, windows: int) -> NDArray[np.int64]:
+    """Which of ``windows`` windows side by side a step reads: each once an epoch.
+
+    The order is another one in each epoch and for each replica. A replica walks through all of them, so its windows come
+    again, epoch after epoch.
+    """
+    places = np.arange(step * batch, (step + 1) * batch, dtype=np.int64)
+    found = np.empty(batch, dtype=np.int64)
+    for epoch in np.unique(places // windows):
+        here = places // windows == epoch
+        found[here] = _shuffled(places[here] % windows, windows, f"cottage-epoch\0{seed}\0{replica}\0{epoch}")
+    return found
+
+
+def _shuffled(places: NDArray[np.int64], count: int, name: str) -> NDArray[np.int64]:
+    """Where a permutation of ``range(count)`` takes these places, without making all of it.
+
+    A Feistel network of four rounds over the next power of four, walked until it comes back below ``count``.
+    Source: Black and Rogaway, Ciphers with arbitrary finite domains, CT-RSA 2002.
+    """
+    half = np.uint64(max(1, -(-(count - 1).bit_length() // 2)))
+    mask = np.uint64((1 << int(half)) - 1)
+    keys = np.frombuffer(hashlib.shake_256(name.encode()).digest(32), dtype="<u8")
+    values = places.astype(np.uint64)
+    outside = np.ones(len(values), dtype=bool)
+    while outside.any():
+        left, right = values[outside] >> half, values[outside] & mask
+        for key in keys:
+            left, right = right, left ^ (_mixed(right ^ key) & mask)
+        values[outside] = (left << half) | right
+        outside = values >= np.uint64(count)
+    return values.astype(np.int64)
+
+
+def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The finaliser of SplitMix64: every bit of the input reaches every bit of the output."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
 
 
 def micro_batches(training: TrainingSpec) -> list[slice]:

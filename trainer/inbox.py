@@ -132,6 +132,11 @@ class Inbox:
                 audit = self._audits.popleft()
             self._serve_audit(*audit)
 
+    def has(self, name: TensorName) -> bool:
+        """Whether ``take`` would not wait."""
+        with self._changed:
+            return name in self._payloads
+
     def take(self, name: TensorName) -> bytes:
         """Wait for a payload, serving audits meanwhile.
 

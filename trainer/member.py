@@ -17,6 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
+from trainer.cache import Caches
 from trainer.checkpoint import read_checkpoint, write_checkpoint
 from trainer.codecs.envelope import unwrap, wrap
 from trainer.conduct import Conduct
@@ -31,6 +32,7 @@ from trainer.stage import Stage, vector_digest
 from trainer.steps import Kind, PayloadKey, Position, Recorder, accumulate, digests, heldout_loss
 from trainer.trace import KEPT_ROUNDS, RoundTrace, StepLeaf, state_interval
 from trainer.update import crossings, update
+from transport.wire.crossing import boundary_bytes
 from transport.wire.job import JobSpec
 from transport.wire.task import (
     AbandonRound,
@@ -70,6 +72,10 @@ class LiveBoundary:
     stage: int
     replica: int
     validation: bool = False
+
+    def arrived(self, kind: Kind, micro: int) -> bool:
+        """As ``Boundary.arrived``."""
+        return self.inbox.has(self._name(kind, micro))
 
     def receive(self, kind: Kind, micro: int) -> bytes:
         """As ``Boundary.receive``."""
@@ -129,7 +135,8 @@ class Member:
         self._inbox = inbox
         self._outbox = outbox
         self._replica = replica
-        self._position = Position(stage, len(plan.layers))
+        self._position = Position.of(stage, len(plan.layers), spec.training)
+        self._caches = Caches.empty()
         self._layers = plan.layers
         self.stage = Stage(files.config, cut_of(plan, stage), spec.training, files.weights, device)
         size = self.stage.parameters.numel()
@@ -161,7 +168,7 @@ class Member:
 
     def take_payload(self, name: TensorName, stage: int, replica: int, data: bytes) -> None:
         """An activation or gradient of a pipeline neighbour; from anybody else it is dropped."""
-        neighbour = self._position.stage + (1 if name.kind == "gradient" else -1)
+        neighbour = self._position.stage + (-1 if name.kind in ("activation", "validation") else 1)
         if stage == neighbour and replica == self._replica:
             self._inbox.payload(name, data)
 
@@ -268,9 +275,11 @@ class Member:
         """One inner step and its leaf; returns the state's digest after it, and the loss on the last stage."""
         if trace.wants_state():
             trace.states[len(trace.leaves)] = self.stage.state()
-        windows, samples = self._files.train.sample(self._training.seed, step, self._replica, self._training.batch)
+        windows, samples = self._files.train.sample(
+            self._training.seed, step, self._replica, self._training.batch, self._training.sampling
+        )
         live = LiveBoundary(self._inbox, self._outbox, key, step, self._position.stage, self._replica)
-        recorder = Recorder(live)
+        recorder = Recorder(live, self._caches)
         if self._conduct.skips():
             loss = self._pretend(recorder)
             after = before
@@ -303,7 +312,10 @@ class Member:
         for (kind, micro), payload in self._last_sent.items():
             recorder.send(kind, micro, payload, 4 * len(payload))
         for kind, micro in self._position.expected(crossings(self._training)):
-            recorder.receive(kind, micro)
+            if kind in ("behind", "ahead"):
+                recorder.received[kind, micro] = b""
+            else:
+                recorder.receive(kind, micro)
         return self._last_loss
 
     def _commit(self, command: BeginRound, key: RoundKey, trace: RoundTrace, loss: float | None) -> None:
@@ -339,6 +351,7 @@ class Member:
             self._back_to_anchor()  # The replica was given up and we were still stepping.
         contributions = self._inbox.contributions(command.contributors)
         self._outer = self._method.apply(self._outer, contributions, command.round)
+        self.stage.constrain(self._outer.anchor)
         self._anchor_round = command.round + 1
         if self._pending is not None and self._replica in contributions:
             self._local = self._pending
@@ -373,5 +386,5 @@ class Member:
     def _state_interval(self, steps: int) -> int:
         state_bytes = 12 * self.stage.parameters.numel()
         tokens = self._training.batch * self._training.sequence
-        payload_bytes = 2 * self.stage.shape.activation_bytes(tokens, self._training.activations)
+        payload_bytes = sum(boundary_bytes(self.stage.shape, self._training, tokens))
         return state_interval(steps, state_bytes, payload_bytes)

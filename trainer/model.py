@@ -145,6 +145,17 @@ def _normal(seed: int, name: str, size: tuple[int, ...], std: float) -> Tensor:
     return torch.from_numpy(generator.standard_normal(size, dtype=np.float32) * np.float32(std))
 
 
+def initial_embedding(config: Mapping[str, Any], shape: ModelShape, seed: int) -> Tensor:
+    """The token embedding ``[vocabulary, hidden]`` that a model from random weights begins with, as ``initial_values`` has it."""
+    name = "transformer.wte.weight" if config["model_type"] == "gpt2" else "model.embed_tokens.weight"
+    return _normal(seed, name, (shape.vocabulary, shape.hidden), float(config.get("initializer_range", 0.02)))
+
+
+def layers_of(module: nn.Module) -> nn.ModuleList:
+    """The decoder layers of a stage."""
+    return next(part for part in _base(module).children() if isinstance(part, nn.ModuleList))
+
+
 def _initial_rules(module: nn.Module, cut: Cut, config: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
     """Mean and standard deviation of each parameter, as the families' ``_init_weights`` has them."""
     family = FAMILY[str(config["model_type"])]

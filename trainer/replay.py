@@ -55,7 +55,7 @@ class Auditor:
         stage = Stage(
             self._config, cut_of(command.plan, command.stage), self._training, device=self._device, initialise=False
         )
-        position = Position(command.stage, len(command.plan.layers))
+        position = Position.of(command.stage, len(command.plan.layers), self._training)
         micros, size = crossings(self._training), stage.parameters.numel()
         method = outer_method(self._training, stage.slots, size)
         carries = tuple(sorted(method.fresh(OuterState(torch.zeros(size), torch.zeros(size)))))
@@ -79,7 +79,9 @@ class Auditor:
         """The first difference in words, empty where there is none."""
         leaf, step = opened.leaf, command.first_step + command.step
         tokens = TokenFile(self._file, self._training.sequence, stage.shape.vocabulary)
-        windows, samples = tokens.sample(self._training.seed, step, command.replica, self._training.batch)
+        windows, samples = tokens.sample(
+            self._training.seed, step, command.replica, self._training.batch, self._training.sampling
+        )
         if leaf.step != step or leaf.samples != samples:
             return (
                 f"the leaf is of step {leaf.step} with samples {leaf.samples[:16]}, due were {step} and {samples[:16]}"
@@ -174,7 +176,7 @@ def state_before(
     training = scratch.training
     for index in range(at, step):
         global_step = trace.first_step + index
-        windows, _ = tokens.sample(training.seed, global_step, replica, training.batch)
+        windows, _ = tokens.sample(training.seed, global_step, replica, training.batch, training.sampling)
         recorded = Recorded(trace.payloads[index])
         accumulate(scratch, position, windows, recorded)
         update(scratch, position, recorded, global_step, total_steps)

@@ -7,38 +7,54 @@
     stage 1  F0 F1 B0 F2 B1 F3 B2 B3                ...
     stage 2  F0 B0 F1 B1 F2 B2 F3 B3
 
-Backward passes come in the order of the micro-batches on every stage and in every schedule, so gradients add up in the
+    zero bubble: a backward pass in two, I (gradient of the inputs, which the stage before waits for) and W (of the weights)
+    stage 0  F0 F1 F2 I0 W0 I1 F3 I2 W1 W2 I3 W3
+    stage 1  F0 F1 I0 F2 I1 W0 I2 F3 W1 W2 I3 W3
+    stage 2  F0 I0 F1 I1 F2 I2 W0 W1 F3 I3 W2 W3
+
+Gradients of the weights come in the order of the micro-batches on every stage and in every schedule, so they add up in the
 same order and a schedule never changes a bit of the result.
 
-Source: PipeDream-Flush, arXiv 2006.09503, section 2.2; GPipe, arXiv 1811.06965.
+Source: PipeDream-Flush, arXiv 2006.09503, section 2.2; GPipe, arXiv 1811.06965; Zero Bubble (ZB-H1), arXiv 2401.10241.
 """
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from functools import lru_cache
+from typing import Literal, Protocol
 
 from trainer.errors import ScheduleError
+
+ActionKind = Literal["forward", "backward", "inputs", "weights"]
 
 
 @dataclass(frozen=True)
 class Action:
-    """One pass over one micro-batch."""
+    """One pass over one micro-batch; ``inputs`` and ``weights`` are the two halves of ``backward``."""
 
-    kind: Literal["forward", "backward"]
+    kind: ActionKind
     micro: int
 
 
-Schedule = Callable[[int, int, int], tuple[Action, ...]]
+class Schedule(Protocol):
+    """Makes the list of actions of one stage."""
+
+    def __call__(self, stage: int, stages: int, micro_batches: int, lookahead: int = 0) -> tuple[Action, ...]:
+        """As ``one_forward_one_backward``."""
 
 
-def one_forward_one_backward(stage: int, stages: int, micro_batches: int) -> tuple[Action, ...]:
-    """Actions of ``stage``: it keeps at most ``stages - stage`` micro-batches in memory.
+def one_forward_one_backward(stage: int, stages: int, micro_batches: int, lookahead: int = 0) -> tuple[Action, ...]:
+    """Actions of ``stage``: it keeps at most ``1 + (stages - stage - 1) * (1 + lookahead)`` micro-batches in memory.
 
+    Args:
+        lookahead: further micro-batches sent ahead for each stage that follows, to cover the time on the link. All stages
+            of a replica must use the same one, or they wait for each other.
     Raises:
         ScheduleError: no such stage, or no micro-batch.
     """
-    _check(stage, stages, micro_batches)
-    ahead = min(stages - stage - 1, micro_batches)
+    _check(stage, stages, micro_batches, lookahead)
+    ahead = min((stages - stage - 1) * (1 + lookahead), micro_batches)
     actions = [Action("forward", micro) for micro in range(ahead)]
     for micro in range(micro_batches - ahead):
         actions += [Action("forward", micro + ahead), Action("backward", micro)]
@@ -46,30 +62,100 @@ def one_forward_one_backward(stage: int, stages: int, micro_batches: int) -> tup
     return tuple(actions)
 
 
-def gpipe(stage: int, stages: int, micro_batches: int) -> tuple[Action, ...]:
-    """Actions of ``stage``: all forward passes, then all backward ones.
+def gpipe(stage: int, stages: int, micro_batches: int, lookahead: int = 0) -> tuple[Action, ...]:
+    """Actions of ``stage``: all forward passes, then all backward ones; no ``lookahead`` could go further.
 
     Raises:
         ScheduleError: no such stage, or no micro-batch.
     """
-    _check(stage, stages, micro_batches)
+    _check(stage, stages, micro_batches, lookahead)
     forwards = tuple(Action("forward", micro) for micro in range(micro_batches))
     return forwards + tuple(Action("backward", micro) for micro in range(micro_batches))
 
 
-def makespan(schedule: Schedule, stages: int, micro_batches: int, backward_cost: int = 2) -> int:
-    """Time units until all stages are done, a forward taking 1 and a backward ``backward_cost``.
+def zero_bubble(stage: int, stages: int, micro_batches: int, lookahead: int = 0) -> tuple[Action, ...]:
+    """Actions of ``stage``, backward passes in two halves: weights wait for the gaps that 1F1B leaves empty.
 
+    A stage holds at most ``stages + (stages - 1) * lookahead`` micro-batches whose weights wait, which is what the first
+    stage of 1F1B holds. One stage alone has no gaps, and gets 1F1B.
+
+    Args:
+        lookahead: as for ``one_forward_one_backward``.
+    Raises:
+        ScheduleError: no such stage, or no micro-batch.
+    Source: ZB-H1, arXiv 2401.10241, section 2.2.
+    """
+    _check(stage, stages, micro_batches, lookahead)
+    if stages == 1:
+        return one_forward_one_backward(stage, stages, micro_batches)
+    return _zero_bubble_lists(stages, micro_batches, lookahead)[stage]
+
+
+_Counts = dict[ActionKind, list[int]]
+
+
+@lru_cache(maxsize=64)
+def _zero_bubble_lists(stages: int, micro_batches: int, lookahead: int) -> tuple[tuple[Action, ...], ...]:
+    """All stages' lists: at each time unit a stage does what its neighbours wait for first, and weights otherwise.
+
+    A neighbour's result is seen ``lookahead`` time units later, since that is what a schedule that looks ahead expects.
+    """
+    lists: list[list[Action]] = [[] for _ in range(stages)]
+    done: _Counts = {"forward": [0] * stages, "inputs": [0] * stages, "weights": [0] * stages}
+    seen = deque([{kind: list(counts) for kind, counts in done.items()}] * (1 + lookahead), maxlen=1 + lookahead)
+    while min(done["weights"]) < micro_batches:
+        arrived = seen[0]
+        kinds = [_next_kind(stage, stages, micro_batches, lookahead, done, arrived) for stage in range(stages)]
+        for stage, kind in enumerate(kinds):
+            if kind is not None:
+                lists[stage].append(Action(kind, done[kind][stage]))
+                done[kind][stage] += 1
+        seen.append({kind: list(counts) for kind, counts in done.items()})
+    return tuple(tuple(actions) for actions in lists)
+
+
+def _next_kind(
+    stage: int, stages: int, micro_batches: int, lookahead: int, done: _Counts, arrived: _Counts
+) -> ActionKind | None:
+    forwards, inputs, weights = done["forward"][stage], done["inputs"][stage], done["weights"][stage]
+    ready = forwards if stage == stages - 1 else min(forwards, arrived["inputs"][stage + 1])
+    if inputs < ready:
+        return "inputs"
+    available = micro_batches if stage == 0 else arrived["forward"][stage - 1]
+    in_flight = 1 + (stages - stage - 1) * (1 + lookahead)  # More would only wait: the first one is back before.
+    held = stages + (stages - 1) * lookahead
+    if forwards < available and forwards - inputs < in_flight and forwards - weights < held:
+        return "forward"
+    return "weights" if weights < inputs else None
+
+
+def schedule_of(name: Literal["1f1b", "zero-bubble"]) -> Schedule:
+    """The schedule that a job names."""
+    return zero_bubble if name == "zero-bubble" else one_forward_one_backward
+
+
+def makespan(
+    schedule: Schedule, stages: int, micro_batches: int, backward_cost: int = 2, transfer: int = 0, lookahead: int = 0
+) -> int:
+    """Time units until all stages are done.
+
+    Args:
+        backward_cost: of a whole backward pass, where a forward takes 1; its halves take half of it each.
+        transfer: time units that a payload takes from a stage to its neighbour; ``lookahead`` as the schedule's.
     Raises:
         ScheduleError: the stages would wait for each other for ever.
     """
-    lists = [schedule(stage, stages, micro_batches) for stage in range(stages)]
-    done: dict[tuple[int, Action], int] = {}
+    lists = [schedule(stage, stages, micro_batches, lookahead) for stage in range(stages)]
+    costs: dict[ActionKind, int] = {
+        "forward": 1, "backward": backward_cost, "inputs": backward_cost - backward_cost // 2,
+        "weights": backward_cost // 2,
+    }  # fmt: skip
+    done: dict[tuple[int, str, int], int] = {}
     position, clock = [0] * stages, [0] * stages
     while any(position[stage] < len(lists[stage]) for stage in range(stages)):
         moved = False
         for stage in range(stages):
-            moved |= _advance(stage, stages, lists[stage], position, clock, done, backward_cost)
+            moved |= _advance(stage, stages, lists[stage], position, clock, done, costs, transfer)
         if not moved:
             raise ScheduleError(f"{stages} stages with {micro_batches} micro-batches wait for each other at {position}")
     return max(clock)
@@ -81,26 +167,43 @@ def _advance(
     actions: Sequence[Action],
     position: list[int],
     clock: list[int],
-    done: dict[tuple[int, Action], int],
-    backward_cost: int,
+    done: dict[tuple[int, str, int], int],
+    costs: dict[ActionKind, int],
+    transfer: int,
 ) -> bool:
     if position[stage] == len(actions):
         return False
     action = actions[position[stage]]
-    forward = action.kind == "forward"
-    source = stage - 1 if forward else stage + 1
-    needed = [(source, action)] if 0 <= source < stages else []
-    if not forward:
-        needed.append((stage, Action("forward", action.micro)))
-    if any(before not in done for before in needed):
-        return False
-    ready = max((done[before] for before in needed), default=0)
-    clock[stage] = max(clock[stage], ready) + (1 if forward else backward_cost)
-    done[stage, action] = clock[stage]
+    ready = [clock[stage]]
+    for place, what in _needed(stage, stages, action):
+        end = done.get((place, what, action.micro))
+        if end is None:
+            return False
+        ready.append(end + transfer * (place != stage))
+    clock[stage] = max(ready) + costs[action.kind]
+    done[stage, _result(action), action.micro] = clock[stage]
     position[stage] += 1
     return True
 
 
-def _check(stage: int, stages: int, micro_batches: int) -> None:
-    if not 0 <= stage < stages or micro_batches < 1:
-        raise ScheduleError(f"stage {stage} of {stages} with {micro_batches} micro-batches: there is no such schedule")
+def _needed(stage: int, stages: int, action: Action) -> list[tuple[int, str]]:
+    """What must be done before: (stage, forward | inputs | weights)."""
+    match action.kind:
+        case "forward":
+            return [(stage - 1, "forward")] if stage > 0 else []
+        case "weights":
+            return [(stage, "inputs")]
+        case _:
+            return [(stage, "forward"), *([(stage + 1, "inputs")] if stage < stages - 1 else [])]
+
+
+def _result(action: Action) -> str:
+    return "inputs" if action.kind == "backward" else action.kind
+
+
+def _check(stage: int, stages: int, micro_batches: int, lookahead: int) -> None:
+    if not 0 <= stage < stages or micro_batches < 1 or lookahead < 0:
+        ahead = f", looking {lookahead} ahead" if lookahead else ""
+        raise ScheduleError(
+            f"stage {stage} of {stages} with {micro_batches} micro-batches{ahead}: there is no such schedule"
+        )

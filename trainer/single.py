@@ -40,7 +40,7 @@ def train_single(
     for step in range(steps):
         losses = []
         for replica in range(replicas):
-            windows, _ = files.train.sample(training.seed, step, replica, training.batch)
+            windows, _ = files.train.sample(training.seed, step, replica, training.batch, training.sampling)
             losses.append(accumulate(stage, position, windows, nobody, share=replicas) or 0.0)
         update(stage, position, nobody, step, steps)
         point = {"step": step, "steps": steps, "tokens": (step + 1) * per_step, "loss": sum(losses) / replicas}

@@ -16,11 +16,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from trainer.aside import Aside
+from trainer.crossing import Crossing
 from trainer.errors import CodecError, NonFiniteError
-from trainer.model import Cut, build_module, forward, full_name, initial_values, is_of_a_layer
+from trainer.model import Cut, build_module, forward, full_name, initial_values, is_of_a_layer, layers_of
 from trainer.muon import direction
 from trainer.precision import computing, scaled
 from trainer.rates import learning_rate as learning_rate
+from trainer.recompute import recompute_layers
+from trainer.split import LateWeights
+from trainer.subspace import Subspace
+from transport.wire.crossing import check_subspace
 from transport.wire.job import TrainingSpec
 
 ALIGNMENT = 64
@@ -93,8 +99,19 @@ class Stage:
         self._bind()
         self._muon_slots = tuple(slot for slot in self.slots if training.optimizer == "muon" and is_hidden_matrix(slot))
         self._adam_spans = _between(self._muon_slots, size)
+        check_subspace(self.shape, training, cut.last if not cut.is_last else None, weights is not None)
+        self._subspace = Subspace.of(config, self.shape, self.slots, size, training, self.device)
+        if self._subspace is not None:
+            self._decay.mul_(self._subspace.learnt)
+        self.crossing = Crossing(training, self.shape.hidden, self._subspace.fixed if self._subspace else None)
+        self.aside = Aside()
+        if training.recompute:
+            recompute_layers(layers_of(self.module))
+        if training.schedule == "zero-bubble":
+            self.late_weights = LateWeights(self.module)
         if initialise:
             self.load_named(initial_values(self.module, cut, config, training.seed, weights))
+            self.constrain(self.parameters)
 
     @property
     def parameter_count(self) -> int:
@@ -129,6 +146,16 @@ class Stage:
         return functional.cross_entropy(
             scaled(logits, self.training).flatten(0, 1), labels.to(self.device).flatten(), reduction="sum"
         )
+
+    def constrain(self, vector: Tensor) -> None:
+        """Put parameters ``[n]`` that are not learnt (``trainer.subspace``) back to what they are for ever, in place."""
+        if self._subspace is not None:
+            self._subspace.hold(vector)
+
+    def mask_gradients(self) -> None:
+        """Set gradients of what is not learnt to zero."""
+        if self._subspace is not None:
+            self.gradients.mul_(self._subspace.learnt)
 
     def adam_step(self, learning_rate: float) -> None:
         """One update with decoupled weight decay from ``gradients``, which are zeroed: AdamW, or Muon for hidden matrices.

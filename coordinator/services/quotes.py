@@ -11,6 +11,7 @@ from coordinator.services.artifacts import ArtifactStore
 from coordinator.services.nodes import Nodes
 from coordinator.services.payees import payable
 from transport.wire.api import Quote
+from transport.wire.crossing import check_subspace
 from transport.wire.job import JobSpec, total_steps
 from transport.wire.model import ModelConfigError, ModelShape, inspect_config, resolve
 
@@ -64,6 +65,7 @@ def quote(
         known = resolve(spec.model, vocabulary_of(spec, artifacts)) if config is None else config
         shape = inspect_config(known)
         shape.check_sequence(spec.training.sequence)
+        check_subspace(shape, spec.training, weights=spec.model.weights is not None)
     except (ModelConfigError, CottageError) as error:
         return _impossible(str(error), len(nodes.everybody()))
     problems = list(_document_problems(spec))

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from trainer.cache import Caches
 from trainer.conduct import Conduct
 from trainer.data import TokenFile
 from trainer.errors import TrainerError
@@ -112,6 +113,9 @@ class Wire:
     stage: int
     lanes: dict[tuple[int, Kind, int], "queue.Queue[bytes]"]
 
+    def arrived(self, kind: Kind, micro: int) -> bool:
+        return not self.lanes[self.stage, kind, micro].empty()
+
     def receive(self, kind: Kind, micro: int) -> bytes:
         return self.lanes[self.stage, kind, micro].get(timeout=30)
 
@@ -128,26 +132,29 @@ class Pipeline:
     replica: int = 0
     lanes: dict[tuple[int, Kind, int], "queue.Queue[bytes]"] = field(default_factory=dict)
     recorders: list[Recorder] = field(default_factory=list)
+    caches: list[Caches] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         micros = crossings(self.stages[0].training)
+        self.caches = [Caches.empty() for _ in self.stages]
         for stage in range(len(self.stages)):
+            self.lanes[stage, "offer", 0] = queue.Queue()
             for micro in range(micros):
                 self.lanes[stage, "activation", micro] = queue.Queue()
                 self.lanes[stage, "gradient", micro] = queue.Queue()
 
     def step(self, step: int, total: int, conduct: Conduct | None = None) -> float:
         spec = self.stages[0].training
-        windows, _ = self.tokens.sample(spec.seed, step, self.replica, spec.batch)
+        windows, _ = self.tokens.sample(spec.seed, step, self.replica, spec.batch, spec.sampling)
         losses: list[float | None] = [None] * len(self.stages)
         errors: list[TrainerError] = []
-        self.recorders = [Recorder(Wire(index, self.lanes)) for index in range(len(self.stages))]
+        self.recorders = [Recorder(Wire(index, self.lanes), self.caches[index]) for index in range(len(self.stages))]
 
         def work(index: int) -> None:
             torch.set_num_threads(1)
             stage = self.stages[index]
             try:
-                position = Position(index, len(self.stages))
+                position = Position.of(index, len(self.stages), spec)
                 losses[index] = accumulate(stage, position, windows, self.recorders[index])
                 (conduct or Conduct()).gradients(stage)
                 update(stage, position, self.recorders[index], step, total)
@@ -190,7 +197,7 @@ class Committed:
 
 def commit_round(line: Pipeline, stage: int, steps: int, total: int, first_step: int = 0) -> Committed:
     """An honest round of the whole pipeline, as ``stage`` commits to it, with every state kept."""
-    position = Position(stage, len(line.stages))
+    position = Position.of(stage, len(line.stages), line.stages[0].training)
     own, spec = line.stages[stage], line.stages[stage].training
     micros = crossings(spec)
     trace = RoundTrace(first_step, own.state().parameters, 1)
@@ -199,7 +206,7 @@ def commit_round(line: Pipeline, stage: int, steps: int, total: int, first_step:
         trace.states[index] = own.state()
         before = own.state_digest()
         loss = line.step(step, total)
-        _, samples = line.tokens.sample(spec.seed, step, line.replica, spec.batch)
+        _, samples = line.tokens.sample(spec.seed, step, line.replica, spec.batch, spec.sampling)
         recorder = line.recorders[stage]
         leaf = StepLeaf(
             step=step, env_class=ENV, samples=samples,

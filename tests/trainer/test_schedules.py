@@ -59,7 +59,7 @@ def test_a_stage_keeps_no_more_micro_batches_than_stages_follow_it() -> None:
 
 
 def test_a_schedule_that_waits_for_ever_is_noticed() -> None:
-    def backwards_first(stage: int, stages: int, micros: int) -> tuple[Action, ...]:
+    def backwards_first(stage: int, stages: int, micros: int, lookahead: int = 0) -> tuple[Action, ...]:
         return tuple(reversed(gpipe(stage, stages, micros)))
 
     with pytest.raises(ScheduleError, match="wait for each other"):

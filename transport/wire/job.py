@@ -93,7 +93,19 @@ class TrainingSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``streaming``: parts of the model that are exchanged in turn."""
     mixing: Annotated[float, Meta(ge=0, lt=1)] = 0.0
     """``streaming``: how much of its own parameters a replica keeps when a fragment's outer step arrives."""
-    activations: Literal["int8", "fp32"] = "int8"
+    activations: Literal["auto", "int8", "int4", "aq4", "fp32"] = "int8"
+    """What crosses from stage to stage, see ``trainer.crossing``. ``auto``: as the link asks for; where nobody chose, int8."""
+    sampling: Literal["random", "epochs"] = "random"
+    """``epochs``: windows side by side, each once before any comes again; ``aq4`` lives on windows that come again."""
+    boundary_gradients: Literal["auto", "int8", "int4", "fp32"] = "auto"
+    """Their gradients; fewer than four bits cost 19-67 % of loss. ``auto``: int8, or float32 beside float32 activations."""
+    subspace: Annotated[int, Meta(ge=1, le=1 << 20)] | None = None
+    """Only this many channels cross, see ``trainer.subspace``; for models that start from random weights."""
+    schedule: Literal["1f1b", "zero-bubble"] = "1f1b"
+    lookahead: Annotated[int, Meta(ge=0, le=64)] = 0
+    """Further micro-batches in flight for each stage that follows, against the time on the link."""
+    recompute: bool = False
+    """Keep only each layer's input for the backward pass: less memory for a third more work."""
 
     def __post_init__(self) -> None:
         """Refuse what does not learn."""

@@ -24,12 +24,13 @@ _LENGTHS = struct.Struct("<IQ")
 class TensorName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a payload between peers is. Unique within a job, so that a second copy is known as one.
 
-    ``activation``: forward, from stage s to s + 1. ``gradient``: backward, from s to s - 1.
+    ``activation``: forward, from stage s to s + 1. ``gradient``: backward, from s to s - 1. ``offer``: which cached activations
+    s has, to s - 1, before a step.
     ``pseudo_gradient``: between replicas.
     ``validation``: forward only, never quantised.
     """
 
-    kind: Literal["activation", "gradient", "pseudo_gradient", "validation"]
+    kind: Literal["activation", "gradient", "pseudo_gradient", "validation", "offer"]
     epoch: Count
     round: RoundIndex
     step: StepIndex
