@@ -147,7 +147,7 @@ def _normal(seed: int, name: str, size: tuple[int, ...], std: float) -> Tensor:
 
 def initial_embedding(config: Mapping[str, Any], shape: ModelShape, seed: int) -> Tensor:
     """The token embedding ``[vocabulary, hidden]`` that a model from random weights begins with, as ``initial_values`` has it."""
-    name = "transformer.wte.weight" if config["model_type"] == "gpt2" else "model.embed_tokens.weight"
+    name = FAMILY[str(config["model_type"])].embedding
     return _normal(seed, name, (shape.vocabulary, shape.hidden), float(config.get("initializer_range", 0.02)))
 
 

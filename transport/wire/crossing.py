@@ -11,7 +11,7 @@ import msgspec
 from transport.wire.job import TrainingSpec
 from transport.wire.model import ModelConfigError, ModelShape
 
-SUBSPACE_FAMILIES = frozenset({"llama", "qwen2", "qwen3", "mistral", "smollm3", "gpt2"})
+SUBSPACE_FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "olmo2", "gpt2"})
 """Whose hidden states begin with the plain embedding row, and whose layers only add to them."""
 
 HEADER_BYTES = 32  # Of one encoded tensor of three dimensions.
