@@ -87,6 +87,8 @@ class LiveBoundary:
         self.outbox.put(PeerSend(to, self.replica, self._name(kind, micro), naive), payload)
 
     def _name(self, kind: Kind, micro: int) -> TensorName:
+        if kind == "behind" or kind == "ahead":
+            raise RoundError(f"entries of the cache {kind} a stage never cross its boundary")
         epoch, round_index = self.key
         return TensorName("validation" if self.validation else kind, epoch, round_index, self.step, micro)
 

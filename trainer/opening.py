@@ -23,7 +23,7 @@ from transport.wire.codec import MessageError
 from transport.wire.codec import decode as decode_message
 from transport.wire.codec import encode as encode_message
 
-MAX_HEAD = 1 << 20  # Three leaves of 512 digests a side and three proofs of 32 hashes.
+MAX_HEAD = 1 << 20  # Three leaves of 1280 + 512 digests and three proofs of 32 hashes.
 
 _Path = Annotated[tuple[Annotated[bytes, Meta(min_length=32, max_length=32)], ...], Meta(max_length=32)]
 

@@ -66,10 +66,14 @@ class StepBoundary(Boundary, Memory, Protocol):
 
 @dataclass
 class Recorder:
-    """A boundary that keeps what came and what went, for the commitment."""
+    """A boundary that keeps what came and what went, for the commitment.
+
+    Attributes:
+        caches: of the stage; None where cached entries come from ``inner`` too, as in a replay.
+    """
 
     inner: Boundary
-    caches: Caches = field(default_factory=Caches.empty)
+    caches: Caches | None = None
     received: dict[PayloadKey, bytes] = field(default_factory=dict)
     sent: dict[PayloadKey, bytes] = field(default_factory=dict)
 
@@ -90,21 +94,25 @@ class Recorder:
 
     def offer(self, windows: list[bytes]) -> bytes:
         """As ``Memory.offer``."""
-        return self.caches.behind.offer(windows)
+        return b"" if self.caches is None else self.caches.behind.offer(windows)
 
     def recall(self, side: Side, micro: int, windows: list[bytes], wanted: list[bytes]) -> bytes:
         """As ``Memory.recall``."""
-        record = pack_entries(self._cache(side).recall(windows, wanted))
+        if self.caches is None:
+            return self.receive(side, micro)
+        record = pack_entries(self._cache(self.caches, side).recall(windows, wanted))
         self.received[side, micro] = record
         return record
 
     def remember(self, side: Side, windows: list[bytes], entries: list[bytes]) -> None:
         """As ``Memory.remember``."""
-        for window, entry in zip(windows, entries, strict=True):
-            self._cache(side).remember(window, entry)
+        if self.caches is not None:
+            for window, entry in zip(windows, entries, strict=True):
+                self._cache(self.caches, side).remember(window, entry)
 
-    def _cache(self, side: Side) -> ActivationCache:
-        return self.caches.behind if side == "behind" else self.caches.ahead
+    @staticmethod
+    def _cache(caches: Caches, side: Side) -> ActivationCache:
+        return caches.behind if side == "behind" else caches.ahead
 
 
 @dataclass
@@ -300,6 +308,8 @@ class _Passes:
             self._send("gradient", micro, inputs.grad)
 
     def _send(self, kind: Kind, micro: int, values: Tensor) -> None:
+        if kind == "activation" and self._names:
+            self._await_offer()  # Whoever waits may serve audits, which belongs into this thread.
         if self._aside is None:
             self._encode(kind, micro, values)
         else:
@@ -315,7 +325,9 @@ class _Passes:
 
     def _expect(self, action: Action) -> None:
         key = self._key(action)
-        if key is not None and self._aside is not None and self._boundary.arrived(*key):
+        if self._aside is None or key is None or (key[0] == "activation" and self._names):
+            return  # Visits are read in the order of the micro-batches: the same window may come twice in a batch.
+        if self._boundary.arrived(*key):
             payload = self._boundary.receive(*key)
             self._arriving[key] = self._aside.submit(self._decode, *key, payload)
 
@@ -345,22 +357,23 @@ class _Passes:
             everything = [name for names in self._names for name in names]
             self._boundary.send("offer", 0, self._boundary.offer(everything), 0)
 
-    def _offers(self, micro: int) -> list[bytes]:
-        """What the next stage could begin with for this micro-batch's windows."""
-        if not self._offered:
-            rows = [len(names) for names in self._names]
-            payload = self._boundary.receive("offer", 0)
-            if len(payload) != DIGEST_BYTES * sum(rows):
-                raise CodecError(f"an offer of {len(payload)} bytes for {sum(rows)} windows of {DIGEST_BYTES} each")
-            self._offered = [payload[at : at + DIGEST_BYTES] for at in range(0, len(payload), DIGEST_BYTES)]
-        first = sum(len(names) for names in self._names[:micro])
-        return self._offered[first : first + len(self._names[micro])]
+    def _await_offer(self) -> None:
+        """Learn what the next stage could build on, once a step."""
+        if self._offered:
+            return
+        rows = sum(len(names) for names in self._names)
+        payload = self._boundary.receive("offer", 0)
+        if len(payload) != DIGEST_BYTES * rows:
+            raise CodecError(f"an offer of {len(payload)} bytes for {rows} windows of {DIGEST_BYTES} each")
+        self._offered = [payload[at : at + DIGEST_BYTES] for at in range(0, len(payload), DIGEST_BYTES)]
 
     def _visit(self, micro: int, values: Tensor) -> bytes:
         names, shape = self._names[micro], tuple(values.shape)
-        record = self._boundary.recall("ahead", micro, names, self._offers(micro))
+        first = sum(len(earlier) for earlier in self._names[:micro])
+        offer = self._offered[first : first + len(names)]
+        record = self._boundary.recall("ahead", micro, names, offer)
         entries = unpack_entries(record, len(names), shape[1:])
-        for entry, offered in zip(entries, self._offers(micro), strict=True):
+        for entry, offered in zip(entries, offer, strict=True):
             if entry is not None and digest(entry) != offered:
                 raise CodecError(f"the entry {digest(entry).hex()} is not the one that was offered")
         payload = write_visit(values, entries)

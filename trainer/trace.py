@@ -37,7 +37,7 @@ class StepLeaf(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     step: StepIndex
     env_class: ShortText
     samples: Digest
-    received: Annotated[tuple[Digest, ...], Meta(max_length=512)]
+    received: Annotated[tuple[Digest, ...], Meta(max_length=1280)]
     sent: Annotated[tuple[Digest, ...], Meta(max_length=512)]
     before: Digest
     after: Digest

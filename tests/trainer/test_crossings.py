@@ -14,7 +14,7 @@ from trainer.model import Cut, initial_embedding
 from trainer.stage import Stage
 from trainer.steps import Position, Recorded, accumulate
 from transport.wire.crossing import boundary_bytes
-from transport.wire.model import ModelConfigError
+from transport.wire.families import ModelConfigError
 
 TOTAL = 12
 WAYS: list[dict[str, Any]] = [

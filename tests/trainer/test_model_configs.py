@@ -204,6 +204,4 @@ def test_costs_grow_with_what_they_count() -> None:
     shape = inspect_config(resolve(ModelSpec(preset="tiny-llama"), 2048))
     assert shape.stage_operations(0, 4, True, 128) > 6 * (4 * shape.layer_parameters + shape.head_parameters)
     assert shape.stage_operations(0, 2, False, 128) < shape.stage_operations(2, 4, True, 128)
-    assert shape.activation_bytes(128, "fp32") == 128 * 192 * 4
-    assert shape.activation_bytes(128, "int8") == 128 * 196
     assert shape.stage_memory_bytes(10**6, True, 2, 2048) > shape.stage_memory_bytes(10**6, False, 2, 2048) > 52 * 10**6

@@ -405,6 +405,9 @@ def test_an_audit_that_runs_while_a_validation_waits_still_has_gradients(tokens:
     class Busy:
         """A neighbour that is slow enough for the waiting thread to do an audit."""
 
+        def arrived(self, kind: str, micro: int) -> bool:
+            return False
+
         def receive(self, kind: str, micro: int) -> bytes:
             assert torch.is_grad_enabled()
             return encode(torch.zeros(parts[micro].shape[0], SEQUENCE, 32), "fp32")

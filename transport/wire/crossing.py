@@ -8,16 +8,21 @@ from dataclasses import dataclass
 
 import msgspec
 
+from transport.wire.families import ModelConfigError
 from transport.wire.job import TrainingSpec
-from transport.wire.model import ModelConfigError, ModelShape
+from transport.wire.model import ModelShape
 
 SUBSPACE_FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "olmo2", "gpt2"})
 """Whose hidden states begin with the plain embedding row, and whose layers only add to them."""
 
 HEADER_BYTES = 32  # Of one encoded tensor of three dimensions.
-_GROUP = 32
 MAX_LOOKAHEAD = 8  # A stage holds that many more micro-batches for each stage that follows; memory grows with it.
-_INT8_SHARE = 0.9  # Of the time that a stage computes, its link may be busy: retransmissions and control need the rest.
+MAX_MICRO_BATCHES = 256  # As a job document allows.
+MESSAGE_SECONDS = 0.002  # Of computing time for each micro-batch: kernels start, payloads are packed, hashed and named.
+_GROUP = 32
+_LINK_SHARE = 0.9  # Of the time that a stage computes, its link may be busy: retransmissions and control need the rest.
+_RECOMPUTED = 4 / 3  # Forward, forward again, and a backward pass of twice that, in place of three.
+_ZERO_BUBBLE = 1 / 3  # Of 1F1B's waiting time remains: forward, minus the weights' half of backward, is about that.
 
 
 def boundary_bytes(shape: ModelShape, training: TrainingSpec, tokens: int) -> tuple[int, int]:
@@ -83,46 +88,105 @@ def check_subspace(shape: ModelShape, training: TrainingSpec, cut: int | None = 
         )
 
 
+def most_in_flight(stages: int, stage: int, lookahead: int) -> int:
+    """Micro-batches that a stage keeps in memory at most, in either schedule."""
+    return 1 + (stages - stage - 1) * (1 + lookahead)
+
+
+@dataclass(frozen=True)
+class Edge:
+    """The slowest boundary of a pipeline and the slowest stage beside it.
+
+    Attributes:
+        stage_seconds: of computing one whole batch, forward and backward, on the slowest stage.
+        latency: seconds one way. bits_per_second: of the slower direction.
+        token_bytes: memory that a token in flight takes on the stage with the least room, ``room`` bytes of it.
+        token_inputs: the same where only each layer's input is kept.
+    """
+
+    stages: int
+    stage_seconds: float
+    latency: float
+    bits_per_second: float
+    token_bytes: int
+    token_inputs: int
+    room: int
+
+
 @dataclass(frozen=True)
 class Choice:
-    """What was chosen for a pipeline, and why in words."""
+    """How a pipeline runs, and why in words."""
 
-    activations: str
-    micro_batches: int
-    lookahead: int
+    training: TrainingSpec
+    seconds: float
     reason: str
 
 
-def choose_crossing(
-    shape: ModelShape, training: TrainingSpec, stages: int, stage_seconds: float, latency: float, bits_per_second: float
-) -> Choice:
-    """Codec, micro-batches and lookahead for the slowest edge of a pipeline.
+def choose_crossing(shape: ModelShape, training: TrainingSpec, edge: Edge) -> Choice:
+    """Codec, micro-batches, lookahead and recomputation with which a step takes least time.
 
-    Eight bits lose nothing and are kept where they fit; a job that names a codec keeps it. Micro-batches are as many as
-    the job allows (they only cost messages), fewer where one would compute for less time than a message takes to leave.
-    The lookahead covers the way there and back.
+    A job's own choice of codec is kept; ``auto`` takes 8 bits, which lose nothing, unless the link would then be the limit;
+    then both directions take 4.
+    Each micro-batch more shortens the time in which stages wait for their first one and adds one message; more in flight
+    hides the link and takes memory.
 
-    Args:
-        stage_seconds: of computing one whole batch on the slowest stage, forward and backward.
-        latency: seconds one way; ``bits_per_second``: of the slower direction.
+    Raises:
+        ModelConfigError: not even one window at a time fits into memory.
     """
-    tokens = training.batch * training.sequence
     kinds = ("int8", "int4") if training.activations == "auto" else (training.activations,)
-    kind, busy = kinds[-1], 0.0
-    for candidate in kinds:
-        spec = msgspec.structs.replace(training, activations=candidate)
-        busy = 8 * max(boundary_bytes(shape, spec, tokens)) / bits_per_second
-        if busy <= _INT8_SHARE * stage_seconds:
-            kind = candidate
+    found: list[Choice] = []
+    for kind in kinds:
+        narrow = kind == "int4" and training.activations == training.boundary_gradients == "auto"
+        gradients = "int4" if narrow else training.boundary_gradients
+        spec = msgspec.structs.replace(training, activations=kind, boundary_gradients=gradients)
+        busy = 8 * max(boundary_bytes(shape, spec, training.batch * training.sequence)) / edge.bits_per_second
+        for recompute in (training.recompute, True):
+            found += [_timed(spec, edge, busy, micros, recompute) for micros in _counts(training.batch)]
+        found = [choice for choice in found if choice.seconds < math.inf]
+        if found and busy <= _LINK_SHARE * edge.stage_seconds:
             break
-    micros = max(1, min(training.micro_batches, training.batch))
-    part = stage_seconds / micros
-    transfer = latency + busy / micros
-    lookahead = 0 if stages == 1 else min(MAX_LOOKAHEAD, math.ceil(2 * transfer / part))
-    limit = "the link" if busy > stage_seconds else "computing"
+    if not found:
+        window = training.sequence * edge.token_inputs
+        raise ModelConfigError(
+            f"one window of {training.sequence} tokens takes {window:,} bytes, a stage has room for {edge.room:,}: choose "
+            "shorter sequences, or more stages"
+        )
+    return min(found, key=lambda choice: choice.seconds)
+
+
+def _counts(batch: int) -> list[int]:
+    """Numbers of micro-batches that are tried: powers of two, up to one window each."""
+    return [1 << power for power in range(min(batch, MAX_MICRO_BATCHES).bit_length())]
+
+
+def _timed(training: TrainingSpec, edge: Edge, busy: float, micros: int, recompute: bool) -> Choice:
+    """One way to run a step; infinitely slow where it does not fit into memory."""
+    compute = edge.stage_seconds * (_RECOMPUTED if recompute and not training.recompute else 1.0)
+    part, transfer = compute / micros, edge.latency + busy / micros
+    lookahead = 0
+    if edge.stages > 1:
+        lookahead = min(MAX_LOOKAHEAD, micros, math.ceil(2 * transfer / part))
+    tokens = -(-training.batch // micros) * training.sequence
+    while lookahead and not _fits(edge, tokens, lookahead, micros, recompute):
+        lookahead -= 1
+    spec = msgspec.structs.replace(training, micro_batches=micros, lookahead=lookahead, recompute=recompute)
+    if not _fits(edge, tokens, lookahead, micros, recompute):
+        return Choice(spec, math.inf, "")
+    beat = max(part, busy / micros, (part + 2 * transfer) / (1 + lookahead) if edge.stages > 1 else part)
+    bubble = _ZERO_BUBBLE if training.schedule == "zero-bubble" else 1.0
+    seconds = micros * beat + (edge.stages - 1) * (bubble * part + 2 * transfer) + micros * MESSAGE_SECONDS
+    limit = "the link" if beat > part else "computing"
+    kept = ", layers computed twice to save memory" if recompute else ""
     reason = (
-        f"{kind}: a batch takes {stage_seconds:.3g} s to compute and {busy:.3g} s on the link, so {limit} is the limit; "
-        f"{micros} micro-batches of {part:.3g} s, {lookahead} more in flight for each further stage since a message takes "
-        f"{transfer:.3g} s each way"
+        f"{training.activations}: a batch takes {compute:.3g} s to compute and {busy:.3g} s on the link, {limit} is the limit; "
+        f"{micros} micro-batches, {lookahead} more in flight for each further stage to cover {1000 * transfer:.0f} ms each way"
+        f"{kept}"
     )
-    return Choice(kind, micros, lookahead, reason)
+    return Choice(spec, seconds, reason)
+
+
+def _fits(edge: Edge, tokens: int, lookahead: int, micros: int, recompute: bool) -> bool:
+    flying = min(micros, most_in_flight(edge.stages, 0, lookahead))
+    if recompute:
+        return tokens * (flying * edge.token_inputs + edge.token_bytes) <= edge.room
+    return tokens * flying * edge.token_bytes <= edge.room

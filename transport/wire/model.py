@@ -7,7 +7,7 @@ and the finished folder says ``tie_word_embeddings: false``. The number of stage
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from transport.wire.families import FAMILY, FLOATS, MAX_VOCABULARY, Sizes, flag, integer, measure
 from transport.wire.families import ModelConfigError as ModelConfigError
@@ -70,10 +70,6 @@ class ModelShape(Sizes):
         """
         attention = 12 * self.heads * self.head_dim * sequence  # Two products of [T, T] with each head, three times.
         return (last - first) * (6 * self.active_layer_parameters + attention // 2) + 6 * self.head_parameters * is_last
-
-    def activation_bytes(self, tokens: int, codec: Literal["int8", "fp32"]) -> int:
-        """Bytes that cross a stage boundary one way for ``tokens`` tokens."""
-        return tokens * (self.hidden + _FLOAT32 if codec == "int8" else self.hidden * _FLOAT32)
 
     def stage_memory_bytes(self, parameters: int, is_last: bool, layers: int, batch_tokens: int) -> int:
         """Estimated memory of a stage in training, with ``batch_tokens`` tokens in flight.

@@ -5,7 +5,7 @@ A replica's stages work at once (1F1B), so once its pipeline is full a micro-bat
 - a stage's computing, one micro-batch forward and backward;
 - a micro-batch's way over a link, forward or backward, and what one node's line sends, or receives, for it in all;
 - a loop: the time from a stage's forward pass to its backward pass, divided by the micro-batches that the stage may have under
-  way, ``stages - stage + ahead``. This is where latency counts.
+  way, ``1 + (stages - stage - 1) * (1 + ahead)``. This is where latency counts.
 
 A step is the first micro-batch's whole loop and a beat for each other one. A round is ``period`` steps and the exchange: every
 node sends its stage's pseudo-gradient to the stage's other replicas.
@@ -20,6 +20,7 @@ from itertools import pairwise
 import msgspec
 
 from coordinator.domain.placement.fleet import Fleet
+from transport.wire.crossing import boundary_bytes
 from transport.wire.job import TrainingSpec
 from transport.wire.model import ModelShape
 
@@ -45,7 +46,7 @@ class Load(msgspec.Struct, frozen=True):
         layer_bytes, embedding_bytes, head_bytes: of a pseudo-gradient.
         scalar_bytes: of a pseudo-gradient, on average; 0: not known.
         micro_batches: in a step. ``tokens``: in a step of one replica. ``period``: steps in a round.
-        ahead: micro-batches that a stage may have under way beyond 1F1B's own.
+        ahead: micro-batches that a stage may have under way beyond 1F1B's own, for each stage that follows.
         fixed_time: rounds end by the clock, and a slow replica has made fewer steps; else all make as many.
         overlap: the exchange is hidden behind the next round's steps.
         sharded: each replica averages its part and sends it back, instead of every one sending all to every other.
@@ -81,19 +82,20 @@ def load_of(shape: ModelShape, training: TrainingSpec) -> Load:
     scalar = BYTES_PER_SCALAR[training.pseudo_gradient]
     if training.outer == "sparseloco":
         scalar = training.density * (scalar + INDEX_BYTES)
-    crossing = float(shape.activation_bytes(int(micro), training.activations))
+    forward, backward = boundary_bytes(shape, training, int(micro))
     return Load(
         layers=shape.layers,
         layer_operations=micro * shape.stage_operations(0, 1, False, training.sequence) / COMPUTE_SHARE,
         head_operations=micro * shape.stage_operations(0, 0, True, training.sequence) / COMPUTE_SHARE,
-        forward_bytes=crossing,
-        backward_bytes=crossing,
+        forward_bytes=float(forward),
+        backward_bytes=float(backward),
         layer_bytes=scalar * shape.layer_parameters,
         embedding_bytes=scalar * shape.embedding_parameters,
         head_bytes=scalar * shape.head_parameters,
         micro_batches=training.micro_batches,
         tokens=float(tokens),
         period=training.inner_steps,
+        ahead=training.lookahead,
         overlap=training.outer == "streaming",
         scalar_bytes=scalar,
     )
@@ -130,7 +132,7 @@ def pace(fleet: Fleet, load: Load, counts: Sequence[int], nodes: Sequence[int]) 
     for stage in range(last, -1, -1):
         if stage < last:
             loop += compute[stage] + forward[stage] + backward[stage] + rtt[nodes[stage]][nodes[stage + 1]]
-        depth = last + 1 - stage + load.ahead
+        depth = 1 + (last - stage) * (1 + load.ahead)
         if load.micro_batches > depth:
             loops[stage] = loop / depth
     beat = max(beat, max(loops))

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 
 from coordinator.domain.placement.node import MEGABYTE, NoPlacementError
+from transport.wire.crossing import most_in_flight
 from transport.wire.job import TrainingSpec
 from transport.wire.model import ModelShape
 from transport.wire.task import Layers
@@ -101,5 +102,5 @@ def _memory(shape: ModelShape, training: TrainingSpec, stages: int, stage: int, 
     last = stage == stages - 1
     parameters = shape.stage_parameters(0, layers, stage == 0, last)
     micro = -(-training.batch // training.micro_batches)
-    in_flight = min(training.micro_batches, stages - stage)  # 1F1B keeps as many as there are stages behind.
+    in_flight = min(training.micro_batches, most_in_flight(stages, stage, training.lookahead))
     return BASE_MEMORY + shape.stage_memory_bytes(parameters, last, layers, micro * in_flight * training.sequence)
