@@ -98,7 +98,7 @@ class Replica:
 
     def _work(self, index: int, windows: Windows, rate: float) -> float | None:
         torch.set_num_threads(1)
-        position = Position(index, len(self.stages), self.training.activations == "aq4")
+        position = Position.of(index, len(self.stages), self.training)
         recorder = Recorder(self.wires[index], self._caches[index])
         loss = accumulate(self.stages[index], position, windows, recorder)
         self.stages[index].adam_step(rate)

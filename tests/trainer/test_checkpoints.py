@@ -197,6 +197,9 @@ def test_validation_through_a_pipeline_is_validation_in_one_process(tokens: Toke
         def __init__(self) -> None:
             self.payloads: dict[int, bytes] = {}
 
+        def arrived(self, kind: str, micro: int) -> bool:
+            return micro in self.payloads
+
         def receive(self, kind: str, micro: int) -> bytes:
             return self.payloads.pop(micro)
 

@@ -21,7 +21,7 @@ WAYS: list[dict[str, Any]] = [
     {"activations": "int4"},
     {"activations": "int8", "boundary_gradients": "int4"},
     {"activations": "int4", "boundary_gradients": "int4", "schedule": "zero-bubble", "micro_batches": 4},
-    {"activations": "int8", "subspace": 12, "recompute": True},
+    {"activations": "int8", "subspace": 12, "recompute": True, "clip_norm": 0.5},
     {"activations": "int4", "subspace": 20, "schedule": "zero-bubble", "lookahead": 1},
 ]
 
