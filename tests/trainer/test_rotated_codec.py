@@ -22,8 +22,9 @@ def test_the_error_of_a_group_is_within_its_rotated_step(shape: tuple[int, ...],
     data = encode(tensor, CODEC)
     assert len(data) == encoded_size(shape, CODEC)
     back = decode(data, shape, CODEC)
-    flat = torch.nn.functional.pad(tensor.flatten(), (0, -tensor.numel() % GROUP)).view(-1, GROUP)
-    error = torch.nn.functional.pad((back - tensor).flatten(), (0, -tensor.numel() % GROUP)).view(-1, GROUP)
+    missing = -tensor.numel() % GROUP
+    flat = torch.nn.functional.pad(tensor.double().flatten(), (0, missing)).view(-1, GROUP)
+    error = torch.nn.functional.pad((back.double() - tensor).flatten(), (0, missing)).view(-1, GROUP)
     # Half a step of sixteen levels for each rotated value, and a scale that is rounded to eight bits.
     step = hadamard(flat).abs().amax(dim=1) / GROUP**0.5 * (1 / 15 + 1 / 128)
     assert bool((error.norm(dim=1) <= step * GROUP**0.5 * 1.01).all())

@@ -106,10 +106,10 @@ def test_no_lookahead_deadlocks(schedule: Schedule) -> None:
         makespan(schedule, stages, micros, lookahead=lookahead, transfer=2)
 
 
-def test_zero_bubble_leaves_a_third_of_the_bubble_or_two_units_more() -> None:
+def test_zero_bubble_leaves_a_third_of_the_bubble_and_at_most_four_units() -> None:
     for stages, micros in itertools.product(range(2, 9), range(8, 33)):
         found = makespan(zero_bubble, stages, micros)
-        assert 3 * micros + stages - 1 <= found <= 3 * micros + stages + 1
+        assert 3 * micros + stages - 1 <= found <= 3 * micros + stages + 3
         assert found < makespan(one_forward_one_backward, stages, micros)
 
 
