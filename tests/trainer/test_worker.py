@@ -153,6 +153,34 @@ async def test_int8_activations_quarter_the_bytes_and_still_replay(routed: MakeR
         assert report.verdict == "match", report.detail
 
 
+CROSSINGS: list[dict[str, Any]] = [
+    {"activations": "aq4", "sampling": "epochs", "boundary_gradients": "int4", "schedule": "zero-bubble"},
+    {"activations": "int4", "boundary_gradients": "int4", "subspace": 8, "clip_norm": 1.0, "lookahead": 1},
+]
+
+
+@pytest.mark.parametrize("ways", CROSSINGS, ids=["cached", "subspace"])
+async def test_every_way_of_crossing_works_between_workers_and_replays(
+    ways: dict[str, Any], routed: MakeRouter, folder: Path
+) -> None:
+    """Eight windows of text: with four a step, the second round sees nothing new."""
+    file = folder / "train.bin"
+    file.write_bytes(file.read_bytes()[: 4 * (8 * SEQUENCE + 1)])
+    async with routed(job(**ways)) as router:
+        await router.start(TWO_BY_TWO, [*PLACES, "spare"])
+        for round_index in range(2):
+            await router.round(TWO_BY_TWO, round_index, 4, TOTAL, validate=round_index == 0)
+        for place, step in (((0, 0), 1), ((1, 1), 3)):
+            report = await audit(router, place, 1, step, name=f"{step:032x}")
+            assert report.verdict == "match", report.detail
+        sent = [
+            (message.naive, size)
+            for _, message, size in router.sent
+            if message.name.kind in ("activation", "gradient") and message.name.round == 1 and size > 8
+        ]
+        assert sum(size for _, size in sent) < 0.25 * sum(naive for naive, _ in sent)
+
+
 # --- audits -----------------------------------------------------------------------------------------------------------
 
 
