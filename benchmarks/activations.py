@@ -3,8 +3,8 @@
 A small Llama in four stages (three boundaries) learns Python's own sources, byte by byte. Every row sees the same samples in
 the same order, and begins with the weights that training in one process left: from random weights at a high rate two runs that
 differ in one bit end 1 % apart. *Streaming*: nothing is seen twice; held-out loss. *Repeating*: 256 windows, up to 25 times;
-training loss of the last epoch. Bytes are those of the payloads, headers included. Rows of the subspace start from random weights,
-as they must.
+training loss of the last epoch. Bytes are those of the payloads, headers included. Rows of the subspace start from random
+weights, as they must.
 
 Claims: 8 bits 0.0 %, 4 bits at most 0.3 % (streaming), AQ-SGD's 4 bits at most 0.2 % (repeating), and a subspace below 5 % of
 the naive bytes. The rows "one process" say what the subspace itself costs, without any codec, at several learning rates.
