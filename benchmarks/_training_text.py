@@ -10,8 +10,22 @@ from transport.wire.job import TokenizerSpec
 CORPUS_BYTES = 24_000_000  # No token of the longest run is seen twice.
 HELDOUT = 0.05
 _PACKAGES = ("torch", "transformers", "numpy")
-_LEFT_OUT = {"test", "tests", "testing", "site-packages", "dist-packages", "idlelib", "lib2to3", "turtledemo", "encodings"}
-_LEFT_OUT |= {"__pycache__", "ensurepip", "pydoc_data"}  # Tables: whoever learns from them writes LATIN SMALL LETTER for ever.
+_LEFT_OUT = {
+    "test",
+    "tests",
+    "testing",
+    "site-packages",
+    "dist-packages",
+    "idlelib",
+    "lib2to3",
+    "turtledemo",
+    "encodings",
+}
+_LEFT_OUT |= {
+    "__pycache__",
+    "ensurepip",
+    "pydoc_data",
+}  # Tables: whoever learns from them writes LATIN SMALL LETTER for ever.
 
 
 def prepared(folder: Path, sequence: int) -> Path:

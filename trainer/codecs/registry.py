@@ -6,11 +6,12 @@ from typing import Literal
 import torch
 
 from trainer.codecs.activations import Rotated4
+from trainer.codecs.coarse import Coarse
 from trainer.codecs.dense import Floats, Int2, Int4, Int8
 from trainer.codecs.framing import Codec
 
 CodecName = Literal[
-    "fp32", "fp16", "int8-token", "int8-block", "int4-block", "int4-gradient", "int2-block", "int4-rotated"
+    "fp32", "fp16", "int8-token", "int8-block", "int4-block", "int4-gradient", "int2-block", "coarse", "int4-rotated"
 ]
 
 BLOCK = 64
@@ -25,6 +26,7 @@ CODECS: Mapping[CodecName, Codec] = {
     "int4-block": Int4("int4-block", 4, BLOCK),
     "int4-gradient": Int4("int4-gradient", 5, GRADIENT_BLOCK),
     "int2-block": Int2("int2-block", 6, BLOCK),
+    "coarse": Coarse(),
     "int4-rotated": Rotated4("int4-rotated", 32),
 }
 """Codes 16 to 31 are those of sparse codecs, which are made with their density; 32 and up those of activations."""

@@ -1,0 +1,62 @@
+"""The rows of the training tables."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+How = Literal["together", "alone", "rounds", "gradients", "timed", "slowest", "ddp", "flower"]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One row: how replicas learn together.
+
+    Attributes:
+        training: what differs from ``TrainingSpec``'s defaults; ``inner_steps`` is the period of rounds.
+        rounds: number of rounds where the period is no fixed one; it then follows ``power``.
+        power: each round gets the same share of the sum of (learning rate ** power), so it is short while that is high.
+        lost: share of contributions that never arrive.
+        scratch: a row of the tables without a warm start, too.
+    """
+
+    name: str
+    how: How
+    training: Mapping[str, Any] = field(default_factory=dict)
+    note: str = ""
+    rounds: int = 0
+    power: float = 0.0
+    lost: float = 0.0
+    scratch: bool = False
+
+
+def _diloco(period: int, codec: str, momentum: float = 0.9, rate: float = 0.7, **more: Any) -> dict[str, Any]:
+    return {
+        "inner_steps": period,
+        "pseudo_gradient": codec,
+        "outer_learning_rate": rate,
+        "outer_momentum": momentum,
+        **more,
+    }
+
+
+_COARSE = {"error_feedback": 1.0}
+RECIPES = (
+    Recipe("together", "together", note="DDP: gradients of all, float32, every step", scratch=True),
+    Recipe("torch DDP", "ddp", note="torch over gloo, four processes"),
+    Recipe("Flower", "flower", {"inner_steps": 50}, "FedAvg, H=50, float32 weights"),
+    Recipe("alone", "alone", note="one worker, a quarter of the tokens"),
+    Recipe("int4 gradients", "gradients", note="4-bit blocks of 256, every step"),
+    Recipe("H=20 int4", "rounds", _diloco(20, "int4"), "DiLoCo, 4-bit blocks of 64"),
+    Recipe("H=50 int4", "rounds", _diloco(50, "int4"), "DiLoCo, 4-bit blocks of 64", scratch=True),
+    Recipe("400x", "rounds", _diloco(15, "coarse", **_COARSE), "DiLoCo, coarse with error feedback"),
+    Recipe("1000x", "rounds", _diloco(37, "coarse", **_COARSE), "DiLoCo, coarse with error feedback"),
+    Recipe("H=20 int4, a quarter lost", "rounds", _diloco(20, "int4"), "one upload in four never arrives", lost=0.25),
+    Recipe("averaging H=50 int4", "rounds", _diloco(50, "int4", 0.0, 1.0, outer="averaging"), "no outer momentum"),
+    Recipe(
+        "streaming H=20 int4", "rounds", _diloco(5, "int4", outer="streaming"), "a quarter of the layers every 5 steps"
+    ),
+    Recipe("sparseloco H=20", "rounds", _diloco(20, "int4", 0.0, 1.0, outer="sparseloco"), "3 % of the values, 2 bits"),
+    Recipe("timed H=50 int4", "timed", _diloco(50, "int4"), "speeds 1, 0.8, 0.5, 0.25; rounds of equal time"),
+    Recipe("slowest H=50 int4", "slowest", _diloco(50, "int4"), "the same; everybody waits for the slowest"),
+)
+WARM = ",".join(recipe.name for recipe in RECIPES)

@@ -1,0 +1,336 @@
+"""Replicas of a model trained one after the other in one process: exactly what a network of them computes, since every step is determined.
+
+The stage, its inner steps, the codecs and the outer methods are the product's own. A run is named by all that decides its
+numbers; what was run once is read from ``training-runs.jsonl``.
+"""
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor
+
+from _training_recipes import Recipe
+
+from trainer.codecs import decode, encode
+from trainer.data import TokenFile, Windows
+from trainer.environment import configure
+from trainer.model import Cut
+from trainer.outer import Local, OuterState, outer_method
+from trainer.outer.method import mean_update
+from trainer.stage import Stage, StageState, learning_rate
+from trainer.steps import Position, Recorded, accumulate
+from transport.wire.job import TrainingSpec
+
+REPLICAS = 4
+SEQUENCE, BATCH, VOCABULARY = 128, 4, 259
+CLIP = 1.0
+JUDGED_WINDOWS = 768  # 98 thousand tokens: differences between runs are then known to about 0.001 nats.
+CURVE_WINDOWS = 128
+CURVE_POINTS = 8
+FIRST_STEP = 1 << 20  # Samples after the warm start are others than those in it.
+SPEEDS = (1.0, 0.8, 0.5, 0.25)
+PAYLOAD, PACKET = 1404, 1500  # docs: what IPv4, UDP, DTLS and SCTP leave of a packet.
+
+Figures = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Size:
+    """A Llama of bytes."""
+
+    hidden: int
+    layers: int
+    heads: int
+    intermediate: int
+    learning_rate: float
+    warm_steps: int
+    steps: int
+
+    def config(self) -> dict[str, Any]:
+        """As in ``config.json``."""
+        return {
+            "model_type": "llama",
+            "vocab_size": VOCABULARY,
+            "hidden_size": self.hidden,
+            "intermediate_size": self.intermediate,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.heads,
+            "max_position_embeddings": SEQUENCE,
+            "rms_norm_eps": 1e-5,
+            "tie_word_embeddings": False,
+        }
+
+
+SIZES: Mapping[str, Size] = {
+    "0.2M": Size(64, 4, 4, 176, 3e-3, 300, 200),
+    "1M": Size(128, 4, 4, 352, 2e-3, 1000, 600),
+    "5M": Size(256, 6, 4, 704, 1e-3, 500, 300),
+    "10M": Size(384, 6, 6, 1024, 1e-3, 500, 300),
+}
+
+
+@dataclass
+class Setting:
+    """What all runs of a table share."""
+
+    size: str
+    steps: int
+    warm: bool
+    seed: int
+    folder: Path
+    products: Literal["fp32", "bf16"] = "fp32"
+    """How matrices are multiplied: bf16 rounds the factors, adds in float32, and takes two thirds of the time on new processors."""
+
+    @property
+    def warm_file(self) -> str:
+        """Where the state after the warm start is kept."""
+        return f"warm-{self.size}-{SIZES[self.size].warm_steps}-{self.seed}-{self.products}.pt"
+
+    def spec(self, recipe: Recipe | None = None) -> TrainingSpec:
+        """The training section of a job document."""
+        shape = SIZES[self.size]
+        values: dict[str, Any] = {
+            "sequence": SEQUENCE,
+            "batch": BATCH,
+            "micro_batches": 1,
+            "learning_rate": shape.learning_rate,
+            "warmup_steps": self.steps // 20,
+            "seed": self.seed,
+        }
+        return TrainingSpec(**(values | dict(recipe.training if recipe else {})))
+
+
+class Runner:
+    """Runs recipes of one setting."""
+
+    def __init__(self, setting: Setting, text: Path, tell: Callable[[float], None]) -> None:
+        """``tell`` hears which share of a run is done."""
+        configure(1)
+        round_products(setting.products)
+        self._setting = setting
+        self._tell = tell
+        self._train = TokenFile(text / "train.bin", SEQUENCE, VOCABULARY)
+        heldout = TokenFile(text / "heldout.bin", SEQUENCE, VOCABULARY)
+        self._judged = [heldout.sample(0, part, 0, 32)[0] for part in range(JUDGED_WINDOWS // 32)]
+
+    def run(self, recipe: Recipe) -> Figures:
+        """Figures of a recipe, measured or remembered."""
+        name = hashlib.sha256(json.dumps(self._identity(recipe), sort_keys=True, default=str).encode()).hexdigest()[:16]
+        file = self._setting.folder / "training-runs.jsonl"
+        if file.exists():
+            for line in file.read_text().splitlines():
+                known: Figures = json.loads(line)
+                if known["id"] == name:
+                    return known
+        wall, cpu = time.perf_counter(), time.process_time()
+        figures = self._measure(recipe)
+        figures |= {"seconds": round(time.perf_counter() - wall, 1), "cpu_s": round(time.process_time() - cpu, 1)}
+        document = {"id": name, "recipe": recipe.name, **self._identity(recipe), **figures}
+        with file.open("a") as output:
+            output.write(json.dumps(document, default=str) + "\n")
+        return document
+
+    def _identity(self, recipe: Recipe) -> Figures:
+        setting = self._setting
+        shape = SIZES[setting.size]
+        return {
+            "size": setting.size,
+            "steps": setting.steps,
+            "warm": shape.warm_steps if setting.warm else 0,
+            "seed": setting.seed,
+            "products": setting.products,
+            "how": recipe.how,
+            "training": msgspec.to_builtins(setting.spec(recipe)),
+            "rounds": recipe.rounds,
+            "power": recipe.power,
+            "lost": recipe.lost,
+        }
+
+    # --- the ways -----------------------------------------------------------------------------------------------------
+
+    def _measure(self, recipe: Recipe) -> Figures:
+        match recipe.how:
+            case "together":
+                return self._in_step(recipe, REPLICAS)
+            case "alone":
+                return self._in_step(recipe, 1)
+            case "gradients":
+                return self._in_step(recipe, REPLICAS, "int4-gradient")
+            case "rounds":
+                plan = [(first, [steps] * REPLICAS) for first, steps in rounds_of(self._setting, recipe)]
+                return self._in_rounds(recipe, plan, self._setting.steps)
+            case "timed":
+                plan = [
+                    (at, [round(ticks * speed) for speed in SPEEDS]) for at, ticks in rounds_of(self._setting, recipe)
+                ]
+                return self._in_rounds(recipe, plan, self._setting.steps)
+            case "slowest":
+                slowed = int(self._setting.steps * min(SPEEDS))
+                shorter = replace(self._setting, steps=slowed)
+                plan = [(first, [steps] * REPLICAS) for first, steps in rounds_of(shorter, recipe)]
+                return self._in_rounds(recipe, plan, slowed)
+            case "ddp" | "flower":
+                raise ValueError(f"{recipe.name} is somebody else's program: _training_peers runs it")
+
+    def _in_step(self, recipe: Recipe, replicas: int, codec: Literal["int4-gradient"] | None = None) -> Figures:
+        """Gradients averaged at every step: by all, or by one alone."""
+        training = self._setting.spec(recipe)
+        stage = self._stage(training)
+        sent, curve = 0, []
+        for step in range(self._setting.steps):
+            updates: list[Tensor] = []
+            for replica in range(replicas):
+                self._gradients(stage, training, step, replica, 1 if codec else replicas)
+                if codec:
+                    data = encode(stage.gradients, codec)
+                    updates.append(decode(data, tuple(stage.gradients.shape), codec))
+                    stage.gradients.zero_()
+                    sent += len(data) if replica == 0 else 0
+            if updates:
+                stage.gradients.copy_(mean_update(updates))
+            elif replicas > 1:
+                sent += 4 * stage.parameter_count
+            clip(stage)
+            stage.adam_step(learning_rate(training, step, self._setting.steps))
+            self._tell((step + 1) / self._setting.steps)
+            if (step + 1) * CURVE_POINTS // self._setting.steps > step * CURVE_POINTS // self._setting.steps:
+                curve.append((step + 1, self._loss(stage, CURVE_WINDOWS)))
+        tokens = self._setting.steps * BATCH * SEQUENCE
+        return self._figures(stage, curve, sent, self._setting.steps if replicas > 1 else 0, tokens, replicas, sent > 0)
+
+    def _in_rounds(self, recipe: Recipe, plan: Sequence[tuple[int, list[int]]], total: int) -> Figures:
+        """Rounds of inner steps; ``plan`` says where each begins and how many steps each replica takes in it."""
+        training = self._setting.spec(recipe)
+        stages = [self._stage(training) for _ in range(REPLICAS)]
+        method = outer_method(training, stages[0].slots, stages[0].parameters.numel())
+        state = OuterState(stages[0].state().parameters, torch.zeros_like(stages[0].parameters))
+        local: list[Local] = [method.fresh(state) for _ in stages]
+        chance = np.random.Generator(np.random.Philox(key=training.seed))
+        sent, curve, losses = 0, [], 0
+        for index, (first, steps) in enumerate(plan):
+            contributions: dict[int, bytes] = {}
+            for replica, stage in enumerate(stages):
+                stage.parameters.copy_(method.start(state, local[replica], index))
+                for step in range(steps[replica]):
+                    at = first + (step if recipe.how != "timed" else int(step / SPEEDS[replica]))
+                    self._gradients(stage, training, first + step, replica, 1)
+                    clip(stage)
+                    stage.adam_step(learning_rate(training, at, total))
+                made = method.contribution(state.anchor, stage.parameters, local[replica], index)
+                sent += len(made.data) if replica == 0 else 0
+                if chance.random() >= recipe.lost or (replica == REPLICAS - 1 and not contributions):
+                    contributions[replica], local[replica] = made.data, made.local
+                else:
+                    losses += 1
+                self._tell((index + (replica + 1) / REPLICAS) / len(plan))
+            state = method.apply(state, contributions, index)
+            if (index + 1) * CURVE_POINTS // len(plan) > index * CURVE_POINTS // len(plan):
+                stages[0].parameters.copy_(state.anchor)
+                curve.append((first + max(steps), self._loss(stages[0], CURVE_WINDOWS)))
+        stages[0].parameters.copy_(state.anchor)
+        tokens = sum(sum(steps) for _, steps in plan) // REPLICAS * BATCH * SEQUENCE
+        figures = self._figures(stages[0], curve, sent, total, tokens, REPLICAS, True)
+        return figures | {"round_steps": [max(steps) for _, steps in plan], "lost_contributions": losses}
+
+    # --- pieces -------------------------------------------------------------------------------------------------------
+
+    def _stage(self, training: TrainingSpec) -> Stage:
+        shape = SIZES[self._setting.size]
+        stage = Stage(shape.config(), Cut(0, shape.layers, True, True), training)
+        if self._setting.warm:
+            stage.restore(self.warm_start())
+        return stage
+
+    def warm_start(self) -> StageState:
+        """The state after ``warm_steps`` steps in which all replicas averaged their gradients; computed once."""
+        shape, setting = SIZES[self._setting.size], self._setting
+        file = setting.folder / setting.warm_file
+        if not file.exists():
+            cold = replace(setting, steps=shape.warm_steps, warm=False)
+            training = cold.spec()
+            stage = Stage(shape.config(), Cut(0, shape.layers, True, True), training)
+            for step in range(cold.steps):
+                for replica in range(REPLICAS):
+                    windows, _ = self._train.sample(training.seed, step, replica, training.batch)
+                    accumulate(stage, Position(0, 1), windows, Recorded({}), share=REPLICAS)
+                clip(stage)
+                stage.adam_step(learning_rate(training, step, cold.steps))
+                self._tell((step + 1) / cold.steps)
+            state = stage.state()
+            torch.save([state.parameters, state.first_moment, state.second_moment, state.adam_steps], file)
+        return StageState(*torch.load(file))
+
+    def _gradients(self, stage: Stage, training: TrainingSpec, step: int, replica: int, share: int) -> None:
+        windows, _ = self._train.sample(training.seed, FIRST_STEP + step, replica, training.batch)
+        accumulate(stage, Position(0, 1), windows, Recorded({}), share=share)
+
+    def _loss(self, stage: Stage, windows: int) -> float:
+        return judge(stage, self._judged[: windows // 32])
+
+    def _figures(
+        self,
+        stage: Stage,
+        curve: list[tuple[int, float]],
+        sent: int,
+        steps: int,
+        tokens: int,
+        replicas: int,
+        peers: bool,
+    ) -> Figures:
+        naive = 4 * stage.parameter_count * steps
+        return {
+            "parameters": stage.parameter_count,
+            "loss": self._loss(stage, JUDGED_WINDOWS),
+            "curve": [(step, round(loss, 4)) for step, loss in curve],
+            "tokens": tokens * replicas,
+            "bytes": sent,
+            "wire_bytes": -(-sent // PAYLOAD) * PACKET if peers else 0,
+            "bytes_per_token": round(sent / tokens, 3),
+            "ratio": round(naive / sent, 1) if sent else None,
+        }
+
+
+def rounds_of(setting: Setting, recipe: Recipe) -> Iterator[tuple[int, int]]:
+    """First step and steps of each round."""
+    training, count = setting.spec(recipe), recipe.rounds
+    if not count:
+        for first in range(0, setting.steps, training.inner_steps):
+            yield first, min(training.inner_steps, setting.steps - first)
+        return
+    weights = np.array([learning_rate(training, step, setting.steps) for step in range(setting.steps)]) ** recipe.power
+    reached = np.cumsum(weights) / weights.sum()
+    ends = sorted({int(np.searchsorted(reached, (index + 1) / count - 1e-9)) + 1 for index in range(count)})
+    for first, end in zip([0, *ends[:-1]], ends, strict=True):
+        yield first, end - first
+
+
+def round_products(products: str) -> None:
+    """Set how float32 matrices are multiplied in this process."""
+    torch.backends.mkldnn.matmul.fp32_precision = "bf16" if products == "bf16" else "ieee"  # type: ignore[attr-defined]
+
+
+def clip(stage: Stage) -> None:
+    """Scale the gradients down to a norm of ``CLIP``."""
+    norm = float(stage.gradients.norm())
+    if norm > CLIP:
+        stage.gradients.mul_(CLIP / norm)
+
+
+def judge(stage: Stage, parts: Sequence[Windows]) -> float:
+    """Mean cross-entropy in nats a token."""
+    total, tokens = 0.0, 0
+    with torch.no_grad():
+        for windows in parts:
+            rows = torch.from_numpy(windows)
+            total += float(stage.loss(stage.forward(rows[:, :-1]), rows[:, 1:]))
+            tokens += rows.shape[0] * (rows.shape[1] - 1)
+    return total / tokens

@@ -1,0 +1,73 @@
+"""A little more than one bit a value: few levels, most values zero, written close to their entropy.
+
+::
+
+    magnitudes float32 x LEVELS | frequencies u16 x SYMBOLS | rANS
+
+One step for the whole vector gives the least squared error for its bits, since a tensor that hardly moved then sends zeros.
+A value's level stands for the mean of the values in it. What is lost (about half of the vector's length) must be kept and
+sent later: use it with error feedback.
+
+Source: quantisation with a dead zone and entropy coding, G. Sullivan, "Efficient scalar quantization of exponential and
+Laplacian random variables", IEEE Trans. IT 42 (1996); error feedback, arXiv 1901.09847.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trainer.codecs.framing import raw, read, read_scales, refuse_non_finite
+from trainer.codecs.rans import compress, decompress, frequencies, longest
+from trainer.errors import CodecError
+
+LEVELS = 7  # Of either sign; at the default step the last one begins at ten times the root mean square.
+SYMBOLS = 2 * LEVELS + 1
+_HEAD = 4 * LEVELS + 2 * SYMBOLS
+
+
+@dataclass(frozen=True)
+class Coarse:
+    """Levels ``step`` root mean squares apart; a value counts as the next level from ``threshold`` of the way on.
+
+    A step of 1.8 takes about 1.15 bits a value and leaves a relative error of 0.5 on normally distributed values.
+    """
+
+    step: float = 1.8
+    threshold: float = 0.6
+    name: str = "coarse"
+    code: int = 7
+    exact: bool = False
+
+    def body_size(self, shape: tuple[int, ...]) -> int:
+        """As ``Codec.body_size``: the longest; usual ones take a tenth of it."""
+        return _HEAD + longest(math.prod(shape))
+
+    def encode_body(self, values: Tensor) -> bytes:
+        """As ``Codec.encode_body``."""
+        if not values.numel():
+            return b""
+        refuse_non_finite(values)
+        sizes = values.reshape(-1).abs()
+        step = float(sizes.double().square_().mean().sqrt_()) * self.step
+        levels = torch.zeros(sizes.numel(), dtype=torch.int64)
+        if step > 0:
+            levels = (sizes.double() / step + (1 - self.threshold)).floor_().clamp_(0, LEVELS).long()
+        count = torch.bincount(levels, minlength=LEVELS + 1)
+        total = torch.bincount(levels, weights=sizes.double(), minlength=LEVELS + 1)
+        magnitudes = (total / count.clamp_min(1)).to(torch.float32)[1:]
+        symbols = torch.where(values.reshape(-1) < 0, LEVELS - levels, LEVELS + levels).to(torch.uint8).numpy()
+        table = frequencies(symbols, SYMBOLS)
+        return raw(magnitudes) + table.astype("<u2").tobytes() + compress(symbols, table)
+
+    def decode_body(self, body: memoryview, shape: tuple[int, ...]) -> Tensor:
+        """As ``Codec.decode_body``."""
+        if len(body) < _HEAD:
+            raise CodecError(f"{len(body):,} bytes hold no levels and frequencies, which take {_HEAD}")
+        magnitudes = read_scales(body, torch.float32, 0, LEVELS)
+        table = np.frombuffer(body, "<u2", SYMBOLS, offset=4 * LEVELS).astype(np.uint32)
+        symbols = torch.from_numpy(decompress(body[_HEAD:], math.prod(shape), table))
+        meaning = torch.cat((magnitudes.flip(0).neg(), torch.zeros(1), magnitudes))
+        return meaning[symbols.long()].view(shape)
