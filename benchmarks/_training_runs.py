@@ -1,4 +1,4 @@
-"""Replicas of a model trained one after the other in one process: exactly what a network of them computes, since every step is determined.
+"""Replicas of a model trained one after the other in one process: what a network of them computes, since all is determined.
 
 The stage, its inner steps, the codecs and the outer methods are the product's own. A run is named by all that decides its
 numbers; what was run once is read from ``training-runs.jsonl``.
@@ -15,9 +15,8 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 import torch
-from torch import Tensor
-
 from _training_recipes import Recipe
+from torch import Tensor
 
 from trainer.codecs import decode, encode
 from trainer.data import TokenFile, Windows
@@ -88,7 +87,7 @@ class Setting:
     seed: int
     folder: Path
     products: Literal["fp32", "bf16"] = "fp32"
-    """How matrices are multiplied: bf16 rounds the factors, adds in float32, and takes two thirds of the time on new processors."""
+    """How matrices are multiplied: bf16 rounds the factors and adds in float32, in two thirds of the time on new processors."""
 
     @property
     def warm_file(self) -> str:

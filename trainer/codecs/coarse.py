@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainer.codecs.framing import raw, read, read_scales, refuse_non_finite
+from trainer.codecs.framing import raw, read_scales, refuse_non_finite
 from trainer.codecs.rans import compress, decompress, frequencies, longest
 from trainer.errors import CodecError
 

@@ -1,7 +1,8 @@
 """Range variant of asymmetric numeral systems (rANS): symbols as bits, close to their entropy, with whole numbers only.
 
 Symbols are dealt to lanes like cards; all lanes take one step at a time, so NumPy's vector operations do the work. Coding runs
-backwards and decoding forwards, and both touch the 16-bit words in the same order. Equal symbols give equal bytes on every machine.
+backwards and decoding forwards, and both touch the 16-bit words in the same order. Equal symbols give equal bytes on every
+machine.
 
 ::
 
