@@ -1,4 +1,4 @@
-"""Draws a table of ``build/bench/training.json`` as ``docs/images/training.svg``: ``python benchmarks/_training_chart.py [TABLE]``.
+"""Draws a table of ``build/bench/training.json`` as ``docs/images/training.svg``: ``python benchmarks/_training_chart.py``.
 
 Left: held-out loss over steps. Right: what each method costs (loss over DDP) for what it saves (times fewer bytes).
 """

@@ -74,8 +74,6 @@ class User:
         from transport.wire.job import TrainingSpec
 
         configure(1)
-        if order["products"] == "bf16":
-            torch.backends.mkldnn.matmul.fp32_precision = "bf16"  # type: ignore[attr-defined]
         self.order, self.replica = order, replica
         self.training = TrainingSpec(**order["training"])
         layers = order["config"]["num_hidden_layers"]
@@ -103,7 +101,8 @@ class User:
         self.judged = [heldout.sample(0, part, 0, 32)[0] for part in range(order["judged"] // 32)]
 
     def step(self, step: int, model: nn.Module) -> None:
-        from trainer.stage import learning_rate
+        from trainer.precision import computing
+        from trainer.rates import learning_rate
 
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.training, step, self.order["steps"])
@@ -111,9 +110,10 @@ class User:
             self.training.seed, self.order["first"] + step, self.replica, self.training.batch
         )
         rows = torch.from_numpy(windows)
-        logits = model(input_ids=rows[:, :-1], use_cache=False).logits
+        with computing(self.training, torch.device("cpu")):
+            logits = model(input_ids=rows[:, :-1], use_cache=False).logits.float()
         functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten()).backward()
-        nn.utils.clip_grad_norm_(self.model.parameters(), self.order["clip"])
+        nn.utils.clip_grad_norm_(self.model.parameters(), self.training.clip_norm)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=False)
 

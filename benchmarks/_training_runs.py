@@ -24,8 +24,10 @@ from trainer.environment import configure
 from trainer.model import Cut
 from trainer.outer import Local, OuterState, outer_method
 from trainer.outer.method import mean_update
-from trainer.stage import Stage, StageState, learning_rate
+from trainer.rates import learning_rate
+from trainer.stage import Stage, StageState
 from trainer.steps import Position, Recorded, accumulate
+from trainer.update import update
 from transport.wire.job import TrainingSpec
 
 REPLICAS = 4
@@ -35,6 +37,7 @@ JUDGED_WINDOWS = 768  # 98 thousand tokens: differences between runs are then kn
 CURVE_WINDOWS = 128
 CURVE_POINTS = 8
 FIRST_STEP = 1 << 20  # Samples after the warm start are others than those in it.
+NOBODY = Recorded({})  # One stage: nothing crosses a boundary.
 SPEEDS = (1.0, 0.8, 0.5, 0.25)
 PAYLOAD, PACKET = 1404, 1500  # docs: what IPv4, UDP, DTLS and SCTP leave of a packet.
 
@@ -86,13 +89,12 @@ class Setting:
     warm: bool
     seed: int
     folder: Path
-    products: Literal["fp32", "bf16"] = "fp32"
-    """How matrices are multiplied: bf16 rounds the factors and adds in float32, in two thirds of the time on new processors."""
+    precision: Literal["fp32", "bf16"] = "fp32"
 
     @property
     def warm_file(self) -> str:
         """Where the state after the warm start is kept."""
-        return f"warm-{self.size}-{SIZES[self.size].warm_steps}-{self.seed}-{self.products}.pt"
+        return f"warm-{self.size}-{SIZES[self.size].warm_steps}-{self.seed}-{self.precision}.pt"
 
     def spec(self, recipe: Recipe | None = None) -> TrainingSpec:
         """The training section of a job document."""
@@ -103,6 +105,8 @@ class Setting:
             "micro_batches": 1,
             "learning_rate": shape.learning_rate,
             "warmup_steps": self.steps // 20,
+            "clip_norm": CLIP,
+            "precision": self.precision,
             "seed": self.seed,
         }
         return TrainingSpec(**(values | dict(recipe.training if recipe else {})))
@@ -114,7 +118,6 @@ class Runner:
     def __init__(self, setting: Setting, text: Path, tell: Callable[[float], None]) -> None:
         """``tell`` hears which share of a run is done."""
         configure(1)
-        round_products(setting.products)
         self._setting = setting
         self._tell = tell
         self._train = TokenFile(text / "train.bin", SEQUENCE, VOCABULARY)
@@ -146,7 +149,6 @@ class Runner:
             "steps": setting.steps,
             "warm": shape.warm_steps if setting.warm else 0,
             "seed": setting.seed,
-            "products": setting.products,
             "how": recipe.how,
             "training": msgspec.to_builtins(setting.spec(recipe)),
             "rounds": recipe.rounds,
@@ -198,8 +200,7 @@ class Runner:
                 stage.gradients.copy_(mean_update(updates))
             elif replicas > 1:
                 sent += 4 * stage.parameter_count
-            clip(stage)
-            stage.adam_step(learning_rate(training, step, self._setting.steps))
+            update(stage, Position(0, 1), NOBODY, step, self._setting.steps)
             self._tell((step + 1) / self._setting.steps)
             if (step + 1) * CURVE_POINTS // self._setting.steps > step * CURVE_POINTS // self._setting.steps:
                 curve.append((step + 1, self._loss(stage, CURVE_WINDOWS)))
@@ -222,8 +223,7 @@ class Runner:
                 for step in range(steps[replica]):
                     at = first + (step if recipe.how != "timed" else int(step / SPEEDS[replica]))
                     self._gradients(stage, training, first + step, replica, 1)
-                    clip(stage)
-                    stage.adam_step(learning_rate(training, at, total))
+                    update(stage, Position(0, 1), NOBODY, at, total)
                 made = method.contribution(state.anchor, stage.parameters, local[replica], index)
                 sent += len(made.data) if replica == 0 else 0
                 if chance.random() >= recipe.lost or (replica == REPLICAS - 1 and not contributions):
@@ -260,9 +260,8 @@ class Runner:
             for step in range(cold.steps):
                 for replica in range(REPLICAS):
                     windows, _ = self._train.sample(training.seed, step, replica, training.batch)
-                    accumulate(stage, Position(0, 1), windows, Recorded({}), share=REPLICAS)
-                clip(stage)
-                stage.adam_step(learning_rate(training, step, cold.steps))
+                    accumulate(stage, Position(0, 1), windows, NOBODY, share=REPLICAS)
+                update(stage, Position(0, 1), NOBODY, step, cold.steps)
                 self._tell((step + 1) / cold.steps)
             state = stage.state()
             torch.save([state.parameters, state.first_moment, state.second_moment, state.adam_steps], file)
@@ -270,7 +269,7 @@ class Runner:
 
     def _gradients(self, stage: Stage, training: TrainingSpec, step: int, replica: int, share: int) -> None:
         windows, _ = self._train.sample(training.seed, FIRST_STEP + step, replica, training.batch)
-        accumulate(stage, Position(0, 1), windows, Recorded({}), share=share)
+        accumulate(stage, Position(0, 1), windows, NOBODY, share=share)
 
     def _loss(self, stage: Stage, windows: int) -> float:
         return judge(stage, self._judged[: windows // 32])
@@ -310,18 +309,6 @@ def rounds_of(setting: Setting, recipe: Recipe) -> Iterator[tuple[int, int]]:
     ends = sorted({int(np.searchsorted(reached, (index + 1) / count - 1e-9)) + 1 for index in range(count)})
     for first, end in zip([0, *ends[:-1]], ends, strict=True):
         yield first, end - first
-
-
-def round_products(products: str) -> None:
-    """Set how float32 matrices are multiplied in this process."""
-    torch.backends.mkldnn.matmul.fp32_precision = "bf16" if products == "bf16" else "ieee"  # type: ignore[attr-defined]
-
-
-def clip(stage: Stage) -> None:
-    """Scale the gradients down to a norm of ``CLIP``."""
-    norm = float(stage.gradients.norm())
-    if norm > CLIP:
-        stage.gradients.mul_(CLIP / norm)
 
 
 def judge(stage: Stage, parts: Sequence[Windows]) -> float:

@@ -18,7 +18,7 @@ import msgspec
 from _common import FOLDER, publish
 from _training_peers import measure
 from _training_recipes import RECIPES, WARM, Recipe
-from _training_runs import CLIP, FIRST_STEP, JUDGED_WINDOWS, REPLICAS, SEQUENCE, SIZES, Runner, Setting
+from _training_runs import FIRST_STEP, JUDGED_WINDOWS, REPLICAS, SEQUENCE, SIZES, Runner, Setting
 from _training_text import prepared
 from rich.console import Console
 from rich.progress import Progress
@@ -44,7 +44,7 @@ class Bench:
     def table(self, size: str, warm: bool, seed: int) -> list[Figures]:
         """Rows of one setting, DDP first."""
         steps = self._options.steps or SIZES[size].steps
-        setting = Setting(size, steps, warm, seed, HERE, self._options.products)
+        setting = Setting(size, steps, warm, seed, HERE, self._options.precision)
         recipes = [recipe for recipe in RECIPES if recipe.name in self._options.methods and (warm or recipe.scratch)]
         name = f"{size}, {'warm' if warm else 'from scratch'}, seed {seed}"
         job = self._progress.add_task(name, total=len(recipes) + 1)
@@ -76,10 +76,8 @@ class Bench:
             "text": str(self._text),
             "steps": setting.steps,
             "first": FIRST_STEP,
-            "clip": CLIP,
             "judged": JUDGED_WINDOWS,
             "replicas": REPLICAS,
-            "products": setting.products,
         }
         figures = measure(recipe.how, order, HERE)
         if "failed" in figures:
@@ -131,7 +129,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--starts", default="warm,scratch")
     parser.add_argument("--seeds", default="0")
     parser.add_argument("--steps", type=int, default=0, help="steps of each replica; 0: the size's own")
-    parser.add_argument("--products", choices=("fp32", "bf16"), default="fp32", help="how matrices are multiplied")
+    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--quick", action="store_true", help="a small model and few methods, in minutes")
     options = parser.parse_args()
     if options.quick:
