@@ -13,8 +13,6 @@ class Recipe:
 
     Attributes:
         training: what differs from ``TrainingSpec``'s defaults; ``inner_steps`` is the period of rounds.
-        rounds: number of rounds where the period is no fixed one; it then follows ``power``.
-        power: each round gets the same share of the sum of (learning rate ** power), so it is short while that is high.
         lost: share of contributions that never arrive.
         scratch: a row of the tables without a warm start, too.
     """
@@ -23,15 +21,13 @@ class Recipe:
     how: How
     training: Mapping[str, Any] = field(default_factory=dict)
     note: str = ""
-    rounds: int = 0
-    power: float = 0.0
     lost: float = 0.0
     scratch: bool = False
 
 
-def _diloco(period: int, codec: str, momentum: float = 0.9, rate: float = 0.7, **more: Any) -> dict[str, Any]:
+def _diloco(steps: int, codec: str, momentum: float = 0.9, rate: float = 0.7, **more: Any) -> dict[str, Any]:
     return {
-        "inner_steps": period,
+        "inner_steps": steps,
         "pseudo_gradient": codec,
         "outer_learning_rate": rate,
         "outer_momentum": momentum,
@@ -39,7 +35,6 @@ def _diloco(period: int, codec: str, momentum: float = 0.9, rate: float = 0.7, *
     }
 
 
-_COARSE = {"error_feedback": 1.0}
 RECIPES = (
     Recipe("together", "together", note="DDP: gradients of all, float32, every step", scratch=True),
     Recipe("torch DDP", "ddp", note="torch over gloo, four processes"),
@@ -48,8 +43,9 @@ RECIPES = (
     Recipe("int4 gradients", "gradients", note="4-bit blocks of 256, every step"),
     Recipe("H=20 int4", "rounds", _diloco(20, "int4"), "DiLoCo, 4-bit blocks of 64"),
     Recipe("H=50 int4", "rounds", _diloco(50, "int4"), "DiLoCo, 4-bit blocks of 64", scratch=True),
-    Recipe("400x", "rounds", _diloco(15, "coarse", **_COARSE), "DiLoCo, coarse with error feedback"),
-    Recipe("1000x", "rounds", _diloco(37, "coarse", **_COARSE), "DiLoCo, coarse with error feedback"),
+    Recipe("H=50 int4, growing", "rounds", _diloco(107, "int4", period="growing"), "as many rounds", scratch=True),
+    Recipe("400x", "rounds", _diloco(15, "coarse"), "DiLoCo, coarse with error feedback"),
+    Recipe("1000x", "rounds", _diloco(37, "coarse"), "DiLoCo, coarse with error feedback"),
     Recipe("H=20 int4, a quarter lost", "rounds", _diloco(20, "int4"), "one upload in four never arrives", lost=0.25),
     Recipe("averaging H=50 int4", "rounds", _diloco(50, "int4", 0.0, 1.0, outer="averaging"), "no outer momentum"),
     Recipe(

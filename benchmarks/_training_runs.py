@@ -24,11 +24,11 @@ from trainer.environment import configure
 from trainer.model import Cut
 from trainer.outer import Local, OuterState, outer_method
 from trainer.outer.method import mean_update
-from trainer.rates import learning_rate
 from trainer.stage import Stage, StageState
 from trainer.steps import Position, Recorded, accumulate
 from trainer.update import update
 from transport.wire.job import TrainingSpec
+from transport.wire.rounds import schedule
 
 REPLICAS = 4
 SEQUENCE, BATCH, VOCABULARY = 128, 4, 259
@@ -100,6 +100,7 @@ class Setting:
         """The training section of a job document."""
         shape = SIZES[self.size]
         values: dict[str, Any] = {
+            "tokens": self.steps * BATCH * SEQUENCE * REPLICAS,
             "sequence": SEQUENCE,
             "batch": BATCH,
             "micro_batches": 1,
@@ -151,8 +152,6 @@ class Runner:
             "seed": setting.seed,
             "how": recipe.how,
             "training": msgspec.to_builtins(setting.spec(recipe)),
-            "rounds": recipe.rounds,
-            "power": recipe.power,
             "lost": recipe.lost,
         }
 
@@ -167,17 +166,18 @@ class Runner:
             case "gradients":
                 return self._in_step(recipe, REPLICAS, "int4-gradient")
             case "rounds":
-                plan = [(first, [steps] * REPLICAS) for first, steps in rounds_of(self._setting, recipe)]
+                plan = [(first, [steps] * REPLICAS) for first, steps in rounds_of(self._setting.spec(recipe))]
                 return self._in_rounds(recipe, plan, self._setting.steps)
             case "timed":
                 plan = [
-                    (at, [round(ticks * speed) for speed in SPEEDS]) for at, ticks in rounds_of(self._setting, recipe)
+                    (at, [round(ticks * speed) for speed in SPEEDS])
+                    for at, ticks in rounds_of(self._setting.spec(recipe))
                 ]
                 return self._in_rounds(recipe, plan, self._setting.steps)
             case "slowest":
                 slowed = int(self._setting.steps * min(SPEEDS))
                 shorter = replace(self._setting, steps=slowed)
-                plan = [(first, [steps] * REPLICAS) for first, steps in rounds_of(shorter, recipe)]
+                plan = [(first, [steps] * REPLICAS) for first, steps in rounds_of(shorter.spec(recipe))]
                 return self._in_rounds(recipe, plan, slowed)
             case "ddp" | "flower":
                 raise ValueError(f"{recipe.name} is somebody else's program: _training_peers runs it")
@@ -297,18 +297,10 @@ class Runner:
         }
 
 
-def rounds_of(setting: Setting, recipe: Recipe) -> Iterator[tuple[int, int]]:
+def rounds_of(training: TrainingSpec) -> Iterator[tuple[int, int]]:
     """First step and steps of each round."""
-    training, count = setting.spec(recipe), recipe.rounds
-    if not count:
-        for first in range(0, setting.steps, training.inner_steps):
-            yield first, min(training.inner_steps, setting.steps - first)
-        return
-    weights = np.array([learning_rate(training, step, setting.steps) for step in range(setting.steps)]) ** recipe.power
-    reached = np.cumsum(weights) / weights.sum()
-    ends = sorted({int(np.searchsorted(reached, (index + 1) / count - 1e-9)) + 1 for index in range(count)})
-    for first, end in zip([0, *ends[:-1]], ends, strict=True):
-        yield first, end - first
+    plan = schedule(training, REPLICAS)
+    return (plan.round(index) for index in range(plan.rounds))
 
 
 def judge(stage: Stage, parts: Sequence[Windows]) -> float:
