@@ -31,6 +31,7 @@ BYTES_PER_SCALAR: Mapping[str, float] = {
     "int8": 1 + 2 / 64,
     "int4": 0.5 + 2 / 64,
     "int2": 0.25 + 2 / 64,
+    "coarse": 0.15,  # Of normally distributed values; it varies.
 }
 """Of a pseudo-gradient: values, and a scale of two bytes for each block of 64."""
 INDEX_BYTES = 1.5  # Where in its chunk of 4,096 a value stands that a sparse method sends.
