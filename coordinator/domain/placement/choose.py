@@ -28,9 +28,10 @@ MAX_OPEN_REPLICAS = 64  # Where the scheduler chooses; a document may ask for mo
 EFFORT = (
     600  # Swaps tried for a plan: a tenth of a second at 64 nodes, since the coordinator plans between two messages.
 )
+FULL_EFFORT = 256  # Seats up to which the whole effort is made.
 SAME_STAGES = 2  # Shapes with one number of stages that are tried: a replica more or less is found to differ little.
-TRIED, TRIED_SHARE = 10, 4  # Shapes that are searched for a quarter of the effort, of those whose starts look best,
-SEARCHED = 3  # and in full, of those that then look best.
+TRIED, TRIED_SHARE = 20, 4  # Shapes that are searched for a quarter of the effort, of those whose starts look best,
+SEARCHED = 4  # and in full, of those that then look best.
 SIMPLER = 0.03  # More stages must be worth so much: each is one more machine whose loss breaks the replica.
 STAGE_STEPS = (*range(1, 13), 14, 16, 20, 24, 28, 32, 40, 48, 56, 64)  # Shapes beside these hardly differ.
 DESCENDED = 12  # Seats and bench up to which every swap is tried: then nothing is left to chance.
@@ -138,16 +139,21 @@ def _search(problem: Problem, shapes: Sequence[tuple[int, int]], options: Option
     """
     tried = _best(_begun(problem, shapes), TRIED)
     for flow in tried:
-        anneal(flow, options.effort // TRIED_SHARE, options.seed)
+        anneal(flow, _swaps(flow, options) // TRIED_SHARE, options.seed)
     searched = _best(tried, SEARCHED)
     for flow in searched:
-        anneal(flow, options.effort, options.seed + 1)
+        anneal(flow, _swaps(flow, options), options.seed + 1)
         if len(flow.places) <= DESCENDED:
             descend(flow, passes=3)
         if len(flow.places) <= MAX_PAIRED:
             _prefer_quick(flow, problem.fleet)
     found = [flow for flow in searched if flow.counts is not None]
     return min(found, key=_worth) if found else None
+
+
+def _swaps(flow: Flow, options: Options) -> int:
+    """Of a plan with many seats fewer: each of its swaps takes longer, and changes less."""
+    return options.effort * FULL_EFFORT // max(FULL_EFFORT, flow.seats)
 
 
 def _begun(problem: Problem, shapes: Sequence[tuple[int, int]]) -> list[Flow]:

@@ -24,14 +24,22 @@ class Layouts:
     def places(self, replicas: int) -> list[list[int]]:
         """Places of ``replicas`` pipelines, ``stage * replicas + replica``, everybody else behind.
 
-        Of the quickest nodes, lines included, or of the largest. Like with like: a row of equals waits for nobody, and rows
-        differ. In tiers, by speed or by memory: every row has its quick and its slow nodes at the same stages, so one cut serves
-        them all, and rows are equals.
+        Of the quickest nodes, lines included, or of the largest; within regions, or over all of them. Like with like: a row of
+        equals waits for nobody, and rows differ. In tiers, by speed or by memory: every row has its quick and its slow nodes at
+        the same stages, so one cut serves them all, and rows are equals.
         """
         like = self._quick.rows(replicas, lambda members, _: _chunks(members, self._stages))
         by_speed, by_memory = _tiers(self._fleet.speed), _tiers(self._fleet.memory)
         tiers = [walk.rows(replicas, make) for walk in (self._quick, self._large) for make in (by_speed, by_memory)]
-        return [self._places(rows) for rows in ([_stand(self._fleet, row) for row in like], *tiers)]
+        whole = [self._whole(walk.order[: self._stages * replicas], replicas) for walk in (self._quick, self._large)]
+        return [self._places(rows) for rows in ([_stand(self._fleet, row) for row in like], *tiers, *whole)]
+
+    def _whole(self, members: list[int], replicas: int) -> Rows:
+        """Tiers by memory over all regions, where none has enough large machines; in each tier, regions in one order."""
+        ordered = sorted(members, key=lambda node: (-self._fleet.memory[node], -self._fleet.speed[node], node))
+        region = self._fleet.region or [0] * len(self._fleet.nodes)
+        tiers = [ordered[i : i + replicas] for i in range(0, len(ordered), replicas)]
+        return [list(row) for row in zip(*(sorted(tier, key=lambda node: region[node]) for tier in tiers), strict=True)]
 
     def _places(self, rows: Rows) -> list[int]:
         seated = [row[stage] for stage in range(self._stages) for row in rows]
@@ -47,7 +55,8 @@ class _Walk:
         self._stages = stages
         self._members: dict[int, list[int]] = {}
         self._completed: list[int] = []
-        for node in sorted(range(len(order)), key=lambda node: (order[node], node)):
+        self.order = sorted(range(len(order)), key=lambda node: (order[node], node))
+        for node in self.order:
             members = self._members.setdefault(region[node], [])
             members.append(node)
             if len(members) % stages == 0:
