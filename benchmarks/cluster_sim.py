@@ -15,6 +15,7 @@ from typing import Any
 
 from _common import ROOT, publish
 from _homes import ACCESS_LATENCY, CITIES, COUNTRIES, MACHINES, UTILISATION, WIDTH, Homes
+from msgspec import structs
 
 from coordinator.config import Config
 from coordinator.domain.placement import NoPlacementError, Options, Placement, choose
@@ -55,18 +56,20 @@ PUBLISHED = (
 
 @dataclass(frozen=True)
 class Setup:
-    """What crosses the lines: ``edge`` times fewer bytes than float32 on activations, ``bits`` a scalar of pseudo-gradients."""
+    """What crosses the lines: ``edge`` times fewer bytes than float32 on activations, ``bits`` a scalar of pseudo-gradients,
+    ``lookahead`` further micro-batches under way for each stage that follows."""
 
     name: str
     edge: float
     bits: float
     elastic: bool
+    lookahead: int = 0
 
 
 SETUPS = (
     Setup("int8 edges, int8 exchange, all to all", 3.97, 8.25, False),
-    Setup("4-bit edges, int4 exchange, sharded and hidden", 7.1, 4.25, True),
-    Setup("subspace edges 100x, int4 exchange, sharded and hidden", 100.0, 4.25, True),
+    Setup("4-bit edges, int4 exchange, sharded and hidden", 7.1, 4.25, True, 2),
+    Setup("subspace edges 100x, int4 exchange, sharded and hidden", 100.0, 4.25, True, 2),
 )
 
 
@@ -112,6 +115,7 @@ def load_for(shape: ModelShape, setup: Setup, period: int) -> Load:
         micro_batches=plain.micro_batches,
         tokens=plain.tokens,
         period=period,
+        ahead=setup.lookahead,
         fixed_time=setup.elastic,
         overlap=setup.elastic,
         sharded=setup.elastic,
@@ -223,9 +227,9 @@ def case(model: str, count: int, setup: Setup) -> dict[str, Any]:
     row: dict[str, Any] = {"model": model, "homes": count, "setup": setup.name}
     began = time.process_time()
     try:
-        found = choose(
-            shape, TRAINING, homes.candidates, None, None, homes, Options(1, load=load, most_replicas=MOST_REPLICAS)
-        )
+        training = structs.replace(TRAINING, lookahead=setup.lookahead)
+        options = Options(1, load=load, most_replicas=MOST_REPLICAS)
+        found = choose(shape, training, homes.candidates, None, None, homes, options)
     except NoPlacementError as error:
         return row | {"plan_cpu_s": round(time.process_time() - began, 2), "refused": str(error)}
     world = world_of(homes, load, found)

@@ -7,7 +7,7 @@ from coordinator.domain.network import NetworkMap
 from coordinator.domain.placement import MEGABYTE, Candidate, choose, stage_memory
 from tests.coordinator.test_placement import SHAPE, TRAINING, node
 from transport.wire.ids import NodeAddress
-from transport.wire.network import MAX_RELAYS, NetworkReport, RelayMeasure
+from transport.wire.network import MAX_RELAYS, NetworkReport, PeerMeasure, RelayMeasure
 from transport.wire.rounds import EXCHANGE_SHARE
 from transport.wire.task import Layers
 
@@ -46,6 +46,22 @@ def test_an_exchange_that_outlasts_its_steps_is_named_with_what_would_help() -> 
     longer = msgspec.structs.replace(DEEP, inner_steps=min(5000, steps))
     again = choose(SHAPE, longer, candidates, 1, 2, lines({c.node: 10.0 for c in candidates}))
     assert again.round_seconds - longer.inner_steps * again.step_seconds <= 1.1 * EXCHANGE_SHARE * again.round_seconds
+
+
+def test_a_way_that_is_too_long_for_the_schedule_is_named_with_the_lookahead_that_hides_it() -> None:
+    candidates, network = [node(i, 1e12) for i in range(1, 4)], NetworkMap()
+    for one in candidates:
+        peers = tuple(PeerMeasure(o.node, "host/host", 0.2, 0.0, 0.0, 0.0) for o in candidates if o != one)
+        network.learn(one.node, NetworkReport(peers=peers), 0.0)
+    training = msgspec.structs.replace(TRAINING, micro_batches=64, batch=64)
+    found = choose(SHAPE, training, candidates, 3, 1, network)
+    assert "its longest round trip is 200 ms" in found.limit
+    ahead = int(found.limit.split("training.lookahead ")[1].split(" ")[0])
+    deeper = choose(SHAPE, msgspec.structs.replace(training, lookahead=ahead), candidates, 3, 1, network)
+    assert "round trip" not in deeper.limit
+    assert deeper.step_seconds < found.step_seconds / 2
+    shallower = choose(SHAPE, msgspec.structs.replace(training, lookahead=ahead - 1), candidates, 3, 1, network)
+    assert "round trip" in shallower.limit
 
 
 def test_few_micro_batches_are_named_before_any_machine() -> None:

@@ -110,6 +110,19 @@ def test_a_search_never_ends_above_its_start_and_its_sums_stay_true(seed: int, s
 SLOW = pytest.mark.slow
 
 
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 50), st.lists(st.tuples(st.integers(0, 10), st.integers(0, 10)), min_size=1, max_size=8))
+def test_whoever_comes_from_the_bench_or_goes_there_counts_at_once(seed: int, swaps: list[tuple[int, int]]) -> None:
+    fleet, load = homes.peers(11, seed), homes.load()
+    caps = [[2 + (node * 7 + seed) % 23 for node in range(11)] for _ in range(2)]
+    found = Flow(fleet, load, caps, 3, list(range(11)))
+    for one, other in swaps:
+        found.swap(one, other)
+        fresh = Flow(fleet, load, caps, 3, found.places)
+        assert found.counts == fresh.counts
+        assert found.cost() == pytest.approx(fresh.cost(), rel=1e-9)
+
+
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize(
     ("count", "stages"),

@@ -1,7 +1,7 @@
 """A pipeline's step, event by event: the trainer's own schedule on machines and lines, to hold the planner's formula against.
 
-A stage does its actions in order. What it sends leaves one after the other over its upload, arrives half a round trip later, and
-comes in one after the other over the receiver's download.
+A stage does its actions in order. What it sends leaves one after the other over its upload, goes one after the other through the
+way to the neighbour, arrives half a round trip later, and comes in one after the other over the receiver's download.
 """
 
 from collections.abc import Sequence
@@ -19,8 +19,11 @@ class Simulation:
     def __init__(self, fleet: Fleet, load: Load, counts: Sequence[int], nodes: Sequence[int]) -> None:
         self._fleet, self._load, self._nodes = fleet, load, nodes
         self._stages = len(nodes)
-        self._todo = [list(one_forward_one_backward(s, self._stages, load.micro_batches)) for s in range(self._stages)]
+        self._todo = [
+            list(one_forward_one_backward(s, self._stages, load.micro_batches, load.ahead)) for s in range(self._stages)
+        ]
         self._clock, self._sent, self._got = ([0.0] * self._stages for _ in range(3))
+        self._way: dict[tuple[int, int], float] = {}
         self._ready: dict[tuple[int, Action], float] = {}
         self._work = [
             count * load.layer_operations / fleet.speed[node] for count, node in zip(counts, nodes, strict=True)
@@ -57,6 +60,8 @@ class Simulation:
         begins = max(self._clock[stage], self._sent[stage])
         self._sent[stage] = begins + size / fleet.up[sender]
         lag = fleet.rtt[sender][receiver] / 2
-        arrives = max(begins + size * fleet.byte[sender][receiver] + lag, self._got[to] + size / fleet.down[receiver])
+        through = max(begins, self._way.get((stage, to), 0.0)) + size * fleet.byte[sender][receiver]
+        self._way[stage, to] = through
+        arrives = max(through + lag, self._got[to] + size / fleet.down[receiver])
         self._got[to] = arrives
         return arrives

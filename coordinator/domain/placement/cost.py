@@ -34,6 +34,7 @@ BYTES_PER_SCALAR: Mapping[str, float] = {
     "coarse": 0.15,  # Of normally distributed values; it varies.
 }
 """Of a pseudo-gradient: values, and a scale of two bytes for each block of 64."""
+RECOMPUTED = 4 / 3  # Forward, forward again, and a backward pass of twice that, in place of three.
 INDEX_BYTES = 1.5  # Where in its chunk of 4,096 a value stands that a sparse method sends.
 
 
@@ -84,9 +85,10 @@ def load_of(shape: ModelShape, training: TrainingSpec) -> Load:
     if training.outer == "sparseloco":
         scalar = training.density * (scalar + INDEX_BYTES)
     forward, backward = boundary_bytes(shape, training, int(micro))
+    again = RECOMPUTED if training.recompute else 1.0
     return Load(
         layers=shape.layers,
-        layer_operations=micro * shape.stage_operations(0, 1, False, training.sequence) / COMPUTE_SHARE,
+        layer_operations=again * micro * shape.stage_operations(0, 1, False, training.sequence) / COMPUTE_SHARE,
         head_operations=micro * shape.stage_operations(0, 0, True, training.sequence) / COMPUTE_SHARE,
         forward_bytes=float(forward),
         backward_bytes=float(backward),

@@ -1,5 +1,6 @@
 """What bounds a plan, in words: a line, a round trip, a machine, with its figure and what would help."""
 
+import math
 from collections.abc import Sequence
 
 from coordinator.domain.placement.cost import BYTES_PER_SCALAR, Load, Pace, Round, exchange_of, pace
@@ -25,10 +26,10 @@ def limit(fleet: Fleet, load: Load, counts: Sequence[int], rows: Sequence[Sequen
             f"filling the pipeline: {load.micro_batches} micro-batches through {len(nodes)} stages leave every node idle for "
             f"{filling / found.step:.0%} of a step; more training.micro_batches would help"
         )
-    return _beat(fleet, found, nodes)
+    return _beat(fleet, load, found, nodes)
 
 
-def _beat(fleet: Fleet, found: Pace, nodes: Sequence[int]) -> str:
+def _beat(fleet: Fleet, load: Load, found: Pace, nodes: Sequence[int]) -> str:
     figures = {
         "compute": found.compute, "forward": found.forward, "backward": found.backward,
         "up": found.up, "down": found.down, "loop": found.loop,
@@ -46,11 +47,15 @@ def _beat(fleet: Fleet, found: Pace, nodes: Sequence[int]) -> str:
         return _link(fleet, nodes[stage], nodes[stage + 1])
     if kind == "backward":
         return _link(fleet, nodes[stage + 1], nodes[stage])
-    far = max(range(len(nodes) - 1), key=lambda s: fleet.rtt[nodes[s]][nodes[s + 1]])
+    far = max(range(stage, len(nodes) - 1), key=lambda s: fleet.rtt[nodes[s]][nodes[s + 1]])
+    most = max(max(figures[name], default=0.0) for name in figures if name != "loop")
+    deep = 1 + (len(nodes) - 1 - stage) * (1 + load.ahead)  # Micro-batches that are under way now.
+    ahead = math.ceil((found.loop[stage] * deep / most - 1) / (len(nodes) - 1 - stage)) - 1
     one, other = nodes[far], nodes[far + 1]
     return (
         f"the way of a micro-batch from stage {stage} to the last and back, {1000 * found.loop[stage]:,.0f} ms for each; its "
-        f"longest round trip is {1000 * fleet.rtt[one][other]:,.0f} ms, between {_name(fleet, one)} and {_name(fleet, other)}"
+        f"longest round trip is {1000 * fleet.rtt[one][other]:,.0f} ms, between {_name(fleet, one)} and {_name(fleet, other)}; "
+        f"training.lookahead {ahead} would hide it"
     )
 
 

@@ -9,6 +9,7 @@ from transport.wire.job import TrainingSpec
 from transport.wire.model import ModelShape
 from transport.wire.task import Layers
 
+FLOAT32 = 4
 BASE_MEMORY = 600 * MEGABYTE  # An idle trainer with torch loaded takes 450-550 MB.
 
 
@@ -103,4 +104,7 @@ def _memory(shape: ModelShape, training: TrainingSpec, stages: int, stage: int, 
     parameters = shape.stage_parameters(0, layers, stage == 0, last)
     micro = -(-training.batch // training.micro_batches)
     in_flight = min(training.micro_batches, most_in_flight(stages, stage, training.lookahead))
+    if training.recompute:  # Of those under way the layers' inputs, of one micro-batch everything.
+        kept = FLOAT32 * layers * shape.hidden * micro * in_flight * training.sequence
+        return BASE_MEMORY + kept + shape.stage_memory_bytes(parameters, last, layers, micro * training.sequence)
     return BASE_MEMORY + shape.stage_memory_bytes(parameters, last, layers, micro * in_flight * training.sequence)
