@@ -11,11 +11,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 
+from trainer.adapter import is_adapter, save_adapter
 from trainer.errors import WeightsError
 from trainer.events import with_perplexity, write_curve
 from trainer.prepare import END_OF_TEXT
 from trainer.stored import written
-from transport.wire.model import inspect_config
+from transport.wire.model import ModelShape, inspect_config
 
 ANCHOR = "anchor."
 _OWN_KEYS = "cottage_"  # Prefix of our own entries in the working config; the finished folder has none.
@@ -28,7 +29,7 @@ def assemble(
     run's curve where the card has one (``trainer.events``).
 
     Args:
-        checkpoints: one of each stage, of the same round, in any order.
+        checkpoints: one of each stage, of the same round, in any order; of a run with adapters they make an adapter of peft.
         card: what the run was, see ``model_card``.
     Returns:
         How many parameters the model has.
@@ -38,6 +39,8 @@ def assemble(
     """
     tensors = _read(checkpoints)
     shape = inspect_config(config)
+    if is_adapter(tensors):
+        return _assemble_adapter(tensors, shape, tokenizer, out, card)
     count = sum(tensor.size for tensor in tensors.values())
     if count != shape.parameters:
         raise WeightsError(
@@ -57,12 +60,30 @@ def assemble(
     if end is not None:
         finished |= {"bos_token_id": end, "eos_token_id": end}
     _write_json(out / "config.json", finished)
+    _write_card(card, model_card(card, shape.parameters, finished), out)
+    return count
+
+
+def _assemble_adapter(
+    tensors: Mapping[str, NDArray[np.float32]], shape: ModelShape, tokenizer: Path, out: Path, card: Mapping[str, Any]
+) -> int:
+    """A folder with an adapter instead of a model: ``adapter_config.json``, ``adapter_model.safetensors``, and the rest."""
+    out.mkdir(parents=True, exist_ok=True)
+    described = save_adapter(tensors, shape.layers, shape.family, card, out)
+    _write_tokenizer(tokenizer, out, shape.max_positions)
+    _write_json(out / "adapter_config.json", described)
+    count = sum(tensor.size for tensor in tensors.values())
+    text = model_card(card, count, {"model_type": f"rank-{described['r']} adapter of a {shape.family}"})
+    _write_card(card, text.replace("library_name: transformers", "library_name: peft"), out)
+    return count
+
+
+def _write_card(card: Mapping[str, Any], text: str, out: Path) -> None:
     rounds = card.get("rounds")
     rows = [row for row in rounds if isinstance(row, Mapping)] if isinstance(rounds, list) else []
     if rows:
         write_curve(rows, out)
-    (out / "README.md").write_text(model_card(card, shape.parameters, finished), "utf-8")
-    return count
+    (out / "README.md").write_text(text, "utf-8")
 
 
 def model_card(card: Mapping[str, Any], parameters: int, config: Mapping[str, Any]) -> str:

@@ -203,7 +203,8 @@ class Member:
             self._outbox.report(StepOpened(command.audit, None, reason))
             return
         try:
-            scratch = Stage(self._files.config, self.stage.cut, self._training, device=self._device, initialise=False)
+            config, weights = self._files.config, self._files.weights
+            scratch = Stage(config, self.stage.cut, self._training, weights, self._device, initialise=False)
             state = state_before(
                 kept.trace, command.step, scratch, self._position, self._files.train, self._replica, kept.total_steps
             )
@@ -331,7 +332,7 @@ class Member:
         for old in sorted(self._kept)[:-KEPT_ROUNDS]:
             del self._kept[old]
         tokens = command.steps * self._training.batch * self._training.sequence
-        operations = 6 * self.stage.parameter_count * tokens
+        operations = self.stage.operations_per_token * tokens
         self._pending = given.local
         self._inbox.contribution(key, self._replica, encoded)
         self._say(RoundCommit(*key, root.hex(), len(trace.leaves), digest, tokens, operations, loss, carried))

@@ -27,6 +27,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from trainer.errors import NonFiniteError, WeightsError
 from trainer.stored import ways
 from transport.wire.families import FAMILY
+from transport.wire.job import TrainingSpec
 from transport.wire.model import ModelShape, inspect_config
 from transport.wire.task import Layers
 from transport.wire.weights import weights_name
@@ -114,7 +115,7 @@ def is_of_a_layer(name: str) -> bool:
 
 
 def initial_values(
-    module: nn.Module, cut: Cut, config: Mapping[str, Any], seed: int, weights: Path | None
+    module: nn.Module, cut: Cut, config: Mapping[str, Any], training: TrainingSpec, weights: Path | None
 ) -> dict[str, Tensor]:
     """Initial float32 values of every parameter of the stage, by full name, in the module's order.
 
@@ -125,17 +126,28 @@ def initial_values(
         WeightsError: the file is broken, or a tensor is missing, of another shape, or not finite.
     """
     names = [(full_name(local, cut), tuple(value.shape)) for local, value in module.named_parameters()]
+    values = _initial_adapters(names, training)
+    names = [(name, size) for name, size in names if name not in values]
     tied = bool(config.get("cottage_head_starts_tied", False))
     if weights is not None:
-        return _read_weights(_weights_file(weights, cut), names, config, tied)
+        return values | _read_weights(_weights_file(weights, cut), names, config, tied)
     rules = _initial_rules(module, cut, config)
     embedding = FAMILY[str(config["model_type"])].embedding
-    values = {}
     for name, size in names:
         mean, std = rules[name]
         source = embedding if tied and name == "lm_head.weight" else name
-        values[name] = torch.full(size, mean) if std == 0 else _normal(seed, source, size, std)
+        values[name] = torch.full(size, mean) if std == 0 else _normal(training.seed, source, size, std)
     return values
+
+
+def _initial_adapters(names: list[tuple[str, tuple[int, ...]]], training: TrainingSpec) -> dict[str, Tensor]:
+    """``lora_A`` normal with one over the rank, which peft calls gaussian; ``lora_B`` zero: no change at first."""
+    if training.lora is None:
+        return {}
+    down = {
+        n: _normal(training.seed, n, size, 1 / training.lora.rank) for n, size in names if n.endswith(".lora_A.weight")
+    }
+    return down | {name: torch.zeros(size) for name, size in names if name.endswith(".lora_B.weight")}
 
 
 def _normal(seed: int, name: str, size: tuple[int, ...], std: float) -> Tensor:

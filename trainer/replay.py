@@ -52,9 +52,8 @@ class Auditor:
 
     def judge(self, command: ReplayStep, opening: bytes) -> AuditReport:
         """Re-run the step and compare; every failure that the prover can cause becomes a verdict."""
-        stage = Stage(
-            self._config, cut_of(command.plan, command.stage), self._training, device=self._device, initialise=False
-        )
+        cut = cut_of(command.plan, command.stage)
+        stage = Stage(self._config, cut, self._training, self._weights, self._device, initialise=False)
         position = Position.of(command.stage, len(command.plan.layers), self._training)
         micros, size = crossings(self._training), stage.parameters.numel()
         method = outer_method(self._training, stage.slots, size)
@@ -70,7 +69,7 @@ class Auditor:
             detail = f"the prover names {opened.leaf.env_class}, this auditor is {self._env_class}"
             return AuditReport(command.audit, "incomparable", detail[:4000])
         found = self._compare(command, opened, stage, position, method)
-        operations = 6 * stage.parameter_count * self._training.batch * self._training.sequence
+        operations = stage.operations_per_token * self._training.batch * self._training.sequence
         return AuditReport(command.audit, "mismatch" if found else "match", found[:4000], operations)
 
     def _compare(

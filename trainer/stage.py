@@ -19,6 +19,7 @@ from torch.nn import functional
 from trainer.aside import Aside
 from trainer.crossing import Crossing
 from trainer.errors import CodecError, NonFiniteError
+from trainer.lora import adapt
 from trainer.model import Cut, build_module, forward, full_name, initial_values, is_of_a_layer, layers_of
 from trainer.muon import direction
 from trainer.precision import computing, scaled
@@ -80,14 +81,16 @@ class Stage:
         """Build the stage.
 
         Args:
-            initialise: False leaves all parameters zero, for a stage whose state is loaded next.
+            initialise: False leaves what learns zero, for a stage whose state is loaded next.
         Raises:
-            ModelConfigError: see ``build_module``. WeightsError: see ``initial_values``.
+            ModelConfigError: see ``build_module`` and ``adapt``. WeightsError: see ``initial_values``.
         """
         self.cut = cut
         self.training = training
         self.device = torch.device(device)
         self.module, self.shape = build_module(config, cut)
+        if training.lora is not None:
+            adapt(self.module, training.lora)
         self.slots = _layout(self.module, cut)
         size = self.slots[-1].start + _padded(self.slots[-1].count)
         self.parameters = torch.zeros(size, device=self.device)
@@ -96,7 +99,9 @@ class Stage:
         self.second_moment = torch.zeros(size, device=self.device)
         self.adam_steps = 0
         self._decay = torch.zeros(size, device=self.device)
-        self._bind()
+        given = initialise or training.lora is not None
+        values = initial_values(self.module, cut, config, training, weights) if given else {}
+        self._bind(values)
         self._muon_slots = tuple(slot for slot in self.slots if training.optimizer == "muon" and is_hidden_matrix(slot))
         self._adam_spans = _between(self._muon_slots, size)
         check_subspace(self.shape, training, cut.last if not cut.is_last else None, weights is not None)
@@ -110,19 +115,30 @@ class Stage:
         if training.schedule == "zero-bubble":
             self.late_weights = LateWeights(self.module)
         if initialise:
-            self.load_named(initial_values(self.module, cut, config, training.seed, weights))
+            self.load_named(values)
             self.constrain(self.parameters)
 
     @property
     def parameter_count(self) -> int:
-        """Scalars of the stage, padding not counted."""
+        """Scalars of the stage that learn, padding not counted."""
         return sum(slot.count for slot in self.slots)
 
-    def _bind(self) -> None:
-        """Make every parameter of the module a view into the flat vectors."""
-        owners = dict(self.module.named_modules())
-        for (local, _), slot in zip(list(self.module.named_parameters()), self.slots, strict=True):
+    @property
+    def operations_per_token(self) -> int:
+        """Of a step: six for each scalar that learns; what is frozen needs no gradient of its own, so four."""
+        frozen = sum(value.numel() for value in self.module.parameters() if not value.requires_grad)
+        return 6 * self.parameter_count + 4 * frozen
+
+    def _bind(self, values: Mapping[str, Tensor]) -> None:
+        """Make every parameter that learns a view into the flat vectors; frozen ones take their values for good."""
+        owners, slots = dict(self.module.named_modules()), iter(self.slots)
+        for local, declared in list(self.module.named_parameters()):
             owner, _, leaf = local.rpartition(".")
+            if not declared.requires_grad:
+                value = values[full_name(local, self.cut)].to(self.device)
+                setattr(owners[owner], leaf, nn.Parameter(value, requires_grad=False))
+                continue
+            slot = next(slots)
             span = slice(slot.start, slot.start + slot.count)
             parameter = nn.Parameter(self.parameters[span].view(slot.shape))
             parameter.grad = self.gradients[span].view(slot.shape)
@@ -250,6 +266,8 @@ def _between(slots: Sequence[Slot], size: int) -> tuple[slice, ...]:
 def _layout(module: nn.Module, cut: Cut) -> tuple[Slot, ...]:
     slots, start = [], 0
     for local, value in module.named_parameters():
+        if not value.requires_grad:
+            continue
         slots.append(Slot(full_name(local, cut), tuple(value.shape), start, value.numel()))
         start += _padded(value.numel())
     return tuple(slots)

@@ -18,6 +18,7 @@ from desktop.agent.groups import main_error
 from desktop.agent.plans import Plans, Verdict
 from desktop.agent.weights import StageWeights
 from transport.wire.codec import MessageError
+from transport.wire.job import JobSpec
 from transport.wire.node import Assign
 from transport.wire.task import (
     BeginRound,
@@ -214,10 +215,8 @@ class Bridge:
             body = await self._commands.get()
             if isinstance(body, StopTask):
                 continue  # The task ends the worker itself.
-            if isinstance(body, ReplayStep) and self.weights is not None and body.first_step == 0:
-                await self.weights.lay_out(
-                    body.plan, body.stage
-                )  # The audit of a first round asks what the job began with.
+            if isinstance(body, ReplayStep) and self.weights is not None and _asks_for_weights(body, self.assign.spec):
+                await self.weights.lay_out(body.plan, body.stage)
             digest = _needed(body)
             payload = await self.outside.fetch(digest) if digest else b""
             self._to_worker.put_nowait((WorkerCommand(body), payload, 0))
@@ -281,6 +280,11 @@ class Bridge:
         await self.outside.upload(payload, digest)
         self.traffic.artifacts += len(payload)
         return body
+
+
+def _asks_for_weights(audit: ReplayStep, spec: JobSpec) -> bool:
+    """Whether an audit needs what the job began with: in its first round, and always where the model itself is frozen."""
+    return audit.first_step == 0 or spec.training.lora is not None
 
 
 def _needed(body: TaskCommand) -> str | None:

@@ -53,6 +53,18 @@ class DatasetSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     heldout: Annotated[float, Meta(gt=0, le=0.2)] = 0.02
 
 
+class LoraSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Low-rank adapters, see ``trainer.lora``. ``targets``: names of linear layers such as ``q_proj``; empty: all of a layer's.
+
+    ``base_model``: what the finished adapter names as its base, a repository or folder of Hugging Face.
+    """
+
+    rank: Annotated[int, Meta(ge=1, le=1024)] = 16
+    alpha: Annotated[float, Meta(gt=0, le=65_536)] = 32.0
+    targets: Annotated[tuple[Annotated[str, Meta(pattern=r"^[a-z0-9_]{1,40}$")], ...], Meta(max_length=16)] = ()
+    base_model: ShortText = ""
+
+
 class TrainingSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One inner step of one replica reads ``batch`` sequences of ``sequence`` tokens in ``micro_batches`` parts."""
 
@@ -70,6 +82,8 @@ class TrainingSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     outer_learning_rate: Annotated[float, Meta(gt=0, le=2)] = 0.7
     outer_momentum: Annotated[float, Meta(ge=0, lt=1)] = 0.3
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
+    lora: LoraSpec | None = None
+    """Adapters learn and the model stays as it is; ``None``: the model learns."""
     optimizer: Literal["adamw", "muon"] = "adamw"
     decay: Literal["cosine", "wsd", "constant"] = "cosine"
     """How the learning rate falls after the warm-up, see ``trainer.rates``."""
@@ -136,6 +150,11 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     parallel: ParallelSpec = ParallelSpec()
     deadline_hours: Annotated[float, Meta(gt=0, le=24 * 90)] = 24.0
     note: ShortText = ""
+
+    def __post_init__(self) -> None:
+        """Refuse adapters of nothing."""
+        if self.training.lora is not None and self.model.weights is None:
+            raise ValueError("training.lora adapts a model that has learnt already: give its weights in model.weights")
 
 
 def total_steps(training: TrainingSpec, replicas: int) -> int:
