@@ -35,24 +35,38 @@ def _diloco(steps: int, codec: str, momentum: float = 0.9, rate: float = 0.7, **
     }
 
 
+def _growing(shortest: int, longest: int, codec: str, momentum: float) -> dict[str, Any]:
+    return _diloco(longest, codec, momentum, period="growing", shortest_period=shortest)
+
+
 RECIPES = (
     Recipe("together", "together", note="DDP: gradients of all, float32, every step", scratch=True),
     Recipe("torch DDP", "ddp", note="torch over gloo, four processes"),
     Recipe("Flower", "flower", {"inner_steps": 50}, "FedAvg, H=50, float32 weights"),
     Recipe("alone", "alone", note="one worker, a quarter of the tokens"),
     Recipe("int4 gradients", "gradients", note="4-bit blocks of 256, every step"),
-    Recipe("H=20 int4", "rounds", _diloco(20, "int4"), "DiLoCo, 4-bit blocks of 64"),
+    Recipe("H=20 int4", "rounds", _diloco(20, "int4", 0.5), "DiLoCo, 4-bit blocks of 64"),
     Recipe("H=50 int4", "rounds", _diloco(50, "int4"), "DiLoCo, 4-bit blocks of 64", scratch=True),
-    Recipe("H=50 int4, growing", "rounds", _diloco(107, "int4", period="growing"), "as many rounds", scratch=True),
-    Recipe("400x", "rounds", _diloco(15, "coarse"), "DiLoCo, coarse with error feedback"),
-    Recipe("1000x", "rounds", _diloco(37, "coarse"), "DiLoCo, coarse with error feedback"),
-    Recipe("H=20 int4, a quarter lost", "rounds", _diloco(20, "int4"), "one upload in four never arrives", lost=0.25),
-    Recipe("averaging H=50 int4", "rounds", _diloco(50, "int4", 0.0, 1.0, outer="averaging"), "no outer momentum"),
+    Recipe("400x", "rounds", _diloco(15, "coarse", 0.5), "H=15, coarse, error feedback"),
+    Recipe("400x growing", "rounds", _growing(9, 30, "coarse", 0.5), "the same bytes, H from 9 to 30", scratch=True),
+    Recipe("1000x", "rounds", _diloco(38, "coarse", 0.5), "H=38, coarse, error feedback"),
+    Recipe("a quarter lost", "rounds", _diloco(20, "int4", 0.5), "H=20 int4; one upload in four never arrives", 0.25),
+    Recipe("400x, a quarter lost", "rounds", _diloco(15, "coarse", 0.5), "one upload in four never arrives", 0.25),
     Recipe(
-        "streaming H=20 int4", "rounds", _diloco(5, "int4", outer="streaming"), "a quarter of the layers every 5 steps"
+        "400x without feedback",
+        "rounds",
+        _diloco(15, "coarse", 0.5, error_feedback=0.0),
+        "what error feedback is worth",
+    ),
+    Recipe("H=15 fp32", "rounds", _diloco(15, "fp32", 0.5), "what coarse costs"),
+    Recipe("averaging H=50", "rounds", _diloco(50, "int4", 0.0, 1.0, outer="averaging"), "no outer momentum"),
+    Recipe(
+        "streaming", "rounds", _diloco(5, "int4", 0.5, outer="streaming"), "a quarter of the layers every 5 steps, int4"
     ),
     Recipe("sparseloco H=20", "rounds", _diloco(20, "int4", 0.0, 1.0, outer="sparseloco"), "3 % of the values, 2 bits"),
-    Recipe("timed H=50 int4", "timed", _diloco(50, "int4"), "speeds 1, 0.8, 0.5, 0.25; rounds of equal time"),
-    Recipe("slowest H=50 int4", "slowest", _diloco(50, "int4"), "the same; everybody waits for the slowest"),
+    Recipe("H=50 int4, growing", "rounds", _growing(40, 110, "int4", 0.9), "as many rounds as H=50", scratch=True),
+    Recipe("timed", "timed", _diloco(50, "int4"), "speeds 1, 0.8, 0.5, 0.25; rounds of equal time"),
+    Recipe("slowest", "slowest", _diloco(50, "int4"), "the same; everybody waits for the slowest"),
+    Recipe("together, Muon", "together", {"optimizer": "muon"}, "DDP with Muon"),
+    Recipe("400x, Muon", "rounds", _diloco(15, "coarse", 0.5, optimizer="muon"), "H=15, coarse, Muon inside"),
 )
-WARM = ",".join(recipe.name for recipe in RECIPES)

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 from _common import FOLDER, publish
 from _training_peers import measure
-from _training_recipes import RECIPES, WARM, Recipe
+from _training_recipes import RECIPES, Recipe
 from _training_runs import FIRST_STEP, JUDGED_WINDOWS, REPLICAS, SEQUENCE, SIZES, Runner, Setting
 from _training_text import prepared
 from rich.console import Console
@@ -125,7 +125,7 @@ def parse() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--sizes", default="1M,5M", help=f"of {','.join(SIZES)}")
-    parser.add_argument("--methods", default=WARM, help="separated by commas, or all")
+    parser.add_argument("--methods", default="all", help="separated by commas")
     parser.add_argument("--starts", default="warm,scratch")
     parser.add_argument("--seeds", default="0")
     parser.add_argument("--steps", type=int, default=0, help="steps of each replica; 0: the size's own")
