@@ -194,9 +194,11 @@ async def audit(
     assert opened.opening is not None, opened.reason
     commit = router.of(place, RoundCommit, round=round_index)[0]
     before = router.of(place, RoundApplied, round=round_index - 1)
+    earlier = router.of(place, RoundCommit, round=round_index - 1)
     body = ReplayStep(
         name, TWO_BY_TWO, place[0], place[1], round_index, round_index * steps, step, TOTAL, commit.root, commit.leaves,
         commit.pseudo_gradient, before[0].parameters if before else None, opened.opening,
+        carried=commit.carried, local=earlier[0].carried if earlier else None,
     )  # fmt: skip
     await router.command(auditor, body, router.artifacts[opened.opening])
     await router.until(lambda: router.of(auditor, AuditReport, audit=name))
@@ -220,6 +222,21 @@ async def test_every_step_of_the_last_two_rounds_can_be_opened_and_matches(route
         reasons = {report.audit[0]: report.reason for report in router.of((0, 0), StepOpened, opening=None)}
         assert "only the last 2" in reasons["c"]
         assert "there is no step 4" in reasons["d"]
+
+
+async def test_coarse_updates_replay_with_what_was_carried_over(routed: MakeRouter) -> None:
+    async with routed(job(pseudo_gradient="coarse")) as router:
+        await router.start(TWO_BY_TWO, PLACES)
+        for round_index in range(2):
+            await router.round(TWO_BY_TWO, round_index, 4, TOTAL)
+        for stage in range(2):
+            one, other = (router.of((stage, replica), RoundApplied, round=1)[0] for replica in range(2))
+            assert one.parameters == other.parameters
+            carried = [router.of((stage, 0), RoundCommit, round=index)[0].carried for index in range(2)]
+            assert None not in carried
+            assert carried[0] != carried[1]
+        last = await audit(router, (0, 1), 1, 3, auditor=(1, 0))
+        assert last.verdict == "match", last.detail
 
 
 async def test_an_audit_is_served_while_the_pipeline_stands_still(routed: MakeRouter) -> None:
