@@ -19,6 +19,7 @@ from torch import Tensor
 
 from trainer.cache import Caches
 from trainer.checkpoint import read_checkpoint, write_checkpoint
+from trainer.codecs import encoded_size
 from trainer.codecs.envelope import unwrap, wrap
 from trainer.conduct import Conduct
 from trainer.data import TokenFile, heldout_parts
@@ -27,13 +28,13 @@ from trainer.inbox import Inbox, RoundKey
 from trainer.opening import write_opening
 from trainer.outbox import Outbox
 from trainer.outer import Local, OuterState, local_digest, outer_method
-from trainer.replay import cut_of, state_before
+from trainer.replay import cut_of, position_of, state_before
 from trainer.stage import Stage, vector_digest
 from trainer.steps import Kind, PayloadKey, Position, Recorder, accumulate, digests, heldout_loss
 from trainer.trace import KEPT_ROUNDS, RoundTrace, StepLeaf, state_interval
 from trainer.update import crossings, update
 from transport.wire.crossing import boundary_bytes
-from transport.wire.job import JobSpec
+from transport.wire.job import TOGETHER, JobSpec
 from transport.wire.task import (
     AbandonRound,
     ApplyRound,
@@ -72,6 +73,7 @@ class LiveBoundary:
     stage: int
     replica: int
     validation: bool = False
+    peers: tuple[int, ...] = ()
 
     def arrived(self, kind: Kind, micro: int) -> bool:
         """As ``Boundary.arrived``."""
@@ -83,6 +85,11 @@ class LiveBoundary:
 
     def send(self, kind: Kind, micro: int, payload: bytes, naive: int) -> None:
         """As ``Boundary.send``."""
+        if kind == "exchange":
+            wrapped = wrap(payload)
+            for peer in self.peers:
+                self.outbox.put(PeerSend(self.stage, peer, self._name(kind, micro), naive), wrapped)
+            return
         to = self.stage + 1 if kind == "activation" else self.stage - 1
         self.outbox.put(PeerSend(to, self.replica, self._name(kind, micro), naive), payload)
 
@@ -99,6 +106,7 @@ class _Kept:
 
     trace: RoundTrace
     total_steps: int
+    position: Position
 
 
 @dataclass
@@ -137,7 +145,7 @@ class Member:
         self._inbox = inbox
         self._outbox = outbox
         self._replica = replica
-        self._position = Position.of(stage, len(plan.layers), spec.training)
+        self._position = position_of(plan, stage, replica, spec.training)
         self._caches = Caches.empty()
         self._layers = plan.layers
         self.stage = Stage(files.config, cut_of(plan, stage), spec.training, files.weights, device)
@@ -169,10 +177,21 @@ class Member:
             self._report_holding()
 
     def take_payload(self, name: TensorName, stage: int, replica: int, data: bytes) -> None:
-        """An activation or gradient of a pipeline neighbour; from anybody else it is dropped."""
+        """An activation or gradient of a pipeline neighbour, or another replica's part of an exchange; all else is dropped."""
+        if name.kind == "exchange":
+            self._take_exchange(name, stage, replica, data)
+            return
         neighbour = self._position.stage + (-1 if name.kind in ("activation", "validation") else 1)
         if stage == neighbour and replica == self._replica:
             self._inbox.payload(name, data)
+
+    def _take_exchange(self, name: TensorName, stage: int, replica: int, data: bytes) -> None:
+        if stage != self._position.stage or replica == self._replica or name.micro != replica:
+            return
+        try:  # No method sends more than the values themselves.
+            self._inbox.payload(name, unwrap(data, encoded_size((self.stage.parameters.numel(),), "fp32")))
+        except CodecError:
+            return
 
     # --- commands -----------------------------------------------------------------------------------------------------
 
@@ -206,9 +225,9 @@ class Member:
             config, weights = self._files.config, self._files.weights
             scratch = Stage(config, self.stage.cut, self._training, weights, self._device, initialise=False)
             state = state_before(
-                kept.trace, command.step, scratch, self._position, self._files.train, self._replica, kept.total_steps
+                kept.trace, command.step, scratch, kept.position, self._files.train, self._replica, kept.total_steps
             )
-            opening = write_opening(kept.trace, command.step, state, self._position, crossings(self._training))
+            opening = write_opening(kept.trace, command.step, state, kept.position, crossings(self._training))
         except RoundError as error:
             self._outbox.report(StepOpened(command.audit, None, str(error)[:200]))
             return
@@ -236,6 +255,7 @@ class Member:
                 f"this worker holds the parameters of round {self._anchor_round}: round {command.round} needs a state"
             )
         self._said = _Said()
+        self._position = position_of(command.plan, self._position.stage, self._replica, self._training)
         self._inbox.begin(key)
         if self._inbox.holding():
             self._report_holding()
@@ -281,7 +301,8 @@ class Member:
         windows, samples = self._files.train.sample(
             self._training.seed, step, self._replica, self._training.batch, self._training.sampling
         )
-        live = LiveBoundary(self._inbox, self._outbox, key, step, self._position.stage, self._replica)
+        peers = self._position.peers
+        live = LiveBoundary(self._inbox, self._outbox, key, step, self._position.stage, self._replica, peers=peers)
         recorder = Recorder(live, self._caches)
         if self._conduct.skips():
             loss = self._pretend(recorder)
@@ -328,7 +349,7 @@ class Member:
         root = self._conduct.root(trace.tree().root)
         encoded = self._conduct.contribution(given.data, self._method, command.round)
         digest = hashlib.sha256(encoded).hexdigest()
-        self._kept[key] = _Kept(trace, command.total_steps)
+        self._kept[key] = _Kept(trace, command.total_steps, self._position)
         for old in sorted(self._kept)[:-KEPT_ROUNDS]:
             del self._kept[old]
         tokens = command.steps * self._training.batch * self._training.sequence
@@ -337,7 +358,9 @@ class Member:
         self._inbox.contribution(key, self._replica, encoded)
         self._say(RoundCommit(*key, root.hex(), len(trace.leaves), digest, tokens, operations, loss, carried))
         name = TensorName("pseudo_gradient", *key, command.first_step, 0)
-        naive, wrapped = 4 * self.stage.parameter_count * command.steps, wrap(encoded)
+        wrapped, naive = wrap(encoded), 4 * self.stage.parameter_count * command.steps
+        if self._training.outer in TOGETHER:
+            naive = 0  # Counted at every step already.
         for member in command.plan.members:
             if member.stage == self._position.stage and member.replica != self._replica:
                 self._outbox.put(PeerSend(member.stage, member.replica, name, naive), wrapped)

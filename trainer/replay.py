@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from trainer.stage import Stage, StageState, vector_digest
 from trainer.steps import Position, Recorded, Recorder, accumulate, digests
 from trainer.trace import RoundTrace
 from trainer.update import crossings, update
-from transport.wire.job import TrainingSpec
+from transport.wire.job import TOGETHER, TrainingSpec
 from transport.wire.task import AuditReport, Plan, ReplayStep
 
 
@@ -24,6 +25,12 @@ def cut_of(plan: Plan, stage: int) -> Cut:
     """The layers of a plan's stage."""
     layers = plan.layers[stage]
     return Cut(layers.first, layers.last, stage == 0, stage == len(plan.layers) - 1)
+
+
+def position_of(plan: Plan, stage: int, replica: int, training: TrainingSpec) -> Position:
+    """Where a member stands, and with whom it exchanges in every step."""
+    peers = tuple(p for p in plan.replicas() if p != replica) if training.outer in TOGETHER else ()
+    return replace(Position.of(stage, len(plan.layers), training), replica=replica, peers=peers)
 
 
 class Auditor:
@@ -54,7 +61,7 @@ class Auditor:
         """Re-run the step and compare; every failure that the prover can cause becomes a verdict."""
         cut = cut_of(command.plan, command.stage)
         stage = Stage(self._config, cut, self._training, self._weights, self._device, initialise=False)
-        position = Position.of(command.stage, len(command.plan.layers), self._training)
+        position = position_of(command.plan, command.stage, command.replica, self._training)
         micros, size = crossings(self._training), stage.parameters.numel()
         method = outer_method(self._training, stage.slots, size)
         carries = tuple(sorted(method.fresh(OuterState(torch.zeros(size), torch.zeros(size)))))

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from trainer.data import heldout_parts
 from trainer.environment import configure
 from trainer.folder import open_files
@@ -30,7 +32,7 @@ def train_single(
     configure(threads)
     began = time.perf_counter()
     files = open_files(folder, spec)
-    training = spec.training
+    training = msgspec.structs.replace(spec.training, outer="diloco")  # No exchange, whatever the network's method is.
     layers = int(files.config.get("num_hidden_layers", files.config.get("n_layer", 0)))
     stage = Stage(files.config, Cut(0, layers, True, True), training, files.weights)
     parts, position, nobody = heldout_parts(files.heldout, training), Position(0, 1), Recorded({})

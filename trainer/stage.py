@@ -185,7 +185,7 @@ class Stage:
                 f"gradients became NaN or infinite at learning rate {learning_rate:g}: lower training.learning_rate"
             )
         self.adam_steps += 1
-        self.parameters.addcmul_(self.parameters, self._decay, value=-learning_rate)
+        self.decay_parameters(learning_rate)
         for span in self._adam_spans:
             self._adam(span, learning_rate)
         for slot in self._muon_slots:
@@ -203,6 +203,10 @@ class Stage:
         second.mul_(beta_2).addcmul_(gradients, gradients, value=1 - beta_2)
         denominator = second.sqrt().div_(math.sqrt(1 - beta_2**self.adam_steps)).add_(EPSILON)
         self.parameters[span].addcdiv_(first, denominator, value=-learning_rate / (1 - beta_1**self.adam_steps))
+
+    def decay_parameters(self, learning_rate: float) -> None:
+        """Decoupled weight decay alone, for optimizers that are not the stage's own."""
+        self.parameters.addcmul_(self.parameters, self._decay, value=-learning_rate)
 
     def reset_moments(self) -> None:
         """Forget the AdamW moments, and gradients of a step that did not end."""

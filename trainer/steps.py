@@ -23,12 +23,13 @@ from trainer.visits import pack_entries, read_visit, unpack_entries, wanted_entr
 from transport.wire.job import TrainingSpec
 
 Side = Literal["behind", "ahead"]
-Kind = Literal["activation", "gradient", "offer", "behind", "ahead"]
+Kind = Literal["activation", "gradient", "offer", "behind", "ahead", "exchange"]
 PayloadKey = tuple[Kind, int]
 """What goes into a step: its kind and the micro-batch.
 
 ``activation`` and ``gradient`` cross a boundary, so does ``offer`` (``trainer.cache``, one a step, upstream). ``behind`` and
-``ahead`` are entries of this stage's own caches, recorded like what was received since the step depends on them.
+``ahead`` are entries of this stage's own caches, recorded like what was received since the step depends on them. ``exchange`` goes
+between replicas of the stage, and has the sender's number.
 """
 
 ASIDE_TOKENS = 512  # Below, handing a micro-batch to another thread takes as long as encoding it.
@@ -149,12 +150,14 @@ class Recorded:
 
 @dataclass(frozen=True)
 class Position:
-    """Which stage of how many."""
+    """Which stage of how many; which replica, and with which others it exchanges in every step."""
 
     stage: int
     stages: int
     cached: int = 0
     """Micro-batches whose activations are differences to cached ones: all of a step's, or none."""
+    replica: int = 0
+    peers: tuple[int, ...] = ()
 
     @staticmethod
     def of(stage: int, stages: int, training: TrainingSpec) -> "Position":
@@ -172,7 +175,7 @@ class Position:
             keys += [("behind", micro) for micro in range(self.cached)]
         if self.cached and self.stage < self.stages - 1:
             keys += [("offer", 0), *(("ahead", micro) for micro in range(self.cached))]
-        return keys
+        return keys + [("exchange", peer) for peer in self.peers]
 
     def produced(self, micros: int) -> list[PayloadKey]:
         """What a step makes and sends, in the order of its commitment; an offer is no result of it."""
@@ -181,7 +184,7 @@ class Position:
             keys += [("activation", micro) for micro in range(micros)]
         if self.stage > 0:
             keys += [("gradient", micro) for micro in range(micros)]
-        return keys
+        return [*keys, ("exchange", self.replica)] if self.peers else keys
 
 
 def accumulate(

@@ -13,6 +13,8 @@ import torch
 
 from trainer.data import micro_batches
 from trainer.errors import CodecError, NonFiniteError
+from trainer.outer.choice import step_method
+from trainer.outer.every_step import Moment, exchange
 from trainer.rates import learning_rate
 from trainer.stage import Stage
 from trainer.steps import Boundary, Position
@@ -28,7 +30,7 @@ def crossings(training: TrainingSpec) -> int:
 
 
 def update(stage: Stage, position: Position, boundary: Boundary, step: int, total_steps: int) -> None:
-    """Use up the gradients of a step; ``step`` is the global index.
+    """Use up the gradients of a step, with the other replicas where the method says so; ``step`` is the global index.
 
     A step in half floats whose gradients overflowed in any stage changes nothing in all of them.
 
@@ -36,7 +38,10 @@ def update(stage: Stage, position: Position, boundary: Boundary, step: int, tota
         NonFiniteError: gradients of another precision are not finite.
         CodecError: a neighbour's payload is no sum of squares.
     """
-    training = stage.training
+    training, method = stage.training, step_method(stage.training)
+    at = Moment(learning_rate(training, step, total_steps), step, total_steps)
+    if method is not None and not method.optimizes and position.peers:
+        exchange(method, stage, position, boundary, at)
     if training.precision == "fp16":
         stage.gradients.mul_(1 / training.loss_scale)
     if _shares_norm(training):
@@ -48,9 +53,20 @@ def update(stage: Stage, position: Position, boundary: Boundary, step: int, tota
                 )
             stage.gradients.zero_()
             return
-        if training.clip_norm is not None and norm > training.clip_norm:
-            stage.gradients.mul_(training.clip_norm / (norm + _TINY))
-    stage.adam_step(learning_rate(training, step, total_steps))
+        clip = _clip(training, position)
+        if clip is not None and norm > clip:
+            stage.gradients.mul_(clip / (norm + _TINY))
+    if method is not None and method.optimizes:
+        exchange(method, stage, position, boundary, at)
+    else:
+        stage.adam_step(at.rate)
+
+
+def _clip(training: TrainingSpec, position: Position) -> float | None:
+    """What the norm may be: of one replica's part where the others' is added to it only later."""
+    if training.clip_norm is None or training.outer != "dgc":
+        return training.clip_norm
+    return training.clip_norm / math.sqrt(1 + len(position.peers))
 
 
 def _shares_norm(training: TrainingSpec) -> bool:

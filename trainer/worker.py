@@ -143,8 +143,12 @@ class Worker:
     async def _deliver(self, message: PeerDeliver, payload: bytes) -> None:
         if self._member is None:
             return
-        if message.name.kind == "pseudo_gradient":  # Checking one is long enough to keep it off the loop.
-            take = self._member.take_contribution
+        if message.name.kind in (
+            "exchange",
+            "pseudo_gradient",
+        ):  # Unpacking one is long enough to keep it off the loop.
+            member = self._member
+            take = member.take_contribution if message.name.kind == "pseudo_gradient" else member.take_payload
             await asyncio.to_thread(take, message.name, message.stage, message.replica, payload)
         else:
             self._member.take_payload(message.name, message.stage, message.replica, payload)

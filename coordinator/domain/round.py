@@ -65,7 +65,7 @@ class Seat(msgspec.Struct, frozen=True):
 
 
 class Round(msgspec.Struct, frozen=True):
-    """A round in flight. ``steps`` 0: only the validation that ends a job."""
+    """A round in flight. ``steps`` 0: only the validation that ends a job. ``together``: without one, none can go on."""
 
     epoch: int
     number: int
@@ -79,6 +79,7 @@ class Round(msgspec.Struct, frozen=True):
     phase: Phase = "training"
     contributors: tuple[int, ...] | None = None
     validation: float | None = None
+    together: bool = False
 
     @property
     def plan(self) -> Plan:
@@ -218,7 +219,7 @@ def _advance(current: Round) -> Round:
 
 def _decide(current: Round) -> Round:
     whole = current.whole()
-    if not whole:
+    if not whole or (current.together and any(not seat.alive for seat in current.seats)):
         return msgspec.structs.replace(current, phase="void")
     if current.steps == 0:
         return current if current.validation is None else msgspec.structs.replace(current, phase="complete")

@@ -38,6 +38,7 @@ class Run(msgspec.Struct, frozen=True):
         members: leases of the last complete round, where it lost and corrected nobody.
         advanced: when the last round was completed.
         stretches: the rounds' lengths where they are not all ``inner_steps``.
+        together: replicas exchange in every step, so a round that loses a member is done again by all.
     """
 
     layers: tuple[Layers, ...]
@@ -57,6 +58,7 @@ class Run(msgspec.Struct, frozen=True):
     fence: int = 0
     advanced: float = 0.0
     stretches: tuple[Stretch, ...] = ()
+    together: bool = False
 
     @property
     def total_rounds(self) -> int:
@@ -101,6 +103,7 @@ def begin(run: Run, holders: Sequence[Holder], now: float) -> Run:
         layers=run.layers,
         seats=seats,
         started=now,
+        together=run.together and not last,
     )
     return msgspec.structs.replace(run, epoch=epoch, round=started)
 

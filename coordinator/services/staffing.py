@@ -17,6 +17,7 @@ from coordinator.services.nodes import Nodes
 from coordinator.services.payees import MAX_PAYEES, payable, payees_of
 from coordinator.services.work import Work
 from ledger import events as ledger_events
+from transport.wire.job import TOGETHER
 from transport.wire.model import ModelShape, inspect_config
 
 MAX_FAULTS_PER_NODE = 2  # A machine that failed a job twice in a short time is likely to fail it again,
@@ -67,6 +68,7 @@ class Staffing:
             inner_steps=training.inner_steps,
             evaluate=evaluations(rounds.rounds, self._context.config.validations),
             stretches=rounds.stretches,
+            together=training.outer in TOGETHER,
         )
         work.change(quote=msgspec.structs.replace(quote, limit=found.limit, rounds=rounds.rounds))
         work.advance(JobState.PLANNED, _planned(quote.stages, len(found.seats) // quote.stages))

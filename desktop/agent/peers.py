@@ -23,6 +23,7 @@ _LANES = {
     "activation": Lane.ACTIVATIONS,
     "gradient": Lane.ACTIVATIONS,
     "validation": Lane.ACTIVATIONS,
+    "exchange": Lane.ACTIVATIONS,
     "pseudo_gradient": Lane.BULK,
 }
 

@@ -17,7 +17,7 @@ from trainer.data import TokenFile
 from trainer.errors import TrainerError
 from trainer.model import Cut
 from trainer.opening import write_opening
-from trainer.outer import local_digest, outer_method
+from trainer.outer import Local, OuterState, local_digest, outer_method
 from trainer.stage import Stage, vector_digest
 from trainer.steps import Kind, Position, Recorder, accumulate, digests
 from trainer.trace import RoundTrace, StepLeaf
@@ -195,12 +195,17 @@ class Committed:
         return write_opening(self.trace, step, self.trace.states[step], self.position, crossings(self.spec))
 
 
-def commit_round(line: Pipeline, stage: int, steps: int, total: int, first_step: int = 0) -> Committed:
+def commit_round(
+    line: Pipeline, stage: int, steps: int, total: int, first_step: int = 0, local: Local | None = None
+) -> Committed:
     """An honest round of the whole pipeline, as ``stage`` commits to it, with every state kept."""
     position = Position.of(stage, len(line.stages), line.stages[0].training)
     own, spec = line.stages[stage], line.stages[stage].training
     micros = crossings(spec)
-    trace = RoundTrace(first_step, own.state().parameters, 1)
+    anchor = own.state().parameters
+    method = outer_method(spec, own.slots, anchor.numel())
+    carried_in = method.fresh(OuterState(anchor, torch.zeros_like(anchor))) if local is None else local
+    trace = RoundTrace(first_step, anchor, 1, carried_in)
     for index in range(steps):
         step = first_step + index
         trace.states[index] = own.state()
@@ -213,10 +218,9 @@ def commit_round(line: Pipeline, stage: int, steps: int, total: int, first_step:
             received=digests(recorder.received, position.expected(micros)),
             sent=digests(recorder.sent, position.produced(micros)),
             before=before, after=own.state_digest(), anchor=vector_digest(trace.anchor),
-            loss=loss if own.cut.is_last else None,
+            loss=loss if own.cut.is_last else None, local=trace.local_digest,
         )  # fmt: skip
         trace.add(leaf, recorder.received)
-    method = outer_method(spec, own.slots, own.parameters.numel())
     given = method.contribution(trace.anchor, own.parameters, trace.local, 0)
     trace.bind(hashlib.sha256(given.data).hexdigest(), local_digest(given.local))
     return Committed(trace, position, spec, total)

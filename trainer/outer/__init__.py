@@ -1,9 +1,11 @@
 """How replicas learn from each other: one interface, and the methods of the literature that earn their place behind it.
 
-``OuterMethod`` (``method``) exchanges once a round; ``outer_method`` makes the one that a job asks for.
+``OuterMethod`` (``method``) exchanges once a round, ``StepMethod`` (``every_step``) once an inner step; ``outer_method`` and
+``step_method`` make those that a job asks for.
 """
 
-from trainer.outer.choice import PSEUDO_GRADIENT_CODECS, outer_method
+from trainer.outer.choice import PSEUDO_GRADIENT_CODECS, outer_method, step_method
+from trainer.outer.every_step import StepMethod
 from trainer.outer.method import Contribution, Layout, Local, OuterMethod, OuterState, local_digest
 
 __all__ = [
@@ -13,6 +15,8 @@ __all__ = [
     "Local",
     "OuterMethod",
     "OuterState",
+    "StepMethod",
     "local_digest",
     "outer_method",
+    "step_method",
 ]

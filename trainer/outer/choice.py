@@ -4,7 +4,10 @@ from collections.abc import Mapping, Sequence
 
 from trainer.codecs import CodecName
 from trainer.codecs.sparse import TopK
+from trainer.outer.demo import DeMo
+from trainer.outer.dgc import DGC
 from trainer.outer.diloco import DiLoCo
+from trainer.outer.every_step import Gradients, StepMethod
 from trainer.outer.method import Layout, OuterMethod
 from trainer.outer.streaming import Streaming
 from trainer.stage import Slot
@@ -17,6 +20,8 @@ PSEUDO_GRADIENT_CODECS: Mapping[str, CodecName] = {
     "int2": "int2-block",
     "coarse": "coarse",
 }
+SPARSE_DENSITY = 0.03
+DGC_DENSITY = 0.001
 SPARSE_FEEDBACK = 0.95  # SparseLoCo, arXiv 2508.15706, section 4.
 COARSE_FEEDBACK = 1.0  # The codec loses half of a vector's length: all of it is sent later.
 
@@ -35,6 +40,21 @@ def outer_method(training: TrainingSpec, slots: Sequence[Slot], size: int) -> Ou
             return DiLoCo("averaging", layout, codec, 1.0, 0.0, feedback)
         case "sparseloco":
             kept = SPARSE_FEEDBACK if feedback is None else feedback
-            return DiLoCo("sparseloco", layout, TopK(training.density), rate, 0.0, kept)
+            return DiLoCo("sparseloco", layout, TopK(training.density or SPARSE_DENSITY), rate, 0.0, kept)
         case "streaming":
             return Streaming(layout, codec, rate, momentum, training.fragments, training.mixing)
+        case "gradients" | "demo" | "dgc":
+            return DiLoCo(training.outer, layout, codec, 1.0, 0.0)
+
+
+def step_method(training: TrainingSpec) -> StepMethod | None:
+    """What replicas exchange within each inner step of a job, if anything."""
+    match training.outer:
+        case "gradients":
+            return Gradients()
+        case "demo":
+            return DeMo()
+        case "dgc":
+            return DGC(training.density or DGC_DENSITY)
+        case _:
+            return None

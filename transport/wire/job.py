@@ -13,8 +13,10 @@ from transport.wire.ids import Digest, ShortText
 
 MAX_SHARDS = 256  # Files of one model; the largest public ones have 191.
 MAX_PERIOD = 5000  # Inner steps of a round: leaves of a commitment, and what is lost with a replica.
-OuterName = Literal["diloco", "averaging", "streaming", "sparseloco"]
+OuterName = Literal["diloco", "averaging", "streaming", "sparseloco", "gradients", "demo", "dgc"]
 """How replicas learn from each other: ``trainer.outer``."""
+TOGETHER = frozenset({"gradients", "demo", "dgc"})
+"""Methods that exchange in every inner step: no replica can go on when another one has lost a member."""
 
 
 class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -100,8 +102,8 @@ class TrainingSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     outer: OuterName = "diloco"
     pseudo_gradient: Literal["int8", "int4", "int2", "coarse", "fp32"] = "int8"
     """How updates between replicas are written: ``trainer.codecs``; ``coarse`` takes a little over one bit a value."""
-    density: Annotated[float, Meta(gt=0, le=0.5)] = 0.03
-    """Sparse methods: the part of the values that is sent."""
+    density: Annotated[float, Meta(gt=0, le=0.5)] | None = None
+    """Sparse methods: the part of the values that is sent; ``None``: 0.03 (``sparseloco``) or 0.001 (``dgc``)."""
     error_feedback: Annotated[float, Meta(ge=0, le=1)] | None = None
     """What a replica keeps of what it could not send, to send it later; ``None``: the method's own (0.95, or nothing)."""
     fragments: Annotated[int, Meta(ge=1, le=64)] = 4
@@ -128,6 +130,10 @@ class TrainingSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(
                 f"outer: sparseloco with outer_momentum {self.outer_momentum:g} learns less than one replica alone, since what "
                 "error feedback sends later is already in the momentum: set outer_momentum to 0"
+            )
+        if self.outer in TOGETHER and self.precision == "fp16":
+            raise ValueError(
+                f"outer: {self.outer} sends every step's gradients, and those of fp16 overflow at times: set precision to bf16"
             )
 
 

@@ -24,7 +24,7 @@ EXCHANGE_SHARE = 0.2  # Of a round's time; more is spent waiting, less learns fr
 
 
 class Stretch(msgspec.Struct, frozen=True):
-    """``steps`` inner steps in rounds of ``period``; the last of its rounds may be shorter."""
+    """``steps`` inner steps in rounds of ``period``; a last round of what is left over is shorter."""
 
     steps: int
     period: int
@@ -75,10 +75,14 @@ def schedule(training: TrainingSpec, replicas: int, floor: int = 1) -> Schedule:
     longest = min(MAX_PERIOD, max(longest, floor))
     shortest = min(longest, max(shortest, floor))
     runs = min(GROWTH_RUNS, total, longest - shortest + 1)
-    stretches = []
+    stretches, at = list[Stretch](), 0
     for run in range(runs):
         period = shortest + (longest - shortest) * run // max(1, runs - 1)
-        stretches.append(Stretch(total * (run + 1) // runs - total * run // runs, period))
+        wanted = total * (run + 1) // runs - at
+        steps = min(total - at, -(-wanted // period) * period)  # Whole rounds: only the job's last one may be shorter.
+        if steps > 0:
+            stretches.append(Stretch(steps, period))
+            at += steps
     return Schedule(tuple(stretches))
 
 

@@ -26,11 +26,11 @@ class TensorName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     ``activation``: forward, from stage s to s + 1. ``gradient``: backward, from s to s - 1. ``offer``: which cached activations
     s has, to s - 1, before a step.
-    ``pseudo_gradient``: between replicas.
+    ``pseudo_gradient``: between replicas. ``exchange``: between replicas within a step; ``micro`` is the replica that sends.
     ``validation``: forward only, never quantised.
     """
 
-    kind: Literal["activation", "gradient", "pseudo_gradient", "validation", "offer"]
+    kind: Literal["activation", "gradient", "exchange", "pseudo_gradient", "validation", "offer"]
     epoch: Count
     round: RoundIndex
     step: StepIndex
