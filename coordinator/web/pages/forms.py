@@ -54,7 +54,12 @@ FULL = (
     Field("training.warmup_steps", "Warm-up steps", "", "whole"),
     Field("training.weight_decay", "Weight decay", "", "decimal"),
     Field("training.outer_learning_rate", "Outer learning rate", "", "decimal"),
-    Field("training.outer_momentum", "Outer momentum", "", "decimal"),
+    Field("training.outer_momentum", "Outer momentum", "SparseLoCo needs 0.", "decimal"),
+    Field("training.shortest_period", "Shortest round", "Growing rounds; empty: a quarter of the longest.", "whole"),
+    Field("training.error_feedback", "Error feedback", "Of what was not sent; empty: the method's own.", "decimal"),
+    Field("training.density", "Part that is sent", "SparseLoCo, DGC; empty: the method's own.", "decimal"),
+    Field("training.fragments", "Fragments", "Streaming DiLoCo: parts that are exchanged in turn.", "whole"),
+    Field("training.mixing", "Mixing", "Streaming DiLoCo: what a replica keeps of its own.", "decimal"),
     Field("training.seed", "Seed", "The same seed gives the same first weights and order.", "whole"),
     Field("parallel.stages", "Stages", "Empty: the scheduler chooses.", "whole"),
     Field("parallel.replicas", "Replicas", "Empty: the scheduler chooses.", "whole"),
@@ -67,12 +72,56 @@ OTHERS = (
     Field("budget", "Budget", "Goes into escrow; what is not spent comes back.", "amount"),
     Field("deadline_hours", "Deadline, hours", "From now; what is not done by then is refunded.", "decimal"),
 )
+
+
+@dataclass(frozen=True)
+class Select:
+    """One choice among a few. ``options``: value and what it means."""
+
+    name: str
+    label: str
+    options: tuple[tuple[str, str], ...]
+
+
+SELECTS = (
+    Select(
+        "training.outer",
+        "Learning between replicas",
+        (
+            ("diloco", "DiLoCo: rounds with momentum"),
+            ("averaging", "Averaging: rounds without momentum"),
+            ("streaming", "Streaming DiLoCo: a part of the layers a round"),
+            ("sparseloco", "SparseLoCo: the largest values of a round"),
+            ("gradients", "4-bit gradients at every step"),
+            ("demo", "DeMo: the strongest frequencies at every step"),
+            ("dgc", "DGC: the largest gradients at every step"),
+        ),
+    ),
+    Select(
+        "training.period",
+        "Length of rounds",
+        (("fixed", "fixed"), ("growing", "growing: short at first, and never shorter than the lines carry")),
+    ),
+    Select(
+        "training.pseudo_gradient",
+        "Exchange between replicas",
+        (
+            ("int8", "int8: a quarter of the bytes"),
+            ("int4", "int4: an eighth of the bytes"),
+            ("int2", "int2: a fourteenth of the bytes, with error feedback"),
+            ("fp32", "float32: exact"),
+        ),
+    ),
+    Select(
+        "training.activations",
+        "Activations between stages",
+        (("int8", "int8: a quarter of the bytes"), ("fp32", "float32: exact")),
+    ),
+)
 _CHOICES = {
     "model.choice": "tiny-llama",
     "dataset.format": "text",
     "tokenizer.kind": "bpe",
-    "training.pseudo_gradient": "int8",
-    "training.activations": "int8",
     "payer": "test",
 }
 _PLAIN = ("model.config", "model.weights", "dataset.artifact", "tokenizer.file", "submitter")
@@ -89,7 +138,9 @@ def _default(name: str) -> str:
 
 
 DEFAULTS: Mapping[str, str] = (
-    {field.name: _default(field.name) for field in (*BASIC, *FULL, *OTHERS)} | _CHOICES | dict.fromkeys(_PLAIN, "")
+    {field.name: _default(field.name) for field in (*BASIC, *FULL, *OTHERS, *SELECTS)}
+    | _CHOICES
+    | dict.fromkeys(_PLAIN, "")
 )
 MAX_LENGTH = 1 << 20
 
@@ -125,8 +176,8 @@ def read(typed: Mapping[str, str], draft: bool = False) -> Filled:
         document["tokenizer"]["file"] = values["tokenizer.file"] or None
         if not values["tokenizer.file"] and not draft:
             errors["tokenizer.file"] = "choose a tokenizer.json, or another kind of tokenizer"
-    for name in ("training.pseudo_gradient", "training.activations"):
-        _put(document, name, values[name], errors)
+    for select in SELECTS:
+        _put(document, select.name, values[select.name], errors)
     for field in (*BASIC, *FULL, *OTHERS):
         _read_field(field, values[field.name].strip(), document, errors, draft)
     submitter = _submitter(values, errors)

@@ -10,7 +10,7 @@ from coordinator.client.text import amount
 from coordinator.errors import CottageError, ForbiddenError, InvalidError, TooLargeError
 from coordinator.services import ports
 from coordinator.services.uploads import UploadService
-from coordinator.web.pages.forms import BASIC, FULL, NO_DATASET, OTHERS, OWN_CONFIG, Filled, fill, place, read
+from coordinator.web.pages.forms import BASIC, FULL, NO_DATASET, OTHERS, OWN_CONFIG, SELECTS, Filled, fill, place, read
 from coordinator.web.pages.render import CSRF_FIELD, Renderer, check_csrf
 from transport.wire.api import NewJob, NewUpload, Quote
 from transport.wire.job import DatasetFormat, JobSpec
@@ -122,7 +122,8 @@ class Submit:
             fits=_fits(quote, draft),
             basic=BASIC,
             full=FULL,
-            fields={field.name: field for field in (*BASIC, *FULL, *OTHERS)},
+            selects=SELECTS,
+            fields={field.name: field for field in (*BASIC, *FULL, *OTHERS, *SELECTS)},
             presets=_presets(),
             own_config=OWN_CONFIG,
             labels=_labels(),
@@ -243,8 +244,6 @@ def _labels() -> dict[str, str]:
         "dataset.format": "Format",
         "tokenizer.kind": "Tokenizer",
         "tokenizer.file": "tokenizer.json",
-        "training.pseudo_gradient": "Exchange between replicas",
-        "training.activations": "Activations between stages",
         "submitter": "Wallet",
         "payer": "Paid by",
     }
