@@ -28,8 +28,8 @@ PayloadKey = tuple[Kind, int]
 """What goes into a step: its kind and the micro-batch.
 
 ``activation`` and ``gradient`` cross a boundary, so does ``offer`` (``trainer.cache``, one a step, upstream). ``behind`` and
-``ahead`` are entries of this stage's own caches, recorded like what was received since the step depends on them. ``exchange`` goes
-between replicas of the stage, and has the sender's number.
+``ahead`` are entries of this stage's own caches, recorded like what was received since the step depends on them. ``exchange``
+goes between replicas of the stage, and has the sender's number.
 """
 
 ASIDE_TOKENS = 512  # Below, handing a micro-batch to another thread takes as long as encoding it.

@@ -11,7 +11,7 @@ from trainer.outer.every_step import Gradients, StepMethod
 from trainer.outer.method import Layout, OuterMethod
 from trainer.outer.streaming import Streaming
 from trainer.stage import Slot
-from transport.wire.job import TrainingSpec
+from transport.wire.job import DGC_DENSITY, SPARSE_DENSITY, TrainingSpec
 
 PSEUDO_GRADIENT_CODECS: Mapping[str, CodecName] = {
     "fp32": "fp32",
@@ -20,8 +20,6 @@ PSEUDO_GRADIENT_CODECS: Mapping[str, CodecName] = {
     "int2": "int2-block",
     "coarse": "coarse",
 }
-SPARSE_DENSITY = 0.03
-DGC_DENSITY = 0.001
 SPARSE_FEEDBACK = 0.95  # SparseLoCo, arXiv 2508.15706, section 4.
 COARSE_FEEDBACK = 1.0  # The codec loses half of a vector's length: all of it is sent later.
 

@@ -15,6 +15,8 @@ MAX_SHARDS = 256  # Files of one model; the largest public ones have 191.
 MAX_PERIOD = 5000  # Inner steps of a round: leaves of a commitment, and what is lost with a replica.
 OuterName = Literal["diloco", "averaging", "streaming", "sparseloco", "gradients", "demo", "dgc"]
 """How replicas learn from each other: ``trainer.outer``."""
+SPARSE_DENSITY = 0.03  # The part of the values that sparseloco sends where the document does not say.
+DGC_DENSITY = 0.001
 TOGETHER = frozenset({"gradients", "demo", "dgc"})
 """Methods that exchange in every inner step: no replica can go on when another one has lost a member."""
 

@@ -21,7 +21,7 @@ import msgspec
 
 from coordinator.domain.placement.fleet import Fleet
 from transport.wire.crossing import boundary_bytes
-from transport.wire.job import TrainingSpec
+from transport.wire.job import SPARSE_DENSITY, TrainingSpec
 from transport.wire.model import ModelShape
 
 COMPUTE_SHARE = 0.75  # Of its measured speed; the measurement is the quickest step of a small model on an idle machine.
@@ -83,7 +83,7 @@ def load_of(shape: ModelShape, training: TrainingSpec) -> Load:
     micro = tokens / training.micro_batches
     scalar = BYTES_PER_SCALAR[training.pseudo_gradient]
     if training.outer == "sparseloco":
-        scalar = training.density * (scalar + INDEX_BYTES)
+        scalar = (training.density or SPARSE_DENSITY) * (scalar + INDEX_BYTES)
     forward, backward = boundary_bytes(shape, training, int(micro))
     again = RECOMPUTED if training.recompute else 1.0
     return Load(

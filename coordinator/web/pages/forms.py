@@ -109,13 +109,20 @@ SELECTS = (
             ("int8", "int8: a quarter of the bytes"),
             ("int4", "int4: an eighth of the bytes"),
             ("int2", "int2: a fourteenth of the bytes, with error feedback"),
+            ("coarse", "coarse: a little over one bit a value, with error feedback"),
             ("fp32", "float32: exact"),
         ),
     ),
     Select(
         "training.activations",
         "Activations between stages",
-        (("int8", "int8: a quarter of the bytes"), ("fp32", "float32: exact")),
+        (
+            ("int8", "int8: a quarter of the bytes"),
+            ("int4", "int4: a seventh of the bytes"),
+            ("aq4", "int4 of what changed, where the data repeats"),
+            ("auto", "as the lines need it"),
+            ("fp32", "float32: exact"),
+        ),
     ),
 )
 _CHOICES = {
