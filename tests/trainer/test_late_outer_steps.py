@@ -1,7 +1,7 @@
 """An outer step that arrives late: on a quadratic, whole updates with momentum diverge, fragments do not.
 
-Replica ``p`` has the loss ``|x - target_p|^2 / 2``; all targets are near a common one. A round of inner steps moves a replica most
-of the way to its own target, which is what makes momentum on stale updates dangerous.
+Replica ``p`` has the loss ``|x - target_p|^2 / 2``; all targets are near a common one. A round of inner steps moves a replica
+most of the way to its own target, which is what makes momentum on stale updates dangerous.
 """
 
 import pytest
