@@ -21,16 +21,17 @@ from coordinator.domain.placement.tiers import least_bottleneck
 from transport.wire.ids import NodeAddress
 from transport.wire.job import TrainingSpec
 from transport.wire.model import ModelShape
-from transport.wire.task import MAX_STAGES
+from transport.wire.task import MAX_STAGES, Layers
 
 MIN_ROUNDS = 4  # More replicas than leave this many outer rounds average models that have hardly learned.
 MAX_OPEN_REPLICAS = 64  # Where the scheduler chooses; a document may ask for more.
 EFFORT = (
     600  # Swaps tried for a plan: a tenth of a second at 64 nodes, since the coordinator plans between two messages.
 )
+ALL_WIDTHS = 16  # Numbers of replicas up to which each one is tried; of more, some between one and all.
 FULL_EFFORT = 256  # Seats up to which the whole effort is made.
-SAME_STAGES = 2  # Shapes with one number of stages that are tried: a replica more or less is found to differ little.
-TRIED, TRIED_SHARE = 20, 4  # Shapes that are searched for a quarter of the effort, of those whose starts look best,
+SAME_STAGES = 4  # Shapes with one number of stages that are tried.
+TRIED, TRIED_SHARE = 40, 4  # Shapes that are searched for a quarter of the effort, of those whose starts look best,
 SEARCHED = 4  # and in full, of those that then look best.
 SIMPLER = 0.03  # More stages must be worth so much: each is one more machine whose loss breaks the replica.
 STAGE_STEPS = (*range(1, 13), 14, 16, 20, 24, 28, 32, 40, 48, 56, 64)  # Shapes beside these hardly differ.
@@ -71,6 +72,12 @@ class Problem(msgspec.Struct, frozen=True):
             for memory in set(self.fleet.memory):
                 known[stage, memory] = most_layers(self.shape, self.training, stages, stage, memory)
         return [[known[stage, memory] for memory in self.fleet.memory] for stage in range(stages)]
+
+    def layouts(self, stages: int) -> Layouts:
+        """Pipelines of so many stages within regions."""
+        share = -(-self.shape.layers // stages)
+        enough = stage_memory(self.shape, self.training, [Layers(0, share)] * stages, stages // 2)
+        return Layouts(self.fleet, self.load, stages, enough)
 
 
 def choose(
@@ -124,10 +131,12 @@ def _shapes(problem: Problem, stages: int | None, replicas: int | None, useful: 
             found.append((width, replicas))
             continue
         full = min(count // width, useful)
-        parts = 8 if count <= MAX_PAIRED else 4
-        some = (
-            range(1, full + 1) if full <= 2 * parts else {full, full - 1, *(full * k // parts for k in range(1, parts))}
-        )
+        if full <= ALL_WIDTHS:
+            some = set(range(1, full + 1))
+        elif count <= MAX_PAIRED:
+            some = {full, full - 1, *(full * part // 8 for part in range(1, 8))}
+        else:
+            some = {full, full * 3 // 4, full // 2, full // 4, full // 8, max(1, full // 16)}
         found += [(width, part) for part in sorted(some)]
     return found
 
@@ -157,10 +166,13 @@ def _swaps(flow: Flow, options: Options) -> int:
 
 
 def _begun(problem: Problem, shapes: Sequence[tuple[int, int]]) -> list[Flow]:
-    """The best start of the few best numbers of replicas, for every number of stages."""
+    """For every number of stages, the number of replicas whose start is best, and the next larger ones.
+
+    Of those some node may lack memory at first: a swap or two often mend that, and then the larger plan is the better one.
+    """
     begun: list[Flow] = []
     for stages in sorted({stages for stages, _ in shapes}):
-        caps, layouts = problem.caps(stages), Layouts(problem.fleet, problem.load, stages)
+        caps, layouts = problem.caps(stages), problem.layouts(stages)
         same = [
             min(
                 (
@@ -171,7 +183,8 @@ def _begun(problem: Problem, shapes: Sequence[tuple[int, int]]) -> list[Flow]:
             )
             for replicas in (r for s, r in shapes if s == stages)
         ]
-        begun += _best(same, SAME_STAGES)
+        best = min(range(len(same)), key=lambda at: _worth(same[at]))
+        begun += same[best : best + SAME_STAGES]
     return begun
 
 

@@ -15,23 +15,31 @@ Rows = list[list[int]]
 class Layouts:
     """Ways to make nodes into pipelines of ``stages`` within regions."""
 
-    def __init__(self, fleet: Fleet, load: Load, stages: int) -> None:
-        """Sort the nodes; that is most of the work, and done once for every number of replicas."""
+    def __init__(self, fleet: Fleet, load: Load, stages: int, enough: int) -> None:
+        """Sort the nodes; that is most of the work, and done once for every number of replicas.
+
+        Args:
+            enough: bytes with which a node can hold a mean stage.
+        """
         self._fleet, self._stages = fleet, stages
-        self._quick = _Walk(fleet, stages, _beats(fleet, load, stages))
+        beats = _beats(fleet, load, stages)
+        last = sum(beats) + 1  # Behind every other.
+        self._quick = _Walk(fleet, stages, beats)
         self._large = _Walk(fleet, stages, [-float(value) for value in fleet.memory])
+        self._able = _Walk(fleet, stages, [b + last * (m < enough) for b, m in zip(beats, fleet.memory, strict=True)])
 
     def places(self, replicas: int) -> list[list[int]]:
         """Places of ``replicas`` pipelines, ``stage * replicas + replica``, everybody else behind.
 
-        Of the quickest nodes, lines included, or of the largest; within regions, or over all of them. Like with like: a row of
-        equals waits for nobody, and rows differ. In tiers, by speed or by memory: every row has its quick and its slow nodes at
-        the same stages, so one cut serves them all, and rows are equals.
+        Of the quickest nodes, lines included, of the largest, or of the quickest that are large enough; within regions, or over
+        all of them. Like with like: a row of equals waits for nobody, and rows differ. In tiers, by speed or by memory: every
+        row has its quick and its slow nodes at the same stages, so one cut serves them all, and rows are equals.
         """
         like = self._quick.rows(replicas, lambda members, _: _chunks(members, self._stages))
         by_speed, by_memory = _tiers(self._fleet.speed), _tiers(self._fleet.memory)
-        tiers = [walk.rows(replicas, make) for walk in (self._quick, self._large) for make in (by_speed, by_memory)]
-        whole = [self._whole(walk.order[: self._stages * replicas], replicas) for walk in (self._quick, self._large)]
+        walks = (self._quick, self._large, self._able)
+        tiers = [walk.rows(replicas, make) for walk in walks for make in (by_speed, by_memory)]
+        whole = [self._whole(walk.order[: self._stages * replicas], replicas) for walk in walks]
         return [self._places(rows) for rows in ([_stand(self._fleet, row) for row in like], *tiers, *whole)]
 
     def _whole(self, members: list[int], replicas: int) -> Rows:
