@@ -48,6 +48,18 @@ def test_an_exchange_that_outlasts_its_steps_is_named_with_what_would_help() -> 
     assert again.round_seconds - longer.inner_steps * again.step_seconds <= 1.1 * EXCHANGE_SHARE * again.round_seconds
 
 
+def test_gradients_in_every_step_over_a_home_line_are_named_with_the_method_that_needs_fewer() -> None:
+    candidates = [node(i, 1e13) for i in range(1, 3)]
+    network = lines({c.node: 10.0 for c in candidates})
+    every = choose(SHAPE, msgspec.structs.replace(DEEP, outer="gradients"), candidates, 1, 2, network)
+    assert "gradients in every step" in every.limit
+    assert "training.outer diloco" in every.limit
+    once = choose(SHAPE, DEEP, candidates, 1, 2, network)
+    assert every.round_seconds > 5 * once.round_seconds
+    sparse = choose(SHAPE, msgspec.structs.replace(DEEP, outer="dgc"), candidates, 1, 2, network)
+    assert once.round_seconds < sparse.round_seconds < every.round_seconds
+
+
 def test_a_way_that_is_too_long_for_the_schedule_is_named_with_the_lookahead_that_hides_it() -> None:
     candidates, network = [node(i, 1e12) for i in range(1, 4)], NetworkMap()
     for one in candidates:

@@ -21,7 +21,7 @@ import msgspec
 
 from coordinator.domain.placement.fleet import Fleet
 from transport.wire.crossing import boundary_bytes
-from transport.wire.job import SPARSE_DENSITY, TrainingSpec
+from transport.wire.job import DGC_DENSITY, SPARSE_DENSITY, TOGETHER, TrainingSpec
 from transport.wire.model import ModelShape
 
 COMPUTE_SHARE = 0.75  # Of its measured speed; the measurement is the quickest step of a small model on an idle machine.
@@ -35,6 +35,9 @@ BYTES_PER_SCALAR: Mapping[str, float] = {
 }
 """Of a pseudo-gradient: values, and a scale of two bytes for each block of 64."""
 RECOMPUTED = 4 / 3  # Forward, forward again, and a backward pass of twice that, in place of three.
+STEP_BYTES: Mapping[str, float] = {"gradients": 0.5 + 2 / 256, "demo": FLOAT32 / 421}
+"""Of a gradient that is exchanged in every step; demo's is 421 times less than float32, as measured."""
+DGC_ENTRY_BYTES = 5.0  # A value and the distance to the last one.
 INDEX_BYTES = 1.5  # Where in its chunk of 4,096 a value stands that a sparse method sends.
 
 
@@ -51,6 +54,7 @@ class Load(msgspec.Struct, frozen=True):
         ahead: micro-batches that a stage may have under way beyond 1F1B's own, for each stage that follows.
         fixed_time: rounds end by the clock, and a slow replica has made fewer steps; else all make as many.
         overlap: the exchange is hidden behind the next round's steps.
+        together: replicas exchange in every step; that is counted with the round's exchange.
         sharded: each replica averages its part and sends it back, instead of every one sending all to every other.
     """
 
@@ -70,6 +74,7 @@ class Load(msgspec.Struct, frozen=True):
     overlap: bool = False
     sharded: bool = False
     scalar_bytes: float = 0.0
+    together: bool = False
 
     def stage_bytes(self, counts: Sequence[int], stage: int) -> float:
         """Bytes of a stage's pseudo-gradient."""
@@ -84,6 +89,9 @@ def load_of(shape: ModelShape, training: TrainingSpec) -> Load:
     scalar = BYTES_PER_SCALAR[training.pseudo_gradient]
     if training.outer == "sparseloco":
         scalar = (training.density or SPARSE_DENSITY) * (scalar + INDEX_BYTES)
+    if training.outer in TOGETHER:
+        density = training.density or DGC_DENSITY
+        scalar += training.inner_steps * STEP_BYTES.get(training.outer, density * DGC_ENTRY_BYTES)
     forward, backward = boundary_bytes(shape, training, int(micro))
     again = RECOMPUTED if training.recompute else 1.0
     return Load(
@@ -101,6 +109,7 @@ def load_of(shape: ModelShape, training: TrainingSpec) -> Load:
         ahead=training.lookahead,
         overlap=training.outer == "streaming",
         scalar_bytes=scalar,
+        together=training.outer in TOGETHER,
     )
 
 

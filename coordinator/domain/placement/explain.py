@@ -63,6 +63,11 @@ def _exchange(fleet: Fleet, load: Load, counts: Sequence[int], rows: Sequence[Se
     seats = [(stage, nodes[stage]) for nodes in rows for stage in range(len(counts))]
     _, node = max(seats, key=lambda seat: exchange_of(fleet, load, counts, seat[0], seat[1], len(rows)))
     side = "upload" if fleet.up[node] <= fleet.down[node] else "download"
+    if load.together:
+        return (
+            f"the exchange of gradients in every step over {_line(fleet, node, side)}: "
+            f"{timed.exchange / load.period:,.2g} s of each; training.outer diloco exchanges once in training.inner_steps"
+        )
     step = timed.stepping / load.period
     enough, _ = carried(timed.exchange, step)
     smaller = ""
