@@ -35,6 +35,7 @@ TRIED, TRIED_SHARE = 40, 4  # Shapes that are searched for a quarter of the effo
 SEARCHED = 4  # and in full, of those that then look best.
 SIMPLER = 0.03  # More stages must be worth so much: each is one more machine whose loss breaks the replica.
 STAGE_STEPS = (*range(1, 13), 14, 16, 20, 24, 28, 32, 40, 48, 56, 64)  # Shapes beside these hardly differ.
+MAX_WEIGHED = 16  # Nodes without a seat whose cost to the others is worked out; of more, the last one's reason stands.
 DESCENDED = 12  # Seats and bench up to which every swap is tried: then nothing is left to chance.
 
 
@@ -291,25 +292,30 @@ def _left_out(problem: Problem, flow: Flow) -> dict[NodeAddress, str]:
     cut = ranges(flow.counts or ())
     least = min(stage_memory(problem.shape, problem.training, cut, stage) for stage in range(stages))
     fitting = [node for node in bench if fleet.memory[node] >= least]
+    able = set(fitting)
     found = {
         fleet.nodes[node].node: (
             f"{fleet.memory[node] // MEGABYTE:,} MB of memory, and the smallest of {stages} stages needs {least // MEGABYTE:,} MB"
         )
         for node in bench
-        if node not in fitting
+        if node not in able
     }
-    wider = _wider(problem, flow, fitting)
-    for node in fitting:
-        found[fleet.nodes[node].node] = wider or f"{len(rows)} x {stages} seats are all that the plan has"
+    seats = f"{len(rows)} x {stages} seats are all that the plan has"
+    reason = seats
+    for at, node in enumerate(fitting):
+        if at < MAX_WEIGHED:
+            others = [other for other in fitting[: stages + MAX_WEIGHED] if other != node]
+            reason = _wider(problem, flow, [node, *others]) or seats
+        found[fleet.nodes[node].node] = reason
     return found
 
 
-def _wider(problem: Problem, flow: Flow, fitting: Sequence[int]) -> str:
-    """Why the nodes that fit make no further replica; an empty text where they would, and the job has no use for it."""
+def _wider(problem: Problem, flow: Flow, further: Sequence[int]) -> str:
+    """Why the first of ``further`` makes no further replica with the next; an empty text where the job has no use for one."""
     stages, replicas = len(flow.rows[0]), len(flow.rows)
-    if len(fitting) < stages:
-        return f"{len(fitting)} left over: a further replica takes {stages} nodes"
-    places = [node for s in range(stages) for node in (*flow.places[s * replicas : (s + 1) * replicas], fitting[s])]
+    if len(further) < stages:
+        return f"{len(further)} left over: a further replica takes {stages} nodes"
+    places = [node for s in range(stages) for node in (*flow.places[s * replicas : (s + 1) * replicas], further[s])]
     wide = Flow(problem.fleet, problem.load, problem.caps(stages), replicas + 1, places)
     if wide.counts is None or wide.cost() >= INFEASIBLE:
         return "a further replica would not fit the memory of these nodes with the same cut"
