@@ -49,7 +49,7 @@ RECIPES = (
     Recipe("H=50 int4", "rounds", _diloco(50, "int4"), "DiLoCo, 4-bit blocks of 64", scratch=True),
     Recipe("400x", "rounds", _diloco(15, "coarse", 0.5), "H=15, coarse, error feedback"),
     Recipe("400x growing", "rounds", _growing(9, 30, "coarse", 0.5), "the same bytes, H from 9 to 30", scratch=True),
-    Recipe("1000x", "rounds", _diloco(38, "coarse", 0.5), "H=38, coarse, error feedback"),
+    Recipe("1000x", "rounds", _diloco(20, "coarser", 0.5), "H=20, coarser, error feedback"),
     Recipe("a quarter lost", "rounds", _diloco(20, "int4", 0.5), "H=20 int4; one upload in four never arrives", 0.25),
     Recipe("400x, a quarter lost", "rounds", _diloco(15, "coarse", 0.5), "one upload in four never arrives", 0.25),
     Recipe(

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.codecs import decode, encode, encoded_size
+from trainer.codecs import CodecName, decode, encode, encoded_size
 from trainer.codecs.coarse import LEVELS, SYMBOLS, Coarse
 from trainer.codecs.rans import LANE_SYMBOLS, compress, decompress, frequencies, longest
 from trainer.errors import CodecError, NonFiniteError
@@ -59,13 +59,16 @@ def test_rare_symbols_keep_a_frequency() -> None:
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e-3, 1.0, 1e30])
-def test_an_update_takes_a_little_over_one_bit_a_value_and_keeps_its_direction(scale: float) -> None:
+@pytest.mark.parametrize(("codec", "bits", "most"), [("coarse", 1.25, 0.55), ("coarser", 0.65, 0.77)])
+def test_an_update_takes_about_one_bit_a_value_and_keeps_its_direction(
+    codec: CodecName, bits: float, most: float, scale: float
+) -> None:
     values = normal(200_000) * scale
-    data = encode(values, "coarse")
-    assert 8 * len(data) / values.numel() < 1.25
-    back = decode(data, (200_000,), "coarse")
+    data = encode(values, codec)
+    assert 8 * len(data) / values.numel() < bits
+    back = decode(data, (200_000,), codec)
     lost = float((back - values).double().norm() / values.double().norm())
-    assert lost < 0.55
+    assert lost < most
     # The mean of each level: what is lost is at right angles to what is sent.
     assert abs(float(((back - values).double() * back.double()).sum())) < 1e-3 * float((values.double() ** 2).sum())
 
@@ -74,7 +77,7 @@ def test_smaller_steps_lose_less_for_more_bits() -> None:
     values = normal(50_000)
     sizes, losses = [], []
     for step in (0.5, 1.0, 1.8, 3.0):
-        codec = Coarse(step)
+        codec = Coarse("coarse", 7, step)
         data = encode(values, codec)
         sizes.append(len(data))
         losses.append(float((decode(data, (50_000,), codec) - values).norm()))

@@ -1,11 +1,11 @@
-"""A little more than one bit a value: few levels, most values zero, written close to their entropy.
+"""About one bit a value: few levels, most values zero, written close to their entropy.
 
 ::
 
     magnitudes float32 x LEVELS | frequencies u16 x SYMBOLS | rANS
 
 One step for the whole vector gives the least squared error for its bits, since a tensor that hardly moved then sends zeros.
-A value's level stands for the mean of the values in it. What is lost (about half of the vector's length) must be kept and
+A value's level stands for the mean of the values in it. What is lost must be kept and
 sent later: use it with error feedback.
 
 Source: quantisation with a dead zone and entropy coding, G. Sullivan, "Efficient scalar quantization of exponential and
@@ -32,13 +32,14 @@ _HEAD = 4 * LEVELS + 2 * SYMBOLS
 class Coarse:
     """Levels ``step`` root mean squares apart; a value counts as the next level from ``threshold`` of the way on.
 
-    A step of 1.8 takes about 1.15 bits a value and leaves a relative error of 0.5 on normally distributed values.
+    A step of 1.8 takes about 1.2 bits a value and loses half of the length of normally distributed values; 2.7 takes 0.6 to 0.7
+    and loses three quarters.
     """
 
-    step: float = 1.8
+    name: str
+    code: int
+    step: float
     threshold: float = 0.6
-    name: str = "coarse"
-    code: int = 7
     exact: bool = False
 
     def body_size(self, shape: tuple[int, ...]) -> int:

@@ -11,7 +11,16 @@ from trainer.codecs.dense import Floats, Int2, Int4, Int8
 from trainer.codecs.framing import Codec
 
 CodecName = Literal[
-    "fp32", "fp16", "int8-token", "int8-block", "int4-block", "int4-gradient", "int2-block", "coarse", "int4-rotated"
+    "fp32",
+    "fp16",
+    "int8-token",
+    "int8-block",
+    "int4-block",
+    "int4-gradient",
+    "int2-block",
+    "coarse",
+    "coarser",
+    "int4-rotated",
 ]
 
 BLOCK = 64
@@ -26,7 +35,8 @@ CODECS: Mapping[CodecName, Codec] = {
     "int4-block": Int4("int4-block", 4, BLOCK),
     "int4-gradient": Int4("int4-gradient", 5, GRADIENT_BLOCK),
     "int2-block": Int2("int2-block", 6, BLOCK),
-    "coarse": Coarse(),
+    "coarse": Coarse("coarse", 7, 1.8),
+    "coarser": Coarse("coarser", 8, 2.7),
     "int4-rotated": Rotated4("int4-rotated", 32),
 }
 """Codes 16 to 31 are those of sparse codecs, which are made with their density; 32 and up those of activations."""

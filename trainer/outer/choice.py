@@ -19,9 +19,10 @@ PSEUDO_GRADIENT_CODECS: Mapping[str, CodecName] = {
     "int4": "int4-block",
     "int2": "int2-block",
     "coarse": "coarse",
+    "coarser": "coarser",
 }
 SPARSE_FEEDBACK = 0.95  # SparseLoCo, arXiv 2508.15706, section 4.
-COARSE_FEEDBACK = 1.0  # The codec loses half of a vector's length: all of it is sent later.
+COARSE_FEEDBACK = 1.0  # The codecs lose half of a vector's length and more: all of it is sent later.
 
 
 def outer_method(training: TrainingSpec, slots: Sequence[Slot], size: int) -> OuterMethod:
@@ -29,7 +30,11 @@ def outer_method(training: TrainingSpec, slots: Sequence[Slot], size: int) -> Ou
     layout = Layout(tuple(slots), size)
     codec = PSEUDO_GRADIENT_CODECS[training.pseudo_gradient]
     rate, momentum, feedback = training.outer_learning_rate, training.outer_momentum, training.error_feedback
-    if training.pseudo_gradient == "coarse" and training.outer in ("diloco", "averaging") and feedback is None:
+    if (
+        training.pseudo_gradient in ("coarse", "coarser")
+        and training.outer in ("diloco", "averaging")
+        and feedback is None
+    ):
         feedback = COARSE_FEEDBACK
     match training.outer:
         case "diloco":
