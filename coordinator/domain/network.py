@@ -100,21 +100,6 @@ class NetworkMap:
         """Share of packets lost between two nodes; 0 where nobody has told."""
         return max((end.loss for end in self._ends(one, other)), default=0.0)
 
-    def rate(self, sender: NodeAddress, receiver: NodeAddress) -> float | None:
-        """Bytes a second that can go from one node to another: the slower of the two lines' directions."""
-        up, down = self.line(sender), self.line(receiver)
-        known = [rate for rate in (up.up if up else None, down.down if down else None) if rate is not None]
-        return min(known, default=None)
-
-    def cost(self, one: NodeAddress, other: NodeAddress, size: int) -> float | None:
-        """Seconds for ``size`` bytes there and as many back, repeats of what is lost included; None without a round trip."""
-        rtt = self.rtt(one, other)
-        if rtt is None:
-            return None
-        rates = (self.rate(one, other), self.rate(other, one))
-        carrying = sum(size / max(rate, 1.0) for rate in rates if rate is not None)
-        return rtt + carrying / max(1 - self.loss(one, other), 0.01)
-
     def links(self, now: float) -> Iterator[tuple[NodeAddress, PeerMeasure]]:
         """Links that live now: who told, and what."""
         for node, told in self._told.items():

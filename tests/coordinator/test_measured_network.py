@@ -11,6 +11,7 @@ from coordinator.domain import relays as rules
 from coordinator.domain.network import LIVE_SECONDS, MAX_KEPT, STALE_SECONDS, NetworkMap
 from coordinator.domain.pipeline import MAX_ORDERED, arrange, match
 from coordinator.domain.placement import Candidate, choose
+from coordinator.domain.placement.fleet import survey
 from coordinator.domain.relays import FAR_SECONDS, Relay, live, order, probed
 from tests.coordinator.test_placement import SHAPE, TRAINING, node
 from transport.identity import NodeKey
@@ -60,13 +61,25 @@ def test_a_report_that_leaves_something_out_does_not_unlearn_it() -> None:
     assert known.leg(A, NEAR) == 0.01
 
 
-def test_the_slower_of_two_lines_bounds_what_goes_between_them() -> None:
-    known = NetworkMap()
-    known.learn(A, NetworkReport(up=1e6, down=8e6, peers=(peer(B, 0.1),)), 0.0)
-    known.learn(B, NetworkReport(up=2e6, down=4e6), 0.0)
-    assert (known.rate(A, B), known.rate(B, A)) == (1e6, 2e6)
-    assert known.cost(A, B, 10**6) == pytest.approx(0.1 + 1.0 + 0.5)
-    assert known.cost(A, B, 10**6) == known.cost(B, A, 10**6)
+def test_the_slower_of_two_lines_bounds_what_goes_between_them_and_loss_sends_it_again() -> None:
+    known, one, other = NetworkMap(), node(1), node(2)
+    known.learn(one.node, NetworkReport(up=1e6, down=8e6, peers=(peer(other.node, 0.1, 0.2),)), 0.0)
+    known.learn(other.node, NetworkReport(up=2e6, down=4e6), 0.0)
+    found = survey([one, other], known)
+    assert found.byte[0][1] == pytest.approx(1 / 1e6 / 0.8)
+    assert found.byte[1][0] == pytest.approx(1 / 2e6 / 0.8)
+    assert found.rtt[0][1] == found.rtt[1][0] == 0.1
+
+
+def test_what_nobody_has_measured_counts_as_what_others_have() -> None:
+    known, known_nodes = NetworkMap(), [node(i) for i in range(1, 5)]
+    for number, one in enumerate(known_nodes[:3]):
+        links = (peer(known_nodes[0].node, 0.05 * number),) if number else ()
+        known.learn(one.node, NetworkReport(up=(1 + number) * 1e6, peers=links), 0.0)
+    found = survey(known_nodes, known)
+    assert found.up == [1e6, 2e6, 3e6, 2e6]
+    assert found.rtt[3][1] == pytest.approx(0.075)
+    assert not survey(known_nodes, NetworkMap()).measured
 
 
 def test_what_is_old_is_forgotten() -> None:

@@ -421,7 +421,9 @@ async def test_reports_fill_the_matrices_and_the_metrics_without_naming_anybody(
         await two.send(NetworkReport(peers=(link(one.key.address, "relay/host", 50, 100),)))
         await until(lambda: metrics.value("network_reports_total") == 2)
         assert links.map.rtt(one.key.address, peer) == 0.03
-        assert links.map.rate(one.key.address, peer) == 1e6
+        line = links.map.line(one.key.address)
+        assert line is not None
+        assert line.up == 1e6
         text = metrics.text()
         assert 'cottage_links{kind="direct"} 1.0' in text
         assert 'cottage_links{kind="relay"} 1.0' in text
