@@ -1,12 +1,22 @@
 """The plan in words: what bounds it, who is left out and why; unequal machines; thousands of nodes."""
 
+import io
+import itertools
+from typing import get_args, get_type_hints
+
 import msgspec
 import pytest
+from rich.console import Console
 
+from coordinator.client.show import job_panel
 from coordinator.domain.network import NetworkMap
 from coordinator.domain.placement import MEGABYTE, Candidate, choose, stage_memory
+from coordinator.domain.placement.cost import load_of
 from tests.coordinator.test_placement import SHAPE, TRAINING, node
+from tests.cottage.test_report import JOB
+from transport.wire import api
 from transport.wire.ids import NodeAddress
+from transport.wire.job import TrainingSpec
 from transport.wire.network import MAX_RELAYS, NetworkReport, PeerMeasure, RelayMeasure
 from transport.wire.rounds import EXCHANGE_SHARE
 from transport.wire.task import Layers
@@ -116,6 +126,29 @@ def test_too_little_memory_is_the_reason_with_both_figures() -> None:
 def test_who_makes_no_further_replica_is_told_so() -> None:
     found = choose(SHAPE, TRAINING, [node(i) for i in range(1, 6)], 2, 2)
     assert list(found.left_out.values()) == ["1 left over: a further replica takes 2 nodes"]
+
+
+def test_a_job_on_a_terminal_says_what_bounds_it_while_it_runs() -> None:
+    def shown(state: api.JobStateName) -> str:
+        console = Console(width=200, record=True, file=io.StringIO())
+        quote = msgspec.structs.replace(JOB.quote, limit="the upload of attic (7f3K…9xQa), 12 Mbit/s")
+        console.print(job_panel(msgspec.structs.replace(JOB, state=state, quote=quote)))
+        return console.export_text()
+
+    assert "limited by the upload of attic (7f3K…9xQa), 12 Mbit/s" in shown("running")
+    assert "limited by" not in shown("settled")
+
+
+def test_every_way_to_learn_from_each_other_can_be_planned() -> None:
+    hints = get_type_hints(TrainingSpec)
+    ways = itertools.product(
+        get_args(hints["pseudo_gradient"]), get_args(hints["outer"]), get_args(hints["activations"])
+    )
+    for codec, outer, activations in ways:
+        training = msgspec.structs.replace(TRAINING, pseudo_gradient=codec, outer_momentum=0.0, activations=activations)
+        asked = load_of(SHAPE, msgspec.structs.replace(training, outer=outer))
+        assert asked.layer_bytes > 0
+        assert asked.forward_bytes > 0
 
 
 def homes(count: int, regions: int) -> tuple[list[Candidate], NetworkMap]:
