@@ -1,17 +1,24 @@
 """The trainer's tools as processes: real preparation, and clear words when data cannot be used."""
 
+import hashlib
 import json
 import zipfile
 from pathlib import Path
 
 import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from safetensors.numpy import save
 
 from coordinator.errors import InvalidError, UnavailableError
 from coordinator.services.artifacts import ArtifactStore
 from coordinator.services.models import TrainerTools, _pack
 from tests.coordinator.fakes import spec
-from transport.wire.job import DatasetSpec, JobSpec
+from transport.wire.job import DatasetSpec, JobSpec, ModelSpec
+from transport.wire.model import PRESETS
+from transport.wire.weights import WeightIndex
 
 
 def tools(tmp_path: Path, seconds: float = 60.0) -> tuple[ArtifactStore, TrainerTools]:
@@ -34,6 +41,34 @@ async def test_a_dataset_becomes_the_files_of_every_worker(tmp_path: Path) -> No
     assert written == prepared.config
     assert written["vocab_size"] == 259
     assert list((tmp_path / "scratch").iterdir()) == []
+
+
+async def test_weights_of_two_shards_become_an_index_for_every_node(tmp_path: Path) -> None:
+    artifacts, workshop = tools(tmp_path)
+    asked = await document(artifacts, tmp_path, b"all work and no play\n" * 500)
+    files = []
+    for number in range(2):
+        (tmp_path / "shard").write_bytes(save({f"model.layers.{number}.w": np.full(5, number, np.float32)}))
+        files.append(await artifacts.put_file(tmp_path / "shard"))
+    config = dict(PRESETS["tiny-llama"]) | {"vocab_size": 300}
+    prepared = await workshop.prepare(
+        msgspec.structs.replace(asked, model=ModelSpec(config=config, weights=tuple(files)))
+    )
+    index = msgspec.json.decode(artifacts.path(prepared.files["weights.json"]).read_bytes(), type=WeightIndex)
+    assert index.files == tuple(files)
+    for number in range(2):
+        tensor = index.tensors[f"model.layers.{number}.w"]
+        stored = artifacts.path(index.files[tensor.file]).read_bytes()[tensor.begin : tensor.end]
+        assert stored == np.full(5, number, np.float32).tobytes()
+        assert hashlib.sha256(stored).hexdigest() == tensor.sha256
+
+
+async def test_parquet_is_read_within_the_tools_memory(tmp_path: Path) -> None:
+    artifacts, workshop = tools(tmp_path)
+    pq.write_table(pa.table({"text": ["all work and no play"] * 500}), tmp_path / "data.parquet")
+    dataset = DatasetSpec(await artifacts.put_file(tmp_path / "data.parquet"), "parquet")
+    prepared = await workshop.prepare(msgspec.structs.replace(spec(), dataset=dataset))
+    assert artifacts.path(prepared.files["train.bin"]).stat().st_size > 1000
 
 
 @pytest.mark.parametrize("content", [b"", b"\x00\x01\x02" * 100, b"short", b"\xff\xfe bad" * 50])

@@ -7,8 +7,10 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from tests.trainer.router import Place, Router, make_plan, replace
 from tests.trainer.small import SEQUENCE, VOCABULARY, config_of, job, pipeline
@@ -18,12 +20,13 @@ from trainer.model import Cut
 from trainer.outer import OuterState, outer_method
 from trainer.stage import Stage, vector_digest
 from trainer.steps import Recorded, heldout_loss
-from transport.wire.job import JobSpec
+from transport.wire.job import JobSpec, LoraSpec, ModelSpec
 from transport.wire.task import (
     AbandonRound,
     ApplyRound,
     AuditReport,
     BeginRound,
+    Layers,
     OpenStep,
     Progress,
     ReplayStep,
@@ -35,6 +38,7 @@ from transport.wire.task import (
     TaskReady,
     Validation,
 )
+from transport.wire.weights import belongs, weights_name
 from transport.wire.worker import PeerDeliver, PeerSend, TensorName, write_frame
 
 CUTS = [(0, 1), (1, 3)]
@@ -237,6 +241,31 @@ async def test_coarse_updates_replay_with_what_was_carried_over(routed: MakeRout
             assert carried[0] != carried[1]
         last = await audit(router, (0, 1), 1, 3, auditor=(1, 0))
         assert last.verdict == "match", last.detail
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+async def test_adapters_learn_between_workers_and_audits_find_what_they_began_with(
+    stage: int, routed: MakeRouter, folder: Path
+) -> None:
+    whole = Stage(config_of(), Cut(0, 3, True, True), job().training)
+    values = {s.name: whole.parameters[s.start : s.start + s.count].view(s.shape).clone() for s in whole.slots}
+    for index, (first, last) in enumerate(CUTS):
+        layers = Layers(first, last)
+        names = belongs(values, layers, index == 0, index == 1)
+        save_file({name: values[name] for name in names}, folder / weights_name(layers))
+    spec = msgspec.structs.replace(job(), model=ModelSpec(config=config_of(), weights="0" * 64))
+    learning = msgspec.structs.replace(
+        spec.training, lora=LoraSpec(rank=4), clip_norm=0.5, precision="bf16", decay="wsd"
+    )
+    async with routed(msgspec.structs.replace(spec, training=learning)) as router:
+        await router.start(TWO_BY_TWO, [*PLACES, "spare"])
+        for round_index in range(2):
+            await router.round(TWO_BY_TWO, round_index, 4, TOTAL)
+        sent = [size for _, message, size in router.sent if message.name.kind == "pseudo_gradient"]
+        assert max(sent) < 4 * sum(value.numel() for value in values.values()) / 10
+        for round_index, step in ((0, 0), (0, 2), (1, 3)):
+            report = await audit(router, (stage, 0), round_index, step, name=f"{round_index}{step}".rjust(32, "0"))
+            assert report.verdict == "match", report.detail
 
 
 async def test_an_audit_is_served_while_the_pipeline_stands_still(routed: MakeRouter) -> None:
