@@ -28,6 +28,8 @@ class Sizes:
         embedding_parameters: token (and position) embeddings, on stage 0.
         head_parameters: final norm and output head, on the last stage.
         active_layer_parameters: those of a layer that a token meets: with experts fewer than there are.
+        kept_values: numbers that a layer keeps for its backward pass, a token, in float32; ``score_values`` further ones for
+            each token of the sequence, where attention keeps its scores.
     """
 
     family: str
@@ -43,6 +45,8 @@ class Sizes:
     layer_parameters: int
     head_parameters: int
     active_layer_parameters: int
+    kept_values: int
+    score_values: int = 0
 
 
 @dataclass(frozen=True)
@@ -194,8 +198,13 @@ def _rotary(name: str, config: Mapping[str, Any], family: Family) -> Sizes:
     into, out = family.bias if biased is None else (biased, biased)
     norm_width = {"": 0, "head": 2 * head_dim, "all": q + kv}[family.head_norms]
     attention = hidden * (2 * q + 2 * kv) + (q + 2 * kv) * into + hidden * out + norm_width
-    total, active = _feed_forward(config, family, hidden, inner)
+    total, active, kept = _feed_forward(config, family, hidden, inner)
     layer = attention + family.norms * hidden
+    # A norm keeps its input and what it made of that; inputs of matrices; query, key, value and what attention gives.
+    kept += (2 * family.norms + 2) * hidden + 2 * q + 2 * kv + (2 * (q + kv) if family.head_norms else 0)
+    eager = name == "gemma2"
+    if eager or ("layer_types" not in family.keys and config.get("sliding_window") is not None):
+        kept += 2 * q  # With a mask of its own, attention wants keys and values once for each head.
     vocabulary, positions = _vocabulary(config), _positions(config, family, "max_position_embeddings")
     return Sizes(
         name, layers, hidden, inner, heads, kv_heads, head_dim, vocabulary, positions,
@@ -203,22 +212,23 @@ def _rotary(name: str, config: Mapping[str, Any], family: Family) -> Sizes:
         layer_parameters=layer + total,
         head_parameters=vocabulary * hidden + hidden,
         active_layer_parameters=layer + active,
+        kept_values=kept,
+        score_values=2 * heads * eager,
     )  # fmt: skip
 
 
-def _feed_forward(config: Mapping[str, Any], family: Family, hidden: int, inner: int) -> tuple[int, int]:
-    """Scalars of a layer's feed-forward part, and how many of them a token meets."""
+def _feed_forward(config: Mapping[str, Any], family: Family, hidden: int, inner: int) -> tuple[int, int, int]:
+    """Scalars of a layer's feed-forward part, how many of them a token meets, and values that it keeps."""
     if not family.experts:
         biases = (2 * inner + hidden) * (flag(config, "mlp_bias") if "mlp_bias" in family.keys else False)
-        return (3 * hidden * inner + biases,) * 2
+        return 3 * hidden * inner + biases, 3 * hidden * inner + biases, 4 * inner
     experts = integer(config, family.experts, 1, MAX_EXPERTS, 8 if family.experts == "num_local_experts" else 128)
     used = integer(config, "num_experts_per_tok", 1, MAX_EXPERTS, 2 if family.experts == "num_local_experts" else 8)
     if used > experts:
         raise ModelConfigError(f"num_experts_per_tok is {used:,} of {experts:,} experts: choose at most {experts:,}")
-    expert = (
-        3 * hidden * integer(config, family.expert_width, 1, MAX_WIDTH, 768 if "moe" in family.expert_width else None)
-    )
-    return experts * (expert + hidden), used * expert + experts * hidden
+    width = integer(config, family.expert_width, 1, MAX_WIDTH, 768 if "moe" in family.expert_width else None)
+    expert = 3 * hidden * width
+    return experts * (expert + hidden), used * expert + experts * hidden, used * (4 * width + 3 * hidden)
 
 
 def _gpt_neox(name: str, config: Mapping[str, Any], family: Family) -> Sizes:
@@ -234,6 +244,7 @@ def _gpt_neox(name: str, config: Mapping[str, Any], family: Family) -> Sizes:
         layer_parameters=layer,
         head_parameters=vocabulary * hidden + 2 * hidden,
         active_layer_parameters=layer,
+        kept_values=10 * hidden + 2 * inner,
     )  # fmt: skip
 
 
@@ -251,6 +262,7 @@ def _gpt2(name: str, config: Mapping[str, Any], family: Family) -> Sizes:
         layer_parameters=layer,
         head_parameters=vocabulary * hidden + 2 * hidden,
         active_layer_parameters=layer,
+        kept_values=8 * hidden + 5 * inner,
     )  # fmt: skip
 
 

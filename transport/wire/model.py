@@ -71,13 +71,19 @@ class ModelShape(Sizes):
         attention = 12 * self.heads * self.head_dim * sequence  # Two products of [T, T] with each head, three times.
         return (last - first) * (6 * self.active_layer_parameters + attention // 2) + 6 * self.head_parameters * is_last
 
-    def stage_memory_bytes(self, parameters: int, is_last: bool, layers: int, batch_tokens: int) -> int:
+    def stage_memory_bytes(
+        self, parameters: int, is_last: bool, layers: int, batch_tokens: int, sequence: int = 0
+    ) -> int:
         """Estimated memory of a stage in training, with ``batch_tokens`` tokens in flight.
 
-        Parameters, gradients, two moments, anchor, outer momentum; one encoded and two kept states for audits;
-        activations kept for backward (16 widths a layer, the usual count without recomputation) and the logits.
+        Parameters, gradients, two moments, anchor, outer momentum; one encoded and two kept states for audits; what layers
+        keep for the backward pass (counted on torch's saved tensors, float32, no recomputation); and the logits.
+
+        Args:
+            sequence: tokens of a sequence, for families whose attention keeps its scores.
         """
-        per_token = layers * (12 * self.hidden + 4 * self.intermediate) + (3 * self.vocabulary if is_last else 0)
+        kept = self.kept_values + self.score_values * sequence
+        per_token = layers * kept + (3 * self.vocabulary if is_last else 0)
         return _FLOAT32 * (parameters * 13 + per_token * batch_tokens)
 
     def check_sequence(self, sequence: int) -> None:

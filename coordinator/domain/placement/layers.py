@@ -106,5 +106,8 @@ def _memory(shape: ModelShape, training: TrainingSpec, stages: int, stage: int, 
     in_flight = min(training.micro_batches, most_in_flight(stages, stage, training.lookahead))
     if training.recompute:  # Of those under way the layers' inputs, of one micro-batch everything.
         kept = FLOAT32 * layers * shape.hidden * micro * in_flight * training.sequence
-        return BASE_MEMORY + kept + shape.stage_memory_bytes(parameters, last, layers, micro * training.sequence)
-    return BASE_MEMORY + shape.stage_memory_bytes(parameters, last, layers, micro * in_flight * training.sequence)
+        in_flight = 1
+    else:
+        kept = 0
+    tokens = micro * in_flight * training.sequence
+    return BASE_MEMORY + kept + shape.stage_memory_bytes(parameters, last, layers, tokens, training.sequence)
