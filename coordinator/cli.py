@@ -95,6 +95,7 @@ def _config(options: argparse.Namespace) -> Config:
         heartbeat_seconds=min(options.heartbeat_seconds, options.lease_seconds / 3),
         start_grace_seconds=options.start_grace_seconds,
         audits_per_round=options.audits_per_round,
+        store_every=options.store_every,
         settle_every=options.settle_every,
         spares=options.spares,
         validations=options.validations,
@@ -126,6 +127,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--heartbeat-seconds", type=_positive, default=default.heartbeat_seconds, help="at most a third of a lease")
     add("--start-grace-seconds", type=_seconds, default=default.start_grace_seconds, help="wait for late replicas")
     add("--audits-per-round", type=_count, default=default.audits_per_round, help="steps re-run after each round")
+    add(
+        "--store-every", type=_count, default=default.store_every, help="rounds between two states that are stored here"
+    )
     add("--settle-every", type=_count, default=default.settle_every, help="rounds between two payouts")
     add("--spares", type=_count, default=default.spares, help="nodes held ready beside a job")
     add("--validations", type=_count, default=default.validations, help="between the first and the last")

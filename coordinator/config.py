@@ -31,6 +31,7 @@ class Config:
         stall_seconds: a round in which nothing at all is heard for as long is unblocked by force.
         audit_seconds: for opening a step, and for re-running it.
         audit_patience_seconds: for an auditor to be found.
+        store_every: rounds between two states of a job that are stored here; its nodes keep the newest for each other.
         settle_every: rounds between two settlements.
         spares: nodes held ready beside a job's seats, where there are enough.
         validations: between the first and the last.
@@ -56,6 +57,7 @@ class Config:
     audits_per_round: int = 1
     audit_seconds: float = 120.0
     audit_patience_seconds: float = 15.0
+    store_every: int = 4  # A state is 8 bytes a parameter: in every round it would be more than all pseudo-gradients.
     settle_every: int = 4
     spares: int = 2
     validations: int = 4

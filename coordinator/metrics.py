@@ -29,6 +29,7 @@ _COUNTERS: Mapping[str, str] = {
     "leases_expired_total": "leases that ran out",
     "rounds_complete_total": "outer rounds completed",
     "rounds_void_total": "outer rounds that had to be done again",
+    "rounds_lost_total": "complete outer rounds that were lost with all who kept their state, and done again",
     "audits_passed_total": "audits passed",
     "audits_failed_total": "audits failed",
     "audits_void_total": "audits that nobody could conclude",

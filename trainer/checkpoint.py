@@ -2,6 +2,8 @@
 
 Each named parameter appears as ``anchor.NAME`` and ``momentum.NAME``; ``round`` is one int64. Names are those of the whole
 model, so a set of stage checkpoints is a whole model (``trainer.assemble``).
+
+The optimizer's moments belong to one seat and are a file of their own: replicas share a checkpoint to the last bit, moments not.
 """
 
 from collections.abc import Sequence
@@ -13,9 +15,10 @@ from torch import Tensor
 
 from trainer.errors import WeightsError
 from trainer.outer import OuterState
-from trainer.stage import Slot
+from trainer.stage import Slot, StageState
 
 ANCHOR, MOMENTUM, ROUND = "anchor.", "momentum.", "round"
+STEPS, FIRST, SECOND = "adam_steps", "first_moment", "second_moment"
 
 
 def write_checkpoint(state: OuterState, slots: Sequence[Slot], next_round: int) -> bytes:
@@ -47,6 +50,40 @@ def read_checkpoint(data: bytes, slots: Sequence[Slot], size: int) -> tuple[Oute
     if rounds is None or rounds.dtype != torch.int64 or rounds.numel() != 1:
         raise WeightsError("wrong-shape", "the checkpoint does not say which round begins with it")
     return state, int(rounds[0])
+
+
+def write_moments(state: StageState, next_round: int) -> bytes:
+    """The moments of a seat's optimizer, flat ``[n]`` float32; ``next_round`` is the round that begins with them."""
+    return save(
+        {
+            ROUND: torch.tensor([next_round]),
+            STEPS: torch.tensor([state.adam_steps]),
+            FIRST: state.first_moment,
+            SECOND: state.second_moment,
+        }
+    )
+
+
+def read_moments(data: bytes, anchor: Tensor, round_index: int) -> StageState:
+    """The state of a seat that begins ``round_index`` at ``anchor``.
+
+    Raises:
+        WeightsError: broken, of another round or size, or not finite.
+    """
+    try:
+        tensors = load(data)
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise WeightsError("bad-safetensors", f"the moments are no safetensors file: {error}") from error
+    counts = [tensors.get(name) for name in (ROUND, STEPS)]
+    if any(count is None or count.dtype != torch.int64 or count.numel() != 1 for count in counts):
+        raise WeightsError("wrong-shape", "the moments do not say of which round they are")
+    of_round, steps = (int(tensors[name][0]) for name in (ROUND, STEPS))
+    if of_round != round_index or steps < 0:
+        raise WeightsError("wrong-shape", f"the moments are of round {of_round}, round {round_index} begins")
+    first, second = (_checked(tensors, name, (anchor.numel(),)) for name in (FIRST, SECOND))
+    if bool((second < 0).any()):
+        raise WeightsError("not-finite", "a second moment is negative")
+    return StageState(anchor.clone(), first, second, steps)
 
 
 def _checked(tensors: dict[str, Tensor], name: str, shape: tuple[int, ...]) -> Tensor:

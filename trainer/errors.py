@@ -62,3 +62,7 @@ class RoundError(TrainerError):
 
 class AbandonedError(RoundError):
     """The round in progress was given up."""
+
+
+class RoundEndedError(RoundError):
+    """The replica's round of fixed time is over: the step that was about to begin is none of it."""

@@ -31,7 +31,7 @@ class Inbox:
         """``serve_audit`` is called in the computing thread."""
         self._serve_audit = serve_audit
         self._changed = threading.Condition()
-        self._orders: deque[tuple[Order, bytes]] = deque()
+        self._orders: deque[tuple[Order, bytes, int]] = deque()
         self._audits: deque[tuple[Audit, bytes]] = deque()
         self._payloads: dict[TensorName, bytes] = {}
         self._held: dict[RoundKey, dict[int, tuple[str, bytes]]] = {}
@@ -43,10 +43,10 @@ class Inbox:
 
     # --- called from the socket's loop --------------------------------------------------------------------------------
 
-    def order(self, command: Order, payload: bytes) -> None:
+    def order(self, command: Order, payload: bytes, split: int = 0) -> None:
         """Queue a command; a newer round, the end of this one, or its abandonment interrupts the steps in progress."""
         with self._changed:
-            self._orders.append((command, payload))
+            self._orders.append((command, payload, split))
             if isinstance(command, BeginRound):
                 self._newest = max(self._newest, (command.plan.epoch, command.round))
             else:
@@ -101,7 +101,7 @@ class Inbox:
         with self._changed:
             return {replica: digest for replica, (digest, _) in self._held.get(self._current, {}).items()}
 
-    def next_order(self) -> tuple[Order, bytes] | None:
+    def next_order(self) -> tuple[Order, bytes, int] | None:
         """Wait for a command, serving audits meanwhile; ``None`` when closed."""
         while True:
             with self._changed:
@@ -143,14 +143,23 @@ class Inbox:
         Raises:
             AbandonedError: the current round was given up, or the worker ends.
         """
+        self.first_of(name)
+        with self._changed:
+            data = self._payloads.pop(name)
+            self._waiting_bytes -= len(data)
+            return data
+
+    def first_of(self, *names: TensorName) -> TensorName:
+        """Wait for any of these payloads, serving audits meanwhile; the first that is there, which stays. Raises as ``take``."""
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: name in self._payloads or self._audits or self._interrupted())
+                self._changed.wait_for(
+                    lambda: self._audits or self._interrupted() or any(name in self._payloads for name in names)
+                )
                 self._check()
-                if name in self._payloads:
-                    data = self._payloads.pop(name)
-                    self._waiting_bytes -= len(data)
-                    return data
+                for name in names:
+                    if name in self._payloads:
+                        return name
                 audit = self._audits.popleft()
             self._serve_audit(*audit)
 

@@ -4,13 +4,19 @@
 
     BeginRound --> [load state] --> [validate] --> steps --> commit, send pseudo-gradient --> wait
                                        |                                                        |
-                AbandonRound, or any newer command: back to the anchor, moments zero       ApplyRound
+                AbandonRound, or any newer command: as it was when the round began         ApplyRound
                                        |                                                        |
                                       wait ------------------- ApplyRound ------------> new anchor, checkpoint
+
+In a round of fixed time the first stage decides after how many steps it ends, and the mark goes down the pipeline in front of the
+next step: all stages of a replica stop after the same step, and their commitments say after which.
 """
 
 import hashlib
+import logging
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,18 +24,19 @@ from typing import Any
 from torch import Tensor
 
 from trainer.cache import Caches
-from trainer.checkpoint import read_checkpoint, write_checkpoint
+from trainer.checkpoint import read_checkpoint, read_moments, write_checkpoint, write_moments
 from trainer.codecs import encoded_size
 from trainer.codecs.envelope import unwrap, wrap
 from trainer.conduct import Conduct
 from trainer.data import TokenFile, heldout_parts
-from trainer.errors import AbandonedError, CodecError, RoundError
+from trainer.errors import AbandonedError, CodecError, RoundEndedError, RoundError, WeightsError
 from trainer.inbox import Inbox, RoundKey
 from trainer.opening import write_opening
 from trainer.outbox import Outbox
 from trainer.outer import Local, OuterState, local_digest, outer_method
+from trainer.pace import Pace
 from trainer.replay import cut_of, position_of, state_before
-from trainer.stage import Stage, vector_digest
+from trainer.stage import Stage, StageState, vector_digest
 from trainer.steps import Kind, PayloadKey, Position, Recorder, accumulate, digests, heldout_loss
 from trainer.trace import KEPT_ROUNDS, RoundTrace, StepLeaf, state_interval
 from trainer.update import crossings, update
@@ -51,6 +58,10 @@ from transport.wire.task import (
 )
 from transport.wire.worker import PeerSend, TensorName
 
+LOG = logging.getLogger("cottage.worker")
+
+END_MARK = b"\x01"  # A payload holds at least a byte.
+
 
 @dataclass
 class Files:
@@ -64,7 +75,7 @@ class Files:
 
 @dataclass
 class LiveBoundary:
-    """Payloads of one step through the agent."""
+    """Payloads of one step through the agent. ``may_end``: the stage before may say that there is no such step."""
 
     inbox: Inbox
     outbox: Outbox
@@ -74,14 +85,20 @@ class LiveBoundary:
     replica: int
     validation: bool = False
     peers: tuple[int, ...] = ()
+    may_end: bool = False
 
     def arrived(self, kind: Kind, micro: int) -> bool:
         """As ``Boundary.arrived``."""
         return self.inbox.has(self._name(kind, micro))
 
     def receive(self, kind: Kind, micro: int) -> bytes:
-        """As ``Boundary.receive``."""
-        return self.inbox.take(self._name(kind, micro))
+        """As ``Boundary.receive``; raises ``RoundEndedError`` where the step does not take place."""
+        name = self._name(kind, micro)
+        if self.may_end and kind == "activation" and micro == 0:
+            end = TensorName("end", *self.key, self.step, 0)
+            if self.inbox.first_of(end, name) == end:
+                raise RoundEndedError(f"the round ended before step {self.step}")
+        return self.inbox.take(name)
 
     def send(self, kind: Kind, micro: int, payload: bytes, naive: int) -> None:
         """As ``Boundary.send``."""
@@ -131,8 +148,9 @@ class Member:
         conduct: Conduct,
         inbox: Inbox,
         outbox: Outbox,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Build the stage with its initial weights.
+        """Build the stage with its initial weights. ``clock``: seconds, for rounds of fixed time.
 
         Raises:
             ModelConfigError, WeightsError: see ``Stage``.
@@ -144,6 +162,7 @@ class Member:
         self._conduct = conduct
         self._inbox = inbox
         self._outbox = outbox
+        self._clock = clock
         self._replica = replica
         self._position = position_of(plan, stage, replica, spec.training)
         self._caches = Caches.empty()
@@ -155,6 +174,7 @@ class Member:
         self._local = self._method.fresh(self._outer)
         self._pending: Local | None = None
         self._anchor_round = 0
+        self._start: StageState | None = None
         self._said = _Said()
         self._holding = threading.Lock()
         self._kept: dict[RoundKey, _Kept] = {}
@@ -181,7 +201,7 @@ class Member:
         if name.kind == "exchange":
             self._take_exchange(name, stage, replica, data)
             return
-        neighbour = self._position.stage + (-1 if name.kind in ("activation", "validation") else 1)
+        neighbour = self._position.stage + (-1 if name.kind in ("activation", "validation", "end") else 1)
         if stage == neighbour and replica == self._replica:
             self._inbox.payload(name, data)
 
@@ -195,7 +215,7 @@ class Member:
 
     # --- commands -----------------------------------------------------------------------------------------------------
 
-    def obey(self, order: BeginRound | ApplyRound | AbandonRound, payload: bytes) -> None:
+    def obey(self, order: BeginRound | ApplyRound | AbandonRound, payload: bytes, split: int = 0) -> None:
         """Do what a command says, as far as it is not done or stale.
 
         Raises:
@@ -205,14 +225,14 @@ class Member:
         try:
             match order:
                 case BeginRound():
-                    self._begin(order, payload)
+                    self._begin(order, payload, split)
                 case ApplyRound():
                     self._apply(order)
                 case AbandonRound():
                     if (order.epoch, order.round) == self._inbox.current and RoundApplied not in self._said.reports:
-                        self._back_to_anchor()
+                        self._back_to_start()
         except AbandonedError:
-            self._back_to_anchor()
+            self._back_to_start()
 
     def open_step(self, command: OpenStep) -> None:
         """Answer an audit's draw."""
@@ -235,7 +255,7 @@ class Member:
 
     # --- rounds -------------------------------------------------------------------------------------------------------
 
-    def _begin(self, command: BeginRound, payload: bytes) -> None:
+    def _begin(self, command: BeginRound, payload: bytes, split: int) -> None:
         key = (command.plan.epoch, command.round)
         if key == self._inbox.current:
             for report, attached in list(self._said.reports.values()):
@@ -245,11 +265,15 @@ class Member:
             return
         if command.plan.layers != self._layers:
             raise RoundError("the layers of this stage changed: the new cut needs a new worker")
-        if command.state is not None:
+        if command.replaces_state:
             size = self.stage.parameters.numel()
-            self._outer, self._anchor_round = read_checkpoint(payload, self.stage.slots, size)
+            state, own = (payload[:split], payload[split:]) if split else (payload, b"")
+            self._outer, self._anchor_round = read_checkpoint(state, self.stage.slots, size)
             self._local = self._method.fresh(self._outer)
-            self._back_to_anchor()
+            self._load(self._method.start(self._outer, self._local, self._anchor_round))
+            self.stage.reset_moments()
+            self._start = self._moments(own) if own else None
+        self._back_to_start()
         if self._anchor_round != command.round:
             raise RoundError(
                 f"this worker holds the parameters of round {self._anchor_round}: round {command.round} needs a state"
@@ -263,6 +287,14 @@ class Member:
             self._validate(command, key)
         if command.steps:
             self._train(command, key)
+
+    def _moments(self, data: bytes) -> StageState | None:
+        """Those of who held this seat before; they begin at zero where that left something unusable."""
+        try:
+            return read_moments(data, self.stage.state().parameters, self._anchor_round)
+        except WeightsError as error:
+            LOG.warning("the optimizer's moments begin at zero: %s", error)
+            return None
 
     def _validate(self, command: BeginRound, key: RoundKey) -> None:
         boundary = LiveBoundary(
@@ -279,18 +311,33 @@ class Member:
 
     def _train(self, command: BeginRound, key: RoundKey) -> None:
         anchor = self._outer.anchor
-        trace = RoundTrace(command.first_step, anchor, self._state_interval(command.steps), self._local)
+        kept_every = self._state_interval(command.steps)
+        trace = RoundTrace(command.first_step, anchor, kept_every, self._local, command.rate_step)
         anchor_digest, before = vector_digest(anchor), self.stage.state_digest()
+        self._start = trace.states[0] = self.stage.state()
         losses: list[float] = []
+        pace = Pace(command.seconds, self._clock)
         for index in range(command.steps):
             self._inbox.between_steps()
             step = command.first_step + index
-            before, loss = self._step(command, key, step, trace, anchor_digest, before)
+            try:
+                if self._position.stage == 0 and not pace.has_time(index):
+                    raise RoundEndedError(f"there is no time for step {step}")
+                before, loss = self._step(command, key, step, trace, anchor_digest, before)
+            except RoundEndedError:
+                self._pass_end(key, step)
+                break
             tokens = (index + 1) * self._training.batch * self._training.sequence
             if loss is not None:
                 losses.append(loss)
             self._outbox.report(Progress(*key, step, tokens, loss))
         self._commit(command, key, trace, sum(losses) / len(losses) if losses else None)
+
+    def _pass_end(self, key: RoundKey, step: int) -> None:
+        """Tell the next stage that the round ends before ``step``."""
+        if self._position.stage < self._position.stages - 1:
+            end = TensorName("end", *key, step, 0)
+            self._outbox.put(PeerSend(self._position.stage + 1, self._replica, end), END_MARK)
 
     def _step(
         self, command: BeginRound, key: RoundKey, step: int, trace: RoundTrace, anchor: str, before: str
@@ -301,8 +348,10 @@ class Member:
         windows, samples = self._files.train.sample(
             self._training.seed, step, self._replica, self._training.batch, self._training.sampling
         )
-        peers = self._position.peers
-        live = LiveBoundary(self._inbox, self._outbox, key, step, self._position.stage, self._replica, peers=peers)
+        live = LiveBoundary(
+            self._inbox, self._outbox, key, step, self._position.stage, self._replica, peers=self._position.peers,
+            may_end=command.seconds is not None and bool(trace.leaves),
+        )  # fmt: skip
         recorder = Recorder(live, self._caches)
         if self._conduct.skips():
             loss = self._pretend(recorder)
@@ -310,7 +359,9 @@ class Member:
         else:
             loss = accumulate(self.stage, self._position, windows, recorder)
             self._conduct.gradients(self.stage)
-            update(self.stage, self._position, recorder, step, command.total_steps)
+            update(
+                self.stage, self._position, recorder, command.rate_index(step - command.first_step), command.total_steps
+            )
             after = self.stage.state_digest()
         micros = crossings(self._training)
         trace.add(
@@ -352,13 +403,13 @@ class Member:
         self._kept[key] = _Kept(trace, command.total_steps, self._position)
         for old in sorted(self._kept)[:-KEPT_ROUNDS]:
             del self._kept[old]
-        tokens = command.steps * self._training.batch * self._training.sequence
+        tokens = len(trace.leaves) * self._training.batch * self._training.sequence
         operations = self.stage.operations_per_token * tokens
         self._pending = given.local
         self._inbox.contribution(key, self._replica, encoded)
         self._say(RoundCommit(*key, root.hex(), len(trace.leaves), digest, tokens, operations, loss, carried))
         name = TensorName("pseudo_gradient", *key, command.first_step, 0)
-        wrapped, naive = wrap(encoded), 4 * self.stage.parameter_count * command.steps
+        naive, wrapped = 4 * self.stage.parameter_count * len(trace.leaves), wrap(encoded)
         if self._training.outer in TOGETHER:
             naive = 0  # Counted at every step already.
         for member in command.plan.members:
@@ -371,21 +422,27 @@ class Member:
         if key != self._inbox.current:
             return
         if RoundApplied in self._said.reports:
-            self._outbox.report(*self._said.reports[RoundApplied])
+            self._report_applied(command)
             return
         if RoundCommit not in self._said.reports:
-            self._back_to_anchor()  # The replica was given up and we were still stepping.
+            self._back_to_start()  # The replica was given up and we were still stepping.
         contributions = self._inbox.contributions(command.contributors)
         self._outer = self._method.apply(self._outer, contributions, command.round)
         self.stage.constrain(self._outer.anchor)
-        self._anchor_round = command.round + 1
+        self._anchor_round, self._start = command.round + 1, None
         if self._pending is not None and self._replica in contributions:
             self._local = self._pending
         self._pending = None
         self._load(self._method.start(self._outer, self._local, self._anchor_round))
-        checkpoint = write_checkpoint(self._outer, self.stage.slots, self._anchor_round) if command.checkpoint else b""
-        name = hashlib.sha256(checkpoint).hexdigest() if checkpoint else None
-        self._say(RoundApplied(*key, vector_digest(self._outer.anchor), name), checkpoint)
+        self._report_applied(command)
+
+    def _report_applied(self, command: ApplyRound) -> None:
+        """Hand the new state over: the agent keeps it for peers, and stores it where that is asked for."""
+        state = write_checkpoint(self._outer, self.stage.slots, self._anchor_round)
+        stored = hashlib.sha256(state).hexdigest() if command.checkpoint else None
+        report = RoundApplied(command.epoch, command.round, vector_digest(self._outer.anchor), stored)
+        own = write_moments(self.stage.state(), self._anchor_round)
+        self._outbox.report(self._remember(report, b""), state + own, len(state))
 
     # --- small helpers ------------------------------------------------------------------------------------------------
 
@@ -400,10 +457,11 @@ class Member:
         self._said.reports[type(report)] = (report, payload)
         return report
 
-    def _back_to_anchor(self) -> None:
+    def _back_to_start(self) -> None:
+        """Be as when the round began: steps that were given up leave no trace, so doing them again gives the same bits."""
         self._pending = None
-        self._load(self._method.start(self._outer, self._local, self._anchor_round))
-        self.stage.reset_moments()
+        if self._start is not None:
+            self.stage.restore(self._start)
 
     def _load(self, parameters: Tensor) -> None:
         self.stage.parameters.copy_(parameters)

@@ -36,9 +36,9 @@ class Outbox:
             self._bytes += len(payload)
             self._loop.call_soon_threadsafe(self._ready.set)
 
-    def report(self, body: TaskReport, payload: bytes = b"") -> None:
-        """Queue a report."""
-        self.put(WorkerReport(body), payload)
+    def report(self, body: TaskReport, payload: bytes = b"", split: int = 0) -> None:
+        """Queue a report; ``split`` as in ``WorkerReport``."""
+        self.put(WorkerReport(body, split), payload)
 
     async def get(self) -> tuple[WorkerMessage, bytes] | None:
         """The next message, in order; ``None`` when closed and empty."""

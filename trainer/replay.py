@@ -106,7 +106,7 @@ class Auditor:
         recorder = Recorder(Recorded(opened.payloads))
         try:
             loss = accumulate(stage, position, windows, recorder)
-            update(stage, position, recorder, step, command.total_steps)
+            update(stage, position, recorder, command.rate_index, command.total_steps)
         except CodecError as error:
             return f"the step cannot be done with what it received: {error}"
         sent = digests(recorder.sent, position.produced(crossings(self._training)))
@@ -185,5 +185,5 @@ def state_before(
         windows, _ = tokens.sample(training.seed, global_step, replica, training.batch, training.sampling)
         recorded = Recorded(trace.payloads[index])
         accumulate(scratch, position, windows, recorded)
-        update(scratch, position, recorded, global_step, total_steps)
+        update(scratch, position, recorded, trace.rate_index(index), total_steps)
     return scratch.state()

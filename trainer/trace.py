@@ -54,6 +54,7 @@ class RoundTrace:
 
     Attributes:
         anchor: anchor that the round began with, flat.
+        rate_step: where the learning rate's schedule stands at ``first_step``; None: there too.
         every: a state is kept before each ``every``-th step.
         local: what the replica carried into the round.
     """
@@ -62,9 +63,14 @@ class RoundTrace:
     anchor: Tensor
     every: int
     local: Local = field(default_factory=dict)
+    rate_step: int | None = None
     leaves: list[StepLeaf] = field(default_factory=list)
     states: dict[int, StageState] = field(default_factory=dict)
     payloads: list[dict[PayloadKey, bytes]] = field(default_factory=list)
+
+    def rate_index(self, step: int) -> int:
+        """Where the learning rate's schedule stands at ``step``, counted within the round."""
+        return (self.first_step if self.rate_step is None else self.rate_step) + step
 
     def wants_state(self) -> bool:
         """Whether the state before the next step is to be kept."""

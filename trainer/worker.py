@@ -131,8 +131,10 @@ class Worker:
                         return
                     case WorkerCommand(body=OpenStep() | ReplayStep() as audit):
                         self._inbox.audit(audit, payload)
-                    case WorkerCommand(body=order) if not isinstance(order, OpenStep | ReplayStep | StopTask):
-                        self._inbox.order(order, payload)
+                    case WorkerCommand(body=order, split=split) if not isinstance(
+                        order, OpenStep | ReplayStep | StopTask
+                    ):
+                        self._inbox.order(order, payload, split)
                     case _:
                         raise MessageError(f"{type(message).__name__} is not expected here")
         except EOFError:

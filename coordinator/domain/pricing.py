@@ -47,9 +47,9 @@ def shares(amount: int, weights: Mapping[str, int]) -> dict[str, int]:
     return parts
 
 
-def round_weights(stage_parameters: Sequence[int], members: Mapping[str, int]) -> dict[str, int]:
-    """Weight of each member (key -> stage): the operations a token costs there."""
-    return {key: OPERATIONS_PER_PARAMETER * stage_parameters[stage] for key, stage in members.items()}
+def round_weights(stage_parameters: Sequence[int], members: Mapping[str, tuple[int, int]]) -> dict[str, int]:
+    """Weight of each member (key -> stage, steps): the operations that a token costs there, for each step."""
+    return {key: OPERATIONS_PER_PARAMETER * stage_parameters[stage] * steps for key, (stage, steps) in members.items()}
 
 
 def _worth(job_price: int, tokens: int, tokens_total: int) -> int:

@@ -1,17 +1,24 @@
 """Rounds in a row: who takes part in the next one, from which state, and what remains of one that ended.
 
 The *anchor* is the state that a round begins from, equal on all replicas of a stage. Who applied the round before has it;
-everyone else (a joiner, a member that diverged, everybody after a void round) begins from the stage's checkpoint.
+everyone else (a joiner, a member that was late or diverged, everybody after a void round) begins from the state that peers keep,
+or from a checkpoint. Not every round's state is stored with the coordinator: where a stage's newest state has died with all who
+kept it, the run goes back to the last round that is stored whole (``Base``), which costs rounds, not the run.
 """
 
 from collections.abc import Sequence
 
 import msgspec
 
-from coordinator.domain.round import Round, Seat, agreed, checkpoint
+from coordinator.domain.deadline import LATENESS
+from coordinator.domain.round import Round, Seat, agreed, checkpoint, kept_state
 from transport.wire.ids import Digest, NodeAddress
+from transport.wire.job import TrainingSpec
 from transport.wire.rounds import Schedule, Stretch
-from transport.wire.task import Layers
+from transport.wire.task import KeptState, Layers
+
+MAX_STRETCH = 4  # A run of fixed-time rounds takes at most so many times the planned ones, however slow its nodes are.
+MAX_FETCH_FAILURES = 3  # Void rounds in a row from a state that peers keep: then it is taken for lost.
 
 
 class Holder(msgspec.Struct, frozen=True):
@@ -23,6 +30,33 @@ class Holder(msgspec.Struct, frozen=True):
     replica: int
 
 
+class Base(msgspec.Struct, frozen=True):
+    """A point that the run can go back to: all stages' states are stored with the coordinator.
+
+    Attributes:
+        done, next_step, progress: as in ``Run``, then.
+    """
+
+    done: int = 0
+    next_step: int = 0
+    progress: int = 0
+
+
+class Moments(msgspec.Struct, frozen=True):
+    """A seat's optimizer: who held the seat keeps its moments, and would best hold it again."""
+
+    stage: int
+    replica: int
+    kept: KeptState
+
+
+class PriceFrom(msgspec.Struct, frozen=True):
+    """Where the price that is left begins to be spread over tokens; not 0 once rounds have to be done again."""
+
+    tokens: int = 0
+    spent: int = 0
+
+
 class Run(msgspec.Struct, frozen=True):
     """The course of a job.
 
@@ -30,7 +64,14 @@ class Run(msgspec.Struct, frozen=True):
         layers: the cut, fixed for the job: checkpoints belong to it.
         replicas: seats are ``stages x replicas``; fewer may take part.
         done: complete rounds, which is also the number of the next one.
-        checkpoints: the anchor of round ``done`` by stage; empty before the first round is complete.
+        next_step: global index of the next round's first inner step.
+        progress: inner steps of all contributors so far.
+        base, checkpoints: the last stored point, and its states by stage; empty before the first is stored.
+        kept: the anchor of round ``done`` by stage, as peers keep it; empty before the first round is complete.
+        moments: the optimizer's moments at the anchor of each seat whose holder keeps them.
+        store_every: rounds between two stored states.
+        round_seconds, lateness: see ``TrainingSpec``.
+        price_from: see ``PriceFrom``.
         current: leases whose workers hold that anchor.
         local: what leases carry into round ``done`` beside the anchor, by digest; only of methods that carry something.
         restarts: void rounds since the last complete one.
@@ -48,7 +89,16 @@ class Run(msgspec.Struct, frozen=True):
     evaluate: tuple[int, ...]
     epoch: int = 0
     done: int = 0
+    next_step: int = 0
+    progress: int = 0
+    base: Base = Base()
     checkpoints: tuple[Digest, ...] = ()
+    kept: tuple[KeptState, ...] = ()
+    moments: tuple[Moments, ...] = ()
+    store_every: int = 1
+    round_seconds: float | None = None
+    lateness: float | None = None
+    price_from: PriceFrom = PriceFrom()
     current: tuple[str, ...] = ()
     local: dict[str, Digest] = {}
     members: tuple[str, ...] = ()
@@ -62,13 +112,25 @@ class Run(msgspec.Struct, frozen=True):
 
     @property
     def total_rounds(self) -> int:
-        """Rounds that train; the validation after them is one more."""
+        """Rounds that train, as planned; the validation after them is one more."""
         return self.schedule.rounds
 
     @property
     def schedule(self) -> Schedule:
         """The rounds of the job."""
         return Schedule(self.stretches or (Stretch(self.total_steps, self.inner_steps),))
+
+    @property
+    def trained(self) -> bool:
+        """Whether nothing but the last validation is left."""
+        if self.round_seconds is None:
+            return self.done >= self.total_rounds
+        return self.progress >= self.total_steps * self.replicas or self.done >= MAX_STRETCH * self.total_rounds
+
+
+def lateness_of(training: TrainingSpec) -> float | None:
+    """How late a replica may be; None: nobody is left behind."""
+    return LATENESS if training.lateness is None and training.round_seconds is not None else training.lateness
 
 
 def whole_replicas(run: Run, holders: Sequence[Holder]) -> tuple[int, ...]:
@@ -86,17 +148,19 @@ def begin(run: Run, holders: Sequence[Holder], now: float) -> Run:
     replicas = whole_replicas(run, holders)
     if run.round is not None or run.finished or not replicas:
         return run
-    last = run.done >= run.total_rounds
+    last = run.trained
     replicas = replicas[:1] if last else replicas
-    first, steps = run.schedule.round(run.done)
+    planned, steps = run.schedule.round(run.done)
     taking = sorted((h for h in holders if h.replica in replicas), key=lambda h: (h.replica, h.stage))
-    seats = tuple(_seat(run, holder) for holder in taking)
+    seats = tuple(_seat(run, h) for h in taking)
     # Other members, or a round that is done again, make another epoch: their messages cannot be mixed up.
     epoch = run.epoch if tuple(h.lease for h in taking) == run.members else run.epoch + 1
+    if run.round_seconds is not None:
+        steps = 0 if last else _steps(run, len(replicas))
     started = Round(
         epoch=epoch,
         number=run.done,
-        first_step=first,
+        first_step=planned if run.round_seconds is None else run.next_step,
         steps=steps,
         total_steps=run.total_steps,
         validate=last or run.done in run.evaluate,
@@ -104,6 +168,10 @@ def begin(run: Run, holders: Sequence[Holder], now: float) -> Run:
         seats=seats,
         started=now,
         together=run.together and not last,
+        seconds=run.round_seconds,
+        rate_step=None if run.round_seconds is None else min(run.total_steps, run.progress // run.replicas),
+        lateness=run.lateness,
+        store=_is_stored(run, steps),
     )
     return msgspec.structs.replace(run, epoch=epoch, round=started)
 
@@ -118,14 +186,49 @@ def close(run: Run) -> Run:
         return msgspec.structs.replace(run, round=None, current=kept, members=(), restarts=run.restarts + 1)
     if over.steps == 0:
         return msgspec.structs.replace(run, round=None, finished=True, restarts=0)
-    majority = [agreed(over, stage) for stage in range(len(run.layers))]
+    stages = range(len(run.layers))
+    majority = [agreed(over, stage) for stage in stages]
     current = tuple(s.lease for s in over.seats if s.alive and s.parameters == majority[s.stage])
-    digests = tuple(digest for stage in range(len(run.layers)) if (digest := checkpoint(over, stage)))
-    members = current if len(current) == len(over.seats) else ()
-    return msgspec.structs.replace(
-        run, round=None, done=run.done + 1, checkpoints=digests, current=current, members=members, restarts=0,
-        local=_carried(over, current),
+    after = msgspec.structs.replace(
+        run, round=None, done=run.done + 1, current=current, restarts=0, local=_carried(over, current),
+        members=current if len(current) == len(over.seats) else (),
+        next_step=over.first_step + over.steps, progress=run.progress + over.contributed(),
+        kept=tuple(state for stage in stages if (state := kept_state(over, stage))),
+        moments=tuple(
+            Moments(s.stage, s.replica, KeptState(s.own, (s.node,))) for s in over.seats if s.own and s.lease in current
+        ),
     )  # fmt: skip
+    stored = tuple(digest for stage in stages if (digest := checkpoint(over, stage)))
+    if len(stored) < len(run.layers):
+        return after
+    base = Base(after.done, after.next_step, after.progress)
+    return msgspec.structs.replace(after, checkpoints=stored, base=base)
+
+
+def is_lost(run: Run, holders: Sequence[Holder]) -> bool:
+    """Whether the next round's anchor cannot be had any more: some stage has nobody who keeps it, and it is not stored."""
+    if run.round is not None or run.finished or run.done == run.base.done:
+        return False
+    if len(run.kept) < len(run.layers) or run.restarts >= MAX_FETCH_FAILURES:
+        return True
+    here = {(holder.stage, holder.node) for holder in holders}  # Peers of one stage are linked; others are not.
+    return any(here.isdisjoint((stage, node) for node in state.holders) for stage, state in enumerate(run.kept))
+
+
+def go_back(run: Run) -> Run:
+    """Begin again from the last stored point."""
+    base = run.base
+    return msgspec.structs.replace(
+        run,
+        done=base.done,
+        next_step=base.next_step,
+        progress=base.progress,
+        current=(),
+        members=(),
+        local={},
+        kept=(),
+        moments=(),
+    )
 
 
 def beyond_repair(run: Run) -> frozenset[str]:
@@ -134,7 +237,7 @@ def beyond_repair(run: Run) -> frozenset[str]:
     Before the first checkpoint nothing can put a worker that has applied an update back to the beginning but a new start.
     """
     over = run.round
-    if over is None or over.phase != "void" or run.checkpoints:
+    if over is None or over.phase != "void" or run.checkpoints or run.kept:
         return frozenset()
     return frozenset(seat.lease for seat in over.seats if seat.alive and seat.parameters is not None)
 
@@ -155,13 +258,30 @@ def _carried(over: Round, current: tuple[str, ...]) -> dict[str, Digest]:
     return carried
 
 
+def _steps(run: Run, replicas: int) -> int:
+    """The most steps of a round of fixed time."""
+    return min(run.inner_steps, -(-(run.total_steps * run.replicas - run.progress) // replicas))
+
+
+def _is_stored(run: Run, steps: int) -> bool:
+    """Every few rounds, and whenever this may be the last one: the model is put together from what is stored."""
+    ends = run.done + 1 >= run.total_rounds if run.round_seconds is None else _may_end(run, steps)
+    return steps > 0 and (ends or (run.done + 1) % run.store_every == 0)
+
+
+def _may_end(run: Run, steps: int) -> bool:
+    return (
+        run.progress + steps * run.replicas >= run.total_steps * run.replicas
+        or run.done + 1 >= MAX_STRETCH * run.total_rounds
+    )
+
+
 def _seat(run: Run, holder: Holder) -> Seat:
-    state = _state(run, holder)
-    local = run.local.get(holder.lease) if state is None else None
-    return Seat(holder.lease, holder.node, holder.stage, holder.replica, state, local=local)
-
-
-def _state(run: Run, holder: Holder) -> Digest | None:
-    if holder.lease in run.current or not run.checkpoints:
-        return None
-    return run.checkpoints[holder.stage]
+    """A member of the next round, with the state that it needs."""
+    seat = Seat(holder.lease, holder.node, holder.stage, holder.replica)
+    if holder.lease in run.current:
+        return msgspec.structs.replace(seat, local=run.local.get(holder.lease))
+    stored = run.checkpoints[holder.stage] if run.checkpoints and run.base.done == run.done else None
+    kept = run.kept[holder.stage] if len(run.kept) == len(run.layers) else None
+    own = next((m.kept for m in run.moments if (m.stage, m.replica) == (holder.stage, holder.replica)), None)
+    return msgspec.structs.replace(seat, state=stored, kept=kept, moments=own)

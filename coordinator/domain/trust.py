@@ -45,6 +45,7 @@ class Audit(msgspec.Struct, frozen=True):
         pseudo_gradient: what the member committed to beside ``root``.
         anchor: the agreed parameters that its round began with; None where only a checkpoint, or the beginning, says.
         carried, local: what the member committed to carry into the next round, and what it had carried into this one.
+        rate_step: as in its round.
         tried: nodes that were asked to re-run it.
         blame: why it failed. ``misstated``: its leaf names another environment class than it had said to be of.
     """
@@ -78,6 +79,7 @@ class Audit(msgspec.Struct, frozen=True):
     verdicts: tuple[Verdict, ...] = ()
     blame: Blame = ""
     detail: str = ""
+    rate_step: int | None = None
     version: int = 0
 
     @property
@@ -106,6 +108,7 @@ class Audit(msgspec.Struct, frozen=True):
                 opening=self.opening,
                 carried=self.carried,
                 local=self.local,
+                rate_step=self.rate_step,
             )
         return None
 

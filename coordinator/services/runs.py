@@ -9,6 +9,7 @@ from coordinator.domain import run as runs
 from coordinator.domain.job import Job, JobState
 from coordinator.domain.lease import Lease
 from coordinator.domain.round import Round, Seat
+from coordinator.domain.run import Run
 from coordinator.services.context import Context
 from coordinator.services.nodes import Nodes
 from coordinator.services.settlement import Settlement
@@ -59,12 +60,13 @@ class Runs:
         before = work.run.round
         seat = before.seat(lease)
         fits = (report.epoch, report.round) == (before.epoch, before.number)
-        if isinstance(report, RoundCommit) and seat is not None and fits and report.leaves != before.steps:
-            reason = f"committed to {report.leaves} steps in round {before.number + 1}, which has {before.steps}"
+        if isinstance(report, RoundCommit) and seat is not None and fits and not rounds.fits(before, report.leaves):
+            most = "" if before.seconds is None else "at most "
+            reason = f"committed to {report.leaves} steps in round {before.number + 1}, which has {most}{before.steps}"
             work.note("fault", f"node {seat.node} {reason}")
             work.end(lease, "failed", reason)
             return
-        after = rounds.fold(before, lease, report)
+        after = rounds.fold(before, lease, report, work.now)
         work.change_run(round=after)
         if before.validation is None and after.validation is not None:
             self._validated(work, after, after.validation)
@@ -102,6 +104,8 @@ class Runs:
             await self._staffing.plan(work)
         if work.run is None:
             return
+        if work.run.round is not None:
+            work.change_run(round=rounds.look(work.run.round, work.now))
         await self._take(work)
         await self._verification.advance(work)
         if work.job.state is JobState.VERIFYING:
@@ -135,6 +139,8 @@ class Runs:
         run = work.run
         if run is None or run.round is not None or run.finished or not self._may_begin(work):
             return
+        if runs.is_lost(run, holders(work)):
+            run = await self._go_back(work)
         after = runs.begin(run, holders(work), work.now)
         if after.round is None:
             return
@@ -143,12 +149,33 @@ class Runs:
         await work.tx.insert(
             RoundRecord(
                 work.job.id, begun.epoch, begun.number, "training", begun.plan,
-                begun.first_step, begun.steps, begun.total_steps, begun.started,
+                begun.first_step, begun.steps, begun.total_steps, begun.started, rate_step=begun.rate_step,
             )
         )  # fmt: skip
         if work.job.state is JobState.PLANNED:
             work.advance(JobState.RUNNING, f"round {begun.number + 1} begins")
         self.heard(work.job.id)
+
+    async def _go_back(self, work: Work) -> Run:
+        """The newest state of a stage is lost with its keepers: rounds since the last stored one are done again.
+
+        What was paid for them stays paid; the rest of the price is spread over all tokens that are to be trained from here.
+        """
+        assert work.run is not None
+        lost, work.run = work.run.done, runs.go_back(work.run)
+        where: tuple[Where, ...] = (("job", "=", work.job.id), ("state", "=", "complete"))
+        done = await work.tx.find(RoundRecord, *where)
+        newest = {record.number: record for record in sorted(done, key=lambda record: record.epoch)}
+        tokens = sum(record.tokens for number, record in newest.items() if number < work.run.done)
+        work.change_run(price_from=runs.PriceFrom(tokens, sum(record.pot for record in done)))
+        work.change(rounds_done=work.run.done, tokens_done=tokens)
+        if not work.run.checkpoints:  # Nothing can put a worker back to the very beginning but a new start.
+            for lease in [lease for lease in work.leases.values() if lease.seat]:
+                work.end(lease.id, "replaced", "begins anew")
+        again = f"round {work.run.done + 1}" + (f" to {lost}" if lost > work.run.done + 1 else "")
+        work.note("lost", f"nobody who keeps the newest state of a stage is left: {again} is done again")
+        self._context.metrics.count("rounds_lost_total", lost - work.run.done)
+        return work.run
 
     def _may_begin(self, work: Work) -> bool:
         """In mid-run whole replicas go on at once; at a start they wait a little for the others."""
@@ -161,10 +188,19 @@ class Runs:
             return False
         if not self._verification.may_begin(work, work.run.done):
             return False
-        if work.job.state is JobState.RUNNING or everybody:
+        if (everybody or work.job.state is JobState.RUNNING) and not self._awaits_returners(work):
             return True
         since = self._whole_since.setdefault(work.job.id, self._context.clock.now())
         return self._context.clock.now() - since >= self._context.config.start_grace_seconds
+
+    def _awaits_returners(self, work: Work) -> bool:
+        """Whether nobody who is here has the anchor in memory, and some of those that are to load it are on their way."""
+        assert work.run is not None
+        seated = [lease for lease in work.leases.values() if lease.seat]
+        away = {lease.id for lease in seated if self._nodes.session(lease.node) is None}
+        if work.run.done == 0 or set(work.run.current).intersection(work.leases) - away:
+            return False
+        return any(lease.state != "ready" or lease.id in away for lease in seated)
 
     async def _take(self, work: Work) -> None:
         """Store what became of the round in flight."""
@@ -201,17 +237,19 @@ class Runs:
         assert work.run is not None
         job, training = work.job, work.job.spec.training
         contributors = over.contributors or ()
-        tokens = over.steps * training.batch * training.sequence
-        total = work.run.total_steps * training.batch * training.sequence * work.run.replicas
-        after = job.tokens_done + tokens * len(contributors)
-        pot = pricing.pot(job.quote.price, job.tokens_done, after, total)
+        per_step = training.batch * training.sequence
+        tokens = over.contributed() * per_step
+        total = work.run.total_steps * per_step * work.run.replicas
+        after, start = job.tokens_done + tokens, work.run.price_from
+        points = (job.tokens_done - start.tokens, after - start.tokens, total - start.tokens)
+        pot = pricing.pot(job.quote.price - start.spent, *points)
         losses = [s.commit.loss for s in _last_stage(over) if s.commit is not None and s.commit.loss is not None]
         loss = sum(losses) / len(losses) if losses else None
-        speed = tokens * len(contributors) / max(1e-3, work.now - over.started)
-        commits = await self._store_commits(work, over, pot, tokens)
+        speed = tokens / max(1e-3, work.now - over.started)
+        commits = await self._store_commits(work, over, pot)
         record = await work.tx.get(RoundRecord, job.id, over.epoch, over.number)
         record = msgspec.structs.replace(
-            record, state="complete", contributors=contributors, ended=work.now, tokens=tokens * len(contributors),
+            record, state="complete", contributors=contributors, ended=work.now, tokens=tokens,
             pot=pot, train_loss=loss, validation_loss=over.validation,
             parameters=tuple(p for stage in range(len(over.layers)) if (p := rounds.agreed(over, stage))),
         )  # fmt: skip
@@ -225,31 +263,36 @@ class Runs:
         for commit in commits:
             if commit.drawable:
                 event = ledger_events.Committed(job=job.id, round=commit.round, node=commit.node, root=commit.root)
-                work.memo(f"committed:{commit.round}:{commit.stage}:{commit.replica}", event)
+                work.memo(f"committed:{commit.epoch}:{commit.round}:{commit.stage}:{commit.replica}", event)
         self._context.metrics.count("rounds_complete_total")
 
-    async def _store_commits(self, work: Work, over: Round, pot: int, tokens: int) -> list[CommitRecord]:
+    async def _store_commits(self, work: Work, over: Round, pot: int) -> list[CommitRecord]:
         """A record for every member that committed; contributors share the pot by operations."""
-        shape, layers = shape_of(work), over.layers
+        shape, layers, training = shape_of(work), over.layers, work.job.spec.training
         parameters = [
             shape.stage_parameters(part.first, part.last, stage == 0, stage == len(layers) - 1)
             for stage, part in enumerate(layers)
         ]
         contributors = set(over.contributors or ())
         seats = {seat.lease: seat for seat in over.seats if seat.commit is not None}
-        sharing = {lease: seat.stage for lease, seat in seats.items() if seat.replica in contributors}
+        sharing = {
+            lease: (seat.stage, seat.commit.leaves)
+            for lease, seat in seats.items()
+            if seat.commit is not None and seat.replica in contributors
+        }
         shares = pricing.shares(pot, pricing.round_weights(parameters, sharing))
         payouts = {lease.id: lease.payout for lease in (*work.leases.values(), *work.ended)}
         anchors = await self._anchors(work, over)
         stored: list[CommitRecord] = []
         for lease, seat in seats.items():
             payout = payouts.get(lease) or await self._payout(work, lease)
+            tokens = seat.commit.leaves * training.batch * training.sequence if lease in shares and seat.commit else 0
             state = "void" if lease not in shares else "rejected" if self._nodes.is_banned(seat.node) else "pending"
             stored.append(
                 await work.tx.insert(
                     _commit(
                         work.job, over, seat, payout, parameters[seat.stage], tokens, state, shares.get(lease, 0),
-                        anchors.get(seat.stage) if seat.state is None else None,
+                        None if seat.state or seat.kept else anchors.get(seat.stage),
                     )
                 )
             )  # fmt: skip
@@ -262,7 +305,8 @@ class Runs:
         """
         where: tuple[Where, ...] = (("job", "=", work.job.id), ("state", "=", "complete"))
         before = await work.tx.find(RoundRecord, *where, ("number", "=", over.number - 1))
-        return dict(enumerate(before[0].parameters)) if before else {}
+        newest = max(before, key=lambda record: record.epoch, default=None)
+        return {} if newest is None else dict(enumerate(newest.parameters))
 
     async def _payout(self, work: Work, lease: str) -> str:
         """Where the holder of a lease that ended earlier is paid."""
@@ -276,7 +320,7 @@ class Runs:
         )
         await work.tx.update(ended)
         if over.steps > 0:
-            await self._store_commits(work, msgspec.structs.replace(over, contributors=()), 0, 0)
+            await self._store_commits(work, msgspec.structs.replace(over, contributors=()), 0)
 
     def _validated(self, work: Work, current: Round, loss: float) -> None:
         job = work.job
@@ -306,7 +350,7 @@ class Runs:
                 work.note("lost", f"round {number} has waited too long for node {node}, which is given up")
                 work.end(culprit, "stalled", f"nothing heard in round {number}")
             else:
-                work.change_run(round=rounds.fold(work.run.round, culprit, rounds.Lost()))
+                work.change_run(round=rounds.fold(work.run.round, culprit, rounds.Lost(), work.now))
 
     # --- the end --------------------------------------------------------------------------------------------------------
 

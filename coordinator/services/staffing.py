@@ -1,7 +1,8 @@
 """Who sits where: the first plan of a job, seats that became empty, spares."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from math import inf
 
 import msgspec
 
@@ -9,7 +10,7 @@ from coordinator.domain import period, placement
 from coordinator.domain.job import JobState
 from coordinator.domain.lease import FAULTS, Lease
 from coordinator.domain.placement import Candidate, NoPlacementError, Placement
-from coordinator.domain.run import Holder, Run, evaluations, whole_replicas
+from coordinator.domain.run import Holder, Run, evaluations, lateness_of, whole_replicas
 from coordinator.services.context import Context
 from coordinator.services.links import Links
 from coordinator.services.naming import listed
@@ -40,6 +41,7 @@ class Staffing:
         self._links = links
         self._waiting: dict[str, float] = {}
         self._crowded: set[str] = set()
+        self._deserted: dict[str, float] = {}
 
     async def plan(self, work: Work) -> None:
         """Put nodes on a funded job; it stays funded while there are too few.
@@ -69,6 +71,9 @@ class Staffing:
             evaluate=evaluations(rounds.rounds, self._context.config.validations),
             stretches=rounds.stretches,
             together=training.outer in TOGETHER,
+            store_every=self._context.config.store_every,
+            round_seconds=None if training.outer in TOGETHER else training.round_seconds,
+            lateness=None if training.outer in TOGETHER else lateness_of(training),
         )
         work.change(quote=msgspec.structs.replace(quote, limit=found.limit, rounds=rounds.rounds))
         work.advance(JobState.PLANNED, _planned(quote.stages, len(found.seats) // quote.stages))
@@ -102,13 +107,37 @@ class Staffing:
         known = {c.node: c for c in self._nodes.everybody()}
         held = {seat: known[lease.node] for seat, lease in holders.items() if lease.node in known}
         memory = self._memory(work)
-        filled = placement.fill(missing, held, free, memory)
+        filled = self._own_seats(work.run, missing, free)
+        returning = self._may_return(work, holders)
+        if not returning:
+            rest = [seat for seat in missing if seat not in filled]
+            others = [candidate for candidate in free if candidate.node not in filled.values()]
+            filled |= placement.fill(rest, held, others, memory)
         by_node = {candidate.node: candidate for candidate in free}
         for node in filled.values():
             if node in spares:
                 work.end(spares[node].id, "replaced", "the spare takes a seat")
         self._seat(work, [(by_node[node], seat) for seat, node in sorted(filled.items())])
-        self._merge(work, [seat for seat in missing if seat not in filled], memory)
+        if not returning:
+            self._merge(work, [seat for seat in missing if seat not in filled], memory)
+
+    def _own_seats(
+        self, run: Run, missing: Sequence[tuple[int, int]], free: Sequence[Candidate]
+    ) -> dict[tuple[int, int], str]:
+        """Missing seats whose last holder is free again: it still has their state, and the optimizer's moments."""
+        here = {candidate.node for candidate in free}
+        last = {(own.stage, own.replica): own.kept.holders[0] for own in run.moments}
+        return {seat: last[seat] for seat in missing if seat in last and last[seat] in here}
+
+    def _may_return(self, work: Work, holders: Mapping[tuple[int, int], Lease]) -> bool:
+        """Whether a run that all nodes have left still waits for them to come back to their seats."""
+        now, job = self._context.clock.now(), work.job.id
+        if not holders and work.run is not None and work.run.moments:
+            self._deserted.setdefault(job, now)
+        if now - self._deserted.get(job, -inf) < self._context.config.start_grace_seconds:
+            return True
+        self._deserted.pop(job, None)
+        return False
 
     def _merge(self, work: Work, missing: Sequence[tuple[int, int]], memory: Sequence[int]) -> None:
         """With no free node left, higher broken replicas give their members to lower ones."""

@@ -56,6 +56,7 @@ class Verification:
                 plan=record.plan,
                 first_step=record.first_step,
                 total_steps=record.total_steps,
+                rate_step=record.rate_step,
                 root=commit.root,
                 leaves=commit.leaves,
                 pseudo_gradient=commit.pseudo_gradient,

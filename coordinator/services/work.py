@@ -126,7 +126,7 @@ class Work:
             return
         self.ended.append(lease_rules.end(held, how, self.now, reason))
         if self.run is not None and self.run.round is not None:
-            self.change_run(round=rounds.fold(self.run.round, lease, rounds.Lost()))
+            self.change_run(round=rounds.fold(self.run.round, lease, rounds.Lost(), self.now))
 
     def conclude(self, audit: Audit) -> None:
         """Put away an audit that is over."""

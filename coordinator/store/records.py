@@ -26,6 +26,7 @@ class RoundRecord(msgspec.Struct, frozen=True):
     Attributes:
         parameters: of each stage after it, as most members reported them; empty unless it is complete.
         seed: the audit draw's, made when all commitments were stored.
+        rate_step: where the learning rate's schedule stood at ``first_step``; None: there too.
         concluded: its audits are over and its shares verified.
     """
 
@@ -47,6 +48,7 @@ class RoundRecord(msgspec.Struct, frozen=True):
     validation_loss: float | None = None
     seed: str = ""
     concluded: bool = False
+    rate_step: int | None = None
     version: int = 0
 
 

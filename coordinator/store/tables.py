@@ -101,6 +101,7 @@ rounds = Table(
     Column("validation_loss", Float),
     Column("seed", _ID, nullable=False),
     Column("concluded", Boolean, nullable=False),
+    Column("rate_step", BigInteger),
     Column("version", Integer, nullable=False),
     PrimaryKeyConstraint("job", "epoch", "number"),
 )  # fmt: skip
@@ -163,6 +164,7 @@ audits = Table(
     Column("verdicts", Text, nullable=False),
     Column("blame", String(16), nullable=False),
     Column("detail", Text, nullable=False),
+    Column("rate_step", BigInteger),
     Column("version", Integer, nullable=False),
     Index("audits_by_job", "job", "state"),
 )  # fmt: skip

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 import msgspec
 
 from desktop.agent.budget import ByteBudget
-from desktop.agent.errors import WorkerError, WorkerProtocolError
+from desktop.agent.errors import StateError, WorkerError, WorkerProtocolError
 from desktop.agent.groups import main_error
+from desktop.agent.log import LOGGER
 from desktop.agent.plans import Plans, Verdict
 from desktop.agent.weights import StageWeights
 from transport.wire.codec import MessageError
@@ -22,6 +23,7 @@ from transport.wire.job import JobSpec
 from transport.wire.node import Assign
 from transport.wire.task import (
     BeginRound,
+    KeptState,
     Progress,
     ReplayStep,
     RoundApplied,
@@ -84,12 +86,16 @@ class Outside:
         send_peer: carries a payload to a place of the job until it is there or its epoch is over.
         upload: stores an artifact with the coordinator under the digest.
         fetch: the bytes of an artifact, checked.
+        fetch_state: a stage's state from the peers that keep it.
+        keep: puts a stage's state, or (True) its optimizer's moments, where peers can have it; returns its manifest's digest.
         report: passes a report on; False: it may get lost.
     """
 
     send_peer: Callable[["Bridge", PeerSend, bytes], Awaitable[None]]
     upload: Callable[[bytes, str], Awaitable[None]]
     fetch: Callable[[str], Awaitable[bytes]]
+    fetch_state: Callable[[KeptState], Awaitable[bytes]]
+    keep: Callable[[bytes, bool], Awaitable[str]]
     report: Callable[[TaskReport, bool], Awaitable[None]]
 
 
@@ -112,7 +118,9 @@ class Bridge:
         self._to_worker: asyncio.Queue[tuple[AgentMessage, bytes, int]] = asyncio.Queue()
         self._early: deque[tuple[str, PeerHeader, bytes]] = deque()
         self._early_bytes = 0
-        self._reports: asyncio.Queue[tuple[TaskReport, bytes]] = asyncio.Queue()
+        self._reports: asyncio.Queue[tuple[TaskReport, bytes, int]] = asyncio.Queue()
+        self._newest = (-1, -1)
+        self._superseded = asyncio.Event()
         self._unsent = ByteBudget(*UNSENT)
         self._undelivered = ByteBudget(*UNDELIVERED)
         self._unreported = ByteBudget(*UNREPORTED)
@@ -128,6 +136,10 @@ class Bridge:
         if isinstance(body, BeginRound):
             self.plans.learn(body.plan)
             self._admit_early()
+            if (key := (body.plan.epoch, body.round)) > self._newest:
+                self._newest = key
+                self._superseded.set()  # Whatever is being fetched for an older round is of no use any more.
+                self._superseded = asyncio.Event()
         try:
             self._commands.put_nowait(body)
         except asyncio.QueueFull:
@@ -215,11 +227,54 @@ class Bridge:
             body = await self._commands.get()
             if isinstance(body, StopTask):
                 continue  # The task ends the worker itself.
-            if isinstance(body, ReplayStep) and self.weights is not None and _asks_for_weights(body, self.assign.spec):
-                await self.weights.lay_out(body.plan, body.stage)
-            digest = _needed(body)
-            payload = await self.outside.fetch(digest) if digest else b""
-            self._to_worker.put_nowait((WorkerCommand(body), payload, 0))
+            match body:
+                case BeginRound(replaces_state=True):
+                    parts = await self._state_for(body)
+                    if parts is not None:
+                        self._put_command(body, b"".join(parts), len(parts[0]) if parts[1] else 0)
+                case ReplayStep(opening=opening):
+                    if self.weights is not None and _asks_for_weights(body, self.assign.spec):
+                        await self.weights.lay_out(body.plan, body.stage)
+                    self._put_command(body, await self.outside.fetch(opening))
+                case _:
+                    self._put_command(body)
+
+    def _put_command(self, body: TaskCommand, payload: bytes = b"", split: int = 0) -> None:
+        self._to_worker.put_nowait((WorkerCommand(body, split), payload, 0))
+
+    async def _state_for(self, begin: BeginRound) -> tuple[bytes, bytes] | None:
+        """The state that a round begins from, and the seat's moments; None where a newer round began meanwhile."""
+        if (begin.plan.epoch, begin.round) < self._newest:
+            return None
+        fetching = asyncio.ensure_future(self._fetch_state(begin))
+        newer = asyncio.ensure_future(self._superseded.wait())
+        try:
+            await asyncio.wait((fetching, newer), return_when=asyncio.FIRST_COMPLETED)
+            return fetching.result() if fetching.done() else None
+        finally:
+            for future in (fetching, newer):
+                future.cancel()
+            await asyncio.gather(fetching, newer, return_exceptions=True)
+
+    async def _fetch_state(self, begin: BeginRound) -> tuple[bytes, bytes]:
+        """From peers where they keep it, else from the coordinator where it is stored; moments only from who keeps them."""
+        state = own = b""
+        if begin.moments is not None:
+            try:
+                own = await self.outside.fetch_state(begin.moments)
+            except StateError as error:
+                LOGGER.info("%s; the optimizer's moments of this seat begin at zero", error)
+        if begin.kept is not None:
+            try:
+                state = await self.outside.fetch_state(begin.kept)
+            except StateError as error:
+                if begin.state is None:
+                    raise
+                LOGGER.info("%s; the coordinator has it", error)
+        if not state:
+            assert begin.state is not None
+            state = await self.outside.fetch(begin.state)
+        return state, own
 
     async def _read(self, reader: asyncio.StreamReader, group: asyncio.TaskGroup) -> None:
         while True:
@@ -233,9 +288,9 @@ class Bridge:
                 case WorkerReport(body=Progress() as progress):
                     self.progress = progress
                     await self.outside.report(progress, False)
-                case WorkerReport(body=body):
+                case WorkerReport(body=body, split=split):
                     await self._unreported.take(len(payload))
-                    self._reports.put_nowait((body, payload))
+                    self._reports.put_nowait((body, payload, split))
 
     async def _start_send(self, message: PeerSend, payload: bytes, group: asyncio.TaskGroup) -> None:
         if not 1 <= len(payload) <= MAX_PEER_PAYLOAD:
@@ -256,20 +311,26 @@ class Bridge:
     async def _pass_reports(self) -> None:
         """Store what a report carries, in order, and hand it on."""
         while True:
-            body, payload = await self._reports.get()
-            body = await self._store(body, payload) if payload else body
+            body, payload, split = await self._reports.get()
+            body = await self._store(body, payload, split) if payload else body
             if isinstance(body, Traffic):
                 raise WorkerProtocolError("the worker reports traffic: only the agent counts it")
+            if isinstance(body, RoundApplied) and not payload and (body.kept or body.moments):
+                raise WorkerProtocolError("the worker names a state that it has not handed over")
             await self.outside.report(body, True)
             if isinstance(body, RoundCommit | RoundApplied):
                 await self.outside.report(self.traffic.report(), False)
             self._unreported.give(len(payload))
 
-    async def _store(self, body: TaskReport, payload: bytes) -> TaskReport:
+    async def _store(self, body: TaskReport, payload: bytes, split: int) -> TaskReport:
+        if isinstance(body, RoundApplied):
+            own = await self.outside.keep(payload[split:], True) if 0 < split < len(payload) else None
+            payload = payload[:split] if own else payload
+            body = msgspec.structs.replace(body, kept=await self.outside.keep(payload, False), moments=own)
+            if body.checkpoint is None:
+                return body
         digest = await asyncio.to_thread(lambda: hashlib.sha256(payload).hexdigest())
         match body:
-            case RoundApplied(checkpoint=None):
-                body = msgspec.structs.replace(body, checkpoint=digest)
             case StepOpened(opening=None):
                 body = msgspec.structs.replace(body, opening=digest)
             case RoundApplied(checkpoint=named) | StepOpened(opening=named):
@@ -285,14 +346,3 @@ class Bridge:
 def _asks_for_weights(audit: ReplayStep, spec: JobSpec) -> bool:
     """Whether an audit needs what the job began with: in its first round, and always where the model itself is frozen."""
     return audit.first_step == 0 or spec.training.lora is not None
-
-
-def _needed(body: TaskCommand) -> str | None:
-    """The artifact that has to come with a command."""
-    match body:
-        case BeginRound(state=digest):
-            return digest
-        case ReplayStep(opening=digest):
-            return digest
-        case _:
-            return None

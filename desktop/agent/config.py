@@ -122,6 +122,11 @@ class Home:
         return self.path / "cache"
 
     @property
+    def states(self) -> Path:
+        """What this node keeps for the peers of its stages."""
+        return self.path / "states"
+
+    @property
     def usage(self) -> Path:
         """What this month has used of the monthly cap."""
         return self.path / "usage.json"

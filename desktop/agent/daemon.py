@@ -19,6 +19,8 @@ from desktop.agent.network import usable
 from desktop.agent.peers import Peers
 from desktop.agent.sandbox.base import Sandbox
 from desktop.agent.session import Introduction, Session, TaskMessage
+from desktop.agent.shelf import Shelf
+from desktop.agent.states import States
 from desktop.agent.tasks import HeldTask, Tools
 from desktop.agent.usage import Share
 from desktop.agent.views import link_views, task_view
@@ -79,6 +81,8 @@ class Agent:
         self._earnings = Earnings(parts.home.earnings)
         self._artifacts = Artifacts(settings.coordinator, parts.home.cache, clock)
         self._peers = Peers(parts.key.address, clock)
+        self._states = States(parts.key.address, Shelf(parts.home.states), self._peers.carry, clock)
+        self._peers.states = self._states
         self._session = Session(
             settings.coordinator, Introduction(parts.key, settings.payout, parts.profile), self, clock
         )
@@ -94,6 +98,7 @@ class Agent:
         self._tools = Tools(
             parts.sandbox,
             self._artifacts,
+            self._states,
             self._peers,
             self._session.send,
             parts.home.jobs,
@@ -142,6 +147,7 @@ class Agent:
             if self._network is not None:
                 if self._peers.tests is not None:
                     await self._peers.tests.aclose()
+                await self._states.aclose()
                 await self._network.aclose()
             self._share.save(self._parts.clock.time())
             await self._artifacts.aclose()

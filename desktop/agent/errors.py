@@ -10,6 +10,7 @@
     ├── NoAgentError                    no agent runs with this home folder, or it does not answer
     ├── NotConnectedError               nothing can be sent to the coordinator now
     ├── ArtifactError                   an artifact cannot be fetched, stored or trusted
+    │   └── StateError                  no peer could give the whole of a stage's state
     └── WorkerError                     the worker of one task ended or misbehaved; the agent goes on
         └── WorkerProtocolError
 """
@@ -57,6 +58,10 @@ class NotConnectedError(AgentError):
 
 class ArtifactError(AgentError):
     """An artifact cannot be fetched, stored or trusted."""
+
+
+class StateError(ArtifactError):
+    """The peers that should keep a stage's state could not give all of it."""
 
 
 class WorkerError(AgentError):

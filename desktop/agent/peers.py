@@ -9,12 +9,14 @@ from typing import Protocol
 from desktop.agent.bridge import Bridge, WorkerBusyError
 from desktop.agent.log import LOGGER
 from desktop.agent.network import wire_bytes
+from desktop.agent.states import States
 from transport.clock import Clock, backoff
 from transport.errors import MessageLimitError, TransportError
 from transport.lane import Lane
 from transport.nettest.peer import PREFIX, PeerTests
 from transport.stats import LinkStats
 from transport.wire.codec import MessageError, decode, encode
+from transport.wire.state import PREFIX as STATES_PREFIX
 from transport.wire.worker import PeerHeader, PeerSend
 
 RETRY_MAX_S = 3.0  # The links reconnect by themselves; a peer that was only busy is ready again soon.
@@ -24,6 +26,8 @@ _LANES = {
     "gradient": Lane.ACTIVATIONS,
     "validation": Lane.ACTIVATIONS,
     "exchange": Lane.ACTIVATIONS,
+    "end": Lane.ACTIVATIONS,
+    "offer": Lane.ACTIVATIONS,
     "pseudo_gradient": Lane.BULK,
 }
 
@@ -55,6 +59,7 @@ class Peers:
         self._wire: dict[str, int] = {}
         self._unshared = 0
         self.tests: PeerTests | None = None
+        self.states: States | None = None
         self.dropped: Counter[str] = Counter()
 
     async def connect(self, network: Network) -> None:
@@ -124,6 +129,12 @@ class Peers:
             lane = _LANES[header.name.kind]
             await self._network.send(node, lane, encode(header), payload)
 
+    async def carry(self, peer: str, lane: Lane, header: bytes, payload: bytes) -> None:
+        """Carry one message that is not a worker's; raises TransportError where it does not arrive."""
+        if self._network is None:
+            raise TransportError("there has been no connection to the coordinator yet")
+        await self._network.send(peer, lane, header, payload)
+
     # --- in -------------------------------------------------------------------------------------------------------------
 
     async def on_message(self, sender: str, lane: Lane, header: bytes, payload: bytes | memoryview) -> None:
@@ -135,6 +146,9 @@ class Peers:
         """
         if header.startswith(PREFIX) and self.tests is not None:
             await self.tests.on_message(sender, lane, header, payload)
+            return
+        if header.startswith(STATES_PREFIX) and self.states is not None:
+            await self.states.on_message(sender, lane, header, payload)
             return
         try:
             body = decode(header, PeerHeader)

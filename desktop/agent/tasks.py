@@ -23,11 +23,12 @@ from desktop.agent.log import LOGGER, printable
 from desktop.agent.peers import Peers
 from desktop.agent.reports import Outbox, Pace
 from desktop.agent.sandbox.base import SOCKET_NAME, Sandbox, Worker
+from desktop.agent.states import States
 from desktop.agent.unixsocket import listen
 from desktop.agent.weights import StageWeights
 from transport.clock import Clock
 from transport.wire.node import Assign, HeldLease, Report
-from transport.wire.task import Progress, TaskFailed, TaskReady, TaskReport
+from transport.wire.task import KeptState, Progress, TaskFailed, TaskReady, TaskReport
 from transport.wire.weights import WEIGHT_INDEX
 from transport.wire.worker import Setup
 
@@ -48,6 +49,7 @@ class Tools:
 
     sandbox: Sandbox
     artifacts: Artifacts
+    states: States
     peers: Peers
     send: Callable[[Report], Awaitable[None]]
     folder: Path
@@ -78,6 +80,8 @@ class HeldTask:
                 lambda bridge, message, payload: self.tools.peers.send(bridge, message, payload),
                 self.tools.artifacts.upload,
                 self.tools.artifacts.fetch_bytes,
+                self._fetch_state,
+                self._keep,
                 self.report,
             ),
         )
@@ -96,6 +100,14 @@ class HeldTask:
         """The lease is over; ``run`` ends the worker and returns."""
         self.reason = self.reason or reason
         self._stopping.set()
+
+    async def _fetch_state(self, kept: KeptState) -> bytes:
+        await self.tools.peers.refresh()  # The plan that names these peers has just come.
+        return await self.tools.states.fetch(kept)
+
+    async def _keep(self, state: bytes, own: bool) -> str:
+        owner = f"{self.assign.job}-{self.assign.stage}-{self.assign.replica}"
+        return await self.tools.states.keep(f"{owner}-own" if own else owner, state)
 
     async def report(self, body: TaskReport, reliable: bool) -> None:
         """Send a report; a reliable one is kept until the coordinator has it.

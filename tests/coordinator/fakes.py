@@ -282,6 +282,10 @@ class Peers:
         self.sent: dict[tuple[str, int, int, int], dict[int, str]] = {}
         self.begun: dict[tuple[str, int, int, int], set[int]] = {}
         self.checkpoints: dict[str, tuple[int, int, str]] = {}
+        self.keepers: dict[str, set[str]] = {}
+        self.stored: set[str] = set()
+        self.moments: dict[str, tuple[int, int, int]] = {}
+        self.resumed = 0
         self.anchors: dict[tuple[str, int, int], set[str]] = {}
         self.trees: dict[str, Tree] = {}
         self.violations: list[str] = []
@@ -400,8 +404,17 @@ class FakeTask:
         self.peers.begun.setdefault((self.assign.job, command.plan.epoch, command.round, replica), set()).add(stage)
         if command.plan.node_of(stage, replica) != self.node:
             self.peers.violations.append(f"{self.node} was begun on a seat that the plan gives to somebody else")
-        if command.state is not None:
-            number, of_stage, self.anchor = self.peers.checkpoints[command.state]
+        if command.kept is not None and not set(command.kept.holders) & self.peers.keepers[command.kept.manifest]:
+            self.peers.violations.append("a state is named that none of its holders keeps")
+        if command.moments is not None:
+            self.peers.resumed += command.moments.holders == (self.node,)
+            if self.peers.moments[command.moments.manifest] != (stage, replica, command.round):
+                self.peers.violations.append("moments of another seat or round are named")
+        if command.state is not None and command.state not in self.peers.stored:
+            self.peers.violations.append("a state is named that was never stored")
+        source = command.state if command.kept is None else command.kept.manifest
+        if source is not None:
+            number, of_stage, self.anchor = self.peers.checkpoints[source]
             self.anchor_round = number
             if of_stage != stage:
                 self.peers.violations.append("a checkpoint of another stage")
@@ -429,9 +442,13 @@ class FakeTask:
         if self.applied is None:
             self.anchor = digest(self.anchor, sorted(command.contributors.items()))
             self.anchor_round = command.round + 1
-        name = None
-        if command.checkpoint:
-            name = digest("checkpoint", self.assign.job, stage, self.anchor)
-            self.peers.checkpoints[name] = (self.anchor_round, stage, self.anchor)
-        self.applied = RoundApplied(command.epoch, command.round, self.anchor, name)
+        name = digest("checkpoint", self.assign.job, stage, self.anchor_round, self.anchor)
+        self.peers.checkpoints[name] = (self.anchor_round, stage, self.anchor)
+        self.peers.keepers.setdefault(name, set()).add(self.node)
+        stored = name if command.checkpoint else None
+        if stored:
+            self.peers.stored.add(name)
+        own = digest("moments", self.assign.job, self._seat(), self.anchor_round, self.anchor)
+        self.peers.moments[own] = (*self._seat(), self.anchor_round)
+        self.applied = RoundApplied(command.epoch, command.round, self.anchor, stored, name, own)
         return [self.applied]

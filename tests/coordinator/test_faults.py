@@ -88,11 +88,11 @@ async def test_who_takes_a_checkpoint_is_not_held_to_what_others_say_is_in_it(ho
         await leaver.goodbye()
         assert (await ended(house, job)).state == "settled"
         told = [(command.lease, command.body) for node in made for command in node.commands]
-        begun = {(lease, b.plan.epoch, b.round): b.state for lease, b in told if isinstance(b, BeginRound)}
+        begun = {(lease, b.plan.epoch, b.round): b.replaces_state for lease, b in told if isinstance(b, BeginRound)}
         async with house.parts.context.store.transaction() as tx:
             commits = await tx.find(CommitRecord, ("job", "=", job))
         for commit in commits:
-            took = begun[commit.lease, commit.epoch, commit.round] is not None
+            took = begun[commit.lease, commit.epoch, commit.round]
             assert (commit.anchor is None) == (took or commit.round == 0)
         assert any(commit.anchor is None and commit.round > 0 for commit in commits), "somebody joined"
         assert any(commit.anchor is not None for commit in commits)

@@ -45,7 +45,7 @@ def test_a_price_is_rounded_up_and_never_below_the_minimum() -> None:
 
 
 def test_members_share_by_the_operations_of_their_stage() -> None:
-    weights = pricing.round_weights([100, 300], {"a": 0, "b": 1})
+    weights = pricing.round_weights([100, 300], {"a": (0, 20), "b": (1, 20)})
     assert pricing.shares(1000, weights) == {"a": 250, "b": 750}
 
 

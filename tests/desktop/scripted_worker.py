@@ -3,7 +3,7 @@
 ``python scripted_worker.py worker --socket PATH [--lie=WHAT]`` or ``... bench --threads N --device D``. Names of jobs:
 
 exchange    on BeginRound it sends one payload of each kind to its neighbours and reports what it receives
-checkpoint  answers ApplyRound with a checkpoint, and tells the digest of the state that BeginRound brought
+checkpoint  answers ApplyRound with its state, and tells the digest of the state that BeginRound brought
 flood       reports without end;  garbage, huge, stranger, forged: breaks the protocol in that way
 hungry      takes memory without end
 failing     reports TaskFailed;  dying: exits with code 7;  hanging: ignores SIGTERM and a closed socket
@@ -64,8 +64,9 @@ class Worker:
             match message:
                 case WorkerCommand(body=BeginRound() as begin):
                     await self.begin(begin, payload)
-                case WorkerCommand(body=ApplyRound(epoch=epoch, round=number)):
-                    await self.report(RoundApplied(epoch, number, "ab" * 32), STATE)
+                case WorkerCommand(body=ApplyRound(epoch=epoch, round=number, checkpoint=asked)):
+                    stored = hashlib.sha256(STATE).hexdigest() if asked else None
+                    await self.report(RoundApplied(epoch, number, "ab" * 32, stored), STATE)
                 case WorkerCommand(body=OpenStep(audit=audit)):
                     await self.report(StepOpened(audit, None), STATE)
                 case WorkerCommand(body=ReplayStep(audit=audit)):

@@ -6,9 +6,20 @@ from contextlib import AsyncExitStack
 from desktop.agent.plans import Verdict
 from tests.desktop.conftest import StartAgent, assignment, plan_of
 from tests.desktop.coordinator_double import Double
+from tests.desktop.scripted_worker import STATE
 from transport.lane import Lane
 from transport.wire.codec import encode
-from transport.wire.task import BeginRound, RoundHolding, TaskReady, Traffic
+from transport.wire.node import Command
+from transport.wire.task import (
+    ApplyRound,
+    BeginRound,
+    KeptState,
+    Progress,
+    RoundApplied,
+    RoundHolding,
+    TaskReady,
+    Traffic,
+)
 from transport.wire.worker import PeerHeader, TensorName
 
 BEGIN = {"round": 0, "first_step": 0, "steps": 10, "total_steps": 100}
@@ -120,3 +131,64 @@ async def test_payloads_for_a_dead_node_wait_until_a_new_plan_names_another(
         await coordinator.until(lambda: coordinator.bodies(RoundHolding, heir.lease))
         await coordinator.until(lambda: node.agent.status().dropped == {"outdated": 1})
         assert len(coordinator.bodies(RoundHolding, heir.lease)) == 1
+
+
+async def test_a_joiner_gets_its_state_from_its_peers_though_one_of_them_has_died(
+    coordinator: Double, start_agent: StartAgent
+) -> None:
+    async with start_agent("a") as one, start_agent("b") as other, start_agent("late") as late:
+        plan = plan_of((0, 0, one.address), (0, 1, other.address))
+        for node, replica in ((one, 0), (other, 1)):
+            lease = assignment(coordinator, plan, 0, replica, "checkpoint")
+            await coordinator.assign(node.address, lease)
+            await coordinator.command(node.address, lease, ApplyRound(0, 3, {}))
+        await coordinator.until(lambda: len(coordinator.bodies(RoundApplied)) == 2)
+        [manifest] = {body.kept for body in coordinator.bodies(RoundApplied)}
+        assert coordinator.uploads == [], "the coordinator was not asked to store it"
+        async with start_agent("dead") as gone:
+            pass
+        wider = plan_of((0, 0, one.address), (0, 1, other.address), (0, 2, late.address), (0, 3, gone.address), epoch=1)
+        joined = assignment(coordinator, wider, 0, 2, "checkpoint")
+        await coordinator.assign(late.address, joined)
+        for report in coordinator.reports:
+            held = report[1]
+            if isinstance(held.body, RoundApplied):
+                node = one if report[0] == one.address else other
+                begin = BeginRound(wider, **BEGIN)
+                await coordinator.send(node.address, Command(held.lease, held.fence, begin))
+        kept = KeptState(manifest, (gone.address, one.address, other.address))
+        await coordinator.command(late.address, joined, BeginRound(wider, kept=kept, **BEGIN))
+        await coordinator.until(lambda: coordinator.bodies(RoundHolding, joined.lease))
+        assert coordinator.bodies(RoundHolding, joined.lease)[0].held == {0: hashlib.sha256(STATE).hexdigest()}
+
+
+async def test_a_state_that_nobody_keeps_is_taken_from_the_coordinator_where_it_is_stored(
+    coordinator: Double, start_agent: StartAgent
+) -> None:
+    async with start_agent("a") as node:
+        plan = plan_of((0, 0, node.address))
+        lease = assignment(coordinator, plan, 0, 0, "checkpoint")
+        await coordinator.assign(node.address, lease)
+        stored = coordinator.store(b"as stored" * 1000)
+        begin = BeginRound(plan, kept=KeptState("0" * 64, ()), state=stored, **BEGIN)
+        await coordinator.command(node.address, lease, begin)
+        await coordinator.until(lambda: coordinator.bodies(RoundHolding))
+        assert coordinator.bodies(RoundHolding)[0].held == {0: stored}
+
+
+async def test_a_newer_round_ends_the_wait_for_an_older_ones_state(
+    coordinator: Double, start_agent: StartAgent
+) -> None:
+    async with start_agent("a") as node:
+        async with start_agent("dead") as gone:
+            pass
+        plan = plan_of((0, 0, node.address), (0, 1, gone.address))
+        lease = assignment(coordinator, plan, 0, 0, "checkpoint")
+        await coordinator.assign(node.address, lease)
+        await coordinator.until(lambda: coordinator.bodies(TaskReady))
+        await coordinator.command(
+            node.address, lease, BeginRound(plan, kept=KeptState("0" * 64, (gone.address,)), **BEGIN)
+        )
+        await coordinator.command(node.address, lease, BeginRound(plan_of((0, 0, node.address), epoch=1), **BEGIN))
+        await coordinator.until(lambda: coordinator.bodies(Progress))
+        assert not coordinator.bodies(RoundHolding)

@@ -105,6 +105,7 @@ class Router:
         self.folder, self.spec, self.job_folder = folder, spec, job_folder
         self.workers: dict[Any, Handle] = {}
         self.artifacts: dict[str, bytes] = {}
+        self.moments: dict[Place, bytes] = {}
         self.sent: list[tuple[Place, PeerSend, int]] = []
         self.deliver: Callable[[Place, Place, PeerSend, bytes], bytes | None] = lambda source, to, message, payload: (
             payload
@@ -149,8 +150,13 @@ class Router:
             while True:
                 message, payload = await read_frame(handle.reader, WorkerMessage)
                 if isinstance(message, WorkerReport):
+                    state, own = (
+                        (payload[: message.split], payload[message.split :]) if message.split else (payload, b"")
+                    )
                     if payload:
-                        self.artifacts[hashlib.sha256(payload).hexdigest()] = payload
+                        self.artifacts[hashlib.sha256(state).hexdigest()] = state
+                    if own:
+                        self.moments[place] = own
                     handle.reports.append(message.body)
                 else:
                     assert isinstance(message, PeerSend)
@@ -176,8 +182,8 @@ class Router:
         deliver = PeerDeliver(source[0], source[1], name)
         self._tasks.add(asyncio.ensure_future(write_frame(self.workers[to].writer, deliver, payload)))
 
-    async def command(self, place: Any, body: TaskCommand, payload: bytes = b"") -> None:
-        await write_frame(self.workers[place].writer, WorkerCommand(body), payload)
+    async def command(self, place: Any, body: TaskCommand, payload: bytes = b"", split: int = 0) -> None:
+        await write_frame(self.workers[place].writer, WorkerCommand(body, split), payload)
 
     def of(self, place: Any, kind: type, **fields: Any) -> list[Any]:
         """Reports of a kind from a place whose fields have these values."""
@@ -209,7 +215,8 @@ class Router:
 
     async def begin(
         self, plan: Plan, round_index: int, first_step: int, steps: int, total: int, states: dict[int, bytes] | None = None,
-        validate: bool = False, only: list[Place] | None = None,
+        validate: bool = False, only: list[Place] | None = None, seconds: float | None = None,
+        rate_step: int | None = None, moments: dict[Place, bytes] | None = None,
     ) -> None:  # fmt: skip
         lowest = min(plan.replicas())
         for member in plan.members:
@@ -219,9 +226,10 @@ class Router:
             state = (states or {}).get(member.stage)
             body = BeginRound(
                 plan, round_index, first_step, steps, total, validate and member.replica == lowest,
-                hashlib.sha256(state).hexdigest() if state else None,
+                hashlib.sha256(state).hexdigest() if state else None, seconds=seconds, rate_step=rate_step,
             )  # fmt: skip
-            await self.command(place, body, state or b"")
+            own = (moments or {}).get(place, b"")
+            await self.command(place, body, (state or b"") + own, len(state or b"") if own else 0)
 
     async def wait_commits(
         self, plan: Plan, round_index: int, replicas: list[int] | None = None

@@ -70,7 +70,12 @@ class LoraSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TrainingSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One inner step of one replica reads ``batch`` sequences of ``sequence`` tokens in ``micro_batches`` parts."""
+    """One inner step of one replica reads ``batch`` sequences of ``sequence`` tokens in ``micro_batches`` parts.
+
+    ``round_seconds``: rounds of fixed time, in which each replica does as many steps as it can, at least one and at most
+    ``inner_steps``; None: exactly ``inner_steps`` each. ``lateness``: the others go on without a replica that is later than the
+    median by so many median absolute deviations; None: 4 in rounds of fixed time, and nobody is left behind in others.
+    """
 
     tokens: Annotated[int, Meta(ge=1, le=10**13)] = 400_000
     sequence: Annotated[int, Meta(ge=8, le=131_072)] = 128
@@ -80,6 +85,8 @@ class TrainingSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     period: Literal["fixed", "growing"] = "fixed"
     """``fixed``: every round has ``inner_steps``; ``growing``: from ``shortest_period`` (a quarter of them) up to them."""
     shortest_period: Annotated[int, Meta(ge=1, le=MAX_PERIOD)] | None = None
+    round_seconds: Annotated[float, Meta(gt=0, le=86_400)] | None = None
+    lateness: Annotated[float, Meta(gt=0, le=1000)] | None = None
     learning_rate: Annotated[float, Meta(gt=0, le=1)] = 3e-3
     warmup_steps: Annotated[int, Meta(ge=0, le=1_000_000)] = 10
     weight_decay: Annotated[float, Meta(ge=0, le=1)] = 0.1

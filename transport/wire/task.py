@@ -4,13 +4,13 @@ A *task* is one pipeline stage of one replica of a job, held by a node under a l
 coordinator pass them on. A round is named by ``(epoch, round)``: a round that is done again after a loss has a new epoch.
 
     coordinator            worker (stage s, replica p)
-      BeginRound      ->     trains ``steps`` inner steps with its pipeline neighbours; sends its pseudo-gradient to the
-                             same stage of the other replicas
+      BeginRound      ->     trains ``steps`` inner steps (in a round of fixed time as many as it can, at most so many) with
+                             its pipeline neighbours; sends its pseudo-gradient to the same stage of the other replicas
                       <-   RoundCommit     Merkle root over its steps, digest of its pseudo-gradient
                       <-   RoundHolding    whose pseudo-gradients it holds, by digest (sent again whenever that grows)
-      ApplyRound      ->     once every living member holds those of all contributors: applies them in replica order
-                      <-   RoundApplied    digest of the parameters, and the checkpoint where it was asked for
-      AbandonRound    ->     the replica lost a member: stop stepping, keep receiving, wait for ApplyRound
+      ApplyRound      ->     once the contributors are fixed: applies theirs in replica order, as soon as it holds them
+                      <-   RoundApplied    digest of the parameters and of the state kept; the checkpoint where it was asked for
+      AbandonRound    ->     the replica lost a member, or is late: stop stepping, keep receiving, wait for ApplyRound
       OpenStep        ->   StepOpened      everything needed to re-run one committed step
       ReplayStep      ->   AuditReport     the auditor's verdict
 """
@@ -71,11 +71,21 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 # --- commands -----------------------------------------------------------------------------------------------------------
 
 
-class BeginRound(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="begin"):
-    """``first_step`` is the global index of the round's first inner step (sample order and learning rate follow from it).
+class KeptState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A stage's state that lies with peers: the digest of its manifest (``transport.wire.state``), and who has it."""
 
-    ``steps`` 0 only validates: the last command of a job. ``state`` (an artifact) replaces what the worker has: it joins, or the
-    round starts again from a checkpoint. ``validate``: this replica measures the held-out loss before it steps.
+    manifest: Digest
+    holders: Annotated[tuple[NodeAddress, ...], Meta(max_length=MAX_REPLICAS)]
+
+
+class BeginRound(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="begin"):
+    """``first_step`` is the global index of the round's first inner step, from which the sample order follows.
+
+    ``steps`` 0 only validates: the last command of a job. ``seconds``: the first stage of each replica ends the round after about
+    so long, with at least one step and at most ``steps``; None: exactly ``steps``. ``state`` (an artifact) or ``kept`` (from
+    peers, asked first) replaces what the worker has: it joins, was late, or the round starts again. ``validate``: this replica
+    measures the held-out loss before it steps. ``rate_step``: where the learning rate's schedule stands, None: at ``first_step``.
+    ``moments``: of the optimizer at this seat, to be taken with the state; they begin at zero where nobody has them any more.
     """
 
     plan: Plan
@@ -85,6 +95,19 @@ class BeginRound(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="b
     total_steps: StepIndex
     validate: bool = False
     state: Digest | None = None
+    kept: KeptState | None = None
+    seconds: Annotated[float, Meta(gt=0, le=86_400)] | None = None
+    rate_step: StepIndex | None = None
+    moments: KeptState | None = None
+
+    @property
+    def replaces_state(self) -> bool:
+        """Whether the worker's own state is to be forgotten."""
+        return self.state is not None or self.kept is not None
+
+    def rate_index(self, step: int) -> int:
+        """Where the learning rate's schedule stands at the round's inner step ``step``, counted from 0."""
+        return (self.first_step if self.rate_step is None else self.rate_step) + step
 
 
 class AbandonRound(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="abandon"):
@@ -135,6 +158,12 @@ class ReplayStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="r
     opening: Digest
     carried: Digest | None = None
     local: Digest | None = None
+    rate_step: StepIndex | None = None
+
+    @property
+    def rate_index(self) -> int:
+        """Where the learning rate's schedule stood at the step."""
+        return (self.first_step if self.rate_step is None else self.rate_step) + self.step
 
 
 class StopTask(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="stop"):
@@ -167,7 +196,8 @@ class Progress(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="pro
 
 
 class RoundCommit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="commit"):
-    """``operations``: floating-point operations done in the round (6 x the stage's parameters x tokens).
+    """``leaves``: inner steps that were done, the same on all stages of a replica. ``operations``: floating-point operations of
+    them (6 x the stage's parameters x tokens).
 
     ``carried``: digest of what the replica carries into the next round if this one's contribution counts (error feedback,
     parameters between their exchanges); the last leaf binds it.
@@ -193,12 +223,15 @@ class RoundHolding(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=
 
 
 class RoundApplied(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="applied"):
-    """``parameters``: digest of the stage's new parameters, equal on all replicas. ``checkpoint``: artifact, where asked for."""
+    """``parameters``: digest of the stage's new parameters, equal on all replicas. ``checkpoint``: artifact, where asked for.
+    ``kept``: manifest of the new state, which the agent keeps for its peers; ``moments``: that of this seat's optimizer."""
 
     epoch: Count
     round: RoundIndex
     parameters: Digest
     checkpoint: Digest | None = None
+    kept: Digest | None = None
+    moments: Digest | None = None
 
 
 class Validation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="validation"):

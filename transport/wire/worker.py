@@ -28,9 +28,10 @@ class TensorName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     s has, to s - 1, before a step.
     ``pseudo_gradient``: between replicas. ``exchange``: between replicas within a step; ``micro`` is the replica that sends.
     ``validation``: forward only, never quantised.
+    ``end``: forward; the round of this replica is over before step ``step``.
     """
 
-    kind: Literal["activation", "gradient", "exchange", "pseudo_gradient", "validation", "offer"]
+    kind: Literal["activation", "gradient", "exchange", "pseudo_gradient", "validation", "offer", "end"]
     epoch: Count
     round: RoundIndex
     step: StepIndex
@@ -50,9 +51,12 @@ class PeerSend(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="pee
 
 
 class WorkerReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="report"):
-    """The payload, if any, is an artifact: the agent stores it with the coordinator under its SHA-256, which the body names."""
+    """The payload, if any, is an artifact, which the agent stores with the coordinator under its SHA-256. That of a
+    ``RoundApplied`` is the stage's new state, which the agent keeps for peers and stores only where ``checkpoint`` names it, and
+    from byte ``split`` on the optimizer's moments, which it keeps too."""
 
     body: TaskReport
+    split: Count = 0
 
 
 WorkerMessage = PeerSend | WorkerReport
@@ -80,9 +84,11 @@ class PeerDeliver(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="
 
 
 class WorkerCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="command"):
-    """The payload, if any, is the artifact that the command names (``BeginRound.state``, ``ReplayStep.opening``)."""
+    """The payload, if any, is what the command names: the artifact ``ReplayStep.opening``, or a stage's state, which is
+    ``BeginRound.state`` and ``BeginRound.kept`` alike, with ``BeginRound.moments`` from byte ``split`` on."""
 
     body: TaskCommand
+    split: Count = 0
 
 
 AgentMessage = Setup | PeerDeliver | WorkerCommand

@@ -1,0 +1,62 @@
+"""Hundreds of kills over one run, beside the same run in calm: does it end, what does it learn, how soon does it go on?
+
+Writes ``build/bench/chaos.json``; the exit code is 1 where a goal is missed. Goals: the run ends; the loss on held-out text is
+within 1 % of the calm run's; no audit of an honest member fails (each re-runs a committed step bit for bit on another node);
+after a kill the next round is complete within the time of a calm round, the heartbeat's limit and one second.
+"""
+
+import argparse
+import asyncio
+import dataclasses
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from _common import publish
+
+from tests.chaos.storm import Outcome, Storm, Weather
+
+LOSS_GAP = 0.01
+SLACK_SECONDS = 1.0
+
+
+async def run(folder: Path, weather: Weather) -> Outcome:
+    """One run in a folder of its own."""
+    async with Storm(folder, weather) as storm:
+        return await storm.to_the_end()
+
+
+def judge(calm: dict[str, Any], stormy: dict[str, Any], weather: Weather) -> dict[str, bool]:
+    """Goal -> reached."""
+    gap = stormy["validation_loss"] / calm["validation_loss"] - 1 if stormy["validation_loss"] else float("inf")
+    allowed = calm["round_seconds_median"] + weather.lease_seconds + SLACK_SECONDS
+    return {
+        "the run ends": stormy["state"] == "settled",
+        "every kill was made": stormy["kills"] >= weather.kills,
+        "the loss is within 1 % of the calm run's": abs(gap) <= LOSS_GAP,
+        "no committed step of an honest member fails its audit": not stormy["audits"].get("failed"),
+        "a round is complete within its time, the heartbeat's and a second": stormy["next_commit_after_kill_median"] <= allowed,
+    }  # fmt: skip
+
+
+def main() -> int:
+    """Run both and compare."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    default = Weather(stages=4, replicas=3, spares=2, joiners=2, kills=200, rounds=240)
+    for name in ("stages", "replicas", "spares", "joiners", "kills", "rounds", "inner_steps", "seed"):
+        parser.add_argument("--" + name.replace("_", "-"), type=int, default=getattr(default, name))
+    parser.add_argument("--lateness", type=float, default=None)
+    parser.add_argument("--round-seconds", type=float, default=None)
+    parser.add_argument("--lease-seconds", type=float, default=default.lease_seconds)
+    weather = dataclasses.replace(default, **vars(parser.parse_args()))
+    calm_weather = dataclasses.replace(weather, kills=0, spares=0, joiners=0)
+    with tempfile.TemporaryDirectory() as place:
+        calm = asyncio.run(run(Path(place) / "calm", calm_weather)).report()
+        stormy = asyncio.run(run(Path(place) / "storm", weather)).report()
+    goals = judge(calm, stormy, weather)
+    publish("chaos", "a run survives its nodes", {"calm": calm, "storm": stormy, "goals": goals})
+    return 0 if all(goals.values()) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

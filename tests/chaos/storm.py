@@ -1,0 +1,322 @@
+"""A run under kills: real agents, workers, coordinator and ledger on loopback, and nodes that die at random instants.
+
+A kill is ``SIGKILL`` of an agent and its worker at once, as a power cut would be. A node that was killed comes back a little
+later with its disk as it was left; at most one node of each stage is down at a time. Some nodes only join in mid-run.
+"""
+
+import asyncio
+import random
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from coordinator.client import Client
+from cottage.demo.corpus import write_corpus
+from cottage.demo.network import STAKE, STARTING_SECONDS, Provider
+from cottage.demo.processes import Household, Role, wait_for_file
+from ledger.client import Ledger, LedgerConfig, job_bytes
+from ledger.money import Amount
+from ledger.money import parse as parse_amount
+from transport.identity import NodeKey
+from transport.wire import api
+from transport.wire.job import DatasetSpec, JobSpec, ModelSpec, ParallelSpec, TokenizerSpec, TrainingSpec
+
+ANY_BUDGET = 10**15
+POLL_SECONDS = 0.25
+READY_SECONDS = 900.0  # A dozen agents that start at once on two busy cores.
+DOWN_SECONDS = (0.5, 6.0)
+PRICE_PER_PETAFLOP = 1_000_000_000
+VOCABULARY = 300
+ENDED = ("settled", "failed", "cancelled")
+
+
+def model(stages: int) -> dict[str, Any]:
+    """As small as a model of so many stages can be and still learn something."""
+    return {
+        "model_type": "llama", "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": stages,
+        "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 64,
+    }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Weather:
+    """What a run is put through.
+
+    Attributes:
+        spares: nodes beyond ``stages x replicas`` that are there from the beginning.
+        joiners: nodes that come in mid-run.
+        kills: how many, spread over the run; 0 is the calm run that the others are held against.
+        lease_seconds: a node that is silent for as long has died (the heartbeat's time limit).
+    """
+
+    stages: int = 2
+    replicas: int = 2
+    spares: int = 1
+    joiners: int = 1
+    kills: int = 12
+    rounds: int = 24
+    inner_steps: int = 20
+    round_seconds: float | None = None
+    lateness: float | None = None
+    lease_seconds: float = 3.0
+    heartbeat_seconds: float = 1.0
+    audits: int = 2
+    store_every: int = 4
+    seed: int = 1
+
+
+@dataclass(frozen=True)
+class Kill:
+    """When a node died, and which round was in flight."""
+
+    at: float
+    node: str
+    stage: int | None
+    replica: int | None
+    rounds_done: int
+
+
+@dataclass
+class Outcome:
+    """What became of a run."""
+
+    job: api.JobView
+    rounds: Sequence[api.RoundView]
+    audits: Sequence[api.AuditView]
+    commits: Sequence[api.CommitView]
+    events: Sequence[api.JobEvent]
+    kills: list[Kill]
+    seconds: float
+
+    def complete(self) -> list[api.RoundView]:
+        """Complete rounds by their time."""
+        return sorted((r for r in self.rounds if r.state == "complete" and r.ended), key=lambda r: r.ended or 0.0)
+
+    def durations(self) -> list[float]:
+        """Seconds of each complete round."""
+        return [(r.ended or 0.0) - r.started for r in self.complete()]
+
+    def to_next_commit(self) -> list[float]:
+        """Seconds from each kill of a member to the next round that was complete."""
+        ends = [r.ended or 0.0 for r in self.complete()]
+        found = [min((end - kill.at for end in ends if end > kill.at), default=None) for kill in self.kills]
+        return [
+            value for value, kill in zip(found, self.kills, strict=True) if value is not None and kill.stage is not None
+        ]
+
+    def report(self) -> dict[str, Any]:
+        """The figures, as JSON."""
+        waits, verdicts = self.to_next_commit(), [audit.state for audit in self.audits]
+        return {
+            "state": self.job.state,
+            "reason": self.job.reason,
+            "kills": len(self.kills),
+            "kills_of_members": sum(kill.stage is not None for kill in self.kills),
+            "rounds": len(self.complete()),
+            "rounds_done_again": len(self.complete()) - len({r.round for r in self.complete()}),
+            "validation_loss": self.job.validation_loss,
+            "first_validation_loss": self.job.first_validation_loss,
+            "seconds": round(self.seconds, 1),
+            "round_seconds_median": round(statistics.median(self.durations()), 2) if self.durations() else None,
+            "next_commit_after_kill_median": round(statistics.median(waits), 2) if waits else None,
+            "next_commit_after_kill_most": round(max(waits), 2) if waits else None,
+            "audits": {state: verdicts.count(state) for state in sorted(set(verdicts))},
+        }
+
+
+@dataclass
+class Storm:
+    """One run. ``to_the_end`` it within ``async with``; leaving ends every process."""
+
+    folder: Path
+    weather: Weather
+    household: Household = field(init=False)
+    providers: list[Provider] = field(default_factory=list)
+    web: str = ""
+    kills: list[Kill] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Nothing runs yet."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.household = Household(self.folder / "logs")
+        self._chance = random.Random(self.weather.seed)
+        self._ledger: Ledger | None = None
+        self._coming_back: dict[str, asyncio.Task[None]] = {}
+
+    async def __aenter__(self) -> "Storm":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._coming_back.values():
+            task.cancel()
+        await asyncio.gather(*self._coming_back.values(), return_exceptions=True)
+        if self._ledger is not None:
+            await self._ledger.aclose()
+        await asyncio.shield(self.household.close())
+
+    async def to_the_end(self) -> Outcome:
+        """Everything, in order."""
+        ledger = await self._start()
+        async with Client(self.web) as client:
+            job = await self._submit(client, ledger)
+            began = time.time()
+            job = await self._watch(client, job.id)
+            return Outcome(
+                job, await client.rounds(job.id), await client.audits(job.id), await client.commits(job.id),
+                await client.events(job.id), self.kills, time.time() - began,
+            )  # fmt: skip
+
+    async def _start(self) -> Ledger:
+        folder = self.folder / "ledger"
+        folder.mkdir()
+        words = [
+            "-m",
+            "ledger.local",
+            "--port",
+            "0",
+            "--db",
+            str(folder / "ledger.db"),
+            "--ready-file",
+            str(folder / "url"),
+        ]
+        role = await self.household.start("ledger", words)
+        url = await wait_for_file(folder / "url", role, STARTING_SECONDS)
+        self._ledger = await Ledger.connect(LedgerConfig(url))
+        await self._start_coordinator(url)
+        weather = self.weather
+        for number in range(weather.stages * weather.replicas + weather.spares):
+            await self._add(f"node{number}")
+        await self._until_online(len(self.providers))
+        return self._ledger
+
+    async def _start_coordinator(self, ledger_url: str) -> None:
+        weather, folder = self.weather, self.folder / "coordinator"
+        folder.mkdir()
+        values = {
+            "--data": folder, "--host": "127.0.0.1", "--port": 0, "--ready-file": folder / "url", "--ledger-url": ledger_url,
+            "--lease-seconds": weather.lease_seconds, "--heartbeat-seconds": weather.heartbeat_seconds,
+            "--audits-per-round": weather.audits, "--price-per-petaflop": PRICE_PER_PETAFLOP,
+            "--min-stake": parse_amount(STAKE), "--store-every": weather.store_every,
+        }  # fmt: skip
+        words = ["-m", "cottage", "serve", *(str(word) for pair in values.items() for word in pair)]
+        role = await self.household.start("coordinator", words)
+        self.web = await wait_for_file(folder / "url", role, STARTING_SECONDS)
+
+    async def _add(self, name: str) -> None:
+        home = self.folder / "nodes" / name
+        home.mkdir(parents=True)
+        provider = Provider(name, home, NodeKey.load_or_generate(home / "node.key"))
+        self.providers.append(provider)
+        await self._run(provider)
+
+    async def _run(self, provider: Provider) -> Role:
+        words = [
+            "-m", "cottage", "node", "run", "--coordinator", self.web, "--home", str(provider.home), "--name",
+            provider.name, "--sandbox", "process", "--threads", "1", "--stake", STAKE, "--loopback",
+        ]  # fmt: skip
+        provider.role = await self.household.start(f"node-{provider.name}", words)
+        return provider.role
+
+    async def _until_online(self, count: int) -> None:
+        deadline = time.monotonic() + READY_SECONDS
+        async with Client(self.web) as client:
+            while (await client.network()).nodes_online < count:
+                self.household.check()
+                assert time.monotonic() < deadline, f"fewer than {count} nodes came online"
+                await asyncio.sleep(POLL_SECONDS)
+
+    async def _submit(self, client: Client, ledger: Ledger) -> api.JobView:
+        corpus = self.folder / "corpus.txt"
+        await asyncio.to_thread(write_corpus, corpus, 300_000)
+        upload = await client.upload(corpus)
+        assert upload.artifact is not None
+        spec = self._spec(upload.artifact, ANY_BUDGET)
+        quote = await client.quote(spec)
+        assert not quote.problems, quote.problems
+        spec = msgspec.structs.replace(spec, budget=quote.price_high * 11 // 10)
+        wallet = NodeKey.generate()
+        await ledger.faucet(wallet.address, Amount(spec.budget * 2))
+        job = await client.create_job(api.NewJob(spec=spec, submitter=wallet.address))
+        funding = await client.funding(job.id)
+        await ledger.open_escrow(
+            wallet.seed, job_bytes(job.id), funding.coordinator, Amount(funding.amount), funding.deadline
+        )
+        return await client.fund(job.id)
+
+    def _spec(self, artifact: str, budget: int) -> JobSpec:
+        weather = self.weather
+        per_step = 4 * 32 * weather.replicas
+        return JobSpec(
+            name="a run under kills",
+            model=ModelSpec(config=model(weather.stages)),
+            dataset=DatasetSpec(artifact=artifact, heldout=0.02),
+            budget=budget,
+            tokenizer=TokenizerSpec(kind="bpe", vocabulary=VOCABULARY),
+            training=TrainingSpec(
+                tokens=weather.rounds * weather.inner_steps * per_step, sequence=32, batch=4, micro_batches=2,
+                inner_steps=weather.inner_steps, round_seconds=weather.round_seconds, lateness=weather.lateness,
+                seed=weather.seed,
+            ),
+            parallel=ParallelSpec(stages=weather.stages, replicas=weather.replicas),
+            deadline_hours=6.0,
+        )  # fmt: skip
+
+    # --- the weather ----------------------------------------------------------------------------------------------------
+
+    async def _watch(self, client: Client, job_id: str) -> api.JobView:
+        """Kill and add nodes as the run goes on; returns its end."""
+        weather, joined, total = self.weather, 0, 0
+        while True:
+            job = await client.get(job_id)
+            if job.state in ENDED:
+                return job
+            total = total or max(1, job.rounds_total)
+            share = job.rounds_done / total
+            if joined < weather.joiners and share >= (joined + 1) / (weather.joiners + 2):
+                await self._add(f"joiner{joined}")
+                joined += 1
+            if job.state == "running" and len(self.kills) < weather.kills * min(1.0, 1.1 * share + 0.05):
+                await self._strike(await client.nodes(job_id), job.rounds_done)
+            self._check_roles()
+            await asyncio.sleep(self._chance.uniform(0.5, 1.5) * POLL_SECONDS)
+
+    async def _strike(self, nodes: Sequence[api.JobNode], rounds_done: int) -> None:
+        """Kill one node of the job, but none of a stage of which one is down already."""
+        places = {node.node: node for node in nodes if node.state not in ("lost", "rejected", "done")}
+        down = {kill.stage for kill in self.kills if kill.node in self._coming_back}
+        filled = {(n.stage, n.replica) for n in places.values() if n.state in ("training", "waiting", "ready")}
+        whole = {
+            s for s in range(self.weather.stages) if sum(place[0] == s for place in filled) == self.weather.replicas
+        }
+        targets = [
+            provider
+            for provider in self.providers
+            if provider.key.address in places and provider.key.address not in self._coming_back
+            and (places[provider.key.address].stage is None or places[provider.key.address].stage in whole - down)
+        ]  # fmt: skip
+        if not targets:
+            return
+        victim = self._chance.choice(targets)
+        place = places[victim.key.address]
+        assert victim.role is not None
+        self.kills.append(Kill(time.time(), victim.key.address, place.stage, place.replica, rounds_done))
+        await self.household.kill(victim.role)
+        again = asyncio.create_task(self._come_back(victim, self._chance.uniform(*DOWN_SECONDS)))
+        self._coming_back[victim.key.address] = again
+
+    async def _come_back(self, provider: Provider, after: float) -> None:
+        await asyncio.sleep(after)
+        await self._run(provider)
+        del self._coming_back[provider.key.address]
+
+    def _check_roles(self) -> None:
+        """Nobody may end but by a kill."""
+        self.household.check()
+        for task in self._coming_back.values():
+            if task.done():
+                task.result()

@@ -1,0 +1,36 @@
+"""The short storm: a dozen nodes die at random instants, one joins, and the run learns what it would have learnt."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.storm import Outcome, Storm, Weather
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+SHORT = Weather()
+LOSS_GAP = (
+    0.02  # Two replicas and 24 rounds: a lost contribution weighs more than in the long run, which is held to 1 %.
+)
+
+
+async def run(folder: Path, weather: Weather) -> Outcome:
+    async with Storm(folder, weather) as storm:
+        return await storm.to_the_end()
+
+
+async def test_a_run_under_kills_ends_learns_and_stays_verifiable(tmp_path: Path) -> None:
+    stormy = await run(tmp_path / "storm", SHORT)
+    assert stormy.job.state == "settled", stormy.job.reason
+    assert len(stormy.kills) >= SHORT.kills // 2, "the run was too short to be disturbed"
+    assert {record.round for record in stormy.complete()} == set(range(SHORT.rounds)) | {SHORT.rounds}
+    states = {audit.state for audit in stormy.audits}
+    assert states <= {"passed", "void", "failed"}
+    wrong = [audit for audit in stormy.audits if audit.state == "failed" and "is not what" in audit.detail]
+    assert not wrong, "a step of an honest member did not replay"
+    assert any(audit.state == "passed" for audit in stormy.audits)
+    calm = await run(tmp_path / "calm", replace(SHORT, kills=0, spares=0, joiners=0))
+    assert calm.job.validation_loss is not None
+    assert stormy.job.validation_loss is not None
+    assert stormy.job.validation_loss == pytest.approx(calm.job.validation_loss, rel=LOSS_GAP)
