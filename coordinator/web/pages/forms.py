@@ -52,6 +52,8 @@ FULL = (
     Field("training.micro_batches", "Micro-batches", "Parts of a batch that stream through the stages.", "whole"),
     Field("training.inner_steps", "Steps between exchanges", "Inner steps of one outer round.", "whole"),
     Field("training.warmup_steps", "Warm-up steps", "", "whole"),
+    Field("training.final_rate", "Last learning rate", "As a part of the highest.", "decimal"),
+    Field("training.clip_norm", "Gradient limit", "Of the whole model's norm; empty: none.", "decimal"),
     Field("training.weight_decay", "Weight decay", "", "decimal"),
     Field("training.outer_learning_rate", "Outer learning rate", "", "decimal"),
     Field("training.outer_momentum", "Outer momentum", "SparseLoCo needs 0.", "decimal"),
@@ -112,6 +114,17 @@ SELECTS = (
             ("coarse", "coarse: a little over one bit a value, with error feedback"),
             ("fp32", "float32: exact"),
         ),
+    ),
+    Select(
+        "training.decay",
+        "Fall of the learning rate",
+        (("cosine", "cosine"), ("wsd", "stable, then quick at the end"), ("constant", "none")),
+    ),
+    Select("training.optimizer", "Optimizer", (("adamw", "AdamW"), ("muon", "Muon for matrices, AdamW for the rest"))),
+    Select(
+        "training.precision",
+        "Precision of products",
+        (("fp32", "float32"), ("bf16", "bfloat16"), ("fp16", "float16, with a scaled loss")),
     ),
     Select(
         "training.activations",
