@@ -10,9 +10,13 @@
     │   └── NonFiniteError          NaN or Inf where training needs numbers
     ├── ScheduleError               stages and micro-batches that no schedule can run
     ├── OpeningError                an opened step that does not belong to its commitment
+    ├── GroupError                  a torch.distributed process group cannot do what it was asked (a RuntimeError, too)
+    │   └── RankLostError           a rank is gone or did not answer in time; ``ranks`` names it
     └── RoundError                  a command that the state of this worker does not allow
         └── AbandonedError          the round in progress was given up
 """
+
+from collections.abc import Collection
 
 
 class TrainerError(Exception):
@@ -54,6 +58,22 @@ class ScheduleError(TrainerError):
 
 class OpeningError(TrainerError):
     """An opened step does not belong to its commitment."""
+
+
+class GroupError(TrainerError, RuntimeError):
+    """A process group cannot do what it was asked; torch's users expect a RuntimeError."""
+
+
+class RankLostError(GroupError):
+    """A rank is gone, or did not answer in time.
+
+    Attributes:
+        ranks: who, by number in the group.
+    """
+
+    def __init__(self, ranks: Collection[int], detail: str) -> None:
+        super().__init__(detail)
+        self.ranks = frozenset(ranks)
 
 
 class RoundError(TrainerError):
