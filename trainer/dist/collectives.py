@@ -1,7 +1,7 @@
 """The collectives, from two acts: put a tensor to a rank, take one from a rank.
 
-Everybody talks to everybody directly: over home links a ring's 2(n-1) hops in turn cost more than its links save. Sums are made in
-the order of the ranks, by one rank or by all from the same bytes, so all ranks hold the same bits. Tensors are on the CPU and
+Everybody talks to everybody directly: over home links a ring's 2(n-1) hops in turn cost more than its links save. Sums are made
+in the order of the ranks, by one rank or by all from the same bytes, so all ranks hold the same bits. Tensors are on the CPU and
 contiguous; results are new tensors.
 """
 
@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 from torch.distributed import ReduceOp
 
-from trainer.dist.mesh import SMALL, Call
+from trainer.dist.mesh import Call
 from trainer.errors import GroupError
+
+SMALL = 64 << 10  # Bytes up to which a second hop takes longer than sending a tensor whole to everybody.
 
 _OPERATIONS = ("SUM", "AVG", "MIN", "MAX", "PRODUCT")
 
@@ -62,9 +64,7 @@ async def exchange(
     """
     own = call.mesh.rank
     async with asyncio.TaskGroup() as group:
-        takes = {
-            rank: group.create_task(call.take(rank, like, step)) for rank, like in incoming.items() if rank != own
-        }
+        takes = {rank: group.create_task(call.take(rank, like, step)) for rank, like in incoming.items() if rank != own}
         for rank, tensor in outgoing.items():
             if rank != own:
                 group.create_task(call.put(rank, tensor, step))

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import Store
 
 from trainer.dist import collectives
 from trainer.dist.mesh import COLLECTIVE, POINT_TO_POINT, Call, Mesh
@@ -40,7 +41,12 @@ class CottageGroup(dist.ProcessGroup):
     """A process group over links between homes."""
 
     def __init__(
-        self, store: dist.Store, rank: int, size: int, timeout: timedelta | None = None, settings: Settings | None = None
+        self,
+        store: Store,
+        rank: int,
+        size: int,
+        timeout: timedelta | None = None,
+        settings: Settings | None = None,
     ) -> None:
         """Connect to all ranks.
 
@@ -52,7 +58,7 @@ class CottageGroup(dist.ProcessGroup):
             RankLostError: some ranks did not appear in time.
             GroupError: the settings cannot be.
         """
-        super().__init__(rank, size)
+        super().__init__(rank, size)  # type: ignore[call-arg]  # a Python group has no Store
         settings = settings or Settings.from_environment(os.environ)
         self._mesh = Mesh(settings, store, rank, size, (timeout or DEFAULT_TIMEOUT).total_seconds())
         self._calls = itertools.count()
@@ -104,7 +110,7 @@ class CottageGroup(dist.ProcessGroup):
         async def body(call: Call) -> list[Tensor]:
             whole = own[0] if len(own) == 1 else torch.cat([tensor.reshape(-1) for tensor in own])
             total = await collectives.all_reduce(call, whole, name)
-            return list(total.split([tensor.numel() for tensor in own]))
+            return list(torch.split(total, [tensor.numel() for tensor in own]))
 
         if len({tensor.dtype for tensor in own}) != 1:
             raise GroupError("all_reduce takes tensors of one type at a time")
@@ -165,7 +171,7 @@ class CottageGroup(dist.ProcessGroup):
         """The same with all shares in one tensor."""
         return self.reduce_scatter([output], [list(input.reshape(-1).chunk(self.size()))], opts)
 
-    _reduce_scatter_base = reduce_scatter_single
+    _reduce_scatter_base = reduce_scatter_single  # type: ignore[assignment]
 
     def gather(  # type: ignore[override]
         self, output_tensors: Sequence[Sequence[Tensor]], input_tensors: Sequence[Tensor], opts: Any = None
@@ -212,8 +218,8 @@ class CottageGroup(dist.ProcessGroup):
         """The same with all tensors in one, cut along the first axis as the sizes say, or evenly."""
         size = self.size()
         return self.alltoall(
-            output.split(list(output_split_sizes) or output.shape[0] // size),
-            input.split(list(input_split_sizes) or input.shape[0] // size),
+            torch.split(output, list(output_split_sizes) or output.shape[0] // size),
+            torch.split(input, list(input_split_sizes) or input.shape[0] // size),
         )
 
     alltoall_base = all_to_all_single  # type: ignore[assignment]
@@ -284,7 +290,7 @@ def _complete(work: GroupWork, outputs: Sequence[Tensor], made: "Future[Sequence
                 output.detach().copy_(result.view(output.shape))
                 if output.is_cuda:
                     torch.cuda.current_stream(output.device).synchronize()
-    except Exception as failure:  # Whoever waits for the work is told, whatever it is.
+    except Exception as failure:  # noqa: BLE001  # Whoever waits for the work is told, whatever it is.
         error = failure
     work.finish(error)
 

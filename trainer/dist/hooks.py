@@ -7,13 +7,14 @@ fp32 costs less. Error feedback is not needed at 4 bits (ZeRO++, arXiv 2306.1020
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import GradBucket
 
 from trainer.codecs import CodecName, decode, encode
 
 CODEC: CodecName = "int4-gradient"
 
 
-def four_bits(group: dist.ProcessGroup | None, bucket: dist.GradBucket) -> "torch.futures.Future[Tensor]":
+def four_bits(group: dist.ProcessGroup | None, bucket: GradBucket) -> "torch.futures.Future[Tensor]":
     """The mean of everybody's gradients, each rounded to 4 bits; all ranks get the same bits.
 
     Args:
@@ -23,7 +24,7 @@ def four_bits(group: dist.ProcessGroup | None, bucket: dist.GradBucket) -> "torc
         NonFiniteError: a gradient is NaN or infinite; a loss scaler that provokes that cannot be used with this hook.
     """
     gradients = bucket.buffer()
-    device, shape = gradients.device, tuple(gradients.shape)
+    shape = tuple(gradients.shape)
     own = torch.frombuffer(bytearray(encode(gradients.cpu(), CODEC)), dtype=torch.uint8)
     size = dist.get_world_size(group)
     gathered = torch.empty(size, own.numel(), dtype=torch.uint8)
@@ -33,6 +34,8 @@ def four_bits(group: dist.ProcessGroup | None, bucket: dist.GradBucket) -> "torc
         total = torch.zeros(shape)
         for row in gathered:
             total += decode(row.numpy().data, shape, CODEC)
-        return gradients.copy_(total.div_(size).to(device))
+        gradients.copy_(total.div_(size))
+        return gradients
 
-    return work.get_future().then(mean)
+    averaged: torch.futures.Future[Tensor] = work.get_future().then(mean)
+    return averaged

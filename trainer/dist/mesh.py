@@ -2,13 +2,14 @@
 
 Every message is named by (kind, number of the call, step in it, piece) and says what it holds, so messages may overtake each
 other, and a rank that calls something else is found out. A message that nobody has asked for yet is kept, up to
-``MAX_UNCLAIMED`` bytes for each rank; then its lane waits, and with it the sender.
+``MAX_UNCLAIMED`` bytes for each rank; then its lane (collectives, or messages between two ranks) waits, and so does the sender.
 """
 
 import asyncio
 import logging
 import struct
 import threading
+from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
-from torch.distributed import Store
+from torch._C._distributed_c10d import Store
 
 from trainer.dist.post import LOOK_S, Post
 from trainer.dist.settings import Settings
@@ -32,7 +33,6 @@ LOG = logging.getLogger(__name__)
 MAX_UNCLAIMED = 1 << 30  # Bytes of a rank that runs ahead: all gradients of a model with 250 M parameters.
 MAX_UNCLAIMED_COUNT = 65536  # The same in messages: thousands of micro-batches.
 PIECE = 64 << 20  # Longer tensors go in pieces: a message is held as a whole by who receives it.
-SMALL = 64 << 10  # Up to here a message takes the lane that is served first: somebody waits for it.
 WATCH_S = 2.0  # Between two questions to a rank that is waited for; a dead link is noticed by the transport itself.
 GOODBYE_S = 2.0  # Leaving is a courtesy: nobody waits longer for it.
 QUIET_LOOK_S = 1.0  # Between two looks into the Store while all links are up.
@@ -98,7 +98,8 @@ class Mesh:
             raise GroupError(f"{size} ranks: a group over Cottage links has at most {limits.max_peers + 1}")
         self._loop = asyncio.new_event_loop()
         self._background: list[asyncio.Task[None]] = []
-        threading.Thread(target=self._loop.run_forever, name="cottage-mesh", daemon=True).start()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="cottage-mesh", daemon=True)
+        self._thread.start()
         self._net = PeerNet(
             settings.key,
             self._signal,
@@ -121,8 +122,16 @@ class Mesh:
         return sum(link.wire_sent for link in self._net.stats().values())
 
     def start(self, work: Coroutine[Any, Any, _T]) -> "Future[_T]":
-        """Run in the mesh's thread."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
+        """Run in the mesh's thread.
+
+        Raises:
+            GroupError: it has ended.
+        """
+        try:
+            return asyncio.run_coroutine_threadsafe(work, self._loop)
+        except RuntimeError:  # The loop is closed.
+            work.close()
+            raise GroupError(f"the process group was {self._closed}") from None
 
     async def _connect(self) -> None:
         waiting_for: Sequence[int] = ()
@@ -144,9 +153,7 @@ class Mesh:
                 missing,
                 f"no link to rank {_listed(missing)} within {self.timeout:g} s: has it started, and can it be reached?",
             ) from None
-        self._background += [
-            asyncio.create_task(self._watch(rank), name=f"dist-watch-{rank}") for rank in self._ranks
-        ]
+        self._background += [asyncio.create_task(self._watch(rank), name=f"dist-watch-{rank}") for rank in self._ranks]
 
     def _enrol(self, addresses: Sequence[str]) -> None:
         pinned = self._settings.peers
@@ -240,7 +247,9 @@ class Mesh:
             RankLostError: the rank is gone.
         """
         self._check(rank)
-        lane = Lane.ACTIVATIONS if payload.nbytes <= SMALL or name.kind == POINT_TO_POINT else Lane.BULK
+        lane = (
+            Lane.ACTIVATIONS if name.kind == POINT_TO_POINT else Lane.BULK
+        )  # One that is full does not stop the other.
         try:
             await self._net.send(self._ranks[rank].address, lane, _NAME.pack(*name) + content, payload)
         except PeerError as error:
@@ -261,7 +270,8 @@ class Mesh:
             return message
         self._check(rank)
         other = self._ranks[rank]
-        waiting = other.awaited[name] = self._loop.create_future()
+        waiting: asyncio.Future[tuple[bytes, bytearray]] = self._loop.create_future()
+        other.awaited[name] = waiting
         other.changed.set()
         try:
             return await waiting
@@ -283,6 +293,8 @@ class Mesh:
         self._closed = how
         self.start(self._aclose()).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
         self._post.close()
 
     async def _aclose(self) -> None:
@@ -310,17 +322,17 @@ class Call:
         """Take what names its messages."""
         self.mesh, self.operation = mesh, operation
         self._kind, self._number = kind, number
-        self._awaited: set[int] = set()
+        self._awaited: Counter[int] = Counter()
 
     async def put(self, rank: int, tensor: Tensor, step: int = 0) -> None:
         """Send a tensor that does not change until this returns: when the other rank holds it."""
         data = _bytes_of(tensor)
         content = self._content(tensor)
-        self._awaited.add(rank)
+        self._awaited[rank] += 1
         for piece in range(_pieces(len(data))):
             name = Name(self._kind, self._number, step, piece)
             await self.mesh.put(rank, name, content, data[piece * PIECE : (piece + 1) * PIECE])
-        self._awaited.discard(rank)
+        self._awaited[rank] -= 1
 
     async def take(self, rank: int, like: Tensor, step: int = 0) -> Tensor:
         """Receive a tensor with the shape and type of ``like``.
@@ -330,7 +342,7 @@ class Call:
         """
         size = like.numel() * like.element_size()
         data = bytearray()
-        self._awaited.add(rank)
+        self._awaited[rank] += 1
         for piece in range(_pieces(size)):
             content, part = await self.mesh.take(rank, Name(self._kind, self._number, step, piece))
             if content != self._content(like) or len(part) != min(PIECE, size - piece * PIECE):
@@ -339,7 +351,7 @@ class Call:
                     "do all ranks make the same calls in the same order?"
                 )
             data = part if size <= PIECE else data + part
-        self._awaited.discard(rank)
+        self._awaited[rank] -= 1
         return torch.frombuffer(data, dtype=like.dtype).view(like.shape) if data else like.new_empty(like.shape)
 
     def _content(self, tensor: Tensor) -> bytes:
@@ -358,9 +370,10 @@ class Call:
         except BaseExceptionGroup as group:
             raise group.exceptions[0] from None
         except TimeoutError:
+            silent = sorted(+self._awaited)
             raise RankLostError(
-                self._awaited,
-                f"{self.operation} took longer than {self.mesh.timeout:g} s: rank {_listed(self._awaited)} did not answer",
+                silent,
+                f"{self.operation} took longer than {self.mesh.timeout:g} s: rank {_listed(silent)} did not answer",
             ) from None
 
 
@@ -369,8 +382,8 @@ def _pieces(size: int) -> int:
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
-    return memoryview(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy())
+    return tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().data
 
 
-def _listed(ranks: Sequence[int] | set[int]) -> str:
-    return ", ".join(str(rank) for rank in sorted(ranks)) or "nobody"
+def _listed(ranks: Sequence[int]) -> str:
+    return ", ".join(str(rank) for rank in ranks) or "of nobody"

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import TypeVar
 
-from torch.distributed import Store
+from torch._C._distributed_c10d import Store
 
 from trainer.errors import GroupError
 
@@ -33,7 +33,7 @@ class Post:
 
     def __init__(self, store: Store, rank: int, size: int) -> None:
         """Take the group's Store, this rank and the number of ranks."""
-        self._store = store.clone()
+        self._store: Store = store.clone()  # type: ignore[attr-defined]  # not in torch's stubs
         self._store.set_timeout(timedelta(seconds=STORE_TIMEOUT_S))
         self._rank, self._size = rank, size
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="cottage-store")
@@ -46,16 +46,17 @@ class Post:
     async def meet(self, address: str) -> list[str]:
         """Publish this rank's address and return those of all ranks, once all are there."""
         await self._call(self._store.set, f"address/{self._rank}", address)
-        addresses = []
-        for rank in range(self._size):
-            while not await self._call(self._store.check, [f"address/{rank}"]):
-                await asyncio.sleep(LOOK_S)
-            addresses.append((await self._call(self._store.get, f"address/{rank}")).decode(errors="replace"))
-        return addresses
+        while await self.missing():  # noqa: ASYNC110  # A Store tells nobody: one has to look.
+            await asyncio.sleep(LOOK_S)
+        texts = [await self._call(self._store.get, f"address/{rank}") for rank in range(self._size)]
+        return [text.decode(errors="replace") for text in texts]
 
     async def missing(self) -> list[int]:
         """The ranks that have not published their address."""
-        return [rank for rank in range(self._size) if not await self._call(self._store.check, [f"address/{rank}"])]
+        keys = [f"address/{rank}" for rank in range(self._size)]
+        if await self._call(self._store.check, keys):  # One question, once all are there.
+            return []
+        return [rank for rank, key in enumerate(keys) if not await self._call(self._store.check, [key])]
 
     async def write(self, rank: int, envelope: bytes) -> None:
         """Put an envelope into a rank's box.

@@ -36,7 +36,7 @@ class GroupWork(dist.Work):
         self._error = error
         try:
             if isinstance(error, Exception):
-                self._future.set_exception(error)
+                self._future.set_exception(error)  # type: ignore[arg-type]  # torch says the type of the value
             else:
                 self._future.set_result(self._outputs)
         finally:
