@@ -116,7 +116,7 @@ class CottageGroup(dist.ProcessGroup):
             raise GroupError("all_reduce takes tensors of one type at a time")
         return self._collective(f"all_reduce {name}", tensors, body)
 
-    def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> GroupWork:  # type: ignore[override]
+    def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> GroupWork:
         """Reduce several tensors in place."""
         return self.allreduce(tensors, opts)
 
@@ -196,7 +196,7 @@ class CottageGroup(dist.ProcessGroup):
 
         return self._collective("scatter", output_tensors, body)
 
-    def alltoall(  # type: ignore[override]
+    def alltoall(
         self, output_tensors: Sequence[Tensor], input_tensors: Sequence[Tensor], opts: Any = None
     ) -> GroupWork:
         """Write one tensor of each rank."""
@@ -224,7 +224,7 @@ class CottageGroup(dist.ProcessGroup):
 
     alltoall_base = all_to_all_single  # type: ignore[assignment]
 
-    def barrier(self, opts: Any = None) -> GroupWork:  # type: ignore[override]
+    def barrier(self, opts: Any = None) -> GroupWork:
         """Done when everybody has called it."""
 
         async def body(call: Call) -> list[Tensor]:
@@ -233,7 +233,7 @@ class CottageGroup(dist.ProcessGroup):
 
         return self._collective("barrier", [], body)
 
-    def send(self, tensors: Sequence[Tensor], dst: int, tag: int = 0) -> GroupWork:  # type: ignore[override]
+    def send(self, tensors: Sequence[Tensor], dst: int, tag: int = 0) -> GroupWork:
         """Send one tensor; done when the other rank holds it, whether or not it has asked for it."""
         own = _host(tensors[0])
 
@@ -243,7 +243,7 @@ class CottageGroup(dist.ProcessGroup):
 
         return self._start(self._message(self._sent, dst, tag), [], body)
 
-    def recv(self, tensors: Sequence[Tensor], src: int, tag: int = 0) -> GroupWork:  # type: ignore[override]
+    def recv(self, tensors: Sequence[Tensor], src: int, tag: int = 0) -> GroupWork:
         """Write the next tensor of that rank and tag."""
         like = _like(tensors[0])
 
@@ -252,7 +252,7 @@ class CottageGroup(dist.ProcessGroup):
 
         return self._start(self._message(self._received, src, tag), tensors, body)
 
-    def recv_anysource(self, tensors: Sequence[Tensor], tag: int = 0) -> GroupWork:  # type: ignore[override]
+    def recv_anysource(self, tensors: Sequence[Tensor], tag: int = 0) -> GroupWork:
         """Not possible.
 
         Raises:

@@ -14,7 +14,7 @@ from trainer.codecs import CodecName, decode, encode
 CODEC: CodecName = "int4-gradient"
 
 
-def four_bits(group: dist.ProcessGroup | None, bucket: GradBucket) -> "torch.futures.Future[Tensor]":
+def four_bits(group: dist.ProcessGroup | None, bucket: GradBucket) -> torch.futures.Future[Tensor]:
     """The mean of everybody's gradients, each rounded to 4 bits; all ranks get the same bits.
 
     Args:
