@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -106,9 +105,3 @@ def test_a_script_that_ends_early_is_missed_at_once() -> None:
     ended = run(2, "-m", "tests.trainer.dist_program", "unfinished")
     assert [status for status, _ in ended] == [0, 0]
     assert json.loads(ended[0][1])["said"] == "rank 1 is lost: it left the group"
-
-
-@pytest.mark.skipif(find_spec("torchft") is None, reason="torchft is not installed: pip install torchft")
-def test_torchft_s_manager_takes_the_group() -> None:
-    for found in scenario(2, "torchft"):
-        assert found == [2.0, 2.0]

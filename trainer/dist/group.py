@@ -154,7 +154,7 @@ class CottageGroup(dist.ProcessGroup):
         """Write everybody's tensor into one, in the order of the ranks."""
         return self.allgather([list(output.view(-1).chunk(self.size()))], [input])
 
-    _allgather_base = all_gather_single  # type: ignore[assignment]
+    _allgather_base = all_gather_single
 
     def reduce_scatter(  # type: ignore[override]
         self, output_tensors: Sequence[Tensor], input_tensors: Sequence[Sequence[Tensor]], opts: Any = None
