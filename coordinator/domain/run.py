@@ -283,5 +283,7 @@ def _seat(run: Run, holder: Holder) -> Seat:
         return msgspec.structs.replace(seat, local=run.local.get(holder.lease))
     stored = run.checkpoints[holder.stage] if run.checkpoints and run.base.done == run.done else None
     kept = run.kept[holder.stage] if len(run.kept) == len(run.layers) else None
+    if kept is not None and not kept.holders:
+        kept = None  # All who kept it have left; it is stored, or the run would have gone back.
     own = next((m.kept for m in run.moments if (m.stage, m.replica) == (holder.stage, holder.replica)), None)
     return msgspec.structs.replace(seat, state=stored, kept=kept, moments=own)
