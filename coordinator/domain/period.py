@@ -11,6 +11,14 @@ def planned(training: TrainingSpec, replicas: int, found: Placement | None) -> S
     return schedule(training, replicas, floor)
 
 
+def words(training: TrainingSpec, rounds: Schedule, found: Placement) -> str:
+    """How long the rounds are, and why."""
+    periods = [stretch.period for stretch in rounds.stretches]
+    long = f"{periods[0]:,} inner steps" if len(set(periods)) == 1 else f"{periods[0]:,} to {periods[-1]:,} inner steps"
+    asked = " as asked for" if training.period == "fixed" else ", growing as learning slows"
+    return f"rounds of {long}{asked}: {carried(exchange(training, found), found.step_seconds)[1]}"
+
+
 def exchange(training: TrainingSpec, found: Placement) -> float:
     """Seconds of a round that its exchange takes."""
     return max(0.0, found.round_seconds - training.inner_steps * found.step_seconds)

@@ -77,6 +77,7 @@ class Staffing:
         )
         work.change(quote=msgspec.structs.replace(quote, limit=found.limit, rounds=rounds.rounds))
         work.advance(JobState.PLANNED, _planned(quote.stages, len(found.seats) // quote.stages))
+        work.note("period", period.words(training, rounds, found))
         self._reasons(work, found)
         by_node = {candidate.node: candidate for candidate in free}
         self._seat(work, [(by_node[node], seat) for seat, node in sorted(found.seats.items())])
