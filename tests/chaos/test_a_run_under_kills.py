@@ -10,9 +10,8 @@ from tests.chaos.storm import Outcome, Storm, Weather
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 SHORT = Weather()
-LOSS_GAP = (
-    0.02  # Two replicas and 24 rounds: a lost contribution weighs more than in the long run, which is held to 1 %.
-)
+# A node that starts again misses a third of these 24 short rounds, so fewer tokens are read. The long run is held to 1 %.
+LOSS_GAP = 0.06
 
 
 async def run(folder: Path, weather: Weather) -> Outcome:
