@@ -42,6 +42,7 @@ class Staffing:
         self._waiting: dict[str, float] = {}
         self._crowded: set[str] = set()
         self._deserted: dict[str, float] = {}
+        self._looked: dict[str, int] = {}  # Rounds that were done when seats were last compared with what could be.
 
     async def plan(self, work: Work) -> None:
         """Put nodes on a funded job; it stays funded while there are too few.
@@ -102,7 +103,8 @@ class Staffing:
         willing = await self._willing(work, self._nodes.candidates(tuple(spares)))
         free = [candidate for candidate in willing if candidate.node not in seated]
         if not missing:
-            self._hold_spares(work, free, spares)
+            if not await self._improve(work, holders, spares, free):
+                self._hold_spares(work, free, spares)
             return
         free = await self._payable(work, free)
         known = {c.node: c for c in self._nodes.everybody()}
@@ -139,6 +141,40 @@ class Staffing:
             return True
         self._deserted.pop(job, None)
         return False
+
+    async def _improve(
+        self,
+        work: Work,
+        holders: Mapping[tuple[int, int], Lease],
+        spares: Mapping[str, Lease],
+        free: Sequence[Candidate],
+    ) -> bool:
+        """Between two rounds, now and then: change seats where what is measured today is worth it; whether any was changed."""
+        run = work.run
+        assert run is not None
+        since = run.done - self._looked.get(work.job.id, 0)
+        known = {c.node: c for c in self._nodes.everybody()}
+        if run.round is not None or since < placement.REST_ROUNDS or any(x.node not in known for x in holders.values()):
+            return False
+        held = {seat: known[lease.node] for seat, lease in holders.items()}
+        free = await self._payable(work, free)
+        training, left = work.job.spec.training, run.total_rounds - run.done
+        found = placement.reseat(
+            shape_of(work), training, run.layers, held, free, self._links.map, rounds_left=left, rounds_since=since
+        )
+        seats = _movable(work, {seat: lease.node for seat, lease in holders.items()}, found.seats) if found else {}
+        if found is None or len(seats) == len(found.seats):
+            self._looked[work.job.id] = run.done  # Else who is asked to open a step follows after the next round.
+        if found is None or not seats:
+            return False
+        work.note("moved", found.reason)
+        for seat, node in seats.items():
+            work.end(holders[seat].id, "replaced", "another node takes the seat")
+            if node in spares:
+                work.end(spares[node].id, "replaced", "the spare takes a seat")
+        by_node = {candidate.node: candidate for candidate in (*held.values(), *free)}
+        self._seat(work, [(by_node[node], seat) for seat, node in sorted(seats.items())])
+        return True
 
     def _merge(self, work: Work, missing: Sequence[tuple[int, int]], memory: Sequence[int]) -> None:
         """With no free node left, higher broken replicas give their members to lower ones."""
@@ -208,6 +244,23 @@ class Staffing:
         assert work.run is not None
         layers, training = work.run.layers, work.job.spec.training
         return [placement.stage_memory(shape_of(work), training, layers, stage) for stage in range(len(layers))]
+
+
+def _movable(
+    work: Work, holders: Mapping[tuple[int, int], str], moves: Mapping[tuple[int, int], str]
+) -> dict[tuple[int, int], str]:
+    """The moves without those of nodes that still have to open a step, and are paid for it only if they do."""
+    own = {node: seat for seat, node in holders.items()}
+    asked = {(audit.stage, audit.replica) for audit in work.audits.values() if audit.state in ("drawn", "opening")}
+    stay = asked & set(moves)
+    changed = True
+    while changed:  # Who cannot leave keeps his seat, so who would take it keeps his.
+        before = len(stay)
+        for seat, node in moves.items():
+            if own.get(node) in moves and (seat in stay) != (own[node] in stay):
+                stay |= {seat, own[node]}
+        changed = len(stay) > before
+    return {seat: node for seat, node in moves.items() if seat not in stay}
 
 
 def _planned(stages: int, replicas: int) -> str:

@@ -55,5 +55,29 @@ async def test_a_job_goes_from_created_to_settled(house: House) -> None:
         await until(lambda: not any(node.tasks for node in made))
 
 
+async def test_quicker_nodes_that_join_in_mid_run_take_the_seats_of_slow_ones(house: House) -> None:
+    async with nodes(house, 4, flops=1e8) as slow:
+        job = await house.parts.jobs.create(NewJob(spec(tokens=4096 * 6)))
+        await house.parts.jobs.fund(job.id)
+        await until(lambda: begun(house, job.id))
+        async with nodes(house, 4, first=11, flops=1e9) as quick:
+            await until(lambda: done(house, job.id), 60.0)
+            view = await house.parts.jobs.get(job.id)
+            assert view.state == "settled"
+            assert view.rounds_done == view.rounds_total == 24
+            assert house.peers.violations == []
+            events = await house.parts.jobs.events(job.id, 0)
+            moved = [event.text for event in events if event.kind == "moved"]
+            assert "times as quick with 4 seats changed" in moved[0]
+            assert 1 <= len(moved) <= 3, "who has to open a step follows later, and nobody moves back"
+            shares = {part.node: part.steps for part in await house.parts.jobs.nodes(job.id)}
+            assert all(shares.get(node.key.address, 0) > 0 for node in (*slow, *quick))
+            assert view.paid == sum(house.chain.escrows[job.id].paid.values()) == view.quote.price
+
+
+async def begun(house: House, job: str) -> bool:
+    return (await house.parts.jobs.get(job)).rounds_done > 0
+
+
 async def done(house: House, job: str) -> bool:
     return await state_of(house, job) in ("settled", "failed", "cancelled")

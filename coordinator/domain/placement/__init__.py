@@ -20,13 +20,14 @@ from coordinator.domain.placement.choose import MAX_OPEN_REPLICAS, MIN_ROUNDS, O
 from coordinator.domain.placement.layers import BASE_MEMORY, cut_layers, stage_memory
 from coordinator.domain.placement.node import MEGABYTE, Candidate, Network, NoPlacementError, Placement
 from coordinator.domain.placement.repair import fill, moves
-from coordinator.domain.placement.replan import Moves, reseat
+from coordinator.domain.placement.replan import REST_ROUNDS, Moves, reseat
 
 __all__ = [
     "BASE_MEMORY",
     "MAX_OPEN_REPLICAS",
     "MEGABYTE",
     "MIN_ROUNDS",
+    "REST_ROUNDS",
     "Candidate",
     "Moves",
     "Network",

@@ -23,6 +23,7 @@ from transport.wire.task import Layers
 
 GAIN = 1.2  # A round must become so much quicker: measured rates vary by a tenth from one hour to the next.
 PAYBACK = 3.0  # What is won until the job's end over what the move costs: half of all forecasts are too hopeful.
+START_SECONDS = 30.0  # Of a worker in its sandbox, until it can fetch anything.
 REST_ROUNDS = 5  # After a change; else two plans that are about as good would take turns.
 
 Seat = tuple[int, int]
@@ -118,13 +119,13 @@ def _settle(after: Flow) -> None:
 
 
 def _fetching(problem: Problem, layers: Sequence[Layers], after: Flow, replicas: int) -> float:
-    """Seconds until the last node that moves has its stage's state: anchor and outer momentum, over its download."""
+    """Seconds until the last node that moves has begun and has its stage's state: anchor and outer momentum."""
     found = [
         _state_bytes(problem.shape, layers, place // replicas) / problem.fleet.down[node]
         for place, node in enumerate(after.places[: after.seats])
         if node != place
     ]
-    return max(found, default=0.0)
+    return START_SECONDS + max(found, default=0.0)
 
 
 def _state_bytes(shape: ModelShape, layers: Sequence[Layers], stage: int) -> float:
