@@ -249,10 +249,17 @@ class Staffing:
 def _movable(
     work: Work, holders: Mapping[tuple[int, int], str], moves: Mapping[tuple[int, int], str]
 ) -> dict[tuple[int, int], str]:
-    """The moves without those of nodes that still have to open a step, and are paid for it only if they do."""
+    """The moves without those that must wait.
+
+    Who still has to open a step is paid for it only if it does. And of each stage somebody stays, who has its newest state.
+    """
     own = {node: seat for seat, node in holders.items()}
     asked = {(audit.stage, audit.replica) for audit in work.audits.values() if audit.state in ("drawn", "opening")}
     stay = asked & set(moves)
+    for stage in {stage for stage, _ in moves}:
+        members = {seat for seat in holders if seat[0] == stage}
+        if members <= set(moves) - stay:
+            stay.add(min(members))
     changed = True
     while changed:  # Who cannot leave keeps his seat, so who would take it keeps his.
         before = len(stay)

@@ -84,6 +84,18 @@ def test_a_round_of_fixed_time_does_not_wait_for_the_slowest_replica() -> None:
     assert timed.rate == pytest.approx(1.5 * asked.tokens / (4 * 24 * homes.LAYER_SECONDS))
 
 
+def test_a_round_that_the_document_times_is_as_long_for_everybody() -> None:
+    fleet, asked = line([1.0, 0.25]), load(4, layer_bytes=0.0, fixed_time=True, round_seconds=100.0)
+    step = 4 * 24 * homes.LAYER_SECONDS
+    found = estimate(fleet, asked, [24], [[0], [1]])
+    assert found.seconds == pytest.approx(100.0)
+    assert found.rate == pytest.approx(asked.tokens * (1 / step + 1 / (4 * step)))
+    short = estimate(fleet, msgspec.structs.replace(asked, round_seconds=1.0), [24], [[0], [1]])
+    assert short.seconds == pytest.approx(4 * step), "at least one step"
+    capped = estimate(fleet, msgspec.structs.replace(asked, period=2), [24], [[0], [0]])
+    assert capped.seconds == pytest.approx(2 * step), "at most inner_steps"
+
+
 def test_an_exchange_behind_the_steps_costs_only_what_the_lines_cannot_carry() -> None:
     fleet = line([1.0, 1.0], up=1e6)
     asked = load(4, layer_bytes=1e6, forward_bytes=0.0, backward_bytes=0.0)

@@ -54,6 +54,7 @@ class Load(msgspec.Struct, frozen=True):
         micro_batches: in a step. ``tokens``: in a step of one replica. ``period``: steps in a round.
         ahead: micro-batches that a stage may have under way beyond 1F1B's own, for each stage that follows.
         fixed_time: rounds end by the clock, and a slow replica has made fewer steps; else all make as many.
+        round_seconds: of such rounds; 0: as long as the mean replica needs for ``period`` steps.
         overlap: the exchange is hidden behind the next round's steps.
         together: replicas exchange in every step; that is counted with the round's exchange.
         sharded: each replica averages its part and sends it back, instead of every one sending all to every other.
@@ -76,6 +77,7 @@ class Load(msgspec.Struct, frozen=True):
     sharded: bool = False
     scalar_bytes: float = 0.0
     together: bool = False
+    round_seconds: float = 0.0
 
     def stage_bytes(self, counts: Sequence[int], stage: int) -> float:
         """Bytes of a stage's pseudo-gradient."""
@@ -111,6 +113,8 @@ def load_of(shape: ModelShape, training: TrainingSpec) -> Load:
         overlap=training.outer == "streaming",
         scalar_bytes=scalar,
         together=training.outer in TOGETHER,
+        fixed_time=training.round_seconds is not None,
+        round_seconds=training.round_seconds or 0.0,
     )
 
 
@@ -188,6 +192,9 @@ def estimate(fleet: Fleet, load: Load, counts: Sequence[int], rows: Sequence[Seq
 
 def stepping_of(load: Load, steps: Sequence[float]) -> tuple[float, list[float]]:
     """Seconds that a round steps, and the steps that each replica makes in them."""
+    if load.round_seconds > 0:
+        made = [max(1.0, min(float(load.period), load.round_seconds / step)) for step in steps]
+        return max(count * step for count, step in zip(made, steps, strict=True)), made
     if load.fixed_time:
         seconds = load.period * len(steps) / sum([1 / step for step in steps])
         return seconds, [seconds / step for step in steps]
