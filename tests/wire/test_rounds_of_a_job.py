@@ -130,3 +130,10 @@ def test_error_feedback_of_sparse_updates_is_refused_beside_outer_momentum_with_
 def test_half_floats_that_overflow_are_refused_where_each_step_is_exchanged(outer: str) -> None:
     with pytest.raises(codec.MessageError, match="set precision to bf16"):
         training(outer=outer, precision="fp16")
+
+
+@pytest.mark.parametrize("outer", ["gradients", "demo", "dgc"])
+def test_rounds_of_fixed_time_are_refused_where_each_step_is_exchanged(outer: str) -> None:
+    with pytest.raises(codec.MessageError, match="leave round_seconds out"):
+        training(outer=outer, round_seconds=10.0)
+    assert training(outer="streaming", round_seconds=10.0).round_seconds == 10.0

@@ -140,6 +140,10 @@ class TrainingSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 f"outer: sparseloco with outer_momentum {self.outer_momentum:g} learns less than one replica alone, since what "
                 "error feedback sends later is already in the momentum: set outer_momentum to 0"
             )
+        if self.outer in TOGETHER and self.round_seconds is not None:
+            raise ValueError(
+                f"outer: {self.outer} exchanges in every step, so all replicas make the same number: leave round_seconds out"
+            )
         if self.outer in TOGETHER and self.precision == "fp16":
             raise ValueError(
                 f"outer: {self.outer} sends every step's gradients, and those of fp16 overflow at times: set precision to bf16"
