@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.nn.parallel import DistributedDataParallel
 
-import trainer.dist  # noqa: F401
+from trainer.dist import CottageGroup
 from trainer.dist.hooks import four_bits
 from trainer.errors import RankLostError
 
@@ -176,6 +176,52 @@ def unfinished() -> dict[str, Any]:
     return {}
 
 
+def torchft() -> list[list[float]]:
+    """Means that torchft's manager commits; every rank is a replica of its own, and rank 0 has the lighthouse."""
+    from torchft import Manager
+    from torchft.coordination import LighthouseServer
+    from torchft.process_group import ProcessGroupWrapper
+
+    class Links(ProcessGroupWrapper):
+        def _create_pg(self, store: Any, rank: int, world_size: int) -> CottageGroup:
+            return CottageGroup(store, rank, world_size, self._timeout)
+
+        def getBackendName(self) -> str:  # noqa: N802
+            return "cottage"
+
+    rank, limit = dist.get_rank(), timedelta(seconds=60)
+    lighthouse = LighthouseServer(bind="[::]:0", min_replicas=2, join_timeout_ms=60_000) if rank == 0 else None
+    said = [f"http://127.0.0.1:{lighthouse.address().rpartition(':')[2]}" if lighthouse else ""]
+    dist.broadcast_object_list(said, 0)
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    manager = Manager(
+        pg=Links(timeout=limit),
+        load_state_dict=lambda _: None,
+        state_dict=dict,
+        min_replica_size=2,
+        use_async_quorum=False,
+        timeout=limit,
+        rank=0,
+        world_size=1,
+        store_addr="127.0.0.1",
+        store_port=store.port,
+        lighthouse_addr=said[0],
+        replica_id=f"home-{rank}",
+        hostname="127.0.0.1",
+        init_sync=False,
+    )
+    found = []
+    for step in range(3):
+        manager.start_quorum()
+        manager.allreduce(mean := torch.full((2,), float(rank + step))).wait()
+        found.append([*mean.tolist(), float(manager.should_commit())])
+    dist.barrier()
+    manager.shutdown()
+    if lighthouse is not None:
+        lighthouse.shutdown()
+    return found
+
+
 def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("cottage", timeout=timedelta(seconds=120))
@@ -183,6 +229,7 @@ def main() -> None:
         "collectives": collectives,
         "gradients": gradients,
         "pipeline": pipeline,
+        "torchft": torchft,
         "killed": killed,
         "unfinished": unfinished,
     }[sys.argv[1]]

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ def free_port() -> int:
 def run(size: int, *arguments: str) -> list[tuple[int, str]]:
     """Exit status and output of every rank."""
     shared = os.environ | {
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port()),
         "WORLD_SIZE": str(size),
@@ -105,3 +106,9 @@ def test_a_script_that_ends_early_is_missed_at_once() -> None:
     ended = run(2, "-m", "tests.trainer.dist_program", "unfinished")
     assert [status for status, _ in ended] == [0, 0]
     assert json.loads(ended[0][1])["said"] == "rank 1 is lost: it left the group"
+
+
+@pytest.mark.skipif(find_spec("torchft") is None, reason="torchft is not installed: pip install torchft")
+def test_torchft_s_manager_commits_the_means_of_its_replicas() -> None:
+    for found in scenario(2, "torchft"):
+        assert found == [[0.5, 0.5, 1.0], [1.5, 1.5, 1.0], [2.5, 2.5, 1.0]]
