@@ -55,7 +55,7 @@ def trade(rows: list[Row], x: float) -> list[str]:
     """Loss over DDP against the ratio of bytes, on a logarithmic axis."""
     points = [(row, row["ratio"], row["gap"]) for row in rows if row.get("ratio") and "gap" in row]
     most, worst = max(ratio for _, ratio, _ in points), max(1.0, max(gap for *_, gap in points))
-    decades = math.ceil(math.log10(most))
+    decades = max(1, math.ceil(math.log10(most)))
     ticks = [(HEIGHT * (1 - part / 4), f"{worst * part / 4:.1f}") for part in range(5)]
     floor = [(PANEL * power / decades, f"{10**power:,}x") for power in range(decades + 1)]
     parts = axes(x, "Loss over DDP in percent, by times fewer bytes", ticks, floor)
