@@ -205,7 +205,9 @@ class Runner:
             if (step + 1) * CURVE_POINTS // self._setting.steps > step * CURVE_POINTS // self._setting.steps:
                 curve.append((step + 1, self._loss(stage, CURVE_WINDOWS)))
         tokens = self._setting.steps * BATCH * SEQUENCE
-        return self._figures(stage, curve, sent, self._setting.steps if replicas > 1 else 0, tokens, replicas, sent > 0)
+        return self._figures(
+            stage, curve, sent, self._setting.steps if replicas > 1 else 0, tokens, replicas, codec is not None
+        )
 
     def _in_rounds(self, recipe: Recipe, plan: Sequence[tuple[int, list[int]]], total: int) -> Figures:
         """Rounds of inner steps; ``plan`` says where each begins and how many steps each replica takes in it."""

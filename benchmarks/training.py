@@ -99,7 +99,7 @@ def compare(rows: list[Figures]) -> None:
         for other, column in (("together", "gap"), ("alone", "over_alone")):
             if "loss" in row and other in known:
                 row[column] = round(100 * (row["loss"] / known[other] - 1), 2)
-        if "bytes" in row and row["bytes"] and row.get("ratio"):
+        if row.get("wire_bytes"):
             tokens = row["tokens"] / REPLICAS
             row["upload_per_token"] = round((REPLICAS - 1) * row["wire_bytes"] / tokens, 3)
 
