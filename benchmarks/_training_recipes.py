@@ -51,7 +51,7 @@ RECIPES = (
     Recipe("400x growing", "rounds", _growing(9, 30, "coarse", 0.5), "the same bytes, H from 9 to 30", scratch=True),
     Recipe("1000x", "rounds", _diloco(20, "coarser", 0.5), "H=20, coarser, error feedback"),
     Recipe("a quarter lost", "rounds", _diloco(20, "int4", 0.5), "H=20 int4; one upload in four never arrives", 0.25),
-    Recipe("400x, a quarter lost", "rounds", _diloco(15, "coarse", 0.5), "one upload in four never arrives", 0.25),
+    Recipe("400x a quarter lost", "rounds", _diloco(15, "coarse", 0.5), "one upload in four never arrives", 0.25),
     Recipe(
         "400x without feedback",
         "rounds",
@@ -64,9 +64,9 @@ RECIPES = (
         "streaming", "rounds", _diloco(5, "int4", 0.5, outer="streaming"), "a quarter of the layers every 5 steps, int4"
     ),
     Recipe("sparseloco H=20", "rounds", _diloco(20, "int4", 0.0, 1.0, outer="sparseloco"), "3 % of the values, 2 bits"),
-    Recipe("H=50 int4, growing", "rounds", _growing(40, 110, "int4", 0.9), "as many rounds as H=50", scratch=True),
+    Recipe("H=50 int4 growing", "rounds", _growing(40, 110, "int4", 0.9), "as many rounds as H=50", scratch=True),
     Recipe("timed", "timed", _diloco(50, "int4"), "speeds 1, 0.8, 0.5, 0.25; rounds of equal time"),
     Recipe("slowest", "slowest", _diloco(50, "int4"), "the same; everybody waits for the slowest"),
-    Recipe("together, Muon", "together", {"optimizer": "muon"}, "DDP with Muon"),
-    Recipe("400x, Muon", "rounds", _diloco(15, "coarse", 0.5, optimizer="muon"), "H=15, coarse, Muon inside"),
+    Recipe("together Muon", "together", {"optimizer": "muon"}, "DDP with Muon"),
+    Recipe("400x Muon", "rounds", _diloco(15, "coarse", 0.5, optimizer="muon"), "H=15, coarse, Muon inside"),
 )
