@@ -214,6 +214,7 @@ def fill(spec: JobSpec) -> dict[str, str]:
         value = (document.get(part) or {}).get(key) if part else document.get(key)
         if value is not None and name != "model.config":
             values[name] = f"{value:g}" if isinstance(value, float) else str(value)
+    values["model.weights"] = " ".join(spec.model.weight_files)
     values["budget"] = amount(spec.budget).replace(",", "")
     values["model.choice"] = spec.model.preset or OWN_CONFIG
     values["model.config"] = json.dumps(spec.model.config, indent=2) if spec.model.config is not None else ""
@@ -249,7 +250,8 @@ def plain(message: str) -> str:
 
 
 def _model(values: Mapping[str, str], errors: dict[str, str]) -> dict[str, Any]:
-    model: dict[str, Any] = {"weights": values["model.weights"]} if values["model.weights"] else {}
+    files = values["model.weights"].split()  # One file, or the shards of a model that another client uploaded.
+    model: dict[str, Any] = {"weights": files[0] if len(files) == 1 else files} if files else {}
     if values["model.choice"] != OWN_CONFIG:
         return model | {"preset": values["model.choice"]}
     try:
