@@ -95,10 +95,18 @@ def test_what_a_subspace_keeps_stays_whatever_an_outer_step_made_of_it(tokens: T
         if slot.name.endswith(("o_proj.weight", "down_proj.weight")):
             assert bool(values[:8].all())
             assert not bool(values[8:].any())
+            assert not bool(before[slot.start : slot.start + slot.count].view(slot.shape)[8:].any())
         elif slot.name.endswith("embed_tokens.weight"):
             assert not bool(values[:, 8:].any())
         else:
             assert bool(values.all())
+
+
+def test_the_last_layer_is_free_since_nothing_crosses_a_link_behind_it() -> None:
+    stage = Stage(config_of(), Cut(2, 3, False, True), training(subspace=8))
+    drifted = stage.parameters + 1.0
+    stage.constrain(drifted)
+    assert torch.equal(drifted, stage.parameters + 1.0)
 
 
 @pytest.mark.parametrize("ways", WAYS, ids=lambda ways: "-".join(str(value) for value in ways.values()))

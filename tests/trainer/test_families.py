@@ -17,6 +17,8 @@ from trainer.errors import WeightsError
 from trainer.model import Cut
 from trainer.prepare import prepare
 from trainer.stage import Stage
+from trainer.steps import Position, Recorded, accumulate
+from transport.wire.crossing import SUBSPACE_FAMILIES
 from transport.wire.families import FAMILY
 from transport.wire.job import ModelSpec, TokenizerSpec
 from transport.wire.model import inspect_config, resolve
@@ -113,6 +115,25 @@ def test_what_is_exported_opens_in_transformers_and_computes_the_same(
     assert type(model).__name__ == FAMILY[family].architecture
     assert not any(loading.values()), loading
     assert torch.equal(model(input_ids=IDS[:, :-1], use_cache=False).logits, through(stages))
+
+
+@pytest.mark.parametrize("family", sorted(SUBSPACE_FAMILIES))
+def test_what_was_learnt_in_a_subspace_is_an_ordinary_model(family: str, tmp_path: Path, tokenizer: Path) -> None:
+    config, spec = config_of(family), training(subspace=8, batch=2, micro_batches=1)
+    whole, parts = Stage(config, WHOLE, spec), [Stage(config, cut, spec) for cut in cuts(3, 3)]
+    for _ in range(2):
+        accumulate(whole, Position(0, 1), IDS.numpy(), Recorded({}))
+        whole.adam_step(0.01)
+    named = {slot.name: whole.parameters[slot.start : slot.start + slot.count] for slot in whole.slots}
+    for part in parts:
+        part.load_named({slot.name: named[slot.name] for slot in part.slots})
+    model = AutoModelForCausalLM.from_pretrained(exported([whole], config, tokenizer, tmp_path))
+    flow = ids = IDS[:, :-1]
+    for part in parts[:2]:
+        flow = part.forward(flow)
+        flow = part.crossing.activations(part.crossing.encode(flow, "exact"), ids, "exact")
+    assert torch.equal(model(input_ids=ids, use_cache=False).logits, parts[2].forward(flow))
+    assert whole.crossing.channels == 8
 
 
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "llama"])

@@ -63,6 +63,8 @@ FULL = (
     Field("training.fragments", "Fragments", "Streaming DiLoCo: parts that are exchanged in turn.", "whole"),
     Field("training.mixing", "Mixing", "Streaming DiLoCo: what a replica keeps of its own.", "decimal"),
     Field("training.seed", "Seed", "The same seed gives the same first weights and order.", "whole"),
+    Field("training.subspace", "Channels between stages", "Empty: all of them. From random weights only.", "whole"),
+    Field("training.lookahead", "Looking ahead", "Further micro-batches in flight, against a long way.", "whole"),
     Field("parallel.stages", "Stages", "Empty: the scheduler chooses.", "whole"),
     Field("parallel.replicas", "Replicas", "Empty: the scheduler chooses.", "whole"),
     Field("dataset.heldout", "Held-out part", "Of the data, for the validation loss.", "decimal"),
