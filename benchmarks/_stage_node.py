@@ -127,7 +127,7 @@ async def main() -> None:
     say(steps=steps)
     await asyncio.sleep(1.0)  # The neighbour's last payloads are still on their way out.
     hearing.cancel()
-    await net.close()
+    await net.aclose()
 
 
 def _say(**message: Any) -> None:

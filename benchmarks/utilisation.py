@@ -1,6 +1,6 @@
 """How busy computing is over home lines: two stages in two homes, outer exchanges on, against unlimited lines.
 
-Two network namespaces behind home routers (``tests/testbed``), lines of 100 Mbit/s down and 20 up with 30 and 50 ms; each
+Two homes of ``tests/testbed``, lines of 100 Mbit/s down and 20 up with 30 and 50 ms; each
 home runs one stage on one core, activations cross in 8 bits, and every ``period`` steps each home sends the other a 4-bit
 pseudo-gradient of its stage on the bulk lane while it computes on. *Busy*: the part of a step in which the computing thread
 does not wait for its neighbour, the schedule's own bubble included in what it waits; first steps are left out.
@@ -23,6 +23,7 @@ from _common import publish
 
 from tests.testbed.homes import Homes, homes
 from tests.testbed.link import Link
+from tests.testbed.nat import Nat
 
 HERE = Path(__file__).resolve().parent
 LINES = {
@@ -92,7 +93,7 @@ async def main(options: argparse.Namespace) -> None:
     job = {"training": training, "steps": options.steps, "period": options.period, "width": 192, "layers": 8}
     rows: dict[str, dict[str, float]] = {}
     for name, line in LINES.items():
-        async with homes(2, link=line, relays=0) as bed:
+        async with homes(2, nat=Nat.NONE, link=line, relays=0) as bed:
             rows[name] = await run(bed, job)
         free = rows["unlimited"]["seconds a step"]
         rows[name]["slower"] = rows[name]["seconds a step"] / free - 1
