@@ -40,7 +40,7 @@ from trainer.stage import Stage, StageState, vector_digest
 from trainer.steps import Kind, PayloadKey, Position, Recorder, accumulate, digests, heldout_loss
 from trainer.trace import KEPT_ROUNDS, RoundTrace, StepLeaf, state_interval
 from trainer.update import crossings, update
-from transport.wire.crossing import boundary_bytes
+from transport.wire.crossing import recorded_bytes
 from transport.wire.job import TOGETHER, JobSpec
 from transport.wire.task import (
     AbandonRound,
@@ -470,5 +470,5 @@ class Member:
     def _state_interval(self, steps: int) -> int:
         state_bytes = 12 * self.stage.parameters.numel()
         tokens = self._training.batch * self._training.sequence
-        payload_bytes = sum(boundary_bytes(self.stage.shape, self._training, tokens))
+        payload_bytes = recorded_bytes(self.stage.shape, self._training, tokens)
         return state_interval(steps, state_bytes, payload_bytes)

@@ -15,6 +15,7 @@ from transport.wire.crossing import (
     choose_crossing,
     gradient_codec,
     most_in_flight,
+    recorded_bytes,
 )
 from transport.wire.families import ModelConfigError
 from transport.wire.job import ModelSpec, TrainingSpec
@@ -50,6 +51,13 @@ def test_shares_of_naive_bytes(changes: dict[str, object], forward: float, backw
 def test_both_ways_of_a_subspace_stay_below_five_percent_for_a_quarter_of_the_channels() -> None:
     spec = TrainingSpec(activations="int4", boundary_gradients="int4", subspace=SHAPE.hidden // 4)
     assert sum(boundary_bytes(SHAPE, spec, 512)) < 0.05 * 2 * naive(512)
+
+
+def test_cached_activations_are_recorded_on_both_sides() -> None:
+    plain, cached = (
+        recorded_bytes(SHAPE, msgspec.structs.replace(TRAINING, activations=kind), 1024) for kind in ("int4", "aq4")
+    )
+    assert cached - plain == 2 * 1024 * (SHAPE.hidden + 4)
 
 
 def test_automatic_gradients_follow_the_activations() -> None:

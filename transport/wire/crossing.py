@@ -36,6 +36,14 @@ def boundary_bytes(shape: ModelShape, training: TrainingSpec, tokens: int) -> tu
     return forward, backward
 
 
+def recorded_bytes(shape: ModelShape, training: TrainingSpec, tokens: int) -> int:
+    """Bytes that a stage between two others keeps of a step of ``tokens`` tokens, so that it can be run again."""
+    recorded = sum(boundary_bytes(shape, training, tokens))
+    if training.activations == "aq4":  # Cached entries on both sides; a first visit is as long as one.
+        recorded += 2 * _body("int8", tokens, min(shape.hidden, training.subspace or shape.hidden))
+    return recorded
+
+
 def gradient_codec(training: TrainingSpec) -> str:
     """The codec of boundary gradients that a job's ``auto`` stands for."""
     if training.boundary_gradients != "auto":
