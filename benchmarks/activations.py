@@ -19,9 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import torch
+import zstandard
 from _common import FOLDER, publish
 from _replica import Replica, byte_text, heldout, llama
 
+from trainer.codecs import CodecName, encode
 from trainer.data import TokenFile
 from trainer.environment import configure
 from trainer.model import Cut
@@ -78,6 +81,21 @@ def run(
     return row, whole
 
 
+def compressed(config: dict[str, Any], spec: TrainingSpec, start: Stage, held: TokenFile) -> dict[str, float]:
+    """How many times shorter zstd makes real activations of the first boundary, by codec."""
+    replica = Replica(config, LAYERS, STAGES, spec)
+    replica.copy_from(start)
+    with torch.no_grad():
+        hidden = replica.stages[0].forward(torch.from_numpy(held.heldout()[:32, :-1]))
+    codecs: tuple[CodecName, ...] = ("int8-token", "int4-block", "int4-rotated")
+    found = {}
+    for codec in codecs:
+        payload = encode(hidden, codec)
+        found[codec] = round(len(payload) / len(zstandard.compress(payload, 3)), 3)
+    print("zstd on top:", found, flush=True)
+    return found
+
+
 def main() -> None:
     """Run the rows that were asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -103,6 +121,7 @@ def main() -> None:
     if options.only != "subspace":
         _, start = run(config, msgspec.structs.replace(base, activations="fp32"), options.steps, train, held, None, 1)
         slow = msgspec.structs.replace(base, learning_rate=base.learning_rate / 6, seed=options.seed + 1)
+        figures["zstd"] = compressed(config, slow, start, held)
     if options.only in (None, "streaming"):
         figures["streaming"] = _table(config, slow, STREAMING, options.steps, train, held, start, "heldout")
     if options.only in (None, "repeating"):
