@@ -11,6 +11,8 @@ from _common import FOLDER
 
 from cottage.demo.corpus import write_corpus
 from trainer.cache import Caches
+from trainer.codecs.envelope import wrap
+from trainer.crossing import wrapped_kinds
 from trainer.data import TokenFile, Windows, heldout_parts
 from trainer.model import Cut
 from trainer.prepare import prepare
@@ -53,8 +55,10 @@ def even_cuts(layers: int, stages: int) -> list[Cut]:
 class Wire:
     """A boundary between threads that counts what crosses it."""
 
-    def __init__(self, stage: int, lanes: dict[tuple[int, Kind, int], "queue.SimpleQueue[bytes]"]) -> None:
-        self._stage, self._lanes = stage, lanes
+    def __init__(
+        self, stage: int, lanes: dict[tuple[int, Kind, int], "queue.SimpleQueue[bytes]"], wrapped: frozenset[str]
+    ) -> None:
+        self._stage, self._lanes, self._wrapped = stage, lanes, wrapped
         self.bytes: Counter[str] = Counter()
 
     def arrived(self, kind: Kind, micro: int) -> bool:
@@ -67,7 +71,7 @@ class Wire:
 
     def send(self, kind: Kind, micro: int, payload: bytes, naive: int) -> None:
         """As ``Boundary.send``."""
-        self.bytes[kind] += len(payload)
+        self.bytes[kind] += len(wrap(payload) if kind in self._wrapped else payload)
         self.bytes["naive"] += naive
         self._lane(self._stage + (1 if kind == "activation" else -1), kind, micro).put(payload)
 
@@ -82,7 +86,7 @@ class Replica:
         self.training = training
         self.stages = [Stage(config, cut, training) for cut in even_cuts(layers, stages)]
         lanes: dict[tuple[int, Kind, int], queue.SimpleQueue[bytes]] = {}
-        self.wires = [Wire(index, lanes) for index in range(stages)]
+        self.wires = [Wire(index, lanes, frozenset[str](wrapped_kinds(training))) for index in range(stages)]
         self._caches = [Caches.empty() for _ in self.stages]
         self._threads = ThreadPoolExecutor(stages, "stage")
 

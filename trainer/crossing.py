@@ -26,6 +26,18 @@ _FORWARD: dict[str, CodecName] = {
 }  # fmt: skip
 _BACKWARD: dict[str, CodecName] = {"int8": "int8-token", "int4": "int4-rotated", "fp32": "fp32"}
 _FLOAT32 = 4
+_SMALLER: frozenset[CodecName] = frozenset(
+    {"int4-rotated"}
+)  # By 20-28 % in envelopes; 8 bits by 5 %, at the same cost.
+
+
+def wrapped_kinds(training: TrainingSpec) -> frozenset[Literal["activation", "gradient"]]:
+    """Which payloads of a job cross links in zstd envelopes (``trainer.codecs.envelope``)."""
+    crossing = Crossing(training, 0)
+    ways: dict[Literal["activation", "gradient"], CodecName] = {
+        "activation": crossing.forward_codec, "gradient": crossing.backward_codec,
+    }  # fmt: skip
+    return frozenset(kind for kind, codec in ways.items() if codec in _SMALLER)
 
 
 @dataclass(frozen=True)

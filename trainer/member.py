@@ -28,6 +28,7 @@ from trainer.checkpoint import read_checkpoint, read_moments, write_checkpoint, 
 from trainer.codecs import encoded_size
 from trainer.codecs.envelope import unwrap, wrap
 from trainer.conduct import Conduct
+from trainer.crossing import wrapped_kinds
 from trainer.data import TokenFile, heldout_parts
 from trainer.errors import AbandonedError, CodecError, RoundEndedError, RoundError, WeightsError
 from trainer.inbox import Inbox, RoundKey
@@ -40,7 +41,7 @@ from trainer.stage import Stage, StageState, vector_digest
 from trainer.steps import Kind, PayloadKey, Position, Recorder, accumulate, digests, heldout_loss
 from trainer.trace import KEPT_ROUNDS, RoundTrace, StepLeaf, state_interval
 from trainer.update import crossings, update
-from transport.wire.crossing import recorded_bytes
+from transport.wire.crossing import longest_payload, recorded_bytes
 from transport.wire.job import TOGETHER, JobSpec
 from transport.wire.task import (
     AbandonRound,
@@ -86,6 +87,9 @@ class LiveBoundary:
     validation: bool = False
     peers: tuple[int, ...] = ()
     may_end: bool = False
+    wrapped: frozenset[Kind] = frozenset()
+    """Kinds that cross in zstd envelopes, of which at most ``limit`` bytes are unpacked."""
+    limit: int = 0
 
     def arrived(self, kind: Kind, micro: int) -> bool:
         """As ``Boundary.arrived``."""
@@ -98,7 +102,8 @@ class LiveBoundary:
             end = TensorName("end", *self.key, self.step, 0)
             if self.inbox.first_of(end, name) == end:
                 raise RoundEndedError(f"the round ended before step {self.step}")
-        return self.inbox.take(name)
+        data = self.inbox.take(name)
+        return unwrap(data, self.limit) if kind in self.wrapped else data
 
     def send(self, kind: Kind, micro: int, payload: bytes, naive: int) -> None:
         """As ``Boundary.send``."""
@@ -108,7 +113,8 @@ class LiveBoundary:
                 self.outbox.put(PeerSend(self.stage, peer, self._name(kind, micro), naive), wrapped)
             return
         to = self.stage + 1 if kind == "activation" else self.stage - 1
-        self.outbox.put(PeerSend(to, self.replica, self._name(kind, micro), naive), payload)
+        crossing = wrap(payload) if kind in self.wrapped else payload
+        self.outbox.put(PeerSend(to, self.replica, self._name(kind, micro), naive), crossing)
 
     def _name(self, kind: Kind, micro: int) -> TensorName:
         if kind == "behind" or kind == "ahead":
@@ -351,6 +357,7 @@ class Member:
         live = LiveBoundary(
             self._inbox, self._outbox, key, step, self._position.stage, self._replica, peers=self._position.peers,
             may_end=command.seconds is not None and bool(trace.leaves),
+            wrapped=wrapped_kinds(self._training), limit=longest_payload(self.stage.shape, self._training),
         )  # fmt: skip
         recorder = Recorder(live, self._caches)
         if self._conduct.skips():

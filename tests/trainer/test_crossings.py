@@ -9,11 +9,13 @@ from torch.nn import functional
 
 from tests.trainer.small import SEQUENCE, commit_round, config_of, pipeline, training
 from tests.trainer.test_replay import auditor, command
+from trainer.codecs.envelope import unwrap, wrap
+from trainer.crossing import wrapped_kinds
 from trainer.data import TokenFile
 from trainer.model import Cut, initial_embedding
 from trainer.stage import Stage
 from trainer.steps import Position, Recorded, accumulate
-from transport.wire.crossing import boundary_bytes
+from transport.wire.crossing import boundary_bytes, longest_payload
 from transport.wire.families import ModelConfigError
 
 TOTAL = 12
@@ -129,6 +131,31 @@ def test_payloads_are_as_long_as_the_plan_reckons(ways: dict[str, Any], tokens: 
     forward, backward = boundary_bytes(line.stages[0].shape, spec, 2 * SEQUENCE)
     assert {len(payload) for payload in line.recorders[0].sent.values()} == {forward}
     assert {len(payload) for payload in line.recorders[1].sent.values()} == {backward}
+
+
+@pytest.mark.parametrize(
+    "ways", [{}, {"activations": "int4"}, {"activations": "aq4", "boundary_gradients": "int4"}], ids=str
+)
+def test_four_bits_cross_in_envelopes_and_nothing_else_does(ways: dict[str, Any]) -> None:
+    spec = training(**ways)
+    expected = {"activation"} if ways else set()
+    assert wrapped_kinds(spec) == expected | ({"gradient"} if "boundary_gradients" in ways else set())
+
+
+def test_a_number_of_eight_bytes_that_begins_like_a_frame_is_none() -> None:
+    number = bytes.fromhex("28b52ffd00000000")
+    assert unwrap(wrap(number), 100) == number
+
+
+@pytest.mark.parametrize(
+    "ways", [*WAYS, {"activations": "fp32"}, {"activations": "aq4", "sampling": "epochs"}], ids=str
+)
+def test_no_payload_is_longer_than_what_is_unpacked(ways: dict[str, Any], tokens: TokenFile) -> None:
+    spec = training(**ways)
+    line = pipeline("llama", 2, tokens, spec)
+    line.step(0, TOTAL)
+    sent = [len(payload) for recorder in line.recorders for payload in recorder.sent.values()]
+    assert 0 < max(sent) <= longest_payload(line.stages[0].shape, spec)
 
 
 def test_losses_with_four_bits_stay_near_those_without(tokens: TokenFile) -> None:

@@ -12,6 +12,7 @@ from trainer.errors import CodecError
 
 LEVEL = 3  # Beyond it 4-bit values shrink by less than 1 % more, for many times the work.
 _MAGIC = b"\x28\xb5\x2f\xfd"
+_SHORTEST = 9  # Magic, frame header and block header: a number of eight bytes may begin like a frame and is none.
 
 
 def wrap(data: bytes) -> bytes:
@@ -26,7 +27,7 @@ def unwrap(data: bytes, limit: int) -> bytes:
     Raises:
         CodecError: more than ``limit`` bytes, or a broken frame.
     """
-    if not data.startswith(_MAGIC):
+    if len(data) < _SHORTEST or not data.startswith(_MAGIC):
         return data
     try:
         size = zstandard.frame_content_size(data)

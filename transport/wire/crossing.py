@@ -20,6 +20,7 @@ MAX_LOOKAHEAD = 8  # A stage holds that many more micro-batches for each stage t
 MAX_MICRO_BATCHES = 256  # As a job document allows.
 MESSAGE_SECONDS = 0.002  # Of computing time for each micro-batch: kernels start, payloads are packed, hashed and named.
 _GROUP = 32
+_PAGE = 4096
 _LINK_SHARE = 0.9  # Of the time that a stage computes, its link may be busy: retransmissions and control need the rest.
 _RECOMPUTED = 4 / 3  # Forward, forward again, and a backward pass of twice that, in place of three.
 _ZERO_BUBBLE = 1 / 3  # Of 1F1B's waiting time remains: forward, minus the weights' half of backward, is about that.
@@ -42,6 +43,12 @@ def recorded_bytes(shape: ModelShape, training: TrainingSpec, tokens: int) -> in
     if training.activations == "aq4":  # Cached entries on both sides; a first visit is as long as one.
         recorded += 2 * _body("int8", tokens, min(shape.hidden, training.subspace or shape.hidden))
     return recorded
+
+
+def longest_payload(shape: ModelShape, training: TrainingSpec) -> int:
+    """Bytes that no payload of a micro-batch exceeds: float32 for all channels, and a page for headers and digests a window."""
+    windows = -(-training.batch // min(training.micro_batches, training.batch))
+    return windows * (4 * training.sequence * shape.hidden + _PAGE)
 
 
 def gradient_codec(training: TrainingSpec) -> str:
