@@ -79,10 +79,12 @@ class LeanShape(ModelShape):
     bf16 activations with checkpointing; anchor and outer momentum in the host's memory. The trainer as it is takes 52 bytes.
     """
 
-    def stage_memory_bytes(self, parameters: int, is_last: bool, layers: int, batch_tokens: int) -> int:
+    def stage_memory_bytes(
+        self, parameters: int, is_last: bool, layers: int, batch_tokens: int, sequence: int = TRAINING.sequence
+    ) -> int:
         """As the class says; one layer and one micro-batch's logits in full."""
         kept = layers * 2 * self.hidden * batch_tokens
-        working = 2 * TRAINING.sequence * (12 * self.hidden + 4 * self.intermediate + 2 * self.vocabulary * is_last)
+        working = 2 * sequence * (12 * self.hidden + 4 * self.intermediate + 2 * self.vocabulary * is_last)
         return 10 * parameters + kept + working
 
 
