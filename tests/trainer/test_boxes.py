@@ -103,7 +103,7 @@ def test_the_end_of_a_round_interrupts_its_steps(order: Any) -> None:
     assert isinstance(waiting.end().error, AbandonedError)
     with pytest.raises(AbandonedError):
         inbox.between_steps()
-    assert inbox.next_order() == (order, b"")
+    assert inbox.next_order() == (order, b"", 0)
 
 
 @pytest.mark.parametrize("order", [AbandonRound(0, 3), begin(4), begin(3, epoch=1)], ids=repr)
@@ -111,7 +111,7 @@ def test_the_end_of_a_round_that_was_not_begun_yet_interrupts_it_too(order: Any)
     inbox = begun((0, 2))
     inbox.order(begin(3), b"")
     inbox.order(order, b"")
-    assert inbox.next_order() == (begin(3), b"")
+    assert inbox.next_order() == (begin(3), b"", 0)
     inbox.begin((0, 3))
     with pytest.raises(AbandonedError):
         inbox.take(name(3))
@@ -166,7 +166,7 @@ def test_a_round_that_begins_anew_ends_the_wait_for_contributions() -> None:
     assert isinstance(waiting.end().error, AbandonedError)
     inbox.order(begin(0, epoch=2), b"")
     orders = [inbox.next_order() for _ in range(2)]
-    assert (begin(0, epoch=1), b"") in orders, "the new round is still to be obeyed"
+    assert (begin(0, epoch=1), b"", 0) in orders, "the new round is still to be obeyed"
 
 
 def test_contributions_of_the_next_round_wait_for_it() -> None:
