@@ -89,6 +89,7 @@ class Stage:
         self.training = training
         self.device = torch.device(device)
         self.module, self.shape = build_module(config, cut)
+        check_subspace(self.shape, training, cut.last if not cut.is_last else None, weights is not None)
         if training.lora is not None:
             adapt(self.module, training.lora)
         self.slots = _layout(self.module, cut)
@@ -104,7 +105,6 @@ class Stage:
         self._bind(values)
         self._muon_slots = tuple(slot for slot in self.slots if training.optimizer == "muon" and is_hidden_matrix(slot))
         self._adam_spans = _between(self._muon_slots, size)
-        check_subspace(self.shape, training, cut.last if not cut.is_last else None, weights is not None)
         self._subspace = Subspace.of(config, self.shape, self.slots, size, training, self.device)
         if self._subspace is not None:
             self._decay.mul_(self._subspace.learnt)
