@@ -151,14 +151,17 @@ class States:
         failures = 0
         while failures < PATIENCE and (piece := partial.next_for(peer)) is not None:
             partial.in_hand.setdefault(piece, set()).add(peer)
-            data = await self._ask(peer, digest, piece)
-            partial.in_hand[piece].discard(peer)
+            try:  # In hand until it is in its place: nobody else should ask for it meanwhile.
+                data = await self._ask(peer, digest, piece)
+                fits = data is None or piece in partial.done or await asyncio.to_thread(partial.take, piece, data)
+            finally:
+                partial.in_hand[piece].discard(peer)
+            if not fits:
+                LOGGER.warning("%s gave wrong bytes for a state: it is not asked again", peer)
+                return
             if data is None:
                 failures += 1
                 await self._clock.sleep(PAUSE_S)
-            elif piece not in partial.done and not await asyncio.to_thread(partial.take, piece, data):
-                LOGGER.warning("%s gave wrong bytes for a state: it is not asked again", peer)
-                return
             else:
                 failures = 0
                 self.taken[peer] = self.taken.get(peer, 0) + 1

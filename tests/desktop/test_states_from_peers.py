@@ -122,7 +122,10 @@ async def test_a_giver_of_wrong_bytes_is_known_at_its_first_piece(tmp_path: Path
         assert asker.taken == {"giver1": 8}
 
 
-async def test_a_download_that_failed_is_not_done_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
+async def test_a_download_that_failed_is_not_done_and_goes_on_where_it_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("desktop.agent.states.ANSWER_S", 1.0)
     state = some_state(7)
     async with network(tmp_path, state, 2) as (net, asker, kept):
         net.dies_after = {"giver0": 2, "giver1": 2}
