@@ -34,6 +34,7 @@ HERE = Path(__file__).resolve().parent
 RATES = (20, 100, 1000)
 ROUND_TRIPS = (10, 50, 150)
 LOSSES = (0.0, 0.001, 0.01, 0.03)
+FAST_BUT_FAR_MS = 100  # A round trip for which the fastest rate has a goal of its own.
 SYSTEMS = ("cottage", "aiortc", "libdatachannel", "iroh", "tcp")
 PAYLOAD_SHARE = 1404 / 1500  # IPv4 20, UDP 8, DTLS 37, SCTP 12 and 16 bytes; user data a multiple of four.
 CONNECT_LIMIT_S = 40.0
@@ -349,6 +350,7 @@ def parse() -> argparse.Namespace:
     options.systems = options.systems.split(",")
     if options.cells == "all":
         options.cells = [Cell(rate, rtt, loss) for rate in RATES for rtt in ROUND_TRIPS for loss in LOSSES]
+        options.cells += [Cell(RATES[-1], FAST_BUT_FAR_MS, loss) for loss in LOSSES]
     elif options.cells == "quick":
         options.cells = [Cell(rate, 50, loss) for rate in (20, 100) for loss in (0.0, 0.01)]
     else:
