@@ -204,7 +204,7 @@ async def _rates(found: Sequence[_Surroundings], seconds: float, on_phase: OnPha
             async with asyncio.timeout_at(deadline):
                 for direction, text in ((Direction.DOWN, "download"), (Direction.UP, "upload")):
                     on_phase(Phase(f"measuring the {text}", SETUP_S / 2 + TEST_S))
-                    rates[direction] = await measure(one.stream, direction, one.loss)
+                    rates[direction] = await measure(one.stream, direction, *rates.values())
         except SpeedError as error:
             notes.append(f"{one.target.name}: {error}")
         except TimeoutError:

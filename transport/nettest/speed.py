@@ -2,30 +2,29 @@
 
 import asyncio
 import contextlib
+import math
 import random
 from bisect import bisect_left
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from transport.ice import IceServer
 from transport.nettest.errors import SpeedError
 from transport.nettest.stream import RelayStream, begin_trial, connect
 from transport.relay.speed import CHUNK, CHUNKS_A_TURN, REPORT, Direction, prefer_bbr
 
-CONNECTIONS = 4  # One alone stalls on its own losses and receive windows.
-LOSSY_CONNECTIONS = 16  # Where no rate-based congestion control is at hand each of them gets little.
-LOSSY = 0.01  # More than two lost Bindings of fifty need not mean a lossy line, but more connections do no harm.
+FEW_CONNECTIONS = 4  # Enough for a slow line, where sixteen would get a packet each now and then.
+SLOW = 10e6 / 8
+CONNECTIONS = 16  # At 1 % loss a cubic flow gets 1-2 Mbit/s over 100 ms, and fifty Bindings need not show such a loss.
 SETUP_S = 1.2  # Connection, challenge and answer: three round trips, or five with TLS.
+GRACE_S = 0.4  # From the first connection that is ready to the beginning without those that are not: two round trips of 200 ms.
 TEST_S = 2.1
 START_S = 0.8  # Slow start to 1 Gbit/s at 50 ms takes ten round trips.
 MAX_RATE = 1.25e10  # 100 Gbit/s; a relay that reports more is not believed.
 MIN_MEASURED_S = 0.4  # A relay that ends the test early has measured enough by then.
 
 _NOISE = random.Random(1).randbytes(CHUNK)  # noqa: S311  # Nothing on the way can compress it.
-
-
-_T = TypeVar("_T")
 
 
 @dataclass
@@ -77,29 +76,28 @@ def steady_rate(traces: Sequence[Trace], skip_s: float = START_S) -> float:
     return min(max(rate, 0.0), MAX_RATE)
 
 
-async def measure(server: IceServer, direction: Direction, loss: float = 0.0) -> float:
+async def measure(server: IceServer, direction: Direction, other_way: float = math.inf) -> float:
     """Bytes a second between this machine and a relay.
 
     Args:
         server: an entry for TCP or TLS.
-        loss: share of packets that the way to it loses.
+        other_way: bytes a second that were found in the other direction, if they were.
     Raises:
         SpeedError: the relay does not measure, or cannot be reached.
     """
-    count = LOSSY_CONNECTIONS if loss > LOSSY else CONNECTIONS
+    run = _receive if direction is Direction.DOWN else _send
+    traces: list[Trace] = []
+    streams: list[RelayStream] = []
     async with contextlib.AsyncExitStack() as stack:
-        try:
-            async with asyncio.timeout(SETUP_S):
-                streams = await _all([stack.enter_async_context(connect(server)) for _ in range(count)])
-                await _all([begin_trial(stream, server, direction) for stream in streams])
-        except TimeoutError:
-            raise SpeedError(f"it did not answer within {SETUP_S} s") from None
-        except OSError as error:
-            raise SpeedError(f"it cannot be reached by TCP: {error.strerror or error}") from error
-        run = _receive if direction is Direction.DOWN else _send
-        traces = [Trace() for _ in streams]
-        for stream, trace in zip(streams, traces, strict=True):
-            run(stream, trace)
+
+        async def begin() -> None:
+            stream = await stack.enter_async_context(connect(server))
+            await begin_trial(stream, server, direction)
+            streams.append(stream)
+            traces.append(Trace())
+            run(stream, traces[-1])
+
+        await _most([begin() for _ in range(FEW_CONNECTIONS if other_way < SLOW else CONNECTIONS)])
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(TEST_S):
                 await asyncio.gather(*(stream.closed.wait() for stream in streams))
@@ -108,13 +106,29 @@ async def measure(server: IceServer, direction: Direction, loss: float = 0.0) ->
     return steady_rate(traces)
 
 
-async def _all(jobs: Sequence[Coroutine[Any, Any, _T]]) -> list[_T]:
-    """Every result; the first error only once all have ended, so that nothing is left behind."""
-    results = await asyncio.gather(*jobs, return_exceptions=True)
-    for result in results:
-        if isinstance(result, BaseException):
-            raise result
-    return [result for result in results if not isinstance(result, BaseException)]
+async def _most(jobs: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Run them until all are done, or ``GRACE_S`` after the first; a lost SYN is sent again after a second only.
+
+    Raises:
+        SpeedError: one was refused, or none was done within ``SETUP_S``.
+    """
+    tasks = [asyncio.create_task(job) for job in jobs]
+    try:
+        done, waiting = await asyncio.wait(tasks, timeout=SETUP_S, return_when=asyncio.FIRST_COMPLETED)
+        if waiting and done:
+            done, _ = await asyncio.wait(tasks, timeout=GRACE_S)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    if not done:
+        raise SpeedError(f"it did not answer within {SETUP_S} s")
+    for task in done:
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, OSError):
+            raise SpeedError(f"it cannot be reached by TCP: {error.strerror or error}") from error
+        if error is not None:
+            raise error
 
 
 def _ignore(_: bytes) -> None:

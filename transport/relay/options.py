@@ -28,9 +28,9 @@ class Quota:
     streams_per_address: int = 128
     permissions: int = 256  # Per allocation: every candidate of one peer is far below.
     channels: int = 256
-    speed_streams: int = 64  # Connections that measure at once, 0 for no speed tests: 16 homes, or 4 on lossy lines.
+    speed_streams: int = 128  # Connections that measure at once, 0 for no speed tests: eight homes.
     speed_streams_per_user: int = 32  # Those of one direction may still be ending when those of the other begin.
-    speed_hour_streams: float = 160.0  # Of one user: ten tests, or five on a lossy line.
+    speed_hour_streams: float = 320.0  # Of one user: ten tests.
     speed_hour_bytes: float = 2e9  # Of one user: four tests of 1 Gbit/s, or forty of 100 Mbit/s.
     speed_rate: float = 250e6  # Of all that measure at once: 2 Gbit/s, some half of a core.
     speed_total_hour_bytes: float = 50e9  # Of all: 110 Mbit/s in the long run.
