@@ -153,6 +153,7 @@ def audit_view(audit: Audit, detail: str) -> api.AuditView:
         auditor=audit.auditor or last,
         state=audit.state,
         detail=detail,
+        blame=audit.blame,
     )
 
 

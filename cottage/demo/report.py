@@ -80,7 +80,10 @@ def checks(outcome: Outcome) -> dict[str, bool]:
     if (recovered := losses.recovered()) is not None:
         found["held-out loss fell by more than half of the single process's fall"] = recovered > 0.5
     if outcome.liar is None:
-        found["no audit failed"] = not any(audit.state == "failed" for audit in outcome.audits)
+        failed = [audit for audit in outcome.audits if audit.state == "failed"]
+        if outcome.faults:  # A node that was killed cannot open the step that was drawn from it.
+            failed = [audit for audit in failed if audit.blame != "gone"]
+        found["no audit failed"] = not failed
         found["nobody was slashed"] = money.slashed == 0
     else:
         caught = [node for node in outcome.nodes if node.node == outcome.liar]

@@ -61,7 +61,12 @@ def test_a_good_run_passes_every_check() -> None:
         ("model folder", but(losses=Losses(7.6, 4.0, 3.5, 4.2))),
         ("model folder", but(losses=Losses(7.6, None, 3.5, 4.0))),
         ("more than half", but(losses=Losses(7.6, 6.0, 3.5, 6.0))),
-        ("no audit failed", but(audits=[msgspec.structs.replace(AUDIT, state="failed")])),
+        ("no audit failed", but(audits=[msgspec.structs.replace(AUDIT, state="failed", blame="wrong")])),
+        ("no audit failed", but(audits=[msgspec.structs.replace(AUDIT, state="failed", blame="gone")])),
+        (
+            "no audit failed",
+            but(audits=[msgspec.structs.replace(AUDIT, state="failed", blame="wrong")], faults=("node2 was killed",)),
+        ),
         ("nobody was slashed", but(money=Money(100, 90, 10, 5))),
         ("liar was caught", but(liar=LIAR)),
         ("liar lost stake", but(liar=LIAR)),
@@ -70,6 +75,11 @@ def test_a_good_run_passes_every_check() -> None:
 )
 def test_each_check_fails_for_its_fault(word: str, outcome: Outcome) -> None:
     assert not held(outcome, word)
+
+
+def test_a_killed_node_that_could_not_open_its_step_is_no_failure() -> None:
+    gone = msgspec.structs.replace(AUDIT, state="failed", blame="gone")
+    assert held(but(audits=[gone], faults=("node2 was killed",)), "no audit failed")
 
 
 def test_without_a_reference_there_is_no_claim_about_it() -> None:

@@ -123,6 +123,8 @@ class RoundView(msgspec.Struct, frozen=True):
 
 
 class AuditView(msgspec.Struct, frozen=True):
+    """An audit. ``blame``: why it failed; ``gone``: the node left before it opened the step, which proves no lie."""
+
     audit: str
     round: int
     step: int
@@ -132,6 +134,7 @@ class AuditView(msgspec.Struct, frozen=True):
     auditor: NodeAddress | None
     state: Literal["drawn", "opening", "replaying", "passed", "failed", "void"]
     detail: str
+    blame: Literal["", "gone", "refused", "misstated", "unconfirmed", "wrong"] = ""
 
 
 class CommitView(msgspec.Struct, frozen=True):
