@@ -78,7 +78,9 @@ window.end = {
   },
   async digest(label, count) {
     await until(() => messages[label].length >= count);
-    return sha256(messages[label]);
+    const number = (message) => new DataView(message).getUint32(0);
+    const came = messages[label];
+    return sha256(channels[label].ordered ? came : came.toSorted((one, two) => number(one) - number(two)));
   },
   async heard(label, count) {
     await until(() => messages[label].length >= count);

@@ -97,7 +97,7 @@ async def test_channels_of_every_kind_are_understood_alike(pair: tuple[End, End]
         mine, theirs = await one.opened(label), await two.opened(label)
         assert {name: mine[name] for name in options} == options
         assert {name: theirs[name] for name in mine} == mine
-        await both_ways(one, two, label, 20 if options.get("ordered", True) else 1, 20_000)
+        await both_ways(one, two, label, 20, 20_000)
 
 
 async def test_channels_opened_later_by_either_side_work(pair: tuple[End, End]) -> None:
