@@ -91,29 +91,19 @@ class Int4:
 
     def body_size(self, shape: tuple[int, ...]) -> int:
         """As ``Codec.body_size``."""
-        count = math.prod(shape)
-        return 2 * -(-count // self.block) + packed_size(count, 4)
+        return _packed_size(shape, self.block, 4)
 
     def encode_body(self, values: Tensor) -> bytes:
         """As ``Codec.encode_body``."""
         if not values.numel():
             return b""
-        rows = _rows(values, self.block)
-        largest = rows.abs().amax(dim=1, keepdim=True)
-        refuse_non_finite(largest)
+        rows, largest = _blocks(values, self.block)
         scales = (largest / 7.0).to(torch.bfloat16)
-        steps = scales.to(torch.float32)
-        quantised = (rows / torch.where(steps > 0, steps, math.inf)).round_().clamp_(-7, 7).add_(8).to(torch.uint8)
-        return raw(scales) + pack(quantised.view(-1)[: values.numel()], 4)
+        return raw(scales) + _packed(_ratios(rows, scales).round_().clamp_(-7, 7).add_(8), values.numel(), 4)
 
     def decode_body(self, body: memoryview, shape: tuple[int, ...]) -> Tensor:
         """As ``Codec.decode_body``."""
-        count = math.prod(shape)
-        rows = -(-count // self.block)
-        scales = read_scales(body, torch.bfloat16, 0, rows)
-        packed = read(body, torch.uint8, 2 * rows, packed_size(count, 4))
-        values = unpack(packed, 4, count).to(torch.float32).sub_(8)
-        return _scaled(_rows(values, self.block), scales, shape)
+        return _unpacked(body, shape, self.block, 4, 8.0)
 
 
 @dataclass(frozen=True)
@@ -131,31 +121,52 @@ class Int2:
 
     def body_size(self, shape: tuple[int, ...]) -> int:
         """As ``Codec.body_size``."""
-        count = math.prod(shape)
-        return 2 * -(-count // self.block) + packed_size(count, 2)
+        return _packed_size(shape, self.block, 2)
 
     def encode_body(self, values: Tensor) -> bytes:
         """As ``Codec.encode_body``."""
         if not values.numel():
             return b""
-        rows = _rows(values, self.block)
-        largest = rows.abs().amax(dim=1, keepdim=True)
-        refuse_non_finite(largest)
+        rows, largest = _blocks(values, self.block)
         # Squares of tiny or huge values would leave the range of float32: take the mean of the ratios to the largest.
         ratios = rows / torch.where(largest > 0, largest, 1.0)
         scales = ratios.square_().mean(dim=1, keepdim=True).sqrt_().mul_(largest).to(torch.bfloat16)
-        steps = scales.to(torch.float32)
-        quantised = (rows / torch.where(steps > 0, steps, math.inf)).floor_().clamp_(-2, 1).add_(2).to(torch.uint8)
-        return raw(scales) + pack(quantised.view(-1)[: values.numel()], 2)
+        return raw(scales) + _packed(_ratios(rows, scales).floor_().clamp_(-2, 1).add_(2), values.numel(), 2)
 
     def decode_body(self, body: memoryview, shape: tuple[int, ...]) -> Tensor:
         """As ``Codec.decode_body``."""
-        count = math.prod(shape)
-        rows = -(-count // self.block)
-        scales = read_scales(body, torch.bfloat16, 0, rows)
-        packed = read(body, torch.uint8, 2 * rows, packed_size(count, 2))
-        values = unpack(packed, 2, count).to(torch.float32).sub_(1.5)
-        return _scaled(_rows(values, self.block), scales, shape)
+        return _unpacked(body, shape, self.block, 2, 1.5)
+
+
+def _blocks(values: Tensor, block: int) -> tuple[Tensor, Tensor]:
+    """Rows of ``block`` values and the largest magnitude of each; raises ``NonFiniteError``."""
+    rows = _rows(values, block)
+    largest = rows.abs().amax(dim=1, keepdim=True)
+    refuse_non_finite(largest)
+    return rows, largest
+
+
+def _ratios(rows: Tensor, scales: Tensor) -> Tensor:
+    steps = scales.to(torch.float32)
+    return rows / torch.where(steps > 0, steps, math.inf)
+
+
+def _packed(levels: Tensor, count: int, bits: int) -> bytes:
+    return pack(levels.to(torch.uint8).view(-1)[:count], bits)
+
+
+def _packed_size(shape: tuple[int, ...], block: int, bits: int) -> int:
+    count = math.prod(shape)
+    return 2 * -(-count // block) + packed_size(count, bits)
+
+
+def _unpacked(body: memoryview, shape: tuple[int, ...], block: int, bits: int, middle: float) -> Tensor:
+    """Values of levels that count from ``-middle``, times their block's scale."""
+    count = math.prod(shape)
+    rows = -(-count // block)
+    scales = read_scales(body, torch.bfloat16, 0, rows)
+    packed = read(body, torch.uint8, 2 * rows, packed_size(count, bits))
+    return _scaled(_rows(unpack(packed, bits, count).to(torch.float32).sub_(middle), block), scales, shape)
 
 
 def _rows(values: Tensor, width: int) -> Tensor:
