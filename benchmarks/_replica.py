@@ -16,7 +16,8 @@ from trainer.crossing import wrapped_kinds
 from trainer.data import TokenFile, Windows, heldout_parts
 from trainer.model import Cut
 from trainer.prepare import prepare
-from trainer.stage import Stage, learning_rate
+from trainer.rates import learning_rate
+from trainer.stage import Stage
 from trainer.steps import Kind, Position, Recorded, Recorder, accumulate, heldout_loss
 from transport.wire.job import ModelSpec, TokenizerSpec, TrainingSpec
 from transport.wire.model import resolve

@@ -23,7 +23,6 @@ from trainer.lora import adapt
 from trainer.model import Cut, build_module, forward, full_name, initial_values, is_of_a_layer, layers_of
 from trainer.muon import direction
 from trainer.precision import computing, scaled
-from trainer.rates import learning_rate as learning_rate
 from trainer.recompute import recompute_layers
 from trainer.split import LateWeights
 from trainer.subspace import Subspace

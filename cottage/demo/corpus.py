@@ -2,6 +2,7 @@
 
 import hashlib
 import sysconfig
+from collections.abc import Sequence
 from pathlib import Path
 
 CORPUS_BYTES = 6_000_000  # Some 2 million tokens: the demo's tokens are then nearly all seen once.
@@ -9,6 +10,7 @@ _LEFT_OUT = {
     *(
         "test",
         "tests",
+        "testing",
         "site-packages",
         "dist-packages",
         "idlelib",
@@ -21,16 +23,15 @@ _LEFT_OUT = {
 }
 
 
-def write_corpus(path: Path, limit: int = CORPUS_BYTES) -> int:
-    """Write up to ``limit`` bytes of library source to ``path``; returns the bytes written.
+def write_corpus(path: Path, limit: int = CORPUS_BYTES, packages: Sequence[str] = ()) -> int:
+    """Write up to ``limit`` bytes of source to ``path``, the library's and then that of installed packages; returns the bytes written.
 
     Files come in the order of a hash of their names: the same on every run, without whole packages at one end.
     """
-    root = Path(sysconfig.get_path("stdlib"))
-    files = sorted(
-        (file for file in root.rglob("*.py") if not _LEFT_OUT.intersection(file.relative_to(root).parts)),
-        key=lambda file: _spread(str(file.relative_to(root))),
-    )
+    library, installed = Path(sysconfig.get_path("stdlib")), Path(sysconfig.get_path("purelib"))
+    files = _sources(library, library)
+    for package in packages:
+        files += _sources(installed / package, installed)
     written = 0
     with path.open("wb") as output:
         for file in files:
@@ -38,6 +39,11 @@ def write_corpus(path: Path, limit: int = CORPUS_BYTES) -> int:
             if written + len(data) <= limit and _is_text(data):
                 written += output.write(data)
     return written
+
+
+def _sources(folder: Path, root: Path) -> list[Path]:
+    files = (file for file in folder.rglob("*.py") if not _LEFT_OUT.intersection(file.relative_to(root).parts))
+    return sorted(files, key=lambda file: _spread(str(file.relative_to(root))))
 
 
 def _is_text(data: bytes) -> bool:
