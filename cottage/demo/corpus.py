@@ -24,7 +24,7 @@ _LEFT_OUT = {
 
 
 def write_corpus(path: Path, limit: int = CORPUS_BYTES, packages: Sequence[str] = ()) -> int:
-    """Write up to ``limit`` bytes of source to ``path``, the library's and then that of installed packages; returns the bytes written.
+    """Write up to ``limit`` bytes of source to ``path``, the library's, then that of ``packages``; returns the bytes written.
 
     Files come in the order of a hash of their names: the same on every run, without whole packages at one end.
     """
