@@ -10,13 +10,22 @@ from collections import deque
 from collections.abc import Callable, Mapping
 
 from trainer.errors import AbandonedError
-from transport.wire.task import AbandonRound, ApplyRound, BeginRound, OpenStep, ReplayStep
+from transport.wire.task import (
+    AbandonRound,
+    ApplyRound,
+    BeginRound,
+    BisectQuery,
+    OpenOuter,
+    OpenStep,
+    ReplayOuter,
+    ReplayStep,
+)
 from transport.wire.worker import TensorName
 
 RoundKey = tuple[int, int]
 """(epoch, round)"""
 
-Audit = OpenStep | ReplayStep
+Audit = OpenStep | ReplayStep | OpenOuter | ReplayOuter | BisectQuery
 Order = BeginRound | ApplyRound | AbandonRound
 
 MAX_WAITING_BYTES = 1 << 30  # An honest neighbour is at most one step ahead: a few micro-batches of activations.
@@ -56,7 +65,7 @@ class Inbox:
     def audit(self, command: Audit, payload: bytes) -> bool:
         """Queue an audit; False where too many wait already, or this one does."""
         with self._changed:
-            if len(self._audits) >= MAX_WAITING_AUDITS or any(a.audit == command.audit for a, _ in self._audits):
+            if len(self._audits) >= MAX_WAITING_AUDITS or any(command == waiting for waiting, _ in self._audits):
                 return False
             self._audits.append((command, payload))
             self._changed.notify_all()

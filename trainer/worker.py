@@ -19,9 +19,25 @@ from trainer.inbox import Audit, Inbox
 from trainer.member import Files, Member
 from trainer.outbox import Outbox
 from trainer.replay import Auditor
+from transport.wire.audit import NoAnswer
 from transport.wire.codec import MessageError
 from transport.wire.model import ModelConfigError
-from transport.wire.task import OpenStep, ReplayStep, StepOpened, StopTask, TaskFailed, TaskReady
+from transport.wire.task import (
+    AbandonRound,
+    ApplyRound,
+    AuditReport,
+    BeginRound,
+    BisectAnswer,
+    BisectQuery,
+    OpenOuter,
+    OpenStep,
+    ReplayOuter,
+    ReplayStep,
+    StepOpened,
+    StopTask,
+    TaskFailed,
+    TaskReady,
+)
 from transport.wire.worker import AgentMessage, PeerDeliver, Setup, WorkerCommand, read_frame, write_frame
 
 CONNECT_SECONDS = 20.0  # The agent listens before it starts us; this only covers a busy machine.
@@ -129,12 +145,12 @@ class Worker:
                     case WorkerCommand(body=StopTask(reason=reason)):
                         log.info("stopped: %s", reason)
                         return
-                    case WorkerCommand(body=OpenStep() | ReplayStep() as audit):
-                        self._inbox.audit(audit, payload)
-                    case WorkerCommand(body=order, split=split) if not isinstance(
-                        order, OpenStep | ReplayStep | StopTask
-                    ):
+                    case WorkerCommand(body=BeginRound() | ApplyRound() | AbandonRound() as order, split=split):
                         self._inbox.order(order, payload, split)
+                    case WorkerCommand(
+                        body=OpenStep() | ReplayStep() | OpenOuter() | ReplayOuter() | BisectQuery() as audit
+                    ):
+                        self._inbox.audit(audit, payload)
                     case _:
                         raise MessageError(f"{type(message).__name__} is not expected here")
         except EOFError:
@@ -164,12 +180,18 @@ class Worker:
     def _serve_audit(self, command: Audit, payload: bytes) -> None:
         assert self._outbox is not None
         assert self._auditor is not None
-        if isinstance(command, ReplayStep):
-            self._outbox.report(self._auditor.judge(command, payload))
-        elif self._member is not None:
-            self._member.open_step(command)
-        else:
-            self._outbox.report(StepOpened(command.audit, None, "a spare has no steps to open"))
+        match command:
+            case ReplayStep():
+                self._outbox.report(self._auditor.judge(command, payload))
+            case OpenStep() if self._member is not None:
+                self._member.open_step(command)
+            case OpenStep() | OpenOuter():
+                self._outbox.report(StepOpened(command.audit, None, "a spare has no steps to open"))
+            case ReplayOuter():
+                self._outbox.report(AuditReport(command.audit, "incomparable", "this worker re-runs no outer steps"))
+            case BisectQuery():
+                answer = NoAnswer("this worker plays no disputes")
+                self._outbox.report(BisectAnswer(command.dispute, command.ask, answer))
 
     async def _write(self, writer: asyncio.StreamWriter, outbox: Outbox) -> None:
         try:

@@ -30,6 +30,7 @@ from transport.wire.node import (
 )
 from transport.wire.task import (
     AuditReport,
+    BisectAnswer,
     Progress,
     RoundApplied,
     RoundCommit,
@@ -161,6 +162,8 @@ class Conversation:
                 self._verification.opened(work, lease, body)
             case AuditReport():
                 self._verification.judged(work, lease, body)
+            case BisectAnswer():
+                self._context.metrics.count("reports_stale_total")  # Nobody was asked.
             case TaskFailed():
                 work.note("fault", f"node {work.leases[lease].node} failed: {body.reason}")
                 work.end(lease, "failed", body.reason)

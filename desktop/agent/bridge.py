@@ -18,13 +18,17 @@ from desktop.agent.groups import main_error
 from desktop.agent.log import LOGGER
 from desktop.agent.plans import Plans, Verdict
 from desktop.agent.weights import StageWeights
+from transport.wire.audit import InputsAnswer
 from transport.wire.codec import MessageError
 from transport.wire.job import JobSpec
 from transport.wire.node import Assign
 from transport.wire.task import (
     BeginRound,
+    BisectAnswer,
+    BisectQuery,
     KeptState,
     Progress,
+    ReplayOuter,
     ReplayStep,
     RoundApplied,
     RoundCommit,
@@ -121,6 +125,7 @@ class Bridge:
         self._reports: asyncio.Queue[tuple[TaskReport, bytes, int]] = asyncio.Queue()
         self._newest = (-1, -1)
         self._superseded = asyncio.Event()
+        self._dispute = ""
         self._unsent = ByteBudget(*UNSENT)
         self._undelivered = ByteBudget(*UNDELIVERED)
         self._unreported = ByteBudget(*UNREPORTED)
@@ -236,8 +241,22 @@ class Bridge:
                     if self.weights is not None and _asks_for_weights(body, self.assign.spec):
                         await self.weights.lay_out(body.plan, body.stage)
                     self._put_command(body, await self.outside.fetch(opening))
+                case ReplayOuter(opening=opening):
+                    self._put_command(body, await self.outside.fetch(opening))
+                case BisectQuery(dispute=dispute, replay=replay):
+                    await self._pass_query(body, dispute, replay)
                 case _:
                     self._put_command(body)
+
+    async def _pass_query(self, body: BisectQuery, dispute: str, replay: ReplayStep) -> None:
+        """A question of a dispute; the opening goes with the first one only, since the worker keeps the newest dispute's."""
+        if dispute == self._dispute:
+            self._put_command(body)
+            return
+        if self.weights is not None and _asks_for_weights(replay, self.assign.spec):
+            await self.weights.lay_out(replay.plan, replay.stage)
+        self._put_command(body, await self.outside.fetch(replay.opening))
+        self._dispute = dispute
 
     def _put_command(self, body: TaskCommand, payload: bytes = b"", split: int = 0) -> None:
         self._to_worker.put_nowait((WorkerCommand(body, split), payload, 0))
@@ -334,13 +353,19 @@ class Bridge:
             case StepOpened(opening=None):
                 body = msgspec.structs.replace(body, opening=digest)
             case RoundApplied(checkpoint=named) | StepOpened(opening=named):
-                if named != digest:
-                    raise WorkerProtocolError(f"the worker names the artifact {named}, but its bytes are {digest}")
+                _check_name(named, digest)
+            case BisectAnswer(answer=InputsAnswer(artifact=named)):
+                _check_name(named, digest)
             case _:
                 raise WorkerProtocolError(f"a {type(body).__name__} carries no artifact")
         await self.outside.upload(payload, digest)
         self.traffic.artifacts += len(payload)
         return body
+
+
+def _check_name(named: str | None, digest: str) -> None:
+    if named != digest:
+        raise WorkerProtocolError(f"the worker names the artifact {named}, but its bytes are {digest}")
 
 
 def _asks_for_weights(audit: ReplayStep, spec: JobSpec) -> bool:

@@ -4,6 +4,8 @@
 ``codec``   the one place where bytes become types, and the one error it raises
 ``job``     the job document
 ``task``    commands to and reports from a task (a stage of a replica), the same from coordinator to worker
+``plan``    who does what in a round
+``audit``   audits of committed steps, and disputes down to one operation
 ``node``    node and coordinator, over the WebSocket
 ``worker``  agent and worker, over the Unix socket
 ``api``     the resources of the REST interface

@@ -13,15 +13,27 @@ coordinator pass them on. A round is named by ``(epoch, round)``: a round that i
       AbandonRound    ->     the replica lost a member, or is late: stop stepping, keep receiving, wait for ApplyRound
       OpenStep        ->   StepOpened      everything needed to re-run one committed step
       ReplayStep      ->   AuditReport     the auditor's verdict
+      OpenOuter, ReplayOuter               the same for the outer step
+      BisectQuery     ->   BisectAnswer    a dispute: ``transport.wire.audit``
 """
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
+from transport.wire.audit import (
+    AuditReport,
+    BisectAnswer,
+    BisectQuery,
+    OpenOuter,
+    OpenStep,
+    OuterRecord,
+    ReplayOuter,
+    ReplayStep,
+    StepOpened,
+)
 from transport.wire.ids import (
-    AuditId,
     Count,
     Digest,
     FiniteLoss,
@@ -30,43 +42,42 @@ from transport.wire.ids import (
     ReplicaIndex,
     RoundIndex,
     ShortText,
-    StageIndex,
     StepIndex,
 )
+from transport.wire.plan import MAX_MEMBERS, MAX_REPLICAS, MAX_STAGES, Layers, Member, Plan
 
-MAX_STAGES = 64  # A pipeline of more has a bubble longer than its work on any micro-batch count we allow.
-MAX_REPLICAS = 256
-MAX_MEMBERS = 4096
-
-
-class Layers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Decoder layers ``first <= i < last``; stage 0 has the embedding too, the last stage the norm and the head."""
-
-    first: Annotated[int, Meta(ge=0, le=10_000)]
-    last: Annotated[int, Meta(ge=0, le=10_000)]
-
-
-class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    stage: StageIndex
-    replica: ReplicaIndex
-    node: NodeAddress
-
-
-class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Who does what in a round. ``layers[s]`` belongs to stage ``s``. Replica numbers need not be contiguous."""
-
-    epoch: Count
-    layers: Annotated[tuple[Layers, ...], Meta(min_length=1, max_length=MAX_STAGES)]
-    members: Annotated[tuple[Member, ...], Meta(max_length=MAX_MEMBERS)]
-
-    def node_of(self, stage: int, replica: int) -> str | None:
-        """The node at this place, or ``None`` where the plan has nobody."""
-        return next((m.node for m in self.members if m.stage == stage and m.replica == replica), None)
-
-    def replicas(self) -> tuple[int, ...]:
-        """The replicas of this plan, in order."""
-        return tuple(sorted({m.replica for m in self.members}))
-
+__all__ = [
+    "MAX_MEMBERS",
+    "MAX_REPLICAS",
+    "MAX_STAGES",
+    "AbandonRound",
+    "ApplyRound",
+    "AuditReport",
+    "BeginRound",
+    "BisectAnswer",
+    "BisectQuery",
+    "KeptState",
+    "Layers",
+    "Member",
+    "OpenOuter",
+    "OpenStep",
+    "OuterRecord",
+    "Plan",
+    "Progress",
+    "ReplayOuter",
+    "ReplayStep",
+    "RoundApplied",
+    "RoundCommit",
+    "RoundHolding",
+    "StepOpened",
+    "StopTask",
+    "TaskCommand",
+    "TaskFailed",
+    "TaskReady",
+    "TaskReport",
+    "Traffic",
+    "Validation",
+]
 
 # --- commands -----------------------------------------------------------------------------------------------------------
 
@@ -124,55 +135,15 @@ class ApplyRound(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="a
     checkpoint: bool = False
 
 
-class OpenStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="open"):
-    """``step`` counts from 0 within the round."""
-
-    audit: AuditId
-    epoch: Count
-    round: RoundIndex
-    step: StepIndex
-
-
-class ReplayStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="replay"):
-    """Re-run one step of ``stage``/``replica`` from ``opening`` (an artifact) and compare with what was committed in ``root``.
-
-    ``pseudo_gradient``: what the member committed to beside the root; the round's last leaf must bind the same one. ``anchor``:
-    the parameters of the stage that were agreed on in the round before (``RoundApplied.parameters``), which every leaf must
-    name; ``None`` where the coordinator does not know what the member began with: in the first round, and from a checkpoint.
-    ``carried``: as committed to beside the root. ``local``: what the member committed to in the round before as carried into
-    this one; ``None`` where it began afresh, and must show nothing else.
-    """
-
-    audit: AuditId
-    plan: Plan
-    stage: StageIndex
-    replica: ReplicaIndex
-    round: RoundIndex
-    first_step: StepIndex
-    step: StepIndex
-    total_steps: StepIndex
-    root: Digest
-    leaves: Count
-    pseudo_gradient: Digest
-    anchor: Digest | None
-    opening: Digest
-    carried: Digest | None = None
-    local: Digest | None = None
-    rate_step: StepIndex | None = None
-
-    @property
-    def rate_index(self) -> int:
-        """Where the learning rate's schedule stood at the step."""
-        return (self.first_step if self.rate_step is None else self.rate_step) + self.step
-
-
 class StopTask(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="stop"):
     """The task is over; the agent ends the worker and gives the lease back."""
 
     reason: ShortText = ""
 
 
-TaskCommand = BeginRound | AbandonRound | ApplyRound | OpenStep | ReplayStep | StopTask
+TaskCommand = (
+    BeginRound | AbandonRound | ApplyRound | OpenStep | ReplayStep | OpenOuter | ReplayOuter | BisectQuery | StopTask
+)
 
 
 # --- reports ------------------------------------------------------------------------------------------------------------
@@ -224,7 +195,8 @@ class RoundHolding(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=
 
 class RoundApplied(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="applied"):
     """``parameters``: digest of the stage's new parameters, equal on all replicas. ``checkpoint``: artifact, where asked for.
-    ``kept``: manifest of the new state, which the agent keeps for its peers; ``moments``: that of this seat's optimizer."""
+    ``kept``: manifest of the new state, which the agent keeps for its peers; ``moments``: that of this seat's optimizer.
+    ``outer``: what the outer step did, equal on all replicas."""
 
     epoch: Count
     round: RoundIndex
@@ -232,6 +204,7 @@ class RoundApplied(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=
     checkpoint: Digest | None = None
     kept: Digest | None = None
     moments: Digest | None = None
+    outer: OuterRecord | None = None
 
 
 class Validation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="validation"):
@@ -241,22 +214,6 @@ class Validation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="v
     round: RoundIndex
     loss: FiniteLoss
     tokens: Count
-
-
-class StepOpened(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="opened"):
-    audit: AuditId
-    opening: Digest | None
-    reason: ShortText = ""
-
-
-class AuditReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="audit"):
-    """``mismatch``: re-execution gave something else than was committed. ``malformed``: the opening does not belong to the
-    commitment at all. ``incomparable``: the leaf names another environment class than this auditor's."""
-
-    audit: AuditId
-    verdict: Literal["match", "mismatch", "malformed", "incomparable"]
-    detail: LongText = ""
-    operations: Count = 0
 
 
 class TaskFailed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="failed"):
@@ -289,6 +246,7 @@ TaskReport = (
     | Validation
     | StepOpened
     | AuditReport
+    | BisectAnswer
     | TaskFailed
     | Traffic
 )
