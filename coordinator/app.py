@@ -12,9 +12,11 @@ from aiohttp import web
 
 from coordinator.config import Config
 from coordinator.services.artifacts import ArtifactStore
+from coordinator.services.beacons import Beacons
 from coordinator.services.chain import Chain, LedgerChain
 from coordinator.services.context import Context
 from coordinator.services.conversation import Conversation
+from coordinator.services.drawing import Drawing
 from coordinator.services.handout import Handout
 from coordinator.services.jobs import JobService
 from coordinator.services.leases import Leases
@@ -58,6 +60,7 @@ class Parts:
     runs: Runs
     conversation: Conversation
     settlement: Settlement
+    beacons: Beacons
     upkeep: Upkeep
     jobs: JobService
     network: NetworkService
@@ -75,6 +78,7 @@ class Parts:
         return {
             "upkeep": self.upkeep.run,
             "settlement": self.settlement.run,
+            "beacons": self.beacons.run,
             "escrows": self.upkeep.watch_escrows,
             "assembly": self.upkeep.assemble,
             "stakes": self.nodes.watch_stakes,
@@ -104,7 +108,9 @@ def assemble(
     nodes = Nodes(context, leases, chain, coordinator, lambda node: relays.servers(relays.order(node), node))
     verification = Verification(context, nodes)
     settlement = Settlement(context, desk, chain, coordinator)
-    runs = Runs(context, nodes, Staffing(context, nodes, links), verification, settlement)
+    drawing = Drawing(context)
+    runs = Runs(context, nodes, Staffing(context, nodes, links), drawing, verification, settlement)
+    beacons = Beacons(context, desk, drawing, runs, chain)
     conversation = Conversation(context, desk, leases, nodes, runs, verification, links)
     upkeep = Upkeep(context, desk, leases, conversation, runs, settlement, models)
     jobs = JobService(
@@ -123,7 +129,9 @@ def assemble(
     )
     handout = Handout(context, leases, nodes, relays, links)
     network = NetworkService(context, nodes, leases, chain, relays, coordinator, test_wallet is not None)
-    return Parts(context, desk, leases, nodes, runs, conversation, settlement, upkeep, jobs, network, relays, handout)
+    return Parts(
+        context, desk, leases, nodes, runs, conversation, settlement, beacons, upkeep, jobs, network, relays, handout
+    )
 
 
 @asynccontextmanager

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from coordinator.domain.rate import FLOOR
+
 
 @dataclass(frozen=True)
 class TurnRelay:
@@ -29,6 +31,9 @@ class Config:
         start_seconds: a worker that is not ready by then is given up (download, sandbox, building the stage).
         start_grace_seconds: a whole replica waits as long for the others before the first round, and an unfilled plan for nodes.
         stall_seconds: a round in which nothing at all is heard for as long is unblocked by force.
+        audits_per_round: steps re-run after each round at the least; nodes' own rates may ask for more.
+        audit_floor: rate of audits of the most trusted node, in millionths of its rounds.
+        audit_twice: audits that two auditors have to agree on, in millionths.
         audit_seconds: for opening a step, and for re-running it.
         audit_patience_seconds: for an auditor to be found.
         store_every: rounds between two states of a job that are stored here; its nodes keep the newest for each other.
@@ -55,6 +60,8 @@ class Config:
     start_grace_seconds: float = 15.0
     stall_seconds: float = 120.0
     audits_per_round: int = 1
+    audit_floor: int = FLOOR
+    audit_twice: int = 100_000  # One in ten: an auditor that colludes does not know which.
     audit_seconds: float = 120.0
     audit_patience_seconds: float = 15.0
     store_every: int = 4  # A state is 8 bytes a parameter: in every round it would be more than all pseudo-gradients.

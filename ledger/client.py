@@ -421,6 +421,14 @@ class Ledger:
         """
         await self._sender.submit(prepared)
 
+    async def slot(self) -> int:
+        """The newest slot: no block after it is known to anybody yet."""
+        return await self._connection.slot()
+
+    async def block_after(self, slot: int) -> tuple[int, str] | None:
+        """Slot and hash (base 58) of the first final block after ``slot``; None while there is none yet."""
+        return await self._connection.block_after(slot)
+
     async def outcome(self, signature: str, last_valid_block_height: int) -> Outcome:
         """What became of a transaction. ``expired`` is final: it never happened and never will."""
         return await self._sender.outcome(signature, last_valid_block_height)

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeVar
 
 from solana.exceptions import SolanaRpcException
 from solana.rpc.async_api import AsyncClient
-from solana.rpc.commitment import Confirmed, Finalized
+from solana.rpc.commitment import Confirmed, Finalized, Processed
 from solana.rpc.core import RPCException
 from solana.rpc.jsonrpc import JsonRpcErrorCode, JsonRpcRequest, SolanaJsonRpcError
 from solana.rpc.models import MemcmpOpts, TxOpts
@@ -22,6 +22,7 @@ from solders.signature import Signature
 from solders.transaction_status import (
     EncodedConfirmedTransactionWithStatusMeta,
     TransactionConfirmationStatus,
+    TransactionDetails,
     TransactionErrorFieldless,
 )
 
@@ -31,6 +32,7 @@ from ledger.failures import explain
 REQUEST_TIMEOUT_S = 20.0  # A public cluster under load answers within seconds; beyond this it is down.
 PAGE = 1000  # Signatures in one answer: the most that Solana gives.
 _MAX_KEYS = 100
+_SLOTS_AT_ONCE = 512  # Slots in which a block is looked for at a time; a cluster may leave out many in a row.
 
 _Answer = TypeVar("_Answer")
 Status = Literal["unknown", "pending", "confirmed", "failed"]
@@ -80,6 +82,34 @@ class Connection:
     async def block_height(self) -> int:
         """Height of the newest block that can never be undone."""
         return int((await self._ask(lambda: self._client.get_block_height(Finalized))).value)
+
+    async def slot(self) -> int:
+        """The newest slot that the endpoint has seen, however young."""
+        return int((await self._ask(lambda: self._client.get_slot(Processed))).value)
+
+    async def block_after(self, slot: int) -> tuple[int, str] | None:
+        """Slot and hash of the first block after ``slot`` that can never be undone; None while there is none yet."""
+        newest, first = await self.slot(), None
+        for start in range(slot + 1, newest + 1, _SLOTS_AT_ONCE):
+            found = (await self._ask(partial(self._client.get_blocks, start, start + _SLOTS_AT_ONCE - 1))).value
+            if found:
+                first = int(found[0])
+                break
+        if first is None:
+            return None
+        details = TransactionDetails.None_
+        block = (
+            await self._ask(
+                lambda: self._client.get_block(
+                    first,
+                    max_supported_transaction_version=0,
+                    transaction_details=details,
+                    rewards=False,
+                    commitment=Finalized,
+                )
+            )
+        ).value
+        return None if block is None else (first, str(block.blockhash))
 
     async def send(self, wire: bytes, program: Pubkey) -> SendResult:
         """Hand over a signed transaction. ``program`` is the market's, to explain its errors.

@@ -18,6 +18,7 @@ from transport.wire.rounds import Schedule, Stretch
 from transport.wire.task import KeptState, Layers
 
 MAX_STRETCH = 4  # A run of fixed-time rounds takes at most so many times the planned ones, however slow its nodes are.
+MAX_POINTS = 16  # Stored states that are remembered: with one in four rounds, findings reach back 64 rounds.
 MAX_FETCH_FAILURES = 3  # Void rounds in a row from a state that peers keep: then it is taken for lost.
 
 
@@ -40,6 +41,13 @@ class Base(msgspec.Struct, frozen=True):
     done: int = 0
     next_step: int = 0
     progress: int = 0
+
+
+class Point(msgspec.Struct, frozen=True):
+    """Where a run stood, and every stage's state then."""
+
+    base: Base
+    checkpoints: tuple[Digest, ...]
 
 
 class Moments(msgspec.Struct, frozen=True):
@@ -80,6 +88,9 @@ class Run(msgspec.Struct, frozen=True):
         advanced: when the last round was completed.
         stretches: the rounds' lengths where they are not all ``inner_steps``.
         together: replicas exchange in every step, so a round that loses a member is done again by all.
+        points: stored points, oldest first, as far as they are remembered.
+        rollbacks: times that the run went back before a forged round.
+        undrawn: complete rounds, by epoch and number, whose audits wait for a block of the ledger.
     """
 
     layers: tuple[Layers, ...]
@@ -109,6 +120,9 @@ class Run(msgspec.Struct, frozen=True):
     advanced: float = 0.0
     stretches: tuple[Stretch, ...] = ()
     together: bool = False
+    points: tuple[Point, ...] = ()
+    rollbacks: int = 0
+    undrawn: tuple[tuple[int, int], ...] = ()
 
     @property
     def total_rounds(self) -> int:
@@ -202,7 +216,8 @@ def close(run: Run) -> Run:
     if len(stored) < len(run.layers):
         return after
     base = Base(after.done, after.next_step, after.progress)
-    return msgspec.structs.replace(after, checkpoints=stored, base=base)
+    points = (*after.points, Point(base, stored))[-MAX_POINTS:]
+    return msgspec.structs.replace(after, checkpoints=stored, base=base, points=points)
 
 
 def is_lost(run: Run, holders: Sequence[Holder]) -> bool:
@@ -215,11 +230,22 @@ def is_lost(run: Run, holders: Sequence[Holder]) -> bool:
     return any(here.isdisjoint((stage, node) for node in state.holders) for stage, state in enumerate(run.kept))
 
 
-def go_back(run: Run) -> Run:
-    """Begin again from the last stored point."""
-    base = run.base
+def go_back(run: Run, before: int | None = None) -> Run:
+    """Begin again from the last stored point, or the last one that nothing of round ``before`` went into.
+
+    That is the very beginning where no such point is remembered. The round in flight, if any, is given up.
+    """
+    points = run.points
+    base, checkpoints = run.base, run.checkpoints
+    if before is not None:
+        points = tuple(point for point in points if point.base.done <= before)
+        base, checkpoints = (points[-1].base, points[-1].checkpoints) if points else (Base(), ())
     return msgspec.structs.replace(
         run,
+        base=base,
+        checkpoints=checkpoints,
+        points=points,
+        round=None,
         done=base.done,
         next_step=base.next_step,
         progress=base.progress,

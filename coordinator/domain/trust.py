@@ -1,7 +1,6 @@
 """What is audited, by whom, and what follows.
 
-The draw is a pure function of a seed made after every commitment was stored, so nobody can know it before and everybody can
-repeat it afterwards. An audit's life:
+Which steps are audited follows from ``draw``, and by whom from the same seed. An audit's life:
 
 ::
 
@@ -18,6 +17,7 @@ from typing import Literal
 
 import msgspec
 
+from coordinator.domain.draw import Drawn
 from transport.wire.ids import Digest, NodeAddress
 from transport.wire.task import AuditReport, OpenStep, Plan, ReplayStep, StepOpened, TaskCommand
 
@@ -47,6 +47,9 @@ class Audit(msgspec.Struct, frozen=True):
         carried, local: what the member committed to carry into the next round, and what it had carried into this one.
         rate_step: as in its round.
         tried: nodes that were asked to re-run it.
+        seed: of its round's draw, in hexadecimal: the order in which auditors are asked follows from it.
+        twice: two auditors of different owners have to find it right, where there are two.
+        canary: the step was forged by the coordinator, and it is the auditor who is tested; ``node`` has nothing to answer for.
         blame: why it failed. ``misstated``: its leaf names another environment class than it had said to be of.
     """
 
@@ -80,6 +83,9 @@ class Audit(msgspec.Struct, frozen=True):
     blame: Blame = ""
     detail: str = ""
     rate_step: int | None = None
+    seed: str = ""
+    twice: bool = False
+    canary: bool = False
     version: int = 0
 
     @property
@@ -113,14 +119,6 @@ class Audit(msgspec.Struct, frozen=True):
         return None
 
 
-class Draw(msgspec.Struct, frozen=True):
-    """A committed member that can be drawn."""
-
-    lease: str
-    root: Digest
-    leaves: int
-
-
 class Auditor(msgspec.Struct, frozen=True):
     """A node of the job that could re-run a step."""
 
@@ -131,42 +129,19 @@ class Auditor(msgspec.Struct, frozen=True):
     spare: bool
 
 
-def draw(seed: bytes, commitments: Sequence[Draw], count: int) -> tuple[tuple[str, int], ...]:
-    """Pick ``count`` different (lease, step) pairs, fewer if there are not as many; nobody twice before everybody once.
-
-    Args:
-        seed: 32 bytes that nobody knew before the last commitment.
-        commitments: of the round's contributors, in any order.
-    """
-    ordered = sorted((c for c in commitments if c.leaves > 0), key=lambda c: (c.root, c.lease))
-    bound = hashlib.sha256(seed + "".join(c.root for c in ordered).encode()).digest()
-    total = sum(c.leaves for c in ordered)
-    picked: list[tuple[str, int]] = []
-    fresh: list[Draw] = []
-    counter = 0
-    while len(picked) < min(count, total):
-        fresh = fresh or list(ordered)
-        leaves = sum(c.leaves for c in fresh)
-        place = int.from_bytes(hashlib.sha256(bound + counter.to_bytes(8, "big")).digest(), "big") % leaves
-        counter += 1
-        for commitment in fresh:
-            if place < commitment.leaves:
-                break
-            place -= commitment.leaves
-        fresh.remove(commitment)
-        if (commitment.lease, place) not in picked:
-            picked.append((commitment.lease, place))
-    return tuple(picked)
+def audit_id(seed: bytes, drawn: Drawn) -> str:
+    """The name of an audit: nobody chooses it, so nobody chooses by it who audits."""
+    return hashlib.sha256(seed + f"audit:{drawn.replica}:{drawn.stage}:{drawn.step}".encode()).hexdigest()[:32]
 
 
-def choose_auditor(audit: Audit, ready: Sequence[Auditor], seed: bytes) -> Auditor | None:
+def choose_auditor(audit: Audit, ready: Sequence[Auditor]) -> Auditor | None:
     """Another node of another owner with the same environment class, spares first, the rest by lot; None: nobody."""
     owners = {audit.payout} | {a.payout for a in ready if a.node in audit.tried}
     fitting = [
         a for a in ready
         if a.node != audit.node and a.node not in audit.tried and a.payout not in owners and a.env_class == audit.env_class
     ]  # fmt: skip
-    lot = {a.lease: hashlib.sha256(seed + audit.id.encode() + a.lease.encode()).digest() for a in fitting}
+    lot = {a.lease: hashlib.sha256(f"{audit.seed}:{audit.id}:{a.node}".encode()).digest() for a in fitting}
     return min(fitting, key=lambda a: (not a.spare, lot[a.lease])) if fitting else None
 
 
@@ -201,6 +176,8 @@ def judged(audit: Audit, node: NodeAddress, report: AuditReport, deadline: float
     after = msgspec.structs.replace(
         audit, verdicts=verdicts, auditor=None, auditor_lease=None, deadline=deadline, detail=report.detail
     )
+    if report.verdict == "match" and audit.twice and not audit.verdicts:
+        return after  # By a lot that nobody could foresee, one auditor's word is not enough here.
     if report.verdict == "match":
         disputed = f"{len(against(after))} found otherwise" if against(after) else ""
         return msgspec.structs.replace(after, state="passed", auditor=node, detail=report.detail or disputed)
@@ -232,6 +209,8 @@ def overdue(audit: Audit) -> Audit:
         return msgspec.structs.replace(convicted, blame="unconfirmed") if lone else convicted
     if audit.over:
         return audit
+    if audit.state == "replaying" and audit.verdicts:
+        return msgspec.structs.replace(audit, state="passed", auditor=audit.verdicts[-1].auditor)
     return msgspec.structs.replace(
         audit,
         state="void",

@@ -56,6 +56,11 @@ class Chain(Protocol):
 
     async def prepare_slash(self, node: str, amount: int, reason: bytes) -> PreparedTransaction: ...
 
+    async def slot(self) -> int: ...
+
+    async def block_after(self, slot: int) -> tuple[int, str] | None:
+        """Slot and hash of the first final block after ``slot``; None while there is none."""
+
     async def submit(self, prepared: PreparedTransaction) -> None: ...
 
     async def outcome(self, signature: str, last_height: int) -> Outcome: ...
@@ -128,6 +133,14 @@ class LedgerChain:
     async def prepare_slash(self, node: str, amount: int, reason: bytes) -> PreparedTransaction:
         """Take stake."""
         return await self._ledger.prepare_slash(self._seed, node, Amount(amount), reason)
+
+    async def slot(self) -> int:
+        """The newest slot."""
+        return await self._ledger.slot()
+
+    async def block_after(self, slot: int) -> tuple[int, str] | None:
+        """The first final block after a slot."""
+        return await self._ledger.block_after(slot)
 
     async def submit(self, prepared: PreparedTransaction) -> None:
         """Send; as often as one likes."""

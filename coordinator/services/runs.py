@@ -11,6 +11,7 @@ from coordinator.domain.lease import Lease
 from coordinator.domain.round import Round, Seat
 from coordinator.domain.run import Run
 from coordinator.services.context import Context
+from coordinator.services.drawing import Drawing
 from coordinator.services.nodes import Nodes
 from coordinator.services.settlement import Settlement
 from coordinator.services.staffing import Staffing, holders, seats_ready, shape_of, too_many_faults
@@ -23,6 +24,7 @@ from transport.wire.ids import Digest
 from transport.wire.task import RoundApplied, RoundCommit, RoundHolding, Validation
 
 MAX_RESTARTS = 20  # A round that fails so often in a row will not come right.
+MAX_ROLLBACKS = 8  # Each costs whoever forged its stake; where stakes are nothing, a job still has to end.
 MAX_PASSES = 8  # Ending one round can begin the next and end it again; more passes wait for the next tick.
 ACTIVE = frozenset({JobState.FUNDED, JobState.PLANNED, JobState.RUNNING, JobState.VERIFYING})
 
@@ -33,13 +35,20 @@ class Runs:
     """What a job does next. Timers (silence, grace) live in memory: after a restart everybody gets the full time again."""
 
     def __init__(
-        self, context: Context, nodes: Nodes, staffing: Staffing, verification: Verification, settlement: Settlement
+        self,
+        context: Context,
+        nodes: Nodes,
+        staffing: Staffing,
+        drawing: Drawing,
+        verification: Verification,
+        settlement: Settlement,
     ) -> None:
         self._context = context
         self._nodes = nodes
         self._staffing = staffing
         self._verification = verification
         self._settlement = settlement
+        self._drawing = drawing
         self._heard: dict[str, float] = {}
         self._whole_since: dict[str, float] = {}
         self._since = context.clock.time()
@@ -111,6 +120,7 @@ class Runs:
         if work.job.state is JobState.VERIFYING:
             await self._close(work)
             return
+        await self._roll_back(work)
         if not work.run.finished:
             await self._staffing.repair(work)
         self._unblock(work)
@@ -140,7 +150,7 @@ class Runs:
         if run is None or run.round is not None or run.finished or not self._may_begin(work):
             return
         if runs.is_lost(run, holders(work)):
-            run = await self._go_back(work)
+            run = await self._go_back(work, "nobody who keeps the newest state of a stage is left")
         after = runs.begin(run, holders(work), work.now)
         if after.round is None:
             return
@@ -156,13 +166,34 @@ class Runs:
             work.advance(JobState.RUNNING, f"round {begun.number + 1} begins")
         self.heard(work.job.id)
 
-    async def _go_back(self, work: Work) -> Run:
-        """The newest state of a stage is lost with its keepers: rounds since the last stored one are done again.
+    async def _roll_back(self, work: Work) -> None:
+        """Go back before the first round in which a lie was proven: its update is in every state since.
+
+        The honest nodes of the rounds that are done again did what they were asked to, so they stay paid.
+        """
+        forged, work.forged = work.forged, []
+        if not forged or work.run is None or work.run.rollbacks >= MAX_ROLLBACKS:
+            return
+        where: tuple[Where, ...] = (("job", "=", work.job.id), ("state", "=", "complete"))
+        done = await work.tx.find(RoundRecord, *where)
+        newest = {record.number: record.epoch for record in sorted(done, key=lambda record: record.epoch)}
+        standing = [number for epoch, number in forged if number < work.run.done and newest[number] == epoch]
+        if not standing:
+            return
+        if work.run.round is not None:
+            await self._store_round(work, work.run.round, "void")
+        before = min(standing)
+        work.change_run(rollbacks=work.run.rollbacks + 1)
+        self._context.metrics.count("rollbacks_total")
+        await self._go_back(work, f"round {before + 1} was forged", before)
+
+    async def _go_back(self, work: Work, why: str, before: int | None = None) -> Run:
+        """Rounds since the last stored point, or the last one before round ``before``, are done again.
 
         What was paid for them stays paid; the rest of the price is spread over all tokens that are to be trained from here.
         """
         assert work.run is not None
-        lost, work.run = work.run.done, runs.go_back(work.run)
+        lost, work.run = work.run.done, runs.go_back(work.run, before)
         where: tuple[Where, ...] = (("job", "=", work.job.id), ("state", "=", "complete"))
         done = await work.tx.find(RoundRecord, *where)
         newest = {record.number: record for record in sorted(done, key=lambda record: record.epoch)}
@@ -173,7 +204,7 @@ class Runs:
             for lease in [lease for lease in work.leases.values() if lease.seat]:
                 work.end(lease.id, "replaced", "begins anew")
         again = f"round {work.run.done + 1}" + (f" to {lost}" if lost > work.run.done + 1 else "")
-        work.note("lost", f"nobody who keeps the newest state of a stage is left: {again} is done again")
+        work.note("lost", f"{why}: {again} is done again")
         self._context.metrics.count("rounds_lost_total", lost - work.run.done)
         return work.run
 
@@ -188,6 +219,8 @@ class Runs:
             return False
         if not self._verification.may_begin(work, work.run.done):
             return False
+        if work.run.trained and not self._verification.settled(work):
+            return False  # The model is finished only when no round can turn out to be forged any more.
         if (everybody or work.job.state is JobState.RUNNING) and not self._awaits_returners(work):
             return True
         since = self._whole_since.setdefault(work.job.id, self._context.clock.now())
@@ -259,7 +292,7 @@ class Runs:
             train_loss=loss if loss is not None else job.train_loss,
         )  # fmt: skip
         work.note("round", _completed(over.number, len(contributors), work.run.replicas, loss))
-        await work.tx.update(await self._verification.draw(work, record, commits))
+        await work.tx.update(await self._drawing.prepare(work, record, commits))
         for commit in commits:
             if commit.drawable:
                 event = ledger_events.Committed(job=job.id, round=commit.round, node=commit.node, root=commit.root)

@@ -1,7 +1,7 @@
-"""Audits: drawn when a round is complete, opened by the prover, re-run by somebody else, and what follows from the verdict.
+"""Audits: drawn once a round is complete, opened by the prover, re-run by somebody else, and what follows from the verdict.
 
-Everything here happens on an open desk (``Work``): the draw's randomness is fetched in the same transaction that already holds
-every commitment of the round, so no commitment can depend on it.
+Everything here happens on an open desk (``Work``). Commitments and rates are stored when the round ends; the draw waits for the
+first block of the ledger after that (``beacons``), so neither can depend on it, and everybody can repeat it.
 """
 
 import hashlib
@@ -12,7 +12,7 @@ import msgspec
 
 from coordinator.domain import trust
 from coordinator.domain.job import JobState
-from coordinator.domain.trust import Audit, Auditor, Draw
+from coordinator.domain.trust import Audit, Auditor
 from coordinator.services.context import Context
 from coordinator.services.nodes import Nodes
 from coordinator.services.work import Work
@@ -31,45 +31,6 @@ class Verification:
     def __init__(self, context: Context, nodes: Nodes) -> None:
         self._context = context
         self._nodes = nodes
-
-    async def draw(self, work: Work, record: RoundRecord, commits: list[CommitRecord]) -> RoundRecord:
-        """Draw the audits of a complete round. The commits must be stored already."""
-        work.rounds_ended = True
-        seed = self._context.entropy(32)
-        drawable = [Draw(commit.lease, commit.root, commit.leaves) for commit in commits if commit.drawable]
-        by_lease = {commit.lease: commit for commit in commits}
-        classes = {lease.id: lease.env_class for lease in (*work.leases.values(), *work.ended)}
-        for lease, step in trust.draw(seed, drawable, self._context.config.audits_per_round):
-            commit = by_lease[lease]
-            audit = Audit(
-                id=self._context.new_id(),
-                job=work.job.id,
-                epoch=record.epoch,
-                round=record.number,
-                step=step,
-                stage=commit.stage,
-                replica=commit.replica,
-                lease=lease,
-                node=commit.node,
-                payout=commit.payout,
-                env_class=classes.get(lease, ""),
-                plan=record.plan,
-                first_step=record.first_step,
-                total_steps=record.total_steps,
-                rate_step=record.rate_step,
-                root=commit.root,
-                leaves=commit.leaves,
-                pseudo_gradient=commit.pseudo_gradient,
-                anchor=commit.anchor,
-                carried=commit.carried,
-                local=commit.local,
-                deadline=work.now + self._context.config.audit_seconds,
-            )
-            work.audits[audit.id] = audit
-            work.change(audits=work.job.audits + 1)
-            place = f"stage {commit.stage} of replica {commit.replica}"
-            work.note("audit", f"round {record.number + 1}: step {step} of {place} was drawn for an audit")
-        return msgspec.structs.replace(record, seed=seed.hex())
 
     def opened(self, work: Work, lease: str, report: StepOpened) -> None:
         """The prover answered."""
@@ -92,8 +53,18 @@ class Verification:
             work.audits[audit.id] = msgspec.structs.replace(audit, deadline=deadline)
 
     def may_begin(self, work: Work, number: int) -> bool:
-        """Whether beginning round ``number`` leaves provers the records that they still have to open."""
-        return all(a.state != "opening" or a.round > number - OPENING_LAG for a in work.audits.values())
+        """Whether beginning round ``number`` leaves provers the records that they still have, or may have, to open.
+
+        Rounds that are done again come after all that is still to be opened of the same numbers.
+        """
+        awaited = [audit.round for audit in work.audits.values() if audit.state == "opening"]
+        undrawn = [] if work.run is None else [drawn for _, drawn in work.run.undrawn]
+        return all(number - OPENING_LAG < other < number for other in awaited + undrawn)
+
+    def settled(self, work: Work) -> bool:
+        """Whether every round so far has been looked at as far as it will be: nothing can turn out to be forged any more."""
+        undrawn = () if work.run is None else work.run.undrawn
+        return not undrawn and all(audit.canary for audit in work.audits.values())
 
     async def advance(self, work: Work) -> None:
         """Bring every open audit as far as it goes now, then conclude rounds whose audits are over."""
@@ -110,6 +81,8 @@ class Verification:
             if not audit.over:
                 void = msgspec.structs.replace(audit, state="void", detail="the job ended before the audit did")
                 work.audits[audit.id] = trust.overdue(audit) if trust.against(audit) else void
+        if work.run is not None:
+            work.change_run(undrawn=())
         work.rounds_ended = True
         await self.advance(work)
 
@@ -120,7 +93,7 @@ class Verification:
         if audit.auditor is not None and (audit.auditor_lease not in work.leases or work.now > audit.deadline):
             audit = trust.auditor_gone(audit, work.now + config.audit_patience_seconds)
         if audit.state == "replaying" and audit.auditor is None:
-            auditor = trust.choose_auditor(audit, self._auditors(work), self._context.entropy(32))
+            auditor = trust.choose_auditor(audit, self._auditors(work))
             if auditor is not None:
                 return trust.assigned(audit, auditor, work.now + config.audit_seconds)
         return trust.overdue(audit) if work.now > audit.deadline else audit
@@ -151,6 +124,7 @@ class Verification:
                 verdict=verdict,
             )
             work.memo(f"verified:{audit.id}", event)
+        await _remember(work, audit)
         earlier = await work.tx.find(
             Audit, ("job", "=", work.job.id), ("node", "=", audit.node), ("state", "=", "failed")
         )
@@ -161,6 +135,8 @@ class Verification:
                 await self._ban(work, audit, slash=False)
             case "ban":
                 await self._ban(work, audit, slash=True)
+                if audit.blame == "wrong":
+                    work.forged.append((audit.epoch, audit.round))
             case "none":
                 pass
         work.conclude(audit)
@@ -196,7 +172,8 @@ class Verification:
 
     async def _conclude(self, work: Work) -> None:
         """Verify the shares of complete rounds whose audits are over."""
-        open_rounds = {(audit.epoch, audit.round) for audit in work.audits.values()}
+        open_rounds = {(audit.epoch, audit.round) for audit in work.audits.values() if not audit.canary}
+        open_rounds |= set(work.run.undrawn if work.run is not None else ())
         waiting: tuple[Where, ...] = (("job", "=", work.job.id), ("state", "=", "complete"), ("concluded", "=", False))
         for record in await work.tx.find(RoundRecord, *waiting):
             if (record.epoch, record.number) in open_rounds:
@@ -210,6 +187,16 @@ class Verification:
                 await work.tx.update(msgspec.structs.replace(commit, state="verified"))
                 work.change(verified=work.job.verified + commit.amount)
             await work.tx.update(msgspec.structs.replace(record, concluded=True))
+
+
+async def _remember(work: Work, audit: Audit) -> None:
+    """What the audit says of the prover's conduct, for its next rates. Leaving is no fault; a lone accusation is no proof."""
+    if audit.state == "void" or audit.blame == "gone":
+        return
+    record = await work.tx.get(NodeRecord, audit.node)
+    passed = record.passed + 1 if audit.state == "passed" else 0
+    faults = record.faults + (audit.state == "failed" and audit.blame != "unconfirmed")
+    await work.tx.update(msgspec.structs.replace(record, passed=passed, faults=faults))
 
 
 async def _reject(work: Work, commit: CommitRecord) -> None:

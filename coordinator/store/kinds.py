@@ -40,7 +40,10 @@ KINDS: Mapping[type[msgspec.Struct], Kind] = {
     RunRecord: Kind("runs", ("job",), ("job",), frozenset({"run"})),
     Lease: Kind("leases", ("id",), ("granted", "fence", "id"), frozenset({"traffic"})),
     RoundRecord: Kind(
-        "rounds", ("job", "epoch", "number"), ("number", "epoch"), frozenset({"plan", "contributors", "parameters"})
+        "rounds",
+        ("job", "epoch", "number"),
+        ("number", "epoch"),
+        frozenset({"plan", "contributors", "parameters", "beacon"}),
     ),
     CommitRecord: Kind(
         "commits",

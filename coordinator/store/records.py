@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from coordinator.domain.draw import Beacon
 from coordinator.domain.run import Run
 from transport.wire.ids import Digest, NodeAddress
 from transport.wire.node import NodeProfile
@@ -25,7 +26,8 @@ class RoundRecord(msgspec.Struct, frozen=True):
 
     Attributes:
         parameters: of each stage after it, as most members reported them; empty unless it is complete.
-        seed: the audit draw's, made when all commitments were stored.
+        seed: the audit draw's; empty until ``beacon`` has a block.
+        beacon: where the draw comes from; None: nothing is drawn of it.
         rate_step: where the learning rate's schedule stood at ``first_step``; None: there too.
         concluded: its audits are over and its shares verified.
     """
@@ -49,6 +51,7 @@ class RoundRecord(msgspec.Struct, frozen=True):
     seed: str = ""
     concluded: bool = False
     rate_step: int | None = None
+    beacon: Beacon | None = None
     version: int = 0
 
 
@@ -135,7 +138,11 @@ class MetricRecord(msgspec.Struct, frozen=True):
 
 
 class NodeRecord(msgspec.Struct, frozen=True):
-    """A node that has been here."""
+    """A node that has been here.
+
+    Attributes:
+        passed: audits of its work in a row that found nothing; ``faults``: audits that failed by its doing, ever.
+    """
 
     address: NodeAddress
     payout: NodeAddress
@@ -146,4 +153,6 @@ class NodeRecord(msgspec.Struct, frozen=True):
     reason: str = ""
     stake: int = 0
     earned: int = 0
+    passed: int = 0
+    faults: int = 0
     version: int = 0

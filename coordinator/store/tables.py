@@ -102,6 +102,7 @@ rounds = Table(
     Column("seed", _ID, nullable=False),
     Column("concluded", Boolean, nullable=False),
     Column("rate_step", BigInteger),
+    Column("beacon", Text, nullable=False),
     Column("version", Integer, nullable=False),
     PrimaryKeyConstraint("job", "epoch", "number"),
 )  # fmt: skip
@@ -165,6 +166,9 @@ audits = Table(
     Column("blame", String(16), nullable=False),
     Column("detail", Text, nullable=False),
     Column("rate_step", BigInteger),
+    Column("seed", _ID, nullable=False),
+    Column("twice", Boolean, nullable=False),
+    Column("canary", Boolean, nullable=False),
     Column("version", Integer, nullable=False),
     Index("audits_by_job", "job", "state"),
 )  # fmt: skip
@@ -226,5 +230,7 @@ nodes = Table(
     Column("reason", Text, nullable=False),
     Column("stake", BigInteger, nullable=False),
     Column("earned", BigInteger, nullable=False),
+    Column("passed", Integer, nullable=False),
+    Column("faults", Integer, nullable=False),
     Column("version", Integer, nullable=False),
 )  # fmt: skip

@@ -36,11 +36,13 @@ from ledger.money import DECIMALS, MAX_AMOUNT
 
 PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND, INVALID_PARAMS = -32700, -32600, -32601, -32602
 PREFLIGHT_FAILURE = -32002
+BLOCK_NOT_AVAILABLE = -32004
 MAX_TRANSACTION_BYTES = 1232  # One IPv6 packet, as on Solana; a bigger one would work here and nowhere else.
 MAX_KEYS = 100  # Accounts in one getMultipleAccounts, as on Solana.
 MAX_STATUSES = 256
 MAX_HISTORY = 1000
 MAX_FILTERS = 4  # As on Solana.
+MAX_BLOCKS = 500  # Slots named in one answer.
 MAX_FAUCET_LAMPORTS = 1_000_000 * 10**9
 MAX_FAUCET_TOKENS = MAX_AMOUNT // 10**6  # A million gifts fit the token's supply.
 _LAMPORTS_PER_SIGNATURE = 5000
@@ -70,6 +72,8 @@ class Rpc:
             "getGenesisHash": lambda _: str(chain.blockhash(0)),
             "getSlot": lambda _: chain.slot,
             "getBlockHeight": lambda _: chain.slot,
+            "getBlocks": self._blocks,
+            "getBlock": self._block,
             "getEpochInfo": self._epoch_info,
             "getLatestBlockhash": self._latest_blockhash,
             "isBlockhashValid": self._is_blockhash_valid,
@@ -125,6 +129,22 @@ class Rpc:
         slot = self._chain.slot
         value = {"blockhash": str(self._chain.blockhash()), "lastValidBlockHeight": slot + BLOCKHASH_SLOTS}
         return self._with_context(value)
+
+    def _blocks(self, params: Params) -> list[int]:
+        """Every slot up to the present one has a block here."""
+        first = _integer(params, 0, _MAX_INTEGER)
+        last = _integer(params, 1, _MAX_INTEGER) if len(params) > 1 and params[1] is not None else self._chain.slot
+        return list(range(first, min(last, self._chain.slot, first + MAX_BLOCKS - 1) + 1))
+
+    def _block(self, params: Params) -> Json:
+        """A block's place and hash; its transactions are found by their signatures."""
+        slot = _integer(params, 0, _MAX_INTEGER)
+        if slot > self._chain.slot:
+            raise RpcError(BLOCK_NOT_AVAILABLE, f"Block not available for slot {slot}")
+        return {
+            "blockhash": str(self._chain.blockhash(slot)), "previousBlockhash": str(self._chain.blockhash(max(0, slot - 1))),
+            "parentSlot": max(0, slot - 1), "blockHeight": slot, "blockTime": None,
+        }  # fmt: skip
 
     def _is_blockhash_valid(self, params: Params) -> Json:
         try:

@@ -132,6 +132,7 @@ class FakeChain:
         self.executed: dict[str, str] = {}
         self.signed: list[tuple[str, str]] = []
         self.height = 0
+        self.blocks_by_themselves = 1  # 0 where a test moves the height.
         self._actions: dict[str, Callable[[], None]] = {}
         self._held: dict[str, tuple[int, PreparedTransaction]] = {}
         self._count = 0
@@ -185,6 +186,16 @@ class FakeChain:
 
     async def prepare_slash(self, node: str, amount: int, reason: bytes) -> PreparedTransaction:
         return self._prepare(f"slash {reason.hex()}", lambda: self._slash(node, amount))
+
+    async def slot(self) -> int:
+        self.fault("ask")
+        return self.height
+
+    async def block_after(self, slot: int) -> tuple[int, str] | None:
+        self.fault("ask")
+        if self.height <= slot:
+            self.height += self.blocks_by_themselves
+        return (slot + 1, digest("block", slot + 1)) if self.height > slot else None
 
     async def submit(self, prepared: PreparedTransaction) -> None:
         self.fault("before")

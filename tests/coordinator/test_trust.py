@@ -1,6 +1,4 @@
-"""The draw repeats and cannot be steered; an audit has one way through each story; honest nodes are never slashed."""
-
-from collections import Counter
+"""An audit has one way through each story; honest nodes are never slashed."""
 
 import msgspec
 import pytest
@@ -8,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.domain import trust
-from coordinator.domain.trust import Audit, Auditor, Draw
+from coordinator.domain.trust import Audit, Auditor
 from tests.coordinator.fakes import digest
 from transport.identity import NodeKey
 from transport.wire.task import AuditReport, Layers, OpenStep, Plan, ReplayStep, StepOpened
@@ -45,42 +43,12 @@ def judged_by(*verdicts: str) -> Audit:
     return audit
 
 
-commitments = st.lists(st.integers(0, 20), min_size=1, max_size=8).map(
-    lambda leaves: [Draw(f"lease-{i}", digest("root", i), count) for i, count in enumerate(leaves)]
-)
-
-
-@given(st.binary(min_size=32, max_size=32), commitments, st.integers(0, 6))
-def test_the_draw_repeats_whatever_the_order_and_stays_within_the_commitments(
-    seed: bytes, committed: list[Draw], count: int
-) -> None:
-    drawn = trust.draw(seed, committed, count)
-    assert drawn == trust.draw(seed, list(reversed(committed)), count)
-    leaves = {c.lease: c.leaves for c in committed}
-    assert all(0 <= step < leaves[lease] for lease, step in drawn)
-    assert len(set(drawn)) == len(drawn) == min(count, sum(leaves.values()))
-
-
-def test_every_committed_step_is_drawn_about_as_often() -> None:
-    committed = [Draw("short", digest(1), 10), Draw("long", digest(2), 30)]
-    drawn = Counter(trust.draw(i.to_bytes(32, "big"), committed, 1)[0] for i in range(8000))
-    assert len(drawn) == 40
-    assert min(drawn.values()) > 130
-    assert max(drawn.values()) < 280
-
-
-def test_a_changed_commitment_changes_the_draw() -> None:
-    seed = bytes(32)
-    before = trust.draw(seed, [Draw("a", digest(1), 1000), Draw("b", digest(2), 1000)], 3)
-    assert before != trust.draw(seed, [Draw("a", digest(1), 1000), Draw("b", digest(3), 1000)], 3)
-
-
 def test_the_auditor_is_another_node_of_another_owner_and_the_same_environment() -> None:
     same_owner = Auditor("x", address(4), AUDIT.payout, "cpu", spare=True)
     other_class = Auditor("y", address(5), address(105), "gpu", spare=True)
     itself = Auditor("z", AUDIT.node, address(106), "cpu", spare=True)
-    assert trust.choose_auditor(AUDIT, [same_owner, other_class, itself], bytes(32)) is None
-    chosen = trust.choose_auditor(AUDIT, [same_owner, other_class, itself, SECOND, THIRD], bytes(32))
+    assert trust.choose_auditor(AUDIT, [same_owner, other_class, itself]) is None
+    chosen = trust.choose_auditor(AUDIT, [same_owner, other_class, itself, SECOND, THIRD])
     assert chosen == THIRD  # A spare has the time.
 
 
@@ -89,7 +57,7 @@ def test_the_second_auditor_is_of_yet_another_owner() -> None:
     accused = trust.judged(asked, SECOND.node, report("mismatch"), 40.0)
     sibling = Auditor("sibling", address(6), SECOND.payout, "cpu", spare=True)
     ready = [SECOND, sibling, THIRD]
-    assert trust.choose_auditor(accused, ready, bytes(32)) == THIRD
+    assert trust.choose_auditor(accused, ready) == THIRD
 
 
 def test_a_match_passes() -> None:
@@ -182,8 +150,8 @@ def test_a_verdict_of_somebody_who_was_not_asked_counts_nothing() -> None:
 
 def test_a_lost_auditor_is_replaced_and_not_asked_again() -> None:
     lost = trust.auditor_gone(trust.assigned(opened(), SECOND, 30.0), 40.0)
-    assert trust.choose_auditor(lost, [SECOND, THIRD], bytes(32)) == THIRD
-    assert trust.choose_auditor(lost, [SECOND], bytes(32)) is None
+    assert trust.choose_auditor(lost, [SECOND, THIRD]) == THIRD
+    assert trust.choose_auditor(lost, [SECOND]) is None
 
 
 def test_commands_follow_the_state() -> None:
@@ -227,7 +195,7 @@ def follow(audit: Audit, step: str, auditors: list[Auditor]) -> Audit:
         case "late":
             return trust.overdue(audit)
         case "assign":
-            chosen = trust.choose_auditor(audit, auditors, bytes(32))
+            chosen = trust.choose_auditor(audit, auditors)
             return (
                 trust.assigned(audit, chosen, 20.0)
                 if chosen and audit.state == "replaying" and not audit.auditor
@@ -235,10 +203,3 @@ def follow(audit: Audit, step: str, auditors: list[Auditor]) -> Audit:
             )
         case _:
             return trust.judged(audit, audit.auditor or "", report(step), 20.0)
-
-
-@given(seed=st.binary(min_size=32, max_size=32))
-def test_nobody_is_drawn_twice_before_everybody_was_drawn_once(seed: bytes) -> None:
-    commitments = [Draw(lease=f"{i:032x}", root=f"{i:064x}", leaves=5) for i in range(4)]
-    assert {lease for lease, _ in trust.draw(seed, commitments, 4)} == {c.lease for c in commitments}
-    assert len(set(trust.draw(seed, commitments, 20))) == 20

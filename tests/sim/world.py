@@ -274,6 +274,7 @@ class World:
             self._carried = self.clock.t
             self.chain.height += 1
             await parts.settlement.drain()
+            await parts.beacons.poll()
 
     async def _node_turn(self, node: SimNode) -> None:
         self._node_faults(node)

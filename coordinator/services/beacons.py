@@ -1,0 +1,67 @@
+"""Asks the ledger for the blocks that open draws wait for."""
+
+import logging
+
+from coordinator.services.chain import Chain
+from coordinator.services.context import Context
+from coordinator.services.drawing import Drawing
+from coordinator.services.runs import Runs
+from coordinator.services.work import Desk, Work
+from coordinator.store.ports import Where
+from coordinator.store.records import RoundRecord
+from ledger.errors import LedgerError
+
+POLL_SECONDS = 0.4  # A slot.
+
+log = logging.getLogger(__name__)
+
+
+class Beacons:
+    """Asks the ledger for what open draws wait for."""
+
+    def __init__(self, context: Context, desk: Desk, drawing: Drawing, runs: Runs, chain: Chain) -> None:
+        self._context = context
+        self._desk = desk
+        self._drawing = drawing
+        self._runs = runs
+        self._chain = chain
+        self._waiting: set[str] = set()
+        desk.on_stored(self._notice)
+
+    async def run(self) -> None:
+        """Ask for ever."""
+        while True:
+            await self.poll()
+            await self._context.clock.sleep(POLL_SECONDS)
+
+    async def poll(self) -> None:
+        """Bring every open draw as far as it goes now."""
+        for job in sorted(self._waiting):
+            try:
+                await self._poll_job(job)
+            except LedgerError as error:
+                self._context.metrics.count("draws_late_total")
+                log.info("job %s: the draw waits for the ledger: %s", job, error)
+
+    async def _poll_job(self, job: str) -> None:
+        where: tuple[Where, ...] = (("job", "=", job), ("state", "=", "complete"), ("concluded", "=", False))
+        async with self._context.store.transaction() as tx:
+            records = await tx.find(RoundRecord, *where)
+        waiting = [(r.epoch, r.number, r.beacon) for r in records if r.beacon is not None and r.beacon.slot is None]
+        for epoch, number, beacon in waiting:
+            after = beacon.after
+            if after is None:
+                after = await self._chain.slot()
+                async with self._desk.open(job) as work:
+                    await self._drawing.note_slot(work, epoch, number, after)
+            found = await self._chain.block_after(after)
+            if found is not None:
+                async with self._desk.open(job) as work:
+                    await self._drawing.draw(work, epoch, number, *found)
+                    await self._runs.advance(work)
+
+    def _notice(self, work: Work) -> None:
+        if work.run is not None and work.run.undrawn:
+            self._waiting.add(work.job.id)
+        else:
+            self._waiting.discard(work.job.id)

@@ -1,0 +1,168 @@
+"""The draw repeats, cannot be steered, and takes everybody at its own rate; the rate makes forging a loss."""
+
+from collections import Counter
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coordinator.domain import draw as draws
+from coordinator.domain import rate as rates
+from coordinator.domain.draw import WHOLE, Drawable
+from coordinator.domain.rate import FLOOR, Exposure, Standing
+from tests.coordinator.fakes import digest
+
+BLOCK = "4sGjMW1sUnHzSxGspuhpqLDx6wiyjNtZAMdL4VZHirAn"
+
+commitments = st.lists(st.tuples(st.integers(0, 20), st.integers(0, WHOLE)), min_size=1, max_size=8).map(
+    lambda members: [
+        Drawable(i % 2, i // 2, digest("root", i), leaves, rate) for i, (leaves, rate) in enumerate(members)
+    ]
+)
+seeds = st.binary(min_size=32, max_size=32)
+amounts = st.integers(0, 10**12)
+exposures = st.builds(Exposure, share=st.integers(1, 10**9), unpaid=amounts, slashable=amounts)
+standings = st.builds(Standing, passed=st.integers(0, 10_000), faults=st.integers(0, 30))
+
+
+@given(seeds, commitments, st.integers(0, 6), st.integers(0, WHOLE))
+def test_the_draw_repeats_whatever_the_order_and_stays_within_the_commitments(
+    seed: bytes, committed: list[Drawable], least: int, twice: int
+) -> None:
+    drawn = draws.draw(seed, committed, least, twice)
+    assert drawn == draws.draw(seed, list(reversed(committed)), least, twice)
+    leaves = {(c.stage, c.replica): c.leaves for c in committed}
+    assert all(0 <= d.step < leaves[d.stage, d.replica] for d in drawn)
+    places = {(d.stage, d.replica, d.step) for d in drawn}
+    assert min(least, sum(leaves.values())) <= len(places) == len(drawn)
+
+
+def test_every_committed_step_is_drawn_about_as_often_where_no_rate_says_otherwise() -> None:
+    committed = [Drawable(0, 0, digest(1), 10), Drawable(0, 1, digest(2), 30)]
+    drawn = Counter(draws.draw(i.to_bytes(32, "big"), committed, 1)[0] for i in range(8000))
+    assert len(drawn) == 40
+    assert min(drawn.values()) > 130
+    assert max(drawn.values()) < 280
+
+
+def test_each_member_is_drawn_as_often_as_its_rate_says_and_in_every_step() -> None:
+    committed = [Drawable(0, i, digest(i), 4, rate) for i, rate in enumerate((0, 100_000, 500_000, WHOLE))]
+    drawn = [d for i in range(8000) for d in draws.draw(i.to_bytes(32, "big"), committed, 0)]
+    often = Counter(d.replica for d in drawn)
+    assert often[0] == 0
+    assert 650 < often[1] < 950
+    assert 3750 < often[2] < 4250
+    assert often[3] == 8000
+    steps = Counter(d.step for d in drawn if d.replica == 3)
+    assert min(steps.values()) > 1800
+
+
+def test_a_drawn_step_goes_to_two_auditors_as_often_as_was_asked() -> None:
+    committed = [Drawable(0, 0, digest(1), 1000, WHOLE)]
+    twice = sum(d.twice for i in range(8000) for d in draws.draw(i.to_bytes(32, "big"), committed, 0, 100_000))
+    assert 650 < twice < 950
+    assert not any(d.twice for i in range(100) for d in draws.draw(i.to_bytes(32, "big"), committed, 0, 0))
+
+
+@pytest.mark.parametrize("changed", ["root", "leaves", "block", "round", "epoch", "job"])
+def test_whatever_was_committed_to_and_the_block_change_the_draw(changed: str) -> None:
+    what = {"job": "a" * 32, "epoch": 1, "number": 2, "block": BLOCK}
+    member = Drawable(0, 0, digest(1), 1000, WHOLE)
+    others = [Drawable(0, 1, digest(2), 1000, WHOLE), Drawable(1, 0, digest(3), 1000, WHOLE)]
+    before = draws.draw(draws.seed_of(commitments=[member, *others], **what), [member, *others], 3)  # type: ignore[arg-type]
+    match changed:
+        case "root":
+            member = msgspec.structs.replace(member, root=digest(9))
+        case "leaves":
+            member = msgspec.structs.replace(member, leaves=999)
+        case "block":
+            what["block"] = BLOCK[::-1]
+        case "round":
+            what["number"] = 3
+        case "epoch":
+            what["epoch"] = 2
+        case _:
+            what["job"] = "b" * 32
+    after = draws.draw(draws.seed_of(commitments=[member, *others], **what), [member, *others], 3)  # type: ignore[arg-type]
+    assert before != after
+
+
+@given(seed=seeds)
+def test_nobody_is_drawn_twice_before_everybody_was_drawn_once(seed: bytes) -> None:
+    committed = [Drawable(i % 2, i // 2, f"{i:064x}", 5) for i in range(4)]
+    assert {(d.stage, d.replica) for d in draws.draw(seed, committed, 4)} == {(c.stage, c.replica) for c in committed}
+    assert len(set(draws.draw(seed, committed, 20))) == 20
+
+
+def test_a_draw_that_was_published_is_the_same_in_every_version() -> None:
+    """Whoever checks an old job recomputes its draw: a change of the function needs another domain string."""
+    committed = [Drawable(s, p, digest(s, p), 20, 300_000) for p in range(3) for s in range(2)]
+    seed = draws.seed_of("a" * 32, 1, 7, committed, BLOCK)
+    assert seed.hex()[:16] == "fbee451b5f21fb47"
+    assert [(d.stage, d.replica, d.step, d.twice) for d in draws.draw(seed, committed, 2, 400_000)] == [
+        (0, 0, 13, False),
+        (1, 1, 12, False),
+    ]
+
+
+@given(standings, st.one_of(st.none(), exposures), st.integers(1, WHOLE))
+def test_nobody_is_ever_below_the_floor_or_above_certainty(
+    standing: Standing, exposure: Exposure | None, floor: int
+) -> None:
+    assert floor <= rates.rate(standing, exposure, floor) <= WHOLE
+
+
+@given(standings, exposures)
+def test_the_rate_never_falls_with_faults_or_with_what_is_to_be_won_nor_rises_with_passed_audits_or_stake(
+    standing: Standing, exposure: Exposure
+) -> None:
+    here = rates.rate(standing, exposure)
+    worse = msgspec.structs.replace(standing, faults=standing.faults + 1)
+    better = msgspec.structs.replace(standing, passed=standing.passed + 1)
+    assert rates.rate(worse, exposure) >= here >= rates.rate(better, exposure)
+    richer = msgspec.structs.replace(exposure, share=exposure.share * 2)
+    safer = msgspec.structs.replace(exposure, slashable=exposure.slashable + 1)
+    assert rates.rate(standing, richer) >= here >= rates.rate(standing, safer)
+
+
+def test_newcomers_are_looked_at_every_other_round_and_old_nodes_once_in_twenty() -> None:
+    assert rates.rate(Standing(), None) == 500_000
+    assert rates.rate(Standing(passed=8), None) == 250_000
+    assert rates.rate(Standing(passed=72), None) == FLOOR == rates.rate(Standing(passed=10_000), None)
+    assert rates.rate(Standing(passed=10_000, faults=1), None) == 2 * FLOOR
+
+
+@settings(max_examples=500)
+@given(standings, exposures, st.integers(1, 4096).flatmap(lambda n: st.tuples(st.integers(1, n), st.just(n))))
+def test_forging_any_part_of_a_round_never_pays(
+    standing: Standing, exposure: Exposure, forged: tuple[int, int]
+) -> None:
+    """At the rate that is drawn with, the expected gain of forging f of n steps is never positive, whatever f."""
+    probability = rates.rate(standing, exposure)
+    if exposure.share * rates.MARGIN > exposure.unpaid + exposure.slashable:
+        assert probability == WHOLE
+        return  # Nothing could make this a loss by itself; it is certain to be looked at.
+    assert rates.expected_gain(exposure, *forged, probability) <= 0
+
+
+def test_half_the_rate_would_still_be_a_loss_for_whoever_forges_everything_and_not_a_tenth() -> None:
+    exposure = Exposure(share=10_000, unpaid=30_000, slashable=370_000)
+    needed = rates.at_stake(exposure)
+    assert needed == 50_000
+    assert rates.expected_gain(exposure, 20, 20, needed // 2) < 0
+    assert rates.expected_gain(exposure, 20, 20, needed // 10) > 0
+
+
+def test_rounds_until_caught_is_the_mean_of_what_is_drawn() -> None:
+    committed = [Drawable(0, 0, digest(1), 20, 200_000)]
+    lived = []
+    for run in range(400):
+        for number in range(10_000):
+            drawn = draws.draw(digest(run, number).encode(), committed, 0)
+            if any(d.step < 10 for d in drawn):  # Half of the steps are forged.
+                lived.append(number + 1)
+                break
+    expected = rates.rounds_until_caught(200_000, 10, 20)
+    assert expected == 10.0
+    assert abs(sum(lived) / len(lived) - expected) < 1.5

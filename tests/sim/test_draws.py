@@ -1,0 +1,102 @@
+"""The draw waits for the ledger, everybody can repeat it, and a proven lie is taken out of the model again."""
+
+import msgspec
+import pytest
+
+from coordinator.domain import draw as draws
+from coordinator.domain.job import Job, JobState
+from coordinator.domain.trust import Audit
+from coordinator.services.drawing import drawable_of
+from coordinator.services.verification import OPENING_LAG
+from coordinator.store.records import CommitRecord, EventRecord, NodeRecord, RoundRecord, RunRecord
+from tests.sim.test_faults import check, gather_nodes, read, run_world, submit
+from tests.sim.world import World
+
+
+async def test_anybody_can_repeat_every_draw_from_what_was_committed_and_the_ledgers_blocks() -> None:
+    world = World(5, nodes=6, faults=0.0)
+    job, stored = await run_world(world, 2, 2)
+    await check(world, job, stored)
+    audits: list[Audit] = await read(world, Audit, job)
+    rounds: list[RoundRecord] = await read(world, RoundRecord, job)
+    commits: list[CommitRecord] = await read(world, CommitRecord, job)
+    trained = [record for record in rounds if record.state == "complete" and record.steps > 0]
+    assert trained
+    for record in trained:
+        beacon = record.beacon
+        assert beacon is not None
+        assert beacon.after is not None
+        assert beacon.slot is not None
+        assert (beacon.slot, beacon.block) == await world.chain.block_after(beacon.after)
+        own = [c for c in commits if (c.epoch, c.round) == (record.epoch, record.number)]
+        drawable = drawable_of(own, beacon)
+        seed = draws.seed_of(job, record.epoch, record.number, drawable, beacon.block)
+        due = {(d.stage, d.replica, d.step, d.twice) for d in draws.draw(seed, drawable, beacon.least, beacon.twice)}
+        mine = [a for a in audits if (a.epoch, a.round) == (record.epoch, record.number)]
+        assert due == {(a.stage, a.replica, a.step, a.twice) for a in mine}
+        assert {a.seed for a in mine} == {record.seed} == {seed.hex()}
+
+
+async def test_no_more_rounds_begin_than_workers_keep_records_of_while_the_ledger_is_away() -> None:
+    world = World(3, nodes=5, faults=0.0)
+    await gather_nodes(world)
+    job = await submit(world, 2, 2)
+    for _ in range(600):
+        await world.turn()
+    world.chain.blocks_by_themselves = 0  # The ledger answers, and makes no more blocks.
+    for _ in range(4_000):
+        world.chain.height = 0
+        await world.turn()
+    run = (await read(world, RunRecord, job))[0].run
+    waiting = run.undrawn
+    assert 1 <= len(waiting) <= OPENING_LAG
+    assert run.round is None
+    held: list[CommitRecord] = await read(world, CommitRecord, job)
+    assert {c.state for c in held if (c.epoch, c.round) in waiting} == {"pending"}, "nothing is paid before it is drawn"
+    world.chain.blocks_by_themselves = 1
+    for _ in range(30_000):
+        await world.turn()
+        stored = (await read(world, Job, job))[0]
+        if stored.state is JobState.SETTLED:
+            break
+    assert stored.state is JobState.SETTLED
+    assert stored.paid == stored.quote.price
+
+
+async def test_those_who_pass_are_looked_at_less_and_less() -> None:
+    world = World(1, nodes=6, faults=0.0)
+    job, _ = await run_world(world, 2, 2)
+    rounds: list[RoundRecord] = await read(world, RoundRecord, job)
+    rates = [sum(r.beacon.rates) for r in rounds if r.beacon is not None]
+    assert rates[0] == 4 * 500_000
+    assert rates[-1] < rates[0] // 2
+    nodes = await everybody(world)
+    assert sum(node.passed for node in nodes) == len([a for a in await read(world, Audit, job) if a.state == "passed"])
+    assert not any(node.faults for node in nodes)
+
+
+@pytest.mark.parametrize("seed", [1, 4])
+async def test_a_job_goes_back_before_a_forged_round_and_honest_work_stays_paid(seed: int) -> None:
+    world = World(seed, nodes=7, faults=0.0, special={7: {"lie": "root"}})
+    job, stored = await run_world(world, 2, 2)
+    await check(world, job, stored)
+    assert stored.state is JobState.SETTLED
+    liar = world.nodes[6].key.address
+    forged = [a for a in await read(world, Audit, job) if a.blame == "wrong"]
+    assert {a.node for a in forged} == {liar}
+    first = min(a.round for a in forged)
+    assert any("was forged" in e.text for e in await read(world, EventRecord, job) if e.kind == "lost")
+    commits: list[CommitRecord] = await read(world, CommitRecord, job)
+    again = max(c.epoch for c in commits)
+    standing = [c for c in commits if c.round >= first and c.epoch == again and c.state == "verified"]
+    assert standing, "the forged round was trained again"
+    assert not any(c.node == liar for c in standing)
+    before = [c for c in commits if c.round == first and c.epoch < again and c.node != liar]
+    assert before
+    assert {c.state for c in before} == {"verified"}, "who worked honestly in the forged round is paid"
+    assert stored.paid <= stored.quote.price
+
+
+async def everybody(world: World) -> list[NodeRecord]:
+    async with world.records.transaction() as tx:
+        return [msgspec.structs.replace(record) for record in await tx.find(NodeRecord)]
