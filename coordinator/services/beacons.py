@@ -1,5 +1,7 @@
 """Asks the ledger for the blocks that open draws wait for."""
 
+import asyncio
+import contextlib
 import logging
 
 from coordinator.services.chain import Chain
@@ -25,14 +27,18 @@ class Beacons:
         self._drawing = drawing
         self._runs = runs
         self._chain = chain
-        self._waiting: set[str] = set()
+        self._waiting: dict[str, tuple[tuple[int, int], ...]] = {}
+        self._wake = asyncio.Event()
         desk.on_stored(self._notice)
 
     async def run(self) -> None:
         """Ask for ever."""
         while True:
+            self._wake.clear()
             await self.poll()
-            await self._context.clock.sleep(POLL_SECONDS)
+            with contextlib.suppress(TimeoutError):
+                async with self._context.clock.timeout(POLL_SECONDS):
+                    await self._wake.wait()
 
     async def poll(self) -> None:
         """Bring every open draw as far as it goes now."""
@@ -61,7 +67,9 @@ class Beacons:
                     await self._runs.advance(work)
 
     def _notice(self, work: Work) -> None:
-        if work.run is not None and work.run.undrawn:
-            self._waiting.add(work.job.id)
-        else:
-            self._waiting.discard(work.job.id)
+        undrawn = () if work.run is None else work.run.undrawn
+        if not undrawn:
+            self._waiting.pop(work.job.id, None)
+        elif self._waiting.get(work.job.id) != undrawn:
+            self._waiting[work.job.id] = undrawn
+            self._wake.set()  # The slot is read at once: whatever lies between lets the coordinator choose its block.

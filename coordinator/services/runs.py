@@ -121,8 +121,8 @@ class Runs:
             await self._close(work)
             return
         await self._roll_back(work)
-        if not work.run.finished:
-            await self._staffing.repair(work)
+        if not work.run.finished and not (work.run.trained and seats_ready(work)[1]):
+            await self._staffing.repair(work)  # For the last validation one replica is enough.
         self._unblock(work)
         await self._begin(work)
         if work.run.finished and work.job.state is JobState.RUNNING:

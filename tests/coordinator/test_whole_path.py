@@ -30,7 +30,8 @@ async def test_a_job_goes_from_created_to_settled(house: House) -> None:
         assert view.first_validation_loss is not None
         assert view.validation_loss is not None
         assert view.validation_loss < view.first_validation_loss
-        assert view.audits == 4
+        assert view.audits == len(await house.parts.jobs.audits(job.id))
+        assert 4 <= view.audits <= 16, "at least one a round, and newcomers about every other one"
         assert view.model is not None
         assert house.peers.violations == []
         assert {audit.state for audit in await house.parts.jobs.audits(job.id)} == {"passed"}
