@@ -245,16 +245,18 @@ def _hold_to_leaf(dispute: Dispute, step: int, answer: StateAnswer) -> None:
 
 def _leaf(data: bytes) -> StepLeaf:
     try:
-        return decode(data, StepLeaf, MAX_LEAF_BYTES)
+        leaf: StepLeaf = decode(data, StepLeaf, MAX_LEAF_BYTES)
     except MessageError as error:
         raise LostError("prover", "malformed", f"the prover's leaf is malformed: {error}") from error
+    return leaf
 
 
 def _record(side: Side, data: bytes) -> OperationRecord:
     try:
-        return decode(data, OperationRecord, MAX_RECORD_BYTES)
+        record: OperationRecord = decode(data, OperationRecord, MAX_RECORD_BYTES)
     except MessageError as error:
         raise LostError(side, "malformed", f"the {side}'s record is malformed: {error}") from error
+    return record
 
 
 # --- both answers -----------------------------------------------------------------------------------------------------

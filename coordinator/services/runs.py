@@ -217,7 +217,7 @@ class Runs:
             if work.job.state is JobState.RUNNING:
                 work.advance(JobState.PLANNED, "no replica has all its nodes any more: the job waits for others")
             return False
-        if not self._verification.may_begin(work, work.run.done):
+        if work.hold or not self._verification.may_begin(work, work.run.done):
             return False
         if work.run.trained and not self._verification.settled(work):
             return False  # The model is finished only when no round can turn out to be forged any more.

@@ -24,6 +24,7 @@ from transport.wire.model import ModelShape, inspect_config
 MAX_FAULTS_PER_NODE = 2  # A machine that failed a job twice in a short time is likely to fail it again,
 FORGIVEN_SECONDS = 600.0  # but a stalled round blames whole replicas, so after a while it is asked again.
 MAX_REASONS = 3  # Why nodes have no seat, in the timeline; a large network has many that are simply not needed.
+OPENINGS_SECONDS = 5.0  # Moves hold the next round for so long at most, until the last one's steps are opened.
 MAX_FAULTS_PER_JOB = 12  # So many failures on several machines are the job's, not theirs.
 
 
@@ -162,6 +163,9 @@ class Staffing:
         found = placement.reseat(
             shape_of(work), training, run.layers, held, free, self._links.map, rounds_left=left, rounds_since=since
         )
+        if found and _awaits_openings(work) and work.now - run.advanced < OPENINGS_SECONDS:
+            work.hold = True
+            return False
         seats = _movable(work, {seat: lease.node for seat, lease in holders.items()}, found.seats) if found else {}
         if found is None or len(seats) == len(found.seats):
             self._looked[work.job.id] = run.done  # Else who is asked to open a step follows after the next round.
@@ -246,6 +250,12 @@ class Staffing:
         return [placement.stage_memory(shape_of(work), training, layers, stage) for stage in range(len(layers))]
 
 
+def _awaits_openings(work: Work) -> bool:
+    """Whether somebody still has to open a step, or may have to once its round is drawn."""
+    undrawn = work.run is not None and work.run.undrawn
+    return bool(undrawn) or any(audit.state == "opening" for audit in work.audits.values())
+
+
 def _movable(
     work: Work, holders: Mapping[tuple[int, int], str], moves: Mapping[tuple[int, int], str]
 ) -> dict[tuple[int, int], str]:
@@ -255,7 +265,7 @@ def _movable(
     """
     own = {node: seat for seat, node in holders.items()}
     asked = {(audit.stage, audit.replica) for audit in work.audits.values() if audit.state in ("drawn", "opening")}
-    stay = asked & set(moves)
+    stay = set(moves) if work.run is not None and work.run.undrawn else asked & set(moves)
     for stage in {stage for stage, _ in moves}:
         members = {seat for seat in holders if seat[0] == stage}
         if members <= set(moves) - stay:

@@ -34,6 +34,7 @@ class Work:
         audits: those that are not over. ``concluded``: those that have just ended.
         expelled: nodes that this work banned.
         earned: node -> (verified, paid), where that has changed.
+        hold: the next round waits: somebody moves as soon as steps are opened.
         forged: rounds, by epoch and number, in which a lie has just been proven.
         money: the outbox has something new.
         rounds_ended: a round was completed or an audit concluded, so shares may be due.
@@ -61,6 +62,7 @@ class Work:
         self.signature = ""
         self.granted: list[Lease] = []
         self.expelled: list[str] = []
+        self.hold = False
         self.forged: list[tuple[int, int]] = []
         self.money = False
         self.rounds_ended = False

@@ -21,8 +21,11 @@ from transport.wire.task import (
     ApplyRound,
     AuditReport,
     BeginRound,
+    BisectQuery,
+    OpenOuter,
     OpenStep,
     Progress,
+    ReplayOuter,
     ReplayStep,
     RoundApplied,
     RoundCommit,
@@ -351,6 +354,8 @@ class FakeTask:
                 return [self._judge(command)]
             case StopTask():
                 self.stopped = True
+                return []
+            case OpenOuter() | ReplayOuter() | BisectQuery():
                 return []
 
     def _judge(self, command: ReplayStep) -> AuditReport:

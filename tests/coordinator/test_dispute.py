@@ -257,7 +257,7 @@ def test_a_trace_that_ends_early_or_late_loses(liar: Side) -> None:
     short = players[liar]
     records = Player(1, 8).records(0)[:5]
     short.operations = 5
-    short.records = lambda _step: records  # type: ignore[method-assign]
+    short.records = lambda step: records  # type: ignore[method-assign]
     over = played(begun(players["prover"]), players)
     assert (over.loser, over.why) == (liar, "malformed")
 
