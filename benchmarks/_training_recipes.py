@@ -44,7 +44,7 @@ RECIPES = (
     Recipe("torch DDP", "ddp", note="torch over gloo, four processes"),
     Recipe("Flower", "flower", {"inner_steps": 50}, "FedAvg, H=50, float32 weights"),
     Recipe("alone", "alone", note="one worker, a quarter of the tokens"),
-    Recipe("int4 gradients", "gradients", note="4-bit blocks of 256, every step"),
+    Recipe("int4 gradients", "gradients", note="4-bit blocks of 256, levels that are squares, every step"),
     Recipe("H=20 int4", "rounds", _diloco(20, "int4", 0.5), "DiLoCo, 4-bit blocks of 64"),
     Recipe("H=50 int4", "rounds", _diloco(50, "int4"), "DiLoCo, 4-bit blocks of 64", scratch=True),
     Recipe("400x", "rounds", _diloco(15, "coarse", 0.5), "H=15, coarse, error feedback"),

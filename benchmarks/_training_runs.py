@@ -18,11 +18,12 @@ import torch
 from _training_recipes import Recipe
 from torch import Tensor
 
-from trainer.codecs import decode, encode
+from trainer.codecs import CodecName, decode, encode
 from trainer.data import TokenFile, Windows
 from trainer.environment import configure
 from trainer.model import Cut
 from trainer.outer import Local, OuterState, outer_method
+from trainer.outer.every_step import GRADIENT_CODEC
 from trainer.outer.method import mean_update
 from trainer.stage import Stage, StageState
 from trainer.steps import Position, Recorded, accumulate
@@ -127,33 +128,7 @@ class Runner:
 
     def run(self, recipe: Recipe) -> Figures:
         """Figures of a recipe, measured or remembered."""
-        name = hashlib.sha256(json.dumps(self._identity(recipe), sort_keys=True, default=str).encode()).hexdigest()[:16]
-        file = self._setting.folder / "training-runs.jsonl"
-        if file.exists():
-            for line in file.read_text().splitlines():
-                known: Figures = json.loads(line)
-                if known["id"] == name:
-                    return known
-        wall, cpu = time.perf_counter(), time.process_time()
-        figures = self._measure(recipe)
-        figures |= {"seconds": round(time.perf_counter() - wall, 1), "cpu_s": round(time.process_time() - cpu, 1)}
-        document = {"id": name, "recipe": recipe.name, **self._identity(recipe), **figures}
-        with file.open("a") as output:
-            output.write(json.dumps(document, default=str) + "\n")
-        return document
-
-    def _identity(self, recipe: Recipe) -> Figures:
-        setting = self._setting
-        shape = SIZES[setting.size]
-        return {
-            "size": setting.size,
-            "steps": setting.steps,
-            "warm": shape.warm_steps if setting.warm else 0,
-            "seed": setting.seed,
-            "how": recipe.how,
-            "training": msgspec.to_builtins(setting.spec(recipe)),
-            "lost": recipe.lost,
-        }
+        return remembered(self._setting, recipe, lambda: self._measure(recipe))
 
     # --- the ways -----------------------------------------------------------------------------------------------------
 
@@ -164,7 +139,7 @@ class Runner:
             case "alone":
                 return self._in_step(recipe, 1)
             case "gradients":
-                return self._in_step(recipe, REPLICAS, "int4-gradient")
+                return self._in_step(recipe, REPLICAS, GRADIENT_CODEC)
             case "rounds":
                 plan = [(first, [steps] * REPLICAS) for first, steps in rounds_of(self._setting.spec(recipe))]
                 return self._in_rounds(recipe, plan, self._setting.steps)
@@ -182,7 +157,7 @@ class Runner:
             case "ddp" | "flower":
                 raise ValueError(f"{recipe.name} is somebody else's program: _training_peers runs it")
 
-    def _in_step(self, recipe: Recipe, replicas: int, codec: Literal["int4-gradient"] | None = None) -> Figures:
+    def _in_step(self, recipe: Recipe, replicas: int, codec: CodecName | None = None) -> Figures:
         """Gradients averaged at every step: by all, or by one alone."""
         training = self._setting.spec(recipe)
         stage = self._stage(training)
@@ -297,6 +272,40 @@ class Runner:
             "bytes_per_token": round(sent / tokens, 3),
             "ratio": round(naive / sent, 1) if sent else None,
         }
+
+
+def remembered(setting: Setting, recipe: Recipe, measure: Callable[[], Figures]) -> Figures:
+    """Figures of a run from ``training-runs.jsonl``, or measured now and kept there; what failed is not kept."""
+    identity = _identity(setting, recipe)
+    name = hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    file = setting.folder / "training-runs.jsonl"
+    for line in file.read_text().splitlines() if file.exists() else ():
+        known: Figures = json.loads(line)
+        if known["id"] == name:
+            return known
+    wall, cpu = time.perf_counter(), time.process_time()
+    figures = measure()
+    if "failed" in figures:
+        return figures
+    spent = {"seconds": round(time.perf_counter() - wall, 1), "cpu_s": round(time.process_time() - cpu, 1)}
+    document = {"id": name, "recipe": recipe.name, **identity, **spent, **figures}
+    with file.open("a") as output:
+        output.write(json.dumps(document, default=str) + "\n")
+    return document
+
+
+def _identity(setting: Setting, recipe: Recipe) -> Figures:
+    """All that decides a run's numbers."""
+    return {
+        "size": setting.size,
+        "steps": setting.steps,
+        "warm": SIZES[setting.size].warm_steps if setting.warm else 0,
+        "seed": setting.seed,
+        "how": recipe.how,
+        "training": msgspec.to_builtins(setting.spec(recipe)),
+        "lost": recipe.lost,
+        **({"codec": GRADIENT_CODEC} if recipe.how == "gradients" else {}),
+    }
 
 
 def rounds_of(training: TrainingSpec) -> Iterator[tuple[int, int]]:

@@ -11,6 +11,7 @@ loopback interface counted in the others'.
 
 import argparse
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import msgspec
 from _common import FOLDER, publish
 from _training_peers import measure
 from _training_recipes import RECIPES, Recipe
-from _training_runs import FIRST_STEP, JUDGED_WINDOWS, REPLICAS, SEQUENCE, SIZES, Runner, Setting
+from _training_runs import FIRST_STEP, JUDGED_WINDOWS, REPLICAS, SEQUENCE, SIZES, Runner, Setting, remembered
 from _training_text import prepared
 from rich.console import Console
 from rich.progress import Progress
@@ -59,7 +60,10 @@ class Bench:
         rows = []
         for recipe in recipes:
             done += 1
-            row = self._peer(recipe, setting) if recipe.how in ("ddp", "flower") else runner.run(recipe)
+            if recipe.how in ("ddp", "flower"):
+                row = remembered(setting, recipe, partial(self._peer, recipe, setting))
+            else:
+                row = runner.run(recipe)
             rows.append(row | {"name": recipe.name, "note": recipe.note})
             self._console.print(f"{name}: {recipe.name}: {row.get('failed') or round(row['loss'], 4)}")
         self._progress.update(job, completed=len(recipes) + 1)

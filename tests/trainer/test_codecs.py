@@ -10,9 +10,13 @@ from hypothesis import strategies as st
 from trainer.codecs import BLOCK, GRADIENT_BLOCK, CodecName, decode, encode, encoded_size
 from trainer.errors import CodecError, NonFiniteError
 
-CODECS: list[CodecName] = ["fp32", "fp16", "int8-token", "int8-block", "int4-block", "int4-gradient", "int2-block"]
+CODECS: list[CodecName] = [
+    "fp32", "fp16", "int8-token", "int8-block", "int4-block", "int4-gradient", "int4-squares", "int2-block",
+]  # fmt: skip
 BLOCKS = {"int8-block": BLOCK, "int4-block": BLOCK, "int4-gradient": GRADIENT_BLOCK, "int2-block": BLOCK}
+BLOCKS["int4-squares"] = GRADIENT_BLOCK
 BOUNDS = {"int8-token": 0.5001 / 127, "int8-block": 0.5001 / 127, "int4-block": 0.503 / 7, "int4-gradient": 0.503 / 7}
+BOUNDS["int4-squares"] = 0.503 * (49 - 36) / 49
 """Greatest error as a part of the largest value under the same scale; of 4 bits, with the rounding of the scale itself."""
 ALL = pytest.mark.parametrize("codec", CODECS)
 
@@ -57,7 +61,9 @@ def test_what_is_decoded_is_near_what_was_encoded(codec: CodecName, tensor: torc
             assert (row - decoded).abs().max() <= row.abs().max() * BOUNDS[codec]
 
 
-@pytest.mark.parametrize(("codec", "error"), [("int4-block", 0.11), ("int4-gradient", 0.13), ("int2-block", 0.35)])
+@pytest.mark.parametrize(
+    ("codec", "error"), [("int4-block", 0.11), ("int4-gradient", 0.13), ("int4-squares", 0.14), ("int2-block", 0.35)]
+)
 def test_few_bits_lose_what_was_measured_on_normal_values_and_no_more(codec: CodecName, error: float) -> None:
     values = torch.randn(64 * 1024, generator=torch.Generator().manual_seed(3)) * 1e-9
     assert (decode(encode(values, codec), (64 * 1024,), codec) - values).norm() < error * values.norm()
@@ -72,7 +78,7 @@ def test_decoding_and_encoding_again_changes_nothing(codec: CodecName, tensor: t
     shape = tuple(tensor.shape)
     once = decode(encode(tensor, codec), shape, codec)
     # A second scale is rounded from the first one, which 4 bits may see where the largest value was cut a little.
-    tolerance = 5e-3 if codec in ("int4-block", "int4-gradient") else 1e-6
+    tolerance = 5e-3 if codec in ("int4-block", "int4-gradient", "int4-squares") else 1e-6
     assert torch.allclose(decode(encode(once, codec), shape, codec), once, rtol=tolerance, atol=0)
 
 
@@ -182,6 +188,32 @@ def test_fewer_bits_take_fewer_bytes() -> None:
     assert encoded_size((10_000, 64), "fp32") / encoded_size((10_000, 64), "int4-block") > 7.5
     assert encoded_size((10_000, 64), "fp32") / encoded_size((10_000, 64), "int4-gradient") > 7.85
     assert encoded_size((10_000, 64), "fp32") / encoded_size((10_000, 64), "int2-block") > 14.2
+
+
+def test_levels_that_are_squares_are_the_nearest_ones() -> None:
+    squares = torch.tensor([float(level * abs(level)) for level in range(-7, 8)])
+    values = torch.cat([torch.linspace(-49, 49, 4001), squares])
+    back = torch.cat([decode(encode(part, "int4-squares"), (256,), "int4-squares")[:255] for part in padded(values)])
+    nearest = squares[(values[:, None] - squares).abs().argmin(1)]
+    assert ((back[: len(values)] - nearest).abs() < 1e-6).float().mean() > 0.999  # Halfway, either is near.
+    assert torch.equal(back[len(values) - 15 : len(values)], squares)
+
+
+def padded(values: torch.Tensor) -> list[torch.Tensor]:
+    """Rows of 256 that hold the largest value, 49, so that one level is one."""
+    rows = torch.nn.functional.pad(values, (0, -len(values) % 255)).view(-1, 255)
+    return [torch.cat([row, torch.tensor([49.0])]) for row in rows]
+
+
+def test_small_values_beside_large_ones_survive_where_levels_are_squares() -> None:
+    uniform = torch.rand(1 << 16, generator=torch.Generator().manual_seed(5)) - 0.5
+    values = uniform.sign() * (1 - 2 * uniform.abs()).log()  # Laplace's distribution: few are large, most are small.
+    lost = {}
+    for codec in ("int4-gradient", "int4-squares"):
+        back = decode(encode(values, codec), (1 << 16,), codec)
+        lost[codec] = float((back == 0).float().mean()), float((back - values).norm())
+    assert lost["int4-squares"][0] < 0.2 * lost["int4-gradient"][0]
+    assert lost["int4-squares"][1] < 0.85 * lost["int4-gradient"][1]
 
 
 def test_gradients_too_small_for_half_floats_keep_their_digits_in_four_bits() -> None:

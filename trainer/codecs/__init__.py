@@ -12,7 +12,8 @@ codec              what it is for                                               
 ``int8-token``     activations and their gradients: one scale for each last axis                     8 + 32/width
 ``int8-block``     pseudo-gradients in blocks of 64: 0.02 % of validation loss                       8.5
 ``int4-block``     pseudo-gradients in blocks of 64: 0.01-0.3 % of validation loss                   4.25
-``int4-gradient``  gradients at every step, blocks of 256: 0.1 % of validation loss                  4.06
+``int4-gradient``  gradients in blocks of 256 with equal steps                                       4.06
+``int4-squares``   gradients at every step, blocks of 256, levels that are squares                   4.06
 ``int2-block``     pseudo-gradients in blocks of 64, with error feedback                             2.25
 ``coarse``         pseudo-gradients with few levels and entropy coding, with error feedback          about 1.2
 ``coarser``        the same with steps half as wide again                                            about 0.6

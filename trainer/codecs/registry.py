@@ -7,7 +7,7 @@ import torch
 
 from trainer.codecs.activations import Rotated4
 from trainer.codecs.coarse import Coarse
-from trainer.codecs.dense import Floats, Int2, Int4, Int8
+from trainer.codecs.dense import Floats, Int2, Int4, Int8, Squares4
 from trainer.codecs.framing import Codec
 
 CodecName = Literal[
@@ -17,6 +17,7 @@ CodecName = Literal[
     "int8-block",
     "int4-block",
     "int4-gradient",
+    "int4-squares",
     "int2-block",
     "coarse",
     "coarser",
@@ -37,6 +38,7 @@ CODECS: Mapping[CodecName, Codec] = {
     "int2-block": Int2("int2-block", 6, BLOCK),
     "coarse": Coarse("coarse", 7, 1.8),
     "coarser": Coarse("coarser", 8, 2.7),
+    "int4-squares": Squares4("int4-squares", 9, GRADIENT_BLOCK),
     "int4-rotated": Rotated4("int4-rotated", 32),
 }
 """Codes 16 to 31 are those of sparse codecs, which are made with their density; 32 and up those of activations."""
