@@ -65,8 +65,13 @@ RECIPES = (
     ),
     Recipe("sparseloco H=20", "rounds", _diloco(20, "int4", 0.0, 1.0, outer="sparseloco"), "3 % of the values, 2 bits"),
     Recipe("H=50 int4 growing", "rounds", _growing(40, 110, "int4", 0.9), "as many rounds as H=50", scratch=True),
-    Recipe("timed", "timed", _diloco(50, "int4"), "speeds 1, 0.8, 0.5, 0.25; rounds of equal time"),
-    Recipe("slowest", "slowest", _diloco(50, "int4"), "the same; everybody waits for the slowest"),
+    Recipe(
+        "timed",
+        "timed",
+        _diloco(20, "int4", 0.5),
+        "speeds 1, 0.8, 0.5, 0.25; rounds of equal time, H=20 of the fastest",
+    ),
+    Recipe("slowest", "slowest", _diloco(20, "int4", 0.5), "the same; everybody waits for the slowest"),
     Recipe("together Muon", "together", {"optimizer": "muon"}, "DDP with Muon"),
     Recipe("400x Muon", "rounds", _diloco(15, "coarse", 0.5, optimizer="muon"), "H=15, coarse, Muon inside"),
 )
