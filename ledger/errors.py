@@ -11,6 +11,7 @@ LedgerError
 │   ├── NoEscrowError
 │   ├── EscrowExistsError
 │   ├── NoStakeError
+│   ├── NoDisputeError
 │   └── InsufficientFundsError
 ├── TransactionFailedError      the ledger executed a transaction and refused it; carries the program's logs
 ├── TransactionExpiredError     a transaction's blockhash ran out before it was processed
@@ -65,6 +66,10 @@ class EscrowExistsError(StateError):
 
 class NoStakeError(StateError):
     """This node has no stake."""
+
+
+class NoDisputeError(StateError):
+    """There is no dispute of this challenger over this audit."""
 
 
 class InsufficientFundsError(StateError):

@@ -33,10 +33,12 @@ class Window:
     blockhash: Hash
     last_valid_block_height: int
 
-    def sign(self, signer: Keypair, instructions: Sequence[Instruction]) -> PreparedTransaction:
-        """A transaction with one signer, who also pays its fee."""
+    def sign(
+        self, signer: Keypair, instructions: Sequence[Instruction], cosigners: Sequence[Keypair] = ()
+    ) -> PreparedTransaction:
+        """A transaction of ``signer``, who also pays its fee; ``cosigners`` are the other keys that it needs."""
         message = MessageV0.try_compile(signer.pubkey(), instructions, [], self.blockhash)
-        transaction = VersionedTransaction(message, [signer])
+        transaction = VersionedTransaction(message, [signer, *cosigners])
         return PreparedTransaction(str(transaction.signatures[0]), bytes(transaction), self.last_valid_block_height)
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from solders.pubkey import Pubkey
 
-from ledger.money import Amount
-from ledger.program.interface import BASIS_POINTS
-from ledger.program.layout import EscrowAccount, StakeAccount, Status
+from ledger.money import MAX_AMOUNT, ZERO, Amount
+from ledger.program.codes import BASIS_POINTS, Consent
+from ledger.program.layout import DisputeAccount, EscrowAccount, Ruling, StakeAccount, Status
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,11 @@ class EscrowState:
     Attributes:
         ended: refunded once, so it takes no deposits any more.
         closed: its vault is gone and its rent returned; the totals stay.
-        paid_to: what each token account was paid so far.
+        paid_to: what each token account of the table was paid so far, in the table's order.
+        cap: the most that is ever paid in sum.
+        committed: sum of the cumulative earnings promised in ``period`` under ``earnings_root`` (32 bytes).
+        listed, peaks: length of the list of payees, and the peaks of its Merkle tree, largest first.
+        consent: what the coordinator may do alone.
     """
 
     address: str
@@ -48,11 +52,23 @@ class EscrowState:
     closed: bool
     max_payees: int
     paid_to: Mapping[str, Amount]
+    cap: Amount = MAX_AMOUNT
+    committed: Amount = ZERO
+    period: int = 0
+    earnings_root: bytes = bytes(32)
+    listed: int = 0
+    peaks: tuple[bytes, ...] = ()
+    consent: Consent = Consent.ADMIT | Consent.END
 
 
 @dataclass(frozen=True)
 class StakeState:
-    """A node's stake. Always ``deposited = slashed + withdrawn + balance``. Times are Unix seconds."""
+    """A node's stake. Always ``deposited = slashed + withdrawn + balance``. Times are Unix seconds.
+
+    Attributes:
+        next_coordinator, move_at: whom the node asked for as its coordinator, and from when on it may have it.
+        challenger_bps: the part of a slash that the challenger gets.
+    """
 
     address: str
     node: str
@@ -70,6 +86,10 @@ class StakeState:
     window_start: int
     window_base: Amount
     window_slashed: Amount
+    next_coordinator: str | None = None
+    move_at: int = 0
+    challenger_bps: int = 0
+    opened_at: int = 0
 
     def slashable(self, now: float) -> Amount:
         """What may be slashed at this time without exceeding the window's share."""
@@ -77,6 +97,27 @@ class StakeState:
             return Amount(self.balance * self.slash_bps // BASIS_POINTS)
         left = self.window_base * self.slash_bps // BASIS_POINTS - self.window_slashed
         return Amount(max(0, min(left, self.balance)))
+
+
+@dataclass(frozen=True)
+class DisputeState:
+    """A challenger's bond against a node over one audit.
+
+    Attributes:
+        audit: 32 bytes that name the audit; ``evidence``: digest of what the verdict rests on, None before it.
+        balance: what its vault still holds; the bond until the verdict.
+    """
+
+    address: str
+    ruling: Ruling
+    challenger: str
+    node: str
+    coordinator: str
+    audit: bytes
+    evidence: bytes | None
+    bond: Amount
+    balance: Amount
+    deadline: int
 
 
 def escrow_state(address: Pubkey, account: EscrowAccount, balance: int) -> EscrowState:
@@ -99,6 +140,13 @@ def escrow_state(address: Pubkey, account: EscrowAccount, balance: int) -> Escro
         closed=account.status == Status.CLOSED,
         max_payees=account.capacity,
         paid_to={str(payee): Amount(paid) for payee, paid in account.payees.items()},
+        cap=Amount(account.cap),
+        committed=Amount(account.committed),
+        period=account.period,
+        earnings_root=account.earnings_root,
+        listed=account.count,
+        peaks=account.peaks,
+        consent=account.consent,
     )
 
 
@@ -121,4 +169,24 @@ def stake_state(address: Pubkey, account: StakeAccount, balance: int) -> StakeSt
         window_start=account.window_start,
         window_base=Amount(account.window_base),
         window_slashed=Amount(account.window_slashed),
+        next_coordinator=str(account.next_coordinator) if account.move_at else None,
+        move_at=account.move_at,
+        challenger_bps=account.challenger_bps,
+        opened_at=account.opened_at,
+    )
+
+
+def dispute_state(address: Pubkey, account: DisputeAccount, balance: int) -> DisputeState:
+    """Combine a dispute account with what its vault holds."""
+    return DisputeState(
+        address=str(address),
+        ruling=account.ruling,
+        challenger=str(account.challenger),
+        node=str(account.node),
+        coordinator=str(account.coordinator),
+        audit=account.audit,
+        evidence=account.evidence if any(account.evidence) else None,
+        bond=Amount(account.bond),
+        balance=Amount(balance),
+        deadline=account.deadline,
     )

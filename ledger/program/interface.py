@@ -1,6 +1,7 @@
-"""The market program as Python sees it: addresses, instructions, error numbers.
+"""The market program as Python sees it: addresses and instructions.
 
-``layout.py`` reads the accounts and events. ``market.h`` is the other side of every number here; tests compare the two.
+``codes.py`` has the numbers, ``layout.py`` reads the accounts and events. ``market.h`` is the other side of every number
+here; tests compare the two.
 """
 
 from __future__ import annotations
@@ -8,7 +9,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 
 from solders.instruction import AccountMeta, Instruction
 from solders.pubkey import Pubkey
@@ -16,81 +16,43 @@ from solders.system_program import ID as SYSTEM_PROGRAM
 from spl.token.constants import TOKEN_PROGRAM_ID
 from spl.token.instructions import get_associated_token_address
 
+from ledger.merkle import Proof
+from ledger.program.codes import (
+    BASIS_POINTS,
+    ERROR_TEXTS,
+    MAX_BATCH,
+    MAX_GROWTH,
+    MAX_PAYEES,
+    MAX_TABLE,
+    Consent,
+    MarketError,
+    Operation,
+)
+
+__all__ = [
+    "BASIS_POINTS",
+    "ERROR_TEXTS",
+    "LOADER",
+    "MAX_BATCH",
+    "MAX_GROWTH",
+    "MAX_PAYEES",
+    "MAX_TABLE",
+    "Consent",
+    "Market",
+    "MarketError",
+    "Operation",
+]
+
 LOADER = Pubkey.from_string("BPFLoaderUpgradeab1e11111111111111111111111")
-BASIS_POINTS = 10_000
-MAX_PAYEES = 250  # What an escrow can be opened for: one instruction may allocate 10,240 bytes.
-
-
-class Operation(IntEnum):
-    """First byte of an instruction."""
-
-    CONFIGURE = 0
-    ESCROW_OPEN = 1
-    ESCROW_DEPOSIT = 2
-    ESCROW_SETTLE = 3
-    ESCROW_REFUND = 4
-    ESCROW_CLOSE = 5
-    STAKE_OPEN = 6
-    STAKE_DEPOSIT = 7
-    STAKE_SLASH = 8
-    STAKE_REQUEST = 9
-    STAKE_WITHDRAW = 10
-
-
-class MarketError(IntEnum):
-    """The program's own error numbers."""
-
-    NOT_OURS = 1
-    WRONG_AUTHORITY = 2
-    WRONG_ADDRESS = 3
-    WRONG_VAULT = 4
-    WRONG_MINT = 5
-    WRONG_PROGRAM = 6
-    WRONG_DESTINATION = 7
-    ALREADY_OPEN = 8
-    CLOSED = 9
-    ENDED = 10
-    TOO_EARLY = 11
-    DEADLINE_PASSED = 12
-    INSUFFICIENT = 13
-    PAYEES_FULL = 14
-    OVERFLOW = 15
-    ZERO_AMOUNT = 16
-    SLASH_CAP = 17
-    NOT_EMPTY = 18
-    NO_REQUEST = 19
-    BAD_TERMS = 20
-    RENT = 21
-
-
-ERROR_TEXTS: dict[MarketError, str] = {
-    MarketError.NOT_OURS: "the escrow or stake does not exist: open it first",
-    MarketError.WRONG_AUTHORITY: "the signer is not the one whom this account names: sign with its key",
-    MarketError.WRONG_ADDRESS: "an account is not at its canonical address: derive it anew",
-    MarketError.WRONG_VAULT: "not this account's vault, or a vault with a delegate or close authority",
-    MarketError.WRONG_MINT: "another token than the one this account was opened for",
-    MarketError.WRONG_PROGRAM: "a passed program is not the token or system program",
-    MarketError.WRONG_DESTINATION: "the money would go to somebody who must not receive it",
-    MarketError.ALREADY_OPEN: "it was opened before: use another job id",
-    MarketError.CLOSED: "the escrow was closed",
-    MarketError.ENDED: "the escrow was refunded and takes no deposits any more",
-    MarketError.TOO_EARLY: "the deadline or the cool-down has not passed yet",
-    MarketError.DEADLINE_PASSED: "the deadline lies in the past: choose a later one",
-    MarketError.INSUFFICIENT: "the vault holds less than that",
-    MarketError.PAYEES_FULL: "more payees than the escrow was opened for",
-    MarketError.OVERFLOW: "a total would not fit 64 bits",
-    MarketError.ZERO_AMOUNT: "the amount is zero",
-    MarketError.SLASH_CAP: "above the share of the stake that may be slashed in one window",
-    MarketError.NOT_EMPTY: "refund everything before closing",
-    MarketError.NO_REQUEST: "request the withdrawal first",
-    MarketError.BAD_TERMS: "a term is out of its bounds",
-    MarketError.RENT: "the cluster's rent parameters are of an unknown kind",
-}
+ALL = Consent.ADMIT | Consent.END
 
 
 @dataclass(frozen=True)
 class Market:
-    """Addresses that everything else is derived from."""
+    """Addresses that everything else is derived from.
+
+    Jobs and audits are 32 bytes; amounts are smallest units, at most 2^64 - 1; times are Unix seconds.
+    """
 
     program: Pubkey
     mint: Pubkey
@@ -107,8 +69,12 @@ class Market:
         """Account of one node's stake."""
         return self._derive(b"stake", bytes(node))
 
+    def dispute(self, challenger: Pubkey, audit: bytes) -> Pubkey:
+        """Account of one challenger's dispute over one audit."""
+        return self._derive(b"dispute", audit, bytes(challenger))
+
     def wallet(self, owner: Pubkey) -> Pubkey:
-        """Associated token account of an owner; also the vault of an escrow or stake account."""
+        """Associated token account of an owner; also the vault of an escrow, stake or dispute account."""
         return get_associated_token_address(owner, self.mint)
 
     def program_data(self) -> Pubkey:
@@ -122,42 +88,120 @@ class Market:
         return Instruction(self.program, bytes([operation]) + data, list(accounts))
 
     def configure(
-        self, authority: Pubkey, treasury: Pubkey, *, slash_bps: int, cooldown: int, window: int
+        self,
+        authority: Pubkey,
+        treasury: Pubkey,
+        *,
+        slash_bps: int,
+        cooldown: int,
+        window: int,
+        challenger_bps: int = 0,
+        bond: int = 0,
+        verdict_time: int = 86_400,
     ) -> Instruction:
-        """Write the market's terms; ``authority`` is the program's upgrade authority. Times in seconds."""
+        """Write the market's terms; ``authority`` is the program's upgrade authority.
+
+        ``challenger_bps`` is the challenger's part of a slash, ``bond`` the least that a dispute costs to open, and
+        ``verdict_time`` how long the coordinator has to decide it.
+        """
         accounts = [
             _signer(authority, writable=True), _writable(self.terms()), _readonly(treasury), _readonly(self.mint),
             _readonly(SYSTEM_PROGRAM), _readonly(self.program_data()),
         ]  # fmt: skip
-        return self._call(Operation.CONFIGURE, struct.pack("<Hqq", slash_bps, cooldown, window), accounts)
+        data = struct.pack("<HHqqqQ", slash_bps, challenger_bps, cooldown, window, verdict_time, bond)
+        return self._call(Operation.CONFIGURE, data, accounts)
+
+    # Escrow
 
     def escrow_open(
-        self, submitter: Pubkey, job: bytes, coordinator: Pubkey, deadline: int, max_payees: int
+        self,
+        submitter: Pubkey,
+        job: bytes,
+        coordinator: Pubkey,
+        deadline: int,
+        max_payees: int,
+        *,
+        cap: int = 2**64 - 1,
+        consent: Consent = ALL,
+        count: int = 0,
+        peaks: Sequence[bytes] = (),
     ) -> Instruction:
-        """Open an escrow whose vault exists already and is still empty."""
+        """Open an escrow whose vault exists already and is still empty.
+
+        ``count`` and ``peaks`` (``ledger.merkle.peaks``) say whom the submitter admits from the beginning.
+        """
         state = self.escrow(submitter, job)
         accounts = [
             _signer(submitter, writable=True), _writable(state), _readonly(self.wallet(state)),
             _readonly(self.mint), _readonly(SYSTEM_PROGRAM),
         ]  # fmt: skip
-        data = job + bytes(coordinator) + struct.pack("<qH", deadline, max_payees)
-        return self._call(Operation.ESCROW_OPEN, data, accounts)
+        terms = struct.pack("<qQHHI", deadline, cap, max_payees, consent, count)
+        return self._call(Operation.ESCROW_OPEN, job + bytes(coordinator) + terms + b"".join(peaks), accounts)
+
+    def escrow_extend(self, submitter: Pubkey, job: bytes, cap: int, deadline: int) -> Instruction:
+        """Raise the cap and postpone the deadline; neither ever goes the other way."""
+        accounts = [_signer(submitter), _writable(self.escrow(submitter, job))]
+        return self._call(Operation.ESCROW_EXTEND, struct.pack("<Qq", cap, deadline), accounts)
 
     def escrow_deposit(self, depositor: Pubkey, escrow: Pubkey, amount: int) -> Instruction:
         """Move tokens from the depositor's wallet into an escrow."""
         accounts = [*self._common(depositor, escrow), _writable(self.wallet(depositor))]
         return self._call(Operation.ESCROW_DEPOSIT, struct.pack("<Q", amount), accounts)
 
-    def escrow_settle(self, coordinator: Pubkey, escrow: Pubkey, payouts: Sequence[tuple[Pubkey, int]]) -> Instruction:
-        """Raise every payee (by address, not by token account) to its cumulative amount."""
+    def escrow_admit(self, authority: Pubkey, escrow: Pubkey, payees: Sequence[Pubkey], *, enrol: bool) -> Instruction:
+        """Append payees (by address) to the list of those whom the escrow may pay.
+
+        With ``enrol`` each gets its entry of the table at once, and one that has an entry is left out, so that a
+        repetition changes nothing. Without it, each needs ``escrow_enrol`` with a proof before it is paid.
+        """
+        wallets = b"".join(bytes(self.wallet(payee)) for payee in payees)
+        return self._call(Operation.ESCROW_ADMIT, bytes([enrol]) + wallets, [_signer(authority), _writable(escrow)])
+
+    def escrow_enrol(self, anyone: Pubkey, escrow: Pubkey, payee: Pubkey, proof: Proof) -> Instruction:
+        """Make the table's entry of a payee whom ``proof`` shows in the escrow's list; anyone may."""
+        data = bytes(self.wallet(payee)) + _proof(proof)
+        return self._call(Operation.ESCROW_ENROL, data, [_signer(anyone), _writable(escrow)])
+
+    def escrow_grow(self, payer: Pubkey, escrow: Pubkey, more: int) -> Instruction:
+        """Make room for ``more`` payees, at most MAX_GROWTH a call; ``payer`` lends the rent to the submitter."""
+        accounts = [_signer(payer, writable=True), _writable(escrow), _readonly(SYSTEM_PROGRAM)]
+        return self._call(Operation.ESCROW_GROW, struct.pack("<H", more), accounts)
+
+    def escrow_settle(
+        self, coordinator: Pubkey, escrow: Pubkey, payouts: Sequence[tuple[Pubkey, int]], slots: Sequence[int] = ()
+    ) -> Instruction:
+        """Raise every payee (by address, not by token account) to its cumulative amount; at most MAX_BATCH.
+
+        ``slots`` says where in the table each stands. A wrong or missing one costs compute units, nothing else.
+        """
         accounts = self._common(coordinator, escrow) + [_writable(self.wallet(payee)) for payee, _ in payouts]
-        data = b"".join(struct.pack("<Q", amount) for _, amount in payouts)
+        places = [*slots, *range(len(slots), len(payouts))]
+        data = b"".join(struct.pack("<HQ", slot, total) for slot, (_, total) in zip(places, payouts, strict=True))
         return self._call(Operation.ESCROW_SETTLE, data, accounts)
+
+    def escrow_commit(self, coordinator: Pubkey, escrow: Pubkey, root: bytes, total: int, period: int) -> Instruction:
+        """Promise cumulative earnings: the root over ``merkle.earning`` leaves, their sum, and a rising number.
+
+        What was promised and not paid stays in the escrow for CLAIM_GRACE seconds after the deadline.
+        """
+        accounts = self._common(coordinator, escrow)
+        return self._call(Operation.ESCROW_COMMIT, root + struct.pack("<QQ", total, period), accounts)
+
+    def escrow_claim(
+        self, anyone: Pubkey, escrow: Pubkey, payee: Pubkey, cumulative: int, slot: int, proof: Proof
+    ) -> Instruction:
+        """Pay a payee what the coordinator has promised it; anyone may, the payee first of all."""
+        accounts = [*self._common(anyone, escrow), _writable(self.wallet(payee))]
+        return self._call(Operation.ESCROW_CLAIM, struct.pack("<HQ", slot, cumulative) + _proof(proof), accounts)
 
     def escrow_refund(
         self, authority: Pubkey, submitter: Pubkey, job: bytes, cosigner: Pubkey | None = None
     ) -> Instruction:
-        """Return what the vault holds to the submitter's wallet."""
+        """Return what the vault holds to the submitter's wallet.
+
+        After the deadline anyone may; before it submitter and coordinator together, or the coordinator alone where
+        the submitter consented to that at the opening.
+        """
         accounts = [*self._common(authority, self.escrow(submitter, job)), _writable(self.wallet(submitter))]
         if cosigner is not None:
             accounts.append(_signer(cosigner))
@@ -167,6 +211,8 @@ class Market:
         """Close a refunded escrow; its rent returns to the submitter, a tombstone stays."""
         accounts = [*self._common(authority, self.escrow(submitter, job)), _writable(submitter)]
         return self._call(Operation.ESCROW_CLOSE, b"", accounts)
+
+    # Stake
 
     def stake_open(self, node: Pubkey, coordinator: Pubkey) -> Instruction:
         """Open a node's stake whose vault exists already."""
@@ -183,10 +229,18 @@ class Market:
         return self._call(Operation.STAKE_DEPOSIT, struct.pack("<Q", amount), accounts)
 
     def stake_slash(
-        self, coordinator: Pubkey, node: Pubkey, treasury: Pubkey, amount: int, reason: bytes
+        self,
+        coordinator: Pubkey,
+        node: Pubkey,
+        treasury: Pubkey,
+        amount: int,
+        reason: bytes,
+        challenger: Pubkey | None = None,
     ) -> Instruction:
-        """Move a share of a node's stake to the treasury, once a reason."""
+        """Move a share of a node's stake to the treasury and its part of that to the challenger, once a reason."""
         accounts = [*self._common(coordinator, self.stake(node)), _writable(treasury)]
+        if challenger is not None:
+            accounts.append(_writable(self.wallet(challenger)))
         return self._call(Operation.STAKE_SLASH, struct.pack("<Q", amount) + reason, accounts)
 
     def stake_request(self, node: Pubkey, amount: int) -> Instruction:
@@ -198,11 +252,56 @@ class Market:
         accounts = [*self._common(node, self.stake(node)), _writable(self.wallet(node))]
         return self._call(Operation.STAKE_WITHDRAW, b"", accounts)
 
+    def stake_move(self, node: Pubkey, coordinator: Pubkey) -> Instruction:
+        """Name another coordinator: at once while the stake is empty, else asked for now and again after the cool-down."""
+        return self._call(Operation.STAKE_MOVE, bytes(coordinator), self._common(node, self.stake(node)))
+
+    def stake_close(self, node: Pubkey) -> Instruction:
+        """Close an empty stake; its rent returns to the node, which may open it anew."""
+        accounts = self._common(node, self.stake(node))
+        accounts[0] = _signer(node, writable=True)
+        return self._call(Operation.STAKE_CLOSE, b"", accounts)
+
+    # Dispute
+
+    def dispute_open(self, challenger: Pubkey, node: Pubkey, audit: bytes) -> Instruction:
+        """Open a dispute over a node's audit; what its vault holds is the bond, so the bond is moved there first."""
+        state = self.dispute(challenger, audit)
+        accounts = [
+            _signer(challenger, writable=True), _writable(state), _readonly(self.wallet(state)), _readonly(self.mint),
+            _readonly(SYSTEM_PROGRAM), _readonly(self.terms()), _readonly(self.stake(node)),
+        ]  # fmt: skip
+        return self._call(Operation.DISPUTE_OPEN, audit, accounts)
+
+    def dispute_verdict(
+        self, coordinator: Pubkey, challenger: Pubkey, node: Pubkey, audit: bytes, evidence: bytes, *, upheld: bool
+    ) -> Instruction:
+        """Decide a dispute: the bond returns to the challenger, or goes to the accused node."""
+        state = self.dispute(challenger, audit)
+        accounts = [*self._common(coordinator, state), _writable(self.wallet(challenger if upheld else node))]
+        return self._call(Operation.DISPUTE_VERDICT, bytes([upheld]) + evidence, accounts)
+
+    def dispute_expire(self, anyone: Pubkey, challenger: Pubkey, audit: bytes) -> Instruction:
+        """Return the bond of a dispute that nobody decided in time."""
+        accounts = [*self._common(anyone, self.dispute(challenger, audit)), _writable(self.wallet(challenger))]
+        return self._call(Operation.DISPUTE_EXPIRE, b"", accounts)
+
+    def dispute_close(self, anyone: Pubkey, challenger: Pubkey, audit: bytes) -> Instruction:
+        """Close a decided dispute; rent, and tokens that came in afterwards, go to the challenger."""
+        accounts = self._common(anyone, self.dispute(challenger, audit))
+        return self._call(
+            Operation.DISPUTE_CLOSE, b"", [*accounts, _writable(challenger), _writable(self.wallet(challenger))]
+        )
+
     def _common(self, authority: Pubkey, state: Pubkey) -> list[AccountMeta]:
         return [
             _signer(authority), _writable(state), _writable(self.wallet(state)), _readonly(self.mint),
             _readonly(TOKEN_PROGRAM_ID),
         ]  # fmt: skip
+
+
+def _proof(proof: Proof) -> bytes:
+    return struct.pack("<II", proof.index, proof.count) + b"".join(proof.path)
 
 
 def _signer(key: Pubkey, *, writable: bool = False) -> AccountMeta:

@@ -12,15 +12,26 @@ from enum import IntEnum
 from solders.pubkey import Pubkey
 
 from ledger.errors import LedgerAnswerError
+from ledger.program.codes import FRONTIER, Consent
 
 JOB_OFFSET = 168  # Of the job in an escrow account; a search by job compares here.
 REASONS = 16  # Slashes that a stake remembers.
 
-_ESCROW = struct.Struct("<4B2Hq3Q32s32s32s32s32s")
+NODE_OFFSET = 56  # Of the accused node in a dispute account.
+VERSION = 2  # Of every layout here. Accounts of version 1 belong to the program's first deployment.
+
+_ESCROW = struct.Struct("<4B2Hq3Q32s32s32s32s32s")  # What stays of a closed escrow.
+_TERMS = struct.Struct("<3QI2H32s")
 _PAYEE = struct.Struct("<32sQ")
-_STAKE = struct.Struct("<4B2H4q6Q32s32s32s32s32s")
-_TAG_ESCROW, _TAG_STAKE = 1, 2
+_STAKE = struct.Struct("<4B2H4q6Q32s32s32s32s32s32sq2Q")
+_DISPUTE = struct.Struct("<4BIqQ32s32s32s32s32s32s32s")
+_MARKET = struct.Struct("<4B2H3qQ32s32s")
+_TAG_ESCROW, _TAG_STAKE, _TAG_MARKET, TAG_DISPUTE = 1, 2, 3, 4
+TOMBSTONE_SIZE = _ESCROW.size
+ESCROW_SIZE = _ESCROW.size + _TERMS.size + FRONTIER * 32  # Without its table of payees.
+PAYEE_SIZE = _PAYEE.size
 STAKE_SIZE = _STAKE.size + REASONS * 32
+DISPUTE_SIZE = _DISPUTE.size
 _LOG_LIMIT = "Log truncated"
 TRUNCATED = "CUT!"  # No event of the program: a node dropped the rest of the logs.
 
@@ -35,7 +46,14 @@ class Status(IntEnum):
 
 @dataclass(frozen=True)
 class EscrowAccount:
-    """An escrow account as it lies on the ledger. ``payees`` maps token accounts to what each was paid."""
+    """An escrow account as it lies on the ledger.
+
+    Attributes:
+        payees: token accounts of the table, in its order, to what each was paid.
+        cap: the most that is ever paid in sum.
+        committed: sum of the earnings that the coordinator promised in ``period`` under ``earnings_root``.
+        count, peaks: length of the list of payees and the peaks of its Merkle tree (``ledger.merkle``).
+    """
 
     status: Status
     deadline: int
@@ -49,6 +67,13 @@ class EscrowAccount:
     job: bytes
     capacity: int
     payees: Mapping[Pubkey, int]
+    cap: int
+    committed: int
+    period: int
+    count: int
+    consent: Consent
+    earnings_root: bytes
+    peaks: tuple[bytes, ...]
 
 
 @dataclass(frozen=True)
@@ -71,6 +96,49 @@ class StakeAccount:
     mint: Pubkey
     vault: Pubkey
     treasury: Pubkey
+    next_coordinator: Pubkey
+    move_at: int
+    challenger_bps: int
+    opened_at: int
+
+
+class Ruling(IntEnum):
+    """Life of a dispute: the coordinator has to decide; for the challenger; for the accused; nobody decided."""
+
+    OPEN = 1
+    UPHELD = 2
+    REJECTED = 3
+    EXPIRED = 4
+
+
+@dataclass(frozen=True)
+class DisputeAccount:
+    """A dispute account as it lies on the ledger; ``evidence`` is all zero until the verdict."""
+
+    ruling: Ruling
+    deadline: int
+    bond: int
+    challenger: Pubkey
+    node: Pubkey
+    coordinator: Pubkey
+    mint: Pubkey
+    vault: Pubkey
+    audit: bytes
+    evidence: bytes
+
+
+@dataclass(frozen=True)
+class MarketTerms:
+    """The market's terms. Shares in basis points, times in seconds."""
+
+    slash_bps: int
+    challenger_bps: int
+    cooldown: int
+    window: int
+    verdict_time: int
+    bond: int
+    mint: Pubkey
+    treasury: Pubkey
 
 
 def read_escrow(data: bytes) -> EscrowAccount:
@@ -79,15 +147,33 @@ def read_escrow(data: bytes) -> EscrowAccount:
     Raises:
         LedgerAnswerError: the bytes are no escrow of this version.
     """
-    if len(data) < _ESCROW.size or data[0] != _TAG_ESCROW or data[3] != 1:
-        raise LedgerAnswerError(f"{len(data)} bytes are no escrow account of version 1: is this the right program?")
+    if len(data) < _ESCROW.size or data[0] != _TAG_ESCROW or data[3] != VERSION:
+        raise LedgerAnswerError(f"{len(data)} bytes are no escrow of version {VERSION}: is this the right program?")
     _, _, status, _, capacity, used, deadline, deposited, paid, refunded, *keys = _ESCROW.unpack_from(data)
-    entries = _PAYEE.iter_unpack(data[_ESCROW.size : _ESCROW.size + used * _PAYEE.size])
     submitter, coordinator, mint, vault = (Pubkey.from_bytes(key) for key in keys[:4])
+    if status == Status.CLOSED:
+        cap = committed = period = count = consent = 0
+        earnings, peaks, entries = bytes(32), tuple[bytes, ...](), dict[Pubkey, int]()
+    else:
+        _check_length(data, ESCROW_SIZE + used * _PAYEE.size)
+        cap, committed, period, count, consent, _, earnings = _TERMS.unpack_from(data, _ESCROW.size)
+        peaks = _read_peaks(data[ESCROW_SIZE - FRONTIER * 32 : ESCROW_SIZE], count)
+        table = _PAYEE.iter_unpack(data[ESCROW_SIZE : ESCROW_SIZE + used * _PAYEE.size])
+        entries = {Pubkey.from_bytes(account): amount for account, amount in table}
     return EscrowAccount(
         Status(status), deadline, deposited, paid, refunded, submitter, coordinator, mint, vault, keys[4],
-        capacity, {Pubkey.from_bytes(account): amount for account, amount in entries},
+        capacity, entries, cap, committed, period, count, Consent(consent), earnings, peaks,
     )  # fmt: skip
+
+
+def _check_length(data: bytes, needed: int) -> None:
+    if len(data) < needed:
+        raise LedgerAnswerError(f"an escrow of {len(data)} bytes, {needed} are needed: is this the right program?")
+
+
+def _read_peaks(frontier: bytes, count: int) -> tuple[bytes, ...]:
+    """The peaks of a list, largest first; the account keeps the one of 2^k leaves in place k."""
+    return tuple(frontier[32 * k : 32 * (k + 1)] for k in reversed(range(FRONTIER)) if count >> k & 1)
 
 
 def read_stake(data: bytes) -> StakeAccount:
@@ -96,11 +182,37 @@ def read_stake(data: bytes) -> StakeAccount:
     Raises:
         LedgerAnswerError: the bytes are no stake of this version.
     """
-    if len(data) != STAKE_SIZE or data[0] != _TAG_STAKE or data[2] != 1:
-        raise LedgerAnswerError(f"{len(data)} bytes are no stake account of version 1: is this the right program?")
+    if len(data) != STAKE_SIZE or data[0] != _TAG_STAKE or data[2] != VERSION:
+        raise LedgerAnswerError(f"{len(data)} bytes are no stake of version {VERSION}: is this the right program?")
     _, _, _, _, slash_bps, _, cooldown, window, window_start, unlock_at, *rest = _STAKE.unpack_from(data)
-    amounts, keys = rest[:6], (Pubkey.from_bytes(key) for key in rest[6:])
-    return StakeAccount(slash_bps, cooldown, window, window_start, unlock_at, *amounts, *keys)
+    amounts, keys = rest[:6], (Pubkey.from_bytes(key) for key in rest[6:12])
+    return StakeAccount(slash_bps, cooldown, window, window_start, unlock_at, *amounts, *keys, *rest[12:])
+
+
+def read_dispute(data: bytes) -> DisputeAccount:
+    """Decode a dispute account.
+
+    Raises:
+        LedgerAnswerError: the bytes are no dispute of this version.
+    """
+    if len(data) != DISPUTE_SIZE or data[0] != TAG_DISPUTE or data[3] != VERSION:
+        raise LedgerAnswerError(f"{len(data)} bytes are no dispute of version {VERSION}: is this the right program?")
+    _, _, ruling, _, _, deadline, bond, *keys = _DISPUTE.unpack_from(data)
+    challenger, node, coordinator, mint, vault = (Pubkey.from_bytes(key) for key in keys[:5])
+    return DisputeAccount(Ruling(ruling), deadline, bond, challenger, node, coordinator, mint, vault, keys[5], keys[6])
+
+
+def read_terms(data: bytes) -> MarketTerms:
+    """Decode the market's terms.
+
+    Raises:
+        LedgerAnswerError: the bytes are no terms of this version.
+    """
+    if len(data) != _MARKET.size or data[0] != _TAG_MARKET or data[2] != VERSION:
+        raise LedgerAnswerError(f"{len(data)} bytes are no terms of version {VERSION}: is this the right program?")
+    _, _, _, _, slash_bps, challenger_bps, cooldown, window, verdict_time, bond, mint, treasury = _MARKET.unpack(data)
+    keys = Pubkey.from_bytes(mint), Pubkey.from_bytes(treasury)
+    return MarketTerms(slash_bps, challenger_bps, cooldown, window, verdict_time, bond, *keys)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,122 @@
+"""What every part of the ledger's door shares: wallets, addresses, and sending transactions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from solders.instruction import Instruction
+from solders.keypair import Keypair
+from solders.pubkey import Pubkey
+
+from ledger.addresses import check_job, keypair, parse_address
+from ledger.connection import Connection
+from ledger.money import Amount, amount
+from ledger.program.interface import Market
+from ledger.sender import CONFIRM_TIMEOUT_S, Outcome, Sender
+from ledger.states import PreparedTransaction
+
+MAX_TRANSACTION_BYTES = 1232  # One IPv6 packet: what a cluster accepts.
+
+
+class Door:
+    """A connection to one market on one ledger. ``ledger.client.Ledger`` is the whole of it."""
+
+    def __init__(self, connection: Connection, market: Market, treasury: Pubkey | None) -> None:
+        self._connection, self._market, self._treasury = connection, market, treasury
+        self._sender = Sender(connection, market.program)
+
+    @property
+    def program(self) -> str:
+        """Address of the market program."""
+        return str(self._market.program)
+
+    @property
+    def mint(self) -> str:
+        """Address of the token."""
+        return str(self._market.mint)
+
+    @property
+    def treasury(self) -> str | None:
+        """Token account that receives slashed stake, where it is known."""
+        return None if self._treasury is None else str(self._treasury)
+
+    def escrow_address(self, submitter: str, job: bytes) -> str:
+        """Address of a job's escrow, whether it was opened or not."""
+        return str(self._market.escrow(parse_address(submitter), check_job(job)))
+
+    def wallet(self, owner: str) -> str:
+        """Address of an owner's token account, whether it exists or not."""
+        return str(self._market.wallet(parse_address(owner)))
+
+    # Wallets
+
+    async def faucet(self, owner: str, amount: Amount, lamports: int = 10_000_000_000) -> None:
+        """Give somebody test tokens and SOL. Only the embedded ledger does."""
+        parse_address(owner)
+        await self._connection.call("cottageFaucet", owner, checked(amount), lamports)
+
+    async def balance(self, owner: str) -> Amount:
+        """Tokens in an owner's wallet, 0 where there is none."""
+        return Amount(await self._tokens(self._market.wallet(parse_address(owner))))
+
+    async def lamports(self, owner: str) -> int:
+        """SOL of an owner, in lamports: what fees and rent are paid from."""
+        account = (await self._connection.accounts([parse_address(owner)]))[0]
+        return 0 if account is None else account.lamports
+
+    # Transactions
+
+    async def submit(self, prepared: PreparedTransaction) -> None:
+        """Send. A transaction that was processed already is success, so sending twice is harmless.
+
+        Raises:
+            TransactionFailedError: it would fail, as the ledger found out by trying.
+            TransactionExpiredError: its blockhash ran out and it never was processed.
+        """
+        await self._sender.submit(prepared)
+
+    async def slot(self) -> int:
+        """The newest slot: no block after it is known to anybody yet."""
+        return await self._connection.slot()
+
+    async def block_after(self, slot: int) -> tuple[int, str] | None:
+        """Slot and hash (base 58) of the first final block after ``slot``; None while there is none yet."""
+        return await self._connection.block_after(slot)
+
+    async def outcome(self, signature: str, last_valid_block_height: int) -> Outcome:
+        """What became of a transaction. ``expired`` is final: it never happened and never will."""
+        return await self._sender.outcome(signature, last_valid_block_height)
+
+    async def confirm(self, prepared: PreparedTransaction, timeout: float = CONFIRM_TIMEOUT_S) -> str:
+        """Send and wait; returns the signature.
+
+        Raises:
+            TransactionFailedError: it failed; carries the programs' logs.
+            TransactionExpiredError: it was not processed while its blockhash was valid.
+            LedgerUnavailableError: nothing was decided within ``timeout`` seconds.
+        """
+        return await self._sender.confirm(prepared, timeout)
+
+    async def _prepare(self, signer: Keypair, instructions: Sequence[Instruction]) -> PreparedTransaction:
+        return await self._sender.prepare(signer, instructions)
+
+    async def _prepare_together(
+        self, seeds: Sequence[bytes], instructions: Sequence[Instruction]
+    ) -> PreparedTransaction:
+        """Signed by several; the first pays the fee."""
+        signers = [keypair(seed) for seed in seeds]
+        return (await self._sender.window()).sign(signers[0], instructions, signers[1:])
+
+    async def _tokens(self, wallet: Pubkey) -> int:
+        account = (await self._connection.accounts([wallet]))[0]
+        return 0 if account is None else amount_in(account.data)
+
+
+def checked(value: Amount) -> Amount:
+    """The amount, once it is known to be one. Raises AmountError."""
+    return amount(value)
+
+
+def amount_in(token_account: bytes) -> int:
+    """Units that a token account holds, from its data."""
+    return int.from_bytes(token_account[64:72], "little")

@@ -1,0 +1,375 @@
+"""The ledger's door: escrows, and the payees, settlements and claims that belong to them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from solders.compute_budget import set_compute_unit_limit
+from solders.instruction import Instruction
+from solders.keypair import Keypair
+from solders.pubkey import Pubkey
+from spl.token.instructions import create_idempotent_associated_token_account
+
+from ledger import merkle
+from ledger.addresses import check_job, keypair, parse_address
+from ledger.door import MAX_TRANSACTION_BYTES, Door, amount_in, checked
+from ledger.errors import (
+    AmountError,
+    EscrowExistsError,
+    InsufficientFundsError,
+    NoEscrowError,
+    StateError,
+)
+from ledger.money import Amount, show
+from ledger.program.codes import MAX_GROWTH, MAX_PAYEES, Consent
+from ledger.program.layout import JOB_OFFSET, read_escrow
+from ledger.sender import Window
+from ledger.states import EscrowState, PreparedTransaction, escrow_state
+
+MAX_PAYEES_A_TRANSACTION = 20  # Fits 1,232 bytes where every payee has a token account already.
+MAX_ADMISSIONS = 25  # Payees that one transaction can append to a list: 32 bytes each.
+DEFAULT_PAYEES = 64  # Payees an escrow is opened for; each costs 40 bytes of rent, returned at the close.
+# A node keeps 10,000 bytes of a transaction's logs, and the history is read from them. Measured: 360 bytes a
+# payout, 1,480 where the payee's token account is created first; a little room is added to both.
+_GROWTH_UNITS = 20_000  # What growing takes at most; the budget differs between steps and so tells them apart.
+_MAX_LOG, _PAYEE_LOG, _NEW_PAYEE_LOG = 9000, 400, 1650
+
+
+@dataclass(frozen=True)
+class Earnings:
+    """What a coordinator promises its payees: the root and the sum for the ledger, a proof for each payee."""
+
+    root: bytes
+    total: Amount
+    cumulative: Mapping[str, Amount]
+    proofs: Mapping[str, merkle.Proof]
+
+
+class Escrows(Door):
+    """Escrows of jobs."""
+
+    async def prepare_escrow(
+        self,
+        submitter: bytes,
+        job: bytes,
+        coordinator: str,
+        amount: Amount,
+        deadline_unix: int,
+        max_payees: int = DEFAULT_PAYEES,
+        *,
+        cap: Amount | None = None,
+        consent: Consent = Consent.ADMIT | Consent.END,
+        payees: Sequence[str] = (),
+    ) -> PreparedTransaction:
+        """Open a job's escrow and deposit ``amount``; ``submitter`` is the seed of whoever pays.
+
+        Args:
+            cap: the most that is ever paid in sum; None for ``amount``.
+            consent: what the coordinator may do alone: admit payees, return the rest before the deadline.
+            payees: whom the submitter admits from the beginning, by address. The ledger keeps only the root over
+                their token accounts, so keep the list: it makes the proofs by which they are enrolled.
+        Raises:
+            EscrowExistsError: this submitter opened this job before.
+            InsufficientFundsError: the submitter's wallet holds less.
+        """
+        signer = keypair(submitter)
+        key, market = signer.pubkey(), self._market
+        if not 1 <= max_payees <= MAX_PAYEES:
+            raise AmountError(f"{max_payees} payees: an escrow takes between 1 and {MAX_PAYEES}")
+        if checked(amount) == 0:
+            raise AmountError("0 is no deposit: the escrow of a job holds its budget")
+        if await self.escrow(str(key), job) is not None:
+            raise EscrowExistsError(f"{key} opened this job before: look at its escrow, or use another job id")
+        held = await self.balance(str(key))
+        if held < amount:
+            raise InsufficientFundsError(f"{key} holds {show(held)}, {show(amount)} are needed: fund the wallet")
+        escrow = market.escrow(key, job)
+        instructions = [
+            create_idempotent_associated_token_account(key, escrow, market.mint),
+            market.escrow_open(
+                key, job, parse_address(coordinator), deadline_unix, max_payees,
+                cap=amount if cap is None else checked(cap), consent=consent, count=len(payees),
+                peaks=merkle.peaks(self._leaves(payees)),
+            ),
+            market.escrow_deposit(key, escrow, amount),
+        ]  # fmt: skip
+        return await self._prepare(signer, instructions)
+
+    async def open_escrow(
+        self, submitter: bytes, job: bytes, coordinator: str, amount: Amount, deadline_unix: int
+    ) -> str:
+        """``prepare_escrow``, sent and confirmed; returns the signature."""
+        prepared = await self.prepare_escrow(submitter, job, coordinator, amount, deadline_unix)
+        return await self.confirm(prepared)
+
+    async def escrow(self, submitter: str, job: bytes) -> EscrowState | None:
+        """A job's escrow, or None where it was never opened in this token."""
+        address = self._market.escrow(parse_address(submitter), check_job(job))
+        account, vault = await self._connection.accounts([address, self._market.wallet(address)])
+        if account is None or account.owner != self._market.program:
+            return None
+        content = read_escrow(account.data)
+        # Somebody may open an escrow in a worthless token: it is no escrow here.
+        if content.mint != self._market.mint or content.vault != self._market.wallet(address):
+            return None
+        return escrow_state(address, content, amount_in(vault.data) if vault else 0)
+
+    async def find_escrows(self, job: bytes) -> list[EscrowState]:
+        """Escrows of a job, whoever submitted it. Anybody may open one for any job: compare the submitter."""
+        market = self._market
+        accounts = await self._connection.program_accounts(market.program, JOB_OFFSET, check_job(job))
+        submitters = [str(read_escrow(account.data).submitter) for _, account in accounts if account.data[0] == 1]
+        found = [await self.escrow(submitter, job) for submitter in sorted(submitters)]
+        return [state for state in found if state is not None]
+
+    async def prepare_settlement(
+        self, coordinator_seed: bytes, submitter: str, job: bytes, payouts: Mapping[str, Amount]
+    ) -> list[PreparedTransaction]:
+        """Pay nodes from a job's escrow.
+
+        Args:
+            payouts: payee to what it shall have received for this job *in total*. Who received as much
+                already gets nothing, so a repeated settlement pays nothing more.
+        Returns:
+            Transactions that may be sent in any order; each creates the token accounts that it needs. None
+            when everybody has received as much already.
+        Raises:
+            NoEscrowError: the job has no open escrow.
+            InsufficientFundsError: the escrow holds less than what is due, or its cap allows less.
+            StateError: a payee has no entry in the table, and the submitter lets nobody else admit it.
+        """
+        signer = keypair(coordinator_seed)
+        state = await self._open_escrow_state(submitter, job)
+        due, rest = dict[str, Amount](), 0
+        for payee, total in sorted(payouts.items()):
+            missing = checked(total) - state.paid_to.get(self.wallet(payee), 0)
+            if missing > 0:
+                due[payee], rest = total, rest + missing
+        if state.paid + rest > state.cap:
+            message = f"{show(rest)} are due, and {show(state.paid)} of at most {show(state.cap)} were paid"
+            raise InsufficientFundsError(f"{message}: ask the submitter to raise the cap of {state.address}")
+        if rest > state.balance:
+            message = f"{show(rest)} are due, the escrow {state.address} holds {show(state.balance)}"
+            raise InsufficientFundsError(f"{message}: deposit more or pay less")
+        payees = [parse_address(payee) for payee in due]
+        wallets = await self._connection.accounts([self._market.wallet(payee) for payee in payees])
+        new = frozenset(payee for payee, wallet in zip(payees, wallets, strict=True) if wallet is None)
+        pending, prepared = list(zip(payees, due.values(), strict=True)), list[PreparedTransaction]()
+        self._check_admission(state, due)
+        window = await self._sender.window()
+        while pending:
+            transaction, count = self._settle_most(signer, state, pending, new, window)
+            prepared.append(transaction)
+            pending = pending[count:]
+        return prepared
+
+    def _settle_most(
+        self,
+        signer: Keypair,
+        state: EscrowState,
+        pending: Sequence[tuple[Pubkey, Amount]],
+        new: frozenset[Pubkey],
+        window: Window,
+    ) -> tuple[PreparedTransaction, int]:
+        """The longest beginning of the payouts that fits one transaction; one payee always fits."""
+        count = min(len(pending), MAX_PAYEES_A_TRANSACTION)
+        while True:
+            transaction = window.sign(signer, self._settle(signer.pubkey(), state, pending[:count], new))
+            logs = sum(_NEW_PAYEE_LOG if payee in new else _PAYEE_LOG for payee, _ in pending[:count])
+            if (len(transaction.wire) <= MAX_TRANSACTION_BYTES and logs <= _MAX_LOG) or count == 1:
+                return transaction, count
+            count -= 1
+
+    def _settle(
+        self, coordinator: Pubkey, state: EscrowState, payouts: Sequence[tuple[Pubkey, Amount]], new: frozenset[Pubkey]
+    ) -> list[Instruction]:
+        market, escrow = self._market, parse_address(state.address)
+        instructions = [
+            create_idempotent_associated_token_account(coordinator, payee, market.mint)
+            for payee, _ in payouts
+            if payee in new
+        ]
+        places = {wallet: place for place, wallet in enumerate(state.paid_to)}
+        slots = [places.get(str(market.wallet(payee)), len(places)) for payee, _ in payouts]
+        strangers = [payee for (payee, _), slot in zip(payouts, slots, strict=True) if slot == len(places)]
+        if strangers:
+            instructions.append(market.escrow_admit(coordinator, escrow, strangers, enrol=True))
+        return [*instructions, market.escrow_settle(coordinator, escrow, payouts, slots)]
+
+    def _check_admission(self, state: EscrowState, payees: Mapping[str, Amount]) -> None:
+        if Consent.ADMIT in state.consent:
+            return
+        for payee in payees:
+            if self.wallet(payee) not in state.paid_to:
+                raise StateError(f"{payee} has no entry in {state.address}: enrol it, or let the submitter admit it")
+
+    # Payees
+
+    async def prepare_admission(
+        self, seed: bytes, submitter: str, job: bytes, payees: Sequence[str], *, enrol: bool = True
+    ) -> list[PreparedTransaction]:
+        """Append payees to the list of an escrow; the seed is the submitter's, or the coordinator's where it may.
+
+        With ``enrol`` they can be paid at once, and a repetition changes nothing.
+
+        Raises:
+            NoEscrowError: the job has no open escrow.
+        """
+        signer = keypair(seed)
+        escrow = parse_address((await self._open_escrow_state(submitter, job)).address)
+        keys, window = [parse_address(payee) for payee in payees], await self._sender.window()
+        return [
+            window.sign(
+                signer,
+                [self._market.escrow_admit(signer.pubkey(), escrow, keys[start : start + MAX_ADMISSIONS], enrol=enrol)],
+            )
+            for start in range(0, len(keys), MAX_ADMISSIONS)
+        ]
+
+    async def prepare_enrolment(
+        self, seed: bytes, submitter: str, job: bytes, payee: str, listed: Sequence[str]
+    ) -> PreparedTransaction:
+        """Make the table's entry of a payee who is in the list already; anyone may.
+
+        Args:
+            listed: the whole list, in its order.
+        Raises:
+            StateError: this is not the escrow's list, or the payee is not in it.
+        """
+        signer, state = keypair(seed), await self._open_escrow_state(submitter, job)
+        leaves = self._leaves(listed)
+        if len(leaves) != state.listed or tuple(merkle.peaks(leaves)) != state.peaks:
+            message = f"these {len(leaves)} payees are not the {state.listed} whom {state.address} lists"
+            raise StateError(f"{message}: read the list anew, in its order")
+        if payee not in listed:
+            raise StateError(f"{payee} is not among the {len(listed)} payees of {state.address}: admit it first")
+        key, proof = parse_address(payee), merkle.prove(leaves, list(listed).index(payee))
+        enrolment = self._market.escrow_enrol(signer.pubkey(), parse_address(state.address), key, proof)
+        return await self._prepare(signer, [enrolment])
+
+    async def prepare_growth(self, seed: bytes, submitter: str, job: bytes, more: int) -> list[PreparedTransaction]:
+        """Make room for ``more`` payees; the signer lends the rent, which the close gives to the submitter."""
+        signer = keypair(seed)
+        escrow = parse_address((await self._open_escrow_state(submitter, job)).address)
+        window = await self._sender.window()
+        steps = [min(MAX_GROWTH, more - start) for start in range(0, more, MAX_GROWTH)]
+        # Several in one transaction would exceed what one may grow; equal ones would be one and the same transaction.
+        return [
+            window.sign(
+                signer,
+                [
+                    set_compute_unit_limit(_GROWTH_UNITS + place),
+                    self._market.escrow_grow(signer.pubkey(), escrow, step),
+                ],
+            )
+            for place, step in enumerate(steps)
+        ]
+
+    # Promises and claims
+
+    def earnings(self, cumulative: Mapping[str, Amount]) -> Earnings:
+        """The tree over what each payee shall have received in total; payees in the order of the mapping."""
+        leaves = [
+            merkle.earning(bytes(self._market.wallet(parse_address(payee))), checked(total))
+            for payee, total in cumulative.items()
+        ]
+        proofs = {payee: merkle.prove(leaves, place) for place, payee in enumerate(cumulative)}
+        return Earnings(merkle.root(leaves), Amount(sum(cumulative.values())), dict(cumulative), proofs)
+
+    async def prepare_commitment(
+        self, coordinator_seed: bytes, submitter: str, job: bytes, earnings: Earnings, period: int
+    ) -> PreparedTransaction:
+        """Promise earnings, from now on claimable by everybody in them; ``period`` rises with each promise.
+
+        Raises:
+            InsufficientFundsError: the escrow holds less than what would be promised, or its cap allows less.
+        """
+        signer, state = keypair(coordinator_seed), await self._open_escrow_state(submitter, job)
+        if earnings.total > min(state.paid + state.balance, state.cap):
+            message = (
+                f"{show(earnings.total)} cannot be promised: {state.address} has {show(state.paid + state.balance)}"
+            )
+            raise InsufficientFundsError(f"{message} with what it paid, and may pay {show(state.cap)}")
+        commitment = self._market.escrow_commit(
+            signer.pubkey(), parse_address(state.address), earnings.root, earnings.total, period
+        )
+        return await self._prepare(signer, [commitment])
+
+    async def prepare_claim(
+        self, seed: bytes, submitter: str, job: bytes, payee: str, cumulative: Amount, proof: merkle.Proof
+    ) -> PreparedTransaction:
+        """Pay a payee what was promised to it, without the coordinator; anyone may sign, who then pays the fee.
+
+        Raises:
+            StateError: the payee has no entry in the table (``prepare_enrolment``).
+        """
+        signer, state = keypair(seed), await self._open_escrow_state(submitter, job)
+        key, wallets = parse_address(payee), list(state.paid_to)
+        if self.wallet(payee) not in wallets:
+            raise StateError(f"{payee} has no entry in {state.address}: enrol it first, with a proof of the list")
+        slot = wallets.index(self.wallet(payee))
+        instructions = [
+            create_idempotent_associated_token_account(signer.pubkey(), key, self._market.mint),
+            self._market.escrow_claim(
+                signer.pubkey(), parse_address(state.address), key, checked(cumulative), slot, proof
+            ),
+        ]
+        return await self._prepare(signer, instructions)
+
+    # The end
+
+    async def prepare_extension(
+        self, submitter_seed: bytes, job: bytes, cap: Amount, deadline_unix: int
+    ) -> PreparedTransaction:
+        """Raise an escrow's cap and postpone its deadline.
+
+        Raises:
+            NoEscrowError: the job has no open escrow.
+        """
+        signer = keypair(submitter_seed)
+        await self._open_escrow_state(str(signer.pubkey()), job)
+        extension = self._market.escrow_extend(signer.pubkey(), job, checked(cap), deadline_unix)
+        return await self._prepare(signer, [extension])
+
+    async def prepare_refund(
+        self, coordinator_seed: bytes, submitter: str, job: bytes, cosigner_seed: bytes | None = None
+    ) -> PreparedTransaction:
+        """Return whatever is left, and not promised, to the submitter.
+
+        After the deadline anybody's seed works; before it the coordinator's where the submitter consented to that
+        at the opening, else the submitter's and the coordinator's together.
+
+        Raises:
+            NoEscrowError: the job has no open escrow.
+        """
+        signer, owner = keypair(coordinator_seed), parse_address(submitter)
+        await self._open_escrow_state(submitter, job)
+        second = None if cosigner_seed is None else keypair(cosigner_seed).pubkey()
+        instructions = [
+            create_idempotent_associated_token_account(signer.pubkey(), owner, self._market.mint),
+            self._market.escrow_refund(signer.pubkey(), owner, job, second),
+        ]
+        seeds = [coordinator_seed] if cosigner_seed is None else [coordinator_seed, cosigner_seed]
+        return await self._prepare_together(seeds, instructions)
+
+    async def prepare_close(self, seed: bytes, submitter: str, job: bytes) -> PreparedTransaction:
+        """Give the rent of a refunded escrow back to the submitter; its totals stay readable.
+
+        Raises:
+            NoEscrowError: the job has no open escrow.
+        """
+        signer = keypair(seed)
+        await self._open_escrow_state(submitter, job)
+        close = self._market.escrow_close(signer.pubkey(), parse_address(submitter), job)
+        return await self._prepare(signer, [close])
+
+    async def _open_escrow_state(self, submitter: str, job: bytes) -> EscrowState:
+        state = await self.escrow(submitter, job)
+        if state is None or state.closed:
+            what = "was never opened" if state is None else "was closed"
+            raise NoEscrowError(f"the escrow of {submitter} for job {job.hex()[:16]} {what}")
+        return state
+
+    def _leaves(self, payees: Sequence[str]) -> list[bytes]:
+        return [bytes(self._market.wallet(parse_address(payee))) for payee in payees]

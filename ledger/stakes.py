@@ -1,0 +1,104 @@
+"""The ledger's door: stakes of nodes."""
+
+from __future__ import annotations
+
+from solders.instruction import Instruction
+from solders.pubkey import Pubkey
+from spl.token.instructions import create_idempotent_associated_token_account
+
+from ledger.addresses import check_hash, keypair, parse_address
+from ledger.door import Door, amount_in, checked
+from ledger.errors import InsufficientFundsError, LedgerAnswerError, NoStakeError
+from ledger.money import Amount, show
+from ledger.program.layout import read_stake
+from ledger.states import PreparedTransaction, StakeState, stake_state
+
+
+class Stakes(Door):
+    """Stakes of nodes."""
+
+    async def prepare_stake(self, node_seed: bytes, amount: Amount, coordinator: str) -> PreparedTransaction:
+        """Deposit stake; the first time this opens it and names the coordinator who may slash it.
+
+        Raises:
+            InsufficientFundsError: the node's wallet holds less.
+            LedgerAnswerError: the stake names another coordinator.
+        """
+        signer = keypair(node_seed)
+        node, market = signer.pubkey(), self._market
+        held, state = await self.balance(str(node)), await self.stake(str(node))
+        if held < checked(amount):
+            raise InsufficientFundsError(f"{node} holds {show(held)}, {show(amount)} are needed: fund the wallet")
+        instructions = [market.stake_deposit(node, node, amount)]
+        if state is None:
+            vault = create_idempotent_associated_token_account(node, market.stake(node), market.mint)
+            instructions = [vault, market.stake_open(node, parse_address(coordinator)), *instructions]
+        elif state.coordinator != coordinator:
+            raise LedgerAnswerError(f"the stake of {node} names coordinator {state.coordinator}, not {coordinator}")
+        return await self._prepare(signer, instructions)
+
+    async def open_stake(self, node_seed: bytes, amount: Amount, coordinator: str) -> str:
+        """``prepare_stake``, sent and confirmed; returns the signature."""
+        return await self.confirm(await self.prepare_stake(node_seed, amount, coordinator))
+
+    async def stake(self, node: str) -> StakeState | None:
+        """A node's stake, or None where it has none in this token. Compare ``coordinator`` and ``treasury``."""
+        address = self._market.stake(parse_address(node))
+        account, vault = await self._connection.accounts([address, self._market.wallet(address)])
+        if account is None or account.owner != self._market.program:
+            return None
+        content = read_stake(account.data)
+        if content.mint != self._market.mint or content.vault != self._market.wallet(address):
+            return None
+        return stake_state(address, content, amount_in(vault.data) if vault else 0)
+
+    async def prepare_slash(
+        self, coordinator_seed: bytes, node: str, amount: Amount, reason_hash: bytes, challenger: str | None = None
+    ) -> PreparedTransaction:
+        """Move stake to the treasury, once for every ``reason_hash`` (32 bytes, not all zero).
+
+        The ``challenger`` who brought the offence up gets the part that the stake's terms say; it is never the
+        coordinator and never the node.
+
+        Raises:
+            NoStakeError: the node has no stake.
+            InsufficientFundsError: the stake is smaller; ``StakeState.slashable`` says what the cap allows.
+        """
+        signer = keypair(coordinator_seed)
+        return await self._prepare(signer, await self._slash(signer.pubkey(), node, amount, reason_hash, challenger))
+
+    async def _slash(
+        self, coordinator: Pubkey, node: str, amount: Amount, reason: bytes, challenger: str | None
+    ) -> list[Instruction]:
+        key, state = parse_address(node), await self.stake(node)
+        if state is None:
+            raise NoStakeError(f"{node} has no stake: nothing can be slashed")
+        if checked(amount) > state.balance:
+            raise InsufficientFundsError(f"the stake of {node} is {show(state.balance)}, not {show(amount)}")
+        treasury, who = parse_address(state.treasury), None if challenger is None else parse_address(challenger)
+        slash = self._market.stake_slash(coordinator, key, treasury, amount, check_hash(reason), who)
+        if who is None:
+            return [slash]
+        return [create_idempotent_associated_token_account(coordinator, who, self._market.mint), slash]
+
+    async def prepare_stake_request(self, node_seed: bytes, amount: Amount) -> PreparedTransaction:
+        """Start the cool-down for taking stake back; an amount of 0 withdraws the request."""
+        signer = keypair(node_seed)
+        return await self._prepare(signer, [self._market.stake_request(signer.pubkey(), checked(amount))])
+
+    async def prepare_stake_withdrawal(self, node_seed: bytes) -> PreparedTransaction:
+        """Take back what was requested, once the cool-down has passed."""
+        signer = keypair(node_seed)
+        node, market = signer.pubkey(), self._market
+        wallet = create_idempotent_associated_token_account(node, node, market.mint)
+        return await self._prepare(signer, [wallet, market.stake_withdraw(node)])
+
+    async def prepare_stake_move(self, node_seed: bytes, coordinator: str) -> PreparedTransaction:
+        """Name another coordinator: at once while nothing is staked; else ask now, and again after the cool-down."""
+        signer = keypair(node_seed)
+        return await self._prepare(signer, [self._market.stake_move(signer.pubkey(), parse_address(coordinator))])
+
+    async def prepare_stake_close(self, node_seed: bytes) -> PreparedTransaction:
+        """Close an empty stake; its rent returns to the node, which may open a new one later."""
+        signer = keypair(node_seed)
+        return await self._prepare(signer, [self._market.stake_close(signer.pubkey())])
