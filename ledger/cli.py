@@ -23,7 +23,7 @@ from ledger.money import show
 
 EXIT_OK, EXIT_FAILED = 0, 1
 # Fields that hold smallest units and are shown as tokens.
-_MONEY_FIELDS = frozenset({"amount", "cumulative", "budget", "deposited", "paid", "refunded"})
+_MONEY_FIELDS = frozenset({"amount", "cumulative", "budget", "deposited", "paid", "refunded", "cap", "total"})
 _HIDDEN_FIELDS = frozenset({"job", "account"})
 _SHORT = 8  # Characters of a signature in the table; --json shows all of them.
 

@@ -146,12 +146,12 @@ class Escrows(Door):
             missing = checked(total) - state.paid_to.get(self.wallet(payee), 0)
             if missing > 0:
                 due[payee], rest = total, rest + missing
-        if state.paid + rest > state.cap:
-            message = f"{show(rest)} are due, and {show(state.paid)} of at most {show(state.cap)} were paid"
-            raise InsufficientFundsError(f"{message}: ask the submitter to raise the cap of {state.address}")
         if rest > state.balance:
             message = f"{show(rest)} are due, the escrow {state.address} holds {show(state.balance)}"
             raise InsufficientFundsError(f"{message}: deposit more or pay less")
+        if state.paid + rest > state.cap:
+            message = f"{show(rest)} are due, and {show(state.paid)} of at most {show(state.cap)} were paid"
+            raise InsufficientFundsError(f"{message}: ask the submitter to raise the cap of {state.address}")
         payees = [parse_address(payee) for payee in due]
         wallets = await self._connection.accounts([self._market.wallet(payee) for payee in payees])
         new = frozenset(payee for payee, wallet in zip(payees, wallets, strict=True) if wallet is None)

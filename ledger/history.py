@@ -23,7 +23,10 @@ MAX_AT_ONCE = 8  # Transactions asked for together: quick, and below what public
 MAX_TRANSACTIONS = 20_000  # A job of 20 nodes and 500 rounds stays well below; beyond it somebody is flooding.
 _UNITS = struct.Struct("<Q")
 _PAID = struct.Struct("<32sQQ")
+_OPENED = struct.Struct("<32sqQ2HI")
+_LISTED = struct.Struct("<II32s")
 _MONEY = {"FUND": "deposited", "REFD": "refunded"}
+_NO_SLOT = 2**32 - 1
 
 
 @dataclass(frozen=True)
@@ -31,8 +34,9 @@ class LedgerEvent:
     """One thing that happened to a job.
 
     Attributes:
-        kind: a lifecycle event (``created`` .. ``slashed``), or ``opened``, ``deposited``, ``paid``,
-            ``refunded``, ``closed`` for what the market program did; ``truncated`` where a node dropped logs.
+        kind: a lifecycle event (``created`` .. ``slashed``), or ``opened``, ``extended``, ``deposited``, ``admitted``,
+            ``enrolled``, ``grown``, ``promised``, ``paid``, ``refunded``, ``closed`` for what the market program did;
+            ``truncated`` where a node dropped logs that may have held an event.
         time: Unix seconds of its block.
         fields: amounts in smallest units, addresses and digests as text.
     """
@@ -91,12 +95,18 @@ def _read_transaction(
         keys += [str(key) for key in (*meta.loaded_addresses.writable, *meta.loaded_addresses.readonly)]
     owners = {keys[balance.account_index]: str(balance.owner) for balance in meta.post_token_balances or []}
     time = transaction.block_time or 0
+    calls = sum(keys[instruction.program_id_index] == str(program) for instruction in body.message.instructions)
+    told = 0
     for event in read_events(meta.log_messages or [], program):
         if event.kind == TRUNCATED:
-            yield LedgerEvent(signature, transaction.slot, time, "truncated", {})
-        elif event.account == escrow:
-            kind, fields = _describe(event, owners)
-            yield LedgerEvent(signature, transaction.slot, time, kind, fields)
+            # An instruction tells before it pays: where as many told as were called, only other programs' lines are lost.
+            if told < calls:
+                yield LedgerEvent(signature, transaction.slot, time, "truncated", {})
+            continue
+        told += 1
+        if event.account == escrow:
+            for kind, fields in _describe(event, owners):
+                yield LedgerEvent(signature, transaction.slot, time, kind, fields)
     for memo in _memos(body.message, keys, authors):
         try:
             events.decode(memo)
@@ -106,24 +116,45 @@ def _read_transaction(
         yield LedgerEvent(signature, transaction.slot, time, document.pop("event"), document)
 
 
-def _describe(event: ProgramEvent, owners: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
+def _describe(event: ProgramEvent, owners: Mapping[str, str]) -> list[tuple[str, dict[str, Any]]]:
     try:
-        if event.kind == "OPEN":
-            coordinator, deadline = struct.unpack("<32sq", event.payload)
-            return "opened", {"coordinator": str(Pubkey.from_bytes(coordinator)), "deadline": deadline}
-        if event.kind in _MONEY:
-            return _MONEY[event.kind], {"amount": _UNITS.unpack(event.payload)[0]}
-        if event.kind == "PAID":
-            account, amount, cumulative = _PAID.unpack(event.payload)
-            wallet = str(Pubkey.from_bytes(account))
-            payee = owners.get(wallet, wallet)
-            return "paid", {"payee": payee, "amount": amount, "cumulative": cumulative, "account": wallet}
-        if event.kind == "CLOS":
-            deposited, paid, refunded = struct.unpack("<3Q", event.payload)
-            return "closed", {"deposited": deposited, "paid": paid, "refunded": refunded}
+        return list(_fields(event, owners))
     except struct.error as error:
         raise LedgerAnswerError(f"event {event.kind} of {event.account} is malformed: {error}") from error
-    raise LedgerAnswerError(f"event {event.kind!r} of {event.account} is unknown: update this program")
+
+
+def _fields(event: ProgramEvent, owners: Mapping[str, str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    payload = event.payload
+    match event.kind:
+        case "OPEN":
+            coordinator, deadline, cap, capacity, consent, listed = _OPENED.unpack_from(payload)
+            terms = {"cap": cap, "max_payees": capacity, "consent": consent, "listed": listed}
+            yield "opened", {"coordinator": str(Pubkey.from_bytes(coordinator)), "deadline": deadline, **terms}
+        case "FUND" | "REFD":
+            yield _MONEY[event.kind], {"amount": _UNITS.unpack(payload)[0]}
+        case "PAID":
+            for account, amount, cumulative in _PAID.iter_unpack(payload):
+                wallet = str(Pubkey.from_bytes(account))
+                payee = owners.get(wallet, wallet)
+                yield "paid", {"payee": payee, "amount": amount, "cumulative": cumulative, "account": wallet}
+        case "ADMT" | "ENRL":
+            index, slot, account = _LISTED.unpack(payload)
+            place = {} if slot == _NO_SLOT else {"slot": slot}
+            kind = "admitted" if event.kind == "ADMT" else "enrolled"
+            yield kind, {"index": index, **place, "wallet": str(Pubkey.from_bytes(account))}
+        case "GROW":
+            yield "grown", {"max_payees": struct.unpack("<H", payload)[0]}
+        case "CMIT":
+            root, total, period = struct.unpack("<32sQQ", payload)
+            yield "promised", {"root": root.hex(), "total": total, "period": period}
+        case "EXTD":
+            cap, deadline = struct.unpack("<Qq", payload)
+            yield "extended", {"cap": cap, "deadline": deadline}
+        case "CLOS":
+            deposited, paid, refunded = struct.unpack("<3Q", payload)
+            yield "closed", {"deposited": deposited, "paid": paid, "refunded": refunded}
+        case _:
+            raise LedgerAnswerError(f"event {event.kind!r} of {event.account} is unknown: update this program")
 
 
 def _memos(message: UiRawMessage, keys: Sequence[str], authors: frozenset[str]) -> Iterator[str]:

@@ -41,7 +41,11 @@ SLASH_WINDOW_S = 3600
 _BUFFER_HEADER, _PROGRAM_SIZE = 37, 36
 _RENT_SYSVAR = Pubkey.from_string("SysvarRent111111111111111111111111111111111")
 _CLOCK_SYSVAR = Pubkey.from_string("SysvarC1ock11111111111111111111111111111111")
-_KEYS = ("root", "mint", "program", "treasury")
+CHALLENGER_BPS = 5000  # Half a slash for who brought the offence up: worth an audit, and no profit to a pair of cheats.
+BOND = 5 * 10**6  # 5 tokens: more than a node loses while an accusation against it is looked at.
+VERDICT_S = 3600  # As long as the cool-down: no stake leaves while a dispute over it waits.
+# A program whose accounts have another layout gets another address: ledgers begun before keep the old one beside it.
+_KEYS = ("root", "mint", "program-2", "treasury")
 
 
 @dataclass(frozen=True)
@@ -117,8 +121,9 @@ def _create_token(chain: Chain, genesis: Genesis) -> None:
 
 def _set_terms(chain: Chain, genesis: Genesis) -> None:
     terms = genesis.market.configure(
-        genesis.root.pubkey(), genesis.treasury_account, slash_bps=SLASH_BPS, cooldown=COOLDOWN_S, window=SLASH_WINDOW_S
-    )
+        genesis.root.pubkey(), genesis.treasury_account, slash_bps=SLASH_BPS, cooldown=COOLDOWN_S, window=SLASH_WINDOW_S,
+        challenger_bps=CHALLENGER_BPS, bond=BOND, verdict_time=VERDICT_S,
+    )  # fmt: skip
     send(chain, [terms], [genesis.root])
 
 

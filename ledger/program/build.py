@@ -20,7 +20,9 @@ from ledger.program.errors import BuildError
 from ledger.program.link import Version, link
 
 HERE = Path(__file__).parent
-SOURCES = ("entry.c", "escrow.c", "stake.c", "state.c", "terms.c", "token.c")
+SOURCES = (
+    "entry.c", "escrow.c", "payees.c", "claim.c", "merkle.c", "stake.c", "dispute.c", "state.c", "terms.c", "token.c",
+)  # fmt: skip
 VERSIONS: tuple[Version, ...] = (0, 3)
 COMPILER_TIMEOUT_S = 300  # The first call also unpacks zig's own caches, on a slow disk.
 # -mcpu=v2: later levels use 32-bit arithmetic, which sBPF computes differently (the linker refuses it).

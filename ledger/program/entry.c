@@ -1,7 +1,7 @@
 /* The door of the program: parses the input once, then one switch. */
 #include "market.h"
 
-#define MAX_ACCOUNTS 32 /* 5 + 20 payees and some room; 32 * 56 bytes fit the frame */
+#define MAX_ACCOUNTS 64 /* the locks of one transaction; 64 * 56 bytes fit the frame */
 
 /* Reads accounts and data out of the loader's aligned input; false when there are too many accounts. */
 static NOINLINE int parse(u8 *in, Account *accounts, Call *call) {
@@ -48,6 +48,18 @@ static NOINLINE u64 dispatch(u8 operation, const Call *call) {
     case 8: return stake_slash(call);
     case 9: return stake_request(call);
     case 10: return stake_withdraw(call);
+    case 11: return escrow_admit(call);
+    case 12: return escrow_enrol(call);
+    case 13: return escrow_grow(call);
+    case 14: return escrow_commit(call);
+    case 15: return escrow_claim(call);
+    case 16: return escrow_extend(call);
+    case 17: return stake_move(call);
+    case 18: return stake_close(call);
+    case 19: return dispute_open(call);
+    case 20: return dispute_verdict(call);
+    case 21: return dispute_expire(call);
+    case 22: return dispute_close(call);
     default: return INVALID_INSTRUCTION_DATA;
     }
 }

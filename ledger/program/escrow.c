@@ -1,5 +1,5 @@
 /* A job's money: deposited by the submitter, paid out by the coordinator in cumulative amounts, the rest
- * refunded. At any time deposited = paid + refunded + what the vault holds. */
+ * refunded. At any time deposited = paid + refunded + what the vault holds, and paid <= cap. */
 #include "market.h"
 
 static const u8 SEED[6] = {'e', 's', 'c', 'r', 'o', 'w'};
@@ -16,39 +16,71 @@ INLINE const SignerSeeds *sign_as(EscrowSigner *s, const Escrow *escrow) {
     return &s->signer;
 }
 
-/* Checks the common five accounts against the escrow and counts tokens that somebody sent straight to the
- * vault as deposited, so that the totals always agree with the vault. */
-static NOINLINE u64 load(const Call *call, u64 accounts, Escrow **out) {
+/* The escrow among the call's accounts, for what moves no money. */
+u64 find_escrow(const Call *call, u64 accounts, Escrow **out) {
     const Account *a = call->accounts;
     if (call->count < accounts) return INVALID_ARGUMENT;
     if (!a[AUTHORITY].is_signer) return MISSING_SIGNATURE;
-    if (!same_key(a[STATE].owner, call->program) || a[STATE].data_len < sizeof(Escrow)) return E_NOT_OURS;
+    if (!same_key(a[STATE].owner, call->program) || a[STATE].data_len < TOMBSTONE) return E_NOT_OURS;
     Escrow *escrow = (Escrow *)a[STATE].data;
-    if (escrow->tag != TAG_ESCROW) return E_NOT_OURS;
+    if (escrow->tag != TAG_ESCROW || escrow->version != VERSION) return E_NOT_OURS;
     if (escrow->status == CLOSED) return E_CLOSED;
-    if (!same_key(a[VAULT].key, &escrow->vault)) return E_WRONG_VAULT;
-    if (!same_key(a[MINT].key, &escrow->mint)) return E_WRONG_MINT;
-    if (!is_token_program(a[TOKEN].key)) return E_WRONG_PROGRAM;
-    u64 held = escrow->deposited - escrow->paid - escrow->refunded;
+    if (a[STATE].data_len < sizeof(Escrow)) return E_NOT_OURS;
     *out = escrow;
-    return add(&escrow->deposited, vault_balance(a + VAULT) - held);
+    return 0;
 }
 
-/* [submitter s w, escrow w, vault, mint, system]; job[32] coordinator[32] deadline i64 capacity u16 */
+/* Checks the common five accounts against the escrow and counts tokens that somebody sent straight to the
+ * vault as deposited, so that the totals always agree with the vault. */
+u64 load_escrow(const Call *call, u64 accounts, Escrow **out) {
+    Escrow *escrow;
+    u64 error = find_escrow(call, accounts, &escrow);
+    if (error) return error;
+    error = check_money(call, &escrow->vault, &escrow->mint);
+    if (error) return error;
+    u64 held = escrow->deposited - escrow->paid - escrow->refunded;
+    *out = escrow;
+    return add(&escrow->deposited, vault_balance(call->accounts + VAULT) - held);
+}
+
+enum { AT_COORDINATOR = 32, AT_DEADLINE = 64, AT_CAP = 72, AT_CAPACITY = 80, AT_CONSENT = 82, AT_COUNT = 84, AT_PEAKS = 88 };
+
+/* The list with which the submitter begins: its length, and its peaks from the largest to the smallest. */
+static NOINLINE u64 check_opening(const Call *call) {
+    if (call->data_len < AT_PEAKS) return INVALID_INSTRUCTION_DATA;
+    u64 count = read_u32(call->data + AT_COUNT), capacity = read_u16(call->data + AT_CAPACITY), peaks = 0;
+    if (count > MAX_TABLE || capacity < 1 || capacity > MAX_PAYEES) return E_BAD_TERMS;
+    if (!read_u64(call->data + AT_CAP) || read_u16(call->data + AT_CONSENT) > (CONSENT_ADMIT | CONSENT_END))
+        return E_BAD_TERMS;
+    for (u64 left = count; left; left &= left - 1) peaks++;
+    return call->data_len == AT_PEAKS + peaks * 32 ? 0 : INVALID_INSTRUCTION_DATA;
+}
+
+static NOINLINE void begin_list(Escrow *escrow, u32 count, const u8 *peaks) {
+    escrow->count = count;
+    for (u64 level = FRONTIER; level-- > 0;) {
+        if (!((u64)count >> level & 1)) continue;
+        copy_key(&escrow->frontier[level], peaks);
+        peaks += 32;
+    }
+}
+
+/* [submitter s w, escrow w, vault, mint, system]
+ * job[32] coordinator[32] deadline i64 cap u64 capacity u16 consent u16 count u32 peaks[32] .. */
 u64 escrow_open(const Call *call) {
     const Account *a = call->accounts;
-    if (call->data_len != 74) return INVALID_INSTRUCTION_DATA;
+    const u8 *data = call->data;
     if (call->count < 5) return INVALID_ARGUMENT;
     if (!a[AUTHORITY].is_signer) return MISSING_SIGNATURE;
-    u64 capacity = read_u16(call->data + 72);
-    if (capacity < 1 || capacity > MAX_PAYEES) return E_BAD_TERMS;
-    i64 time, deadline = (i64)read_u64(call->data + 64);
-    u64 error = now(&time);
+    u64 error = check_opening(call), capacity = read_u16(data + AT_CAPACITY);
+    if (error) return error;
+    i64 time, deadline = (i64)read_u64(data + AT_DEADLINE);
+    error = now(&time);
     if (error) return error;
     if (deadline <= time) return E_DEADLINE_PASSED;
 
     u8 bump;
-    Slice seeds[4] = {{SEED, sizeof SEED}, {a[AUTHORITY].key, 32}, {call->data, 32}, {&bump, 1}};
+    Slice seeds[4] = {{SEED, sizeof SEED}, {a[AUTHORITY].key, 32}, {data, 32}, {&bump, 1}};
     error = create_state(call, sizeof(Escrow) + capacity * sizeof(Payee), seeds, 3, &bump);
     if (error) return error;
     error = check_fresh_vault(a + VAULT, a + MINT, a + STATE);
@@ -58,16 +90,36 @@ u64 escrow_open(const Call *call) {
     escrow->tag = TAG_ESCROW;
     escrow->bump = bump;
     escrow->status = OPEN;
-    escrow->version = 1;
+    escrow->version = VERSION;
     escrow->capacity = (u16)capacity;
     escrow->deadline = deadline;
+    escrow->cap = read_u64(data + AT_CAP);
+    escrow->consent = read_u16(data + AT_CONSENT);
     escrow->deposited = vault_balance(a + VAULT);
     copy_key(&escrow->submitter, a[AUTHORITY].key);
-    copy_key(&escrow->job, call->data);
-    copy_key(&escrow->coordinator, call->data + 32);
+    copy_key(&escrow->job, data);
+    copy_key(&escrow->coordinator, data + AT_COORDINATOR);
     copy_key(&escrow->mint, a[MINT].key);
     copy_key(&escrow->vault, a[VAULT].key);
-    log_event("OPEN", a + STATE, call->data + 32, 40);
+    begin_list(escrow, read_u32(data + AT_COUNT), data + AT_PEAKS);
+    log_event("OPEN", a + STATE, data + AT_COORDINATOR, call->data_len - AT_COORDINATOR);
+    return 0;
+}
+
+/* [submitter s, escrow w]; cap u64 deadline i64
+ * Payees and coordinator count on both, so neither ever goes down. */
+u64 escrow_extend(const Call *call) {
+    if (call->data_len != 16) return INVALID_INSTRUCTION_DATA;
+    Escrow *escrow;
+    u64 error = find_escrow(call, 2, &escrow), cap = read_u64(call->data);
+    if (error) return error;
+    i64 deadline = (i64)read_u64(call->data + 8);
+    if (!same_key(call->accounts[AUTHORITY].key, &escrow->submitter)) return E_WRONG_AUTHORITY;
+    if (escrow->status != OPEN) return E_ENDED;
+    if (cap < escrow->cap || deadline < escrow->deadline) return E_BAD_TERMS;
+    escrow->cap = cap;
+    escrow->deadline = deadline;
+    log_event("EXTD", call->accounts + STATE, call->data, 16);
     return 0;
 }
 
@@ -75,7 +127,7 @@ u64 escrow_open(const Call *call) {
 u64 escrow_deposit(const Call *call) {
     if (call->data_len != 8) return INVALID_INSTRUCTION_DATA;
     Escrow *escrow;
-    u64 error = load(call, 6, &escrow), amount = read_u64(call->data);
+    u64 error = load_escrow(call, 6, &escrow), amount = read_u64(call->data);
     if (error) return error;
     if (escrow->status != OPEN) return E_ENDED;
     if (!amount) return E_ZERO_AMOUNT;
@@ -87,77 +139,115 @@ u64 escrow_deposit(const Call *call) {
     return 0;
 }
 
-/* The payee's entry, made when it is new; null when the table is full. */
-static NOINLINE Payee *entry_of(Escrow *escrow, const Pubkey *account) {
+/* A token account's entry; slot says where it probably is. */
+Payee *entry_of(Escrow *escrow, u64 slot, const u8 *account) {
     u64 used = escrow->used;
+    if (slot < used && same_bytes(escrow->payees[slot].account.bytes, account)) return escrow->payees + slot;
     for (u64 i = 0; i < used; i++)
-        if (same_key(&escrow->payees[i].account, account)) return escrow->payees + i;
-    if (used == escrow->capacity) return 0;
-    Payee *entry = escrow->payees + used;
-    copy_key(&entry->account, account);
-    entry->paid = 0;
-    escrow->used = (u16)(used + 1);
-    return entry;
-}
-
-/* Raises one payee to its cumulative amount. An amount at or below what was paid already moves nothing, so
- * a repeated settlement, or an older one that arrives late, is harmless. */
-static NOINLINE u64 pay(const Call *call, Escrow *escrow, u64 index, u64 cumulative) {
-    const Account *payee = call->accounts + index;
-    if (same_key(payee->key, &escrow->vault)) return E_WRONG_DESTINATION;
-    Payee *entry = entry_of(escrow, payee->key);
-    if (!entry) return E_PAYEES_FULL;
-    if (cumulative <= entry->paid) return 0;
-    u64 amount = cumulative - entry->paid;
-    if (amount > vault_balance(call->accounts + VAULT)) return E_INSUFFICIENT;
-    EscrowSigner signer;
-    u64 error = transfer_tokens(call, VAULT, index, amount, sign_as(&signer, escrow));
-    if (error) return error;
-    entry->paid = cumulative;
-    escrow->paid += amount; /* cannot overflow: never above deposited */
-    struct { Pubkey account; u64 amount, cumulative; } event;
-    copy_key(&event.account, payee->key);
-    event.amount = amount;
-    event.cumulative = cumulative;
-    log_event("PAID", call->accounts + STATE, &event, sizeof event);
+        if (same_bytes(escrow->payees[i].account.bytes, account)) return escrow->payees + i;
     return 0;
 }
 
-/* [coordinator s, escrow w, vault w, mint, token, payee token accounts w ..]; cumulative u64 a payee */
-u64 escrow_settle(const Call *call) {
-    Escrow *escrow;
-    u64 error = load(call, 6, &escrow);
+typedef struct { Pubkey account; u64 amount, cumulative; } Payment;
+
+/* What is due: the payments that move anything, which of the call's accounts each goes to, and their sum. Entries are
+ * raised at once, so that a payee who is named twice is paid once. */
+static NOINLINE u64 decide(const Call *call, Escrow *escrow, const u8 *orders, u64 count, Payment *due) {
+    u64 sum = 0;
+    for (u64 i = 0; i < count; i++, orders += 10) {
+        const Account *payee = call->accounts + REST + i;
+        if (same_key(payee->key, &escrow->vault)) return E_WRONG_DESTINATION;
+        Payee *entry = entry_of(escrow, read_u16(orders), payee->key->bytes);
+        if (!entry) return E_NOT_A_PAYEE;
+        u64 cumulative = read_u64(orders + 2);
+        due[i].amount = 0;
+        if (cumulative <= entry->paid) continue;
+        copy_key(&due[i].account, payee->key);
+        due[i].amount = cumulative - entry->paid;
+        due[i].cumulative = cumulative;
+        entry->paid = cumulative;
+        u64 error = add(&sum, due[i].amount);
+        if (error) return error;
+    }
+    if (sum > escrow->cap - escrow->paid) return E_PAY_CAP;
+    if (sum > vault_balance(call->accounts + VAULT)) return E_INSUFFICIENT;
+    escrow->paid += sum; /* cannot overflow: never above cap */
+    return 0;
+}
+
+/* One event for all payments, before they happen: the token program's own lines may fill the log afterwards. */
+static NOINLINE void tell(const Call *call, const Payment *due, u64 count) {
+    Payment told[MAX_BATCH];
+    u64 moved = 0;
+    for (u64 i = 0; i < count; i++)
+        if (due[i].amount) told[moved++] = due[i];
+    if (moved) log_event("PAID", call->accounts + STATE, told, moved * sizeof(Payment));
+}
+
+/* Raises payees to their cumulative amounts. An amount at or below what was paid already moves nothing, so a repeated
+ * settlement, or an older one that arrives late, is harmless. orders: slot u16 and cumulative u64 for each account
+ * behind the common five. */
+u64 pay(const Call *call, Escrow *escrow, const u8 *orders, u64 count) {
+    Payment due[MAX_BATCH];
+    u64 error = decide(call, escrow, orders, count, due);
     if (error) return error;
-    if (!same_key(call->accounts[AUTHORITY].key, &escrow->coordinator)) return E_WRONG_AUTHORITY;
-    u64 payees = call->count - REST;
-    if (call->data_len != payees * 8) return INVALID_INSTRUCTION_DATA;
-    for (u64 i = 0; i < payees; i++) {
-        error = pay(call, escrow, REST + i, read_u64(call->data + i * 8));
+    tell(call, due, count);
+    EscrowSigner signer;
+    const SignerSeeds *seeds = sign_as(&signer, escrow);
+    for (u64 i = 0; i < count; i++) {
+        if (!due[i].amount) continue;
+        error = transfer_tokens(call, VAULT, REST + i, due[i].amount, seeds);
         if (error) return error;
     }
     return 0;
 }
 
-/* [authority s, escrow w, vault w, mint, token, destination w [, coordinator s]]
- * The coordinator may refund at any time, the submitter alone once the deadline has passed; always to a
- * token account of the submitter. */
+/* [coordinator s, escrow w, vault w, mint, token, payee token accounts w ..]; slot u16 cumulative u64 a payee */
+u64 escrow_settle(const Call *call) {
+    Escrow *escrow;
+    u64 error = load_escrow(call, 6, &escrow);
+    if (error) return error;
+    if (!same_key(call->accounts[AUTHORITY].key, &escrow->coordinator)) return E_WRONG_AUTHORITY;
+    u64 payees = call->count - REST;
+    if (payees > MAX_BATCH || call->data_len != payees * 10) return INVALID_INSTRUCTION_DATA;
+    return pay(call, escrow, call->data, payees);
+}
+
+/* Whether the signers may refund before the deadline: both together, or the coordinator to whom the submitter
+ * consented when it opened the escrow. */
+static NOINLINE int agreed(const Call *call, const Escrow *escrow, int by_submitter, int by_coordinator) {
+    const Account *second = call->accounts + REST + 1;
+    int cosigned = call->count > REST + 1 && second->is_signer;
+    if (by_submitter) return cosigned && same_key(second->key, &escrow->coordinator);
+    if (!by_coordinator) return 0;
+    return (escrow->consent & CONSENT_END) || (cosigned && same_key(second->key, &escrow->submitter));
+}
+
+/* What providers were promised and did not get yet; it stays in the escrow until the grace has passed. */
+static NOINLINE u64 promised(const Escrow *escrow, i64 time) {
+    if (escrow->committed <= escrow->paid || time - CLAIM_GRACE >= escrow->deadline) return 0;
+    return escrow->committed - escrow->paid;
+}
+
+/* [authority s, escrow w, vault w, mint, token, destination w [, cosigner s]]
+ * After the deadline anybody may refund, before it only who agreed() says; always to a token account of the
+ * submitter, and never what was promised to providers. */
 u64 escrow_refund(const Call *call) {
     const Account *a = call->accounts;
     if (call->data_len) return INVALID_INSTRUCTION_DATA;
     Escrow *escrow;
-    u64 error = load(call, 6, &escrow);
+    i64 time;
+    u64 error = load_escrow(call, 6, &escrow);
+    if (error) return error;
+    error = now(&time);
     if (error) return error;
     int by_coordinator = same_key(a[AUTHORITY].key, &escrow->coordinator);
-    int agreed = call->count > 6 && a[6].is_signer && same_key(a[6].key, &escrow->coordinator);
-    if (!by_coordinator && !same_key(a[AUTHORITY].key, &escrow->submitter)) return E_WRONG_AUTHORITY;
-    if (!by_coordinator && !agreed) {
-        i64 time;
-        error = now(&time);
-        if (error) return error;
-        if (time < escrow->deadline) return E_TOO_EARLY;
-    }
+    int by_submitter = same_key(a[AUTHORITY].key, &escrow->submitter);
+    if (time < escrow->deadline && !agreed(call, escrow, by_submitter, by_coordinator))
+        return by_submitter || by_coordinator ? E_TOO_EARLY : E_WRONG_AUTHORITY;
     if (!token_account_belongs_to(a + REST, &escrow->submitter)) return E_WRONG_DESTINATION;
-    u64 amount = vault_balance(a + VAULT);
+    u64 amount = vault_balance(a + VAULT), kept = promised(escrow, time);
+    amount = amount > kept ? amount - kept : 0;
     if (amount) {
         EscrowSigner signer;
         error = transfer_tokens(call, VAULT, REST, amount, sign_as(&signer, escrow));
@@ -177,22 +267,22 @@ u64 escrow_close(const Call *call) {
     const Account *a = call->accounts;
     if (call->data_len) return INVALID_INSTRUCTION_DATA;
     Escrow *escrow;
-    u64 error = load(call, 6, &escrow);
+    u64 error = load_escrow(call, 6, &escrow);
     if (error) return error;
     if (!same_key(a[AUTHORITY].key, &escrow->coordinator) && !same_key(a[AUTHORITY].key, &escrow->submitter))
         return E_WRONG_AUTHORITY;
     if (!same_key(a[REST].key, &escrow->submitter)) return E_WRONG_DESTINATION;
     if (escrow->status != ENDED || vault_balance(a + VAULT)) return E_NOT_EMPTY;
     EscrowSigner signer;
-    error = close_vault(call, sign_as(&signer, escrow));
+    error = close_vault(call, REST, sign_as(&signer, escrow));
     if (error) return error;
     u64 keep;
-    error = rent_minimum(sizeof(Escrow), &keep);
+    error = rent_minimum(TOMBSTONE, &keep);
     if (error) return error;
     escrow->status = CLOSED;
     escrow->used = 0;
     escrow->capacity = 0;
-    shrink_data(a + STATE, sizeof(Escrow));
+    resize_data(a + STATE, TOMBSTONE);
     *a[REST].lamports += *a[STATE].lamports - keep;
     *a[STATE].lamports = keep;
     log_event("CLOS", a + STATE, &escrow->deposited, 24);

@@ -50,6 +50,7 @@ u64 sol_invoke_signed_c(const Instruction *, const Account *, u64 count, const S
 u64 sol_try_find_program_address(const Slice *seeds, u64 count, const Pubkey *program, Pubkey *out, u8 *bump);
 u64 sol_get_clock_sysvar(Clock *);
 u64 sol_get_rent_sysvar(Rent *);
+u64 sol_sha256(const Slice *parts, u64 count, u8 *digest);
 u64 sol_memcpy_(void *to, const void *from, u64 len);
 u64 sol_memset_(void *to, u8 value, u64 len);
 

@@ -20,10 +20,9 @@ static NOINLINE u64 load(const Call *call, u64 accounts, Stake **out) {
     if (!a[AUTHORITY].is_signer) return MISSING_SIGNATURE;
     if (!same_key(a[STATE].owner, call->program) || a[STATE].data_len != sizeof(Stake)) return E_NOT_OURS;
     Stake *stake = (Stake *)a[STATE].data;
-    if (stake->tag != TAG_STAKE) return E_NOT_OURS;
-    if (!same_key(a[VAULT].key, &stake->vault)) return E_WRONG_VAULT;
-    if (!same_key(a[MINT].key, &stake->mint)) return E_WRONG_MINT;
-    if (!is_token_program(a[TOKEN].key)) return E_WRONG_PROGRAM;
+    if (stake->tag != TAG_STAKE || stake->version != VERSION) return E_NOT_OURS;
+    u64 error = check_money(call, &stake->vault, &stake->mint);
+    if (error) return error;
     u64 held = stake->deposited - stake->slashed - stake->withdrawn;
     *out = stake;
     return add(&stake->deposited, vault_balance(a + VAULT) - held);
@@ -36,14 +35,16 @@ u64 stake_open(const Call *call) {
     if (call->data_len != 32) return INVALID_INSTRUCTION_DATA;
     if (call->count < 6) return INVALID_ARGUMENT;
     if (!a[AUTHORITY].is_signer) return MISSING_SIGNATURE;
-    const Market *market = (const Market *)a[REST].data;
-    if (!same_key(a[REST].owner, call->program) || a[REST].data_len != sizeof(Market) || market->tag != TAG_MARKET)
-        return E_NOT_OURS;
-    if (!same_key(a[MINT].key, &market->mint)) return E_WRONG_MINT;
+    const Market *market;
+    i64 time;
+    u64 error = load_terms(call, REST, &market);
+    if (error) return error;
+    error = now(&time);
+    if (error) return error;
 
     u8 bump;
     Slice seeds[3] = {{SEED, sizeof SEED}, {a[AUTHORITY].key, 32}, {&bump, 1}};
-    u64 error = create_state(call, sizeof(Stake), seeds, 2, &bump);
+    error = create_state(call, sizeof(Stake), seeds, 2, &bump);
     if (error) return error;
     error = check_fresh_vault(a + VAULT, a + MINT, a + STATE);
     if (error) return error;
@@ -51,10 +52,12 @@ u64 stake_open(const Call *call) {
     Stake *stake = (Stake *)a[STATE].data;
     stake->tag = TAG_STAKE;
     stake->bump = bump;
-    stake->version = 1;
+    stake->version = VERSION;
     stake->slash_bps = market->slash_bps;
     stake->cooldown = market->cooldown;
     stake->window = market->window;
+    stake->challenger_bps = market->challenger_bps;
+    stake->opened_at = time;
     stake->deposited = vault_balance(a + VAULT);
     copy_key(&stake->node, a[AUTHORITY].key);
     copy_key(&stake->coordinator, call->data);
@@ -80,11 +83,6 @@ u64 stake_deposit(const Call *call) {
     return 0;
 }
 
-/* An empty slot is all zero, so no reason may be. */
-static NOINLINE int is_zero(const u8 *reason) {
-    return !(read_u64(reason) | read_u64(reason + 8) | read_u64(reason + 16) | read_u64(reason + 24));
-}
-
 static NOINLINE int slashed_before(const Stake *stake, const u8 *reason) {
     for (u64 i = 0; i < REASONS; i++)
         if (same_bytes(stake->reasons[i].bytes, reason)) return 1;
@@ -92,47 +90,75 @@ static NOINLINE int slashed_before(const Stake *stake, const u8 *reason) {
 }
 
 /* What may still be slashed in this window: a share of what the stake was when the window began. */
-static NOINLINE u64 open_window(Stake *stake, u64 balance, i64 time, u64 *left) {
+static NOINLINE u64 left_of_window(Stake *stake, u64 balance, i64 time) {
     if (time >= stake->window_start + stake->window) {
         stake->window_start = time;
         stake->window_base = balance;
         stake->window_slashed = 0;
     }
-    /* base * bps / 10000 without overflow of 64 bits */
-    u64 cap = stake->window_base / 10000 * stake->slash_bps + stake->window_base % 10000 * stake->slash_bps / 10000;
-    *left = cap > stake->window_slashed ? cap - stake->window_slashed : 0;
-    return 0;
+    u64 cap = share_of(stake->window_base, stake->slash_bps);
+    return cap > stake->window_slashed ? cap - stake->window_slashed : 0;
 }
 
-/* [coordinator s, stake w, vault w, mint, token, treasury w]; amount u64 reason[32]
+/* Never to the coordinator, lest it earn from what it judges; and nobody challenges itself. */
+static NOINLINE int may_share(const Stake *stake, const Account *challenger) {
+    return is_token_account(challenger) && !same_key(challenger->key, &stake->vault) &&
+           !token_account_belongs_to(challenger, &stake->coordinator) &&
+           !token_account_belongs_to(challenger, &stake->node);
+}
+
+/* Takes the amount out of the vault: the challenger's part to the account behind the treasury's, if there is one. */
+static NOINLINE u64 take(const Call *call, const Stake *stake, u64 amount, u64 part) {
+    StakeSigner signer;
+    const SignerSeeds *seeds = sign_as(&signer, stake);
+    u64 error = part ? transfer_tokens(call, VAULT, REST + 1, part, seeds) : 0;
+    if (error || part == amount) return error;
+    return transfer_tokens(call, VAULT, REST, amount - part, seeds);
+}
+
+static NOINLINE u64 check_slash(const Call *call, Stake *stake, u64 amount, int shared) {
+    const Account *a = call->accounts;
+    i64 time;
+    u64 error = now(&time), balance = vault_balance(a + VAULT);
+    if (error) return error;
+    if (token_account_belongs_to(a + REST, &stake->coordinator)) return E_WRONG_DESTINATION;
+    if (shared && !may_share(stake, a + REST + 1)) return E_WRONG_DESTINATION;
+    if (amount > left_of_window(stake, balance, time)) return E_SLASH_CAP;
+    return amount > balance ? E_INSUFFICIENT : 0;
+}
+
+/* [coordinator s, stake w, vault w, mint, token, treasury w [, challenger's token account w]]; amount u64 reason[32]
  * A reason that was slashed already moves nothing: repeating a slash is harmless. */
 u64 stake_slash(const Call *call) {
     const Account *a = call->accounts;
     if (call->data_len != 40) return INVALID_INSTRUCTION_DATA;
     Stake *stake;
-    u64 error = load(call, 6, &stake), amount = read_u64(call->data), left;
+    u64 error = load(call, 6, &stake), amount = read_u64(call->data);
     if (error) return error;
     const u8 *reason = call->data + 8;
     if (!same_key(a[AUTHORITY].key, &stake->coordinator)) return E_WRONG_AUTHORITY;
     if (!same_key(a[REST].key, &stake->treasury)) return E_WRONG_DESTINATION;
     if (!amount) return E_ZERO_AMOUNT;
-    if (is_zero(reason)) return INVALID_INSTRUCTION_DATA;
+    if (is_zero(reason)) return INVALID_INSTRUCTION_DATA; /* an empty slot is all zero, so no reason may be */
     if (slashed_before(stake, reason)) return 0;
-    i64 time;
-    error = now(&time);
+    int shared = call->count > REST + 1;
+    error = check_slash(call, stake, amount, shared);
     if (error) return error;
-    error = open_window(stake, vault_balance(a + VAULT), time, &left);
-    if (error) return error;
-    if (amount > left) return E_SLASH_CAP;
-    if (amount > vault_balance(a + VAULT)) return E_INSUFFICIENT;
-    StakeSigner signer;
-    error = transfer_tokens(call, VAULT, REST, amount, sign_as(&signer, stake));
+    struct { u64 amount; Pubkey reason; u64 part; Pubkey challenger; } event;
+    __builtin_memset(&event, 0, sizeof event);
+    event.amount = amount;
+    copy_key(&event.reason, reason);
+    if (shared) {
+        event.part = share_of(amount, stake->challenger_bps);
+        copy_key(&event.challenger, a[REST + 1].key);
+    }
+    error = take(call, stake, amount, event.part);
     if (error) return error;
     stake->slashed += amount; /* cannot overflow: never above deposited */
     stake->window_slashed += amount;
     copy_key(&stake->reasons[stake->reason_next], reason);
     stake->reason_next = (u16)((stake->reason_next + 1) % REASONS);
-    log_event("SLSH", a + STATE, call->data, 40);
+    log_event("SLSH", a + STATE, &event, sizeof event);
     return 0;
 }
 
@@ -179,5 +205,57 @@ u64 stake_withdraw(const Call *call) {
     stake->requested = 0;
     stake->unlock_at = 0;
     log_event("WDRW", a + STATE, &amount, 8);
+    return 0;
+}
+
+/* [node s, stake w, vault, mint, token]; coordinator[32]
+ * While the stake is empty the change is immediate. Else it is asked for now, and done when asked for again after the
+ * cool-down: the old coordinator judges what was done under it. */
+u64 stake_move(const Call *call) {
+    const Account *a = call->accounts;
+    if (call->data_len != 32) return INVALID_INSTRUCTION_DATA;
+    Stake *stake;
+    i64 time;
+    u64 error = load(call, 5, &stake);
+    if (error) return error;
+    if (!same_key(a[AUTHORITY].key, &stake->node)) return E_WRONG_AUTHORITY;
+    if (is_zero(call->data)) return E_BAD_TERMS;
+    error = now(&time);
+    if (error) return error;
+    int asked = stake->move_at && same_bytes(stake->next_coordinator.bytes, call->data);
+    struct { Pubkey coordinator; i64 move_at; } event;
+    copy_key(&event.coordinator, call->data);
+    event.move_at = 0;
+    if (!vault_balance(a + VAULT) || (asked && time >= stake->move_at)) {
+        copy_key(&stake->coordinator, call->data);
+    } else {
+        if (asked) return E_TOO_EARLY;
+        copy_key(&stake->next_coordinator, call->data);
+        event.move_at = time + stake->cooldown; /* 0 stands for done */
+    }
+    stake->move_at = event.move_at;
+    log_event("MOVE", a + STATE, &event, sizeof event);
+    return 0;
+}
+
+/* [node s w, stake w, vault w, mint, token]
+ * Gives the rent of an empty stake back. Not while its last window lasts, whose reasons it must remember. */
+u64 stake_close(const Call *call) {
+    const Account *a = call->accounts;
+    if (call->data_len) return INVALID_INSTRUCTION_DATA;
+    Stake *stake;
+    i64 time;
+    u64 error = load(call, 5, &stake);
+    if (error) return error;
+    if (!same_key(a[AUTHORITY].key, &stake->node)) return E_WRONG_AUTHORITY;
+    if (vault_balance(a + VAULT)) return E_NOT_EMPTY;
+    error = now(&time);
+    if (error) return error;
+    if (time < stake->window_start + stake->window) return E_TOO_EARLY;
+    StakeSigner signer;
+    error = close_vault(call, AUTHORITY, sign_as(&signer, stake));
+    if (error) return error;
+    log_event("SCLS", a + STATE, &stake->deposited, 24);
+    destroy_state(a + STATE, a + AUTHORITY, sizeof(Stake));
     return 0;
 }

@@ -22,27 +22,50 @@ static NOINLINE u64 check_upgrade_authority(const Call *call) {
     return same_bytes(loaded->data + AT_AUTHORITY, call->accounts[AUTHORITY].key->bytes) ? 0 : E_WRONG_AUTHORITY;
 }
 
+/* The terms of the mint that the call names, at one of its accounts. */
+u64 load_terms(const Call *call, u64 at, const Market **out) {
+    const Account *a = call->accounts + at;
+    const Market *market = (const Market *)a->data;
+    if (!same_key(a->owner, call->program) || a->data_len != sizeof(Market)) return E_NOT_OURS;
+    if (market->tag != TAG_MARKET || market->version != VERSION) return E_NOT_OURS;
+    if (!same_key(call->accounts[MINT].key, &market->mint)) return E_WRONG_MINT;
+    *out = market;
+    return 0;
+}
+
+static int out_of_bounds(const Market *asked) {
+    return asked->slash_bps > 10000 || asked->challenger_bps > 10000 || asked->cooldown < 0 ||
+           asked->cooldown > MAX_COOLDOWN || asked->window < 1 || asked->window > MAX_WINDOW ||
+           asked->verdict_time < 1 || asked->verdict_time > MAX_COOLDOWN;
+}
+
 /* [upgrade authority s w, market w, treasury token account, mint, system, program data]
- * slash_bps u16 cooldown i64 window i64; creates the terms or replaces them. */
+ * slash_bps u16 challenger_bps u16 cooldown i64 window i64 verdict_time i64 bond u64
+ * Creates the terms or replaces them. */
 u64 market_configure(const Call *call) {
     const Account *a = call->accounts;
-    if (call->data_len != 18) return INVALID_INSTRUCTION_DATA;
+    if (call->data_len != 36) return INVALID_INSTRUCTION_DATA;
     if (call->count < 6) return INVALID_ARGUMENT;
     if (!a[AUTHORITY].is_signer) return MISSING_SIGNATURE;
     u64 error = check_upgrade_authority(call);
     if (error) return error;
-    u16 slash_bps = read_u16(call->data);
-    i64 cooldown = (i64)read_u64(call->data + 2), window = (i64)read_u64(call->data + 10);
-    if (slash_bps > 10000 || cooldown < 0 || cooldown > MAX_COOLDOWN || window < 1 || window > MAX_WINDOW)
-        return E_BAD_TERMS;
+    Market asked;
+    asked.slash_bps = read_u16(call->data);
+    asked.challenger_bps = read_u16(call->data + 2);
+    asked.cooldown = (i64)read_u64(call->data + 4);
+    asked.window = (i64)read_u64(call->data + 12);
+    asked.verdict_time = (i64)read_u64(call->data + 20);
+    asked.bond = read_u64(call->data + 28);
+    if (out_of_bounds(&asked)) return E_BAD_TERMS;
     if (!is_token_program(a[TREASURY].owner) || a[TREASURY].data_len < 64 ||
         !same_bytes(a[TREASURY].data, a[MINT].key->bytes))
         return E_WRONG_MINT;
 
     Market *market = (Market *)a[STATE].data;
     if (same_key(a[STATE].owner, call->program)) {
-        if (a[STATE].data_len != sizeof(Market) || market->tag != TAG_MARKET) return E_NOT_OURS;
-        if (!same_key(&market->mint, a[MINT].key)) return E_WRONG_MINT;
+        const Market *known;
+        error = load_terms(call, STATE, &known);
+        if (error) return error;
     } else {
         u8 bump;
         Slice seeds[3] = {{SEED, sizeof SEED}, {a[MINT].key, 32}, {&bump, 1}};
@@ -50,13 +73,16 @@ u64 market_configure(const Call *call) {
         if (error) return error;
         market->tag = TAG_MARKET;
         market->bump = bump;
-        market->version = 1;
+        market->version = VERSION;
         copy_key(&market->mint, a[MINT].key);
     }
-    market->slash_bps = slash_bps;
-    market->cooldown = cooldown;
-    market->window = window;
+    market->slash_bps = asked.slash_bps;
+    market->challenger_bps = asked.challenger_bps;
+    market->cooldown = asked.cooldown;
+    market->window = asked.window;
+    market->verdict_time = asked.verdict_time;
+    market->bond = asked.bond;
     copy_key(&market->treasury, a[TREASURY].key);
-    log_event("TERM", a + STATE, call->data, 18);
+    log_event("TERM", a + STATE, call->data, 36);
     return 0;
 }

@@ -12,7 +12,7 @@ enum { TRANSFER_CHECKED = 12, CLOSE_ACCOUNT = 9, STATE_INITIALIZED = 1 };
 
 int is_token_program(const Pubkey *key) { return same_key(key, &TOKEN_PROGRAM); }
 
-static int is_token_account(const Account *account) {
+int is_token_account(const Account *account) {
     return same_key(account->owner, &TOKEN_PROGRAM) && account->data_len == TOKEN_ACCOUNT_LEN &&
            account->data[AT_STATE] == STATE_INITIALIZED;
 }
@@ -25,6 +25,14 @@ u64 check_fresh_vault(const Account *vault, const Account *mint, const Account *
     if (!same_bytes(vault->data + AT_MINT, mint->key->bytes)) return E_WRONG_MINT;
     if (read_u32(vault->data + AT_DELEGATE) || read_u32(vault->data + AT_CLOSE_AUTHORITY)) return E_WRONG_VAULT;
     return 0;
+}
+
+/* The vault, mint and token program among the common five accounts. */
+u64 check_money(const Call *call, const Pubkey *vault, const Pubkey *mint) {
+    const Account *a = call->accounts;
+    if (!same_key(a[VAULT].key, vault)) return E_WRONG_VAULT;
+    if (!same_key(a[MINT].key, mint)) return E_WRONG_MINT;
+    return is_token_program(a[TOKEN].key) ? 0 : E_WRONG_PROGRAM;
 }
 
 u64 vault_balance(const Account *vault) { return read_u64(vault->data + AT_AMOUNT); }
@@ -41,19 +49,19 @@ u64 transfer_tokens(const Call *call, u64 from, u64 to, u64 amount, const Signer
     data[0] = TRANSFER_CHECKED;
     __builtin_memcpy(data + 1, &amount, 8);
     data[9] = a[MINT].data[AT_DECIMALS];
-    AccountMeta metas[4] = {{a[from].key, 1, 0},
-                            {a[MINT].key, 0, 0},
-                            {a[to].key, 1, 0},
-                            {a[owner_seeds ? STATE : AUTHORITY].key, 0, 1}};
+    const Account *owner = a + (owner_seeds ? STATE : AUTHORITY);
+    AccountMeta metas[4] = {{a[from].key, 1, 0}, {a[MINT].key, 0, 0}, {a[to].key, 1, 0}, {owner->key, 0, 1}};
+    /* The runtime looks through what it is given for each payment: only the four that matter. */
+    Account passed[4] = {a[from], a[MINT], a[to], *owner};
     Instruction instruction = {&TOKEN_PROGRAM, metas, 4, data, sizeof data};
-    return sol_invoke_signed_c(&instruction, a, call->count, owner_seeds, owner_seeds ? 1 : 0);
+    return sol_invoke_signed_c(&instruction, passed, 4, owner_seeds, owner_seeds ? 1 : 0);
 }
 
-/* Closes the (empty) vault; its lamports go to the account behind the common five. */
-u64 close_vault(const Call *call, const SignerSeeds *owner_seeds) {
+/* Closes the (empty) vault; its lamports go to one of the call's accounts. */
+u64 close_vault(const Call *call, u64 to, const SignerSeeds *owner_seeds) {
     const Account *a = call->accounts;
     u8 data[1] = {CLOSE_ACCOUNT};
-    AccountMeta metas[3] = {{a[VAULT].key, 1, 0}, {a[REST].key, 1, 0}, {a[STATE].key, 0, 1}};
+    AccountMeta metas[3] = {{a[VAULT].key, 1, 0}, {a[to].key, 1, 0}, {a[STATE].key, 0, 1}};
     Instruction instruction = {&TOKEN_PROGRAM, metas, 3, data, sizeof data};
     return sol_invoke_signed_c(&instruction, a, call->count, owner_seeds, 1);
 }

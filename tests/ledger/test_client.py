@@ -285,7 +285,7 @@ async def test_a_history_tells_events_and_money_in_order(funded: Ledger) -> None
     await _settle(funded, {node: parse("10")})
     await funded.confirm(await funded.prepare_refund(COORDINATOR, submitter, JOB))
     history = await funded.history(submitter, JOB)
-    kinds = ["opened", "deposited", "funded", "assigned", "paid", "refunded"]
+    kinds = ["opened", "deposited", "funded", "assigned", "admitted", "paid", "refunded"]
     assert [entry.kind for entry in history] == kinds
     assert history[3].fields == {"job": JOB_ID, "attempt": 1, "nodes": [node]}
     assert {"payee": node, "amount": parse("10"), "cumulative": parse("10")}.items() <= history[4].fields.items()

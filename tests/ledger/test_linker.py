@@ -15,10 +15,20 @@ from ledger.local.chain import RefusedError
 from ledger.local.genesis import deploy
 from ledger.program import build
 from ledger.program.build import HERE, VERSIONS, main, program_path
+from ledger.program.codes import (
+    ERROR_TEXTS,
+    FRONTIER,
+    MAX_BATCH,
+    MAX_GROWTH,
+    MAX_PAYEES,
+    MAX_TABLE,
+    Consent,
+    MarketError,
+    Operation,
+)
 from ledger.program.elf import ObjectFile, Relocation, Section, Symbol, read_object
 from ledger.program.errors import LinkError
-from ledger.program.interface import ERROR_TEXTS, MAX_PAYEES, MarketError, Operation
-from ledger.program.layout import JOB_OFFSET, REASONS, STAKE_SIZE
+from ledger.program.layout import ESCROW_SIZE, JOB_OFFSET, PAYEE_SIZE, REASONS, STAKE_SIZE, VERSION
 from ledger.program.link import Version, link, murmur3_32
 from tests.ledger.world import TOKENS, World, key
 
@@ -142,8 +152,13 @@ def test_c_and_python_agree_on_every_number() -> None:
     assert errors == {error.name: error.value for error in MarketError}
     assert set(ERROR_TEXTS) == set(MarketError)
     defines = dict(re.findall(r"#define (\w+) (\d+)", header))
-    assert int(defines["MAX_PAYEES"]) == MAX_PAYEES
-    assert int(defines["REASONS"]) == REASONS
+    ours = {
+        "MAX_PAYEES": MAX_PAYEES, "MAX_GROWTH": MAX_GROWTH, "MAX_TABLE": MAX_TABLE, "MAX_BATCH": MAX_BATCH,
+        "FRONTIER": FRONTIER, "REASONS": REASONS, "VERSION": VERSION,
+    }  # fmt: skip
+    assert {name: int(defines[name]) for name in ours} == ours
+    consents = {name: int(number) for name, number in re.findall(r"CONSENT_(\w+) = (\d+)", header)}
+    assert consents == {one.name: one.value for one in Consent}
     cases = re.findall(r"case (\d+): return (?:market_)?(\w+)\(call\)", (HERE / "entry.c").read_text())
     assert {name.upper(): int(number) for number, name in cases} == {one.name: one.value for one in Operation}
 
@@ -154,5 +169,5 @@ def test_the_layouts_have_the_sizes_that_the_program_allocates(world: World) -> 
     assert stake is not None
     assert escrow is not None
     assert len(stake.data) == STAKE_SIZE
-    assert len(escrow.data) == 200 + 5 * 40
+    assert len(escrow.data) == ESCROW_SIZE + 5 * PAYEE_SIZE
     assert escrow.data[JOB_OFFSET : JOB_OFFSET + 32] == b"\x2a" * 32

@@ -98,7 +98,7 @@ def shared() -> Crowd:
 def test_deposited_is_always_paid_plus_refunded_plus_balance(shared: Crowd, steps: list[tuple[str, object]]) -> None:
     job = hashlib.sha256(shared.entropy(8)).digest()
     before = [shared.tokens(who) for who in (*shared.people, shared.submitter, shared.stranger)]
-    escrow = shared.open_escrow(0, job, seconds=DEADLINE_S, max_payees=PAYEES)
+    escrow = shared.open_escrow(0, job, seconds=DEADLINE_S, max_payees=PAYEES, payees=shared.people)
     model, last = Model(int(shared.clock.now) + DEADLINE_S), [(0, 0)]
     for kind, value in steps:
         if kind == "wait":

@@ -11,7 +11,7 @@ from spl.token.instructions import get_associated_token_address
 from ledger.local.genesis import COOLDOWN_S, SLASH_WINDOW_S, deploy
 from ledger.program.build import program_path
 from ledger.program.interface import LOADER, Market, MarketError
-from ledger.program.layout import STAKE_SIZE, read_events
+from ledger.program.layout import ESCROW_SIZE, PAYEE_SIZE, STAKE_SIZE, read_events
 from tests.ledger.world import TOKENS, World, key, swap, unsigned, with_data
 
 REASON, OTHER_REASON = b"\1" * 32, b"\2" * 32
@@ -289,7 +289,7 @@ def test_a_deposit_of_nothing_is_refused(world: World, stake: Pubkey) -> None:
 
 @pytest.mark.parametrize("operation", ["deposit", "slash", "request", "withdraw"])
 def test_an_escrow_of_the_same_size_is_no_stake(world: World, stake: Pubkey, operation: str) -> None:
-    escrow = world.open_escrow(5, max_payees=(STAKE_SIZE - 200) // 40)
+    escrow = world.open_escrow(5, max_payees=(STAKE_SIZE - ESCROW_SIZE) // PAYEE_SIZE)
     found = world.chain.account(escrow)
     assert found is not None
     assert len(found.data) == STAKE_SIZE
@@ -382,4 +382,4 @@ def test_terms_are_written_to_no_other_account(world: World, stake: Pubkey) -> N
 def test_a_slash_is_told_with_amount_and_reason(world: World, stake: Pubkey) -> None:
     (event,) = read_events(world.logs(world.send(_slash(world, 9))), world.market.program)
     assert (event.kind, event.account) == ("SLSH", stake)
-    assert event.payload == (9).to_bytes(8, "little") + REASON
+    assert event.payload == (9).to_bytes(8, "little") + REASON + bytes(40)  # no challenger, no part

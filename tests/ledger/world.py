@@ -24,7 +24,14 @@ from ledger.local.chain import RefusedError
 from ledger.local.genesis import give, open_chain, send
 from ledger.local.store import Store
 from ledger.program.interface import MarketError
-from ledger.program.layout import EscrowAccount, StakeAccount, read_escrow, read_stake
+from ledger.program.layout import (
+    DisputeAccount,
+    EscrowAccount,
+    StakeAccount,
+    read_dispute,
+    read_escrow,
+    read_stake,
+)
 
 START = 1_900_000_000.0  # Unix seconds at which every test world begins.
 TOKENS = 1_000_000_000
@@ -111,13 +118,26 @@ class World:
         found = self.chain.account(account)
         return 0 if found is None else int.from_bytes(found.data[64:72], "little")
 
-    def open_escrow(self, amount: int, job: bytes = JOB, *, seconds: int = 3600, max_payees: int = 8) -> Pubkey:
+    def open_escrow(
+        self,
+        amount: int,
+        job: bytes = JOB,
+        *,
+        seconds: int = 3600,
+        max_payees: int = 8,
+        payees: Sequence[Pubkey] | None = None,
+        **terms: Any,
+    ) -> Pubkey:
+        """An escrow that may pay ``payees``: the node and the stranger, as far as there is room, unless told."""
         escrow = self.market.escrow(self.submitter, job)
         deadline = int(self.clock.now) + seconds
         instructions = [
             self.create_wallet(escrow),
-            self.market.escrow_open(self.submitter, job, self.coordinator, deadline, max_payees),
+            self.market.escrow_open(self.submitter, job, self.coordinator, deadline, max_payees, **terms),
         ]
+        admitted = (self.node, self.stranger)[:max_payees] if payees is None else payees
+        if admitted:
+            instructions.append(self.admit(escrow, *admitted))
         if amount:
             instructions.append(self.market.escrow_deposit(self.submitter, escrow, amount))
         self.send(*instructions)
@@ -137,6 +157,9 @@ class World:
         return token.create_idempotent_associated_token_account(
             self.genesis.root.pubkey(), owner, mint or self.market.mint
         )
+
+    def admit(self, escrow: Pubkey, *payees: Pubkey, enrol: bool = True) -> Instruction:
+        return self.market.escrow_admit(self.submitter, escrow, payees, enrol=enrol)
 
     def settle(self, escrow: Pubkey, *payouts: tuple[Pubkey, int]) -> Instruction:
         return self.market.escrow_settle(self.coordinator, escrow, payouts)
@@ -197,6 +220,11 @@ class World:
         found = self.chain.account(address)
         assert found is not None
         return read_stake(found.data)
+
+    def dispute(self, address: Pubkey) -> DisputeAccount:
+        found = self.chain.account(address)
+        assert found is not None
+        return read_dispute(found.data)
 
 
 def swap(instruction: Instruction, index: int, account: Pubkey) -> Instruction:
