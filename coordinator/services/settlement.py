@@ -21,6 +21,7 @@ from coordinator.services.work import Desk, Work
 from coordinator.store.ports import Where
 from coordinator.store.records import CommitRecord, NodeRecord, OutboxKind, OutboxRecord
 from ledger import events as ledger_events
+from ledger.client import Consent
 from ledger.errors import LedgerError, LedgerUnavailableError, TransactionExpiredError, TransactionFailedError
 from ledger.states import EscrowState, PreparedTransaction
 
@@ -130,6 +131,12 @@ class Settlement:
         if state.max_payees < MAX_PAYEES:
             room = f"room for {state.max_payees} payees, and {MAX_PAYEES} are needed"
             return f"escrow {state.address} has {room}: cancel the job, which returns the deposit, and submit it again"
+        if state.consent != Consent.ADMIT | Consent.END:
+            needed = "admit payees and return what is left"
+            return f"escrow {state.address} does not let its coordinator {needed}: cancel the job and submit it again"
+        if state.cap < job.quote.price:
+            cap, price = money(state.cap), money(job.quote.price)
+            return f"escrow {state.address} lets at most {cap} be paid, the price is {price}: raise its cap"
         if state.deposited < job.quote.price:
             missing = money(job.quote.price - state.deposited)
             held, price = money(state.deposited), money(job.quote.price)

@@ -197,7 +197,8 @@ def test_more_accounts_than_the_program_reads_are_refused(world: World, escrow: 
 
 def _opening(world: World, **changes: int) -> Instruction:
     values = {"deadline": int(world.clock.now) + 60, "max_payees": 4, **changes}
-    return world.market.escrow_open(world.submitter, b"\5" * 32, world.coordinator, **values)
+    deadline, room = values["deadline"], values["max_payees"]
+    return world.market.escrow_open(world.submitter, b"\5" * 32, world.coordinator, deadline, room)
 
 
 def _vault(world: World) -> Instruction:

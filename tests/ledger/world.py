@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 from solders.account import Account
+from solders.address_lookup_table_account import AddressLookupTableAccount
 from solders.instruction import AccountMeta, Instruction
 from solders.keypair import Keypair
 from solders.message import MessageV0
 from solders.pubkey import Pubkey
 from solders.system_program import CreateAccountParams, TransferParams, create_account, transfer
 from solders.transaction import VersionedTransaction
+from solders.transaction_metadata import FailedTransactionMetadata, TransactionMetadata
 from spl.token import instructions as token
 from spl.token import models
 from spl.token.constants import TOKEN_PROGRAM_ID
@@ -33,6 +36,7 @@ from ledger.program.layout import (
     read_stake,
 )
 
+LOOKUP_TABLES = Pubkey.from_string("AddressLookupTab1e1111111111111111111111111")
 START = 1_900_000_000.0  # Unix seconds at which every test world begins.
 TOKENS = 1_000_000_000
 JOB = bytes(range(32))
@@ -97,6 +101,19 @@ class World:
         self._sent += 1
         root = self.genesis.root.pubkey()
         return transfer(TransferParams(from_pubkey=root, to_pubkey=root, lamports=self._sent))
+
+    def send_batch(self, instruction: Instruction, addresses: Sequence[Pubkey]) -> TransactionMetadata:
+        """Execute one instruction of the coordinator whose accounts come from a lookup table, in the machine alone."""
+        self._sent += 1
+        table = self.forge(f"table {self._sent}", _table(addresses), LOOKUP_TABLES)
+        lookup = AddressLookupTableAccount(key=table, addresses=list(addresses))
+        self.chain.tick()
+        signer = self.keys[self.coordinator]
+        message = MessageV0.try_compile(signer.pubkey(), [instruction], [lookup], self.chain.blockhash())
+        result = self.chain._vm.send_transaction(VersionedTransaction(message, [signer]))
+        if isinstance(result, FailedTransactionMetadata):
+            raise RefusedError(str(result.err()))
+        return result
 
     def refusal(self, *instructions: Instruction) -> MarketError | str | None:
         """Why a transaction is refused: the market's error, else the runtime's or another program's; None if it is not."""
@@ -225,6 +242,11 @@ class World:
         found = self.chain.account(address)
         assert found is not None
         return read_dispute(found.data)
+
+
+def _table(addresses: Sequence[Pubkey]) -> bytes:
+    """A lookup table as its program writes one: never deactivated, extended long ago, no authority."""
+    return struct.pack("<IQQBB34x", 1, 2**64 - 1, 0, 0, 0) + b"".join(map(bytes, addresses))
 
 
 def swap(instruction: Instruction, index: int, account: Pubkey) -> Instruction:
