@@ -1,0 +1,55 @@
+"""What the owner wants: the switch, a pause, and the limits within which this computer lends."""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+HOURS = 7 * 24  # Of a week, from Monday 0:00 local time.
+ALWAYS = "1" * HOURS
+
+Minutes = Annotated[int, Meta(ge=0, le=24 * 60)]
+Celsius = Annotated[int, Meta(ge=40, le=110)]
+Gigabytes = Annotated[float, Meta(ge=0, le=10_000)]
+Hours = Annotated[str, Meta(pattern=f"^[01]{{{HOURS}}}$")]
+
+
+class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The owner's settings. The defaults are safe: nobody loses a game, a battery or a night's sleep to a job.
+
+    Attributes:
+        idle_minutes: nobody has touched keyboard and mouse for so long; 0: lend while somebody works here, too.
+        on_battery: lend without mains.
+        for_games: step aside for full-screen programs and those of ``programs``.
+        programs: names of executables, as the process list has them; case does not matter.
+        max_celsius: the GPU's limit; it lends again once it is ``band_celsius`` below.
+        hours: a week of ``1`` (lend) and ``0``, an hour each, from Monday 0:00 local time.
+        on_metered: lend over a connection that costs by the byte.
+        free_disk: gigabytes that stay free on the disk of the agent's folder.
+        free_vram: gigabytes of the GPU's memory that stay free for the owner's own programs.
+    """
+
+    idle_minutes: Minutes = 5
+    on_battery: bool = False
+    for_games: bool = True
+    programs: Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=200)], ...], Meta(max_length=500)] = ()
+    max_celsius: Celsius = 78
+    band_celsius: Annotated[int, Meta(ge=1, le=30)] = 6
+    hours: Hours = ALWAYS
+    on_metered: bool = False
+    free_disk: Gigabytes = 10.0
+    free_vram: Gigabytes = 2.0
+
+
+class Wish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the owner asked for by hand.
+
+    Attributes:
+        on: the switch.
+        finish: complete what runs, then switch off.
+        paused_until: Unix seconds; 0: not paused. It ends by itself.
+    """
+
+    on: bool = False
+    finish: bool = False
+    paused_until: Annotated[float, Meta(ge=0)] = 0.0
