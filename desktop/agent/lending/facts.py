@@ -16,9 +16,7 @@ class Facts(msgspec.Struct, frozen=True):
         celsius: of the hottest GPU that is lent.
         metered: the network says that it costs by the byte.
         free_disk: bytes on the disk of the agent's folder.
-        vram_others: bytes of GPU memory that programs other than jobs use.
-        vram: bytes of GPU memory in all.
-        vram_jobs: bytes of it that jobs use, or are about to.
+        own_vram: bytes of GPU memory that programs other than jobs use, on the GPU where they use most.
         busy: jobs run here (or would, were they not paused).
     """
 
@@ -31,7 +29,5 @@ class Facts(msgspec.Struct, frozen=True):
     celsius: float | None = None
     metered: bool | None = None
     free_disk: int | None = None
-    vram_others: int | None = None
-    vram: int | None = None
-    vram_jobs: int = 0
+    own_vram: int | None = None
     busy: bool = False

@@ -25,7 +25,7 @@ GB = 10**9
 HOUR_S = 3600.0
 HOLD_S = 20.0  # A frozen worker keeps its seat as long: a round's deadline is of that order, and so is looking at a notification.
 DISK_MARGIN = 1.1  # Of the bytes that must be free, before it lends again.
-VRAM_MARGIN = 0.5 * GB
+VRAM_MARGIN = 0.9  # Of what is kept for the owner.
 
 
 class State(StrEnum):
@@ -157,10 +157,9 @@ def _measured(rules: Rules, facts: Facts, memory: Memory) -> Iterator[Reason]:
         limit = rules.max_celsius - (rules.band_celsius if Cause.TEMPERATURE in memory.held else 0)
         if facts.celsius > limit or (facts.celsius == limit and Cause.TEMPERATURE not in memory.held):
             yield Reason(Cause.TEMPERATURE, f"{facts.celsius:.0f}")
-    if facts.vram is not None and facts.vram_others is not None:
-        left = facts.vram - facts.vram_others - facts.vram_jobs
-        if left < rules.free_vram * GB + (VRAM_MARGIN if Cause.VRAM in memory.held else 0):
-            yield Reason(Cause.VRAM, f"{facts.vram_others / GB:.1f}")
+    kept = rules.own_vram * GB * (VRAM_MARGIN if Cause.VRAM in memory.held else 1)
+    if facts.own_vram is not None and facts.own_vram > kept:
+        yield Reason(Cause.VRAM, f"{facts.own_vram / GB:.1f}")
     needed = rules.free_disk * GB * (DISK_MARGIN if Cause.DISK in memory.held else 1)
     if facts.free_disk is not None and facts.free_disk < needed:
         yield Reason(Cause.DISK, f"{facts.free_disk / GB:.1f}")

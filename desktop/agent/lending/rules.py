@@ -26,7 +26,8 @@ class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         hours: a week of ``1`` (lend) and ``0``, an hour each, from Monday 0:00 local time.
         on_metered: lend over a connection that costs by the byte.
         free_disk: gigabytes that stay free on the disk of the agent's folder.
-        free_vram: gigabytes of the GPU's memory that stay free for the owner's own programs.
+        own_vram: gigabytes of the GPU's memory that are kept for the owner's own programs; jobs are offered the rest, and step
+            aside when those programs want more.
     """
 
     idle_minutes: Minutes = 5
@@ -38,7 +39,7 @@ class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hours: Hours = ALWAYS
     on_metered: bool = False
     free_disk: Gigabytes = 10.0
-    free_vram: Gigabytes = 2.0
+    own_vram: Gigabytes = 2.0
 
 
 class Wish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -43,7 +43,7 @@ def because(reason: Reason, rules: Rules) -> str:
         case Cause.TEMPERATURE:
             return f"the GPU is at {reason.detail} °C; it goes on below {rules.max_celsius - rules.band_celsius} °C"
         case Cause.VRAM:
-            return f"your own programs use {reason.detail} GB of the GPU's memory"
+            return f"your own programs use {reason.detail} GB of the GPU's memory, and {rules.own_vram:g} are kept for them"
         case Cause.METERED:
             return "the network costs by the byte"
         case Cause.DISK:

@@ -15,7 +15,7 @@ MONDAY = 1_800_230_400.0 - 1_800_230_400.0 % 86400 + 4 * 86400  # Some midnight;
 MONDAY -= ((int(MONDAY // 86400) + 3) % 7) * 86400
 QUIET = Facts(
     at=MONDAY, idle_s=3600.0, on_battery=False, fullscreen="", programs=frozenset({"bash"}), celsius=60.0, metered=False,
-    free_disk=100 * GB, vram_others=GB, vram=24 * GB, vram_jobs=10 * GB, busy=True,
+    free_disk=100 * GB, own_vram=GB, busy=True,
 )  # fmt: skip
 ON = Wish(on=True)
 
@@ -51,7 +51,7 @@ class Life:
         ({"celsius": 78.0}, Cause.TEMPERATURE, "78"),
         ({"metered": True}, Cause.METERED, ""),
         ({"free_disk": 10 * GB - 1}, Cause.DISK, "10.0"),
-        ({"vram_others": 12 * GB + 1}, Cause.VRAM, "12.0"),
+        ({"own_vram": 2 * GB + 1}, Cause.VRAM, "2.0"),
     ],
     ids=lambda value: value.value if isinstance(value, Cause) else "",
 )
@@ -76,9 +76,8 @@ def test_each_cause_stops_at_once_and_is_named(change: dict[str, Any], cause: Ca
         {"metered": None},
         {"free_disk": 10 * GB},
         {"free_disk": None},
-        {"vram_others": 12 * GB},
-        {"vram_others": None},
-        {"vram": None},
+        {"own_vram": 2 * GB},
+        {"own_vram": None},
     ],
     ids=str,
 )
@@ -96,7 +95,7 @@ def test_the_last_value_within_the_limits_and_a_sensor_that_cannot_tell_do_not_s
         (Rules(on_metered=True), {"metered": True}),
         (Rules(max_celsius=90), {"celsius": 89.0}),
         (Rules(free_disk=0), {"free_disk": 0}),
-        (Rules(free_vram=0), {"vram_others": 14 * GB}),
+        (Rules(own_vram=6), {"own_vram": 5 * GB}),
     ],
 )
 def test_what_the_owner_allows_does_not_stop(rules: Rules, change: dict[str, Any]) -> None:
@@ -151,7 +150,7 @@ def test_another_cause_does_not_start_the_patience_anew() -> None:
         (Cause.GAME, {"fullscreen": "Doom"}),
         (Cause.BATTERY, {"on_battery": True}),
         (Cause.METERED, {"metered": True}),
-        (Cause.VRAM, {"vram_others": 13 * GB}),
+        (Cause.VRAM, {"own_vram": 3 * GB}),
         (Cause.TEMPERATURE, {"celsius": 80.0}),
         (Cause.DISK, {"free_disk": GB}),
     ],
@@ -173,7 +172,7 @@ def test_a_cause_must_have_been_away_for_its_time(cause: Cause, change: dict[str
     [
         ({"celsius": 78.0}, {"celsius": 72.5}, {"celsius": 72.0}),
         ({"free_disk": 9 * GB}, {"free_disk": int(10.9 * GB)}, {"free_disk": 11 * GB}),
-        ({"vram_others": 12.1 * GB}, {"vram_others": 11.6 * GB}, {"vram_others": 11.5 * GB}),
+        ({"own_vram": 2.1 * GB}, {"own_vram": 1.9 * GB}, {"own_vram": 1.8 * GB}),
     ],
     ids=["temperature", "disk", "vram"],
 )

@@ -34,8 +34,7 @@ def violations(rules: Rules, wish: Wish, facts: Facts) -> list[str]:
         found.append("metered")
     if facts.free_disk is not None and facts.free_disk < rules.free_disk * GB:
         found.append("disk")
-    others = facts.vram_others
-    if facts.vram is not None and others is not None and facts.vram - others - facts.vram_jobs < rules.free_vram * GB:
+    if facts.own_vram is not None and facts.own_vram > rules.own_vram * GB:
         found.append("memory")
     local = facts.at + facts.utc_offset
     if rules.hours[(int(local // 86400) + 3) % 7 * 24 + int(local % 86400 // 3600)] == "0":
@@ -52,8 +51,7 @@ class Household:
         self.wish = Wish(on=True)
         self.facts = Facts(
             at=MIDNIGHT, utc_offset=self.random.choice([-18000, 0, 3600, 19800]), idle_s=0.0, on_battery=False,
-            fullscreen="", programs=frozenset(), celsius=50.0, metered=False, free_disk=50 * GB, vram_others=GB,
-            vram=24 * GB, vram_jobs=12 * GB, busy=True,
+            fullscreen="", programs=frozenset(), celsius=50.0, metered=False, free_disk=50 * GB, own_vram=GB, busy=True,
         )  # fmt: skip
         self.last_touch = MIDNIGHT
 
@@ -75,7 +73,7 @@ class Household:
         changed["celsius"] = min(95.0, max(35.0, (was.celsius or 60.0) + self.random.gauss(0, 1.0)))
         if draw() < 0.01:
             changed["free_disk"] = int(self.random.uniform(5, 60) * GB)
-            changed["vram_others"] = int(self.random.uniform(0, 14) * GB)
+            changed["own_vram"] = int(self.random.uniform(0, 3) * GB)
         if draw() < 0.0005:
             self.wish = Wish(on=draw() < 0.9, finish=draw() < 0.1, paused_until=at + 3600 * draw() * (draw() < 0.5))
         self.facts = msgspec.structs.replace(was, **changed)
@@ -119,9 +117,7 @@ readings = st.builds(
     celsius=st.none() | st.floats(0, 120),
     metered=st.none() | st.booleans(),
     free_disk=st.none() | st.integers(0, 10**14),
-    vram_others=st.none() | st.integers(0, 10**11),
-    vram=st.none() | st.integers(0, 10**11),
-    vram_jobs=st.integers(0, 10**11),
+    own_vram=st.none() | st.integers(0, 10**11),
     busy=st.booleans(),
 )
 owners = st.builds(
