@@ -1,19 +1,18 @@
 """The tray icon on a real X screen: Xvfb, with openbox for the windows and tint2 for the tray."""
 
-import contextlib
 import ctypes.util
 import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.desktop.gui.conftest import ROOT
 from tests.desktop.gui.support import SHOTS
+from tests.desktop.screens import screen
 
 PROGRAMS = ("Xvfb", "openbox", "tint2")
 LIBRARIES = ("xcb-cursor", "xcb-icccm", "xcb-keysyms", "xkbcommon-x11")
@@ -26,32 +25,9 @@ def why_not() -> str:
     return f"the tray's test needs {', '.join(missing)}" if missing else ""
 
 
-@contextlib.contextmanager
-def screen() -> Iterator[str]:
-    """A display with windows and a tray; its name."""
-    reader, writer = os.pipe()
-    with contextlib.ExitStack() as stack:
-        server = subprocess.Popen(
-            ("Xvfb", "-displayfd", str(writer), "-screen", "0", "1024x768x24", "-nolisten", "tcp"),
-            pass_fds=(writer,), stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-        stack.callback(server.wait)
-        stack.callback(server.kill)
-        os.close(writer)
-        with open(reader) as answer:
-            display = f":{answer.readline().strip()}"
-        for name in PROGRAMS[1:]:
-            program = subprocess.Popen(
-                (name,), env=os.environ | {"DISPLAY": display}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-            )
-            stack.callback(program.wait)
-            stack.callback(program.kill)
-        yield display
-
-
 @pytest.mark.skipif(bool(why_not()), reason=why_not())
 def test_the_icon_is_drawn_in_the_tray_and_its_menu_brings_the_window_back(home: Path) -> None:
-    with screen() as display:
+    with screen("openbox", "tint2") as display:
         words = (sys.executable, "-m", "tests.desktop.gui.on_a_screen", str(home), str(SHOTS))
         surroundings = os.environ | {"DISPLAY": display, "QT_QPA_PLATFORM": "xcb", "XDG_RUNTIME_DIR": str(home)}
         done = subprocess.run(

@@ -1,0 +1,14 @@
+"""Waiting for what other programs do."""
+
+import time
+from collections.abc import Callable
+
+LIMIT_S = 30.0
+
+
+def until_true(check: Callable[[], object]) -> None:
+    """Ask again and again until it is; fails after half a minute."""
+    end = time.monotonic() + LIMIT_S
+    while not check():
+        assert time.monotonic() < end, "it did not come about"
+        time.sleep(0.02)
