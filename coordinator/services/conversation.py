@@ -88,6 +88,7 @@ class Conversation:
         self._context.metrics.count("messages_total")
         match message:
             case Heartbeat():
+                session.accepting = message.accepting
                 gone = self._leases.renew(session.node, message.leases)
                 session.send(Beat(self._context.config.heartbeat_seconds, gone))
             case Report():

@@ -69,6 +69,7 @@ class Session:
         self.profile = hello.profile
         self.token = token
         self.stake = 0
+        self.accepting = True
         self.send = send
         self.close = close
         self._told: dict[str, set[bytes]] = {held.lease: set() for held in hello.leases}
@@ -187,6 +188,7 @@ class Nodes:
     def candidates(self, also: Sequence[str] = ()) -> list[Candidate]:
         """Nodes that may take a seat: here and free, or free apart from what they hold as ``also``."""
         busy = self._leases.busy() - set(also)
+        busy |= {session.node for session in self._sessions.values() if not session.accepting} - set(also)
         return [candidate for candidate in self.everybody() if candidate.node not in busy]
 
     def everybody(self) -> list[Candidate]:

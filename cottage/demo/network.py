@@ -95,6 +95,7 @@ class Network:
         return [
             "node",
             "run",
+            "--always",
             "--coordinator",
             self.web,
             "--home",

@@ -19,6 +19,7 @@ from desktop.agent import log, status
 from desktop.agent.config import DEFAULT_IMAGE, Home, Settings
 from desktop.agent.earnings import Earnings
 from desktop.agent.errors import AgentError, NoAgentError, SettingsError
+from desktop.agent.lending.cli import add_words
 from desktop.agent.limits import Limits, LimitsChange, LimitsView, show_quantity, show_rate
 from desktop.agent.log import printable
 from desktop.agent.testscreen import show as show_test
@@ -33,7 +34,7 @@ _SANDBOX_HELP = (
     "docker: jobs see neither your files nor your network; "
     "process: NO PROTECTION, for the demo and for development (docker)"
 )
-_SETTINGS = ("coordinator", "name", "payout", "sandbox", "threads", "memory_mb", "image", "stake", "loopback")
+_SETTINGS = ("coordinator", "name", "payout", "sandbox", "threads", "memory_mb", "image", "stake", "loopback", "always")
 _RATE_HELP = "bytes a second that links may {}: 5M, 40Mbit or off"
 
 
@@ -82,6 +83,7 @@ def _parser() -> argparse.ArgumentParser:
         ask.add_argument("--home", type=Path, help="the agent's folder")
         ask.add_argument("--json", action="store_true", help="one JSON document")
         ask.set_defaults(run=action)
+    add_words(words)
     return parser
 
 
@@ -98,6 +100,11 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
     add("--memory-mb", type=int, help="memory for jobs (half)")
     add("--stake", metavar="AMOUNT", help="tokens to stake, such as 25 or 12.5")
     add("--loopback", action="store_true", default=None, help="all peers are on this machine (the demo)")
+    add(
+        "--always",
+        action=argparse.BooleanOptionalAction,
+        help="lend whatever this computer does and whoever uses it (no)",
+    )
     _add_limits(parser)
 
 
@@ -169,6 +176,8 @@ def _status(options: argparse.Namespace) -> int:
     console = Console()
     reason = f": {printable(answer.reason)}" if answer.reason else ""
     console.print(f"{printable(answer.name)} ({answer.node}) is {answer.state}{reason}", markup=False)
+    if answer.lending:
+        console.print(printable(answer.lending), markup=False)
     console.print(f"works for {printable(answer.coordinator)}; {printable(answer.note)}", markup=False)
     table = Table("Job", "Place", "State", "Round", "Step", "Loss", "Sent")
     for task in answer.tasks:

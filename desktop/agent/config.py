@@ -30,6 +30,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How the owner wants the agent to run; kept in ``settings.json`` between starts.
 
     Amounts are millionths of the token; ``up`` and ``down`` bytes a second and ``month`` bytes, 0 for no limit.
+    ``always``: lend whatever this computer does; otherwise by the rules of ``desktop.agent.lending``.
     """
 
     coordinator: Annotated[str, Meta(max_length=2000)] = ""
@@ -45,6 +46,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     down: Annotated[int, Meta(ge=0, le=MAX_LIMIT)] = 0
     month: Annotated[int, Meta(ge=0, le=MAX_LIMIT)] = 0
     polite: bool = False
+    always: bool = False
 
     def completed(self, address: str) -> "Settings":
         """With every open choice made: this machine's name, the node's own wallet, half of the memory, all processors.
@@ -125,6 +127,11 @@ class Home:
     def states(self) -> Path:
         """What this node keeps for the peers of its stages."""
         return self.path / "states"
+
+    @property
+    def lending(self) -> Path:
+        """The owner's rules."""
+        return self.path / "lending.json"
 
     @property
     def usage(self) -> Path:

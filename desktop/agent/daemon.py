@@ -12,6 +12,8 @@ from desktop.agent.config import Home, Settings
 from desktop.agent.earnings import Earnings
 from desktop.agent.errors import NotConnectedError
 from desktop.agent.groups import main_error
+from desktop.agent.lending.keeper import Keeper, Readings
+from desktop.agent.lending.policy import Decision, State
 from desktop.agent.limits import Limits, LimitsChange, LimitsView
 from desktop.agent.log import LOGGER, printable
 from desktop.agent.nettest import LineTests
@@ -69,6 +71,7 @@ class Parts:
     sandbox: Sandbox
     clock: Clock
     note: str = ""
+    readings: Readings | None = None
 
 
 class Agent:
@@ -86,6 +89,7 @@ class Agent:
         self._session = Session(
             settings.coordinator, Introduction(parts.key, settings.payout, parts.profile), self, clock
         )
+        self._keeper = Keeper(parts.home.lending, parts.readings, clock)
         self._network: PeerNet | None = None
         self._limits = Limits.of(settings)
         self._share = Share(parts.home.usage, self._limits, clock.time())
@@ -121,17 +125,20 @@ class Agent:
             RefusedError: the coordinator does not want this node until its owner changes something.
         """
         answers = status.Answers(
-            self.status, self._earnings.summary, self.limits, self.change_limits, self.test_line, self.test_peer
-        )
+            self.status, self._earnings.summary, self.limits, self.change_limits, self._keeper.view, self._keeper.change,
+            self.test_line, self.test_peer,
+        )  # fmt: skip
         runner = await status.serve(self._parts.home.socket, answers)
         try:
             async with self._group as group:
+                await self._keeper.look(self)  # Whoever sits here now is not to see work come and go.
                 session = group.create_task(self._session.run(), name="session")
                 background = [
                     group.create_task(self._report_traffic(), name="traffic"),
                     group.create_task(self._watch_wallet(), name="wallet"),
                     group.create_task(self._report_network(), name="network"),
                     group.create_task(self._tests.watch(self._is_idle), name="nettest"),
+                    group.create_task(self._lend(stop), name="lending"),
                 ]
                 await stop.wait()
                 self._stopping = True
@@ -162,6 +169,33 @@ class Agent:
             _, late = await asyncio.wait(self._running, timeout=END_TASKS_S)
             for run in late:
                 run.cancel()
+
+    # --- when the owner lends -------------------------------------------------------------------------------------------
+
+    async def _lend(self, stop: asyncio.Event) -> None:
+        await self._keeper.run(self)
+        stop.set()  # What was to be finished is.
+
+    def workers(self) -> tuple[bool, tuple[int, ...]]:
+        """Whether jobs hold this computer (a spare that waits does not), and the processes of their workers."""
+        seated = [task for task in self._tasks.values() if task.alive and task.assign.stage is not None]
+        return bool(seated), tuple(task.pid for task in seated if task.pid is not None)
+
+    async def follow(self, decision: Decision, sentence: str) -> None:
+        """Let the tasks work, freeze them, or leave."""
+        for task in self._tasks.values():
+            await task.freeze(decision.state is State.PAUSED)
+        if decision.state is State.AWAY:
+            for task in self._tasks.values():
+                task.stop(sentence)
+            await self._session.leave(sentence)
+        elif decision.works:
+            self._session.come_back()
+        self._session.beat_soon()
+
+    def accepting(self) -> bool:
+        """Whether new leases are welcome."""
+        return self._keeper.decision.takes_work
 
     # --- the session's listener -----------------------------------------------------------------------------------------
 
@@ -229,6 +263,9 @@ class Agent:
         known = self._tasks.get(assign.lease)
         if known is not None and known.assign.fence >= assign.fence:
             return  # Sent again after a reconnect.
+        if not self._keeper.decision.takes_work:
+            LOGGER.info("a lease came too late: %s", self._keeper.sentence())
+            return
         if self._stopping or len(self.held()) >= MAX_LEASES:
             LOGGER.warning("no room for another lease: %d are held", len(self.held()))
             return
@@ -413,4 +450,6 @@ class Agent:
             verified=earned.verified,
             paid=earned.paid,
             line=self._tests.last,
+            lending=self._keeper.sentence(),
+            lending_state=self._keeper.decision.state,
         )

@@ -56,6 +56,9 @@ TaskMessage = Assign | Command | Acknowledged | Beat | Earned | Signal | IceServ
 class Listener(Protocol):
     """Whoever the session works for. ``received`` must not wait for anything: it delays the next heartbeat."""
 
+    def accepting(self) -> bool:
+        """Whether new leases are welcome."""
+
     def held(self) -> tuple[HeldLease, ...]:
         """The leases that live on this node."""
 
@@ -101,6 +104,9 @@ class Session:
         self._socket: aiohttp.ClientWebSocketResponse | None = None
         self._beat_now = asyncio.Event()
         self._left = asyncio.Event()
+        self._back = asyncio.Event()
+        self._back.set()
+        self._why_away = ""
         self._period = 1.0
         self._wait_after_refusal = 0.0
         self.state = "connecting"
@@ -122,6 +128,10 @@ class Session:
         failures = 0
         async with aiohttp.ClientSession() as http:
             while not self._left.is_set():
+                if not self._back.is_set():
+                    self.state, self.reason = "away", self._why_away
+                    await self._back.wait()
+                    continue
                 self.state = "connecting"
                 self.online_since = None
                 try:
@@ -132,6 +142,8 @@ class Session:
                     self._socket = None
                 if self._left.is_set():
                     return
+                if not self._back.is_set():
+                    continue
                 failures = 1 if self.online_since is not None else failures + 1
                 wait = backoff(failures, random.random)
                 if self._listener.held():
@@ -160,6 +172,20 @@ class Session:
         A flag too, since a cancellation can get lost: a TaskGroup whose children fail at that moment raises their errors instead.
         """
         self._left.set()
+        self._back.set()
+        await self._say_goodbye(reason)
+
+    async def leave(self, reason: str) -> None:
+        """Say goodbye and stay away until ``come_back``."""
+        self._back.clear()
+        self._why_away = reason
+        await self._say_goodbye(reason)
+
+    def come_back(self) -> None:
+        """Connect again, if this node is away."""
+        self._back.set()
+
+    async def _say_goodbye(self, reason: str) -> None:
         socket = self._socket
         if socket is None:
             return
@@ -183,6 +209,8 @@ class Session:
         try:
             async with asyncio.timeout(HANDSHAKE_S):
                 welcome = await self._shake_hands(socket)
+            if not self._back.is_set():
+                raise _ConnectionEndedError("this node has just gone away")
             self._socket = socket
             self.state, self.reason = "online", ""
             self.last_seen = self.online_since = self._clock.now()
@@ -258,7 +286,7 @@ class Session:
         self._period = first_period
         while True:
             self._beat_now.clear()
-            await self.send(Heartbeat(self._listener.held()))
+            await self.send(Heartbeat(self._listener.held(), self._listener.accepting()))
             await self._wait_for_beat()
             silence = self._clock.now() - self.last_seen
             if silence > max(SILENT_MIN_S, SILENT_BEATS * self._period):

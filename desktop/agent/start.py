@@ -21,6 +21,7 @@ from desktop.agent.measure import Benchmark, default_cache, measure
 from desktop.agent.sandbox.base import Limits, Sandbox
 from desktop.agent.sandbox.docker import DockerSandbox
 from desktop.agent.sandbox.process import ProcessSandbox
+from desktop.agent.sensors.here import sensors
 from transport.clock import SystemClock
 from transport.wire.node import NodeProfile
 
@@ -73,7 +74,8 @@ async def prepare(home: Home, settings: Settings, worker_arguments: Sequence[str
         sandbox=sandbox.kind,
         agent_version=_version(),
     )
-    return Parts(home, settings, key, profile, sandbox, SystemClock(), device.note)
+    readings = None if settings.always else sensors(home.path)
+    return Parts(home, settings, key, profile, sandbox, SystemClock(), device.note, readings)
 
 
 async def _measured(

@@ -1,8 +1,9 @@
 """What the agent says of itself on a Unix socket in its home folder, which only its owner can open.
 
-HTTP, so that the desktop windows can ask with what they have: ``GET /v1/status``, ``GET /v1/earnings``, ``GET /v1/limits``; and
-``POST /v1/limits`` (a ``LimitsChange``) to change them at once, ``POST /v1/nettest`` (an ``Order``) to test the line now and
-``POST /v1/nettest/peer`` (a ``PeerOrder``) to test a link. All JSON.
+HTTP, so that the desktop windows can ask with what they have: ``GET /v1/status``, ``GET /v1/earnings``, ``GET /v1/limits``,
+``GET /v1/lending``; ``POST /v1/limits`` (a ``LimitsChange``) and ``POST /v1/lending`` (a ``LendingChange``) to change them at
+once, ``POST /v1/nettest`` (an ``Order``) to test the line now and ``POST /v1/nettest/peer`` (a ``PeerOrder``) to test a link.
+All JSON.
 """
 
 from collections.abc import Awaitable, Callable
@@ -16,6 +17,8 @@ from aiohttp import web
 
 from desktop.agent.earnings import Summary
 from desktop.agent.errors import NoAgentError, SettingsError
+from desktop.agent.lending.keeper import LendingChange, LendingView
+from desktop.agent.lending.policy import State
 from desktop.agent.limits import LimitsChange, LimitsView
 from desktop.agent.unixsocket import listen, short_name
 from transport.nettest.errors import NettestError
@@ -75,7 +78,10 @@ class LinkView(msgspec.Struct, frozen=True):
 
 
 class Status(msgspec.Struct, frozen=True):
-    """The whole agent. ``state``: starting, connecting, online, refused or stopping; ``reason``: why it is not online."""
+    """The whole agent. ``state``: starting, connecting, online, away, refused or stopping; ``reason``: why it is not online.
+
+    ``lending``: when it lends, as a sentence.
+    """
 
     node: str
     payout: str
@@ -93,6 +99,8 @@ class Status(msgspec.Struct, frozen=True):
     verified: int
     paid: int
     line: NetTest | None = None
+    lending: str = ""
+    lending_state: State = State.LENDING
 
 
 class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -119,6 +127,8 @@ class Answers:
     earnings: Callable[[], Summary]
     limits: Callable[[], LimitsView]
     change: Callable[[LimitsChange], LimitsView]
+    lending: Callable[[], LendingView]
+    lend: Callable[[LendingChange], LendingView]
     nettest: Callable[[Order], Awaitable[NetTest]]
     nettest_peer: Callable[[PeerOrder], Awaitable[PeerTest]]
 
@@ -132,12 +142,15 @@ async def serve(path: Path, answers: Answers) -> web.AppRunner:
 
         return handle
 
-    async def change(request: web.Request) -> web.Response:
-        try:
-            view = answers.change(decode_json(await request.read(), LimitsChange))
-        except (MessageError, SettingsError) as error:
-            return web.json_response({"detail": str(error)}, status=422)
-        return web.Response(body=encode_json(view), content_type="application/json")
+    def change(kind: type[Any], make: Callable[[Any], Any]) -> Callable[[web.Request], Any]:
+        async def handle(request: web.Request) -> web.Response:
+            try:
+                view = make(decode_json(await request.read(), kind))
+            except (MessageError, SettingsError) as error:
+                return web.json_response({"detail": str(error)}, status=422)
+            return web.Response(body=encode_json(view), content_type="application/json")
+
+        return handle
 
     def test(kind: type[Any], make: Callable[[Any], Awaitable[Any]]) -> Callable[[web.Request], Any]:
         async def handle(request: web.Request) -> web.Response:
@@ -153,7 +166,9 @@ async def serve(path: Path, answers: Answers) -> web.AppRunner:
     app.router.add_get("/v1/status", answer(answers.status))
     app.router.add_get("/v1/earnings", answer(answers.earnings))
     app.router.add_get("/v1/limits", answer(answers.limits))
-    app.router.add_post("/v1/limits", change)
+    app.router.add_get("/v1/lending", answer(answers.lending))
+    app.router.add_post("/v1/limits", change(LimitsChange, answers.change))
+    app.router.add_post("/v1/lending", change(LendingChange, answers.lend))
     app.router.add_post("/v1/nettest", test(Order, answers.nettest))
     app.router.add_post("/v1/nettest/peer", test(PeerOrder, answers.nettest_peer))
     runner = web.AppRunner(app, access_log=None)
@@ -182,6 +197,14 @@ async def ask_limits(path: Path, change: LimitsChange | None = None) -> LimitsVi
     body = None if change is None else encode_json(change)
     answer = await _request(path, "GET" if body is None else "POST", "/v1/limits", body)
     view: LimitsView = decode_json(answer, LimitsView)
+    return view
+
+
+async def ask_lending(path: Path, change: LendingChange | None = None) -> LendingView:
+    """When the agent that answers on ``path`` lends, after ``change``; raises as ``ask_limits`` does."""
+    body = None if change is None else encode_json(change)
+    answer = await _request(path, "GET" if body is None else "POST", "/v1/lending", body)
+    view: LendingView = decode_json(answer, LendingView)
     return view
 
 

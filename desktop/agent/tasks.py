@@ -86,6 +86,8 @@ class HeldTask:
             ),
         )
         self._stopping = asyncio.Event()
+        self._worker: Worker | None = None
+        self._frozen = False
         self._told_failure = False
         self._pace = Pace(self.tools.clock)
         self._last_progress = -PROGRESS_S
@@ -100,6 +102,12 @@ class HeldTask:
         """The lease is over; ``run`` ends the worker and returns."""
         self.reason = self.reason or reason
         self._stopping.set()
+
+    async def freeze(self, frozen: bool) -> None:
+        """Hold the worker where it is, or let it go on; one that starts later is held from its start."""
+        self._frozen = frozen
+        if self._worker is not None:
+            await (self._worker.freeze() if frozen else self._worker.thaw())
 
     async def _fetch_state(self, kept: KeptState) -> bytes:
         await self.tools.peers.refresh()  # The plan that names these peers has just come.
@@ -181,10 +189,13 @@ class HeldTask:
         server = listen(self._folder / SOCKET_NAME, 0o666)  # The sandbox's user is another; the folder above is closed.
         try:
             worker = await self.tools.sandbox.start(self.assign.lease, self._folder)
-            self.pid = worker.pid
+            self.pid, self._worker = worker.pid, worker
             try:
+                if self._frozen:
+                    await worker.freeze()
                 await self._talk(worker, server)
             finally:
+                self._worker = None
                 await worker.stop(STOP_GRACE_S)
                 self.pid = None
         finally:

@@ -54,13 +54,15 @@ class Status(msgspec.Struct, frozen=True):
     payout: ShortText
     name: ShortText
     coordinator: Annotated[str, Meta(max_length=2100)]
-    state: Literal["starting", "connecting", "online", "refused", "stopping"]
+    state: Literal["starting", "connecting", "online", "away", "refused", "stopping"]
     reason: LongText
     note: LongText
     profile: Profile
     tasks: Annotated[tuple[Task, ...], Meta(max_length=MAX_TASKS)]
     verified: Units
     paid: Units
+    lending: LongText = ""
+    lending_state: Literal["off", "lending", "finishing", "paused", "away"] = "lending"
 
     @property
     def live(self) -> tuple[Task, ...]:

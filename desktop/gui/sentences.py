@@ -64,6 +64,10 @@ class Sentences(QObject):
                 return Sentence(
                     Mood.WAITING, self.tr("Stopping."), self.tr("The agent hands over what it has done and ends.")
                 )
+            case "away":
+                return Sentence(Mood.WAITING, self.tr("Paused."), reason)
+            case "online" if status.lending_state == "paused":
+                return Sentence(Mood.WAITING, self.tr("Paused."), plain(status.lending))
             case "online":
                 return self._online(status)
 

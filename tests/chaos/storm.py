@@ -216,7 +216,7 @@ class Storm:
 
     async def _run(self, provider: Provider) -> Role:
         words = [
-            "-m", "cottage", "node", "run", "--coordinator", self.web, "--home", str(provider.home), "--name",
+            "-m", "cottage", "node", "run", "--always", "--coordinator", self.web, "--home", str(provider.home), "--name",
             provider.name, "--sandbox", "process", "--threads", "1", "--stake", STAKE, "--loopback",
         ]  # fmt: skip
         provider.role = await self.household.start(f"node-{provider.name}", words)

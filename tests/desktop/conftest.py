@@ -13,10 +13,11 @@ import pytest
 
 from desktop.agent.config import Home, Settings
 from desktop.agent.daemon import Agent, Parts
+from desktop.agent.lending.keeper import Readings
 from desktop.agent.sandbox.base import Limits, Sandbox
 from desktop.agent.sandbox.process import ProcessSandbox
 from tests.desktop.coordinator_double import Double
-from transport.clock import SystemClock
+from transport.clock import Clock, SystemClock
 from transport.wire.job import DatasetSpec, JobSpec, ModelSpec
 from transport.wire.node import Assign, NodeProfile
 from transport.wire.task import Layers, Member, Plan
@@ -54,7 +55,11 @@ async def coordinator() -> AsyncIterator[Double]:
 def start_agent(tmp_path: Path, coordinator: Double) -> StartAgent:
     @contextlib.asynccontextmanager
     async def start(
-        name: str = "node", worker_arguments: tuple[str, ...] = (), sandbox: Sandbox | None = None
+        name: str = "node",
+        worker_arguments: tuple[str, ...] = (),
+        sandbox: Sandbox | None = None,
+        readings: Readings | None = None,
+        clock: Clock | None = None,
     ) -> AsyncIterator[Running]:
         home = Home.at(tmp_path / name)
         key = home.key()
@@ -63,7 +68,7 @@ def start_agent(tmp_path: Path, coordinator: Double) -> StartAgent:
         chosen = sandbox or ProcessSandbox(Limits(1024, 1), worker_arguments, command=(sys.executable, str(SCRIPT)))
         profile = NodeProfile(name, "test", "cpu", 1024, 1e9, "scripted", chosen.kind)
         home.jobs.mkdir()
-        agent = Agent(Parts(home, settings, key, profile, chosen, SystemClock()))
+        agent = Agent(Parts(home, settings, key, profile, chosen, clock or SystemClock(), readings=readings))
         stop = asyncio.Event()
         task = asyncio.create_task(agent.run(stop))
         running = Running(agent, key.address, home, stop, task)

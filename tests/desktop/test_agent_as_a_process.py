@@ -52,7 +52,7 @@ def agent_program(
         key = NodeKey.load_or_generate(home / "node.key")
         words = [str(program)] if program else ["-m", "desktop.agent"]
         process = await asyncio.create_subprocess_exec(
-            sys.executable, *words, "run", "--home", str(home), "--coordinator", url, "--threads", "1", *arguments,
+            sys.executable, *words, "run", "--always", "--home", str(home), "--coordinator", url, "--threads", "1", *arguments,
             stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
             env=os.environ | {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(home / "xdg")},
         )  # fmt: skip

@@ -225,3 +225,37 @@ def test_the_filter_of_system_calls_names_no_way_out() -> None:
     assert not allowed & forbidden
     assert profile["defaultAction"] == "SCMP_ACT_ERRNO"
     assert all(not arch["subArchitectures"] for arch in profile["archMap"])
+
+
+async def test_a_frozen_container_computes_nothing_until_it_is_thawed_and_can_be_stopped(
+    docker_engine: str, tmp_path: Path, job: Path
+) -> None:
+    (job / "count.py").write_text("import time\nwhile True:\n    print('.', flush=True)\n    time.sleep(0.01)\n")
+    sandbox = sandbox_for(tmp_path, "python3", "/job/count.py")
+    worker = await sandbox.start("ab" * 16, job)
+
+    async def printed() -> int:
+        return len(await asyncio.to_thread(worker.container.logs))
+
+    async def grows() -> bool:
+        before = await printed()
+        await asyncio.sleep(0.3)  # Thirty dots, if it runs.
+        return await printed() > before
+
+    try:
+        while not await printed():
+            await asyncio.sleep(0.05)
+        await worker.freeze()
+        await worker.freeze()
+        assert not await grows()
+        assert await worker.ended() is None
+        await worker.thaw()
+        await worker.thaw()
+        assert await grows()
+        await worker.freeze()
+        await worker.stop(2)
+        await worker.freeze()
+        assert await worker.ended() is not None
+    finally:
+        await worker.stop(0)
+        await sandbox.aclose()

@@ -78,7 +78,10 @@ class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="hello"
 
 
 class Heartbeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="heartbeat"):
+    """``accepting``: new leases are welcome; a node whose owner finishes keeps what it has and takes no more."""
+
     leases: Annotated[tuple[HeldLease, ...], Meta(max_length=MAX_LEASES)]
+    accepting: bool = True
 
 
 class Report(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="report"):

@@ -1,1 +1,4 @@
-"""When this computer lends: what is known of it, what its owner wants, and what follows. Pure: no clock, no sensors."""
+"""When this computer lends: what is known of it, what its owner wants, and what follows.
+
+``rules``, ``facts``, ``policy`` and ``words`` are pure: no clock, no sensors. ``keeper`` applies them.
+"""

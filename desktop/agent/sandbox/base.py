@@ -45,8 +45,14 @@ class Worker(Protocol):
     async def ended(self) -> Exit | None:
         """How it ended; ``None`` while it runs."""
 
+    async def freeze(self) -> None:
+        """Hold it where it is: it computes nothing until ``thaw``. One that has ended stays so."""
+
+    async def thaw(self) -> None:
+        """Let it go on."""
+
     async def stop(self, grace: float) -> None:
-        """End it, by force after ``grace`` seconds; return when nothing of it is left."""
+        """End it, by force after ``grace`` seconds; return when nothing of it is left. It may be frozen."""
 
 
 class Sandbox(Protocol):

@@ -62,8 +62,17 @@ class DockerWorker:
         """How it ended; ``None`` while it runs."""
         return await self._sandbox.call(self._look)
 
+    async def freeze(self) -> None:
+        """Pause the container: the kernel's freezer holds every process in it at once."""
+        await self._sandbox.call(lambda: _ask(self.container.pause))
+
+    async def thaw(self) -> None:
+        """Go on."""
+        await self._sandbox.call(lambda: _ask(self.container.unpause))
+
     async def stop(self, grace: float) -> None:
         """Stop and remove the container."""
+        await self._sandbox.call(lambda: _ask(self.container.unpause))
         await self._sandbox.call(lambda: _remove(self.container, grace))
 
     def _look(self) -> Exit | None:
@@ -215,6 +224,17 @@ def _connect() -> Any:
         return docker.from_env(timeout=ENGINE_TIMEOUT_S)
     except (DockerException, requests.RequestException) as error:
         raise SandboxError(NO_ENGINE.format(address=address, error=_root_cause(error))) from error
+
+
+def _ask(change: Callable[[], None]) -> None:
+    """Pause or go on; a container that is gone, has ended, or is in that state already is left as it is."""
+    try:
+        change()
+    except NotFound:
+        return
+    except APIError as error:
+        if error.status_code not in (409, 500):  # Older engines say 500 where newer ones say 409.
+            raise
 
 
 def _remove(container: Any, grace: float) -> None:

@@ -52,9 +52,18 @@ class ProcessWorker:
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         return Exit(code, f"the worker {how}{_last_lines(self._log)}")
 
+    async def freeze(self) -> None:
+        """Stop the whole process group."""
+        self._signal(signal.SIGSTOP)
+
+    async def thaw(self) -> None:
+        """Continue it."""
+        self._signal(signal.SIGCONT)
+
     async def stop(self, grace: float) -> None:
         """End the whole process group."""
         self._signal(signal.SIGTERM)
+        self._signal(signal.SIGCONT)  # One that is frozen would not hear of it.
         try:
             async with asyncio.timeout(grace):
                 await self._process.wait()

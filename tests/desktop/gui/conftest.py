@@ -96,7 +96,7 @@ def open_desktop(app: "QApplication", home: Path, tmp_path: Path) -> Iterator[Op
     opened: list[Desktop] = []
 
     def make(*arguments: str, hidden: bool = False) -> Desktop:
-        command = (sys.executable, str(PROGRAM), "run", "--home", str(home), "--threads", "1", *arguments)
+        command = (sys.executable, str(PROGRAM), "run", "--always", "--home", str(home), "--threads", "1", *arguments)
         settings = QSettings(str(tmp_path / "window.ini"), QSettings.Format.IniFormat)
         desktop = Desktop(home, command, settings, hidden)
         opened.append(desktop)

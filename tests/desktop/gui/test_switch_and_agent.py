@@ -98,7 +98,17 @@ def test_an_agent_outlives_its_window_and_the_next_window_stops_it(
 def test_an_agent_from_a_terminal_is_found_and_its_end_is_no_trouble(
     open_desktop: OpenDesktop, home: Path, coordinator_thread: Any
 ) -> None:
-    words = (sys.executable, str(PROGRAM), "run", "--home", str(home), "--threads", "1", *settings(coordinator_thread))
+    words = (
+        sys.executable,
+        str(PROGRAM),
+        "run",
+        "--always",
+        "--home",
+        str(home),
+        "--threads",
+        "1",
+        *settings(coordinator_thread),
+    )
     with subprocess.Popen(words, stderr=subprocess.DEVNULL) as agent:
         desktop = open_desktop()
         until(desktop, "Waiting for a job.")

@@ -1,0 +1,196 @@
+"""Keeps to the owner's rules: asks the sensors, decides, and has the agent follow."""
+
+import asyncio
+import contextlib
+import math
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Protocol
+
+import msgspec
+from msgspec import Meta
+
+from desktop.agent.errors import SettingsError
+from desktop.agent.lending.facts import Facts
+from desktop.agent.lending.policy import Decision, Memory, State, decide
+from desktop.agent.lending.rules import ALWAYS, Celsius, Gigabytes, Hours, Minutes, Rules, Wish
+from desktop.agent.lending.words import describe
+from desktop.agent.log import LOGGER
+from transport.clock import Clock
+from transport.wire.codec import MessageError, decode_json, encode_json
+
+LOOK_S = 0.75  # A game is seen within a second, and two seconds are promised.
+MAX_PAUSE_S = 30 * 86400.0
+UNBOUND = Rules(
+    idle_minutes=0,
+    on_battery=True,
+    for_games=False,
+    max_celsius=110,
+    hours=ALWAYS,
+    on_metered=True,
+    free_disk=0,
+    own_vram=10_000,
+)  # For machines that do nothing else, and for the demo.
+
+
+class Readings(Protocol):
+    """Where the facts come from: ``desktop.agent.sensors``."""
+
+    def read(self, at: float, busy: bool, jobs: Iterable[int] = ()) -> Facts:
+        """The facts of Unix time ``at``; may block for some milliseconds."""
+
+
+class Work(Protocol):
+    """What the agent has to say and to do."""
+
+    def workers(self) -> tuple[bool, tuple[int, ...]]:
+        """Whether jobs hold this computer, and the processes of their workers."""
+
+    async def follow(self, decision: Decision, sentence: str) -> None:
+        """Let jobs work, freeze or go. Called once for each new state."""
+
+
+class RulesChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What to change of the rules; None leaves it as it is."""
+
+    idle_minutes: Minutes | None = None
+    on_battery: bool | None = None
+    for_games: bool | None = None
+    programs: tuple[Annotated[str, Meta(min_length=1, max_length=200)], ...] | None = None
+    max_celsius: Celsius | None = None
+    band_celsius: Annotated[int, Meta(ge=1, le=30)] | None = None
+    hours: Hours | None = None
+    on_metered: bool | None = None
+    free_disk: Gigabytes | None = None
+    own_vram: Gigabytes | None = None
+
+    def apply(self, rules: Rules) -> Rules:
+        """The rules after the change; raises SettingsError where one is out of its bounds."""
+        given = {name: value for name in self.__struct_fields__ if (value := getattr(self, name)) is not None}
+        try:
+            changed: Rules = msgspec.convert(msgspec.to_builtins(rules) | msgspec.to_builtins(given), Rules)
+        except msgspec.ValidationError as error:
+            raise SettingsError(f"the rule cannot be used: {error}") from error
+        return changed
+
+
+class LendingChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the owner asks for now. ``pause_s``: 0 ends a pause; ``finish``: complete what runs, then stop."""
+
+    pause_s: Annotated[float, Meta(ge=0, le=MAX_PAUSE_S)] | None = None
+    finish: bool | None = None
+    rules: RulesChange | None = None
+
+
+class LendingView(msgspec.Struct, frozen=True):
+    """State, reasons and rules, and the whole as a sentence. ``bound``: the rules are kept to; False: always lent."""
+
+    state: State
+    sentence: str
+    decision: Decision
+    rules: Rules
+    wish: Wish
+    bound: bool = True
+
+
+class _Kept(msgspec.Struct, frozen=True):
+    rules: Rules = Rules()
+    paused_until: float = 0.0
+
+
+class Keeper:
+    """Decides about one computer. ``run`` it for ever; ``change`` it at any time."""
+
+    def __init__(self, file: Path, readings: Readings | None, clock: Clock) -> None:
+        """``file``: where rules and pauses are kept; ``readings``: None lends always, whatever the computer does.
+
+        Raises:
+            SettingsError: the file is damaged.
+        """
+        self._file, self._readings, self._clock = file, readings, clock
+        kept = load(file)
+        self._rules = kept.rules
+        self._wish = Wish(on=True, paused_until=kept.paused_until)
+        self._memory = Memory()
+        self._offset = 0
+        self._changed = asyncio.Event()
+        self.decision = Decision(State.LENDING)
+
+    async def run(self, work: Work) -> None:
+        """Look, decide, and have ``work`` follow each change; returns once it is off."""
+        while self.decision.state is not State.OFF:
+            await self.look(work)
+            with contextlib.suppress(TimeoutError):
+                async with self._clock.timeout(LOOK_S):
+                    await self._changed.wait()
+            self._changed.clear()
+
+    async def look(self, work: Work) -> None:
+        """Look once."""
+        busy, jobs = work.workers()
+        facts = await self._read(busy, jobs)
+        before, rules = self.decision, self._binding()
+        self._offset = facts.utc_offset
+        self.decision, self._memory = decide(rules, self._wish, facts, self._memory)
+        if self.decision.state is not before.state:
+            sentence = self.sentence()
+            LOGGER.info("lending: %s", sentence)
+            await work.follow(self.decision, sentence)
+
+    def change(self, change: LendingChange) -> LendingView:
+        """Do what the owner asks, at once, and remember what lasts.
+
+        Raises:
+            SettingsError: a rule cannot be used or kept.
+        """
+        rules = self._rules if change.rules is None else change.rules.apply(self._rules)
+        wish = self._wish
+        if change.pause_s is not None:
+            until = self._clock.time() + change.pause_s if change.pause_s else 0.0
+            wish = msgspec.structs.replace(wish, paused_until=until)
+        if change.finish is not None:
+            wish = msgspec.structs.replace(wish, finish=change.finish)
+        store(self._file, rules, wish.paused_until)
+        self._rules, self._wish = rules, wish
+        self._changed.set()
+        return self.view()
+
+    def view(self) -> LendingView:
+        """What was decided last, and by which rules."""
+        bound = self._readings is not None
+        return LendingView(self.decision.state, self.sentence(), self.decision, self._rules, self._wish, bound)
+
+    def sentence(self) -> str:
+        """For people."""
+        return describe(self.decision, self._binding(), self._offset)
+
+    def _binding(self) -> Rules:
+        return UNBOUND if self._readings is None else self._rules
+
+    async def _read(self, busy: bool, jobs: tuple[int, ...]) -> Facts:
+        at = self._clock.time()
+        if self._readings is None:
+            return Facts(at, time.localtime(at).tm_gmtoff, idle_s=math.inf, busy=busy)
+        return await asyncio.to_thread(self._readings.read, at, busy, jobs)
+
+
+def load(file: Path) -> _Kept:
+    """What was kept; raises SettingsError where the file is damaged."""
+    try:
+        kept: _Kept = decode_json(file.read_bytes(), _Kept)
+    except FileNotFoundError:
+        return _Kept()
+    except (OSError, MessageError) as error:
+        raise SettingsError(f"{file} cannot be used: {error}. Correct it or delete it") from error
+    return kept
+
+
+def store(file: Path, rules: Rules, paused_until: float) -> None:
+    """Keep rules and pause for the next start; raises SettingsError where they cannot be written."""
+    draft = file.with_name(f"{file.name}.new")
+    try:
+        draft.write_bytes(encode_json(_Kept(rules, paused_until)))
+        draft.replace(file)
+    except OSError as error:
+        raise SettingsError(f"{draft} cannot be written: {error.strerror}") from error
