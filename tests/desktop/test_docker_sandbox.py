@@ -232,6 +232,7 @@ async def test_a_frozen_container_computes_nothing_until_it_is_thawed_and_can_be
 ) -> None:
     (job / "count.py").write_text("import time\nwhile True:\n    print('.', flush=True)\n    time.sleep(0.01)\n")
     sandbox = sandbox_for(tmp_path, "python3", "/job/count.py")
+    await sandbox.check()
     worker = await sandbox.start("ab" * 16, job)
 
     async def printed() -> int:
