@@ -160,12 +160,12 @@ class Runner:
     def _in_step(self, recipe: Recipe, replicas: int, codec: CodecName | None = None) -> Figures:
         """Gradients averaged at every step: by all, or by one alone."""
         training = self._setting.spec(recipe)
-        stage = self._stage(training)
+        stage = self.stage(training)
         sent, curve = 0, []
         for step in range(self._setting.steps):
             updates: list[Tensor] = []
             for replica in range(replicas):
-                self._gradients(stage, training, step, replica, 1 if codec else replicas)
+                self.gradients(stage, training, step, replica, 1 if codec else replicas)
                 if codec:
                     data = encode(stage.gradients, codec)
                     updates.append(decode(data, tuple(stage.gradients.shape), codec))
@@ -187,7 +187,7 @@ class Runner:
     def _in_rounds(self, recipe: Recipe, plan: Sequence[tuple[int, list[int]]], total: int) -> Figures:
         """Rounds of inner steps; ``plan`` says where each begins and how many steps each replica takes in it."""
         training = self._setting.spec(recipe)
-        stages = [self._stage(training) for _ in range(REPLICAS)]
+        stages = [self.stage(training) for _ in range(REPLICAS)]
         method = outer_method(training, stages[0].slots, stages[0].parameters.numel())
         state = OuterState(stages[0].state().parameters, torch.zeros_like(stages[0].parameters))
         local: list[Local] = [method.fresh(state) for _ in stages]
@@ -199,7 +199,7 @@ class Runner:
                 stage.parameters.copy_(method.start(state, local[replica], index))
                 for step in range(steps[replica]):
                     at = first + (step if recipe.how != "timed" else int(step / SPEEDS[replica]))
-                    self._gradients(stage, training, first + step, replica, 1)
+                    self.gradients(stage, training, first + step, replica, 1)
                     update(stage, Position(0, 1), NOBODY, at, total)
                 made = method.contribution(state.anchor, stage.parameters, local[replica], index)
                 sent += len(made.data) if replica == 0 else 0
@@ -219,7 +219,8 @@ class Runner:
 
     # --- pieces -------------------------------------------------------------------------------------------------------
 
-    def _stage(self, training: TrainingSpec) -> Stage:
+    def stage(self, training: TrainingSpec) -> Stage:
+        """The whole model as a run begins with it."""
         shape = SIZES[self._setting.size]
         stage = Stage(shape.config(), Cut(0, shape.layers, True, True), training)
         if self._setting.warm:
@@ -244,7 +245,8 @@ class Runner:
             torch.save([state.parameters, state.first_moment, state.second_moment, state.adam_steps], file)
         return StageState(*torch.load(file))
 
-    def _gradients(self, stage: Stage, training: TrainingSpec, step: int, replica: int, share: int) -> None:
+    def gradients(self, stage: Stage, training: TrainingSpec, step: int, replica: int, share: int) -> None:
+        """Add the gradients of a replica's own samples of a step, divided by ``share``, to the stage's."""
         windows, _ = self._train.sample(training.seed, FIRST_STEP + step, replica, training.batch)
         accumulate(stage, Position(0, 1), windows, NOBODY, share=share)
 
