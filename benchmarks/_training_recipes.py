@@ -46,7 +46,8 @@ RECIPES = (
     Recipe("alone", "alone", note="one worker, a quarter of the tokens"),
     Recipe("int4 gradients", "gradients", note="4-bit blocks of 256, levels that are squares, every step"),
     Recipe("H=20 int4", "rounds", _diloco(20, "int4", 0.5), "DiLoCo, 4-bit blocks of 64"),
-    Recipe("H=50 int4", "rounds", _diloco(50, "int4"), "DiLoCo, 4-bit blocks of 64", scratch=True),
+    Recipe("H=50 int4", "rounds", _diloco(50, "int4", 0.5), "DiLoCo, 4-bit blocks of 64", scratch=True),
+    Recipe("H=50 int4 .9", "rounds", _diloco(50, "int4"), "the same with an outer momentum of 0.9"),
     Recipe("400x", "rounds", _diloco(15, "coarse", 0.5), "H=15, coarse, error feedback"),
     Recipe("400x growing", "rounds", _growing(9, 30, "coarse", 0.5), "the same bytes, H from 9 to 30", scratch=True),
     Recipe("1000x", "rounds", _diloco(20, "coarser", 0.5), "H=20, coarser, error feedback"),
@@ -64,7 +65,7 @@ RECIPES = (
         "streaming", "rounds", _diloco(5, "int4", 0.5, outer="streaming"), "a quarter of the layers every 5 steps, int4"
     ),
     Recipe("sparseloco H=20", "rounds", _diloco(20, "int4", 0.0, 1.0, outer="sparseloco"), "3 % of the values, 2 bits"),
-    Recipe("H=50 int4 growing", "rounds", _growing(40, 110, "int4", 0.9), "as many rounds as H=50", scratch=True),
+    Recipe("H=50 int4 growing", "rounds", _growing(40, 110, "int4", 0.5), "as many rounds as H=50", scratch=True),
     Recipe(
         "timed",
         "timed",
