@@ -452,4 +452,5 @@ class Agent:
             line=self._tests.last,
             lending=self._keeper.sentence(),
             lending_state=self._keeper.decision.state,
+            paused=self._keeper.is_paused,
         )

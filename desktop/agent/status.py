@@ -80,7 +80,7 @@ class LinkView(msgspec.Struct, frozen=True):
 class Status(msgspec.Struct, frozen=True):
     """The whole agent. ``state``: starting, connecting, online, away, refused or stopping; ``reason``: why it is not online.
 
-    ``lending``: when it lends, as a sentence.
+    ``lending``: when it lends, as a sentence; ``paused``: because the owner asked for it.
     """
 
     node: str
@@ -101,6 +101,7 @@ class Status(msgspec.Struct, frozen=True):
     line: NetTest | None = None
     lending: str = ""
     lending_state: State = State.LENDING
+    paused: bool = False
 
 
 class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

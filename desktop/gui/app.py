@@ -40,6 +40,9 @@ class Desktop(QObject):
         self.tray.open_asked.connect(self.window.bring_forward)
         for part in (self.window, self.tray):
             part.toggle_asked.connect(self.lending.toggle)
+            part.pauses.pause_asked.connect(self.lending.pause)
+            part.pauses.resume_asked.connect(lambda: self.lending.pause(0))
+            part.pauses.finish_asked.connect(self.lending.finish)
             part.quit_asked.connect(QApplication.quit)
         QGuiApplication.styleHints().colorSchemeChanged.connect(self.recolour)
         self.recolour(QGuiApplication.styleHints().colorScheme())

@@ -16,7 +16,7 @@ MAX_HEAD_BYTES = 16 * 1024  # The agent sends 200 bytes of headers.
 ANSWER_TIMEOUT_MS = 3000  # For the whole answer; the agent takes 2 ms, 100 on a machine under full load.
 MAX_PATH_BYTES = 107  # What the kernel takes as the name of a socket.
 
-_REQUEST = b"GET %s HTTP/1.0\r\nHost: agent\r\nAccept: application/json\r\n\r\n"
+_HEAD = b"%s %s HTTP/1.0\r\nHost: agent\r\nAccept: application/json\r\nContent-Length: %d\r\n\r\n"
 _ABSENT = (QLocalSocket.LocalSocketError.ServerNotFoundError, QLocalSocket.LocalSocketError.ConnectionRefusedError)
 
 
@@ -42,11 +42,12 @@ class AgentClient(QObject):
         self._deadline = QTimer(self, singleShot=True, interval=ANSWER_TIMEOUT_MS)
         self._deadline.timeout.connect(self._too_late)
 
-    def ask(self, target: str = "/v1/status") -> None:
-        """Ask for ``target``; exactly one of the signals follows."""
+    def ask(self, target: str = "/v1/status", body: bytes = b"") -> None:
+        """Ask for ``target``, or send it ``body``; exactly one of the signals follows."""
         if self._socket is not None:
             return
-        self._request, self._pid = _REQUEST % target.encode("ascii"), 0
+        method = b"POST" if body else b"GET"
+        self._request, self._pid = _HEAD % (method, target.encode("ascii"), len(body)) + body, 0
         self._received.clear()
         self._socket = QLocalSocket(self)
         self._socket.setReadBufferSize(MAX_ANSWER_BYTES)

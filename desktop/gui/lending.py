@@ -5,6 +5,7 @@ OFF --toggle--> STARTING --an answer--> RUNNING --toggle--> STOPPING --its proce
 any --an answer that cannot be used--> TROUBLE --toggle--> STOPPING
 """
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from desktop.gui.errors import AnswerError, StartError, StopError
 from desktop.gui.model import Phase, Snapshot, Status, read_status
 from desktop.gui.process import AgentProcess
 
+LENDING = "/v1/lending"
 SEEN_INTERVAL_MS = 1000
 UNSEEN_INTERVAL_MS = 5000  # In the tray nobody watches numbers move.
 STOP_PATIENCE_MS = 40_000  # The agent gives a worker 20 s to hand over what it has.
@@ -31,13 +33,16 @@ class Lending(QObject):
         super().__init__(parent)
         self.snapshot = Snapshot(Phase.OFF)
         self._command = tuple(command)
-        self._stopping = self._answered = self._lost = False
+        self._stopping = self._answered = self._lost = self._finishing = False
         self._process = AgentProcess(log, self)
         self._process.ended.connect(self._ended)
         self._client = AgentClient(socket, self)
         self._client.answered.connect(self._answer)
         self._client.absent.connect(self._absent)
         self._client.broken.connect(self._broken)
+        self._orders = AgentClient(socket, self)
+        self._orders.answered.connect(lambda *_: self._client.ask())
+        self._orders.broken.connect(self._broken)
         self._timer = QTimer(self, interval=SEEN_INTERVAL_MS)
         self._timer.timeout.connect(self._tick)
         self._patience = QTimer(self, singleShot=True, interval=STOP_PATIENCE_MS)
@@ -67,6 +72,17 @@ class Lending(QObject):
             self._show(Phase.OFF, detail=str(error))
         except StopError as error:
             self._show(Phase.TROUBLE, detail=str(error))
+
+    def pause(self, seconds: int) -> None:
+        """Ask the agent to pause for so long; 0 ends a pause, and what was to be finished goes on."""
+        self._finishing = self._finishing and seconds > 0
+        order: dict[str, object] = {"pause_s": seconds} if seconds else {"pause_s": 0, "finish": False}
+        self._orders.ask(LENDING, json.dumps(order).encode())
+
+    def finish(self) -> None:
+        """Ask the agent to complete what runs and then to end."""
+        self._finishing = True
+        self._orders.ask(LENDING, b'{"finish": true}')
 
     def _start(self) -> None:
         self._show(Phase.STARTING)
@@ -122,8 +138,8 @@ class Lending(QObject):
             self._show(Phase.TROUBLE, detail=text)
 
     def _ended(self) -> None:
-        asked = self._stopping
-        self._stopping = self._answered = self._lost = False
+        asked = self._stopping or self._finishing
+        self._stopping = self._answered = self._lost = self._finishing = False
         self._patience.stop()
         self._show(Phase.OFF, detail="" if asked else self._process.last_words())
 

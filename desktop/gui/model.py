@@ -63,6 +63,7 @@ class Status(msgspec.Struct, frozen=True):
     paid: Units
     lending: LongText = ""
     lending_state: Literal["off", "lending", "finishing", "paused", "away"] = "lending"
+    paused: bool = False
 
     @property
     def live(self) -> tuple[Task, ...]:

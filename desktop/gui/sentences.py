@@ -66,6 +66,10 @@ class Sentences(QObject):
                 )
             case "away":
                 return Sentence(Mood.WAITING, self.tr("Paused."), reason)
+            case "online" if status.lending_state == "finishing":
+                return Sentence(
+                    Mood.LENDING, self.tr("Finishing."), self.tr("What runs is completed; then lending stops.")
+                )
             case "online" if status.lending_state == "paused":
                 return Sentence(Mood.WAITING, self.tr("Paused."), plain(status.lending))
             case "online":

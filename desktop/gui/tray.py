@@ -1,10 +1,11 @@
-"""The tray icon: the state as a shape, and a menu of six rows."""
+"""The tray icon: the state as a shape, and a menu of seven rows."""
 
 from PySide6.QtCore import QObject, QSettings, Signal, SignalInstance
 from PySide6.QtGui import QAction, QGuiApplication
 from PySide6.QtWidgets import QMenu, QSystemTrayIcon
 
 from desktop.gui.model import Phase, Snapshot
+from desktop.gui.pausing import PauseMenu
 from desktop.gui.sentences import Mood, Sentences
 from desktop.gui.theme import mood_icon, theme_of
 from ledger.money import show
@@ -26,6 +27,8 @@ class Tray(QObject):
         self.state, self.earned = self._line(), self._line()
         self.menu.addSeparator()
         self.toggle = self._row("", self.toggle_asked)
+        self.pauses = PauseMenu()
+        self.menu.addMenu(self.pauses)
         self._row(self.tr("&Open Cottage"), self.open_asked)
         self.menu.addSeparator()
         self.quit = self._row("", self.quit_asked)
@@ -53,6 +56,7 @@ class Tray(QObject):
         self.icon.setToolTip(self.tr("Cottage: {0}").format(self._words.glance(sentence.mood)))
         self.toggle.setText(self.tr("&Stop lending") if snapshot.is_on else self.tr("&Start lending"))
         self.toggle.setEnabled(snapshot.phase is not Phase.STOPPING)
+        self.pauses.show_snapshot(snapshot)
         runs = snapshot.phase not in (Phase.OFF, Phase.STOPPING)
         self.quit.setText(self.tr("&Quit (lending goes on)") if runs else self.tr("&Quit"))
 

@@ -19,6 +19,7 @@ from PySide6.QtGui import (
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QPushButton, QScrollArea, QVBoxLayout, QWidget
 
 from desktop.gui.model import Snapshot, Status
+from desktop.gui.pausing import PauseMenu
 from desktop.gui.sentences import Sentences
 from desktop.gui.widgets import Card, MoodMark, Rows, Switch, Text
 from ledger.money import show
@@ -78,10 +79,15 @@ class MainWindow(QWidget):
         self.switch = Switch(self.tr("Lend this computer"))
         self.switch.clicked.connect(lambda _: self.toggle_asked.emit())
         self.mark, self.headline, self.reason = MoodMark(), Text(size=5, bold=True), Text(dim=True)
+        self.pauses = PauseMenu(self)
+        self.pause = QPushButton(self.tr("&Pause"))
+        self.pause.setMenu(self.pauses)
+        self.pause.setAccessibleName(self.tr("Pause lending, or finish and stop"))
         row.setSpacing(16)
         texts.setSpacing(4)
         texts.addWidget(self.headline)
         texts.addWidget(self.reason)
+        texts.addWidget(self.pause, 0, Qt.AlignmentFlag.AlignLeft)
         row.addWidget(self.switch)
         row.addLayout(texts, 1)
         row.addWidget(self.mark, 0, Qt.AlignmentFlag.AlignTop)
@@ -156,6 +162,8 @@ class MainWindow(QWidget):
         self.reason.say(sentence.reason)
         self.switch.setChecked(snapshot.is_on)
         self.switch.setAccessibleDescription(f"{sentence.headline} {sentence.reason}")
+        self.pauses.show_snapshot(snapshot)
+        self.pause.setVisible(self.pauses.isEnabled())
         self._status = snapshot.status or self._status
         self._show_task(snapshot.status)
         self._show_known(self._status)

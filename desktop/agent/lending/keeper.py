@@ -161,6 +161,11 @@ class Keeper:
         bound = self._readings is not None
         return LendingView(self.decision.state, self.sentence(), self.decision, self._rules, self._wish, bound)
 
+    @property
+    def is_paused(self) -> bool:
+        """The owner asked for it, and it is not over."""
+        return self._clock.time() < self._wish.paused_until
+
     def sentence(self) -> str:
         """For people."""
         return describe(self.decision, self._binding(), self._offset)

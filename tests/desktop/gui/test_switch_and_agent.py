@@ -8,11 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from PySide6.QtCore import Qt
+import pytest
+from PySide6.QtCore import QDateTime, Qt
 from PySide6.QtTest import QTest
 
 from desktop.gui.app import Desktop
 from desktop.gui.model import Phase
+from desktop.gui.pausing import until_tomorrow
 from tests.desktop.conftest import assignment, plan_of
 from tests.desktop.gui.conftest import PROGRAM, agent_of, close
 from tests.desktop.gui.support import Pulse, save_picture, wait_for
@@ -77,6 +79,46 @@ def test_a_task_is_shown_with_its_place_and_state(
     assert desktop.tray.state.text() == "Lending to “checkpoint”."
     assert desktop.tray.earned.text() == "Earned: 0 verified, 0 paid"
     save_picture(window, "desktop_lending")
+
+
+def test_a_pause_is_asked_for_in_the_tray_and_ended_in_the_window(
+    open_desktop: OpenDesktop, home: Path, coordinator_thread: Any
+) -> None:
+    desktop, double = open_desktop(*settings(coordinator_thread)), coordinator_thread.double
+    assert not desktop.window.pause.isVisible()
+    assert not desktop.tray.pauses.menuAction().isVisible()
+    flip(desktop)
+    until(desktop, "Waiting for a job.")
+    tray, window = desktop.tray.pauses, desktop.window.pauses
+    assert not tray.resume.isVisible()
+    tray.actions()[0].trigger()
+    until(desktop, "Paused.")
+    assert desktop.window.reason.text().startswith("Paused until ")
+    assert "you asked for a pause" in desktop.window.reason.text()
+    wait_for(lambda: len(double.goodbyes) == 1, "the goodbye")
+    wait_for(lambda: window.resume.isVisible(), "a way back")
+    save_picture(desktop.window, "desktop_paused")
+    window.resume.trigger()
+    until(desktop, "Waiting for a job.")
+
+
+def test_what_is_to_be_finished_ends_the_agent_where_nothing_runs(
+    open_desktop: OpenDesktop, home: Path, coordinator_thread: Any
+) -> None:
+    desktop = open_desktop(*settings(coordinator_thread))
+    flip(desktop)
+    until(desktop, "Waiting for a job.")
+    desktop.tray.pauses.finish.trigger()
+    until(desktop, "Lending is off.")
+    assert agent_of(home) is None
+    assert not desktop.window.switch.isChecked()
+
+
+@pytest.mark.parametrize(
+    ("now", "hours"), [("2026-03-02T12:00:00", 18), ("2026-03-02T23:30:00", 6.5), ("2026-03-03T00:30:00", 29.5)]
+)
+def test_a_pause_until_tomorrow_ends_in_the_morning(now: str, hours: float) -> None:
+    assert until_tomorrow(QDateTime.fromString(now, Qt.DateFormat.ISODate)) == hours * 3600
 
 
 def test_an_agent_outlives_its_window_and_the_next_window_stops_it(

@@ -50,7 +50,7 @@ def test_every_control_is_reached_by_the_tab_key(window: MainWindow) -> None:
     for _ in range(10):
         reached.add(QApplication.focusWidget())
         QTest.keyClick(QApplication.focusWidget(), Qt.Key.Key_Tab)
-    assert reached == controls(window) == {window.switch, window.copy}
+    assert reached == controls(window) == {window.switch, window.pause, window.copy}
 
 
 def test_the_space_bar_asks_for_a_change_and_the_switch_waits_for_it(window: MainWindow) -> None:
@@ -179,10 +179,10 @@ def test_the_tray_menu_is_short_and_follows_the_state(open_desktop: OpenDesktop,
             return [row.text() for row in tray.menu.actions() if row.isVisible() and not row.isSeparator()]
 
         assert rows() == ["Lending is off.", "&Start lending", "&Open Cottage", "&Quit"]
-        wait_for(lambda: len(rows()) == 5, "an answer")
+        wait_for(lambda: len(rows()) == 6, "an answer")
         assert rows() == [
-            "Lending to “tiny-llama”.", "Earned: 1.24 verified, 143.2 paid", "&Stop lending", "&Open Cottage",
-            "&Quit (lending goes on)",
+            "Lending to “tiny-llama”.", "Earned: 1.24 verified, 143.2 paid", "&Stop lending", "&Pause",
+            "&Open Cottage", "&Quit (lending goes on)",
         ]  # fmt: skip
         assert (
             desktop.window.reason.text()
