@@ -13,9 +13,11 @@ from aiohttp import web
 from coordinator.config import Config
 from coordinator.services.artifacts import ArtifactStore
 from coordinator.services.beacons import Beacons
+from coordinator.services.canaries import Canaries, Forger
 from coordinator.services.chain import Chain, LedgerChain
 from coordinator.services.context import Context
 from coordinator.services.conversation import Conversation
+from coordinator.services.disputes import Disputes, Judge, Referee
 from coordinator.services.drawing import Drawing
 from coordinator.services.handout import Handout
 from coordinator.services.jobs import JobService
@@ -61,6 +63,8 @@ class Parts:
     conversation: Conversation
     settlement: Settlement
     beacons: Beacons
+    referee: Referee
+    canaries: Canaries
     upkeep: Upkeep
     jobs: JobService
     network: NetworkService
@@ -79,6 +83,8 @@ class Parts:
             "upkeep": self.upkeep.run,
             "settlement": self.settlement.run,
             "beacons": self.beacons.run,
+            "referee": self.referee.run,
+            "canaries": self.canaries.run,
             "escrows": self.upkeep.watch_escrows,
             "assembly": self.upkeep.assemble,
             "stakes": self.nodes.watch_stakes,
@@ -97,6 +103,8 @@ def assemble(
     coordinator: str,
     test_wallet: str | None,
     entropy: Callable[[int], bytes] = secrets.token_bytes,
+    judge: Judge | None = None,
+    forger: Forger | None = None,
 ) -> Parts:
     """Wire the services; nothing runs yet."""
     context = Context(config, clock, store, entropy)
@@ -106,10 +114,13 @@ def assemble(
     context.metrics.watch(links.gauges)
     relays = Relays(context, links)
     nodes = Nodes(context, leases, chain, coordinator, lambda node: relays.servers(relays.order(node), node))
-    verification = Verification(context, nodes)
+    disputes = Disputes(context)
+    verification = Verification(context, nodes, disputes)
     settlement = Settlement(context, desk, chain, coordinator)
     drawing = Drawing(context)
     runs = Runs(context, nodes, Staffing(context, nodes, links), drawing, verification, settlement)
+    referee = Referee(context, desk, disputes, runs.advance, judge)
+    canaries = Canaries(context, desk, forger)
     beacons = Beacons(context, desk, drawing, runs, chain)
     conversation = Conversation(context, desk, leases, nodes, runs, verification, links)
     upkeep = Upkeep(context, desk, leases, conversation, runs, settlement, models)
@@ -130,7 +141,21 @@ def assemble(
     handout = Handout(context, leases, nodes, relays, links)
     network = NetworkService(context, nodes, leases, chain, relays, coordinator, test_wallet is not None)
     return Parts(
-        context, desk, leases, nodes, runs, conversation, settlement, beacons, upkeep, jobs, network, relays, handout
+        context,
+        desk,
+        leases,
+        nodes,
+        runs,
+        conversation,
+        settlement,
+        beacons,
+        referee,
+        canaries,
+        upkeep,
+        jobs,
+        network,
+        relays,
+        handout,
     )
 
 
@@ -158,7 +183,7 @@ async def build(config: Config, clock: Clock | None = None) -> AsyncIterator[tup
         uploads = UploadService(config.data / "uploads", artifacts, clock)
         tools = TrainerTools(artifacts, config.data / "scratch", config.prepare_seconds, config.prepare_memory_mb)
         test_wallet = wallet.address if has_wallet else None
-        parts = assemble(config, clock, store, chain, tools, artifacts, key.address, test_wallet)
+        parts = assemble(config, clock, store, chain, tools, artifacts, key.address, test_wallet, forger=tools)
         app = web.Application()
         NodeSocket(parts.context, parts.nodes, parts.conversation).setup(app)
         routes.setup(app, parts.jobs, parts.network, uploads, artifacts, parts.nodes.authorise)

@@ -34,6 +34,8 @@ class Config:
         audits_per_round: steps re-run after each round at the least; nodes' own rates may ask for more.
         audit_floor: rate of audits of the most trusted node, in millionths of its rounds.
         audit_twice: audits that two auditors have to agree on, in millionths.
+        canaries: audits that passed after which another auditor is given the same step made false, in millionths.
+        disputes: a finding against a prover is played down to one operation before anybody loses stake.
         audit_seconds: for opening a step, and for re-running it.
         audit_patience_seconds: for an auditor to be found.
         store_every: rounds between two states of a job that are stored here; its nodes keep the newest for each other.
@@ -62,6 +64,8 @@ class Config:
     audits_per_round: int = 1
     audit_floor: int = FLOOR
     audit_twice: int = 100_000  # One in ten: an auditor that colludes does not know which.
+    canaries: int = 50_000
+    disputes: bool = False
     audit_seconds: float = 120.0
     audit_patience_seconds: float = 15.0
     store_every: int = 4  # A state is 8 bytes a parameter: in every round it would be more than all pseudo-gradients.

@@ -108,6 +108,15 @@ def _assemble(options: argparse.Namespace) -> int:
     return 0
 
 
+def _forge(options: argparse.Namespace) -> int:
+    from trainer.canary import forge
+
+    forged, root = forge(options.opening.read_bytes(), options.leaves, options.step)
+    options.out.write_bytes(forged)
+    options.card.write_text(json.dumps({"root": root}))
+    return 0
+
+
 def _sample(options: argparse.Namespace) -> int:
     from trainer.finished import sample_text
 
@@ -173,6 +182,14 @@ def _finished_parsers(verbs: "argparse._SubParsersAction[argparse.ArgumentParser
     assemble.add_argument("--out", type=Path, required=True)
     assemble.add_argument("--card", type=Path, help="JSON: name, facts, rounds, receipts, spec")
     assemble.set_defaults(verb=_assemble)
+
+    forge = verbs.add_parser("forge", help="make an opening whose step was not done as it says, to test auditors with")
+    forge.add_argument("--opening", type=Path, required=True)
+    forge.add_argument("--leaves", type=int, required=True)
+    forge.add_argument("--step", type=int, required=True, help="within the round")
+    forge.add_argument("--out", type=Path, required=True)
+    forge.add_argument("--card", type=Path, required=True, help="where the new root is written, as JSON")
+    forge.set_defaults(verb=_forge)
 
     sample = verbs.add_parser("sample", help="generate text with a model folder")
     sample.add_argument("--model", type=Path, required=True)

@@ -6,7 +6,7 @@ Leaves, inner nodes and the root are hashed under different prefixes, so that an
 
 import hashlib
 import hmac
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from transport.errors import MerkleError
@@ -83,6 +83,34 @@ def merkle_root(leaves: Iterable[bytes]) -> bytes:
         MerkleError: more than ``MAX_LEAVES``.
     """
     return MerkleTree(leaves).root
+
+
+def replaced(leaf: bytes, proof: MerkleProof, others: Sequence[MerkleProof]) -> tuple[bytes, tuple[MerkleProof, ...]]:
+    """The root with another ``leaf`` at the place of ``proof``, and proofs of other leaves of the same tree under it.
+
+    ``proof`` and ``others`` must be proofs of one tree; a proof of the same place is returned as it is.
+    """
+    at = [_leaf(leaf)]  # The hash at the leaf's place, level by level.
+    for level, sibling in _siblings(proof):
+        at += [at[-1]] * (level - len(at) + 1)
+        at.append(_node(sibling, at[-1]) if proof.index >> level & 1 else _node(at[-1], sibling))
+    changed = []
+    for other in others:
+        path = list(other.path)
+        for number, (level, _) in enumerate(_siblings(other)):
+            if other.index >> level ^ 1 == proof.index >> level and other.index != proof.index:
+                path[number] = at[level] if level < len(at) else at[-1]
+        changed.append(MerkleProof(other.index, other.count, tuple(path)))
+    return _root(proof.count, at[-1]), tuple(changed)
+
+
+def _siblings(proof: MerkleProof) -> Iterator[tuple[int, bytes]]:
+    """Levels at which a proof has a sibling, and the sibling: an odd node moves up unpaired."""
+    width, level, path = proof.count, 0, iter(proof.path)
+    while width > 1:
+        if (proof.index >> level) ^ 1 < width:
+            yield level, next(path)
+        width, level = (width + 1) // 2, level + 1
 
 
 def verify_proof(root: bytes, leaf: bytes, proof: MerkleProof) -> bool:

@@ -186,6 +186,11 @@ def overdue(dispute: Dispute) -> Dispute:
     return _over(dispute, other(silent[0]), "silence", f"the {silent[0]} did not answer in time")
 
 
+def dropped(dispute: Dispute, detail: str) -> Dispute:
+    """Somebody is not here any more: nothing is proven by that."""
+    return dispute if dispute.over else _over(dispute, None, "unresolved", detail)
+
+
 def ruled(dispute: Dispute, right: Side | None, detail: str) -> Dispute:
     """The coordinator ran the operation that is left; ``right`` None: it could not."""
     if dispute.phase != "judging":
@@ -330,9 +335,13 @@ def _hold_to_chain(dispute: Dispute, side: Side) -> None:
 
 def _operation(dispute: Dispute, search: Search) -> Dispute:
     dispute = msgspec.structs.replace(dispute, search=search)
-    if search.found:
-        return _turn(dispute, "records", index=search.low)
-    return _turn(dispute, "operations")
+    if not search.found:
+        return _turn(dispute, "operations")
+    dispute = msgspec.structs.replace(dispute, index=search.low)
+    shown = [spoken.record and _record(side, spoken.record).index for side, spoken in dispute.said.items()]
+    if shown == [search.low] * len(SIDES):
+        return _compare_records(dispute)  # The last question was about this very operation.
+    return _turn(dispute, "records")
 
 
 def _compare_records(dispute: Dispute) -> Dispute:

@@ -2,7 +2,8 @@
 
     seed  = SHA-256(domain, job, epoch, round, Merkle root of the commitments, block hash)
     lot   = SHA-256(seed, "member", replica, stage)      one for each commitment
-    drawn : the first 8 bytes of the lot, modulo 10^6, lie below the member's rate; the next 8 bytes name the step
+    drawn : the first 8 bytes of the lot, modulo 10^6, lie below the member's rate
+    step  : the round's last one where the third 8 bytes are a multiple of LAST, else the second 8 bytes modulo the steps
 
 The commitments and the rates were stored before the block existed, so nobody can know the draw before it is too late to change
 anything, and everybody can repeat it afterwards. Where rates leave fewer than ``least`` steps, the rest is drawn uniformly.
@@ -19,6 +20,7 @@ from transport.merkle import merkle_root
 from transport.wire.ids import Digest
 
 WHOLE = 1_000_000  # Rates are in millionths: integers, so that every machine draws the same.
+LAST = 4  # One draw in four takes the last step: it alone shows whether the contribution is what the round gives.
 _DOMAIN = b"cottage-draw-1"
 
 
@@ -97,7 +99,8 @@ def draw(seed: bytes, commitments: Sequence[Drawable], least: int, twice: int = 
     for member in able:
         lot = hashlib.sha256(seed + f"member:{member.replica}:{member.stage}".encode()).digest()
         if _number(lot, 0) % WHOLE < member.rate:
-            picked.append((member.stage, member.replica, _number(lot, 8) % member.leaves))
+            step = member.leaves - 1 if _number(lot, 16) % LAST == 0 else _number(lot, 8) % member.leaves
+            picked.append((member.stage, member.replica, step))
     picked += _fill(seed, able, picked, least)
     return tuple(Drawn(*place, twice=_is_twice(seed, place, twice)) for place in picked)
 

@@ -1,17 +1,17 @@
 """How often a node's commitments are drawn. docs/TRUST.md derives the formula.
 
-With probability ``p`` one step of a commitment is re-run. Whoever forges a fraction ``f`` of the steps gains ``f * share`` and is
-found with probability ``p * f``; then it loses what is verified and not paid yet, and the part of its stake that a
-slash takes. Forging does not pay, whatever ``f``, once
+With probability ``p`` one step of a commitment is re-run, three times in four any of them (``draw.LAST``). Whoever forges a
+fraction ``f`` of the steps gains ``f * share`` and is found with probability ``3/4 p f`` at least; then it loses what is verified
+and not paid yet, and the part of its stake that a slash takes. Forging does not pay, whatever ``f``, once
 
-    p  >=  share / (unpaid + slashable)
+    p  >=  4/3 * share / (unpaid + slashable)
 
-so the rate is at least ``MARGIN`` times that, and never below what a newcomer, or somebody with faults, is held to.
+so the rate is ``MARGIN`` times share / (unpaid + slashable), and never below what a newcomer is held to, or somebody with faults.
 """
 
 import msgspec
 
-from coordinator.domain.draw import WHOLE
+from coordinator.domain.draw import LAST, WHOLE
 
 FLOOR = 50_000  # 5 %: also the oldest node is looked at once in 20 rounds, for ever.
 NEWCOMER = 500_000  # One round in two, for a node of which nothing is known.
@@ -19,7 +19,7 @@ HALF = 8  # Audits passed in a row after which a newcomer's part has halved; it 
 SLASH_BPS = (
     5_000  # Of a stake that one slash can take, in ten-thousandths: as accounts are opened (``ledger.program``).
 )
-MARGIN = 2  # Expected loss over gain: audits can be void where no auditor fits.
+MARGIN = 2  # Half as much again as needed: audits can be void where no auditor fits.
 
 
 class Standing(msgspec.Struct, frozen=True):
@@ -69,16 +69,27 @@ def at_stake(exposure: Exposure) -> int:
 
 
 def expected_gain(exposure: Exposure, forged: int, steps: int, probability: int) -> int:
-    """What forging ``forged`` of ``steps`` steps brings on average, times ``steps * steps * WHOLE``: exact, so that its sign is.
+    """What forging ``forged`` of ``steps`` steps brings on average, times ``LAST * steps * steps * WHOLE``: its sign is exact.
 
     Args:
         probability: that one step of the round is drawn, in millionths.
     """
-    found = probability * forged  # Of steps * WHOLE: that the drawn step is one of the forged.
-    gain = exposure.share * forged * (steps * WHOLE - found)
+    found = (
+        (LAST - 1) * probability * forged
+    )  # Of LAST * steps * WHOLE: that the drawn step is one of the forged, at least.
+    gain = exposure.share * forged * (LAST * steps * WHOLE - found)
     return gain - found * (exposure.unpaid + exposure.slashable) * steps
 
 
 def rounds_until_caught(probability: int, forged: int, steps: int) -> float:
-    """Rounds that somebody survives on average who forges so many steps of each (geometric: 1 / (p * forged / steps))."""
-    return WHOLE * steps / (probability * forged) if probability * forged else float("inf")
+    """Rounds that somebody survives on average who forges so many steps of each, the last one not among them.
+
+    Geometric: 1 / (p * 3/4 * forged / steps). A forged contribution is found with the last step: ``1 / (p * chance_of_last)``.
+    """
+    chance = probability * forged * (LAST - 1)
+    return LAST * WHOLE * steps / chance if chance else float("inf")
+
+
+def chance_of_last(steps: int) -> float:
+    """That a drawn step is the round's last one."""
+    return 1 / LAST + (1 - 1 / LAST) / steps

@@ -22,7 +22,7 @@ from transport.wire.ids import Digest, NodeAddress
 from transport.wire.task import AuditReport, OpenStep, Plan, ReplayStep, StepOpened, TaskCommand
 
 AuditState = Literal["drawn", "opening", "replaying", "passed", "failed", "void"]
-Blame = Literal["", "gone", "refused", "misstated", "unconfirmed", "wrong"]
+Blame = Literal["", "gone", "refused", "misstated", "unconfirmed", "wrong", "blind"]
 
 EVASIONS = frozenset(
     {"refused", "misstated"}
@@ -50,7 +50,8 @@ class Audit(msgspec.Struct, frozen=True):
         seed: of its round's draw, in hexadecimal: the order in which auditors are asked follows from it.
         twice: two auditors of different owners have to find it right, where there are two.
         canary: the step was forged by the coordinator, and it is the auditor who is tested; ``node`` has nothing to answer for.
-        blame: why it failed. ``misstated``: its leaf names another environment class than it had said to be of.
+        blame: why it failed. ``misstated``: its leaf names another environment class than it had said to be of. ``blind``: a
+            canary whose auditor found it right.
     """
 
     id: str
@@ -173,6 +174,12 @@ def judged(audit: Audit, node: NodeAddress, report: AuditReport, deadline: float
     if audit.state != "replaying" or audit.auditor != node:
         return audit
     verdicts = (*audit.verdicts, Verdict(node, report.verdict, report.detail))
+    if audit.canary:
+        blind = report.verdict == "match"
+        found = _fail(audit, "blind", "a forged step was found right") if blind else audit
+        return msgspec.structs.replace(
+            found, state="failed" if blind else "passed", verdicts=verdicts, auditor_lease=None
+        )
     after = msgspec.structs.replace(
         audit, verdicts=verdicts, auditor=None, auditor_lease=None, deadline=deadline, detail=report.detail
     )
@@ -198,6 +205,27 @@ def auditor_gone(audit: Audit, deadline: float) -> Audit:
     return msgspec.structs.replace(audit, auditor=None, auditor_lease=None, deadline=deadline)
 
 
+def canary(true: Audit, name: str, seed: bytes, opening: Digest, root: Digest, deadline: float) -> Audit:
+    """A test of some auditor, from an audit that passed and the same step made false; whoever knows the true root is left out."""
+    return msgspec.structs.replace(
+        true,
+        id=name,
+        seed=seed.hex(),
+        opening=opening,
+        root=root,
+        deadline=deadline,
+        state="replaying",
+        canary=True,
+        twice=False,
+        auditor=None,
+        auditor_lease=None,
+        verdicts=(),
+        blame="",
+        detail="",
+        version=0,
+    )
+
+
 def overdue(audit: Audit) -> Audit:
     """Nobody answered in time: what has been found so far decides."""
     if audit.state == "opening":
@@ -218,6 +246,20 @@ def overdue(audit: Audit) -> Audit:
     )
 
 
+def convicted(audit: Audit, detail: str) -> Audit:
+    """A dispute proved the prover's lie: no second auditor is needed."""
+    if audit.state != "replaying":
+        return audit
+    return msgspec.structs.replace(_fail(audit, "wrong", detail), auditor=None, auditor_lease=None)
+
+
+def cleared(audit: Audit, detail: str) -> Audit:
+    """A dispute proved that the accusation was false."""
+    if audit.state != "replaying":
+        return audit
+    return msgspec.structs.replace(audit, state="passed", auditor=None, auditor_lease=None, detail=detail)
+
+
 def consequence(audit: Audit, blamed_before: Collection[Blame]) -> Literal["none", "forfeit", "expel", "ban"]:
     """What a concluded audit costs the prover.
 
@@ -232,6 +274,8 @@ def consequence(audit: Audit, blamed_before: Collection[Blame]) -> Literal["none
         return "none"
     if audit.blame == "wrong":
         return "ban"
+    if audit.blame == "blind":
+        return "expel"  # Of its auditor: it is no proof of a lie that somebody else could check, so no stake is lost.
     evasions = [blame for blame in (*blamed_before, audit.blame) if blame in EVASIONS]
     if audit.blame not in EVASIONS or len(evasions) < MAX_EVASIONS:
         return "forfeit"

@@ -164,7 +164,7 @@ class Conversation:
             case AuditReport():
                 self._verification.judged(work, lease, body)
             case BisectAnswer():
-                self._context.metrics.count("reports_stale_total")  # Nobody was asked.
+                self._verification.bisected(work, lease, body)
             case TaskFailed():
                 work.note("fault", f"node {work.leases[lease].node} failed: {body.reason}")
                 work.end(lease, "failed", body.reason)

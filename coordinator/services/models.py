@@ -21,6 +21,7 @@ from coordinator.errors import InvalidError, UnavailableError
 from coordinator.services.artifacts import ArtifactStore
 from coordinator.services.weights import index_weights
 from coordinator.store.records import RoundRecord
+from transport.wire.ids import Digest
 from transport.wire.job import JobSpec
 from transport.wire.model import ModelConfigError, resolve
 from transport.wire.weights import WEIGHT_INDEX
@@ -103,6 +104,20 @@ class TrainerTools:
             archive = Path(folder) / "model.zip"
             await asyncio.to_thread(_pack, out, archive)
             return await self._artifacts.put_file(archive)
+
+    async def forge(self, opening: Digest, leaves: int, step: int) -> tuple[Digest, Digest]:
+        """Make a true opening false in what only re-running shows; its artifact and the root that it is under.
+
+        Raises:
+            NotFoundError: the opening is not here any more.
+            InvalidError: it is none.
+        """
+        with tempfile.TemporaryDirectory(dir=self._scratch) as folder:
+            out, card = Path(folder) / "opening", Path(folder) / "card.json"
+            arguments = ["forge", "--opening", str(self._artifacts.path(opening)), "--leaves", str(leaves)]
+            await self._run([*arguments, "--step", str(step), "--out", str(out), "--card", str(card)])
+            root = msgspec.convert(json.loads(card.read_bytes())["root"], Digest)
+            return await self._artifacts.put_file(out), root
 
     def _tokenizer(self, spec: JobSpec) -> dict[str, Any]:
         document: dict[str, Any] = msgspec.to_builtins(spec.tokenizer)

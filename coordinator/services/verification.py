@@ -11,15 +11,17 @@ from typing import Literal
 import msgspec
 
 from coordinator.domain import trust
+from coordinator.domain.dispute import Dispute
 from coordinator.domain.job import JobState
 from coordinator.domain.trust import Audit, Auditor
 from coordinator.services.context import Context
+from coordinator.services.disputes import Disputes
 from coordinator.services.nodes import Nodes
 from coordinator.services.work import Work
 from coordinator.store.ports import Where
 from coordinator.store.records import CommitRecord, NodeRecord, OutboxRecord, RoundRecord
 from ledger import events as ledger_events
-from transport.wire.task import AuditReport, StepOpened
+from transport.wire.task import AuditReport, BisectAnswer, StepOpened
 
 _OUTCOMES: Mapping[str, str] = {"passed": "passed", "failed": "failed", "void": "came to nothing"}
 OPENING_LAG = 2  # Workers keep the records of two rounds: the next may begin, the one after must wait for openings.
@@ -28,9 +30,10 @@ OPENING_LAG = 2  # Workers keep the records of two rounds: the next may begin, t
 class Verification:
     """Draws, drives and concludes the audits of a job."""
 
-    def __init__(self, context: Context, nodes: Nodes) -> None:
+    def __init__(self, context: Context, nodes: Nodes, disputes: Disputes) -> None:
         self._context = context
         self._nodes = nodes
+        self._disputes = disputes
 
     def opened(self, work: Work, lease: str, report: StepOpened) -> None:
         """The prover answered."""
@@ -44,13 +47,20 @@ class Verification:
         audit = work.audits.get(report.audit)
         if audit is not None and audit.auditor_lease == lease and audit.auditor is not None:
             deadline = work.now + self._context.config.audit_patience_seconds
-            work.audits[audit.id] = trust.judged(audit, audit.auditor, report, deadline)
+            after = work.audits[audit.id] = trust.judged(audit, audit.auditor, report, deadline)
+            if report.verdict == "mismatch" and not after.over and len(trust.against(after)) == 1:
+                self._disputes.open(work, after, audit.auditor)
+
+    def bisected(self, work: Work, lease: str, answer: BisectAnswer) -> None:
+        """A side of a dispute answered."""
+        self._disputes.answered(work, lease, answer)
 
     def extend(self, work: Work) -> None:
         """Give every open audit its full time again: nobody could answer while the coordinator was away."""
         deadline = work.now + self._context.config.audit_seconds
         for audit in list(work.audits.values()):
             work.audits[audit.id] = msgspec.structs.replace(audit, deadline=deadline)
+        self._disputes.extend(work)
 
     def may_begin(self, work: Work, number: int) -> bool:
         """Whether beginning round ``number`` leaves provers the records that they still have, or may have, to open.
@@ -68,10 +78,13 @@ class Verification:
 
     async def advance(self, work: Work) -> None:
         """Bring every open audit as far as it goes now, then conclude rounds whose audits are over."""
+        self._disputes.advance(work)
         for audit in list(work.audits.values()):
-            work.audits[audit.id] = audit if audit.over else self._step(work, audit)
+            waits = audit.over or audit.id in work.disputes
+            work.audits[audit.id] = audit if waits else self._step(work, audit)
+        await self._punish_accusers(work)
         for audit in [a for a in work.audits.values() if a.over]:
-            await self._follow(work, audit)
+            await (self._follow_canary if audit.canary else self._follow)(work, audit)
         if work.rounds_ended or work.job.state is JobState.VERIFYING:
             await self._conclude(work)
 
@@ -83,11 +96,14 @@ class Verification:
                 work.audits[audit.id] = trust.overdue(audit) if trust.against(audit) else void
         if work.run is not None:
             work.change_run(undrawn=())
+        self._disputes.drop(work, "the job ended before the dispute did")
         work.rounds_ended = True
         await self.advance(work)
 
     def _step(self, work: Work, audit: Audit) -> Audit:
         config = self._context.config
+        if audit.canary and work.job.state is JobState.VERIFYING:
+            return msgspec.structs.replace(audit, state="void", detail="the job ended")  # Nobody is kept for a test.
         if audit.state == "opening" and audit.lease not in work.leases:
             return trust.prover_gone(audit)
         if audit.auditor is not None and (audit.auditor_lease not in work.leases or work.now > audit.deadline):
@@ -104,6 +120,13 @@ class Verification:
             for lease in work.leases.values()
             if lease.state == "ready" and self._nodes.session(lease.node) is not None
         ]
+
+    async def _follow_canary(self, work: Work, canary: Audit) -> None:
+        """Send an auditor away that found a forged step right."""
+        if canary.blame == "blind":
+            self._context.metrics.count("canaries_caught_total")
+            await self._ban(work, canary.verdicts[-1].auditor, canary, "it found a forged step right", slash=False)
+        work.conclude(canary)
 
     async def _follow(self, work: Work, audit: Audit) -> None:
         """Draw the consequences of an audit that has just ended."""
@@ -125,16 +148,15 @@ class Verification:
             )
             work.memo(f"verified:{audit.id}", event)
         await _remember(work, audit)
-        earlier = await work.tx.find(
-            Audit, ("job", "=", work.job.id), ("node", "=", audit.node), ("state", "=", "failed")
-        )
+        own: tuple[Where, ...] = (("job", "=", work.job.id), ("node", "=", audit.node), ("canary", "=", False))
+        earlier = await work.tx.find(Audit, *own, ("state", "=", "failed"))
         match trust.consequence(audit, [other.blame for other in earlier if other.id != audit.id]):
             case "forfeit":
                 await self._forfeit(work, audit)
             case "expel":
-                await self._ban(work, audit, slash=False)
+                await self._ban(work, audit.node, audit, audit.detail or audit.blame, slash=False)
             case "ban":
-                await self._ban(work, audit, slash=True)
+                await self._ban(work, audit.node, audit, audit.detail or audit.blame, slash=True)
                 if audit.blame == "wrong":
                     work.forged.append((audit.epoch, audit.round))
             case "none":
@@ -148,27 +170,38 @@ class Verification:
         if audit.lease in work.leases:
             work.end(audit.lease, "failed", f"audit of round {audit.round + 1}: {audit.detail}")
 
-    async def _ban(self, work: Work, audit: Audit, slash: bool) -> None:
+    async def _punish_accusers(self, work: Work) -> None:
+        """Whoever was proven to accuse falsely loses what a prover loses whose lie is proven."""
+        accusers, work.false_accusers = work.false_accusers, []
+        for node, audit, detail in accusers:
+            await self._ban(work, node, work.audits[audit], f"false accusation: {detail}", slash=True)
+
+    async def _ban(self, work: Work, node: str, audit: Audit, why: str, slash: bool) -> None:
         """Unpaid work of the job is void, the stake may be slashed, the node leaves everything that it holds."""
-        for commit in await work.tx.find(CommitRecord, ("job", "=", work.job.id), ("node", "=", audit.node)):
+        for commit in await work.tx.find(CommitRecord, ("job", "=", work.job.id), ("node", "=", node)):
             if commit.settlement is None:
                 await _reject(work, commit)
-        reason = f"audit {audit.id}: {audit.detail or audit.blame}"
-        for lease in [lease for lease in work.leases.values() if lease.node == audit.node]:
+        reason = f"audit {audit.id}: {why}"
+        for lease in [lease for lease in work.leases.values() if lease.node == node]:
             work.end(lease.id, "rejected", reason)
-        work.note("rejected", f"node {audit.node}: {reason}; its unpaid work of this job is void")
-        record = await work.tx.get(NodeRecord, audit.node)
+        work.note("rejected", f"node {node}: {reason}; its unpaid work of this job is void")
+        record = await work.tx.get(NodeRecord, node)
         if record.banned:
             return  # Another audit of the same node came to the same end: one lie costs its stake once.
         await work.tx.update(msgspec.structs.replace(record, banned=True, reason=reason))
-        work.expelled.append(audit.node)
-        proof = hashlib.sha256(msgspec.json.encode(audit)).hexdigest()
+        work.expelled.append(node)
         if slash and record.stake > 0:
-            payload: dict[str, str | int] = {"node": audit.node, "reason": proof}
-            key = f"slash:{audit.id}"
-            work.queue(
-                OutboxRecord(key, work.job.id, "slash", payload, work.now, detail=f"{audit.node}: {reason}"[:500])
-            )
+            proof = hashlib.sha256(msgspec.json.encode(self._evidence(work, audit))).hexdigest()
+            payload: dict[str, str | int] = {"node": node, "reason": proof}
+            key = f"slash:{audit.id}:{node}" if node != audit.node else f"slash:{audit.id}"
+            detail = f"{node}: {reason}"[:500]
+            work.queue(OutboxRecord(key, work.job.id, "slash", payload, work.now, detail=detail))
+
+    @staticmethod
+    def _evidence(work: Work, audit: Audit) -> Audit | tuple[Audit, Dispute]:
+        """What the slash names by its digest: the audit, and the dispute where there was one."""
+        dispute = next((record.dispute for record in work.ended_disputes if record.id == audit.id), None)
+        return audit if dispute is None else (audit, dispute)
 
     async def _conclude(self, work: Work) -> None:
         """Verify the shares of complete rounds whose audits are over."""

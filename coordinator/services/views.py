@@ -82,7 +82,7 @@ def job_nodes(
         newest = next((lease for lease in held if lease.state != "ended"), held[-1])
         done = [c for c in commits if c.node == node and c.state != "void"]
         good = [c for c in done if c.state == "verified"]
-        judged = [audit.state for audit in audits if audit.node == node]
+        judged = [audit.state for audit in audits if audit.node == node and not audit.canary]
         found.append(
             api.JobNode(
                 node=node,

@@ -13,6 +13,7 @@ import msgspec
 from coordinator.domain import job as lifecycle
 from coordinator.domain import lease as lease_rules
 from coordinator.domain import round as rounds
+from coordinator.domain.dispute import SIDES, query_for
 from coordinator.domain.job import Job, JobState
 from coordinator.domain.lease import Lease, LeaseEnd
 from coordinator.domain.run import Run
@@ -21,7 +22,7 @@ from coordinator.errors import NotFoundError
 from coordinator.services.context import Context
 from coordinator.services.leases import Leases
 from coordinator.store.ports import R, Transaction
-from coordinator.store.records import EventRecord, MetricRecord, OutboxRecord, RunRecord
+from coordinator.store.records import DisputeRecord, EventRecord, MetricRecord, OutboxRecord, RunRecord
 from ledger import events as ledger_events
 from transport.wire.task import Member, Plan, TaskCommand
 
@@ -35,6 +36,8 @@ class Work:
         expelled: nodes that this work banned.
         earned: node -> (verified, paid), where that has changed.
         hold: the next round waits: somebody moves as soon as steps are opened.
+        disputes: those that are not over, by their audit.
+        false_accusers: who has just been proven to accuse falsely, in which audit, and how.
         forged: rounds, by epoch and number, in which a lie has just been proven.
         money: the outbox has something new.
         rounds_ended: a round was completed or an audit concluded, so shares may be due.
@@ -62,6 +65,9 @@ class Work:
         self.signature = ""
         self.granted: list[Lease] = []
         self.expelled: list[str] = []
+        self.disputes: dict[str, DisputeRecord] = {}
+        self.ended_disputes: list[DisputeRecord] = []
+        self.false_accusers: list[tuple[str, str, str]] = []
         self.hold = False
         self.forged: list[tuple[int, int]] = []
         self.money = False
@@ -138,6 +144,14 @@ class Work:
         self.concluded.append(audit)
         self.rounds_ended = True
 
+    def dispute(self, record: DisputeRecord) -> None:
+        """Keep a dispute as it is now."""
+        self.disputes.pop(record.id, None)
+        if record.over:
+            self.ended_disputes.append(record)
+        else:
+            self.disputes[record.id] = record
+
     def plan(self) -> Plan:
         """Seats as they are held now, for nodes that are being assigned."""
         assert self.run is not None
@@ -153,6 +167,10 @@ class Work:
         if self.run is not None and self.run.round is not None:
             told += rounds.commands(self.run.round, lease)
         told += [command for audit in self.audits.values() if (command := audit.command_for(lease)) is not None]
+        node = self.leases[lease].node if lease in self.leases else None
+        for record in self.disputes.values():
+            sides = [side for side in SIDES if getattr(record.dispute, side) == node]
+            told += [query for side in sides if (query := query_for(record.dispute, side)) is not None]
         return tuple(told)
 
     @property
@@ -206,7 +224,10 @@ class Desk:
         leases = await tx.find(Lease, ("job", "=", job), ("state", "in", ("starting", "ready")))
         audits = await tx.find(Audit, ("job", "=", job), ("state", "in", ("drawn", "opening", "replaying")))
         work = Work(self._context, tx, stored, runs[0].run if runs else None, leases, audits)
-        return work, _Before(stored, runs[0] if runs else None, dict(work.leases), dict(work.audits))
+        for record in await tx.find(DisputeRecord, ("job", "=", job), ("over", "=", False)):
+            work.disputes[record.id] = record
+        before = _Before(stored, runs[0] if runs else None, dict(work.leases), dict(work.audits), dict(work.disputes))
+        return work, before
 
 
 class _Before(msgspec.Struct, frozen=True):
@@ -214,6 +235,7 @@ class _Before(msgspec.Struct, frozen=True):
     run: RunRecord | None
     leases: dict[str, Lease]
     audits: dict[str, Audit]
+    disputes: dict[str, DisputeRecord]
 
 
 async def _save(work: Work, before: _Before) -> None:
@@ -226,6 +248,8 @@ async def _save(work: Work, before: _Before) -> None:
     ended = {lease.id: lease for lease in work.ended}
     await _save_all(work.tx, ended, before.leases)
     await _save_all(work.tx, {audit.id: audit for audit in work.concluded}, before.audits)
+    await _save_all(work.tx, {record.id: record for record in work.ended_disputes}, before.disputes)
+    work.disputes |= await _save_all(work.tx, work.disputes, before.disputes)
     work.leases |= await _save_all(work.tx, work.leases, before.leases)
     work.audits |= await _save_all(work.tx, work.audits, before.audits)
     for added in (*work.events, *work.outbox, *work.metrics):

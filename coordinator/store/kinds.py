@@ -10,6 +10,7 @@ from coordinator.domain.lease import Lease
 from coordinator.domain.trust import Audit
 from coordinator.store.records import (
     CommitRecord,
+    DisputeRecord,
     EventRecord,
     MetricRecord,
     NodeRecord,
@@ -51,6 +52,7 @@ KINDS: Mapping[type[msgspec.Struct], Kind] = {
         ("round", "epoch", "replica", "stage"),
     ),
     Audit: Kind("audits", ("id",), ("round", "id"), frozenset({"plan", "tried", "verdicts"})),
+    DisputeRecord: Kind("disputes", ("id",), ("began", "id"), frozenset({"dispute"})),
     OutboxRecord: Kind("outbox", ("id",), ("id",), frozenset({"payload"}), unique="key", numbered=True),
     EventRecord: Kind("events", ("id",), ("id",), numbered=True),
     MetricRecord: Kind("metrics", ("id",), ("id",), numbered=True),

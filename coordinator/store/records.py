@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from coordinator.domain.dispute import Dispute
 from coordinator.domain.draw import Beacon
 from coordinator.domain.run import Run
 from transport.wire.ids import Digest, NodeAddress
@@ -84,6 +85,22 @@ class CommitRecord(msgspec.Struct, frozen=True):
     settlement: int | None = None
     carried: Digest | None = None
     local: Digest | None = None
+    version: int = 0
+
+
+class DisputeRecord(msgspec.Struct, frozen=True):
+    """A dispute, whole: what either side said is the evidence.
+
+    Attributes:
+        id: of the audit that it is about.
+    """
+
+    id: str
+    job: str
+    over: bool
+    dispute: Dispute
+    began: float
+    ended: float | None = None
     version: int = 0
 
 

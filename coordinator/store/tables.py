@@ -173,6 +173,18 @@ audits = Table(
     Index("audits_by_job", "job", "state"),
 )  # fmt: skip
 
+disputes = Table(
+    "disputes", metadata,
+    Column("id", _ID, primary_key=True),
+    Column("job", _ID, nullable=False),
+    Column("over", Boolean, nullable=False),
+    Column("dispute", Text, nullable=False),
+    Column("began", Float, nullable=False),
+    Column("ended", Float),
+    Column("version", Integer, nullable=False),
+    Index("disputes_by_job", "job", "over"),
+)  # fmt: skip
+
 outbox = Table(
     "outbox", metadata,
     Column("id", _NUMBER, primary_key=True),

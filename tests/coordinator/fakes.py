@@ -1,6 +1,6 @@
 """A ledger, a workshop and nodes that keep the rules of the real ones in memory, and can be told to fail."""
 
-import hashlib
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -12,6 +12,8 @@ from coordinator.store.records import RoundRecord
 from ledger.errors import LedgerUnavailableError, NoEscrowError, TransactionExpiredError
 from ledger.money import Amount
 from ledger.states import EscrowState, PreparedTransaction, StakeState
+from tests.coordinator.rerun import Committed
+from tests.coordinator.rerun import digest as digest
 from transport.identity import NodeKey
 from transport.wire.job import DatasetSpec, JobSpec, ModelSpec, ParallelSpec, TokenizerSpec, TrainingSpec
 from transport.wire.model import resolve
@@ -42,11 +44,6 @@ from transport.wire.task import (
 COORDINATOR = NodeKey(b"c" * 32).address
 WALLET = NodeKey(b"w" * 32).address
 BUDGET = 10_000_000
-
-
-def digest(*parts: object) -> str:
-    """A digest that is the same whoever computes it."""
-    return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
 DATASET = digest("dataset")
@@ -276,7 +273,11 @@ def unavailable(what: str) -> None:
     raise LedgerUnavailableError(f"no answer ({what})")
 
 
-Lie = Literal["root", "substitute", "anchor", "class"]
+Lie = Literal[
+    "root", "substitute", "anchor", "class", "skips", "one step", "stale", "copied", "zero", "nan", "scaled", "flipped", "mute",
+    "silent",
+]  # fmt: skip
+FALSE_CONTRIBUTIONS = frozenset({"stale", "copied", "zero", "nan", "scaled", "flipped"})
 
 
 @dataclass(frozen=True)
@@ -287,6 +288,8 @@ class Tree:
     anchor: str
     env_class: str
     forged: bool
+    work: Committed
+    honest_gradient: str
 
 
 class Peers:
@@ -302,14 +305,34 @@ class Peers:
         self.resumed = 0
         self.anchors: dict[tuple[str, int, int], set[str]] = {}
         self.trees: dict[str, Tree] = {}
+        self.openings: dict[str, str] = {}
         self.violations: list[str] = []
+
+
+class FakeForger:
+    """Makes a step of a true tree false."""
+
+    def __init__(self, peers: Peers) -> None:
+        self._peers = peers
+        self.forged: set[str] = set()
+
+    async def forge(self, opening: str, leaves: int, step: int) -> tuple[str, str]:
+        root = digest("canary", opening, leaves, step)
+        true = self._peers.trees[self._peers.openings[opening]]
+        work = dataclasses.replace(true.work, wrong=frozenset({step}))
+        self._peers.trees[root] = dataclasses.replace(true, work=work)
+        self.forged.add(root)
+        return digest("forged", opening), root
 
 
 class FakeTask:
     """A worker that keeps the rules of the wire. ``act`` takes a command; ``work`` does what has become possible since.
 
     ``lie``: commits to a ``root`` without leaves, contributes a ``substitute`` for what its last leaf binds, trains from
-    another ``anchor``, or names another environment ``class``. ``accuse``: finds every step that it re-runs wrong.
+    another ``anchor``, or names another environment ``class``; ``skips`` all steps, or forges ``one step``; binds a false
+    contribution in its last leaf (``FALSE_CONTRIBUTIONS``); is ``mute`` when it is to open a step; forges one and is ``silent``
+    in the dispute. ``accuse``: finds every step that it re-runs wrong. ``blind``: finds every step right that it is to re-run, of
+    everybody or of these nodes.
     """
 
     def __init__(
@@ -320,13 +343,16 @@ class FakeTask:
         lie: Lie | None = None,
         env_class: str = "cpu",
         accuse: bool = False,
+        blind: bool | frozenset[str] = False,
     ) -> None:
         self.assign = assign
+        self.blind = blind
         self.node = node
         self.peers = peers
         self.lie = lie
         self.accuse = accuse
         self.trained = False
+        self.roots: dict[tuple[int, int], str] = {}
         self.env_class = env_class
         self.anchor_round = 0
         self.anchor = digest("initial", assign.stage)
@@ -348,24 +374,42 @@ class FakeTask:
                 return []
             case ApplyRound():
                 return self._apply(command)
+            case OpenStep() if self.lie == "mute":
+                return [StepOpened(command.audit, None, "no")]
             case OpenStep():
-                return [StepOpened(command.audit, digest("opening", command.audit))]
+                opening = digest("opening", command.audit)
+                self.peers.openings[opening] = self.roots[command.epoch, command.round]
+                return [StepOpened(command.audit, opening)]
             case ReplayStep():
                 return [self._judge(command)]
             case StopTask():
                 self.stopped = True
                 return []
-            case OpenOuter() | ReplayOuter() | BisectQuery():
+            case BisectQuery():
+                return self._dispute(command)
+            case OpenOuter() | ReplayOuter():
                 return []
 
     def _judge(self, command: ReplayStep) -> AuditReport:
         tree = self.peers.trees[command.root]
+        prover = command.plan.node_of(command.stage, command.replica)
+        if self.blind is True or (self.blind and prover in self.blind):
+            return AuditReport(command.audit, "match")
+        contribution = tree.gradient == tree.honest_gradient or command.step < command.leaves - 1
         bound = tree.gradient == command.pseudo_gradient and command.anchor in (None, tree.anchor)
-        if self.accuse or tree.forged or not bound:
+        if self.accuse or tree.forged or not bound or not contribution or command.step in tree.work.wrong:
             return AuditReport(command.audit, "mismatch", "seen")
         if tree.env_class != self.env_class:
             return AuditReport(command.audit, "incomparable", f"the prover names {tree.env_class}")
         return AuditReport(command.audit, "match")
+
+    def _dispute(self, query: BisectQuery) -> list[TaskReport]:
+        """Stand by what was said: a liar by its commitment, a false accuser by its invention."""
+        work, replay = self.peers.trees[query.replay.root].work, query.replay
+        if self.lie == "silent":
+            return []
+        is_prover = replay.plan.node_of(replay.stage, replay.replica) == self.node
+        return [work.answer(query, bent=replay.step in work.wrong if is_prover else self.accuse)]
 
     def work(self) -> list[TaskReport]:
         """Train if the whole pipeline is there, and report what peers have sent."""
@@ -380,15 +424,23 @@ class FakeTask:
         if self.trained or self.abandoned or begun.steps == 0 or len(here) < len(begun.plan.layers):
             return []
         self.trained = True
-        bound = digest(key, stage, replica, "gradient")
+        honest = digest(key, stage, replica, "gradient")
+        bound = digest(self.lie, honest) if self.lie in FALSE_CONTRIBUTIONS else honest
         gradient = digest("ten times", bound) if self.lie == "substitute" else bound
         self.peers.sent.setdefault((*key, stage), {})[replica] = gradient
         last = stage == len(begun.plan.layers) - 1
-        root = digest(key, stage, replica, "root")
-        self.peers.trees[root] = Tree(
-            bound, digest("false", self.anchor) if self.lie == "anchor" else self.anchor,
-            "of its own" if self.lie == "class" else self.env_class, self.lie == "root",
-        )  # fmt: skip
+        anchor = digest("false", self.anchor) if self.lie == "anchor" else self.anchor
+        env_class = "of its own" if self.lie == "class" else self.env_class
+        name = digest(key, stage, replica)
+        wrong: frozenset[int] = frozenset()
+        if self.lie == "skips":
+            wrong = frozenset(range(begun.steps))
+        elif self.lie in ("one step", "silent"):
+            wrong = frozenset({int(name[:8], 16) % begun.steps})
+        work = Committed(name, begun.first_step, begun.steps, wrong, env_class, anchor)
+        root = digest(name, "root") if self.lie == "root" else work.tree.root.hex()
+        self.roots[begun.plan.epoch, begun.round] = root
+        self.peers.trees[root] = Tree(bound, anchor, env_class, self.lie == "root", work, honest)
         commit = RoundCommit(
             begun.plan.epoch, begun.round, root, begun.steps, gradient,
             tokens=begun.steps * 256, operations=1, loss=5.0 / (1 + begun.round) if last else None,

@@ -55,7 +55,10 @@ def test_each_member_is_drawn_as_often_as_its_rate_says_and_in_every_step() -> N
     assert 3750 < often[2] < 4250
     assert often[3] == 8000
     steps = Counter(d.step for d in drawn if d.replica == 3)
-    assert min(steps.values()) > 1800
+    assert min(steps.values()) > 1350
+    assert 3300 < steps[3] < 3700, (
+        "the last step is drawn in a quarter of all cases, and as often as others in the rest"
+    )
 
 
 def test_a_drawn_step_goes_to_two_auditors_as_often_as_was_asked() -> None:
@@ -146,11 +149,11 @@ def test_forging_any_part_of_a_round_never_pays(
     assert rates.expected_gain(exposure, *forged, probability) <= 0
 
 
-def test_half_the_rate_would_still_be_a_loss_for_whoever_forges_everything_and_not_a_tenth() -> None:
+def test_three_quarters_of_the_rate_would_still_be_a_loss_for_whoever_forges_everything_and_not_a_tenth() -> None:
     exposure = Exposure(share=10_000, unpaid=30_000, slashable=370_000)
     needed = rates.at_stake(exposure)
     assert needed == 50_000
-    assert rates.expected_gain(exposure, 20, 20, needed // 2) < 0
+    assert rates.expected_gain(exposure, 20, 20, needed * 3 // 4) < 0
     assert rates.expected_gain(exposure, 20, 20, needed // 10) > 0
 
 
@@ -164,5 +167,5 @@ def test_rounds_until_caught_is_the_mean_of_what_is_drawn() -> None:
                 lived.append(number + 1)
                 break
     expected = rates.rounds_until_caught(200_000, 10, 20)
-    assert expected == 10.0
-    assert abs(sum(lived) / len(lived) - expected) < 1.5
+    assert expected == pytest.approx(40 / 3)
+    assert abs(sum(lived) / len(lived) - expected) < 2.0

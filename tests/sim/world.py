@@ -5,6 +5,7 @@ Faults are crashes of nodes and of the coordinator (at any wait of the store or 
 connections with everything in flight, partitions, duplicates, failed workers, hung workers, and a ledger that loses answers.
 """
 
+import dataclasses
 import random
 from collections import Counter, deque
 from collections.abc import AsyncIterator
@@ -25,12 +26,14 @@ from tests.coordinator.fakes import (
     WALLET,
     FakeArtifacts,
     FakeChain,
+    FakeForger,
     FakeModels,
     FakeTask,
     Lie,
     Peers,
     profile,
 )
+from tests.coordinator.rerun import ScriptedJudge
 from transport.identity import NodeKey
 from transport.wire.codec import decode, encode
 from transport.wire.node import (
@@ -96,11 +99,24 @@ class FaultyStore:
 class SimNode:
     """A machine with an agent: keeps leases, reports and workers as a real one does."""
 
-    def __init__(self, world: "World", number: int, lie: Lie | None = None, accuse: bool = False) -> None:
+    def __init__(
+        self,
+        world: "World",
+        number: int,
+        lie: Lie | None = None,
+        accuse: bool = False,
+        blind: bool | tuple[int, ...] = False,
+        owner: int | None = None,
+        flops: float | None = None,
+    ) -> None:
+        """Take ``blind`` as whose lies it does not see, by number; ``owner``: whose wallet it is paid to, by number."""
         self.world = world
         self.key = NodeKey(number.to_bytes(32, "big"))
-        self.payout = NodeKey((500 + number).to_bytes(32, "big")).address
-        self.profile = profile(f"node-{number}", 1e9 + number)
+        self.payout = NodeKey((500 + (owner or number)).to_bytes(32, "big")).address
+        self.profile = profile(f"node-{number}", flops or 1e9 + number)
+        friends = blind if isinstance(blind, tuple) else ()
+        keys = frozenset(NodeKey(friend.to_bytes(32, "big")).address for friend in friends)
+        self.blind: bool | frozenset[str] = keys if isinstance(blind, tuple) else blind
         self.lie = lie
         self.accuse = accuse
         self.up = True
@@ -163,7 +179,7 @@ class SimNode:
         match message:
             case Assign():
                 task = FakeTask(
-                    message, self.key.address, self.world.peers, self.lie, accuse=self.accuse,
+                    message, self.key.address, self.world.peers, self.lie, accuse=self.accuse, blind=self.blind,
                 )  # fmt: skip
                 self.tasks[message.lease], self.fences[message.lease] = task, message.fence
                 self.kept[message.lease], self.said[message.lease] = [], 0
@@ -205,7 +221,14 @@ class SimNode:
 class World:
     """Everything, and the one source of chance."""
 
-    def __init__(self, seed: int, nodes: int, faults: float = 1.0, **odd: dict[int, dict[str, Any]]) -> None:
+    def __init__(
+        self,
+        seed: int,
+        nodes: int,
+        faults: float = 1.0,
+        settings: dict[str, Any] | None = None,
+        **odd: dict[int, dict[str, Any]],
+    ) -> None:
         self.chance = random.Random(seed)
         self.faults = faults
         self.crashes = True
@@ -219,6 +242,8 @@ class World:
             start_grace_seconds=5.0, start_seconds=60.0, stall_seconds=20.0, audit_seconds=15.0,
             audit_patience_seconds=5.0, settle_every=2, validations=1, min_stake=1_000,
         )  # fmt: skip
+        self.config = dataclasses.replace(self.config, **(settings or {}))
+        self.judge, self.forger = ScriptedJudge(), FakeForger(self.peers)
         special = odd.get("special", {})
         self.nodes = [SimNode(self, number, **special.get(number, {})) for number in range(1, nodes + 1)]
         for node in self.nodes:
@@ -234,7 +259,7 @@ class World:
                 self.parts = assemble(
                     self.config, self.clock, FaultyStore(self.records, self), self.chain,
                     cast(ModelWorkshop, FakeModels()), cast(ArtifactStore, FakeArtifacts()), COORDINATOR, WALLET,
-                    self.chance.randbytes,
+                    self.chance.randbytes, self.judge, self.forger,
                 )  # fmt: skip
                 await self.parts.recover()
             except CrashError:
@@ -275,6 +300,8 @@ class World:
             self.chain.height += 1
             await parts.settlement.drain()
             await parts.beacons.poll()
+            await parts.referee.poll()
+            await parts.canaries.poll()
 
     async def _node_turn(self, node: SimNode) -> None:
         self._node_faults(node)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transport.errors import MerkleError
-from transport.merkle import MerkleProof, MerkleTree, merkle_root, verify_proof
+from transport.merkle import MerkleProof, MerkleTree, merkle_root, replaced, verify_proof
 
 LEAVES = st.lists(st.binary(max_size=12), min_size=1, max_size=40)
 
@@ -93,3 +93,14 @@ def _by_hand() -> str:
 )
 def test_a_hostile_proof_is_not_proven(proof: MerkleProof) -> None:
     assert not verify_proof(merkle_root([b"a", b"b", b"c"]), b"a", proof)
+
+
+@given(st.integers(1, 40).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n - 1))))
+def test_another_leaf_at_a_place_gives_the_root_and_the_proofs_of_the_tree_that_has_it(place: tuple[int, int]) -> None:
+    count, index = place
+    leaves = [bytes([number]) for number in range(count)]
+    tree = MerkleTree(leaves)
+    changed = MerkleTree([*leaves[:index], b"another", *leaves[index + 1 :]])
+    root, proofs = replaced(b"another", tree.proof(index), [tree.proof(other) for other in range(count)])
+    assert root == changed.root
+    assert list(proofs) == [changed.proof(other) for other in range(count)]

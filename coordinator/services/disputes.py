@@ -1,0 +1,207 @@
+"""Disputes of a job: opened by an auditor's finding, played by both sides, decided by one operation that is run here.
+
+Everything but ``Referee`` happens on an open desk. An audit that is disputed waits; what the dispute proved becomes its outcome,
+and where it proved nothing (both were silent, a side left, the operation cannot be run by itself) a second auditor decides as
+without a dispute.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Literal, Protocol
+
+import msgspec
+
+from coordinator.domain import dispute as disputes
+from coordinator.domain import trust
+from coordinator.domain.dispute import SIDES, Dispute, Side
+from coordinator.domain.trust import Audit
+from coordinator.errors import CottageError
+from coordinator.services.context import Context
+from coordinator.services.work import Desk, Work
+from coordinator.store.records import DisputeRecord
+from transport.wire.audit import BisectAnswer, ReplayStep
+from transport.wire.ids import Digest
+
+PROVEN = frozenset({"malformed", "contradiction", "operation"})  # Ways to lose that nobody gets into by being slow.
+
+log = logging.getLogger(__name__)
+
+
+class Judge(Protocol):
+    """Runs one operation."""
+
+    async def agrees(self, inputs: Digest, record: bytes) -> bool | None:
+        """Whether an operation gives what its record says; None: the artifact is of another record, or cannot be run.
+
+        Args:
+            inputs: artifact with the operation's inputs.
+            record: what the side committed to.
+        """
+
+
+class Disputes:
+    """Opens, plays and concludes disputes."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    def open(self, work: Work, audit: Audit, accuser: str) -> None:
+        """An auditor found a difference: it and the prover are asked, where the prover is here to answer."""
+        config = self._context.config
+        if not config.disputes or audit.lease not in work.leases or audit.opening is None or audit.id in work.disputes:
+            return
+        prover = work.leases[audit.lease]
+        replay = msgspec.structs.replace(audit, auditor_lease=prover.id).command_for(prover.id)
+        assert isinstance(replay, ReplayStep)
+        every = commit_every(work)
+        first = audit.step - audit.step % every
+        deadline = work.now + config.audit_seconds
+        dispute = Dispute(audit.id, audit.node, accuser, replay, first, deadline)
+        work.dispute(DisputeRecord(audit.id, work.job.id, False, dispute, work.now))
+        self._context.metrics.count("disputes_total")
+        place = f"step {audit.step} of stage {audit.stage} of replica {audit.replica} in round {audit.round + 1}"
+        work.note("dispute", f"node {accuser} disputes {place} of node {audit.node}")
+
+    def answered(self, work: Work, lease: str, answer: BisectAnswer) -> None:
+        """A side answered."""
+        record, node = work.disputes.get(answer.dispute), work.leases[lease].node
+        for side in SIDES:
+            if record is not None and getattr(record.dispute, side) == node:
+                deadline = work.now + self._context.config.audit_seconds
+                self._keep(work, record, disputes.answered(record.dispute, side, answer, deadline))
+
+    def ruled(self, work: Work, dispute: str, right: Side | None, detail: str) -> None:
+        """The operation was run."""
+        record = work.disputes.get(dispute)
+        if record is not None:
+            self._keep(work, record, disputes.ruled(record.dispute, right, detail))
+
+    def advance(self, work: Work) -> None:
+        """End disputes whose time is over, or whose sides have left."""
+        here = {lease.node for lease in work.leases.values()}
+        for record in list(work.disputes.values()):
+            gone = [side for side in SIDES if getattr(record.dispute, side) not in here]
+            if gone and disputes.question(record.dispute) is not None:
+                left = f"the {' and the '.join(gone)} left"
+                self._keep(work, record, disputes.dropped(record.dispute, left))
+            elif work.now > record.dispute.deadline:
+                self._keep(work, record, disputes.overdue(record.dispute))
+
+    def drop(self, work: Work, why: str) -> None:
+        """Leave all of them undecided."""
+        for record in list(work.disputes.values()):
+            self._keep(work, record, disputes.dropped(record.dispute, why))
+
+    def extend(self, work: Work) -> None:
+        """Give everybody the full time again: nobody could answer while the coordinator was away."""
+        deadline = work.now + self._context.config.audit_seconds
+        for record in list(work.disputes.values()):
+            self._keep(work, record, msgspec.structs.replace(record.dispute, deadline=deadline))
+
+    def _keep(self, work: Work, record: DisputeRecord, after: Dispute) -> None:
+        ended = work.now if after.over else None
+        work.dispute(msgspec.structs.replace(record, dispute=after, over=after.over, ended=ended))
+        if not after.over:
+            return
+        who = "nobody" if after.winner is None else f"the {after.winner}"
+        work.note(
+            "dispute",
+            f"the dispute with node {after.prover} ends after {after.questions} questions for {who}: {after.detail}",
+        )
+        audit = work.audits.get(record.id)
+        if audit is not None and not audit.over:
+            work.audits[audit.id] = concluded(audit, after, work.now + self._context.config.audit_patience_seconds)
+            if outcome(after) == "false":
+                work.false_accusers.append((after.challenger, audit.id, after.detail))
+
+
+def outcome(dispute: Dispute) -> Literal["guilty", "false", "open"]:
+    """What an ended dispute proved: of the prover, of the challenger, or nothing.
+
+    A silent prover loses. A silent challenger has withdrawn, and one that now comes to the same as the prover has erred about
+    this: neither proves a lie, and what it reported may be about something else than the step, so another auditor decides.
+    """
+    if dispute.winner == "challenger":
+        return "guilty"
+    if dispute.winner == "prover" and dispute.why in PROVEN:
+        return "false"
+    return "open"
+
+
+def concluded(audit: Audit, dispute: Dispute, deadline: float) -> Audit:
+    """The audit after its dispute; another auditor has until ``deadline`` where nothing was proven."""
+    match outcome(dispute):
+        case "guilty":
+            return trust.convicted(audit, dispute.detail)
+        case "false":
+            return trust.cleared(audit, f"falsely accused: {dispute.detail}")
+        case "open":
+            return msgspec.structs.replace(audit, deadline=deadline)
+
+
+def commit_every(work: Work) -> int:
+    """Steps of a segment between two committed states."""
+    return int(getattr(work.job.spec.training, "commit_every", 1))
+
+
+class Referee:
+    """Runs the operations that disputes came down to, one at a time, outside of any transaction."""
+
+    def __init__(
+        self,
+        context: Context,
+        desk: Desk,
+        service: Disputes,
+        advance: Callable[[Work], Awaitable[None]],
+        judge: Judge | None,
+    ) -> None:
+        """Take ``judge`` None where nothing can be run: then a second auditor decides."""
+        self._context = context
+        self._desk = desk
+        self._disputes = service
+        self._advance = advance
+        self._judge = judge
+        self._waiting: dict[str, DisputeRecord] = {}
+        self._wake = asyncio.Event()
+        desk.on_stored(self._notice)
+
+    async def run(self) -> None:
+        """Rule for ever."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            await self.poll()
+
+    async def poll(self) -> None:
+        """Rule on everything that waits."""
+        for record in list(self._waiting.values()):
+            right, detail = await self._rule(record.dispute)
+            self._waiting.pop(record.id, None)
+            async with self._desk.open(record.job) as work:
+                self._disputes.ruled(work, record.id, right, detail)
+                await self._advance(work)
+
+    async def _rule(self, dispute: Dispute) -> tuple[Side | None, str]:
+        found: dict[Side, bool | None] = {}
+        if self._judge is None:
+            return None, "no operation can be run here"
+        for side in SIDES:
+            spoken = dispute.said[side]
+            try:
+                found[side] = None if spoken.inputs is None else await self._judge.agrees(spoken.inputs, spoken.record)
+            except CottageError as error:
+                log.warning("dispute %s: the operation cannot be run: %s", dispute.id, error.detail)
+                return None, f"operation {dispute.index} cannot be run here"
+        right = [side for side in SIDES if found[side]]
+        if len(right) == 1:
+            return right[0], f"operation {dispute.index} of step {dispute.step} gives what the {right[0]} said"
+        return None, f"operation {dispute.index} of step {dispute.step} does not tell who is right"
+
+    def _notice(self, work: Work) -> None:
+        for record in (*work.ended_disputes, *work.disputes.values()):
+            if record.dispute.phase == "judging":
+                self._waiting[record.id] = record
+                self._wake.set()
+            else:
+                self._waiting.pop(record.id, None)

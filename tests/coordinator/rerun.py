@@ -1,0 +1,124 @@
+"""What a member's round came to, what an honest re-run gives, and how either side of a dispute answers: without any torch."""
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+
+from transport.merkle import MerkleTree
+from transport.wire.audit import (
+    FIRST,
+    RESULT,
+    AskInputs,
+    AskOperation,
+    AskState,
+    AskTrace,
+    BisectAnswer,
+    BisectQuery,
+    InputsAnswer,
+    OperationAnswer,
+    OperationRecord,
+    Region,
+    StateAnswer,
+    StepLeaf,
+    TraceAnswer,
+    Write,
+    chain,
+    sent_digest,
+    state_chain,
+)
+from transport.wire.codec import decode, encode
+
+
+def digest(*parts: object) -> str:
+    """A digest that is the same whoever computes it."""
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+OPERATIONS = 12
+REGION = Region(0, 0, "float32", (1,), (1,))
+
+
+@dataclass(frozen=True)
+class Committed:
+    """A member's steps as it committed to them; those in ``wrong`` are not what their own beginning gives."""
+
+    name: str
+    first_step: int
+    steps: int
+    wrong: frozenset[int]
+    env_class: str
+    anchor: str
+
+    def state(self, step: int) -> str:
+        return digest(self.name, "state", step)
+
+    def sent(self, step: int) -> tuple[str, ...]:
+        return (digest(self.name, "sent", step),)
+
+    @cached_property
+    def leaves(self) -> list[bytes]:
+        return [
+            encode(
+                StepLeaf(
+                    self.first_step + step, self.env_class, digest(self.name, "samples", step), (), self.sent(step),
+                    self.state(step - 1), self.state(step), self.anchor,
+                )
+            )
+            for step in range(self.steps)
+        ]  # fmt: skip
+
+    @cached_property
+    def tree(self) -> MerkleTree:
+        return MerkleTree(self.leaves)
+
+    def answer(self, query: BisectQuery, bent: bool) -> BisectAnswer:
+        """A side's answer. ``bent``: it tells what is not so: a liar its commitment, a false accuser an invention."""
+        ask = query.ask
+        match ask:
+            case AskState():
+                state = self._told(ask.step, bent)
+                sent = sent_digest(self.sent(ask.step))
+                named = state_chain(self.state(ask.step - 1), state, sent, None)
+                path = self.tree.proof(ask.step).path
+                return BisectAnswer(
+                    query.dispute, ask, StateAnswer(named, state, sent, None, self.leaves[ask.step], path)
+                )
+            case AskTrace():
+                root = MerkleTree(self._records(ask.step, bent)).root.hex()
+                return BisectAnswer(query.dispute, ask, TraceAnswer(root, OPERATIONS))
+            case AskOperation():
+                records = self._records(ask.step, bent)
+                path = MerkleTree(records).proof(ask.index).path
+                return BisectAnswer(query.dispute, ask, OperationAnswer(records[ask.index], path))
+            case AskInputs():
+                return BisectAnswer(query.dispute, ask, InputsAnswer(digest(self.name, "inputs", ask.index)))
+
+    def _told(self, step: int, bent: bool) -> str:
+        if step in self.wrong:
+            return self.state(step) if bent else digest(self.name, "honest", step)
+        return digest(self.name, "invented", step) if bent else self.state(step)
+
+    def _records(self, step: int, bent: bool) -> list[bytes]:
+        forged = int(digest(self.name, step)[:8], 16) % (OPERATIONS - 1)
+        made, before = [], FIRST
+        for index in range(OPERATIONS):
+            last = index == OPERATIONS - 1
+            arguments = f"{self._told(step, bent)} {sent_digest(self.sent(step))}" if last else ""
+            output = digest("output", index, "bent" if bent and index >= forged else "right")
+            name = RESULT if last else f"aten.op{index}"
+            record = encode(OperationRecord(index, before, name, "module", arguments, (), (Write(REGION, output),)))
+            made.append(record)
+            before = chain(before, record)
+        return made
+
+
+class ScriptedJudge:
+    """Runs an operation by knowing what it gives."""
+
+    def __init__(self) -> None:
+        self.ruled = 0
+
+    async def agrees(self, inputs: str, record: bytes) -> bool | None:
+        self.ruled += 1
+        said: OperationRecord = decode(record, OperationRecord)
+        return said.writes[0].digest == digest("output", said.index, "right")

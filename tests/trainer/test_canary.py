@@ -1,0 +1,30 @@
+"""A forged step passes every check but its re-execution: whoever says that it is right has not re-run it."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.trainer.small import commit_round, pipeline, training
+from tests.trainer.test_replay import TOTAL, auditor, command
+from trainer.canary import forge
+from trainer.data import TokenFile
+from trainer.errors import OpeningError
+
+
+@pytest.mark.parametrize("step", [0, 1, 4])
+def test_an_honest_auditor_finds_a_forged_step_and_nothing_but_re_running_shows_it(
+    step: int, folder: Path, tokens: TokenFile
+) -> None:
+    done = commit_round(pipeline("llama", 2, tokens, training()), 1, 5, TOTAL)
+    opening = done.opening(step)
+    assert auditor(folder, training()).judge(command(done, step), opening).verdict == "match"
+    forged, root = forge(opening, 5, step)
+    assert len(forged) == len(opening)
+    report = auditor(folder, training()).judge(command(done, step, root=root), forged)
+    assert (report.verdict, report.detail) == ("mismatch", "the state after the step is not what the step gives")
+    assert auditor(folder, training()).judge(command(done, step), forged).verdict == "malformed", "under the true root"
+
+
+def test_bytes_that_are_no_opening_are_refused() -> None:
+    with pytest.raises(OpeningError):
+        forge(b"nothing", 5, 1)
