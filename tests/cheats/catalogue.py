@@ -96,7 +96,7 @@ class Fate:
         rounds: complete rounds of its work until an audit of it failed, that one included, and for an auditor: rounds of which it
             audited something until it was sent away; None: neither happened.
         rate: mean probability that one of its steps was drawn, in millionths.
-        paid: of all rounds, most of which nobody looked into before it was caught; paid_forged: of those in which an audit failed.
+        paid: of all rounds until it was caught; paid_forged: of those in which an audit failed.
         slashed: stake that it lost; ``honest_slashed``: that anybody else lost.
         audits: of honest work.
     """

@@ -1,4 +1,4 @@
-"""Every way to cheat ends as the catalogue says, and costs nobody else anything. ``benchmarks/cheats.py`` runs many worlds of each."""
+"""Every way to cheat ends as the catalogue says, and costs nobody else anything. ``benchmarks/cheats.py`` runs many worlds."""
 
 import asyncio
 
