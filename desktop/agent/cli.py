@@ -15,7 +15,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from desktop.agent import log, status
+from desktop.agent import keycli, log, status
 from desktop.agent.config import DEFAULT_IMAGE, Home, Settings
 from desktop.agent.earnings import Earnings
 from desktop.agent.errors import AgentError, NoAgentError, SettingsError
@@ -84,6 +84,7 @@ def _parser() -> argparse.ArgumentParser:
         ask.add_argument("--json", action="store_true", help="one JSON document")
         ask.set_defaults(run=action)
     add_words(words)
+    keycli.add_words(words)
     return parser
 
 
