@@ -6,8 +6,10 @@ Docker engine, no image); 4 the coordinator refuses this node; 5 another agent u
 
 import argparse
 import asyncio
+import contextlib
 import sys
 import time
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -83,6 +85,10 @@ def _parser() -> argparse.ArgumentParser:
         ask.add_argument("--home", type=Path, help="the agent's folder")
         ask.add_argument("--json", action="store_true", help="one JSON document")
         ask.set_defaults(run=action)
+    logs = words.add_parser("logs", help="what the agent has said, over restarts")
+    logs.add_argument("--home", type=Path, help="the agent's folder")
+    logs.add_argument("-n", "--lines", type=int, default=100, help="how many lines, from the end (100)")
+    logs.set_defaults(run=_logs)
     add_words(words)
     keycli.add_words(words)
     return parser
@@ -136,8 +142,8 @@ def _settings(options: argparse.Namespace, home: Home) -> Settings:
 
 
 def _run(options: argparse.Namespace) -> int:
-    log.set_up(options.log_json)
     home = Home.at(options.home)
+    log.set_up(options.log_json, file=home.log)
     settings = _settings(options, home)
     with home.locked():
         home.remember(settings)
@@ -280,6 +286,18 @@ def _earnings(options: argparse.Namespace) -> int:
     console.print(table)
     if summary.wallet is not None:
         console.print(f"{summary.wallet.address} held {show(summary.wallet.balance)} when the ledger was last asked")
+    return 0
+
+
+def _logs(options: argparse.Namespace) -> int:
+    home, lines = Home.at(options.home), deque[str](maxlen=max(options.lines, 0))
+    for file in (
+        *sorted(home.path.glob(f"{home.log.name}.*"), reverse=True),
+        home.log,
+    ):  # The oldest has the highest number.
+        with contextlib.suppress(FileNotFoundError), file.open(errors="replace") as text:
+            lines.extend(text)
+    sys.stdout.writelines(lines)
     return 0
 
 

@@ -129,6 +129,11 @@ class Home:
         return self.path / "states"
 
     @property
+    def log(self) -> Path:
+        """What the agent has said."""
+        return self.path / "node.log"
+
+    @property
     def lending(self) -> Path:
         """The owner's rules."""
         return self.path / "lending.json"

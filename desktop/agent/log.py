@@ -4,9 +4,13 @@ import json
 import logging
 import sys
 import time
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
 from typing import TextIO
 
 LOGGER = logging.getLogger("cottage.agent")
+FILE_BYTES = 2 << 20
+FILES = 2  # Beside the newest.
 MAX_TEXT = 2000  # Text from elsewhere (a coordinator, a worker) may be long; a log line need not be.
 
 
@@ -23,6 +27,11 @@ class _Plain(logging.Formatter):
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
+class _Dated(_Plain):
+    def format(self, record: logging.LogRecord) -> str:
+        return f"{time.strftime('%Y-%m-%d', time.localtime(record.created))} {super().format(record)}"
+
+
 class _Json(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         entry = {
@@ -36,11 +45,15 @@ class _Json(logging.Formatter):
         return json.dumps(entry)
 
 
-def set_up(as_json: bool, stream: TextIO | None = None) -> None:
-    """Send the log of this process to ``stream`` (standard error)."""
+def set_up(as_json: bool, stream: TextIO | None = None, file: Path | None = None) -> None:
+    """Send the log of this process to ``stream`` (standard error), and keep the last weeks of it in ``file``."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(_Json() if as_json else _Plain())
     root = logging.getLogger()
     root.handlers[:] = [handler]
+    if file is not None:
+        kept = RotatingFileHandler(file, maxBytes=FILE_BYTES, backupCount=FILES, delay=True)
+        kept.setFormatter(_Dated())
+        root.addHandler(kept)
     root.setLevel(logging.WARNING)
     LOGGER.setLevel(logging.INFO)

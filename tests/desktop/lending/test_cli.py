@@ -1,12 +1,16 @@
 """``cottage node pause`` and ``rules``: what people write, and what they read."""
 
 import datetime as dt
+import io
 import json
+import logging
+import re
 from pathlib import Path
 
 import pytest
 
-from desktop.agent import cli
+from desktop.agent import cli, log
+from desktop.agent.config import Home
 from desktop.agent.errors import SettingsError
 from desktop.agent.lending.cli import parse_hours, parse_length, show_hours
 from desktop.agent.lending.keeper import load
@@ -82,3 +86,26 @@ def test_rules_are_kept_where_no_agent_runs(tmp_path: Path, capsys: pytest.Captu
 def test_a_pause_needs_an_agent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["pause", "1h", "--home", str(tmp_path)]) == 1
     assert "cottage node run" in capsys.readouterr().err
+
+
+def test_the_log_is_kept_over_restarts_and_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    home = Home.at(tmp_path)
+    (tmp_path / "node.log.2").write_text("first\n")
+    (tmp_path / "node.log.1").write_text("second\n")
+    before = list(logging.getLogger().handlers)
+    try:
+        log.set_up(as_json=False, stream=io.StringIO(), file=home.log)
+        log.LOGGER.warning("third, with a %s", "turn\x1b[31m")
+    finally:
+        logging.getLogger().handlers[:] = before
+    assert cli.main(["logs", "--home", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == ["first", "second"]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d warning: third, with a turn\ufffd\[31m", lines[2])
+    assert cli.main(["logs", "-n", "1", "--home", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.splitlines() == lines[2:]
+
+
+def test_where_nothing_was_said_nothing_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["logs", "--home", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == ""
