@@ -105,13 +105,15 @@ class End:
 
 
 @asynccontextmanager
-async def transfer(bed: Homes, system: str, **options: Any) -> AsyncIterator[tuple[End, End]]:
-    """A connected sender in home 1 and receiver in home 2."""
+async def transfer(
+    bed: Homes, system: str, *, homes: tuple[int, int] = (1, 2), **options: Any
+) -> AsyncIterator[tuple[End, End]]:
+    """A connected sender in one home and receiver in another."""
     options["seeds"] = [secrets.token_hex(32), secrets.token_hex(32)]
-    options["addresses"] = [bed.home(1).address, bed.home(2).address]
+    options["addresses"] = [bed.home(home).address for home in homes]
     ends = []
     try:
-        for home, role in ((2, "receive"), (1, "send")):
+        for home, role in ((homes[1], "receive"), (homes[0], "send")):
             command = [sys.executable, str(HERE / "_endpoints.py"), system, role, json.dumps(options)]
             ends.append(End(await bed.home(home).start(command, limit=1 << 26)))
         receiver, sender = ends
@@ -306,22 +308,34 @@ class Bench:
         return {"seconds": round(seconds, 3), "least": round(least, 3), "times_least": round(seconds / least, 2)}
 
     async def control(self) -> Figures:
-        """Small messages, confirmed, while bulk saturates the line."""
+        """Small messages, confirmed, while bulk saturates the line; beside them the same over a line of two others that is idle.
+
+        What the idle line's messages take above a round trip is this machine's: both ends, the emulator and the scheduler.
+        """
         rows: Figures = {}
         cells = [Cell(rate, rtt, loss) for rate in (20, 100, 1000) for rtt in (10, 50) for loss in (0.0, 0.01)]
-        async with homes(2, nat=Nat.NONE, link=cells[0].link(), relays=0) as bed:
+        job = self._progress.add_task("control", total=len(cells))
+        async with homes(4, nat=Nat.NONE, link=cells[0].link(), relays=0) as bed:
             for cell in cells:
-                for home in (1, 2):
+                for home in (1, 2, 3, 4):
                     bed.set_link(home, cell.link())
-                async with transfer(bed, "cottage", control=True) as pair:
+                async with (
+                    transfer(bed, "cottage", control=True) as pair,
+                    transfer(bed, "cottage", homes=(3, 4), control=True) as idle,
+                ):
                     pair[0].tell(go={"total": 0})
+                    idle[0].tell(go={"total": 1})
                     await asyncio.sleep(self._options.warm)
                     await both(pair)
-                    await asyncio.sleep(2 * self._options.seconds)
+                    await both(idle)
+                    await asyncio.sleep(self._options.control_seconds)
                     figures = spread((await pair[0].mark())["latency"])
-                figures["p99_rtts"] = round(figures.get("p99_ms", 0) / cell.rtt, 2)
+                    figures["idle"] = spread((await idle[0].mark())["latency"])
+                for each in (figures, figures["idle"]):
+                    each["p99_rtts"] = round(each.get("p99_ms", 0) / cell.rtt, 2)
                 rows[cell.name] = figures
                 self._console.print(f"control {cell.name}: {figures}")
+                self._progress.advance(job)
         return rows
 
     def _beside(self, cell: Cell) -> bool:
@@ -343,6 +357,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--relayed-rates", default="20,100,1000", help="Mbit/s at which relays are measured")
     parser.add_argument("--warm", type=float, default=2.0, help="seconds before measuring")
     parser.add_argument("--seconds", type=float, default=3.0, help="seconds measured")
+    parser.add_argument("--control-seconds", type=float, default=10.0, help="seconds of small messages beside bulk")
     parser.add_argument("--settle", type=float, default=6.0, help="seconds before shares are measured")
     parser.add_argument("--share-seconds", type=float, default=15.0)
     options = parser.parse_args()

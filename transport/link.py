@@ -111,21 +111,21 @@ class Link:
         while True:
             self._wake.clear()
             room = min(max(int(self._connection.line_rate * BELOW_S), MIN_BELOW), self._limits.buffered_high)
-            if sum(lane.buffered for lane in lanes.values()) > room:
+            full = sum(lane.buffered for lane in lanes.values()) > room
+            if full:
                 for lane in lanes.values():
                     lane.low = max(0, room) // (len(lanes) + 1)  # Below the room together, so that one of them is told.
-                await self._wake.wait()
-                continue
-            entry = self._next_frame()
+            entry = self._next_frame(only_control=full) if lanes[Lane.CONTROL].buffered <= room else None
             if entry is None:
                 await self._wake.wait()
                 continue
             self._send(*entry)
 
-    def _next_frame(self) -> tuple[Lane, Frame] | None:
+    def _next_frame(self, *, only_control: bool) -> tuple[Lane, Frame] | None:
+        """What to send next. What steers, and the control lane, need no room that bulk leaves: SCTP lets them overtake it."""
         if self._replies:
             return Lane.CONTROL, self._replies.popleft()
-        return self._outbox.next_frame(self._connection.frame_bytes)
+        return self._outbox.next_frame(self._connection.frame_bytes, only_control=only_control)
 
     def _send(self, lane: Lane, frame: Frame) -> None:
         data = encode(frame)

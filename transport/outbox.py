@@ -166,7 +166,7 @@ class Outbox:
             message.done.set_exception(error)
         self.cancel(message)
 
-    def next_frame(self, max_bytes: int = MAX_FRAME) -> tuple[Lane, Frame] | None:
+    def next_frame(self, max_bytes: int = MAX_FRAME, *, only_control: bool = False) -> tuple[Lane, Frame] | None:
         """Return the frame to send next, or None while nothing may be sent.
 
         The control lane goes first; the others take turns by weight in bytes. Within a lane eager messages go one after the
@@ -174,11 +174,14 @@ class Outbox:
 
         Args:
             max_bytes: of the whole frame; held between ``MIN_FRAME`` and ``MAX_FRAME``.
+            only_control: there is no room for what the other lanes have.
         """
         limit = max(MIN_FRAME, min(MAX_FRAME, max_bytes)) - MORE_OVERHEAD
         frame = self._frame_of(self._lanes[Lane.CONTROL], limit)
         if frame is not None:
             return Lane.CONTROL, frame
+        if only_control:
+            return None
         for turn in range(LAST_TURN + 1):
             for lane in WEIGHTS:
                 queue = self._lanes[lane]
