@@ -45,6 +45,11 @@ LEAST_POLITE_PACKETS = 2  # draft-irtf-iccrg-ledbat-plus-plus, section 4.4
 TARGET_SHARE = 0.6
 TARGET_POWER = -1 / 3  # Steeper: no queue left at 1 Gbit/s. Flatter: flows even out too slowly.
 TARGET_MOST = 0.22  # Of 20 packets. Lower, and eight flows of 50 packets each do not even out (Jain 0.72 at 0.17).
+TARGET_MOST_SHORT = 0.17  # On a path this short, where the same share is a packet or two, and each is felt:
+SHORT_PATH_S, LONG_PATH_S = 0.012, 0.024  # between the two the limit rises from one to the other.
+CLUMPED_SHARE = 0.5  # Of the target, at most, is left to the queue of bursts: a machine that stalls looks like bursts.
+CLUMPED_LEFT_S = 0.0013  # Event loops sleep for a millisecond: with less to send from the line would run dry.
+CLUMPED_MEMORY = 4  # Epochs.
 NOISE_TARGETS = 4.0  # No queue shorter than so many differences between round trips can be seen, so none is regulated
 # (differences of one packet's time are those of its place in the queue, and tell the queue all the same),
 NOISE_MOST_S = 0.002  # up to this, which no household minds: on a local network schedulers are slower than the wire.
@@ -107,6 +112,7 @@ class RateController:
         self._base = BaseRtt()
         self._forward = LeastOf()
         self._noise = Noise()
+        self._clumped = 0.0
         self._window = float(INITIAL_PACKETS * self.packet_bytes)
         self._srtt: float | None = None
         self._bandwidth = 0.0
@@ -210,6 +216,7 @@ class RateController:
         self._cruise = 0.0
         if epoch.samples:
             self._standing = epoch.standing
+            self._clumped += (epoch.clumped - self._clumped) / CLUMPED_MEMORY
         if self.state == "startup":
             if self._startup.finished(epoch, rate):
                 self._end_startup(now)
@@ -224,14 +231,16 @@ class RateController:
     # The law
 
     def _target(self, base: float) -> float:
-        """Queueing delay to hold, in seconds."""
+        """Queueing delay that is to be left when bursts have gone, in seconds: with them it is the line's queue on average."""
         packets = max(1.0, self._window * base / self._standing / self.packet_bytes)
         share = TARGET_SHARE * float(packets**TARGET_POWER)
         if self.polite:
             return min(POLITE_TARGET_S, base * min(POLITE_TARGET_MOST, POLITE_TARGET_SHARE * share))
         packet = self.packet_bytes / self._bandwidth if self._bandwidth else 0.0
         unseen = min(NOISE_TARGETS * max(0.0, self._noise.value - packet), NOISE_MOST_S)
-        return max(base * min(TARGET_MOST, share), unseen)
+        target = base * min(_most(base), share)
+        left = max(target - min(self._clumped, CLUMPED_SHARE * target), min(target, CLUMPED_LEFT_S))
+        return max(left, unseen)
 
     def _regulate(self, now: float, epoch: Epoch) -> None:
         base = self._base.value or epoch.standing
@@ -433,3 +442,9 @@ class RateController:
         if self._drain is not None:
             self._drain.first = True
             self._drain.limit(STARTUP_HOLDS * self._startup.fastest * (self._base.value or self._standing))
+
+
+def _most(base: float) -> float:
+    """The greatest share of a path's own round trip (seconds) that the queue may add."""
+    long = min(1.0, max(0.0, (base - SHORT_PATH_S) / (LONG_PATH_S - SHORT_PATH_S)))
+    return TARGET_MOST_SHORT + (TARGET_MOST - TARGET_MOST_SHORT) * long
