@@ -220,11 +220,18 @@ async def aiortc(role: str, options: Options, wire: Wire) -> None:
 
 
 async def libdatachannel(role: str, options: Options, wire: Wire) -> None:
-    """Its binding hides the buffered amount, so the receiver confirms every megabyte; it offers no relay-only policy."""
+    """Its binding hides the buffered amount, so the receiver confirms every megabyte.
+
+    It offers no relay-only policy: where NATs let no stranger in, a relay is what remains to it.
+    """
     import pylibdatachannel as library
 
     loop = asyncio.get_running_loop()
-    link = library.PeerConnection(library.Configuration([]))
+    servers = []
+    for url, user, word in options.get("servers", []):
+        host, port = url.split("?")[0].removeprefix("turn:").rsplit(":", 1)
+        servers.append(library.IceServer(host, int(port), user, word, library.IceServerRelayType.TURN_UDP))
+    link = library.PeerConnection(library.Configuration(servers))
     gathered, opened = asyncio.Event(), asyncio.Event()
 
     def on_gathering(state: Any) -> None:

@@ -3,30 +3,33 @@
 Every figure is of processes in network namespaces joined by the test-bed's emulator; the peers do the same work in the same run.
 
     rates    a transfer over rate x round trip x loss: ours, stock aiortc, libdatachannel, iroh, TCP (cubic)
-    relayed  the same through relays: ours and stock aiortc
+    relayed  the same through relays; iroh and TCP cannot be relayed here, and the document says why
     manners  what others in the household notice: round trips beside a transfer, TCP beside us, ourselves beside us, politeness
     cold     the first megabyte and the first hundred over a fresh link
     control  how long a small message takes while bulk saturates the line
 
 Rates are payload that arrived, in Mbit/s, after the first ``--warm`` seconds; "of goal" divides by what the headers of 1,500-byte
-packets leave of the line (1404 of 1500 bytes), less the lost share.
+packets leave of the line (1404 of 1500 bytes), less the lost share. The others run at a round trip of 50 ms, with --all-peers in
+every cell: before it starts the program says for how long at most. What is finished is kept, and --resume goes on from there.
 """
 
 import argparse
 import asyncio
+import functools
 import json
 import secrets
 import statistics
 import sys
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from _common import publish
+from _common import FOLDER, publish
+from _kept import Figures, Kept
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from tests.testbed.homes import Homes, Link, Nat, RelayProgram, homes, missing
 
@@ -37,9 +40,16 @@ LOSSES = (0.0, 0.001, 0.01, 0.03)
 FAST_BUT_FAR_MS = 100  # A round trip for which the fastest rate has a goal of its own.
 SYSTEMS = ("cottage", "aiortc", "libdatachannel", "iroh", "tcp")
 PAYLOAD_SHARE = 1404 / 1500  # IPv4 20, UDP 8, DTLS 37, SCTP 12 and 16 bytes; user data a multiple of four.
+CANNOT_BE_RELAYED = {
+    "iroh": "it knows no TURN: its relays speak a protocol of their own over HTTPS, and its Python package brings no such server",
+    "tcp": "the kernel's TCP cannot be relayed: through these NATs neither home can be reached, and nothing would forward it",
+}
 CONNECT_LIMIT_S = 40.0
 COLD_LIMIT_S = 30.0
-Figures = dict[str, Any]
+AROUND_S = 4.0  # Two processes start and connect, and end.
+CRAWL_SECONDS = 2.0  # What loses and is no match for it changes little in the third second.
+MEASURE = ("warm", "seconds", "settle", "share_seconds", "control_seconds")  # What is kept is of the same.
+SHARE_RUNS, COLD_RUNS, CONTROL_RUNS = 8, 14, 12
 
 
 @dataclass(frozen=True)
@@ -157,14 +167,15 @@ def spread(latencies: Iterable[float]) -> Figures:
 class Bench:
     """The runs; each method is one part of the document."""
 
-    def __init__(self, options: argparse.Namespace, progress: Progress, console: Console) -> None:
+    def __init__(self, options: argparse.Namespace, kept: Kept, progress: Progress, console: Console) -> None:
         self._options = options
+        self._kept = kept
         self._progress = progress
         self._console = console
 
     async def rate(self, bed: Homes, cell: Cell, system: str, **options: Any) -> Figures:
         """One transfer with round trips measured beside it."""
-        warm, seconds = self._options.warm, self._options.seconds
+        warm, seconds = self._options.warm, seconds_of(self._options, cell, system)
         try:
             async with AsyncExitStack() as stack:
                 probe = None
@@ -199,56 +210,62 @@ class Bench:
     async def rates(self, cells: list[Cell]) -> Figures:
         """Direct transfers."""
         rows: Figures = {}
-        systems = self._options.systems
-        job = self._progress.add_task("rates", total=len(cells) * len(systems))
+        job = self._progress.add_task("rates", total=len(runs(self._options, cells)))
         async with homes(2, nat=Nat.NONE, link=cells[0].link(), relays=0) as bed:
-            for cell in cells:
+            for cell, system in runs(self._options, cells):
                 for home in (1, 2):
                     bed.set_link(home, cell.link())
-                rows[cell.name] = {}
-                for system in systems:
-                    if system == "cottage" or self._beside(cell):
-                        rows[cell.name][system] = figures = await self.rate(bed, cell, system)
-                        self._tell(cell, system, figures)
-                    self._progress.advance(job)
+                measure = functools.partial(self.rate, bed, cell, system)
+                rows.setdefault(cell.name, {})[system] = await self._keep("rates", f"{cell.name} {system}", measure)
+                self._progress.advance(job)
         return rows
 
     async def relayed(self, cells: list[Cell]) -> Figures:
         """Through a relay that both sides must use: neither NAT lets a stranger in."""
-        rows: Figures = {}
+        rows: Figures = {
+            "cannot": {name: why for name, why in CANNOT_BE_RELAYED.items() if name in self._options.systems}
+        }
         cells = [cell for cell in cells if str(cell.rate) in self._options.relayed_rates.split(",")]
-        job = self._progress.add_task("relayed", total=len(cells) * 2)
+        job = self._progress.add_task("relayed", total=len(relayed_runs(self._options, cells)))
         async with homes(2, nat=Nat.SYMMETRIC, link=cells[0].link(), program=RelayProgram.COTTAGE) as bed:
-            for cell in cells:
+            for cell, system in relayed_runs(self._options, cells):
                 for home in (1, 2):
                     bed.set_link(home, cell.link())
-                rows[cell.name] = {}
-                for system in ("cottage", "aiortc"):
-                    self._progress.advance(job)
-                    if system == "aiortc" and not self._beside(cell):
-                        continue
-                    server = bed.relay.servers("udp")[-1]
-                    servers = [(server.url, server.username, server.credential)]
-                    rows[cell.name][system] = figures = await self.rate(bed, cell, system, servers=servers)
-                    self._tell(cell, f"{system} relayed", figures)
+                server = bed.relay.servers("udp")[-1]
+                servers = [(server.url, server.username, server.credential)]
+                measure = functools.partial(self.rate, bed, cell, system, servers=servers)
+                rows.setdefault(cell.name, {})[system] = await self._keep("relayed", f"{cell.name} {system}", measure)
+                self._progress.advance(job)
         return rows
+
+    async def _keep(self, part: str, name: str, measure: Callable[[], Awaitable[Figures]]) -> Figures:
+        """Measure, or take what an earlier run measured, and tell."""
+        figures, taken = await self._kept.get(part, name, measure)
+        shown = {name: value for name, value in figures.items() if name != "stats"}
+        self._console.print(f"{part} {name}{' (kept)' if taken else ''}: {shown}")
+        return figures
 
     async def manners(self) -> Figures:
         """Beside TCP, beside ourselves, and politely."""
         rows: Figures = {}
         cell = Cell(100, 50, 0.0)
-        job = self._progress.add_task("manners", total=8)
+        job = self._progress.add_task("manners", total=SHARE_RUNS)
+
+        async def share(name: str, *systems: str, **options: Any) -> None:
+            measure = functools.partial(self._share, bed, list(systems), **options)
+            rows[name] = await self._keep("manners", name, measure)
+            self._progress.advance(job)
+
         async with homes(2, nat=Nat.NONE, link=cell.link(), relays=0) as bed:
             for rtt in (20, 50):
                 for home in (1, 2):
                     bed.set_link(home, Cell(100, rtt, 0.0).link())
-                rows[f"beside_tcp_{rtt}ms"] = await self._share(bed, ["cottage", "tcp"])
-                rows[f"polite_beside_tcp_{rtt}ms"] = await self._share(bed, ["cottage", "tcp"], polite=True)
-                self._progress.advance(job, 2)
+                await share(f"beside_tcp_{rtt}ms", "cottage", "tcp")
+                await share(f"polite_beside_tcp_{rtt}ms", "cottage", "tcp", polite=True)
             for flows in (2, 4, 8):
-                rows[f"itself_{flows}"] = await self._share(bed, ["cottage"] * flows)
-                self._progress.advance(job)
-            rows["polite_alone"] = await self.rate(bed, cell, "cottage", polite=True)
+                await share(f"itself_{flows}", *["cottage"] * flows)
+            alone = functools.partial(self.rate, bed, cell, "cottage", polite=True)
+            rows["polite_alone"] = await self._keep("manners", "polite_alone", alone)
             self._progress.advance(job)
         return rows
 
@@ -265,14 +282,12 @@ class Bench:
             after = [await both(pair) for pair in pairs]
         rates = [between(*marks)["mbit_s"] for marks in zip(before, after, strict=True)]
         total = sum(rates)
-        figures = {
+        return {
             "mbit_s": rates,
             "share": [round(rate / total, 3) for rate in rates],
             "total": round(total, 2),
             "jain": round(total**2 / (len(rates) * sum(rate**2 for rate in rates)), 4),
         }
-        self._console.print(f"{' + '.join(systems)} {options or ''}: {figures}")
-        return figures
 
     async def cold(self) -> Figures:
         """From the connected link's first byte until the last has arrived."""
@@ -287,8 +302,8 @@ class Bench:
                         continue
                     for system in ("cottage", "tcp"):
                         name = f"{cell.name} {megabytes} MB {system}"
-                        rows[name] = figures = await self._cold(bed, cell, system, megabytes)
-                        self._console.print(f"cold {name}: {figures}")
+                        measure = functools.partial(self._cold, bed, cell, system, megabytes)
+                        rows[name] = await self._keep("cold", name, measure)
         return rows
 
     async def _cold(self, bed: Homes, cell: Cell, system: str, megabytes: int) -> Figures:
@@ -319,32 +334,61 @@ class Bench:
             for cell in cells:
                 for home in (1, 2, 3, 4):
                     bed.set_link(home, cell.link())
-                async with (
-                    transfer(bed, "cottage", control=True) as pair,
-                    transfer(bed, "cottage", homes=(3, 4), control=True) as idle,
-                ):
-                    pair[0].tell(go={"total": 0})
-                    idle[0].tell(go={"total": 1})
-                    await asyncio.sleep(self._options.warm)
-                    await both(pair)
-                    await both(idle)
-                    await asyncio.sleep(self._options.control_seconds)
-                    figures = spread((await pair[0].mark())["latency"])
-                    figures["idle"] = spread((await idle[0].mark())["latency"])
-                for each in (figures, figures["idle"]):
-                    each["p99_rtts"] = round(each.get("p99_ms", 0) / cell.rtt, 2)
-                rows[cell.name] = figures
-                self._console.print(f"control {cell.name}: {figures}")
+                measure = functools.partial(self._control, bed, cell)
+                rows[cell.name] = await self._keep("control", cell.name, measure)
                 self._progress.advance(job)
         return rows
 
-    def _beside(self, cell: Cell) -> bool:
-        """Whether the others are measured here, too."""
-        return self._options.peers_at in ("all", str(cell.rtt))
+    async def _control(self, bed: Homes, cell: Cell) -> Figures:
+        async with (
+            transfer(bed, "cottage", control=True) as pair,
+            transfer(bed, "cottage", homes=(3, 4), control=True) as idle,
+        ):
+            pair[0].tell(go={"total": 0})
+            idle[0].tell(go={"total": 1})
+            await asyncio.sleep(self._options.warm)
+            await both(pair)
+            await both(idle)
+            await asyncio.sleep(self._options.control_seconds)
+            figures = spread((await pair[0].mark())["latency"])
+            figures["idle"] = spread((await idle[0].mark())["latency"])
+        for each in (figures, figures["idle"]):
+            each["p99_rtts"] = round(each.get("p99_ms", 0) / cell.rtt, 2)
+        return figures
 
-    def _tell(self, cell: Cell, system: str, figures: Figures) -> None:
-        shown = {name: value for name, value in figures.items() if name != "stats"}
-        self._console.print(f"{cell.name} {system}: {shown}")
+
+def runs(options: argparse.Namespace, cells: list[Cell]) -> list[tuple[Cell, str]]:
+    """Which system is measured on which link: ours on all, the others where they are wanted."""
+    beside = [cell for cell in cells if options.peers_at in ("all", str(cell.rtt))]
+    return [(cell, system) for cell in cells for system in options.systems if system == "cottage" or cell in beside]
+
+
+def relayed_runs(options: argparse.Namespace, cells: list[Cell]) -> list[tuple[Cell, str]]:
+    """The same through relays."""
+    return [(cell, system) for cell, system in runs(options, cells) if system not in CANNOT_BE_RELAYED]
+
+
+def seconds_of(options: argparse.Namespace, cell: Cell, system: str) -> float:
+    """How long a transfer is measured: where losses make the others crawl, not as long."""
+    crawls = system != "cottage" and cell.loss > 0
+    return min(CRAWL_SECONDS, options.seconds) if crawls else float(options.seconds)
+
+
+def longest(options: argparse.Namespace) -> float:
+    """Seconds that the whole run takes at most, but for connections that fail (each up to ``CONNECT_LIMIT_S``)."""
+    around = AROUND_S + options.warm
+    transfers = sum(
+        around + seconds_of(options, cell, system)
+        for part, chosen in (("rates", runs), ("relayed", relayed_runs))
+        if part in options.only
+        for cell, system in chosen(options, options.cells)
+    )
+    rest = {
+        "manners": SHARE_RUNS * (AROUND_S + 8 + options.settle + options.share_seconds),
+        "cold": COLD_RUNS * COLD_LIMIT_S,
+        "control": CONTROL_RUNS * (around + AROUND_S + options.control_seconds),
+    }
+    return transfers + sum(seconds for part, seconds in rest.items() if part in options.only)
 
 
 def parse() -> argparse.Namespace:
@@ -354,6 +398,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--cells", default="all", help="all, quick, or RATE:RTT:LOSS,...")
     parser.add_argument("--systems", default=",".join(SYSTEMS))
     parser.add_argument("--peers-at", default="50", help="round trip in ms at which the others run, too, or all")
+    parser.add_argument("--all-peers", action="store_true", help="the others in every cell, directly and relayed")
+    parser.add_argument("--resume", action="store_true", help="keep what a run that was broken off has finished")
     parser.add_argument("--relayed-rates", default="20,100,1000", help="Mbit/s at which relays are measured")
     parser.add_argument("--warm", type=float, default=2.0, help="seconds before measuring")
     parser.add_argument("--seconds", type=float, default=3.0, help="seconds measured")
@@ -363,6 +409,8 @@ def parse() -> argparse.Namespace:
     options = parser.parse_args()
     options.only = options.only.split(",")
     options.systems = options.systems.split(",")
+    if options.all_peers:
+        options.peers_at = "all"
     if options.cells == "all":
         options.cells = [Cell(rate, rtt, loss) for rate in RATES for rtt in ROUND_TRIPS for loss in LOSSES]
         options.cells += [Cell(RATES[-1], FAST_BUT_FAR_MS, loss) for loss in LOSSES]
@@ -379,8 +427,12 @@ def parse() -> argparse.Namespace:
 async def main(options: argparse.Namespace) -> None:
     """Run the parts and write the document."""
     console = Console(stderr=True)
-    with Progress(console=console) as progress:
-        bench = Bench(options, progress, console)
+    settings = {name: getattr(options, name) for name in MEASURE}
+    kept = Kept(FOLDER / "home_links.partial.json", settings, resume=options.resume)
+    console.print(f"This takes at most {longest(options) / 60:.0f} minutes.")
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console) as progress:
+        bench = Bench(options, kept, progress, console)
         parts = {
             "rates": lambda: bench.rates(options.cells),
             "relayed": lambda: bench.relayed(options.cells),
@@ -391,7 +443,9 @@ async def main(options: argparse.Namespace) -> None:
         document: Figures = {}
         for name in options.only:
             document[name] = await parts[name]()
+    document["kept_from_a_run_before"] = kept.taken
     publish("home_links", str(__doc__).splitlines()[0], document)
+    kept.forget()
 
 
 if __name__ == "__main__":
