@@ -388,7 +388,7 @@ def longest(options: argparse.Namespace) -> float:
         "cold": COLD_RUNS * COLD_LIMIT_S,
         "control": CONTROL_RUNS * (around + AROUND_S + options.control_seconds),
     }
-    return transfers + sum(seconds for part, seconds in rest.items() if part in options.only)
+    return float(transfers + sum(seconds for part, seconds in rest.items() if part in options.only))
 
 
 def parse() -> argparse.Namespace:

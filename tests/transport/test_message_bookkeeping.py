@@ -343,6 +343,20 @@ async def test_control_goes_before_everything() -> None:
         ], number
 
 
+async def test_where_bulk_leaves_no_room_only_control_is_given_out() -> None:
+    wire = Wire(WIDE)
+    for lane in (Lane.BULK, Lane.ACTIVATIONS):
+        wire.put(bytes(1_000_000), lane)
+    assert wire.outbox.next_frame(only_control=True) is None
+    wire.put(bytes(100), Lane.CONTROL)
+    entries = [wire.outbox.next_frame(only_control=True) for _ in range(3)]
+    assert [(lane, type(frame)) for lane, frame in filter(None, entries)] == [
+        (Lane.CONTROL, Begin),
+        (Lane.CONTROL, More),
+    ]
+    assert wire.outbox.next_frame() is not None  # The others have lost nothing.
+
+
 @pytest.mark.parametrize("seed", range(5))
 async def test_a_lane_that_sent_long_frames_goes_on_with_short_ones(seed: int) -> None:
     """The line has turned out to be slow: what the long frames took on credit must not stop the lane."""

@@ -70,6 +70,27 @@ async def test_both_sides_beginning_at_once_make_one_link(switchboard: Switchboa
     assert a.net.stats()[b.address].links == b.net.stats()[a.address].links == 1
 
 
+async def test_control_passes_bulk_that_does_not_leave_its_queue(switchboard: Switchboard) -> None:
+    """What is handed to the wire waits there while the window is closed; a small message must not wait behind it."""
+    a, b = await switchboard.pair()
+    await a.net.send(b.address, Lane.CONTROL, b"up")
+    link = a.net._sessions[b.address]._link
+    assert link is not None
+    lanes, data = link._connection.lanes, link._connection._sctp._data
+    assert data is not None
+    data._choose = lambda now: []  # type: ignore[method-assign]  # Nothing leaves any more.
+    bulk = asyncio.create_task(a.net.send(b.address, Lane.BULK, b"", os.urandom(4 << 20)))
+    await until(lambda: lanes[Lane.BULK].buffered > 16 << 10 and not link._wake.is_set())
+    waiting = lanes[Lane.BULK].buffered
+    control = asyncio.create_task(a.net.send(b.address, Lane.CONTROL, b"now", bytes(100)))
+    await until(lambda: lanes[Lane.CONTROL].buffered > 100)
+    assert lanes[Lane.BULK].buffered == waiting
+    del data._choose
+    data.wake()
+    await asyncio.gather(bulk, control)
+    assert [m.header for m in b.received if m.lane is Lane.CONTROL] == [b"up", b"now"]
+
+
 async def test_three_nodes_talk_in_a_ring(switchboard: Switchboard) -> None:
     nodes = [switchboard.join() for _ in range(3)]
     for node in nodes:
