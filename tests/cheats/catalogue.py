@@ -98,7 +98,8 @@ class Fate:
         rate: mean probability that one of its steps was drawn, in millionths.
         paid: of all rounds until it was caught; paid_forged: of those in which an audit failed.
         slashed: stake that it lost; ``honest_slashed``: that anybody else lost.
-        audits: of honest work.
+        audits: of honest work; ``all_audits``: of everybody.
+        took_part: rounds of its work.
     """
 
     rounds: int | None
@@ -110,6 +111,8 @@ class Fate:
     honest_slashed: int
     honest_banned: int
     audits: int
+    all_audits: int
+    took_part: int
     settled: bool
 
 
@@ -141,6 +144,8 @@ async def fate(cheat: Cheat, seed: int) -> Fate:
         honest_slashed=sum(amount for node, amount in world.chain.slashed.items() if node not in cheats),
         honest_banned=len(banned - cheats),
         audits=sum(a.node not in cheats and not a.canary for a in audits),
+        all_audits=sum(not a.canary for a in audits),
+        took_part=len(own or judged),
         settled=stored.state.value == "settled",
     )
 
