@@ -52,10 +52,11 @@ class Disputes:
         if not config.disputes or audit.lease not in work.leases or audit.opening is None or audit.id in work.disputes:
             return
         prover = work.leases[audit.lease]
-        replay = msgspec.structs.replace(audit, auditor_lease=prover.id).command_for(prover.id)
-        assert isinstance(replay, ReplayStep)
         every = commit_every(work)
         first = audit.step - audit.step % every
+        last = min(first + every, audit.leaves) - 1  # A segment is disputed as a whole: the state after it binds the prover.
+        replay = msgspec.structs.replace(audit, auditor_lease=prover.id, step=last).command_for(prover.id)
+        assert isinstance(replay, ReplayStep)
         deadline = work.now + config.audit_seconds
         dispute = Dispute(audit.id, audit.node, accuser, replay, first, deadline)
         work.dispute(DisputeRecord(audit.id, work.job.id, False, dispute, work.now))

@@ -21,11 +21,13 @@ from coordinator.errors import InvalidError, UnavailableError
 from coordinator.services.artifacts import ArtifactStore
 from coordinator.services.weights import index_weights
 from coordinator.store.records import RoundRecord
+from transport.wire.audit import MAX_RECORD_BYTES
 from transport.wire.ids import Digest
 from transport.wire.job import JobSpec
 from transport.wire.model import ModelConfigError, resolve
 from transport.wire.weights import WEIGHT_INDEX
 
+MAX_HEADER = 4 << 20  # Of a safetensors file: names and places of its tensors.
 MAX_DIAGNOSIS = 16 << 10  # Bytes of a tool's complaint that are read.
 EXIT_REFUSED = 3  # The tool's own word that its input is at fault; anything else is the tool's fault.
 
@@ -119,6 +121,21 @@ class TrainerTools:
             root = msgspec.convert(json.loads(card.read_bytes())["root"], Digest)
             return await self._artifacts.put_file(out), root
 
+    async def agrees(self, inputs: Digest, record: bytes) -> bool | None:
+        """Whether one operation gives what its record says; None: the file is of another record, or is not run by itself.
+
+        Raises:
+            NotFoundError: the artifact is not here. UnavailableError: the tool failed.
+        """
+        path = self._artifacts.path(inputs)
+        if await asyncio.to_thread(_record_of, path) != record:
+            return None
+        try:
+            printed = await self._run(["judge", "--inputs", str(path)])
+        except InvalidError:
+            return None
+        return bool(json.loads(printed)["agrees"])
+
     def _tokenizer(self, spec: JobSpec) -> dict[str, Any]:
         document: dict[str, Any] = msgspec.to_builtins(spec.tokenizer)
         if spec.tokenizer.kind == "file":
@@ -129,15 +146,16 @@ class TrainerTools:
             document["path"] = str(self._artifacts.path(spec.tokenizer.file))
         return document
 
-    async def _run(self, arguments: Sequence[str]) -> None:
+    async def _run(self, arguments: Sequence[str]) -> bytes:
+        """Run a tool to its end; what it printed."""
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "trainer", *arguments,
-            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
+            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
             preexec_fn=self._limit,
         )  # fmt: skip
         try:
             async with asyncio.timeout(self._seconds):
-                _, complaint = await process.communicate()
+                printed, complaint = await process.communicate()
         except TimeoutError as error:
             raise UnavailableError(
                 f"{arguments[0]} took longer than {self._seconds:g} s: try a smaller dataset"
@@ -151,6 +169,7 @@ class TrainerTools:
         if process.returncode != 0:
             tail = complaint[-500:].decode(errors="replace")
             raise UnavailableError(f"trainer {arguments[0]} ended with {process.returncode}: {tail}")
+        return printed
 
     def _limit(self) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (self._memory, self._memory))
@@ -161,6 +180,20 @@ def _config(spec: JobSpec, vocabulary: int) -> dict[str, object]:
         return resolve(spec.model, vocabulary)
     except ModelConfigError as error:
         raise InvalidError(str(error), "model") from error
+
+
+def _record_of(path: Path) -> bytes:
+    """The tensor ``record`` of a safetensors file; empty where it has none, or is no such file."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if length > MAX_HEADER:
+            return b""
+        try:
+            start, stop = json.loads(file.read(length))["record"]["data_offsets"]
+            file.seek(8 + length + int(start))
+            return file.read(min(max(0, int(stop) - int(start)), MAX_RECORD_BYTES))
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return b""
 
 
 def _complaint(text: bytes) -> str:
