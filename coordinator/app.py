@@ -183,7 +183,9 @@ async def build(config: Config, clock: Clock | None = None) -> AsyncIterator[tup
         uploads = UploadService(config.data / "uploads", artifacts, clock)
         tools = TrainerTools(artifacts, config.data / "scratch", config.prepare_seconds, config.prepare_memory_mb)
         test_wallet = wallet.address if has_wallet else None
-        parts = assemble(config, clock, store, chain, tools, artifacts, key.address, test_wallet, judge=tools, forger=tools)
+        parts = assemble(
+            config, clock, store, chain, tools, artifacts, key.address, test_wallet, judge=tools, forger=tools
+        )
         app = web.Application()
         NodeSocket(parts.context, parts.nodes, parts.conversation).setup(app)
         routes.setup(app, parts.jobs, parts.network, uploads, artifacts, parts.nodes.authorise)

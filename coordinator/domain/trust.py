@@ -49,6 +49,7 @@ class Audit(msgspec.Struct, frozen=True):
         tried: nodes that were asked to re-run it.
         seed: of its round's draw, in hexadecimal: the order in which auditors are asked follows from it.
         twice: two auditors of different owners have to find it right, where there are two.
+        challenger: who asked for it, and so re-runs it and is paid from a slash; None: it was drawn.
         canary: the step was forged by the coordinator, and it is the auditor who is tested; ``node`` has nothing to answer for.
         blame: why it failed. ``misstated``: its leaf names another environment class than it had said to be of. ``blind``: a
             canary whose auditor found it right.
@@ -87,6 +88,7 @@ class Audit(msgspec.Struct, frozen=True):
     seed: str = ""
     twice: bool = False
     canary: bool = False
+    challenger: NodeAddress | None = None
     version: int = 0
 
     @property
@@ -137,6 +139,10 @@ def audit_id(seed: bytes, drawn: Drawn) -> str:
 
 def choose_auditor(audit: Audit, ready: Sequence[Auditor]) -> Auditor | None:
     """Another node of another owner with the same environment class, spares first, the rest by lot; None: nobody."""
+    if audit.challenger is not None and audit.challenger not in audit.tried:
+        return next(
+            (a for a in ready if a.node == audit.challenger), None
+        )  # Only then others, to confirm what it found.
     owners = {audit.payout} | {a.payout for a in ready if a.node in audit.tried}
     fitting = [
         a for a in ready
@@ -144,6 +150,23 @@ def choose_auditor(audit: Audit, ready: Sequence[Auditor]) -> Auditor | None:
     ]  # fmt: skip
     lot = {a.lease: hashlib.sha256(f"{audit.seed}:{audit.id}:{a.node}".encode()).digest() for a in fitting}
     return min(fitting, key=lambda a: (not a.spare, lot[a.lease])) if fitting else None
+
+
+def refusal(
+    commit_of: NodeAddress, payout: NodeAddress, challenger: Auditor, env_class: str, stake: int, least: int
+) -> str:
+    """Why a node may not challenge a commitment; empty where it may.
+
+    Its stake is the bond: half of it is lost with an accusation that a dispute proves false, far more than answering costs.
+
+    Args:
+        commit_of, payout, env_class: the prover's. stake: the challenger's; ``least``: what the network asks for.
+    """
+    if challenger.node == commit_of or challenger.payout == payout:
+        return "the work is its own"
+    if challenger.env_class != env_class:
+        return f"it is of environment class {challenger.env_class}, the step of {env_class}"
+    return f"its stake of {stake} is less than {least}" if stake < least else ""
 
 
 def opened(audit: Audit, report: StepOpened, deadline: float) -> Audit:
@@ -216,6 +239,7 @@ def canary(true: Audit, name: str, seed: bytes, opening: Digest, root: Digest, d
         deadline=deadline,
         state="replaying",
         canary=True,
+        challenger=None,
         twice=False,
         auditor=None,
         auditor_lease=None,

@@ -31,6 +31,7 @@ from transport.wire.node import (
 from transport.wire.task import (
     AuditReport,
     BisectAnswer,
+    Challenge,
     Progress,
     RoundApplied,
     RoundCommit,
@@ -146,6 +147,8 @@ class Conversation:
             traffic = self._traffic.get(lease.id, lease.traffic)
             work.leases[lease.id] = msgspec.structs.replace(lease, seq=report.seq, traffic=traffic)
             self._take(work, lease.id, report)
+            if isinstance(report.body, Challenge):
+                await self._runs.challenge(work, lease.id, report.body)
             await self._runs.advance(work)
         self._context.metrics.count("reports_total")
         return report.seq
@@ -168,6 +171,8 @@ class Conversation:
             case TaskFailed():
                 work.note("fault", f"node {work.leases[lease].node} failed: {body.reason}")
                 work.end(lease, "failed", body.reason)
+            case Challenge():
+                pass  # Takes reading the round, so ``_store`` sees to it.
             case Progress() | Traffic():
                 self._lossy(work.leases[lease], report)
             case _:

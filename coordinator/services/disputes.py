@@ -54,7 +54,9 @@ class Disputes:
         prover = work.leases[audit.lease]
         every = commit_every(work)
         first = audit.step - audit.step % every
-        last = min(first + every, audit.leaves) - 1  # A segment is disputed as a whole: the state after it binds the prover.
+        last = (
+            min(first + every, audit.leaves) - 1
+        )  # A segment is disputed as a whole: the state after it binds the prover.
         replay = msgspec.structs.replace(audit, auditor_lease=prover.id, step=last).command_for(prover.id)
         assert isinstance(replay, ReplayStep)
         deadline = work.now + config.audit_seconds

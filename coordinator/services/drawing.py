@@ -15,11 +15,14 @@ from coordinator.domain import trust
 from coordinator.domain.draw import Beacon, Drawable, Drawn
 from coordinator.domain.lease import Lease
 from coordinator.domain.rate import Exposure, Standing
-from coordinator.domain.trust import Audit
+from coordinator.domain.trust import Audit, Auditor
 from coordinator.services.context import Context
 from coordinator.services.work import Work
 from coordinator.store.ports import Where
 from coordinator.store.records import CommitRecord, NodeRecord, RoundRecord
+from transport.wire.task import Challenge
+
+KEPT_ROUNDS = 2  # Of which workers keep the records.
 
 
 def drawable_of(commits: Sequence[CommitRecord], beacon: Beacon) -> list[Drawable]:
@@ -71,7 +74,47 @@ class Drawing:
         for drawn in draws.draw(seed, drawable, beacon.least, beacon.twice):
             await self._open(work, record, seats[drawn.stage, drawn.replica], drawn, seed)
 
-    async def _open(self, work: Work, record: RoundRecord, commit: CommitRecord, drawn: Drawn, seed: bytes) -> None:
+    async def challenge(self, work: Work, lease: str, wanted: Challenge) -> None:
+        """Open an audit that somebody asks for, while the prover still has its records; one of each round for each who asks."""
+        asking = work.leases[lease]
+        where: tuple[Where, ...] = (("job", "=", work.job.id), ("round", "=", wanted.round))
+        of_number: tuple[Where, ...] = (("job", "=", work.job.id), ("number", "=", wanted.round), ("state", "=", "complete"))
+        rounds = await work.tx.find(RoundRecord, *of_number)
+        record = max(rounds, key=lambda found: found.epoch, default=None)
+        found = await work.tx.find(CommitRecord, *where, ("stage", "=", wanted.stage), ("replica", "=", wanted.replica))
+        commit = next((c for c in found if record is not None and c.epoch == record.epoch and c.drawable), None)
+        earlier = await work.tx.find(Audit, *where, ("challenger", "=", asking.node))
+        reason = await self._refusal(work, asking, commit, wanted)
+        if record is None or commit is None or earlier or reason:
+            why = "it asked before" if earlier else reason or "there is no such commitment"
+            work.note("audit", f"node {asking.node} may not challenge round {wanted.round + 1}: {why}")
+            return
+        drawn = Drawn(wanted.stage, wanted.replica, wanted.step)
+        seed = self._context.entropy(32)
+        await self._open(work, record, commit, drawn, seed, asking.node)
+
+    async def _refusal(self, work: Work, asking: Lease, commit: CommitRecord | None, wanted: Challenge) -> str:
+        """Why a challenge is not taken."""
+        if work.run is None or commit is None or wanted.step >= commit.leaves:
+            return "there is no such step"
+        prover = work.leases.get(commit.lease)
+        if prover is None or wanted.round < work.run.done - KEPT_ROUNDS:
+            return "nobody has its records any more"
+        challenger = Auditor(asking.id, asking.node, asking.payout, asking.env_class, asking.seat is None)
+        stake = (await work.tx.get(NodeRecord, asking.node)).stake
+        return trust.refusal(
+            commit.node, commit.payout, challenger, prover.env_class, stake, self._context.config.min_stake
+        )
+
+    async def _open(
+        self,
+        work: Work,
+        record: RoundRecord,
+        commit: CommitRecord,
+        drawn: Drawn,
+        seed: bytes,
+        challenger: str | None = None,
+    ) -> None:
         lease = work.leases.get(commit.lease) or await work.tx.get(Lease, commit.lease)
         audit = Audit(
             id=trust.audit_id(seed, drawn),
@@ -98,11 +141,13 @@ class Drawing:
             deadline=work.now + self._context.config.audit_seconds,
             seed=seed.hex(),
             twice=drawn.twice,
+            challenger=challenger,
         )
         work.audits[audit.id] = audit
         work.change(audits=work.job.audits + 1)
         place = f"stage {commit.stage} of replica {commit.replica}"
-        work.note("audit", f"round {record.number + 1}: step {drawn.step} of {place} was drawn for an audit")
+        how = "was drawn for an audit" if challenger is None else f"is challenged by node {challenger}"
+        work.note("audit", f"round {record.number + 1}: step {drawn.step} of {place} {how}")
 
     async def _rate(self, work: Work, commit: CommitRecord) -> int:
         node = await work.tx.get(NodeRecord, commit.node)

@@ -21,7 +21,7 @@ from coordinator.store.ports import Where
 from coordinator.store.records import CommitRecord, MetricRecord, RoundRecord
 from ledger import events as ledger_events
 from transport.wire.ids import Digest
-from transport.wire.task import RoundApplied, RoundCommit, RoundHolding, Validation
+from transport.wire.task import Challenge, RoundApplied, RoundCommit, RoundHolding, Validation
 
 MAX_RESTARTS = 20  # A round that fails so often in a row will not come right.
 MAX_ROLLBACKS = 8  # Each costs whoever forged its stake; where stakes are nothing, a job still has to end.
@@ -61,6 +61,10 @@ class Runs:
         """After a restart of the coordinator: what was due meanwhile gets its full time again."""
         self.heard(work.job.id)
         self._verification.extend(work)
+
+    async def challenge(self, work: Work, lease: str, wanted: Challenge) -> None:
+        """Somebody asks to audit a finished round."""
+        await self._drawing.challenge(work, lease, wanted)
 
     def fold(self, work: Work, lease: str, report: RoundReport) -> None:
         """Take a report into the round in flight."""

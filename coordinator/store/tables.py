@@ -169,6 +169,7 @@ audits = Table(
     Column("seed", _ID, nullable=False),
     Column("twice", Boolean, nullable=False),
     Column("canary", Boolean, nullable=False),
+    Column("challenger", _ID),
     Column("version", Integer, nullable=False),
     Index("audits_by_job", "job", "state"),
 )  # fmt: skip

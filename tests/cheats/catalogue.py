@@ -41,7 +41,7 @@ class Cheat:
     @property
     def suspect(self) -> int:
         """Number of the node whose fate is looked at."""
-        return next(iter(self.nodes))
+        return min(self.nodes) if len(self.nodes) == 1 else CHEAT
 
     def rounds(self, rate: int) -> float | None:
         """Rounds that it lives on average at a rate, by the formula."""

@@ -203,3 +203,53 @@ def follow(audit: Audit, step: str, auditors: list[Auditor]) -> Audit:
             )
         case _:
             return trust.judged(audit, audit.auditor or "", report(step), 20.0)
+
+
+@pytest.mark.parametrize(("challenger", "stake", "reason"), [
+    (SECOND, 100, ""),
+    (SECOND, 99, "its stake of 99 is less than 100"),
+    (msgspec.structs.replace(SECOND, node=AUDIT.node), 100, "the work is its own"),
+    (msgspec.structs.replace(SECOND, payout=AUDIT.payout), 100, "the work is its own"),
+    (msgspec.structs.replace(SECOND, env_class="gpu"), 100, "it is of environment class gpu, the step of cpu"),
+])  # fmt: skip
+def test_who_challenges_is_somebody_else_of_the_same_class_with_something_to_lose(
+    challenger: Auditor, stake: int, reason: str
+) -> None:
+    assert trust.refusal(AUDIT.node, AUDIT.payout, challenger, AUDIT.env_class, stake, 100) == reason
+
+
+def test_a_challenger_re_runs_the_step_itself_and_somebody_else_confirms() -> None:
+    audit = msgspec.structs.replace(opened(), challenger=SECOND.node)
+    assert trust.choose_auditor(audit, [THIRD]) is None, "nobody else is asked for it"
+    assert trust.choose_auditor(audit, [THIRD, SECOND]) == SECOND
+    assert trust.choose_auditor(trust.assigned(audit, SECOND, 30.0), [THIRD, SECOND]) == THIRD
+
+
+def test_a_canary_that_is_found_right_costs_its_auditor_the_place_and_nobody_a_stake() -> None:
+    passed = judged_by("match")
+    canary = trust.canary(passed, "c" * 32, bytes(32), digest("forged"), digest("forged root"), 50.0)
+    assert (canary.state, canary.verdicts, canary.tried) == ("replaying", (), (SECOND.node,))
+    asked = trust.assigned(canary, THIRD, 60.0)
+    blind = trust.judged(asked, THIRD.node, report("match"), 70.0)
+    assert (blind.state, blind.blame) == ("failed", "blind")
+    assert trust.consequence(blind, []) == "expel"
+    seeing = trust.judged(asked, THIRD.node, report("mismatch"), 70.0)
+    assert (seeing.state, seeing.over) == ("passed", True)
+    assert trust.overdue(canary).state == "void"
+
+
+def test_a_step_that_two_have_to_find_right_passes_with_the_second_or_when_there_is_none() -> None:
+    twice = msgspec.structs.replace(opened(), twice=True)
+    once = trust.judged(trust.assigned(twice, SECOND, 30.0), SECOND.node, report("match"), 40.0)
+    assert once.state == "replaying"
+    assert trust.overdue(once).state == "passed"
+    assert trust.judged(trust.assigned(once, THIRD, 50.0), THIRD.node, report("match"), 60.0).state == "passed"
+    assert trust.judged(trust.assigned(once, THIRD, 50.0), THIRD.node, report("mismatch"), 60.0).state == "replaying"
+
+
+def test_a_dispute_convicts_or_clears_without_a_second_auditor() -> None:
+    accused = judged_by("mismatch")
+    assert trust.consequence(trust.convicted(accused, "operation 3"), []) == "ban"
+    assert trust.cleared(accused, "falsely accused").state == "passed"
+    over = trust.overdue(AUDIT)
+    assert trust.convicted(over, "late") == over == trust.cleared(over, "late")

@@ -42,6 +42,7 @@ from transport.wire.ids import (
     ReplicaIndex,
     RoundIndex,
     ShortText,
+    StageIndex,
     StepIndex,
 )
 from transport.wire.plan import MAX_MEMBERS, MAX_REPLICAS, MAX_STAGES, Layers, Member, Plan
@@ -56,6 +57,7 @@ __all__ = [
     "BeginRound",
     "BisectAnswer",
     "BisectQuery",
+    "Challenge",
     "KeptState",
     "Layers",
     "Member",
@@ -216,6 +218,15 @@ class Validation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="v
     tokens: Count
 
 
+class Challenge(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="challenge"):
+    """Somebody doubts a step of a finished round and asks to re-run it; see ``coordinator.domain.trust.refusal``."""
+
+    round: RoundIndex
+    stage: StageIndex
+    replica: ReplicaIndex
+    step: StepIndex
+
+
 class TaskFailed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="failed"):
     """The worker cannot go on: it ran out of memory, its input is unusable, its process died."""
 
@@ -247,6 +258,7 @@ TaskReport = (
     | StepOpened
     | AuditReport
     | BisectAnswer
+    | Challenge
     | TaskFailed
     | Traffic
 )
