@@ -78,7 +78,11 @@ class Drawing:
         """Open an audit that somebody asks for, while the prover still has its records; one of each round for each who asks."""
         asking = work.leases[lease]
         where: tuple[Where, ...] = (("job", "=", work.job.id), ("round", "=", wanted.round))
-        of_number: tuple[Where, ...] = (("job", "=", work.job.id), ("number", "=", wanted.round), ("state", "=", "complete"))
+        of_number: tuple[Where, ...] = (
+            ("job", "=", work.job.id),
+            ("number", "=", wanted.round),
+            ("state", "=", "complete"),
+        )
         rounds = await work.tx.find(RoundRecord, *of_number)
         record = max(rounds, key=lambda found: found.epoch, default=None)
         found = await work.tx.find(CommitRecord, *where, ("stage", "=", wanted.stage), ("replica", "=", wanted.replica))
