@@ -17,6 +17,7 @@ from rich.table import Table
 
 from ledger.addresses import job_bytes
 from ledger.client import EscrowState, Ledger, LedgerConfig, LedgerEvent
+from ledger.deploy import main as deploy
 from ledger.errors import LedgerError, NoEscrowError
 from ledger.local.__main__ import main as serve
 from ledger.money import show
@@ -41,6 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] == ["serve"]:
         return serve(words[1:])
+    if words[:1] == ["deploy"]:
+        return deploy(words[1:])
     arguments = _parser().parse_args(words)
     config = LedgerConfig(arguments.url, arguments.program, arguments.mint)
     try:
@@ -69,6 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     job.add_argument("--mint", help="token, on a cluster")
     job.add_argument("--submitter", help="only the escrow of this address")
     job.add_argument("--json", action="store_true", help="one JSON document with whole signatures and units")
+    commands.add_parser("deploy", help="bring the market program to a cluster; deploy --help tells how", add_help=False)
     commands.add_parser("serve", help="serve the embedded ledger; serve --help tells its options", add_help=False)
     return parser
 

@@ -19,6 +19,7 @@ from solders.pubkey import Pubkey
 from solders.rpc.errors import NodeUnhealthyMessage, SendTransactionPreflightFailureMessage
 from solders.rpc.responses import RpcConfirmedTransactionStatusWithSignature
 from solders.signature import Signature
+from solders.transaction import VersionedTransaction
 from solders.transaction_status import (
     EncodedConfirmedTransactionWithStatusMeta,
     TransactionConfirmationStatus,
@@ -110,6 +111,15 @@ class Connection:
             )
         ).value
         return None if block is None else (first, str(block.blockhash))
+
+    async def rent(self, size: int) -> int:
+        """Lamports that an account of ``size`` bytes must hold."""
+        return int((await self._ask(lambda: self._client.get_minimum_balance_for_rent_exemption(size))).value)
+
+    async def trial(self, transaction: VersionedTransaction) -> tuple[str | None, list[str]]:
+        """Why a transaction would fail (None where it would not), and what its programs would log. Nothing is sent."""
+        value = (await self._ask(lambda: self._client.simulate_transaction(transaction))).value
+        return None if value.err is None else str(value.err), list(value.logs or [])
 
     async def send(self, wire: bytes, program: Pubkey) -> SendResult:
         """Hand over a signed transaction. ``program`` is the market's, to explain its errors.

@@ -15,6 +15,7 @@ LedgerError
 │   └── InsufficientFundsError
 ├── TransactionFailedError      the ledger executed a transaction and refused it; carries the program's logs
 ├── TransactionExpiredError     a transaction's blockhash ran out before it was processed
+├── DeployError                 the program cannot be brought to a cluster this way
 ├── program.errors.LinkError, BuildError                        building the on-chain program
 └── local.chain.RefusedError, StoreFailedError, local.rpc.RpcError      inside the embedded ledger
 """
@@ -93,3 +94,7 @@ class TransactionFailedError(LedgerError):
 
 class TransactionExpiredError(LedgerError):
     """A transaction was not processed while its blockhash was valid: prepare and send a new one."""
+
+
+class DeployError(LedgerError):
+    """The program cannot be brought to a cluster this way; says what is missing."""

@@ -8,10 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NewType
 
-from solders.instruction import AccountMeta, Instruction
+from solders.instruction import Instruction
 from solders.keypair import Keypair
 from solders.pubkey import Pubkey
-from solders.system_program import ID as SYSTEM_PROGRAM
 from solders.system_program import CreateAccountParams, TransferParams, create_account, transfer
 from solders.transaction import VersionedTransaction
 from spl.memo.constants import MEMO_PROGRAM_ID
@@ -25,8 +24,9 @@ from ledger.local.chain import Chain, Clock, compile_message
 from ledger.local.encoding import MINT_SIZE
 from ledger.local.store import Store
 from ledger.money import DECIMALS
+from ledger.program import loader
 from ledger.program.build import program_path
-from ledger.program.interface import LOADER, Market
+from ledger.program.interface import Market
 
 Lamports = NewType("Lamports", int)
 
@@ -34,13 +34,9 @@ Entropy = Callable[[int], bytes]
 """That many bytes which nobody can guess."""
 
 ROOT_LAMPORTS = Lamports(500_000_000 * 10**9)  # Nearly all SOL that exists: the faucet never runs dry.
-WRITE_CHUNK = 1000  # Bytes of program a transaction: what fits 1,232 with signature, keys and header.
 SLASH_BPS = 5000  # Half a stake a window: one wrong verdict never ruins a provider.
 COOLDOWN_S = 3600  # Long enough for a round's audit to finish before the stake is gone.
 SLASH_WINDOW_S = 3600
-_BUFFER_HEADER, _PROGRAM_SIZE = 37, 36
-_RENT_SYSVAR = Pubkey.from_string("SysvarRent111111111111111111111111111111111")
-_CLOCK_SYSVAR = Pubkey.from_string("SysvarC1ock11111111111111111111111111111111")
 CHALLENGER_BPS = 5000  # Half a slash for who brought the offence up: worth an audit, and no profit to a pair of cheats.
 BOND = 5 * 10**6  # 5 tokens: more than a node loses while an accusation against it is looked at.
 VERDICT_S = 3600  # As long as the cool-down: no stake leaves while a dispute over it waits.
@@ -132,28 +128,13 @@ def deploy(chain: Chain, payer: Keypair, program: Keypair, code: bytes, buffer: 
 
     ``buffer`` is a fresh key; ``payer`` becomes the upgrade authority.
     """
-    owner = payer.pubkey()
-    size = _BUFFER_HEADER + len(code)
-    space = CreateAccountParams(
-        from_pubkey=owner, to_pubkey=buffer.pubkey(), lamports=chain.rent_minimum(size), space=size, owner=LOADER
-    )
-    start = Instruction(LOADER, struct.pack("<I", 0), [_meta(buffer.pubkey(), "w"), _meta(owner)])
-    send(chain, [create_account(space), start], [payer, buffer])
-    for offset in range(0, len(code), WRITE_CHUNK):
-        chunk = code[offset : offset + WRITE_CHUNK]
-        data = struct.pack("<IIQ", 1, offset, len(chunk)) + chunk
-        send(chain, [Instruction(LOADER, data, [_meta(buffer.pubkey(), "w"), _meta(owner, "s")])], [payer])
-    entry = CreateAccountParams(
-        from_pubkey=owner, to_pubkey=program.pubkey(), lamports=chain.rent_minimum(_PROGRAM_SIZE), space=_PROGRAM_SIZE,
-        owner=LOADER,
-    )  # fmt: skip
-    data_account = Pubkey.find_program_address([bytes(program.pubkey())], LOADER)[0]
-    accounts = [
-        _meta(owner, "sw"), _meta(data_account, "w"), _meta(program.pubkey(), "w"), _meta(buffer.pubkey(), "w"),
-        _meta(_RENT_SYSVAR), _meta(_CLOCK_SYSVAR), _meta(SYSTEM_PROGRAM), _meta(owner, "s"),
-    ]  # fmt: skip
-    finish = Instruction(LOADER, struct.pack("<IQ", 2, len(code)), accounts)
-    send(chain, [create_account(entry), finish], [payer, program])
+    owner, size = payer.pubkey(), len(code)
+    rent = chain.rent_minimum(loader.BUFFER_HEADER + size)
+    send(chain, loader.create_buffer(owner, buffer.pubkey(), size, rent), [payer, buffer])
+    for offset in range(0, size, loader.WRITE_CHUNK):
+        send(chain, [loader.write_chunk(owner, buffer.pubkey(), code, offset)], [payer])
+    rent = chain.rent_minimum(loader.PROGRAM_SIZE)
+    send(chain, loader.deploy_buffer(owner, program.pubkey(), buffer.pubkey(), size, rent), [payer, program])
     chain.tick(at_least=chain.slot + 1)  # A program can be called from the next slot on.
 
 
@@ -176,7 +157,3 @@ def give(
     note = MemoParams(program_id=MEMO_PROGRAM_ID, signer=root, message=b"faucet " + entropy(8).hex().encode())
     instructions.append(create_memo(note))
     return send(chain, instructions, [genesis.root])
-
-
-def _meta(key: Pubkey, flags: str = "") -> AccountMeta:
-    return AccountMeta(key, is_signer="s" in flags, is_writable="w" in flags)

@@ -184,10 +184,12 @@ def _operation(world: World, name: str) -> Instruction:
         "slash": _slash(world, 1),
         "request": market.stake_request(world.node, 1),
         "withdraw": market.stake_withdraw(world.node),
+        "move": market.stake_move(world.node, world.stranger),
+        "close": market.stake_close(world.node),
     }[name]
 
 
-@pytest.mark.parametrize("operation", ["deposit", "slash", "request", "withdraw"])
+@pytest.mark.parametrize("operation", ["deposit", "slash", "request", "withdraw", "move", "close"])
 @pytest.mark.parametrize(
     ("place", "what", "error"),
     [
@@ -217,7 +219,7 @@ def test_a_false_account_in_any_common_place_is_refused(
     assert world.refusal(swap(_operation(world, operation), place, accounts[what]())) == error
 
 
-@pytest.mark.parametrize("operation", ["deposit", "slash", "request", "withdraw"])
+@pytest.mark.parametrize("operation", ["deposit", "slash", "request", "withdraw", "move", "close"])
 @pytest.mark.parametrize("forgery", ["a copy of another program", "a stump of this program"])
 def test_a_forged_state_is_refused(world: World, stake: Pubkey, operation: str, forgery: str) -> None:
     original = world.chain.account(stake)
@@ -229,7 +231,7 @@ def test_a_forged_state_is_refused(world: World, stake: Pubkey, operation: str, 
     assert world.refusal(swap(_operation(world, operation), 1, forged)) == MarketError.NOT_OURS
 
 
-@pytest.mark.parametrize("operation", ["open", "deposit", "slash", "request", "withdraw"])
+@pytest.mark.parametrize("operation", ["open", "deposit", "slash", "request", "withdraw", "move", "close"])
 @pytest.mark.parametrize("change", ["one byte more", "one byte less", "accounts missing"])
 def test_malformed_calls_are_refused(world: World, stake: Pubkey, operation: str, change: str) -> None:
     opening = world.market.stake_open(world.stranger, world.coordinator)
@@ -287,7 +289,7 @@ def test_a_deposit_of_nothing_is_refused(world: World, stake: Pubkey) -> None:
     assert world.refusal(world.market.stake_deposit(world.node, world.node, 0)) == MarketError.ZERO_AMOUNT
 
 
-@pytest.mark.parametrize("operation", ["deposit", "slash", "request", "withdraw"])
+@pytest.mark.parametrize("operation", ["deposit", "slash", "request", "withdraw", "move", "close"])
 def test_an_escrow_of_the_same_size_is_no_stake(world: World, stake: Pubkey, operation: str) -> None:
     escrow = world.open_escrow(5, max_payees=(STAKE_SIZE - ESCROW_SIZE) // PAYEE_SIZE)
     found = world.chain.account(escrow)
@@ -301,6 +303,132 @@ def test_anybody_may_add_to_a_stake(world: World, stake: Pubkey) -> None:
     world.send(world.move_tokens(world.stranger, world.wallet(stake), 3))
     world.send(world.market.stake_request(world.node, 1008))
     assert _totals(world, stake) == (1008, 0, 0, 1008)
+
+
+# The challenger's part
+
+
+def _shared(world: World, amount: int, challenger: Pubkey | None = None) -> Instruction:
+    return world.market.stake_slash(
+        world.coordinator, world.node, world.treasury, amount, REASON, challenger=challenger or world.stranger
+    )
+
+
+@pytest.mark.parametrize(("bps", "amount", "part"), [(5000, 401, 200), (0, 400, 0), (10_000, 400, 400), (3333, 3, 0)])
+def test_the_challenger_gets_its_share_and_the_treasury_the_rest(
+    world: World, bps: int, amount: int, part: int
+) -> None:
+    world.send(_configure(world, slash_bps=5000, challenger_bps=bps))
+    stake = world.open_stake(1000)
+    signature = world.send(_shared(world, amount))
+    assert (world.tokens(world.stranger) - TOKENS, world.units(world.treasury)) == (part, amount - part)
+    assert _totals(world, stake) == (1000, amount, 0, 1000 - amount)
+    (event,) = read_events(world.logs(signature), world.market.program)
+    assert event.payload[40:] == part.to_bytes(8, "little") + bytes(world.wallet(world.stranger))
+
+
+@pytest.mark.parametrize("who", ["coordinator", "node", "vault", "no token account", "the coordinator's other account"])
+def test_nobody_shares_in_a_slash_who_judges_or_is_judged(world: World, stake: Pubkey, who: str) -> None:
+    accounts = {
+        "coordinator": lambda: world.wallet(world.coordinator),
+        "node": lambda: world.wallet(world.node),
+        "vault": lambda: world.wallet(stake),
+        "no token account": lambda: world.stranger,
+        "the coordinator's other account": lambda: world.second_vault(world.coordinator, "on the side"),
+    }
+    assert world.refusal(swap(_shared(world, 10), 6, accounts[who]())) == MarketError.WRONG_DESTINATION
+
+
+def test_a_treasury_of_the_coordinator_receives_nothing(world: World) -> None:
+    own = world.second_vault(world.coordinator, "the coordinator's treasury")
+    terms = world.market.configure(world.genesis.root.pubkey(), own, slash_bps=5000, cooldown=60, window=60)
+    world.send(terms)
+    world.open_stake(1000)
+    asked = world.market.stake_slash(world.coordinator, world.node, own, 10, REASON)
+    assert world.refusal(asked) == MarketError.WRONG_DESTINATION
+
+
+# Another coordinator, and the end
+
+
+def test_an_empty_stake_changes_its_coordinator_at_once(world: World) -> None:
+    stake = world.market.stake(world.node)
+    world.send(world.create_wallet(stake), world.market.stake_open(world.node, world.coordinator))
+    world.send(world.market.stake_move(world.node, world.submitter))
+    assert world.stake(stake).coordinator == world.submitter
+
+
+def test_a_stake_with_money_changes_its_coordinator_after_the_cool_down(world: World, stake: Pubkey) -> None:
+    move = world.market.stake_move(world.node, world.submitter)
+    world.send(move)
+    state = world.stake(stake)
+    assert (state.coordinator, state.next_coordinator) == (world.coordinator, world.submitter)
+    assert state.move_at == int(world.clock.now) + COOLDOWN_S
+    assert world.refusal(move) == MarketError.TOO_EARLY
+    world.clock.advance(COOLDOWN_S - 1)
+    assert world.refusal(move) == MarketError.TOO_EARLY
+    world.send(_slash(world, 5))  # The old one judges until then.
+    world.clock.advance(1)
+    world.send(move)
+    assert world.stake(stake).coordinator == world.submitter
+    assert world.refusal(_slash(world, 5, OTHER_REASON)) == MarketError.WRONG_AUTHORITY
+    assert world.refusal(move) is None  # a new request, which begins a new cool-down
+    assert world.stake(stake).move_at == int(world.clock.now) + COOLDOWN_S
+
+
+def test_asking_for_a_third_coordinator_begins_the_cool_down_anew(world: World, stake: Pubkey) -> None:
+    world.send(world.market.stake_move(world.node, world.submitter))
+    world.clock.advance(COOLDOWN_S)
+    world.send(world.market.stake_move(world.node, world.stranger))
+    assert world.stake(stake).coordinator == world.coordinator
+    assert world.refusal(world.market.stake_move(world.node, world.stranger)) == MarketError.TOO_EARLY
+
+
+def test_a_coordinator_of_nobody_is_refused(world: World, stake: Pubkey) -> None:
+    assert world.refusal(world.market.stake_move(world.node, Pubkey.default())) == MarketError.BAD_TERMS
+
+
+def _emptied(world: World) -> None:
+    world.send(world.market.stake_request(world.node, 1000))
+    world.clock.advance(COOLDOWN_S)
+    world.send(world.market.stake_withdraw(world.node))
+
+
+def test_an_empty_stake_closes_returns_its_rent_and_opens_anew(world: World, stake: Pubkey) -> None:
+    close = world.market.stake_close(world.node)
+    assert world.refusal(close) == MarketError.NOT_EMPTY
+    _emptied(world)
+    before = world.chain.account(world.node)
+    world.send(close)
+    after = world.chain.account(world.node)
+    assert before is not None
+    assert after is not None
+    assert after.lamports - before.lamports == sum(map(world.chain.rent_minimum, (165, STAKE_SIZE)))
+    assert world.chain.account(stake) is None
+    assert world.refusal(close) == MarketError.NOT_OURS
+    world.open_stake(7)
+    assert _totals(world, stake) == (7, 0, 0, 7)
+
+
+def test_a_stake_is_not_closed_while_it_must_remember_a_slash(world: World, stake: Pubkey) -> None:
+    world.send(_configure(world, slash_bps=5000, cooldown=0, window=3600))
+    world.open_stake(1000, world.stranger)
+    market = world.market
+    slash = market.stake_slash(world.coordinator, world.stranger, world.treasury, 10, REASON)
+    world.send(slash, market.stake_request(world.stranger, 990), market.stake_withdraw(world.stranger))
+    assert world.refusal(market.stake_close(world.stranger)) == MarketError.TOO_EARLY
+    world.clock.advance(3600)
+    assert world.refusal(market.stake_close(world.stranger)) is None
+
+
+@pytest.mark.parametrize("operation", ["move", "close"])
+def test_nobody_but_the_node_moves_or_closes_its_stake(world: World, stake: Pubkey, operation: str) -> None:
+    _emptied(world)
+    market = world.market
+    call = market.stake_close(world.node) if operation == "close" else market.stake_move(world.node, world.stranger)
+    for who in (world.coordinator, world.stranger):
+        assert world.refusal(swap(call, 0, who)) == MarketError.WRONG_AUTHORITY
+    assert world.refusal(unsigned(call)) == "MissingRequiredSignature"
 
 
 # Terms
@@ -321,7 +449,16 @@ def test_new_terms_do_not_reach_a_stake_that_stands(world: World, stake: Pubkey)
 
 @pytest.mark.parametrize(
     "changes",
-    [{"slash_bps": 10_001}, {"cooldown": -1}, {"cooldown": 90 * 86400 + 1}, {"window": 0}, {"window": 31 * 86400}],
+    [
+        {"slash_bps": 10_001},
+        {"challenger_bps": 10_001},
+        {"verdict_time": 0},
+        {"verdict_time": 91 * 86400},
+        {"cooldown": -1},
+        {"cooldown": 90 * 86400 + 1},
+        {"window": 0},
+        {"window": 31 * 86400},
+    ],
 )
 def test_terms_out_of_bounds_are_refused(world: World, changes: dict[str, int]) -> None:
     assert world.refusal(_configure(world, **changes)) == MarketError.BAD_TERMS
