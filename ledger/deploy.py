@@ -176,7 +176,10 @@ class Deployer:
             self._say(f"writing {len(missing)} of {-(-len(code) // loader.WRITE_CHUNK)} chunks into {buffer}")
             for start in range(0, len(missing), MAX_AT_ONCE):
                 part = missing[start : start + MAX_AT_ONCE]
-                await asyncio.gather(*(self._write(buffer, code, offset) for offset in part))
+                writes = (self._write(buffer, code, offset) for offset in part)
+                for result in await asyncio.gather(*writes, return_exceptions=True):
+                    if result is not None:
+                        raise result
         raise DeployError(f"{MAX_ROUNDS} rounds did not fill the buffer {buffer}: run the command again later")
 
     async def _write(self, buffer: Pubkey, code: bytes, offset: int) -> None:

@@ -15,6 +15,7 @@ LedgerError
 │   └── InsufficientFundsError
 ├── TransactionFailedError      the ledger executed a transaction and refused it; carries the program's logs
 ├── TransactionExpiredError     a transaction's blockhash ran out before it was processed
+├── UnsupportedError            what this cluster cannot do, because it lacks the market program
 ├── DeployError                 the program cannot be brought to a cluster this way
 ├── program.errors.LinkError, BuildError                        building the on-chain program
 └── local.chain.RefusedError, StoreFailedError, local.rpc.RpcError      inside the embedded ledger
@@ -98,3 +99,7 @@ class TransactionExpiredError(LedgerError):
 
 class DeployError(LedgerError):
     """The program cannot be brought to a cluster this way; says what is missing."""
+
+
+class UnsupportedError(LedgerError):
+    """This cluster cannot do it, because it lacks the market program."""

@@ -154,8 +154,13 @@ def round_of(job: str, epoch: int, number: int, told: Sequence[Frequent]) -> Rou
     leaves = round_leaves(told)
     if len(set(leaves)) != len(leaves):
         raise EventError(f"round {number} of job {job} tells an event twice: leave the repetition out")
-    counts = [sum(isinstance(event, kind) for event in told) for kind in (Assigned, Committed, Verified)]
-    return Rounded(job, epoch, number, *counts, merkle.root(leaves).hex())
+    assigned, committed, audited = (
+        sum(isinstance(event, kind) for event in told) for kind in (Assigned, Committed, Verified)
+    )
+    root = merkle.root(leaves).hex()
+    return Rounded(
+        job=job, epoch=epoch, round=number, assigned=assigned, committed=committed, audited=audited, root=root
+    )
 
 
 def in_round(memo: Rounded, event: Frequent, proof: merkle.Proof) -> bool:

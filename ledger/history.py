@@ -59,7 +59,7 @@ async def read_history(
         LedgerAnswerError: more than MAX_TRANSACTIONS mention the escrow, or the ledger's answer is malformed.
     """
     found: list[LedgerEvent] = []
-    signatures = (await _signatures(connection, escrow))[::-1]
+    signatures = (await read_signatures(connection, escrow))[::-1]
     for start in range(0, len(signatures), MAX_AT_ONCE):
         part = signatures[start : start + MAX_AT_ONCE]
         for signature, transaction in zip(part, await asyncio.gather(*map(connection.transaction, part)), strict=True):
@@ -67,8 +67,12 @@ async def read_history(
     return found
 
 
-async def _signatures(connection: Connection, escrow: Pubkey) -> list[Signature]:
-    """Successful transactions that mention the escrow, newest first."""
+async def read_signatures(connection: Connection, escrow: Pubkey) -> list[Signature]:
+    """Successful transactions that mention an account, newest first.
+
+    Raises:
+        LedgerAnswerError: more than MAX_TRANSACTIONS do.
+    """
     found: list[Signature] = []
     before: Signature | None = None
     for _ in range(0, MAX_TRANSACTIONS, PAGE):

@@ -44,10 +44,11 @@ class CutConnection(Connection):
 
     async def send(self, wire: bytes, program: Pubkey):  # type: ignore[no-untyped-def]
         self._left -= 1
-        if self._left == 0 and not self._after:
+        dies = self._left == 0
+        if dies and not self._after:
             raise Cut
         result = await super().send(wire, program)
-        if self._left == 0:
+        if dies:
             raise Cut
         return result
 
@@ -75,12 +76,12 @@ async def test_a_deployed_market_works_and_nobody_may_change_it(world: World, ur
 
 
 @pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize("nth", [1, 2, 20, 37, 38, 39])
+@pytest.mark.parametrize("nth", [1, 20, 37, 38, 39])
 async def test_a_deployment_cut_anywhere_goes_on_where_it_stopped(
     world: World, url: str, nth: int, after: bool
 ) -> None:
     cut = CutConnection(url, nth, after=after)
-    with pytest.raises((Cut, ExceptionGroup)):
+    with pytest.raises(Cut):
         await _deploy(world, cut, world.submitter)
     payer = world.chain.account(world.stranger)
     program = Pubkey.from_string(await _deploy(world, Connection(url), world.submitter))

@@ -1,0 +1,8 @@
+// Serves an independent Solana implementation (Surfpool) until standard input closes; prints where, and its payer's key.
+const { Surfnet } = require(process.argv[2]);
+const net = Surfnet.startWithConfig({
+  offline: true, blockProductionMode: "clock", slotTimeMs: 50, airdropSol: 1000000000000,
+});
+console.log(JSON.stringify({ url: net.rpcUrl, secret: Array.from(net.payerSecretKey) }));
+process.stdin.resume();
+process.stdin.on("end", () => process.exit(0));

@@ -1,0 +1,230 @@
+"""Any sequence of all instructions, by anybody, at any time: no money appears, vanishes, or passes a bound.
+
+The machine below knows no rules. It sends whatever hypothesis thinks of, lets the program refuse or not, and checks after
+every step what must always hold.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import ClassVar
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from solders.instruction import Instruction
+from solders.pubkey import Pubkey
+
+from ledger import merkle
+from ledger.local.genesis import BOND, COOLDOWN_S, VERDICT_S
+from ledger.program.codes import Consent
+from ledger.program.layout import Ruling, Status
+from tests.ledger.world import World
+
+GRACE_S = 7 * 86_400  # CLAIM_GRACE of market.h
+people = st.integers(0, 5)
+payees = st.integers(0, 3)
+units = st.integers(0, 2500)
+seconds = st.sampled_from([1, 60, COOLDOWN_S, GRACE_S + 1])
+
+
+class Crowd(World):
+    """One world for all lives: making one deploys a program."""
+
+    shared: ClassVar[Crowd | None] = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.everybody = [self.submitter, self.coordinator, self.node, self.stranger]
+        self.everybody += [self.person("payee"), self.person("judge's friend")]
+
+    @classmethod
+    def get(cls) -> Crowd:
+        cls.shared = cls.shared or cls()
+        return cls.shared
+
+
+class Lives(RuleBasedStateMachine):
+    """An escrow, a stake and a dispute, and six people who try everything."""
+
+    @initialize(cap=st.integers(1, 5000), consent=st.integers(0, 3), room=st.integers(1, 3))
+    def open(self, cap: int, consent: int, room: int) -> None:
+        self.world = Crowd.get()
+        world, self.market = self.world, self.world.market
+        self.job, self.audit = world.entropy(32), hashlib.sha256(world.entropy(32)).digest()
+        self.node = world.person(f"node {self.job.hex()}")
+        self.escrow = world.open_escrow(
+            0, self.job, seconds=100, max_payees=room, payees=(), cap=cap, consent=Consent(consent)
+        )
+        self.stake = world.open_stake(1000, self.node)
+        self.dispute = self.market.dispute(world.stranger, self.audit)
+        self.committed: list[dict[Pubkey, int]] = []
+        self.listed: list[Pubkey] = []
+        self.refunded = 0
+        self.held = self._sum()
+
+    def _who(self, index: int) -> Pubkey:
+        return self.world.everybody[index]
+
+    def _try(self, *instructions: Instruction) -> bool:
+        return self.world.refusal(*instructions) is None
+
+    def _sum(self) -> int:
+        places = [*self.world.everybody, self.node, self.escrow, self.stake, self.dispute]
+        return sum(map(self.world.tokens, places)) + self.world.units(self.world.treasury)
+
+    @rule(who=people, amount=units)
+    def deposit(self, who: int, amount: int) -> None:
+        self._try(self.market.escrow_deposit(self._who(who), self.escrow, amount))
+
+    @rule(amount=st.integers(1, 300))
+    def gift(self, amount: int) -> None:
+        if self.world.chain.account(self.world.wallet(self.escrow)) is not None:
+            self._try(self.world.move_tokens(self.world.stranger, self.world.wallet(self.escrow), amount))
+
+    @rule(who=people, payee=payees, enrol=st.booleans())
+    def admit(self, who: int, payee: int, enrol: bool) -> None:
+        before = self._count()
+        if self._try(self.market.escrow_admit(self._who(who), self.escrow, [self._who(payee)], enrol=enrol)):
+            self.listed += [self._who(payee)] * (self._count() - before)
+
+    def _count(self) -> int:
+        return self.world.escrow(self.escrow).count
+
+    @rule(who=people, place=st.integers(0, 5))
+    def enrol(self, who: int, place: int) -> None:
+        if place < len(self.listed):
+            leaves = [bytes(self.world.wallet(payee)) for payee in self.listed]
+            proof = merkle.prove(leaves, place)
+            self._try(self.market.escrow_enrol(self._who(who), self.escrow, self.listed[place], proof))
+
+    @rule(who=people, more=st.integers(0, 3))
+    def grow(self, who: int, more: int) -> None:
+        self._try(self.market.escrow_grow(self._who(who), self.escrow, more))
+
+    @rule(who=people, orders=st.lists(st.tuples(payees, units), min_size=1, max_size=4))
+    def settle(self, who: int, orders: list[tuple[int, int]]) -> None:
+        payouts = [(self._who(payee), total) for payee, total in orders]
+        self._try(self.market.escrow_settle(self._who(who), self.escrow, payouts))
+
+    @rule(earned=st.dictionaries(payees, units, min_size=1, max_size=3), period=st.integers(0, 5))
+    def commit(self, earned: dict[int, int], period: int) -> None:
+        totals = {self._who(payee): total for payee, total in earned.items()}
+        root, total = merkle.root(self._leaves(totals)), sum(totals.values())
+        if self._try(self.market.escrow_commit(self.world.coordinator, self.escrow, root, total, period)):
+            self.committed.append(totals)
+
+    def _leaves(self, totals: dict[Pubkey, int]) -> list[bytes]:
+        return [merkle.earning(bytes(self.world.wallet(payee)), total) for payee, total in totals.items()]
+
+    @rule(who=people, which=st.integers(0, 3), place=st.integers(0, 2))
+    def claim(self, who: int, which: int, place: int) -> None:
+        if which < len(self.committed) and place < len(self.committed[which]):
+            totals = self.committed[which]
+            payee, proof = list(totals)[place], merkle.prove(self._leaves(totals), place)
+            self._try(self.market.escrow_claim(self._who(who), self.escrow, payee, totals[payee], place, proof))
+
+    @rule(who=people, cap=st.integers(0, 6000), later=st.integers(-50, 50))
+    def extend(self, who: int, cap: int, later: int) -> None:
+        deadline = self.world.escrow(self.escrow).deadline + later
+        call = self.market.escrow_extend(self.world.submitter, self.job, cap, deadline)
+        accounts = [type(call.accounts[0])(self._who(who), True, False), call.accounts[1]]
+        self._try(Instruction(call.program_id, call.data, accounts))
+
+    @rule(who=people, second=st.one_of(st.none(), people))
+    def refund(self, who: int, second: int | None) -> None:
+        state, now = self.world.escrow(self.escrow), int(self.world.clock.now)
+        cosigner = None if second is None else self._who(second)
+        if not self._try(self.market.escrow_refund(self._who(who), self.world.submitter, self.job, cosigner)):
+            return
+        after = self.world.escrow(self.escrow)
+        signers = {self._who(who), cosigner}
+        both = signers == {self.world.submitter, self.world.coordinator}
+        alone = self._who(who) == self.world.coordinator and Consent.END in state.consent
+        assert now >= state.deadline or both or alone
+        if now < state.deadline + GRACE_S:
+            assert self.world.tokens(self.escrow) == max(0, after.committed - after.paid)
+
+    @rule(who=people)
+    def close(self, who: int) -> None:
+        self._try(self.market.escrow_close(self._who(who), self.world.submitter, self.job))
+
+    @rule(who=people, amount=units, reason=st.integers(1, 4), challenger=st.one_of(st.none(), people))
+    def slash(self, who: int, amount: int, reason: int, challenger: int | None) -> None:
+        judge = self.world.tokens(self.world.coordinator)
+        third = None if challenger is None else self._who(challenger)
+        self._try(
+            self.market.stake_slash(self._who(who), self.node, self.world.treasury, amount, bytes([reason]) * 32, third)
+        )
+        assert self.world.tokens(self.world.coordinator) == judge
+
+    @rule(amount=units)
+    def request(self, amount: int) -> None:
+        self._try(self.market.stake_request(self.node, amount))
+
+    @rule()
+    def withdraw(self) -> None:
+        self._try(self.market.stake_withdraw(self.node))
+
+    @rule(who=people)
+    def move(self, who: int) -> None:
+        self._try(self.market.stake_move(self.node, self._who(who)))
+
+    @rule(extra=st.sampled_from([-1, 0, 7]))
+    def accuse(self, extra: int) -> None:
+        challenger, world = self.world.stranger, self.world
+        self._try(
+            world.create_wallet(self.dispute), world.move_tokens(challenger, world.wallet(self.dispute), BOND + extra),
+            self.market.dispute_open(challenger, self.node, self.audit),
+        )  # fmt: skip
+
+    @rule(who=people, upheld=st.booleans())
+    def judge(self, who: int, upheld: bool) -> None:
+        self._try(
+            self.market.dispute_verdict(
+                self._who(who), self.world.stranger, self.node, self.audit, b"\1" * 32, upheld=upheld
+            )
+        )
+
+    @rule(who=people, end=st.booleans())
+    def end_dispute(self, who: int, end: bool) -> None:
+        call = self.market.dispute_close if end else self.market.dispute_expire
+        self._try(call(self._who(who), self.world.stranger, self.audit))
+
+    @rule(step=seconds)
+    def wait(self, step: int) -> None:
+        self.world.clock.advance(step)
+
+    @invariant()
+    def the_escrow_adds_up(self) -> None:
+        state, vault = self.world.escrow(self.escrow), self.world.tokens(self.escrow)
+        gifts = state.paid + state.refunded + vault - state.deposited
+        assert gifts >= 0  # Counted as deposited by the next instruction that touches the vault.
+        if state.status != Status.CLOSED:
+            assert sum(state.payees.values()) == state.paid <= state.cap
+            assert list(state.peaks) == merkle.peaks([bytes(self.world.wallet(payee)) for payee in self.listed])
+            assert len(state.payees) <= state.capacity
+
+    @invariant()
+    def the_stake_adds_up(self) -> None:
+        state, vault = self.world.stake(self.stake), self.world.tokens(self.stake)
+        assert state.deposited == state.slashed + state.withdrawn + vault
+        assert state.window_slashed <= state.window_base * state.slash_bps // 10_000
+
+    @invariant()
+    def a_dispute_holds_its_bond_until_it_is_decided(self) -> None:
+        found = self.world.chain.account(self.dispute)
+        if found is not None and found.data:
+            state = self.world.dispute(self.dispute)
+            assert (state.ruling == Ruling.OPEN) == (self.world.tokens(self.dispute) >= state.bond)
+            assert state.deadline <= int(self.world.clock.now) + VERDICT_S
+
+    @invariant()
+    def nothing_appears_and_nothing_vanishes(self) -> None:
+        assert self._sum() == self.held
+
+
+TestLives = Lives.TestCase
+TestLives.settings = settings(
+    max_examples=25, stateful_step_count=30, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+)
