@@ -170,6 +170,8 @@ class Conversation:
                 self._verification.bisected(work, lease, body)
             case TaskFailed():
                 work.note("fault", f"node {work.leases[lease].node} failed: {body.reason}")
+                if body.tampered:
+                    work.tampered.append(work.leases[lease].node)
                 work.end(lease, "failed", body.reason)
             case Challenge():
                 pass  # Takes reading the round, so ``_store`` sees to it.

@@ -83,6 +83,7 @@ class Verification:
             waits = audit.over or audit.id in work.disputes
             work.audits[audit.id] = audit if waits else self._step(work, audit)
         await self._punish_accusers(work)
+        await _remember_tampering(work)
         for audit in [a for a in work.audits.values() if a.over]:
             await (self._follow_canary if audit.canary else self._follow)(work, audit)
         if work.rounds_ended or work.job.state is JobState.VERIFYING:
@@ -232,6 +233,14 @@ async def _remember(work: Work, audit: Audit) -> None:
     passed = record.passed + 1 if audit.state == "passed" else 0
     faults = record.faults + (audit.state == "failed" and audit.blame != "unconfirmed")
     await work.tx.update(msgspec.structs.replace(record, passed=passed, faults=faults))
+
+
+async def _remember_tampering(work: Work) -> None:
+    """A node whose agent saw a hand in a job's sandbox is looked at as often as after a failed audit."""
+    nodes, work.tampered = work.tampered, []
+    for node in nodes:
+        record = await work.tx.get(NodeRecord, node)
+        await work.tx.update(msgspec.structs.replace(record, passed=0, faults=record.faults + 1))
 
 
 async def _reject(work: Work, commit: CommitRecord) -> None:

@@ -12,7 +12,8 @@
     ├── ArtifactError                   an artifact cannot be fetched, stored or trusted
     │   └── StateError                  no peer could give the whole of a stage's state
     └── WorkerError                     the worker of one task ended or misbehaved; the agent goes on
-        └── WorkerProtocolError
+        ├── WorkerProtocolError
+        └── TamperedError               somebody reached into the worker's sandbox
 """
 
 from typing import ClassVar
@@ -70,3 +71,7 @@ class WorkerError(AgentError):
 
 class WorkerProtocolError(WorkerError):
     """The worker said something that no worker may say."""
+
+
+class TamperedError(WorkerError):
+    """Somebody on this computer reached into the worker's sandbox; the job has been ended."""

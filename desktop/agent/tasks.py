@@ -18,11 +18,11 @@ from typing import Literal
 
 from desktop.agent.artifacts import Artifacts
 from desktop.agent.bridge import Bridge, Outside
-from desktop.agent.errors import AgentError, NotConnectedError, WorkerError
+from desktop.agent.errors import AgentError, NotConnectedError, TamperedError, WorkerError
 from desktop.agent.log import LOGGER, printable
 from desktop.agent.peers import Peers
 from desktop.agent.reports import Outbox, Pace
-from desktop.agent.sandbox.base import SOCKET_NAME, Sandbox, Worker
+from desktop.agent.sandbox.base import SOCKET_NAME, Exit, Sandbox, Worker
 from desktop.agent.states import States
 from desktop.agent.unixsocket import listen
 from desktop.agent.weights import StageWeights
@@ -154,7 +154,7 @@ class HeldTask:
             await self.tools.peers.refresh()
             await self._until_stopped()
         except AgentError as error:
-            await self._fail(str(error))
+            await self._fail(str(error), isinstance(error, TamperedError))
         except OSError as error:
             await self._fail(f"the node's disk or sockets failed: {error}")
         except Exception:  # noqa: BLE001 - the boundary of one task: a defect in it must not end the other tasks of this node.
@@ -233,7 +233,7 @@ class HeldTask:
             await self.bridge.serve(reader, writer, setup)
         except EOFError:
             if not self._told_failure:
-                raise WorkerError(await self._last_words(worker)) from None
+                raise await self._last_words(worker) from None
         finally:
             writer.close()
 
@@ -247,7 +247,7 @@ class HeldTask:
                 await asyncio.wait((accepting,), timeout=LOOK_S)
                 ended = await worker.ended() if not accepting.done() else None
                 if ended is not None:
-                    raise WorkerError(ended.reason)
+                    raise _error_of(ended)
                 if not accepting.done() and self.tools.clock.now() > deadline:
                     raise WorkerError(f"the worker has not connected within {CONNECT_S:.0f} s")
             connection, _ = accepting.result()
@@ -257,27 +257,31 @@ class HeldTask:
         connection.setblocking(False)
         return connection
 
-    async def _last_words(self, worker: Worker) -> str:
+    async def _last_words(self, worker: Worker) -> WorkerError:
         deadline = self.tools.clock.now() + LAST_WORDS_S
         while self.tools.clock.now() < deadline:
             ended = await worker.ended()
             if ended is not None:
-                return ended.reason
+                return _error_of(ended)
             await self.tools.clock.sleep(LOOK_S)
-        return "the worker closed its socket and went on without it"
+        return WorkerError("the worker closed its socket and went on without it")
 
-    async def _fail(self, reason: str) -> None:
+    async def _fail(self, reason: str, tampered: bool = False) -> None:
         LOGGER.error("%s: failed: %s", self, reason)
         if self.state == "failed":
             return
         self.state, self.reason = "failed", printable(reason)
-        report = self.outbox.force(TaskFailed(reason.replace("\0", "")[:MAX_REASON]))
+        report = self.outbox.force(TaskFailed(reason.replace("\0", "")[:MAX_REASON], tampered))
         with contextlib.suppress(NotConnectedError):
             await self.tools.send(report)
 
     def __str__(self) -> str:
         place = "spare" if self.assign.stage is None else f"stage {self.assign.stage} replica {self.assign.replica}"
         return f"job {self.assign.job[:8]} {place} ({self.assign.lease[:8]})"
+
+
+def _error_of(ended: Exit) -> WorkerError:
+    return TamperedError(ended.reason) if ended.tampered else WorkerError(ended.reason)
 
 
 def _place(cached: Path, target: Path) -> None:

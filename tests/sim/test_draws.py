@@ -11,6 +11,7 @@ from coordinator.services.verification import OPENING_LAG
 from coordinator.store.records import CommitRecord, EventRecord, NodeRecord, RoundRecord, RunRecord
 from tests.sim.test_faults import check, gather_nodes, read, run_world, submit
 from tests.sim.world import World
+from transport.wire.task import TaskFailed
 
 
 async def test_anybody_can_repeat_every_draw_from_what_was_committed_and_the_ledgers_blocks() -> None:
@@ -101,3 +102,21 @@ async def test_a_job_goes_back_before_a_forged_round_and_honest_work_stays_paid(
 async def everybody(world: World) -> list[NodeRecord]:
     async with world.records.transaction() as tx:
         return [msgspec.structs.replace(record) for record in await tx.find(NodeRecord)]
+
+
+async def test_a_node_in_whose_sandbox_a_hand_was_seen_loses_its_seat_and_is_looked_at_more_often() -> None:
+    world = World(4, nodes=6, faults=0.0)
+    await gather_nodes(world)
+    await submit(world, 2, 2)
+    while not any(node.tasks for node in world.nodes):
+        await world.turn()
+    node = next(node for node in world.nodes if node.tasks)
+    lease = min(node.tasks)
+    node.say(lease, [TaskFailed("somebody reached into the container", tampered=True)])
+    node.tasks.pop(lease)
+    for _ in range(50):
+        await world.turn()
+    records = {record.address: record for record in await everybody(world)}
+    assert records[node.key.address].faults == 1
+    assert sum(record.faults for record in records.values()) == 1
+    assert lease not in {other for each in world.nodes for other in each.tasks}

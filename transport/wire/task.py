@@ -228,9 +228,13 @@ class Challenge(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="ch
 
 
 class TaskFailed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="failed"):
-    """The worker cannot go on: it ran out of memory, its input is unusable, its process died."""
+    """The worker cannot go on: it ran out of memory, its input is unusable, its process died.
+
+    ``tampered``: somebody on its computer reached into its sandbox, as the agent saw and says of its own owner.
+    """
 
     reason: LongText
+    tampered: bool = False
 
 
 class Traffic(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="traffic"):

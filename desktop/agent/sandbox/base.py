@@ -29,10 +29,11 @@ class Limits:
 
 @dataclass(frozen=True)
 class Exit:
-    """How a worker ended; ``reason`` is a sentence for the coordinator and the log."""
+    """How a worker ended; ``reason`` is a sentence for the coordinator and the log. ``tampered``: somebody reached into it."""
 
     code: int | None
     reason: str
+    tampered: bool = False
 
 
 class Worker(Protocol):

@@ -25,12 +25,14 @@ from desktop.agent.sandbox.restrictions import (
     container_options,
     engine_faults,
 )
+from desktop.agent.sandbox.tamper import Watch
 
 T = TypeVar("T")
 
 ENGINE_TIMEOUT_S = 60.0  # Creating a container waits for a disk that others use too.
 ENGINE_CALLS = 8  # At a time; the event loop never waits for the engine itself.
 MEASURE_POLL_S = 0.2
+MAX_EARLY = 64  # Containers that are not known here; most are other programs'.
 KILLED = 137  # 128 + SIGKILL
 ENTRY = ("python3", "-m", "trainer")
 NO_ENGINE = (
@@ -38,6 +40,7 @@ NO_ENGINE = (
     "your files and network. Install it (Debian and Ubuntu: apt-get install docker.io; Windows and macOS: Docker Desktop), "
     "start it, let this user use it (usermod -aG docker $USER, then log in again), or point DOCKER_HOST to one."
 )
+TAMPERED = "somebody on this computer reached into the job's container, so the job was ended"
 NO_IMAGE = "the engine has no image {image!r}: make it with `python -m installer.image.build {image}` and try again."
 NO_GPU_RUNTIME = (
     "the engine cannot give a GPU to a container: install the NVIDIA container toolkit (package nvidia-container-toolkit), run "
@@ -52,6 +55,7 @@ class DockerWorker:
         """Take a started container."""
         self._sandbox = sandbox
         self.container = container
+        self.tampered = ""
 
     @property
     def pid(self) -> int | None:
@@ -72,10 +76,22 @@ class DockerWorker:
 
     async def stop(self, grace: float) -> None:
         """Stop and remove the container."""
+        self._sandbox.forget(self)
         await self._sandbox.call(lambda: _ask(self.container.unpause))
         await self._sandbox.call(lambda: _remove(self.container, grace))
 
+    def tamper(self, how: str) -> None:
+        """Somebody reached into it: end it at once, before they see anything. Called in the watch's thread."""
+        if self.tampered:
+            return
+        self.tampered = how
+        with contextlib.suppress(DockerException, requests.RequestException):
+            self.container.kill()
+        LOGGER.error("the job's container was reached into (%s), so the job was ended", how)
+
     def _look(self) -> Exit | None:
+        if self.tampered:
+            return Exit(None, f"{TAMPERED}: {self.tampered}", tampered=True)
         try:
             self.container.reload()
         except NotFound:
@@ -115,6 +131,9 @@ class DockerSandbox:
         self._entry = tuple(entry)
         self._threads = ThreadPoolExecutor(ENGINE_CALLS, thread_name_prefix="docker")
         self._client: Any = None
+        self._watch: Watch | None = None
+        self._workers: dict[str, DockerWorker] = {}
+        self._early: dict[str, str] = {}
         self._image_id = ""
 
     async def check(self) -> str:
@@ -145,7 +164,27 @@ class DockerSandbox:
     async def start(self, lease: str, folder: Path) -> DockerWorker:
         """Start a worker with every restriction in force; raises SandboxError as the base says."""
         arguments = [*self._entry[1:], *WORKER, f"{INSIDE}/{SOCKET_NAME}", *self._extra]
-        return DockerWorker(self, await self._started(arguments, folder, lease))
+        if self._watch is None:
+            self._watch = Watch(lambda: _connect(timeout=None), self._reached_into)  # Events may not come for hours.
+            await self.call(self._watch.start)
+        worker = DockerWorker(self, await self._started(arguments, folder, lease))
+        self._workers[worker.container.id] = worker
+        if worker.container.id in self._early:
+            await self.call(lambda: worker.tamper(self._early[worker.container.id]))
+        return worker
+
+    def forget(self, worker: DockerWorker) -> None:
+        """Its container is about to go."""
+        self._workers.pop(worker.container.id, None)
+
+    def _reached_into(self, container: str, how: str) -> None:
+        if container and container not in self._workers:
+            self._early[container] = how  # Perhaps one that is only just starting.
+            while len(self._early) > MAX_EARLY:
+                self._early.pop(next(iter(self._early)))
+        for worker in list(self._workers.values()):
+            if container in ("", worker.container.id):
+                worker.tamper(how)
 
     def inside(self, folder: Path) -> str:
         """Where the folder is mounted."""
@@ -153,6 +192,8 @@ class DockerSandbox:
 
     async def aclose(self) -> None:
         """Close the connection to the engine."""
+        if self._watch is not None:
+            self._watch.close()
         if self._client is not None:
             await self.call(self._client.close)
         self._threads.shutdown(wait=False)
@@ -218,10 +259,10 @@ class DockerSandbox:
         return container
 
 
-def _connect() -> Any:
+def _connect(timeout: float | None = ENGINE_TIMEOUT_S) -> Any:
     address = os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
     try:
-        return docker.from_env(timeout=ENGINE_TIMEOUT_S)
+        return docker.from_env(timeout=timeout)
     except (DockerException, requests.RequestException) as error:
         raise SandboxError(NO_ENGINE.format(address=address, error=_root_cause(error))) from error
 
