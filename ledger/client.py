@@ -30,6 +30,7 @@ from ledger.escrows import DEFAULT_PAYEES, Earnings, Escrows
 from ledger.events import MAX_MEMO_BYTES
 from ledger.history import LedgerEvent, read_history
 from ledger.money import DECIMALS
+from ledger.payouts import Payouts
 from ledger.program.codes import Consent
 from ledger.program.interface import Market
 from ledger.states import DisputeState, EscrowState, PreparedTransaction, StakeState
@@ -100,6 +101,10 @@ class Ledger(Escrows, Disputes):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.aclose()
+
+    def payouts(self, coordinator_seed: bytes) -> Payouts:
+        """How a coordinator pays many at a time."""
+        return Payouts(self._connection, self._market, self._sender, coordinator_seed)
 
     async def prepare_memo(self, seed: bytes, text: str, submitter: str, job: bytes) -> PreparedTransaction:
         """Write a lifecycle event (``events.encode``) that the job's ``history`` will show.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, TypeVar
 
@@ -36,8 +37,29 @@ _MAX_KEYS = 100
 _SLOTS_AT_ONCE = 512  # Slots in which a block is looked for at a time; a cluster may leave out many in a row.
 
 _Answer = TypeVar("_Answer")
-Status = Literal["unknown", "pending", "confirmed", "failed"]
+Commitment = Literal["unknown", "processed", "confirmed", "finalized"]
 SendResult = Literal["sent", "processed", "unknown blockhash"]
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How far a transaction has come, as the endpoint knew at ``slot``.
+
+    Attributes:
+        failed: it was executed and refused, which counts as soon as it is finalized.
+    """
+
+    commitment: Commitment
+    failed: bool
+    slot: int
+
+
+@dataclass(frozen=True)
+class Height:
+    """Where the chain stands: ``height`` counts blocks, ``slot`` also counts times at which no block was made."""
+
+    height: int
+    slot: int
 
 
 class Connection:
@@ -58,12 +80,16 @@ class Connection:
         """Close the connection."""
         await self._client.close()
 
-    async def accounts(self, keys: Sequence[Pubkey]) -> list[Account | None]:
-        """Accounts in the order asked for, None where there is none; each hundred at one moment."""
+    async def accounts(self, keys: Sequence[Pubkey], *, final: bool = False) -> list[Account | None]:
+        """Accounts in the order asked for, None where there is none; each hundred at one moment.
+
+        ``final``: as of the newest block that can never be undone.
+        """
         found: list[Account | None] = []
         for start in range(0, len(keys), _MAX_KEYS):
             part = list(keys[start : start + _MAX_KEYS])
-            answer = await self._ask(partial(self._client.get_multiple_accounts, part))
+            commitment = Finalized if final else Confirmed
+            answer = await self._ask(partial(self._client.get_multiple_accounts, part, commitment))
             found.extend(answer.value)
         return found
 
@@ -79,6 +105,15 @@ class Connection:
         """A recent blockhash and the last block height at which it is valid."""
         value = (await self._ask(self._client.get_latest_blockhash)).value
         return value.blockhash, value.last_valid_block_height
+
+    async def final_account(self, key: Pubkey) -> tuple[Account | None, int]:
+        """An account in the newest block that can never be undone, and the slot of that block."""
+        answer = await self._ask(lambda: self._client.get_account_info(key, Finalized, "base64"))
+        return answer.value, int(answer.context.slot)
+
+    async def confirmed_slot(self) -> int:
+        """The newest slot that most of the cluster has voted for."""
+        return int((await self._ask(lambda: self._client.get_slot(Confirmed))).value)
 
     async def block_height(self) -> int:
         """Height of the newest block that can never be undone."""
@@ -121,6 +156,11 @@ class Connection:
         value = (await self._ask(lambda: self._client.simulate_transaction(transaction))).value
         return None if value.err is None else str(value.err), list(value.logs or [])
 
+    async def final_height(self) -> Height:
+        """The same by another method, with its slot."""
+        value = (await self._ask(lambda: self._client.get_epoch_info(Finalized))).value
+        return Height(int(value.block_height), int(value.absolute_slot))
+
     async def send(self, wire: bytes, program: Pubkey) -> SendResult:
         """Hand over a signed transaction. ``program`` is the market's, to explain its errors.
 
@@ -139,15 +179,19 @@ class Connection:
             raise TransactionFailedError("", reason, code, refused.logs) from refused
         return "sent"
 
-    async def status(self, signature: Signature) -> Status:
-        """What became of a transaction."""
+    async def standing(self, signature: Signature) -> Standing:
+        """What became of a transaction, as far as the endpoint remembers."""
         ask = self._client.get_signature_statuses
-        found = (await self._ask(lambda: ask([signature], search_transaction_history=True))).value[0]
+        answer = await self._ask(lambda: ask([signature], search_transaction_history=True))
+        found, slot = answer.value[0], int(answer.context.slot)
         if found is None:
-            return "unknown"
-        if found.confirmation_status == TransactionConfirmationStatus.Processed:
-            return "pending"
-        return "confirmed" if found.err is None else "failed"
+            return Standing("unknown", False, slot)
+        # Old blocks are no longer voted on: then the endpoint says no confirmation status and null confirmations.
+        final = found.confirmation_status == TransactionConfirmationStatus.Finalized or found.confirmations is None
+        if final:
+            return Standing("finalized", found.err is not None, slot)
+        confirmed = found.confirmation_status == TransactionConfirmationStatus.Confirmed
+        return Standing("confirmed" if confirmed else "processed", found.err is not None, slot)
 
     async def signatures(
         self, address: Pubkey, before: Signature | None

@@ -84,8 +84,16 @@ class Door:
         return await self._connection.block_after(slot)
 
     async def outcome(self, signature: str, last_valid_block_height: int) -> Outcome:
-        """What became of a transaction. ``expired`` is final: it never happened and never will."""
+        """What became of a transaction that carries a blockhash.
+
+        ``confirmed`` and ``failed`` are said of blocks that can never be undone; ``expired`` is final too: it never happened
+        and never will.
+        """
         return await self._sender.outcome(signature, last_valid_block_height)
+
+    async def outcome_of(self, prepared: PreparedTransaction) -> Outcome:
+        """The same of a whole transaction: one with a nonce is ``expired`` once another transaction has used that up."""
+        return await self._sender.outcome_of(prepared)
 
     async def confirm(self, prepared: PreparedTransaction, timeout: float = CONFIRM_TIMEOUT_S) -> str:
         """Send and wait; returns the signature.
@@ -97,8 +105,10 @@ class Door:
         """
         return await self._sender.confirm(prepared, timeout)
 
-    async def _prepare(self, signer: Keypair, instructions: Sequence[Instruction]) -> PreparedTransaction:
-        return await self._sender.prepare(signer, instructions)
+    async def _prepare(
+        self, signer: Keypair, instructions: Sequence[Instruction], nonce: str = ""
+    ) -> PreparedTransaction:
+        return await self._sender.prepare(signer, instructions, nonce)
 
     async def _prepare_together(
         self, seeds: Sequence[bytes], instructions: Sequence[Instruction]

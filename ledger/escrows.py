@@ -103,10 +103,10 @@ class Escrows(Door):
         prepared = await self.prepare_escrow(submitter, job, coordinator, amount, deadline_unix)
         return await self.confirm(prepared)
 
-    async def escrow(self, submitter: str, job: bytes) -> EscrowState | None:
-        """A job's escrow, or None where it was never opened in this token."""
+    async def escrow(self, submitter: str, job: bytes, *, final: bool = False) -> EscrowState | None:
+        """A job's escrow, or None where it was never opened in this token; ``final``: as it can never be undone."""
         address = self._market.escrow(parse_address(submitter), check_job(job))
-        account, vault = await self._connection.accounts([address, self._market.wallet(address)])
+        account, vault = await self._connection.accounts([address, self._market.wallet(address)], final=final)
         if account is None or account.owner != self._market.program:
             return None
         content = read_escrow(account.data)
@@ -333,7 +333,12 @@ class Escrows(Door):
         return await self._prepare(signer, [extension])
 
     async def prepare_refund(
-        self, coordinator_seed: bytes, submitter: str, job: bytes, cosigner_seed: bytes | None = None
+        self,
+        coordinator_seed: bytes,
+        submitter: str,
+        job: bytes,
+        cosigner_seed: bytes | None = None,
+        nonce: str = "",
     ) -> PreparedTransaction:
         """Return whatever is left, and not promised, to the submitter.
 
@@ -350,8 +355,9 @@ class Escrows(Door):
             create_idempotent_associated_token_account(signer.pubkey(), owner, self._market.mint),
             self._market.escrow_refund(signer.pubkey(), owner, job, second),
         ]
-        seeds = [coordinator_seed] if cosigner_seed is None else [coordinator_seed, cosigner_seed]
-        return await self._prepare_together(seeds, instructions)
+        if cosigner_seed is None:
+            return await self._prepare(signer, instructions, nonce)
+        return await self._prepare_together([coordinator_seed, cosigner_seed], instructions)
 
     async def prepare_close(self, seed: bytes, submitter: str, job: bytes) -> PreparedTransaction:
         """Give the rent of a refunded escrow back to the submitter; its totals stay readable.

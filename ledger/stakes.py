@@ -53,7 +53,13 @@ class Stakes(Door):
         return stake_state(address, content, amount_in(vault.data) if vault else 0)
 
     async def prepare_slash(
-        self, coordinator_seed: bytes, node: str, amount: Amount, reason_hash: bytes, challenger: str | None = None
+        self,
+        coordinator_seed: bytes,
+        node: str,
+        amount: Amount,
+        reason_hash: bytes,
+        challenger: str | None = None,
+        nonce: str = "",
     ) -> PreparedTransaction:
         """Move stake to the treasury, once for every ``reason_hash`` (32 bytes, not all zero).
 
@@ -65,7 +71,8 @@ class Stakes(Door):
             InsufficientFundsError: the stake is smaller; ``StakeState.slashable`` says what the cap allows.
         """
         signer = keypair(coordinator_seed)
-        return await self._prepare(signer, await self._slash(signer.pubkey(), node, amount, reason_hash, challenger))
+        slash = await self._slash(signer.pubkey(), node, amount, reason_hash, challenger)
+        return await self._prepare(signer, slash, nonce)
 
     async def _slash(
         self, coordinator: Pubkey, node: str, amount: Amount, reason: bytes, challenger: str | None

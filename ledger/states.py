@@ -18,11 +18,20 @@ class PreparedTransaction:
 
     Store ``signature`` before sending: after a crash it tells whether the transaction happened. Never sign
     the same thing anew before ``outcome`` said ``expired`` or ``failed``.
+
+    Attributes:
+        last_valid_block_height: after it the transaction is not processed; with a nonce the slot at which that was read.
+        nonce: address of the nonce account that it carries; empty where it carries a blockhash.
+        step: what it prepares the ground for; empty where it is the thing itself.
+        table: address of the lookup table that the step makes or uses.
     """
 
     signature: str
     wire: bytes
     last_valid_block_height: int
+    nonce: str = ""
+    step: str = ""
+    table: str = ""
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,9 @@ def quote_table(quote: api.Quote) -> RenderableType:
         ("shape", f"{quote.stages} stages × {quote.replicas} replicas, {quote.rounds} rounds"),
         ("memory", " + ".join(f"{part:,} MB" for part in quote.memory_mb_per_stage) or "not planned"),
         ("limited by", quote.limit),
+        *([("for 10^15 operations", money(quote.rate))] if quote.rate else []),
+        *([("fee of the ledger", f"{quote.fee_lamports:,} lamports")] if quote.fee_lamports else []),
+        *[("" if place else "because", reason) for place, reason in enumerate(quote.reasons)],
     ]
     for name, value in rows:
         table.add_row(Text(name, style="dim"), Text(value))
@@ -86,7 +89,8 @@ def funding_table(funding: api.Funding) -> RenderableType:
 def _range(quote: api.Quote) -> str:
     if quote.price_low == quote.price_high:
         return ""
-    return f"  (between {amount(quote.price_low)} and {amount(quote.price_high)})"
+    likely = f", likely {amount(quote.price_likely)}" if quote.price_likely else ""
+    return f"  (between {amount(quote.price_low)} and {amount(quote.price_high)}{likely})"
 
 
 def _state(state: str) -> Text:

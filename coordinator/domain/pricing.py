@@ -1,10 +1,39 @@
-"""What work is worth: operations, the price, the pot of a round and exact shares. Integers wherever money is."""
+"""What work is worth: operations, the price, the pot of a round and exact shares. Integers wherever money is.
+
+The network's price of 10^15 operations is where enough of its machines are willing to work, raised while jobs queue up, and it
+moves by at most an eighth within STEP_SECONDS, as the base fee of Ethereum does (EIP-1559): nobody is surprised by it.
+"""
 
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
+import msgspec
+
 OPERATIONS_PER_PARAMETER = 6  # Forward 2, backward 4, for each parameter and token.
 PETAFLOP = 10**15
+HOUR = 3600
+
+MAX_FLOOR = 10**12  # Millionths for 10^15 operations: a million tokens; beyond it a node is as good as not there.
+WILLING_PART = Fraction(1, 2)  # Of the network's speed must be for sale at the price: below it few could quote alone.
+CLEAR_HOURS = 24  # What is queued must be done within a day at the price, where the network is quick enough at all.
+CALM_HOURS = 1  # A queue of an hour is none.
+RISE_PER_HOUR = Fraction(1, 10)  # For each further hour of work in the queue.
+MAX_DEMAND = 4  # Times the price at rest; beyond it a job waits rather than pays.
+MAX_STEP = Fraction(1, 8)
+STEP_SECONDS = 600.0
+LEAVES_HOURS = 24
+
+LAMPORTS = 10**9  # Of one SOL.
+FEE_PART = Fraction(
+    1, 20
+)  # Of a payout that its fee may take; smaller ones wait for more, at the latest for the job's end.
+
+
+class Offer(msgspec.Struct, frozen=True):
+    """What one machine offers: operations a second, and the least it works for, in millionths for 10^15 operations."""
+
+    speed: int
+    floor: int
 
 
 def operations(parameters: int, tokens: int) -> int:
@@ -19,6 +48,64 @@ def least(job_price: int, replicas: int) -> int:
     round make ``job_price``, and nothing makes more.
     """
     return job_price // replicas
+
+
+def clearing(offers: Sequence[Offer], needed: int) -> int:
+    """The lowest price at which machines of ``needed`` operations a second in all are willing.
+
+    Where all of them together are not as quick, the price at which the last one is willing; without offers 0.
+    """
+    speed = price_at = 0
+    for offer in sorted(offers, key=lambda offer: offer.floor):
+        if speed >= needed:
+            break
+        speed, price_at = speed + offer.speed, offer.floor
+    return price_at
+
+
+def demand(queued: int, speed: int) -> Fraction:
+    """By how much a queue of operations raises the price on a network of this speed: between 1 and MAX_DEMAND."""
+    if queued <= 0:
+        return Fraction(1)
+    if speed <= 0:
+        return Fraction(MAX_DEMAND)
+    hours = Fraction(queued, speed * HOUR)
+    return min(Fraction(MAX_DEMAND), 1 + max(Fraction(0), hours - CALM_HOURS) * RISE_PER_HOUR)
+
+
+def stepped(previous: int, target: int, steps: int) -> int:
+    """As near to ``target`` as ``steps`` steps from ``previous`` lead, each by MAX_STEP of where it starts, at least by 1."""
+    for _ in range(steps):
+        if previous == target:
+            break
+        reach = max(1, int(previous * MAX_STEP))
+        previous = min(target, previous + reach) if target > previous else max(target, previous - reach)
+    return previous
+
+
+def rate(offers: Sequence[Offer], queued: int, least_rate: int) -> int:
+    """What 10^15 operations cost on a network at this moment, were it not for the steps; never below ``least_rate``."""
+    speed = sum(offer.speed for offer in offers)
+    needed = max(int(speed * WILLING_PART), queued // (CLEAR_HOURS * HOUR))
+    at_rest = max(least_rate, clearing(offers, needed))
+    return -int(-at_rest * demand(queued, speed) // 1)
+
+
+def likely(job_price: int, replicas: int, members: int, round_seconds: float) -> int:
+    """What a job will pay in the middle: who leaves takes its replica's part of one round along.
+
+    Assumed is that each machine leaves once in LEAVES_HOURS, which homes do about.
+    """
+    lost = Fraction(members, replicas) * Fraction(round(round_seconds), LEAVES_HOURS * HOUR)
+    return max(least(job_price, replicas), int(job_price * (1 - min(Fraction(1), lost))))
+
+
+def worth_paying(amount: int, fee_lamports: int, price_of_sol: int) -> bool:
+    """Whether a payout is worth what the ledger takes for it: at most FEE_PART of the amount.
+
+    ``price_of_sol`` is in millionths of the token; with 0 the ledger is free, as the embedded one.
+    """
+    return amount > 0 and Fraction(fee_lamports * price_of_sol, LAMPORTS) <= amount * FEE_PART
 
 
 def price(total_operations: int, per_petaflop: int, minimum: int) -> int:

@@ -12,6 +12,8 @@ from ledger.states import EscrowState
 
 Outcome = Literal["pending", "confirmed", "failed", "expired"]
 
+NONCES = 24  # 16 jobs' money moves at a time, and a nonce that was used rests for a block. Their rent is 0.035 SOL.
+
 
 @dataclass(frozen=True)
 class Deposit:
@@ -46,15 +48,22 @@ class Chain(Protocol):
     async def prepare_fund(self, job: str, amount: int, deadline: int) -> PreparedTransaction:
         """Open a job's escrow from the test wallet."""
 
-    async def prepare_settlement(
-        self, submitter: str, job: str, payouts: Mapping[str, int]
-    ) -> list[PreparedTransaction]: ...
+    async def nonces(self) -> Sequence[str]:
+        """Addresses of the coordinator's nonce accounts, which are created where they are missing."""
 
-    async def prepare_refund(self, submitter: str, job: str) -> PreparedTransaction: ...
+    async def prepare_settlement(
+        self, submitter: str, job: str, payouts: Mapping[str, int], nonce: str = "", table: str = ""
+    ) -> PreparedTransaction | None:
+        """What comes next on the way to these cumulative amounts, maybe a ``step`` only; None where all have them for good."""
+
+    async def prepare_end_of_table(self, table: str, nonce: str = "") -> PreparedTransaction | None:
+        """What comes next on the way to a lookup table's end; None where it is gone."""
+
+    async def prepare_refund(self, submitter: str, job: str, nonce: str = "") -> PreparedTransaction: ...
 
     async def prepare_memo(self, text: str, submitter: str, job: str) -> PreparedTransaction: ...
 
-    async def prepare_slash(self, node: str, amount: int, reason: bytes) -> PreparedTransaction: ...
+    async def prepare_slash(self, node: str, amount: int, reason: bytes, nonce: str = "") -> PreparedTransaction: ...
 
     async def slot(self) -> int: ...
 
@@ -64,6 +73,9 @@ class Chain(Protocol):
     async def submit(self, prepared: PreparedTransaction) -> None: ...
 
     async def outcome(self, signature: str, last_height: int) -> Outcome: ...
+
+    async def outcome_of(self, prepared: PreparedTransaction) -> Outcome:
+        """The same of a transaction that carries a nonce."""
 
 
 class LedgerChain:
@@ -77,6 +89,7 @@ class LedgerChain:
 
     def __init__(self, ledger: Ledger, url: str, seed: bytes, test_seed: bytes, coordinator: str) -> None:
         self._ledger = ledger
+        self._payouts = ledger.payouts(seed)
         self._seed = seed
         self._test_seed = test_seed
         self._coordinator = coordinator
@@ -89,8 +102,8 @@ class LedgerChain:
         return await self._ledger.balance(owner)
 
     async def escrow(self, submitter: str, job: str) -> EscrowState | None:
-        """A job's escrow, or None."""
-        return await self._ledger.escrow(submitter, job_bytes(job))
+        """A job's escrow in blocks that can never be undone, or None."""
+        return await self._ledger.escrow(submitter, job_bytes(job), final=True)
 
     def escrow_address(self, submitter: str, job: str) -> str:
         """Where a job's escrow is, or will be."""
@@ -115,24 +128,32 @@ class LedgerChain:
             self._test_seed, job_bytes(job), self._coordinator, Amount(amount), deadline
         )
 
+    async def nonces(self) -> Sequence[str]:
+        """One for each payment that may be on its way, and some that rest."""
+        return await self._payouts.nonces(NONCES)
+
     async def prepare_settlement(
-        self, submitter: str, job: str, payouts: Mapping[str, int]
-    ) -> list[PreparedTransaction]:
+        self, submitter: str, job: str, payouts: Mapping[str, int], nonce: str = "", table: str = ""
+    ) -> PreparedTransaction | None:
         """Pay cumulative amounts."""
         due = {payee: Amount(total) for payee, total in payouts.items()}
-        return await self._ledger.prepare_settlement(self._seed, submitter, job_bytes(job), due)
+        return await self._payouts.prepare(submitter, job_bytes(job), due, nonce, table)
 
-    async def prepare_refund(self, submitter: str, job: str) -> PreparedTransaction:
+    async def prepare_end_of_table(self, table: str, nonce: str = "") -> PreparedTransaction | None:
+        """Give a lookup table back."""
+        return await self._payouts.prepare_end_of_table(table, nonce)
+
+    async def prepare_refund(self, submitter: str, job: str, nonce: str = "") -> PreparedTransaction:
         """Return what is left."""
-        return await self._ledger.prepare_refund(self._seed, submitter, job_bytes(job))
+        return await self._ledger.prepare_refund(self._seed, submitter, job_bytes(job), nonce=nonce)
 
     async def prepare_memo(self, text: str, submitter: str, job: str) -> PreparedTransaction:
         """Write an event."""
         return await self._ledger.prepare_memo(self._seed, text, submitter, job_bytes(job))
 
-    async def prepare_slash(self, node: str, amount: int, reason: bytes) -> PreparedTransaction:
+    async def prepare_slash(self, node: str, amount: int, reason: bytes, nonce: str = "") -> PreparedTransaction:
         """Take stake."""
-        return await self._ledger.prepare_slash(self._seed, node, Amount(amount), reason)
+        return await self._ledger.prepare_slash(self._seed, node, Amount(amount), reason, nonce=nonce)
 
     async def slot(self) -> int:
         """The newest slot."""
@@ -149,3 +170,7 @@ class LedgerChain:
     async def outcome(self, signature: str, last_height: int) -> Outcome:
         """What became of a transaction."""
         return await self._ledger.outcome(signature, last_height)
+
+    async def outcome_of(self, prepared: PreparedTransaction) -> Outcome:
+        """What became of a transaction with a nonce."""
+        return await self._ledger.outcome_of(prepared)

@@ -21,6 +21,7 @@ from coordinator.services.naming import names_in, readable
 from coordinator.services.nodes import Nodes
 from coordinator.services.payees import MAX_PAYEES
 from coordinator.services.quotes import quote
+from coordinator.services.rates import Rates
 from coordinator.services.runs import Runs
 from coordinator.services.settlement import Settlement, escrow_deadline
 from coordinator.services.views import TrafficOf
@@ -76,12 +77,13 @@ class JobService:
         self._coordinator = coordinator
         self._test_wallet = test_wallet
         self._traffic_of = traffic_of
+        self._rates = Rates(context, nodes)
 
     # --- a job's beginning and end ----------------------------------------------------------------------------------------
 
     async def quote(self, spec: JobSpec) -> api.Quote:
         """Price and plan on the network as it is."""
-        found = self._quote(spec, None)
+        found = await self._quote(spec, None)
         async with self._context.store.transaction() as tx:
             return msgspec.structs.replace(found, limit=readable(found.limit, await names_in(tx, [found.limit])))
 
@@ -94,7 +96,7 @@ class JobService:
             raise NotFoundError(f"there is no dataset {spec.dataset.artifact}: upload it first", "dataset.artifact")
         await self._check_balance(submitter, spec)
         prepared = await self._models.prepare(spec)
-        final = self._quote(spec, prepared.config)
+        final = await self._quote(spec, prepared.config)
         _refuse(spec, final)
         now = self._context.clock.time()
         job = Job(
@@ -279,8 +281,9 @@ class JobService:
         shown = msgspec.structs.replace(job, quote=offered)
         return views.job_view(shown, leases, self._traffic_of, readable(job.reason, names))
 
-    def _quote(self, spec: JobSpec, config: dict[str, object] | None) -> api.Quote:
-        return quote(spec, config, self._context.config, self._nodes, self._artifacts, self._links.map)
+    async def _quote(self, spec: JobSpec, config: dict[str, object] | None) -> api.Quote:
+        rate = await self._rates.now()
+        return quote(spec, config, self._context.config, self._nodes, self._artifacts, self._links.map, rate)
 
     async def _names(self, texts: Iterable[str]) -> Mapping[str, str]:
         async with self._context.store.transaction() as tx:

@@ -194,7 +194,7 @@ class Nodes:
     def everybody(self) -> list[Candidate]:
         """All nodes that are here, busy or not."""
         return [
-            Candidate(s.node, s.payout, s.profile.memory_mb, s.profile.flops, s.profile.env_class)
+            Candidate(s.node, s.payout, s.profile.memory_mb, s.profile.flops, s.profile.env_class, s.profile.floor)
             for s in self._sessions.values()
             if s.node not in self._banned and s.stake >= self._context.config.min_stake
         ]

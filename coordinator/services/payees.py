@@ -24,3 +24,8 @@ def payable(candidates: Sequence[Candidate], payees: AbstractSet[str]) -> list[C
     new = dict.fromkeys(c.owner for c in sorted(candidates, key=lambda c: (-c.flops, c.node)) if c.owner not in payees)
     admitted = payees | set(list(new)[: max(0, MAX_PAYEES - len(payees))])
     return [candidate for candidate in candidates if candidate.owner in admitted]
+
+
+def affordable(candidates: Sequence[Candidate], rate: int) -> list[Candidate]:
+    """Those who work for a job's price of 10^15 operations; 0 is the price of a job from before there were floors."""
+    return [candidate for candidate in candidates if rate == 0 or candidate.floor <= rate]

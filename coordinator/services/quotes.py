@@ -1,6 +1,7 @@
 """What a job would take on the network as it is, and whether it can be taken at all."""
 
 import json
+from dataclasses import dataclass
 
 from coordinator.client.text import money
 from coordinator.config import Config
@@ -9,12 +10,14 @@ from coordinator.domain.placement import Network, NoPlacementError, Placement
 from coordinator.errors import CottageError, InvalidError
 from coordinator.services.artifacts import ArtifactStore
 from coordinator.services.nodes import Nodes
-from coordinator.services.payees import payable
+from coordinator.services.payees import affordable, payable
+from coordinator.services.rates import Rate
 from transport.wire.api import Quote
 from transport.wire.crossing import check_subspace
 from transport.wire.job import JobSpec, total_steps
 from transport.wire.model import ModelConfigError, ModelShape, inspect_config, resolve
 
+OPENING_LAMPORTS = 5_000  # One signature. The escrow's rent comes back when it is closed.
 ROUND_OVERHEAD_S = 1.0  # Commitments and outer step at the end of each round.
 BYTES_VOCABULARY = 259
 MAX_TOKENIZER_BYTES = 64 << 20
@@ -54,10 +57,12 @@ def quote(
     nodes: Nodes,
     artifacts: ArtifactStore,
     network: Network | None = None,
+    rate: Rate | None = None,
 ) -> Quote:
     """Price and plan; everything that forbids the job is in ``problems``.
 
     Args:
+        rate: the network's price of operations; None for the operator's own.
         config: the model's final config; None works one out from the document.
         network: what was measured of lines and ways.
     """
@@ -69,13 +74,29 @@ def quote(
     except (ModelConfigError, CottageError) as error:
         return _impossible(str(error), len(nodes.everybody()))
     problems = list(_document_problems(spec))
-    available = len(nodes.everybody())
+    rate = rate or Rate(config_of.price_per_petaflop, "")
+    everybody = nodes.everybody()
+    willing = affordable(everybody, rate.per_petaflop)
+    reasons = [rate.reason] if rate.reason else []
+    if len(willing) < len(everybody):
+        reasons.append(f"{len(everybody) - len(willing)} nodes ask more than that and are not chosen")
+    offer = _Offer(rate.per_petaflop, len(willing), tuple(reasons))
     try:
-        here = payable(nodes.everybody(), frozenset())
+        here = payable(willing, frozenset())
         found = placement.choose(shape, spec.training, here, spec.parallel.stages, spec.parallel.replicas, network)
     except NoPlacementError as error:
-        return _priced(spec, shape, None, [*problems, str(error)], config_of, available)
-    return _priced(spec, shape, found, problems, config_of, available)
+        problem = "; ".join([str(error), *reasons[1:]])
+        return _priced(spec, shape, None, [*problems, problem], config_of, offer)
+    return _priced(spec, shape, found, problems, config_of, offer)
+
+
+@dataclass(frozen=True)
+class _Offer:
+    """What the network asks: ``rate`` for 10^15 operations, ``nodes`` that work for it, and why."""
+
+    rate: int
+    nodes: int
+    reasons: tuple[str, ...]
 
 
 def _document_problems(spec: JobSpec) -> list[str]:
@@ -94,14 +115,14 @@ def _priced(
     found: Placement | None,
     problems: list[str],
     config: Config,
-    available: int,
+    offer: _Offer,
 ) -> Quote:
     training = spec.training
     stages = len(found.layers) if found else spec.parallel.stages or 1
     replicas = max(p for _, p in found.seats) + 1 if found else spec.parallel.replicas or 1
     tokens = total_steps(training, replicas) * training.batch * training.sequence * replicas
     operations = pricing.operations(shape.parameters, tokens)
-    price = pricing.price(operations, config.price_per_petaflop, config.minimum_price)
+    price = pricing.price(operations, offer.rate, config.minimum_price)
     if spec.budget < price:
         problems = [
             *problems,
@@ -114,13 +135,15 @@ def _priced(
         if found
         else []
     )
+    each_round = seconds / max(1, rounds.rounds) + ROUND_OVERHEAD_S
+    middle = pricing.likely(price, replicas, stages * replicas, each_round)
     return Quote(
         operations=float(operations),
         parameters=shape.parameters,
         tokens=tokens,
         stages=stages,
         replicas=replicas,
-        nodes_available=available,
+        nodes_available=offer.nodes,
         rounds=rounds.rounds,
         hours=(seconds + rounds.rounds * ROUND_OVERHEAD_S) / 3600,
         price=price,
@@ -129,7 +152,30 @@ def _priced(
         memory_mb_per_stage=tuple(memory),
         limit=found.limit if found else "no plan fits the network",
         problems=tuple(problems),
+        rate=offer.rate,
+        price_likely=middle,
+        fee_lamports=OPENING_LAMPORTS,
+        reasons=(*offer.reasons, *_range_reasons(price, middle, pricing.least(price, replicas), config)),
     )
+
+
+def _range_reasons(price: int, middle: int, low: int, config: Config) -> tuple[str, ...]:
+    """Why a job may pay less than its price, and never more."""
+    top = (
+        "the least that a job costs here"
+        if price == config.minimum_price
+        else "every replica takes part in every round"
+    )
+    reasons = [f"{money(price)} at most: {top}, and nothing makes it more"]
+    if middle < price:
+        leaving = f"each node leaves once in {pricing.LEAVES_HOURS} hours and its replica misses that round"
+        reasons.append(f"{money(middle)} likely: {leaving}")
+    if low < price:
+        reasons.append(f"{money(low)} at least, where one replica alone does every round; what is not paid goes back")
+    reasons.append(
+        f"the ledger takes {OPENING_LAMPORTS} lamports for opening the escrow; payouts cost the submitter nothing"
+    )
+    return tuple(reasons)
 
 
 def _impossible(problem: str, available: int) -> Quote:

@@ -1,10 +1,11 @@
 """Money: what is due is queued in the same transaction that makes it due; a loop carries the queue to the ledger.
 
-A row's signature and bytes are stored before they are sent, and it is signed anew only when the ledger says that the earlier
-transaction never happened and never will. Payouts are cumulative, so even a repeated one pays nothing more.
+``carrier`` signs, stores, sends and follows; here stands what is due and what follows. Payouts are cumulative, so even a
+repeated one pays nothing more.
 """
 
 import asyncio
+import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
@@ -13,7 +14,8 @@ import msgspec
 from coordinator.client.text import money
 from coordinator.domain.job import Job, JobState
 from coordinator.errors import FundsError
-from coordinator.services.chain import Chain, Deposit, Outcome
+from coordinator.services.carrier import Carrier
+from coordinator.services.chain import Chain, Deposit
 from coordinator.services.context import Context
 from coordinator.services.naming import listed
 from coordinator.services.payees import MAX_PAYEES
@@ -22,15 +24,14 @@ from coordinator.store.ports import Where
 from coordinator.store.records import CommitRecord, NodeRecord, OutboxKind, OutboxRecord
 from ledger import events as ledger_events
 from ledger.client import Consent
-from ledger.errors import LedgerError, LedgerUnavailableError, TransactionExpiredError, TransactionFailedError
-from ledger.states import EscrowState, PreparedTransaction
+from ledger.errors import LedgerAnswerError, LedgerError, LedgerUnavailableError
+from ledger.program.codes import MAX_BATCH
+from ledger.states import EscrowState
 
-MAX_PAYEES_A_ROW = 6  # With a new token account for each, as many fit one transaction of 1,232 bytes for sure.
-MAX_ATTEMPTS = 5  # An executed and refused transaction will be refused again; a few tries cover a changed balance.
+MAX_PAYEES_A_ROW = MAX_BATCH  # What one transaction pays; their token accounts and a lookup table are there by then.
 MAX_LANES = 16  # Jobs whose money moves at the same time: the ledger's endpoint limits connections.
 MAX_ROWS = 500  # Loaded at a time.
 POLL_SECONDS = 0.5
-CONFIRM_POLLS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2)  # Embedded: 5-8 ms. A cluster's answer is fetched at the next turn.
 
 ESCROW_MARGIN = 6 * 3600  # After the deadline of the job, for the last audits and payouts.
 
@@ -44,7 +45,10 @@ _ATTEMPTS: Mapping[OutboxKind, str] = {
     "refund": "the refund",
     "slash": "taking the stake",
     "event": "writing an event",
+    "table": "closing a lookup table",
 }
+
+log = logging.getLogger(__name__)
 
 
 class Settlement:
@@ -55,6 +59,8 @@ class Settlement:
         self._desk = desk
         self._chain = chain
         self._coordinator = coordinator
+        self._carrier = Carrier(context, chain)
+        self._trouble = ""
         self._wake = asyncio.Event()
         desk.on_stored(lambda work: self._wake.set() if work.money else None)
 
@@ -210,6 +216,12 @@ class Settlement:
         """Carry what is open as far as it goes now; whether anything was finished."""
         async with self._context.store.transaction() as tx:
             rows = await tx.find(OutboxRecord, ("state", "in", _OPEN), limit=MAX_ROWS)
+            sent = await tx.find(OutboxRecord, ("state", "=", "sent")) if len(rows) == MAX_ROWS else rows
+        try:
+            await self._carrier.open((*rows, *sent))
+        except (LedgerUnavailableError, LedgerAnswerError) as error:
+            self._unanswered(error)
+            return False
         lanes: dict[tuple[str, str], list[OutboxRecord]] = defaultdict(list)
         for row in rows:
             # Money of a job moves in order: the refund ends what payouts are made from. The rest needs not wait for it.
@@ -233,101 +245,42 @@ class Settlement:
                 try:
                     if not await self._carry(row):
                         break
-                except LedgerUnavailableError:
-                    self._context.metrics.count("ledger_unavailable_total")
+                except (LedgerUnavailableError, LedgerAnswerError) as error:
+                    self._unanswered(error)
                     break
                 finished = True
         return finished
+
+    def _unanswered(self, error: LedgerError) -> None:
+        self._context.metrics.count("ledger_unavailable_total")
+        if str(error) != self._trouble:  # An outage is told once and not at each turn.
+            self._trouble = str(error)
+            log.warning("payments wait for the ledger: %s", error)
 
     async def _carry(self, row: OutboxRecord) -> bool:
         """Bring one row on; whether it is over."""
         async with self._context.store.transaction() as tx:
             job = await tx.get(Job, row.job)
-        if row.state == "queued":
-            if row.kind == "fund" and job.state is not JobState.CREATED:
-                await self._give_up(row, f"the job is {job.state} already")
-                return True
-            try:
-                row = await self._sign(job, row)
-            except LedgerUnavailableError:
-                raise
-            except LedgerError as error:
-                await self._give_up(row, str(error))
-                return True
-        match await self._send(PreparedTransaction(row.signature, row.wire, row.last_height)):
+        if row.state == "queued" and row.kind == "fund" and job.state is not JobState.CREATED:
+            await self._give_up(row, f"the job is {job.state} already")
+            return True
+        carried = await self._carrier.carry(job, row)
+        match carried.state:
+            case "waiting":
+                return False
             case "confirmed":
-                await self._confirmed(job, row)
-                return True
-            case "pending":
-                return False
-            case "failed" if row.attempts >= MAX_ATTEMPTS:
-                await self._give_up(row, "the ledger refused it each time")
-                return True
-            case "expired" | "failed":
-                self._context.metrics.count("ledger_retried_total")
-                await self._store(msgspec.structs.replace(row, state="queued"))
-                return False
-
-    async def _sign(self, job: Job, row: OutboxRecord) -> OutboxRecord:
-        """Prepare a row's transaction and store it before anybody sends it."""
-        prepared, amount = await self._prepare(job, row)
-        return await self._store(
-            msgspec.structs.replace(
-                row, state="sent", signature=prepared.signature, wire=prepared.wire, amount=amount,
-                last_height=prepared.last_valid_block_height, attempts=row.attempts + 1,
-            )
-        )  # fmt: skip
-
-    async def _prepare(self, job: Job, row: OutboxRecord) -> tuple[PreparedTransaction, int]:
-        match row.kind:
-            case "event":
-                text = str(row.payload["text"])
-                return await self._chain.prepare_memo(text, job.submitter, job.id), 0
-            case "fund":
-                deadline = int(row.payload["deadline"])
-                return await self._chain.prepare_fund(job.id, row.amount, deadline), row.amount
-            case "settle":
-                payouts = {payee: int(total) for payee, total in row.payload.items()}
-                prepared = await self._chain.prepare_settlement(job.submitter, job.id, payouts)
-                if len(prepared) != 1:
-                    raise LedgerError(f"{len(payouts)} payees took {len(prepared)} transactions, expected one")
-                return prepared[0], row.amount
-            case "refund":
-                return await self._chain.prepare_refund(job.submitter, job.id), row.amount
-            case "slash":
-                return await self._prepare_slash(row)
-
-    async def _prepare_slash(self, row: OutboxRecord) -> tuple[PreparedTransaction, int]:
-        node = str(row.payload["node"])
-        state = await self._chain.stake(node)
-        amount = 0 if state is None else int(state.slashable(self._context.clock.time()))
-        if amount == 0:
-            raise LedgerError(f"node {node} has no stake that may be slashed now")
-        return await self._chain.prepare_slash(node, amount, bytes.fromhex(str(row.payload["reason"]))), amount
-
-    async def _send(self, prepared: PreparedTransaction) -> Outcome:
-        try:
-            await self._chain.submit(prepared)
-        except (TransactionFailedError, TransactionExpiredError):
-            # It may still have happened through an earlier sending: only the outcome tells.
-            return await self._chain.outcome(prepared.signature, prepared.last_valid_block_height)
-        for seconds in CONFIRM_POLLS:
-            await self._context.clock.sleep(seconds)
-            outcome = await self._chain.outcome(prepared.signature, prepared.last_valid_block_height)
-            if outcome != "pending":
-                return outcome
-        return "pending"
-
-    async def _store(self, row: OutboxRecord) -> OutboxRecord:
-        async with self._context.store.transaction() as tx:
-            return await tx.update(row)
+                await self._confirmed(job, carried.row)
+            case "refused":
+                await self._give_up(carried.row, carried.reason)
+        self._carrier.over(carried.row)
+        return True
 
     async def _give_up(self, row: OutboxRecord, reason: str) -> None:
         self._context.metrics.count("ledger_failed_total")
         async with self._desk.open(row.job) as work:
             detail = f"{row.detail}: {reason}" if row.detail else reason
             await work.tx.update(msgspec.structs.replace(row, state="failed", detail=detail[:500]))
-            if row.kind != "event":
+            if row.kind not in ("event", "table"):
                 work.note("ledger", f"{_ATTEMPTS[row.kind]} failed: {reason}")
 
     # --- what follows ---------------------------------------------------------------------------------------------------
@@ -335,9 +288,12 @@ class Settlement:
     async def _confirmed(self, job: Job, row: OutboxRecord) -> None:
         self._context.metrics.count("ledger_confirmed_total")
         state = await self._chain.escrow(job.submitter, job.id) if row.kind in ("fund", "refund") else None
+        if row.kind in ("fund", "refund") and (state is None or state.ended != (row.kind == "refund")):
+            raise LedgerUnavailableError(f"the ledger's endpoint is behind the {row.kind} of job {job.id}: ask again")
         async with self._desk.open(row.job) as work:
             if row.kind == "refund" and state is not None:
                 row = _refunded(work, row, state)
+                await self._close_tables(work)
             await work.tx.update(msgspec.structs.replace(row, state="confirmed"))
             match row.kind:
                 case "fund" if state is not None:
@@ -351,6 +307,13 @@ class Settlement:
                     work.note("slashed", f"node {node} lost {money(row.amount)} of its stake")
                 case _:
                     pass
+
+    async def _close_tables(self, work: Work) -> None:
+        """Give back the lookup tables of a job that has ended, and with them their rent."""
+        rows = await work.tx.find(OutboxRecord, ("job", "=", work.job.id), ("kind", "=", "settle"))
+        for table in sorted({row.lookup for row in rows} - {""}):
+            payload: dict[str, str | int] = {"table": table}
+            await work.store_now(OutboxRecord(f"table:{table}", work.job.id, "table", payload, work.now))
 
     async def _paid(self, work: Work, row: OutboxRecord) -> None:
         work.change(paid=work.job.paid + row.amount)

@@ -6,6 +6,7 @@ from math import inf
 
 import msgspec
 
+from coordinator.client.text import money
 from coordinator.domain import period, placement
 from coordinator.domain.job import JobState
 from coordinator.domain.lease import FAULTS, Lease
@@ -15,7 +16,7 @@ from coordinator.services.context import Context
 from coordinator.services.links import Links
 from coordinator.services.naming import listed
 from coordinator.services.nodes import Nodes
-from coordinator.services.payees import MAX_PAYEES, payable, payees_of
+from coordinator.services.payees import MAX_PAYEES, affordable, payable, payees_of
 from coordinator.services.work import Work
 from ledger import events as ledger_events
 from transport.wire.job import TOGETHER
@@ -90,6 +91,10 @@ class Staffing:
         reasons: dict[str, list[str]] = defaultdict(list)
         for node, reason in found.left_out.items():
             reasons[reason].append(node)
+        free = self._nodes.candidates()
+        asking = [c.node for c in free if c not in affordable(free, work.job.quote.rate)]
+        if asking:
+            reasons[f"they ask more than {money(work.job.quote.rate)} for 10^15 operations"] = asking
         for reason, nodes in list(reasons.items())[:MAX_REASONS]:
             work.note("unused", f"without a seat: {listed(nodes)}: {reason}")
 
@@ -214,7 +219,7 @@ class Staffing:
             work.memo(f"assigned:{attempt}:{event.nodes[0]}", event)
 
     async def _willing(self, work: Work, candidates: Sequence[Candidate]) -> list[Candidate]:
-        """Those that have not failed this job lately."""
+        """Those that work for the job's price and have not failed it lately."""
         if not candidates:
             return []
         faults = await work.tx.find(
@@ -224,7 +229,8 @@ class Staffing:
             ("ended", ">", work.now - FORGIVEN_SECONDS),
         )
         failures = [lease.node for lease in (*faults, *(held for held in work.ended if held.end in FAULTS))]
-        return [c for c in candidates if failures.count(c.node) < MAX_FAULTS_PER_NODE]
+        willing = affordable(candidates, work.job.quote.rate)
+        return [c for c in willing if failures.count(c.node) < MAX_FAULTS_PER_NODE]
 
     async def _payable(self, work: Work, candidates: Sequence[Candidate]) -> list[Candidate]:
         """Those whose accounts the job's escrow can pay beside everybody who has worked for it."""

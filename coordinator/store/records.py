@@ -104,15 +104,18 @@ class DisputeRecord(msgspec.Struct, frozen=True):
     version: int = 0
 
 
-OutboxKind = Literal["fund", "event", "settle", "refund", "slash"]
+OutboxKind = Literal["fund", "event", "settle", "refund", "slash", "table"]
 
 
 class OutboxRecord(msgspec.Struct, frozen=True):
     """Something the ledger must be told. ``key`` makes it happen once; signature and wire are stored before sending.
 
     Attributes:
-        payload: settle: payee -> cumulative amount; slash: node, amount, reason; event: the memo's text.
+        payload: settle: payee -> cumulative amount; slash: node, amount, reason; event: the memo's text; table: its address.
         amount: what this row moves, beyond what earlier rows moved.
+        nonce: the nonce account of the signed transaction, and of every one that takes its place.
+        step: what the signed transaction prepares; empty where it is the thing itself.
+        lookup: the address lookup table that it makes or uses.
     """
 
     key: str
@@ -127,6 +130,9 @@ class OutboxRecord(msgspec.Struct, frozen=True):
     wire: bytes = b""
     last_height: int = 0
     attempts: int = 0
+    nonce: str = ""
+    step: str = ""
+    lookup: str = ""
     id: int = 0
     version: int = 0
 

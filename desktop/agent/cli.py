@@ -36,7 +36,9 @@ _SANDBOX_HELP = (
     "docker: jobs see neither your files nor your network; "
     "process: NO PROTECTION, for the demo and for development (docker)"
 )
-_SETTINGS = ("coordinator", "name", "payout", "sandbox", "threads", "memory_mb", "image", "stake", "loopback", "always")
+_SETTINGS = (
+    "coordinator", "name", "payout", "sandbox", "threads", "memory_mb", "image", "stake", "floor", "loopback", "always",
+)  # fmt: skip
 _RATE_HELP = "bytes a second that links may {}: 5M, 40Mbit or off"
 
 
@@ -106,6 +108,7 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
     add("--threads", type=int, help="processors' worth of computing (all)")
     add("--memory-mb", type=int, help="memory for jobs (half)")
     add("--stake", metavar="AMOUNT", help="tokens to stake, such as 25 or 12.5")
+    add("--floor", metavar="AMOUNT", help="the least tokens to work for, for 10^15 operations, such as 0.002 (any)")
     add("--loopback", action="store_true", default=None, help="all peers are on this machine (the demo)")
     add(
         "--always",
@@ -133,8 +136,9 @@ def _change(options: argparse.Namespace) -> LimitsChange:
 def _settings(options: argparse.Namespace, home: Home) -> Settings:
     given = {name: getattr(options, name) for name in _SETTINGS if getattr(options, name) is not None}
     try:
-        if "stake" in given:
-            given["stake"] = parse(given["stake"])
+        for name in ("stake", "floor"):
+            if name in given:
+                given[name] = parse(given[name])
         settings: Settings = convert(msgspec.to_builtins(home.settings()) | given, Settings)
     except (MessageError, AmountError) as error:
         raise SettingsError(f"a setting cannot be used: {error}") from error

@@ -41,6 +41,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     memory_mb: Annotated[int, Meta(ge=0, le=10**8)] = 0
     image: Annotated[str, Meta(min_length=1, max_length=300)] = DEFAULT_IMAGE
     stake: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
+    floor: Annotated[int, Meta(ge=0, le=10**12)] = 0
     loopback: bool = False
     up: Annotated[int, Meta(ge=0, le=MAX_LIMIT)] = 0
     down: Annotated[int, Meta(ge=0, le=MAX_LIMIT)] = 0

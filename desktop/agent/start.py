@@ -73,6 +73,7 @@ async def prepare(home: Home, settings: Settings, worker_arguments: Sequence[str
         env_class=bench.env_class,
         sandbox=sandbox.kind,
         agent_version=_version(),
+        floor=settings.floor,
     )
     readings = None if settings.always else sensors(home.path)
     return Parts(home, settings, key, profile, sandbox, SystemClock(), device.note, readings)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,11 +23,16 @@ from solders.transaction import VersionedTransaction
 from solders.transaction_metadata import FailedTransactionMetadata, TransactionMetadata
 
 from ledger.errors import LedgerError
+from ledger.local import nonces, tables
 from ledger.local.encoding import balances_json, memo_text, status_json
 from ledger.local.store import Entry, Store
 
 SLOT_SECONDS = 0.4  # As on Solana.
 BLOCKHASH_SLOTS = 150  # How long a blockhash stays valid, as on Solana: one minute.
+SLOT_HASHES = 512  # What programs are told of past slots, as on Solana: a lookup table closes only after as many.
+MAX_SLOTS_AHEAD = (
+    50  # Of the clock, for nonces that wait for a block; blockhashes still live for two thirds of a minute.
+)
 FIRST_SLOT = 32  # Above zero, because a program is visible from the slot after its deployment on.
 
 Clock = Callable[[], float]
@@ -78,7 +83,7 @@ class Chain:
         self._vm = LiteSVM()
         self._vm.with_blockhash_check(False).with_transaction_history(0)
         self._slot = max(FIRST_SLOT, store.last_slot())
-        self._vm_slot = -1
+        self._vm_slot, self._wall = -1, 0
         self._restore()
         self.tick()
 
@@ -101,12 +106,15 @@ class Chain:
     def tick(self, at_least: int = 0) -> None:
         """Let time pass: moves the slot and the machine's clock."""
         now = self._clock()
-        wall = FIRST_SLOT + int(max(0.0, now - self._genesis_time) / SLOT_SECONDS)
-        self._slot = max(self._slot, wall, at_least)
+        self._wall = FIRST_SLOT + int(max(0.0, now - self._genesis_time) / SLOT_SECONDS)
+        self._slot = max(self._slot, self._wall, at_least)
         clock = self._vm.get_clock()
         if self._vm_slot != self._slot or clock.unix_timestamp != int(now):
             clock.slot, clock.unix_timestamp = self._slot, int(now)
             self._vm.set_clock(clock)
+            if self._vm_slot != self._slot:
+                past = range(self._slot - 1, max(-1, self._slot - 1 - SLOT_HASHES), -1)
+                self._vm.set_slot_hashes([(slot, self.blockhash(slot)) for slot in past])
             self._vm_slot = self._slot
 
     def blockhash(self, slot: int | None = None) -> Hash:
@@ -163,58 +171,81 @@ class Chain:
         signature = str(transaction.signatures[0])
         if self.store.find(signature) is not None:
             raise RefusedError("AlreadyProcessed")
+        nonce = None
         if not self.is_valid_blockhash(transaction.message.recent_blockhash):
-            raise RefusedError("BlockhashNotFound")
+            nonce = self._nonce(transaction.message)
+            if nonce is None:
+                raise RefusedError("BlockhashNotFound")
         if preflight:
             trial = self.simulate(transaction, verify=True)
             if trial.error is not None:
                 raise RefusedError(trial.error, trial.logs, trial.units)
-        self._execute(signature, transaction)
+        self._execute(signature, transaction, nonce)
         return signature
 
-    def _execute(self, signature: str, transaction: VersionedTransaction) -> None:
+    def _nonce(self, message: Any) -> Pubkey | None:
+        """The nonce account that lets a message without a recent blockhash be processed now; None where none does."""
+        found = nonces.advanced(message) if isinstance(message, Message | MessageV0) else None
+        if found is None:
+            return None
+        key, signers = found
+        account = self.account(key)
+        if account is None or nonces.value(account) != bytes(message.recent_blockhash):
+            return None
+        # One use a block: the nonce of this block's own hash cannot be advanced in it, but the next block may begin.
+        if nonces.durable(self.blockhash()) == bytes(message.recent_blockhash):
+            if self._slot >= self._wall + MAX_SLOTS_AHEAD:
+                return None
+            self.tick(at_least=self._slot + 1)
+        return key if nonces.authority(account) in signers else None
+
+    def _execute(self, signature: str, transaction: VersionedTransaction, nonce: Pubkey | None) -> None:
         message = transaction.message
         if not isinstance(message, MessageV0 | Message):
             raise RefusedError("UnsupportedVersion")
-        if isinstance(message, MessageV0) and message.address_table_lookups:
-            raise RefusedError("AddressLookupTableNotFound")  # None can be created here, so none is stored.
-        keys = list(message.account_keys)
-        before = balances_json(keys, self.account)
+        try:
+            loaded = tables.load(message, self.account)
+        except tables.TableError as refusal:
+            raise RefusedError(str(refusal)) from refusal
+        keys = [*message.account_keys, *loaded.writable, *loaded.readonly]
+        written = [key for index, key in enumerate(message.account_keys) if nonces.is_writable(message, index)]
+        written += loaded.writable
+        before, kept = balances_json(keys, self.account), {key: nonces.value(self.account(key)) for key in written}
         outcome = _outcome(self._vm.send_transaction(transaction))
         after = balances_json(keys, self.account)
         # The machine names a fee even where nobody could pay it; only a payer who did was served.
         if outcome.error is not None and before[0][0] == after[0][0]:
             raise RefusedError(outcome.error, outcome.logs, outcome.units)
+        self._advance_nonces(kept, nonce)
         error = None if outcome.error is None else msgspec.json.encode(outcome.error).decode()
         meta = {
             "err": outcome.error, "status": status_json(error), "fee": outcome.fee,
             "preBalances": before[0], "postBalances": after[0],
             "preTokenBalances": before[1], "postTokenBalances": after[1],
             "innerInstructions": [], "logMessages": outcome.logs, "rewards": [],
-            "loadedAddresses": {"writable": [], "readonly": []}, "computeUnitsConsumed": outcome.units,
+            "loadedAddresses": {
+                "writable": [str(key) for key in loaded.writable], "readonly": [str(key) for key in loaded.readonly]
+            },
+            "computeUnitsConsumed": outcome.units,
         }  # fmt: skip
         entry = Entry(
             signature, self._slot, int(self._clock()), error, memo_text(message, keys), bytes(transaction),
             msgspec.json.encode(meta),
         )  # fmt: skip
-        changed = {
-            bytes(key): None if (account := self.account(key)) is None else bytes(account)
-            for index, key in enumerate(keys)
-            if _is_writable(message, index)
-        }
+        changed = {bytes(key): None if (account := self.account(key)) is None else bytes(account) for key in written}
         try:
             self.store.record(entry, changed, [bytes(key) for key in keys])
         except sqlite3.Error as refusal:
             self._failed = True
             raise StoreFailedError(f"transaction {signature} could not be written: {refusal}") from refusal
 
-
-def _is_writable(message: Message | MessageV0, index: int) -> bool:
-    """Accounts stand in the order: signers, then others; in both, writable ones first."""
-    header, signers = message.header, message.header.num_required_signatures
-    if index < signers:
-        return index < signers - header.num_readonly_signed_accounts
-    return index < len(message.account_keys) - header.num_readonly_unsigned_accounts
+    def _advance_nonces(self, before: Mapping[Pubkey, bytes | None], used: Pubkey | None) -> None:
+        """Give every nonce that was set or advanced the value of this block; what was used advances though all else failed."""
+        for key, old in before.items():
+            account = self.account(key)
+            new = nonces.value(account)
+            if account is not None and new is not None and (new != old or key == used):
+                self._vm.set_account(key, nonces.with_value(account, nonces.durable(self.blockhash())))
 
 
 def _outcome(result: TransactionMetadata | FailedTransactionMetadata) -> Outcome:

@@ -135,5 +135,12 @@ def _message_json(message: Any) -> Json:
             }
             for instruction in message.instructions
         ],
-        "addressTableLookups": [],
+        "addressTableLookups": [
+            {
+                "accountKey": str(lookup.account_key),
+                "writableIndexes": list(lookup.writable_indexes),
+                "readonlyIndexes": list(lookup.readonly_indexes),
+            }
+            for lookup in getattr(message, "address_table_lookups", ())  # Legacy messages have none.
+        ],
     }

@@ -64,15 +64,20 @@ class Genesis:
         return self.market.wallet(self.treasury.pubkey())
 
 
-def open_chain(store: Store, clock: Clock, entropy: Entropy = secrets.token_bytes) -> tuple[Chain, Genesis]:
-    """Open the ledger in ``store``, creating whatever an interrupted first start has not created yet."""
+def open_chain(
+    store: Store, clock: Clock, entropy: Entropy = secrets.token_bytes, make: type[Chain] = Chain
+) -> tuple[Chain, Genesis]:
+    """Open the ledger in ``store``, creating whatever an interrupted first start has not created yet.
+
+    ``make``: the kind of chain.
+    """
     for name in _KEYS:
         _keep(store, f"key:{name}", entropy(32))
     secret = _keep(store, "blockhash-secret", entropy(32))
     started = struct.unpack("<d", _keep(store, "genesis-time", struct.pack("<d", clock())))[0]
     keys = [Keypair.from_seed(_keep(store, f"key:{name}", b"")) for name in _KEYS]
     genesis = Genesis(*keys)
-    chain = Chain(store, clock, secret, started)
+    chain = make(store, clock, secret, started)
     if chain.account(genesis.root.pubkey()) is None:
         chain.endow(genesis.root.pubkey(), ROOT_LAMPORTS)
     if chain.account(genesis.mint.pubkey()) is None:

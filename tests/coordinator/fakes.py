@@ -171,20 +171,29 @@ class FakeChain:
     async def prepare_fund(self, job: str, amount: int, deadline: int) -> PreparedTransaction:
         return self._prepare(f"fund {job}", lambda: self._fund(job, amount, deadline))
 
-    async def prepare_settlement(
-        self, submitter: str, job: str, payouts: Mapping[str, int]
-    ) -> list[PreparedTransaction]:
-        self._open(job)
-        return [self._prepare(f"settle {job} {sorted(payouts.items())}", lambda: self._settle(job, dict(payouts)))]
+    async def nonces(self) -> Sequence[str]:
+        return ()
 
-    async def prepare_refund(self, submitter: str, job: str) -> PreparedTransaction:
+    async def prepare_settlement(
+        self, submitter: str, job: str, payouts: Mapping[str, int], nonce: str = "", table: str = ""
+    ) -> PreparedTransaction | None:
+        self._open(job)
+        return self._prepare(f"settle {job} {sorted(payouts.items())}", lambda: self._settle(job, dict(payouts)))
+
+    async def prepare_end_of_table(self, table: str, nonce: str = "") -> PreparedTransaction | None:
+        return None
+
+    async def outcome_of(self, prepared: PreparedTransaction) -> Outcome:
+        return await self.outcome(prepared.signature, prepared.last_valid_block_height)
+
+    async def prepare_refund(self, submitter: str, job: str, nonce: str = "") -> PreparedTransaction:
         self._open(job)
         return self._prepare(f"refund {job}", lambda: self._refund(job))
 
     async def prepare_memo(self, text: str, submitter: str, job: str) -> PreparedTransaction:
         return self._prepare(f"memo {text}", lambda: self.memos.append(text))
 
-    async def prepare_slash(self, node: str, amount: int, reason: bytes) -> PreparedTransaction:
+    async def prepare_slash(self, node: str, amount: int, reason: bytes, nonce: str = "") -> PreparedTransaction:
         return self._prepare(f"slash {reason.hex()}", lambda: self._slash(node, amount))
 
     async def slot(self) -> int:

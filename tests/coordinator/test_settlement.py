@@ -10,12 +10,14 @@ from aiohttp import web
 
 from coordinator.domain.job import JobState
 from coordinator.errors import FundsError
+from coordinator.services.carrier import MAX_ATTEMPTS
 from coordinator.services.chain import Chain, LedgerChain
-from coordinator.services.settlement import MAX_ATTEMPTS, MAX_PAYEES_A_ROW, Settlement
+from coordinator.services.settlement import MAX_PAYEES_A_ROW, Settlement
 from coordinator.store.memory import MemoryStore
 from coordinator.store.ports import Store, Transaction
 from coordinator.store.records import NodeRecord, OutboxRecord
 from ledger.client import Ledger, LedgerConfig, job_bytes
+from ledger.local.chain import SLOT_SECONDS
 from ledger.local.rpc import Rpc
 from ledger.local.server import build_app
 from ledger.money import Amount
@@ -267,11 +269,22 @@ class FusedChain:
         return call
 
 
+class LiveRpc(Rpc):
+    """Answers while time passes: a slot every eight questions."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world.chain, world.genesis)
+        self._world = world
+
+    def call(self, method: str, params: list[Any]) -> Any:
+        self._world.clock.advance(SLOT_SECONDS / 8)
+        return super().call(method, params)
+
+
 @pytest.fixture
 async def ledger() -> AsyncIterator[Ledger]:
     """The embedded ledger behind HTTP, as jobs use it."""
-    world = World()
-    runner = web.AppRunner(build_app(Rpc(world.chain, world.genesis), lambda: None), shutdown_timeout=0.1)
+    runner = web.AppRunner(build_app(LiveRpc(World()), lambda: None), shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     host, port = runner.addresses[0][:2]

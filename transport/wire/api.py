@@ -55,6 +55,10 @@ class Quote(msgspec.Struct, frozen=True):
     ``price`` is fixed: it is what is paid if every replica takes part in every round, and never is more paid. A round that lost
     replicas pays less, down to one replica's part: ``price_low`` is what a whole training pays at least and ``price_high`` is
     ``price``. What an audit finds wrong is not paid at all, and work that a cancelled job did not do neither.
+
+    ``rate`` is the network's price of 10^15 operations; nodes that ask more are not chosen. ``price_likely`` is what the
+    training will pay in the middle, ``fee_lamports`` what the ledger takes from the submitter; ``reasons`` say where all of
+    it comes from.
     """
 
     operations: float
@@ -71,6 +75,10 @@ class Quote(msgspec.Struct, frozen=True):
     memory_mb_per_stage: tuple[int, ...]
     limit: str
     problems: tuple[str, ...] = ()
+    rate: int = 0
+    price_likely: int = 0
+    fee_lamports: int = 0
+    reasons: tuple[str, ...] = ()
 
 
 class Funding(msgspec.Struct, frozen=True):
@@ -157,7 +165,7 @@ class CommitView(msgspec.Struct, frozen=True):
 class Receipt(msgspec.Struct, frozen=True):
     """One ledger transaction of the job."""
 
-    kind: Literal["fund", "event", "settle", "refund", "slash"]
+    kind: Literal["fund", "event", "settle", "refund", "slash", "table"]
     signature: str
     state: Literal["queued", "sent", "confirmed", "failed"]
     amount: int

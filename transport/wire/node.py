@@ -46,7 +46,10 @@ MAX_ICE_SERVERS = MAX_RELAYS  # A node uses one relay and one STUN server of the
 
 
 class NodeProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a machine can do, measured by its agent in the same sandbox that jobs run in."""
+    """What a machine can do, measured by its agent in the same sandbox that jobs run in.
+
+    ``floor``: the least that its owner lets it work for, in millionths of the token for 10^15 operations.
+    """
 
     name: ShortText
     device: ShortText
@@ -56,6 +59,7 @@ class NodeProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     env_class: ShortText
     sandbox: Literal["docker", "process"]
     agent_version: ShortText = ""
+    floor: Annotated[int, Meta(ge=0, le=10**12)] = 0
 
 
 class HeldLease(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

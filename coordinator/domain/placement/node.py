@@ -13,13 +13,14 @@ MEGABYTE = 1 << 20
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """A node that may take a seat. ``owner``: where it is paid."""
+    """A node that may take a seat. ``owner``: where it is paid; ``floor``: the least it works for, for 10^15 operations."""
 
     node: NodeAddress
     owner: NodeAddress
     memory_mb: int
     flops: float
     env_class: str
+    floor: int = 0
 
 
 class Network(Protocol):

@@ -1,0 +1,234 @@
+"""How a coordinator pays many: token accounts first, a lookup table where it helps, then up to 50 payees a transaction.
+
+``Payouts.prepare`` looks at the ledger and returns the one transaction that comes next, until nothing is missing. So whoever
+was interrupted asks again, and nothing is ever done twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from solders.compute_budget import set_compute_unit_limit
+from solders.instruction import Instruction
+from solders.keypair import Keypair
+from solders.pubkey import Pubkey
+from spl.token.constants import TOKEN_PROGRAM_ID
+from spl.token.instructions import create_idempotent_associated_token_account
+
+from ledger.addresses import check_job, keypair, parse_address
+from ledger.connection import Connection
+from ledger.errors import (
+    InsufficientFundsError,
+    LedgerAnswerError,
+    LedgerUnavailableError,
+    NoEscrowError,
+    StateError,
+)
+from ledger.money import Amount, amount, show
+from ledger.nonces import MAX_NONCES_A_TRANSACTION, NONCE_SIZE, create_nonces, nonce_address
+from ledger.program.codes import MAX_BATCH, MAX_GROWTH, Consent
+from ledger.program.interface import Market
+from ledger.program.layout import EscrowAccount, Status, read_escrow
+from ledger.sender import Sender, Window
+from ledger.states import PreparedTransaction
+from ledger.tables import (
+    CLOSING_SLOTS,
+    MAX_ADDRESSES,
+    MAX_ADDRESSES_A_TRANSACTION,
+    Table,
+    close_table,
+    create_table,
+    deactivate_table,
+    extend_table,
+    read_table,
+    table_address,
+)
+
+MAX_ADMISSIONS = 22  # Payees that one transaction appends to an escrow's list, 32 bytes each beside a nonce.
+MAX_TRANSACTION_BYTES = 1232
+MAX_WALLETS_A_TRANSACTION = 10  # Creating one takes 3 addresses that no other shares; 12 fit without a nonce.
+UNITS_A_PAYEE, UNITS_BASE = (
+    8_000,
+    40_000,
+)  # Generous: a limit that is too low fails, one that is too high costs nothing.
+
+
+class Payouts:
+    """Prepares what one coordinator pays. Raises what ``Ledger`` raises."""
+
+    def __init__(self, connection: Connection, market: Market, sender: Sender, seed: bytes) -> None:
+        self._connection, self._market, self._sender = connection, market, sender
+        self._signer: Keypair = keypair(seed)
+        self._owner: Pubkey = self._signer.pubkey()
+
+    async def nonces(self, count: int) -> list[str]:
+        """Addresses of the coordinator's first ``count`` nonce accounts; creates those that are missing."""
+        keys = [nonce_address(self._owner, number) for number in range(count)]
+        accounts = await self._connection.accounts(keys)
+        missing = [number for number, account in enumerate(accounts) if account is None]
+        rent = await self._connection.rent(NONCE_SIZE) if missing else 0
+        for start in range(0, len(missing), MAX_NONCES_A_TRANSACTION):
+            made = create_nonces(self._owner, missing[start : start + MAX_NONCES_A_TRANSACTION], rent)
+            await self._sender.confirm(await self._sender.prepare(self._signer, made))
+        return [str(key) for key in keys]
+
+    async def prepare(
+        self, submitter: str, job: bytes, payouts: Mapping[str, Amount], nonce: str = "", table: str = ""
+    ) -> PreparedTransaction | None:
+        """What comes next on the way to paying nodes from a job's escrow.
+
+        Args:
+            payouts: payee to what it shall have received for this job *in total*; at most MAX_BATCH.
+            nonce: address of the nonce account to carry; empty for a blockhash.
+            table: the lookup table of the job, where it has one.
+        Returns:
+            A transaction with ``step`` ``wallets``, ``grow``, ``admit`` or ``table``, after which to ask again; one without,
+            which pays everybody; None where everybody has received as much already, in blocks that can never be undone.
+        Raises:
+            NoEscrowError: the job has no open escrow.
+            InsufficientFundsError: the escrow holds less than what is due, or its cap allows less.
+            StateError: a payee has no entry in the escrow's table, and the submitter lets nobody else admit it.
+            LedgerUnavailableError: what was paid is not final, or the table's newest addresses do not count yet: ask again.
+        """
+        if len(payouts) > MAX_BATCH:
+            raise LedgerAnswerError(f"{len(payouts)} payees in one settlement: at most {MAX_BATCH} fit")
+        escrow = self._market.escrow(parse_address(submitter), check_job(job))
+        state, due = await self._due(escrow, payouts)
+        if not due:
+            if (await self._due(escrow, payouts, final=True))[1]:
+                raise LedgerUnavailableError(f"what escrow {escrow} has paid can still be undone: ask again")
+            return None
+        window = await self._sender.window(nonce)
+        wallets = await self._connection.accounts([self._market.wallet(payee) for payee, _ in due])
+        new = [payee for (payee, _), wallet in zip(due, wallets, strict=True) if wallet is None]
+        if new:
+            return self._signed(window, self._creations(new[:MAX_WALLETS_A_TRANSACTION]), "wallets")
+        strangers = [payee for payee, _ in due if self._market.wallet(payee) not in state.payees]
+        if strangers:
+            return self._admission(window, escrow, state, strangers)
+        pay = self._pay(escrow, state, due)
+        plain = window.sign(self._signer, pay)
+        if len(plain.wire) <= MAX_TRANSACTION_BYTES:
+            return plain
+        return await self._with_table(window, escrow, due, pay, table)
+
+    async def prepare_end_of_table(self, table: str, nonce: str = "") -> PreparedTransaction | None:
+        """What comes next on the way to giving a table back: its deactivation, its closing, or None where it is gone.
+
+        Raises:
+            LedgerUnavailableError: it was deactivated, and cannot be closed yet.
+        """
+        key = parse_address(table)
+        found = await self._table(key)
+        if found is None:
+            return None
+        if found.deactivated is None:
+            return self._signed(
+                await self._sender.window(nonce), [deactivate_table(self._owner, key)], "deactivate", key
+            )
+        left = found.deactivated + CLOSING_SLOTS - await self._connection.confirmed_slot()
+        if left >= 0:
+            raise LedgerUnavailableError(f"lookup table {table} can be closed in {left + 1} slots")
+        return self._signed(await self._sender.window(nonce), [close_table(self._owner, key)], "", key)
+
+    async def _due(
+        self, escrow: Pubkey, payouts: Mapping[str, Amount], *, final: bool = False
+    ) -> tuple[EscrowAccount, list[tuple[Pubkey, int]]]:
+        state, balance = await self._escrow(escrow, final=final)
+        due, rest = list[tuple[Pubkey, int]](), 0
+        for name, total in sorted(payouts.items()):
+            payee = parse_address(name)
+            missing = amount(total) - state.payees.get(self._market.wallet(payee), 0)
+            if missing > 0:
+                due.append((payee, total))
+                rest += missing
+        if rest > balance:
+            message = f"{show(rest)} are due, the escrow {escrow} holds {show(balance)}"
+            raise InsufficientFundsError(f"{message}: deposit more or pay less")
+        if state.paid + rest > state.cap:
+            message = f"{show(rest)} are due, and {show(state.paid)} of at most {show(state.cap)} were paid"
+            raise InsufficientFundsError(f"{message}: ask the submitter to raise the cap of {escrow}")
+        return state, due
+
+    async def _escrow(self, escrow: Pubkey, *, final: bool) -> tuple[EscrowAccount, int]:
+        account, vault = await self._connection.accounts([escrow, self._market.wallet(escrow)], final=final)
+        if account is None or account.owner != self._market.program:
+            raise NoEscrowError(f"escrow {escrow} was never opened")
+        state = read_escrow(account.data)
+        if state.mint != self._market.mint or state.status == Status.CLOSED:
+            raise NoEscrowError(f"escrow {escrow} was closed, or is in another token")
+        return state, int.from_bytes(vault.data[64:72], "little") if vault else 0
+
+    def _admission(
+        self, window: Window, escrow: Pubkey, state: EscrowAccount, strangers: Sequence[Pubkey]
+    ) -> PreparedTransaction:
+        if Consent.ADMIT not in state.consent:
+            raise StateError(f"{strangers[0]} has no entry in {escrow}: enrol it, or let the submitter admit it")
+        room = state.capacity - len(state.payees)
+        if room == 0:
+            more = min(MAX_GROWTH, len(strangers))
+            return self._signed(window, [self._market.escrow_grow(self._owner, escrow, more)], "grow")
+        admitted = strangers[: min(room, MAX_ADMISSIONS)]
+        return self._signed(window, [self._market.escrow_admit(self._owner, escrow, admitted, enrol=True)], "admit")
+
+    def _pay(self, escrow: Pubkey, state: EscrowAccount, due: Sequence[tuple[Pubkey, int]]) -> list[Instruction]:
+        limit = set_compute_unit_limit(UNITS_BASE + UNITS_A_PAYEE * len(due))
+        places = {wallet: place for place, wallet in enumerate(state.payees)}
+        slots = [places[self._market.wallet(payee)] for payee, _ in due]
+        return [limit, self._market.escrow_settle(self._owner, escrow, due, slots)]
+
+    def _creations(self, payees: Sequence[Pubkey]) -> list[Instruction]:
+        mint = self._market.mint
+        return [create_idempotent_associated_token_account(self._owner, payee, mint) for payee in payees]
+
+    async def _with_table(
+        self,
+        window: Window,
+        escrow: Pubkey,
+        due: Sequence[tuple[Pubkey, int]],
+        pay: Sequence[Instruction],
+        table: str,
+    ) -> PreparedTransaction:
+        wanted = [escrow, self._market.wallet(escrow), self._market.mint, TOKEN_PROGRAM_ID]
+        wanted += [self._market.wallet(payee) for payee, _ in due]
+        found = await self._table(parse_address(table)) if table else None
+        if found is not None and found.deactivated is not None:
+            found = None
+        missing = [key for key in wanted if found is None or key not in found.addresses]
+        if found is None or len(found.addresses) + len(missing) > MAX_ADDRESSES:
+            return await self._new_table(window, wanted)
+        if missing:
+            more = extend_table(self._owner, found.address, missing[:MAX_ADDRESSES_A_TRANSACTION])
+            return self._signed(window, [more], "table", found.address)
+        if await self._connection.confirmed_slot() <= found.grown:
+            raise LedgerUnavailableError(f"the newest addresses of lookup table {table} count from the next slot on")
+        signed = window.sign(self._signer, pay, tables=[found.account()])
+        if len(signed.wire) > MAX_TRANSACTION_BYTES:
+            raise LedgerAnswerError(f"{len(due)} payees take {len(signed.wire)} bytes: pay fewer at a time")
+        return _with(signed, "", found.address)
+
+    async def _new_table(self, window: Window, wanted: Sequence[Pubkey]) -> PreparedTransaction:
+        # The newest slot may be on a fork that is left; a few older ones are on all of them.
+        slot = max(0, await self._connection.confirmed_slot() - 1)
+        address = table_address(self._owner, slot)
+        made = [
+            create_table(self._owner, slot),
+            extend_table(self._owner, address, wanted[:MAX_ADDRESSES_A_TRANSACTION]),
+        ]
+        return self._signed(window, made, "table", address)
+
+    async def _table(self, key: Pubkey) -> Table | None:
+        account = (await self._connection.accounts([key]))[0]
+        return None if account is None else read_table(key, account)
+
+    def _signed(
+        self, window: Window, instructions: Sequence[Instruction], step: str, table: Pubkey | None = None
+    ) -> PreparedTransaction:
+        return _with(window.sign(self._signer, instructions), step, table)
+
+
+def _with(signed: PreparedTransaction, step: str, table: Pubkey | None) -> PreparedTransaction:
+    address = "" if table is None else str(table)
+    return PreparedTransaction(
+        signed.signature, signed.wire, signed.last_valid_block_height, signed.nonce, step, address
+    )
