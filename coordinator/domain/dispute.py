@@ -37,6 +37,7 @@ from transport.wire.audit import (
     StateAnswer,
     StepLeaf,
     TraceAnswer,
+    chain,
     sent_digest,
     state_chain,
 )
@@ -66,6 +67,7 @@ class Spoken(msgspec.Struct, frozen=True):
         answer: to the present question; None while it is awaited.
         claim: of the step that differs, or the last that was asked about.
         record: the encoded record of the operation that differs.
+        following: what it said that the record after that one begins with; None where there is none, or it was not asked.
         inputs: artifact with what it reads.
     """
 
@@ -73,6 +75,7 @@ class Spoken(msgspec.Struct, frozen=True):
     claim: Claim | None = None
     trace: TraceAnswer | None = None
     record: bytes = b""
+    following: Digest | None = None
     inputs: Digest | None = None
 
 
@@ -279,7 +282,11 @@ def _next(dispute: Dispute) -> Dispute:
             places = min(ours.trace.operations, theirs.trace.operations)
             return _operation(dispute, Search(0, places - 1))
         case "operations":
-            equal = _record("prover", ours.record).before == _record("challenger", theirs.record).before
+            begin = {side: _record(side, dispute.said[side].record).before for side in SIDES}
+            equal = begin["prover"] == begin["challenger"]
+            if not equal:
+                said = {s: msgspec.structs.replace(dispute.said[s], following=begin[s]) for s in SIDES}
+                dispute = msgspec.structs.replace(dispute, said=said)
             return _operation(dispute, halved(dispute.search, equal))
         case "records":
             return _compare_records(dispute)
@@ -350,6 +357,11 @@ def _compare_records(dispute: Dispute) -> Dispute:
     for side in SIDES:
         trace = dispute.said[side].trace
         assert trace is not None
+        following = dispute.said[side].following
+        if following is not None and chain(records[side].before, dispute.said[side].record) != following:
+            raise LostError(
+                side, "malformed", f"the {side}'s record {dispute.index} is not the one that its next one follows"
+            )
         if (records[side].name == RESULT) != (dispute.index == trace.operations - 1):
             raise LostError(side, "malformed", f"the {side}'s trace does not end with its result, and only there")
     if dispute.said["prover"].record == dispute.said["challenger"].record:

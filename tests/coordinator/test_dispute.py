@@ -252,6 +252,18 @@ def test_an_honest_trace_behind_a_forged_result_is_a_contradiction(liar: Side) -
 
 
 @pytest.mark.parametrize("liar", SIDES)
+@pytest.mark.parametrize("operation", range(6))
+def test_a_record_that_does_not_lead_to_the_next_one_loses(liar: Side, operation: int) -> None:
+    """The liar shows an honest record in the place where its trace departs, so that nothing could be judged there."""
+    players = sides(1, 8, 0, operation, liar)
+    bent, right = players[liar], Player(1, 8)
+    shown = [*bent.records(0)[:operation], right.records(0)[operation], *bent.records(0)[operation + 1 :]]
+    bent.records = lambda step: shown  # type: ignore[method-assign]
+    over = played(begun(players["prover"]), players)
+    assert (over.loser, over.why) == (liar, "malformed")
+
+
+@pytest.mark.parametrize("liar", SIDES)
 def test_a_trace_that_ends_early_or_late_loses(liar: Side) -> None:
     players = sides(1, 8, 0, 8, liar)
     short = players[liar]
