@@ -177,7 +177,9 @@ class Carrier:
         amount = 0 if state is None else int(state.slashable(self._context.clock.time()))
         if amount == 0:
             raise LedgerError(f"node {node} has no stake that may be slashed now")
-        return await self._chain.prepare_slash(node, amount, bytes.fromhex(str(row.payload["reason"])), nonce), amount
+        reason, challenger = bytes.fromhex(str(row.payload["reason"])), row.payload.get("challenger")
+        who = None if challenger is None else str(challenger)
+        return await self._chain.prepare_slash(node, amount, reason, nonce, who), amount
 
     async def _send(self, prepared: PreparedTransaction) -> Outcome | Literal["refused"]:
         try:

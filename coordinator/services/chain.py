@@ -63,7 +63,10 @@ class Chain(Protocol):
 
     async def prepare_memo(self, text: str, submitter: str, job: str) -> PreparedTransaction: ...
 
-    async def prepare_slash(self, node: str, amount: int, reason: bytes, nonce: str = "") -> PreparedTransaction: ...
+    async def prepare_slash(
+        self, node: str, amount: int, reason: bytes, nonce: str = "", challenger: str | None = None
+    ) -> PreparedTransaction:
+        """Take stake; ``challenger``: the wallet of who brought it up, which gets its part."""
 
     async def slot(self) -> int: ...
 
@@ -151,9 +154,11 @@ class LedgerChain:
         """Write an event."""
         return await self._ledger.prepare_memo(self._seed, text, submitter, job_bytes(job))
 
-    async def prepare_slash(self, node: str, amount: int, reason: bytes, nonce: str = "") -> PreparedTransaction:
+    async def prepare_slash(
+        self, node: str, amount: int, reason: bytes, nonce: str = "", challenger: str | None = None
+    ) -> PreparedTransaction:
         """Take stake."""
-        return await self._ledger.prepare_slash(self._seed, node, Amount(amount), reason, nonce=nonce)
+        return await self._ledger.prepare_slash(self._seed, node, Amount(amount), reason, challenger, nonce)
 
     async def slot(self) -> int:
         """The newest slot."""

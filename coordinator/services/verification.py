@@ -195,7 +195,7 @@ class Verification:
             proof = hashlib.sha256(msgspec.json.encode(self._evidence(work, audit))).hexdigest()
             payload: dict[str, str | int] = {"node": node, "reason": proof}
             if audit.challenger is not None and node == audit.node:
-                payload["challenger"] = audit.challenger
+                payload["challenger"] = (await work.tx.get(NodeRecord, audit.challenger)).payout
             key = f"slash:{audit.id}:{node}" if node != audit.node else f"slash:{audit.id}"
             detail = f"{node}: {reason}"[:500]
             work.queue(OutboxRecord(key, work.job.id, "slash", payload, work.now, detail=detail))

@@ -193,7 +193,9 @@ class FakeChain:
     async def prepare_memo(self, text: str, submitter: str, job: str) -> PreparedTransaction:
         return self._prepare(f"memo {text}", lambda: self.memos.append(text))
 
-    async def prepare_slash(self, node: str, amount: int, reason: bytes, nonce: str = "") -> PreparedTransaction:
+    async def prepare_slash(
+        self, node: str, amount: int, reason: bytes, nonce: str = "", challenger: str | None = None
+    ) -> PreparedTransaction:
         return self._prepare(f"slash {reason.hex()}", lambda: self._slash(node, amount))
 
     async def slot(self) -> int:

@@ -376,7 +376,8 @@ async def test_stake_is_slashed_once_on_the_real_ledger(ledger: Ledger) -> None:
     bench = Bench(chain=chain)
     await ledger.faucet(WALLET, Amount(BUDGET * 10), 10**12)
     job = await bench.job()
-    payload: dict[str, str | int] = {"node": node.address, "reason": "ab" * 32}
+    challenger = NodeKey(b"q" * 32).address
+    payload: dict[str, str | int] = {"node": node.address, "reason": "ab" * 32, "challenger": challenger}
     async with bench.parts.desk.open(job) as work:
         work.queue(OutboxRecord("slash:1", job, "slash", payload, work.now))
     await drain(bench, 4)
@@ -385,4 +386,5 @@ async def test_stake_is_slashed_once_on_the_real_ledger(ledger: Ledger) -> None:
     assert state is not None
     assert row.state == "confirmed"
     assert state.slashed == row.amount > 0
+    assert await ledger.balance(challenger) == row.amount * state.challenger_bps // 10_000
     assert any('"slashed"' in str(memo.payload["text"]) for memo in await bench.rows(job, "event"))

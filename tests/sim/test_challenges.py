@@ -49,7 +49,7 @@ async def test_a_lie_that_was_not_drawn_is_found_by_whoever_doubts_it_and_slashe
     liar = world.nodes[LIAR - 1].key.address
     assert world.chain.slashed == {liar: 500_000}
     rows: list[OutboxRecord] = await read(world, OutboxRecord, job)
-    assert [row.payload.get("challenger") for row in rows if row.kind == "slash"] == [audits[0].challenger]
+    assert [row.payload.get("challenger") for row in rows if row.kind == "slash"] == [world.nodes[ASKING - 1].payout]
 
 
 async def test_doubting_honest_work_costs_nobody_anything() -> None:
