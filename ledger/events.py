@@ -8,7 +8,6 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from ledger import merkle
 from ledger.errors import EventError
 
 MAX_MEMO_BYTES = 566  # What the memo program is documented to take in one transaction with one signer.
@@ -64,17 +63,6 @@ class Verified(_Event, frozen=True):
     verdict: Literal["match", "mismatch"]
 
 
-class Rounded(_Event, frozen=True):
-    """All that was assigned, committed and audited in a round, as one Merkle root (``round_of``) instead of a memo each."""
-
-    epoch: Count
-    round: Count
-    assigned: Count
-    committed: Count
-    audited: Count
-    root: Digest
-
-
 class Settled(_Event, frozen=True):
     """Everything was paid or refunded."""
 
@@ -90,8 +78,7 @@ class Slashed(_Event, frozen=True):
     reason: Digest
 
 
-Event: TypeAlias = Created | Funded | Assigned | Committed | Verified | Rounded | Settled | Slashed
-Frequent: TypeAlias = Assigned | Committed | Verified
+Event: TypeAlias = Created | Funded | Assigned | Committed | Verified | Settled | Slashed
 
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(Event)
@@ -130,41 +117,3 @@ def assignments(job: str, attempt: int, nodes: Sequence[str]) -> list[Assigned]:
         Assigned(job=job, attempt=attempt, nodes=tuple(nodes[start : start + MAX_NODES]))
         for start in range(0, len(nodes), MAX_NODES)
     ]
-
-
-def round_leaves(told: Sequence[Frequent]) -> list[bytes]:
-    """The leaves of a round's tree: each event's memo text, in the order assigned, committed, audited, then by text.
-
-    The order follows from the events alone, so whoever has them finds the same root.
-    """
-    places: dict[type, int] = {Assigned: 0, Committed: 1, Verified: 2}
-    texts = sorted((places[type(event)], encode(event)) for event in told)
-    return [text.encode() for _, text in texts]
-
-
-def round_of(job: str, epoch: int, number: int, told: Sequence[Frequent]) -> Rounded:
-    """One memo for a round: the root over all of its frequent events, and how many there were of each kind.
-
-    Raises:
-        EventError: an event is of another job, occurs twice, or is out of its bounds.
-    """
-    for event in told:
-        if event.job != job:
-            raise EventError(f"{type(event).__name__.lower()} of job {event.job} is no event of job {job}")
-    leaves = round_leaves(told)
-    if len(set(leaves)) != len(leaves):
-        raise EventError(f"round {number} of job {job} tells an event twice: leave the repetition out")
-    assigned, committed, audited = (
-        sum(isinstance(event, kind) for event in told) for kind in (Assigned, Committed, Verified)
-    )
-    root = merkle.root(leaves).hex()
-    return Rounded(
-        job=job, epoch=epoch, round=number, assigned=assigned, committed=committed, audited=audited, root=root
-    )
-
-
-def in_round(memo: Rounded, event: Frequent, proof: merkle.Proof) -> bool:
-    """Whether a round's memo binds this event. ``proof`` comes from ``merkle.prove(round_leaves(all), place)``."""
-    return proof.count == memo.assigned + memo.committed + memo.audited and merkle.verify(
-        bytes.fromhex(memo.root), encode(event).encode(), proof
-    )

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 HASH_BYTES = 32
-MAX_LEAVES = 2**32  # The program reads places and lengths as 32 bits.
 _LEAF, _NODE, _ROOT = b"\x00", b"\x01", b"\x02"
 
 
@@ -47,22 +46,6 @@ def prove(leaves: Sequence[bytes], index: int) -> Proof:
             path.append(level[at ^ 1])
         at //= 2
     return Proof(index, len(leaves), tuple(path))
-
-
-def verify(expected: bytes, leaf: bytes, proof: Proof) -> bool:
-    """Whether ``leaf`` stands at the proof's place of a tree with this root; hostile proofs are simply false."""
-    index, width, path = proof.index, proof.count, iter(proof.path)
-    if not 0 <= index < width < MAX_LEAVES or any(len(step) != HASH_BYTES for step in proof.path):
-        return False
-    digest = hashlib.sha256(_LEAF + leaf).digest()
-    while width > 1:
-        if index ^ 1 < width:
-            sibling = next(path, None)
-            if sibling is None:
-                return False
-            digest = _node(sibling, digest) if index & 1 else _node(digest, sibling)
-        index, width = index // 2, (width + 1) // 2
-    return next(path, None) is None and root_of_peaks(proof.count, [digest]) == expected
 
 
 def peaks(leaves: Sequence[bytes]) -> list[bytes]:

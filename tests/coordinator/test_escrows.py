@@ -16,6 +16,8 @@ from coordinator.services.payees import MAX_PAYEES, payable, payees_of
 from coordinator.services.settlement import ESCROW_MARGIN
 from coordinator.services.upkeep import MAX_POLLED
 from coordinator.store.records import EventRecord
+from ledger.client import Consent
+from ledger.money import Amount
 from ledger.states import EscrowState
 from tests.coordinator.bench import Bench
 from tests.coordinator.fakes import BUDGET, WALLET, Account, spec, unavailable
@@ -197,6 +199,29 @@ async def test_what_was_added_to_the_escrow_later_goes_back_and_is_accounted_for
 
 
 # --- payees -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("terms", "why"),
+    [
+        ({"consent": Consent.ADMIT}, "does not let its coordinator admit payees and return what is left"),
+        ({"consent": Consent.END}, "does not let its coordinator admit payees and return what is left"),
+        ({"cap": Amount(1)}, "lets at most .* be paid, the price is .*: raise its cap"),
+    ],
+)
+async def test_an_escrow_that_ties_the_coordinators_hands_is_refused(terms: dict[str, object], why: str) -> None:
+    bench = Bench()
+    job = await outside_job(bench)
+    bench.fake.pay(job, BUDGET, OUTSIDE)
+    ask = bench.fake.escrow
+
+    async def tied(submitter: str, name: str) -> EscrowState | None:
+        state = await ask(submitter, name)
+        return None if state is None else EscrowState(**{**vars(state), **terms})
+
+    bench.fake.escrow = tied  # type: ignore[method-assign, assignment]
+    with pytest.raises(FundsError, match=why):
+        await bench.parts.jobs.fund(job)
 
 
 async def test_an_escrow_with_room_for_too_few_payees_is_refused_and_given_back() -> None:

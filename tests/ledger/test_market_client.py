@@ -1,0 +1,202 @@
+"""The client's half of payees, promises, stakes and disputes, over HTTP: what it prepares, and what it refuses to."""
+
+from __future__ import annotations
+
+import pytest
+
+from ledger.client import Consent, Ledger, address_of, job_bytes
+from ledger.errors import (
+    AmountError,
+    InsufficientFundsError,
+    NoDisputeError,
+    NoStakeError,
+    StateError,
+    TransactionFailedError,
+)
+from ledger.local.genesis import BOND, COOLDOWN_S, VERDICT_S
+from ledger.merkle import Proof
+from ledger.money import Amount
+from ledger.program.codes import MarketError
+from ledger.program.layout import Ruling
+from tests.ledger.world import World
+
+SUBMITTER, COORDINATOR, STRANGER = (bytes([number]) * 32 for number in (1, 2, 3))
+NODES = [bytes([10 + index]) * 32 for index in range(60)]
+PAYEES = [address_of(seed) for seed in NODES]
+WHO, JUDGE = address_of(SUBMITTER), address_of(COORDINATOR)
+JOB, AUDIT, EVIDENCE = job_bytes("cd" * 16), b"\7" * 32, b"\x08" * 32
+BUDGET = Amount(100_000_000)
+
+
+@pytest.fixture
+async def rich(ledger: Ledger) -> Ledger:
+    """Everybody has money."""
+    for seed in (SUBMITTER, COORDINATOR, STRANGER, NODES[0]):
+        await ledger.faucet(address_of(seed), Amount(10 * BUDGET))
+    return ledger
+
+
+async def _open(ledger: Ledger, world: World, **terms: object) -> None:
+    deadline = int(world.clock.now) + 3600
+    opening = await ledger.prepare_escrow(SUBMITTER, JOB, JUDGE, BUDGET, deadline, **terms)  # type: ignore[arg-type]
+    await ledger.confirm(opening)
+
+
+async def test_a_closed_list_pays_those_on_it_and_nobody_else(rich: Ledger, world: World) -> None:
+    await _open(rich, world, consent=Consent(0), payees=PAYEES[:5])
+    with pytest.raises(StateError, match="enrol it, or let the submitter admit it"):
+        await rich.prepare_settlement(COORDINATOR, WHO, JOB, {PAYEES[2]: Amount(5)})
+    await rich.confirm(await rich.prepare_enrolment(STRANGER, WHO, JOB, PAYEES[2], PAYEES[:5]))
+    for prepared in await rich.prepare_settlement(COORDINATOR, WHO, JOB, {PAYEES[2]: Amount(5)}):
+        await rich.confirm(prepared)
+    assert await rich.balance(PAYEES[2]) == 5
+    (admission,) = await rich.prepare_admission(COORDINATOR, WHO, JOB, [PAYEES[9]])
+    with pytest.raises(TransactionFailedError) as refusal:
+        await rich.confirm(admission)
+    assert refusal.value.code == MarketError.WRONG_AUTHORITY
+    (admission,) = await rich.prepare_admission(SUBMITTER, WHO, JOB, [PAYEES[9]])
+    await rich.confirm(admission)
+    for prepared in await rich.prepare_settlement(COORDINATOR, WHO, JOB, {PAYEES[9]: Amount(7)}):
+        await rich.confirm(prepared)
+    assert await rich.balance(PAYEES[9]) == 7
+
+
+@pytest.mark.parametrize("listed", [PAYEES[:4], PAYEES[:6], PAYEES[4::-1], []])
+async def test_a_list_that_is_not_the_escrows_proves_nothing(rich: Ledger, world: World, listed: list[str]) -> None:
+    await _open(rich, world, payees=PAYEES[:5])
+    with pytest.raises(StateError, match="are not the 5 whom"):
+        await rich.prepare_enrolment(STRANGER, WHO, JOB, PAYEES[2], listed)
+    with pytest.raises(StateError, match="is not among the 5 payees"):
+        await rich.prepare_enrolment(STRANGER, WHO, JOB, PAYEES[7], PAYEES[:5])
+
+
+async def test_sixty_payees_are_admitted_in_as_many_transactions_as_needed_in_any_order(
+    rich: Ledger, world: World
+) -> None:
+    await _open(rich, world)
+    prepared = await rich.prepare_admission(COORDINATOR, WHO, JOB, PAYEES)
+    assert len(prepared) == 3
+    for one in (*reversed(prepared), *await rich.prepare_admission(COORDINATOR, WHO, JOB, PAYEES[:3])):
+        await rich.confirm(one)
+    state = await rich.escrow(WHO, JOB)
+    assert state is not None
+    assert set(state.paid_to) == {rich.wallet(payee) for payee in PAYEES}
+    assert state.listed == len(PAYEES)
+
+
+@pytest.mark.parametrize("more", [1, 255, 600, 16 * 255 + 1])
+async def test_a_table_grows_by_whatever_is_asked(rich: Ledger, world: World, more: int) -> None:
+    await _open(rich, world)
+    for prepared in await rich.prepare_growth(COORDINATOR, WHO, JOB, more):
+        await rich.confirm(prepared)
+    state = await rich.escrow(WHO, JOB)
+    assert state is not None
+    assert state.max_payees == 64 + more
+
+
+async def test_the_cap_is_the_deposit_until_the_submitter_raises_it(rich: Ledger, world: World) -> None:
+    await _open(rich, world, cap=Amount(50))
+    with pytest.raises(InsufficientFundsError, match="ask the submitter to raise the cap"):
+        await rich.prepare_settlement(COORDINATOR, WHO, JOB, {PAYEES[0]: Amount(51)})
+    state = await rich.escrow(WHO, JOB)
+    assert state is not None
+    await rich.confirm(await rich.prepare_extension(SUBMITTER, JOB, Amount(60), state.deadline + 5))
+    for prepared in await rich.prepare_settlement(COORDINATOR, WHO, JOB, {PAYEES[0]: Amount(51)}):
+        await rich.confirm(prepared)
+    state = await rich.escrow(WHO, JOB)
+    assert state is not None
+    assert (state.cap, state.paid) == (60, 51)
+
+
+async def test_a_provider_claims_without_the_coordinator(rich: Ledger, world: World) -> None:
+    await _open(rich, world)
+    earnings = rich.earnings({payee: Amount(100 + place) for place, payee in enumerate(PAYEES[:7])})
+    assert earnings.total == sum(100 + place for place in range(7))
+    for prepared in (
+        await rich.prepare_commitment(COORDINATOR, WHO, JOB, earnings, 1),
+        *await rich.prepare_admission(COORDINATOR, WHO, JOB, PAYEES[:6]),
+    ):
+        await rich.confirm(prepared)
+    proof = earnings.proofs[PAYEES[0]]
+    await rich.confirm(await rich.prepare_claim(NODES[0], WHO, JOB, PAYEES[0], Amount(100), proof))
+    await rich.confirm(await rich.prepare_claim(STRANGER, WHO, JOB, PAYEES[5], Amount(105), earnings.proofs[PAYEES[5]]))
+    assert await rich.balance(PAYEES[5]) == 105
+    with pytest.raises(StateError, match="enrol it first"):
+        await rich.prepare_claim(STRANGER, WHO, JOB, PAYEES[6], Amount(106), earnings.proofs[PAYEES[6]])
+    lie = await rich.prepare_claim(STRANGER, WHO, JOB, PAYEES[1], Amount(101), Proof(0, 7, proof.path))
+    with pytest.raises(TransactionFailedError) as refusal:
+        await rich.confirm(lie)
+    assert refusal.value.code == MarketError.BAD_PROOF
+    with pytest.raises(InsufficientFundsError, match="cannot be promised"):
+        await rich.prepare_commitment(COORDINATOR, WHO, JOB, rich.earnings({PAYEES[0]: Amount(BUDGET + 1)}), 2)
+    told = [event for event in await rich.history(WHO, JOB) if event.kind == "promised"]
+    assert [event.fields["root"] for event in told] == [earnings.root.hex()]
+
+
+async def test_submitter_and_coordinator_end_a_job_together(rich: Ledger, world: World) -> None:
+    await _open(rich, world, consent=Consent.ADMIT)
+    alone = await rich.prepare_refund(COORDINATOR, WHO, JOB)
+    with pytest.raises(TransactionFailedError, match="has not passed yet"):
+        await rich.confirm(alone)
+    await rich.confirm(await rich.prepare_refund(COORDINATOR, WHO, JOB, SUBMITTER))
+    assert await rich.balance(WHO) == 10 * BUDGET
+
+
+async def test_a_stake_moves_and_closes(rich: Ledger, world: World) -> None:
+    node = NODES[0]
+    await rich.open_stake(node, Amount(100), JUDGE)
+    await rich.confirm(await rich.prepare_stake_move(node, WHO))
+    state = await rich.stake(PAYEES[0])
+    assert state is not None
+    assert (state.coordinator, state.next_coordinator) == (JUDGE, WHO)
+    await rich.confirm(await rich.prepare_stake_request(node, Amount(100)))
+    world.clock.advance(COOLDOWN_S)
+    await rich.confirm(await rich.prepare_stake_move(node, WHO))
+    state = await rich.stake(PAYEES[0])
+    assert state is not None
+    assert (state.coordinator, state.next_coordinator) == (WHO, None)
+    await rich.confirm(await rich.prepare_stake_withdrawal(node))
+    await rich.confirm(await rich.prepare_stake_close(node))
+    assert await rich.stake(PAYEES[0]) is None
+
+
+async def test_a_dispute_is_opened_found_decided_and_closed(rich: Ledger, world: World) -> None:
+    node, challenger = PAYEES[0], address_of(STRANGER)
+    with pytest.raises(NoStakeError, match="nothing to dispute about"):
+        await rich.prepare_dispute(STRANGER, node, AUDIT)
+    await rich.open_stake(NODES[0], Amount(1000), JUDGE)
+    with pytest.raises(InsufficientFundsError, match="the bond is"):
+        await rich.prepare_dispute(STRANGER, node, AUDIT, Amount(100 * BUDGET))
+    with pytest.raises(NoDisputeError, match="open it first"):
+        await rich.prepare_verdict(COORDINATOR, challenger, AUDIT, EVIDENCE, upheld=True)
+    await rich.confirm(await rich.prepare_dispute(STRANGER, node, AUDIT))
+    assert (await rich.terms()).bond == BOND
+    (found,) = await rich.find_disputes(node)
+    assert (found.challenger, found.audit, found.bond, found.evidence) == (challenger, AUDIT, BOND, None)
+    assert await rich.find_disputes(challenger) == []
+    verdict = await rich.prepare_verdict(COORDINATOR, challenger, AUDIT, EVIDENCE, upheld=True, slash=Amount(500))
+    await rich.confirm(verdict)
+    state = await rich.dispute(challenger, AUDIT)
+    assert state is not None
+    assert (state.ruling, state.evidence, state.balance) == (Ruling.UPHELD, EVIDENCE, 0)
+    assert await rich.balance(challenger) == 10 * BUDGET + 250
+    stake = await rich.stake(node)
+    assert stake is not None
+    assert stake.slashed == 500
+    await rich.confirm(await rich.prepare_dispute_close(COORDINATOR, challenger, AUDIT))
+    assert await rich.find_disputes(node) == []
+
+
+async def test_a_judges_silence_returns_the_bond(rich: Ledger, world: World) -> None:
+    await rich.open_stake(NODES[0], Amount(1000), JUDGE)
+    await rich.confirm(await rich.prepare_dispute(STRANGER, PAYEES[0], AUDIT))
+    world.clock.advance(VERDICT_S)
+    await rich.confirm(await rich.prepare_dispute_expiry(NODES[0], address_of(STRANGER), AUDIT))
+    assert await rich.balance(address_of(STRANGER)) == 10 * BUDGET
+
+
+async def test_amounts_that_are_none_are_refused_before_anything_is_signed(rich: Ledger, world: World) -> None:
+    with pytest.raises(AmountError):
+        await _open(rich, world, cap=Amount(-1))
+    with pytest.raises(AmountError):
+        rich.earnings({PAYEES[0]: Amount(-1)})
