@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from solders.instruction import AccountMeta, Instruction
+from solders.pubkey import Pubkey
 from solders.system_program import TransferParams, transfer
 from spl.memo.constants import MEMO_PROGRAM_ID
 from spl.memo.instructions import create_memo
 from spl.memo.models import MemoParams
 
-from ledger.addresses import address_of, check_job, job_bytes, keypair, parse_address
+from ledger.addresses import address_of, check_hash, check_job, job_bytes, keypair, parse_address
 from ledger.connection import Connection
 from ledger.disputes import Disputes
 from ledger.door import MAX_TRANSACTION_BYTES
@@ -132,6 +133,17 @@ class Ledger(Escrows, Disputes):
         authors = {submitter} if state is None else {submitter, state.coordinator}
         escrow = parse_address(self.escrow_address(submitter, job))
         return await read_history(self._connection, self._market.program, escrow, frozenset(authors))
+
+    async def stake_history(self, node: str) -> list[LedgerEvent]:
+        """What the market program did with a node's stake, oldest first, over all the times that it was opened."""
+        return await self._told(self._market.stake(parse_address(node)))
+
+    async def dispute_history(self, challenger: str, audit: bytes) -> list[LedgerEvent]:
+        """What the market program did with a dispute, oldest first; also after it was closed."""
+        return await self._told(self._market.dispute(parse_address(challenger), check_hash(audit)))
+
+    async def _told(self, account: Pubkey) -> list[LedgerEvent]:
+        return await read_history(self._connection, self._market.program, account, frozenset())
 
 
 async def _check_market(connection: Connection, market: Market) -> None:

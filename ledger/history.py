@@ -18,6 +18,7 @@ from ledger import base58, events
 from ledger.connection import PAGE, Connection
 from ledger.errors import EventError, LedgerAnswerError
 from ledger.program.layout import TRUNCATED, ProgramEvent, read_events
+from ledger.program.stakes import describe
 
 MAX_AT_ONCE = 8  # Transactions asked for together: quick, and below what public endpoints take for flooding.
 MAX_TRANSACTIONS = 20_000  # A job of 20 nodes and 500 rounds stays well below; beyond it somebody is flooding.
@@ -36,6 +37,7 @@ class LedgerEvent:
     Attributes:
         kind: a lifecycle event (``created`` .. ``slashed``), or ``opened``, ``extended``, ``deposited``, ``admitted``,
             ``enrolled``, ``grown``, ``promised``, ``paid``, ``refunded``, ``closed`` for what the market program did;
+            ``stake_opened``, ``stake_slashed``, ``disputed`` .. for stakes and disputes (``program.stakes``);
             ``truncated`` where a node dropped logs that may have held an event.
         time: Unix seconds of its block.
         fields: amounts in smallest units, addresses and digests as text.
@@ -158,7 +160,7 @@ def _fields(event: ProgramEvent, owners: Mapping[str, str]) -> Iterator[tuple[st
             deposited, paid, refunded = struct.unpack("<3Q", payload)
             yield "closed", {"deposited": deposited, "paid": paid, "refunded": refunded}
         case _:
-            raise LedgerAnswerError(f"event {event.kind!r} of {event.account} is unknown: update this program")
+            yield describe(event)
 
 
 def _memos(message: UiRawMessage, keys: Sequence[str], authors: frozenset[str]) -> Iterator[str]:

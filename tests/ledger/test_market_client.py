@@ -158,6 +158,14 @@ async def test_a_stake_moves_and_closes(rich: Ledger, world: World) -> None:
     await rich.confirm(await rich.prepare_stake_withdrawal(node))
     await rich.confirm(await rich.prepare_stake_close(node))
     assert await rich.stake(PAYEES[0]) is None
+    told = await rich.stake_history(PAYEES[0])
+    assert [event.kind for event in told] == [
+        "stake_opened", "stake_deposited", "stake_moved", "stake_requested", "stake_moved", "stake_withdrawn",
+        "stake_closed",
+    ]  # fmt: skip
+    assert told[2].fields["coordinator"] == told[4].fields["coordinator"] == WHO
+    assert (told[2].fields["move_at"] > 0, told[4].fields["move_at"]) == (True, 0)
+    assert told[-1].fields == {"deposited": 100, "slashed": 0, "withdrawn": 100}
 
 
 async def test_a_dispute_is_opened_found_decided_and_closed(rich: Ledger, world: World) -> None:
@@ -184,6 +192,13 @@ async def test_a_dispute_is_opened_found_decided_and_closed(rich: Ledger, world:
     assert stake is not None
     assert stake.slashed == 500
     await rich.confirm(await rich.prepare_dispute_close(COORDINATOR, challenger, AUDIT))
+    told = await rich.dispute_history(challenger, AUDIT)
+    assert [event.kind for event in told] == ["disputed", "dispute_decided", "dispute_closed"]
+    assert (told[0].fields["ruling"], told[1].fields["ruling"]) == ("open", "upheld")
+    assert (told[1].fields["evidence"], told[1].fields["node"]) == (EVIDENCE.hex(), node)
+    slash = (await rich.stake_history(node))[-1]
+    assert (slash.kind, slash.fields["amount"], slash.fields["part"]) == ("stake_slashed", 500, 250)
+    assert (slash.fields["reason"], slash.fields["challenger"]) == (AUDIT.hex(), rich.wallet(challenger))
     assert await rich.find_disputes(node) == []
 
 
