@@ -13,7 +13,7 @@ import msgspec
 from coordinator.domain.deadline import LATENESS
 from coordinator.domain.round import Round, Seat, agreed, checkpoint, kept_state
 from transport.wire.ids import Digest, NodeAddress
-from transport.wire.job import TrainingSpec
+from transport.wire.job import CrossingPlan, TrainingSpec
 from transport.wire.rounds import Schedule, Stretch
 from transport.wire.task import KeptState, Layers
 
@@ -91,6 +91,7 @@ class Run(msgspec.Struct, frozen=True):
         points: stored points, oldest first, as far as they are remembered.
         rollbacks: times that the run went back before a forged round.
         undrawn: complete rounds, by epoch and number, whose audits wait for a block of the ledger.
+        crossing: what the plan settled for a job that left it open, fixed for the job: a step is re-run as it was made.
     """
 
     layers: tuple[Layers, ...]
@@ -123,6 +124,7 @@ class Run(msgspec.Struct, frozen=True):
     points: tuple[Point, ...] = ()
     rollbacks: int = 0
     undrawn: tuple[tuple[int, int], ...] = ()
+    crossing: CrossingPlan | None = None
 
     @property
     def total_rounds(self) -> int:
@@ -140,6 +142,11 @@ class Run(msgspec.Struct, frozen=True):
         if self.round_seconds is None:
             return self.done >= self.total_rounds
         return self.progress >= self.total_steps * self.replicas or self.done >= MAX_STRETCH * self.total_rounds
+
+
+def training_of(run: Run | None, training: TrainingSpec) -> TrainingSpec:
+    """What workers do: the document's, with what its plan has settled."""
+    return training if run is None or run.crossing is None else run.crossing.applied(training)
 
 
 def lateness_of(training: TrainingSpec) -> float | None:

@@ -7,6 +7,7 @@ import msgspec
 from coordinator.domain.job import JobState
 from coordinator.domain.lease import Lease
 from coordinator.domain.round import Round
+from coordinator.domain.run import training_of
 from coordinator.services.context import Context
 from coordinator.services.leases import Leases
 from coordinator.services.links import Links
@@ -263,11 +264,12 @@ class Conversation:
 
 
 def _assignment(work: Work, lease: Lease) -> Assign:
+    spec = work.job.spec
     return Assign(
         lease=lease.id,
         fence=lease.fence,
         job=work.job.id,
-        spec=work.job.spec,
+        spec=msgspec.structs.replace(spec, training=training_of(work.run, spec.training)),
         stage=lease.stage,
         replica=lease.replica,
         plan=work.plan(),

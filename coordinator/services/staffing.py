@@ -11,7 +11,7 @@ from coordinator.domain import period, placement
 from coordinator.domain.job import JobState
 from coordinator.domain.lease import FAULTS, Lease
 from coordinator.domain.placement import Candidate, NoPlacementError, Placement
-from coordinator.domain.run import Holder, Run, evaluations, lateness_of, whole_replicas
+from coordinator.domain.run import Holder, Run, evaluations, lateness_of, training_of, whole_replicas
 from coordinator.services.context import Context
 from coordinator.services.links import Links
 from coordinator.services.naming import listed
@@ -66,6 +66,8 @@ class Staffing:
             return
         del self._waiting[work.job.id]
         rounds = period.planned(training, quote.replicas, found)
+        by_node = {candidate.node: candidate for candidate in free}
+        crossing = placement.settle_crossing(shape, training, found, by_node, self._links.map)
         work.run = Run(
             layers=found.layers,
             replicas=quote.replicas,
@@ -77,12 +79,14 @@ class Staffing:
             store_every=self._context.config.store_every,
             round_seconds=None if training.outer in TOGETHER else training.round_seconds,
             lateness=None if training.outer in TOGETHER else lateness_of(training),
+            crossing=None if crossing is None else crossing.crossing,
         )
         work.change(quote=msgspec.structs.replace(quote, limit=found.limit, rounds=rounds.rounds))
         work.advance(JobState.PLANNED, _planned(quote.stages, len(found.seats) // quote.stages))
         work.note("period", period.words(training, rounds, found))
+        if crossing is not None:
+            work.note("crossing", crossing.reason)
         self._reasons(work, found)
-        by_node = {candidate.node: candidate for candidate in free}
         self._seat(work, [(by_node[node], seat) for seat, node in sorted(found.seats.items())])
 
     def _reasons(self, work: Work, found: Placement) -> None:
@@ -164,7 +168,7 @@ class Staffing:
             return False
         held = {seat: known[lease.node] for seat, lease in holders.items()}
         free = await self._payable(work, free)
-        training, left = work.job.spec.training, run.total_rounds - run.done
+        training, left = training_of(run, work.job.spec.training), run.total_rounds - run.done
         found = placement.reseat(
             shape_of(work), training, run.layers, held, free, self._links.map, rounds_left=left, rounds_since=since
         )
@@ -252,7 +256,7 @@ class Staffing:
 
     def _memory(self, work: Work) -> list[int]:
         assert work.run is not None
-        layers, training = work.run.layers, work.job.spec.training
+        layers, training = work.run.layers, training_of(work.run, work.job.spec.training)
         return [placement.stage_memory(shape_of(work), training, layers, stage) for stage in range(len(layers))]
 
 

@@ -32,6 +32,7 @@ READY_SECONDS = 900.0  # A dozen agents that start at once on two busy cores.
 DOWN_SECONDS = (0.5, 6.0)
 PRICE_PER_PETAFLOP = 1_000_000_000
 VOCABULARY = 300
+SEQUENCE, BATCH = 32, 4
 ENDED = ("settled", "failed", "cancelled")
 
 
@@ -52,6 +53,7 @@ class Weather:
         joiners: nodes that come in mid-run.
         kills: how many, spread over the run; 0 is the calm run that the others are held against.
         lease_seconds: a node that is silent for as long has died (the heartbeat's time limit).
+        tokens: to train on; None: as many as ``rounds`` of ``inner_steps`` by all replicas read.
     """
 
     stages: int = 2
@@ -68,6 +70,12 @@ class Weather:
     audits: int = 2
     store_every: int = 4
     seed: int = 1
+    tokens: int | None = None
+
+    def tokens_to_read(self) -> int:
+        """What the job's document asks for."""
+        per_step = BATCH * SEQUENCE * self.replicas
+        return self.rounds * self.inner_steps * per_step if self.tokens is None else self.tokens
 
 
 @dataclass(frozen=True)
@@ -117,6 +125,7 @@ class Outcome:
             "reason": self.job.reason,
             "kills": len(self.kills),
             "kills_of_members": sum(kill.stage is not None for kill in self.kills),
+            "tokens": self.job.tokens_done,
             "rounds": len(self.complete()),
             "rounds_done_again": len(self.complete()) - len({r.round for r in self.complete()}),
             "validation_loss": self.job.validation_loss,
@@ -250,7 +259,6 @@ class Storm:
 
     def _spec(self, artifact: str, budget: int) -> JobSpec:
         weather = self.weather
-        per_step = 4 * 32 * weather.replicas
         return JobSpec(
             name="a run under kills",
             model=ModelSpec(config=model(weather.stages)),
@@ -258,7 +266,7 @@ class Storm:
             budget=budget,
             tokenizer=TokenizerSpec(kind="bpe", vocabulary=VOCABULARY),
             training=TrainingSpec(
-                tokens=weather.rounds * weather.inner_steps * per_step, sequence=32, batch=4, micro_batches=2,
+                tokens=weather.tokens_to_read(), sequence=SEQUENCE, batch=BATCH, micro_batches=2,
                 inner_steps=weather.inner_steps, round_seconds=weather.round_seconds, lateness=weather.lateness,
                 seed=weather.seed,
             ),

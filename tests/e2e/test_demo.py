@@ -80,7 +80,7 @@ def test_the_whole_path_trains_verifies_and_pays(tmp_path: Path) -> None:
     assert before > 7.0, "a model that has learnt nothing is no better than chance over 2,048 tokens"
     assert (before - after) > 0.5 * (before - single)
     assert document["loss_model_folder"] == pytest.approx(after, abs=2e-3)
-    assert document["bytes_sent"] < 0.25 * document["bytes_naive"]
+    assert document["bytes_sent"] < 0.05 * document["bytes_naive"], "all that went between nodes, edges included"
     assert len(document["audits"]) >= document["rounds"]
     assert {node["stage"] for node in document["nodes"]} == {0, 1}
     assert {node["replica"] for node in document["nodes"]} == {0, 1}

@@ -120,7 +120,8 @@ class TrainingSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mixing: Annotated[float, Meta(ge=0, lt=1)] = 0.0
     """``streaming``: how much of its own parameters a replica keeps when a fragment's outer step arrives."""
     activations: Literal["auto", "int8", "int4", "aq4", "fp32"] = "int8"
-    """What crosses from stage to stage, see ``trainer.crossing``. ``auto``: as the link asks for; where nobody chose, int8."""
+    """What crosses from stage to stage, see ``trainer.crossing``. ``auto``: the plan chooses 8 or 4 bits for both ways, and
+    with them ``micro_batches``, ``lookahead`` and ``recompute``, from the lines, speeds and memory that were measured."""
     sampling: Literal["random", "epochs"] = "random"
     """``epochs``: windows side by side, each once before any comes again; ``aq4`` lives on windows that come again."""
     boundary_gradients: Literal["auto", "int8", "int4", "fp32"] = "auto"
@@ -148,6 +149,25 @@ class TrainingSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(
                 f"outer: {self.outer} sends every step's gradients, and those of fp16 overflow at times: set precision to bf16"
             )
+
+
+class CrossingPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a plan has settled of a job that left it open with ``activations: auto``; fields as in ``TrainingSpec``."""
+
+    activations: Literal["int8", "int4"]
+    boundary_gradients: Literal["auto", "int8", "int4", "fp32"]
+    micro_batches: Annotated[int, Meta(ge=1, le=256)]
+    lookahead: Annotated[int, Meta(ge=0, le=64)]
+    recompute: bool
+
+    @classmethod
+    def of(cls, training: TrainingSpec) -> "CrossingPlan":
+        """That of a spec that leaves nothing open; raises ``msgspec.ValidationError`` where it does."""
+        return msgspec.convert({name: getattr(training, name) for name in cls.__struct_fields__}, cls)
+
+    def applied(self, training: TrainingSpec) -> TrainingSpec:
+        """The spec that workers get."""
+        return msgspec.structs.replace(training, **msgspec.structs.asdict(self))
 
 
 class ParallelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

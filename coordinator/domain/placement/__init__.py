@@ -8,7 +8,7 @@
     flow      the cost as an objective                   repair   seats that became empty
     search    swaps, from a seed of the caller           explain  what bounds a plan, in words
     choose    the plan of a job                          regions  thousands of nodes: regions first
-    replan    whether a new plan pays
+    replan    whether a new plan pays                    crossing what its stages send each other
     communication  synchronous steps, DT-FM's cost
 
 Memory, measured speed, measured links. Stages are cut in proportion to the speed of the slowest node that will hold them;
@@ -17,6 +17,7 @@ docs/PLANNER.md.
 """
 
 from coordinator.domain.placement.choose import MAX_OPEN_REPLICAS, MIN_ROUNDS, Options, choose
+from coordinator.domain.placement.crossing import settle_crossing
 from coordinator.domain.placement.layers import BASE_MEMORY, cut_layers, stage_memory
 from coordinator.domain.placement.node import MEGABYTE, Candidate, Network, NoPlacementError, Placement
 from coordinator.domain.placement.repair import fill, moves
@@ -39,5 +40,6 @@ __all__ = [
     "fill",
     "moves",
     "reseat",
+    "settle_crossing",
     "stage_memory",
 ]
