@@ -50,7 +50,7 @@ def _refuse(code: str, detail: str) -> int:
 def _worker(options: argparse.Namespace) -> int:
     from trainer.worker import Worker
 
-    return asyncio.run(Worker(options.lie).run(options.socket))
+    return asyncio.run(Worker(options.lie, options.pace).run(options.socket))
 
 
 def _bench(options: argparse.Namespace) -> int:
@@ -141,6 +141,9 @@ def _parser() -> argparse.ArgumentParser:
     worker.add_argument("--socket", type=Path, required=True)
     worker.add_argument(
         "--lie", choices=["gradient", "commitment", "lazy", "substitute"], help="for tests: cheat in this way"
+    )
+    worker.add_argument(
+        "--pace", type=float, metavar="SECONDS", help="for benchmarks: a forward pass of a micro-batch takes at least so long"
     )
     worker.set_defaults(verb=_worker)
 

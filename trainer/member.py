@@ -39,7 +39,7 @@ from trainer.pace import Pace
 from trainer.replay import cut_of, position_of, state_before
 from trainer.stage import Stage, StageState, vector_digest
 from trainer.steps import Kind, PayloadKey, Position, Recorder, accumulate, digests, heldout_loss
-from trainer.trace import KEPT_ROUNDS, RoundTrace, StepLeaf, state_interval
+from trainer.trace import KEPT_ROUNDS, RoundTrace, StepLeaf, made_after, state_interval
 from trainer.update import crossings, update
 from transport.wire.crossing import longest_payload, recorded_bytes
 from transport.wire.job import TOGETHER, JobSpec
@@ -130,6 +130,15 @@ class _Kept:
     trace: RoundTrace
     total_steps: int
     position: Position
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A round's contribution: the digest that leaves bind, the bytes that go out, and what the replica would carry over."""
+
+    bound: str
+    encoded: bytes
+    local: Local
 
 
 @dataclass
@@ -253,7 +262,8 @@ class Member:
             state = state_before(
                 kept.trace, command.step, scratch, kept.position, self._files.train, self._replica, kept.total_steps
             )
-            opening = write_opening(kept.trace, command.step, state, kept.position, crossings(self._training))
+            made = made_after(self._training, len(kept.trace.leaves))
+            opening = write_opening(kept.trace, command.step, state, kept.position, crossings(self._training), made)
         except RoundError as error:
             self._outbox.report(StepOpened(command.audit, None, str(error)[:200]))
             return
@@ -322,6 +332,7 @@ class Member:
         anchor_digest, before = vector_digest(anchor), self.stage.state_digest()
         self._start = trace.states[0] = self.stage.state()
         losses: list[float] = []
+        made: _Made | None = None
         pace = Pace(command.seconds, self._clock)
         for index in range(command.steps):
             self._inbox.between_steps()
@@ -337,7 +348,9 @@ class Member:
             if loss is not None:
                 losses.append(loss)
             self._outbox.report(Progress(*key, step, tokens, loss))
-        self._commit(command, key, trace, sum(losses) / len(losses) if losses else None)
+            if self._training.overlap and index == made_after(self._training, command.steps):
+                made = self._contribute(command, key, trace)
+        self._commit(command, key, trace, sum(losses) / len(losses) if losses else None, made)
 
     def _pass_end(self, key: RoundKey, step: int) -> None:
         """Tell the next stage that the round ends before ``step``."""
@@ -400,29 +413,50 @@ class Member:
                 recorder.receive(kind, micro)
         return self._last_loss
 
-    def _commit(self, command: BeginRound, key: RoundKey, trace: RoundTrace, loss: float | None) -> None:
-        given = self._method.contribution(trace.anchor, self.stage.parameters, trace.local, command.round)
-        carried = local_digest(given.local)
-        trace.bind(hashlib.sha256(given.data).hexdigest(), carried)
+    def _commit(
+        self, command: BeginRound, key: RoundKey, trace: RoundTrace, loss: float | None, early: _Made | None
+    ) -> None:
+        made = early or self._made(command, trace)
+        local = made.local
+        if early is not None:  # The steps since then are no part of what was sent, but of what the replica goes on with.
+            local = self._method.contribution(trace.anchor, self.stage.parameters, trace.local, command.round).local
+        carried = local_digest(local)
+        trace.bind(made.bound, carried, made_after(self._training, len(trace.leaves)))
         root = self._conduct.root(trace.tree().root)
-        encoded = self._conduct.contribution(given.data, self._method, command.round)
-        digest = hashlib.sha256(encoded).hexdigest()
+        digest = hashlib.sha256(made.encoded).hexdigest()
         self._kept[key] = _Kept(trace, command.total_steps, self._position)
         for old in sorted(self._kept)[:-KEPT_ROUNDS]:
             del self._kept[old]
         tokens = len(trace.leaves) * self._training.batch * self._training.sequence
         operations = self.stage.operations_per_token * tokens
-        self._pending = given.local
-        self._inbox.contribution(key, self._replica, encoded)
+        self._pending = local
+        if early is None:
+            self._inbox.contribution(key, self._replica, made.encoded)
         self._say(RoundCommit(*key, root.hex(), len(trace.leaves), digest, tokens, operations, loss, carried))
+        if early is None:
+            self._send_contribution(command, key, made, len(trace.leaves))
+        self._report_holding()
+
+    def _contribute(self, command: BeginRound, key: RoundKey, trace: RoundTrace) -> _Made:
+        """Make and send the round's contribution before its last steps; the commitment to it follows with the others."""
+        made = self._made(command, trace)
+        self._inbox.contribution(key, self._replica, made.encoded)
+        self._send_contribution(command, key, made, command.steps)
+        return made
+
+    def _made(self, command: BeginRound, trace: RoundTrace) -> _Made:
+        given = self._method.contribution(trace.anchor, self.stage.parameters, trace.local, command.round)
+        encoded = self._conduct.contribution(given.data, self._method, command.round)
+        return _Made(hashlib.sha256(given.data).hexdigest(), encoded, given.local)
+
+    def _send_contribution(self, command: BeginRound, key: RoundKey, made: _Made, steps: int) -> None:
         name = TensorName("pseudo_gradient", *key, command.first_step, 0)
-        naive, wrapped = 4 * self.stage.parameter_count * len(trace.leaves), wrap(encoded)
+        naive, wrapped = 4 * self.stage.parameter_count * steps, wrap(made.encoded)
         if self._training.outer in TOGETHER:
             naive = 0  # Counted at every step already.
         for member in command.plan.members:
             if member.stage == self._position.stage and member.replica != self._replica:
                 self._outbox.put(PeerSend(member.stage, member.replica, name, naive), wrapped)
-        self._report_holding()
 
     def _apply(self, command: ApplyRound) -> None:
         key = (command.epoch, command.round)

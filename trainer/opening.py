@@ -44,7 +44,8 @@ class Opening:
 
     Attributes:
         last: the round's last leaf, which binds the pseudo-gradient; of the last step it is ``leaf`` itself.
-        anchor: anchor that the round began with, flat; only on the round's last step, and on its first where ``local`` counts.
+        anchor: anchor that the round began with, flat; only on the step that made the contribution, and where ``local`` counts on
+            the round's first and last.
         local: what the replica carried into the round; where ``anchor`` is given.
     """
 
@@ -57,8 +58,14 @@ class Opening:
     local: Local
 
 
-def write_opening(trace: RoundTrace, step: int, state: StageState, position: Position, micros: int) -> bytes:
-    """The opening of ``step`` (within the round), whose state before it is ``state``."""
+def write_opening(
+    trace: RoundTrace, step: int, state: StageState, position: Position, micros: int, made: int | None = None
+) -> bytes:
+    """The opening of ``step`` (within the round), whose state before it is ``state``.
+
+    Args:
+        made: the step after which the pseudo-gradient was made; None: the last.
+    """
     tree = trace.tree()
     last = len(trace.leaves) - 1
     head = _Head(
@@ -76,7 +83,7 @@ def write_opening(trace: RoundTrace, step: int, state: StageState, position: Pos
         "first_moment": state.first_moment,
         "second_moment": state.second_moment,
     }
-    if step in _anchored(last, trace.local):
+    if step in _anchored(last, trace.local, made):
         tensors["anchor"] = trace.anchor
         tensors |= {f"local.{name}": vector for name, vector in trace.local.items()}
     for index, key in enumerate(position.expected(micros)):
@@ -93,6 +100,7 @@ def read_opening(
     micros: int,
     size: int,
     carries: Sequence[str] = (),
+    made: int | None = None,
 ) -> Opening:
     """Parse an opening and hold it against its commitment.
 
@@ -101,6 +109,7 @@ def read_opening(
         step: within the round.
         micros: micro-batches of a step; ``size``: length of the stage's flat vectors.
         carries: names of the vectors that the method carries from round to round.
+        made: as in ``write_opening``.
     Raises:
         OpeningError: the bytes are no opening, or do not belong to this step of this commitment.
     """
@@ -121,7 +130,7 @@ def read_opening(
         if hashlib.sha256(payload).hexdigest() != head.leaf.received[index]:
             raise OpeningError(f"the {key[0]} of micro-batch {key[1]} is not the one that the leaf names")
         payloads[key] = payload
-    if step not in _anchored(leaves - 1, carries):
+    if step not in _anchored(leaves - 1, carries, made):
         return Opening(head.leaf, head.previous, head.last, state, payloads, None, {})
     local = {name: _vector(tensors, f"local.{name}", size) for name in carries}
     if local_digest(local) != head.leaf.local:
@@ -129,9 +138,9 @@ def read_opening(
     return Opening(head.leaf, head.previous, head.last, state, payloads, _vector(tensors, "anchor", size), local)
 
 
-def _anchored(last: int, carries: Collection[str]) -> set[int]:
-    """Steps whose opening shows the anchor: the one that made the contribution, and the first where it does not begin there."""
-    return {last, 0} if carries else {last}
+def _anchored(last: int, carries: Collection[str], made: int | None) -> set[int]:
+    """Steps whose opening shows the anchor: the one that made the contribution; with what is carried, the first and last too."""
+    return {last if made is None else made, *({last, 0} if carries else ())}
 
 
 def _parse(data: bytes) -> tuple[dict[str, Tensor], _Head]:

@@ -15,7 +15,7 @@ from trainer.opening import Opening, read_opening
 from trainer.outer import OuterMethod, OuterState, local_digest, outer_method
 from trainer.stage import Stage, StageState, vector_digest
 from trainer.steps import Position, Recorded, Recorder, accumulate, digests
-from trainer.trace import RoundTrace
+from trainer.trace import RoundTrace, made_after
 from trainer.update import crossings, update
 from transport.wire.job import TOGETHER, TrainingSpec
 from transport.wire.task import AuditReport, Plan, ReplayStep
@@ -66,7 +66,10 @@ class Auditor:
         method = outer_method(self._training, stage.slots, size)
         carries = tuple(sorted(method.fresh(OuterState(torch.zeros(size), torch.zeros(size)))))
         try:
-            opened = read_opening(opening, command.root, command.leaves, command.step, position, micros, size, carries)
+            opened = read_opening(
+                opening, command.root, command.leaves, command.step, position, micros, size, carries,
+                made_after(self._training, command.leaves),
+            )  # fmt: skip
         except OpeningError as error:
             return AuditReport(command.audit, "malformed", str(error)[:4000])
         unbound = _compare_bindings(command, opened)
@@ -116,7 +119,7 @@ class Auditor:
             return "the state after the step is not what the step gives"
         if loss != leaf.loss:
             return f"the loss is {loss!r}, committed was {leaf.loss!r}"
-        return _compare_contribution(command, opened, stage, method)
+        return _compare_contribution(command, opened, stage, method, made_after(self._training, command.leaves))
 
     def _initial(self, cut: Cut) -> str:
         """Digest of the parameters that the job begins with: the anchor of the first round, which no round before gives."""
@@ -142,14 +145,20 @@ def _compare_start(command: ReplayStep, opened: Opening, method: OuterMethod) ->
     return ""
 
 
-def _compare_contribution(command: ReplayStep, opened: Opening, stage: Stage, method: OuterMethod) -> str:
-    if command.step < command.leaves - 1:
+def _compare_contribution(
+    command: ReplayStep, opened: Opening, stage: Stage, method: OuterMethod, made: int
+) -> str:
+    """Make the contribution again after the step ``made``, and what is carried over after the last one."""
+    last = command.leaves - 1
+    if command.step not in (made, last):
         return "" if opened.leaf.pseudo_gradient is None else "a pseudo-gradient in the middle of the round"
     assert opened.anchor is not None
     given = method.contribution(opened.anchor, stage.parameters, opened.local, command.round)
-    if hashlib.sha256(given.data).hexdigest() != opened.leaf.pseudo_gradient:
+    if opened.leaf.pseudo_gradient != opened.last.pseudo_gradient:
+        return "the leaf of the step that made the pseudo-gradient binds another one than the last leaf"
+    if command.step == made and hashlib.sha256(given.data).hexdigest() != opened.leaf.pseudo_gradient:
         return "the pseudo-gradient is not what the round gives"
-    if local_digest(given.local) != opened.leaf.carried:
+    if command.step == last and local_digest(given.local) != opened.leaf.carried:
         return "what is carried into the next round is not what this one gives"
     return ""
 

@@ -156,6 +156,10 @@ class Stage:
         with computing(self.training, self.device):
             return forward(self.module, self.cut, inputs.to(self.device)).float()
 
+    def backward(self, outputs: Tensor, gradients: Tensor | None = None) -> None:
+        """Add the gradients of what a forward pass gave: of a scalar, or weighted with ``gradients`` of its shape."""
+        torch.autograd.backward(outputs, gradients)
+
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Sum of the cross-entropy, in nats, of ``[b, t, v]`` logits against ``[b, t]`` token ids."""
         return functional.cross_entropy(

@@ -303,9 +303,9 @@ class _Passes:
     def _backward(self, micro: int) -> None:
         inputs, outputs = self._open.pop(micro)
         if self._stage.cut.is_last:
-            torch.autograd.backward(outputs)
+            self._stage.backward(outputs)
         else:
-            torch.autograd.backward(outputs, self._receive("gradient", micro).to(outputs.device))
+            self._stage.backward(outputs, self._receive("gradient", micro).to(outputs.device))
         if not self._stage.cut.is_first:
             assert inputs.grad is not None
             self._send("gradient", micro, inputs.grad)

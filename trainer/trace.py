@@ -1,8 +1,9 @@
 """What a worker commits to: one Merkle leaf for each inner step, and what it keeps to open any of them.
 
 A leaf names the step, the samples, every payload that crossed the stage's boundaries, the state before and after, and the loss.
-The last leaf of a round also binds the pseudo-gradient to the anchor that the round began with. Leaves form a chain (each
-begins with the state that the one before ended with), so an opening shows the leaf before as well.
+The last leaf of a round also binds the pseudo-gradient to the anchor that the round began with; where it was made before the
+round's end, the leaf of that step binds it too. Leaves form a chain (each begins with the state that the one before ended with),
+so an opening shows the leaf before as well.
 """
 
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ from trainer.steps import PayloadKey
 from transport.merkle import MerkleTree
 from transport.wire.codec import encode as encode_message
 from transport.wire.ids import Digest, FiniteLoss, ShortText, StepIndex
+from transport.wire.job import TrainingSpec
 
 KEPT_ROUNDS = 2  # An audit is drawn when its round is complete, while the next one is already running.
 MAX_AUDIT_BYTES = 256 << 20  # States and payloads of the kept rounds; beyond it, fewer states and more re-running.
@@ -31,7 +33,7 @@ class StepLeaf(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     ``anchor``: digest of the anchor that the round began with; ``local``: of what the replica carried into it beside (``None``:
     the method carries nothing). On the round's last leaf: ``pseudo_gradient``, and ``carried``, which is ``local`` of the next
-    round if this one's contribution counts.
+    round if this one's contribution counts. On the leaf after which the pseudo-gradient was made: ``pseudo_gradient``.
     """
 
     step: StepIndex
@@ -86,8 +88,13 @@ class RoundTrace:
         """Digest of ``local``."""
         return local_digest(self.local)
 
-    def bind(self, pseudo_gradient: str, carried: str | None = None) -> None:
-        """Put the digests of the pseudo-gradient and of what is carried over into the last leaf: the round is over."""
+    def bind(self, pseudo_gradient: str, carried: str | None = None, made: int = -1) -> None:
+        """Put the digests of the pseudo-gradient and of what is carried over into the last leaf: the round is over.
+
+        Args:
+            made: the step, within the round, after which the pseudo-gradient was made; its leaf gets the digest too.
+        """
+        self.leaves[made] = msgspec.structs.replace(self.leaves[made], pseudo_gradient=pseudo_gradient)
         self.leaves[-1] = msgspec.structs.replace(self.leaves[-1], pseudo_gradient=pseudo_gradient, carried=carried)
 
     def tree(self) -> MerkleTree:
@@ -104,6 +111,11 @@ class RoundTrace:
             raise RoundError(f"the round has {len(self.leaves)} steps: there is no step {step} to open")
         at = max(kept for kept in self.states if kept <= step)
         return at, self.states[at]
+
+
+def made_after(training: TrainingSpec, steps: int) -> int:
+    """The step, within a round of so many, after which its pseudo-gradient is made: the last, or ``overlap`` before it."""
+    return max(0, steps - 1 - training.overlap)
 
 
 def state_interval(steps: int, state_bytes: int, payload_bytes: int) -> int:

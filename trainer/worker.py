@@ -17,6 +17,7 @@ from trainer.errors import TrainerError
 from trainer.folder import open_files
 from trainer.inbox import Audit, Inbox
 from trainer.member import Files, Member
+from trainer.pacing import slow_down
 from trainer.outbox import Outbox
 from trainer.replay import Auditor
 from transport.wire.audit import NoAnswer
@@ -50,9 +51,10 @@ log = logging.getLogger("cottage.worker")
 class Worker:
     """One task's process."""
 
-    def __init__(self, lie: Lie | None = None) -> None:
-        """An honest worker, or one with a lie for tests."""
+    def __init__(self, lie: Lie | None = None, pace: float | None = None) -> None:
+        """An honest worker, or one with a lie for tests. ``pace``: see ``trainer.pacing``."""
         self._lie = lie
+        self._pace = pace
         self._member: Member | None = None
         self._auditor: Auditor | None = None
         self._inbox = Inbox(self._serve_audit)
@@ -131,6 +133,8 @@ class Worker:
                 self._inbox,
                 outbox,
             )
+            if self._pace:
+                slow_down(self._member.stage, self._pace)
             parameters = self._member.stage.parameter_count
         outbox.report(TaskReady(name, parameters))
 

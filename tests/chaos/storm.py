@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -147,6 +148,8 @@ class Storm:
     household: Household = field(init=False)
     providers: list[Provider] = field(default_factory=list)
     web: str = ""
+    ledger_url: str = ""
+    coordinator: Role | None = None
     kills: list[Kill] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -170,9 +173,9 @@ class Storm:
 
     async def to_the_end(self) -> Outcome:
         """Everything, in order."""
-        ledger = await self._start()
+        ledger = await self.start()
         async with Client(self.web) as client:
-            job = await self._submit(client, ledger)
+            job = await self.submit(client, ledger)
             began = time.time()
             job = await self._watch(client, job.id)
             return Outcome(
@@ -180,7 +183,20 @@ class Storm:
                 await client.events(job.id), self.kills, time.time() - began,
             )  # fmt: skip
 
-    async def _start(self) -> Ledger:
+    async def stop_everybody(self) -> None:
+        """A power cut: the coordinator and every node die at once; the ledger is elsewhere."""
+        await asyncio.gather(
+            *(self.household.kill(role) for role in (self.coordinator, *(p.role for p in self.providers)) if role)
+        )
+
+    async def start_everybody(self) -> None:
+        """Start them again, with their disks as they were left."""
+        await self._start_coordinator(self.ledger_url)
+        for provider in self.providers:
+            await self.run_node(provider)
+
+    async def start(self) -> Ledger:
+        """The network without a job; returns once the first nodes are online."""
         folder = self.folder / "ledger"
         folder.mkdir()
         words = [
@@ -195,6 +211,7 @@ class Storm:
         ]
         role = await self.household.start("ledger", words)
         url = await wait_for_file(folder / "url", role, STARTING_SECONDS)
+        self.ledger_url = url
         self._ledger = await Ledger.connect(LedgerConfig(url))
         await self._start_coordinator(url)
         weather = self.weather
@@ -204,26 +221,30 @@ class Storm:
         return self._ledger
 
     async def _start_coordinator(self, ledger_url: str) -> None:
+        """Start it, or start it again where it was."""
         weather, folder = self.weather, self.folder / "coordinator"
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
+        (folder / "url").unlink(missing_ok=True)
         values = {
-            "--data": folder, "--host": "127.0.0.1", "--port": 0, "--ready-file": folder / "url", "--ledger-url": ledger_url,
+            "--data": folder, "--host": "127.0.0.1", "--port": urlsplit(self.web).port or 0, "--ready-file": folder / "url",
+            "--ledger-url": ledger_url,
             "--lease-seconds": weather.lease_seconds, "--heartbeat-seconds": weather.heartbeat_seconds,
             "--audits-per-round": weather.audits, "--price-per-petaflop": PRICE_PER_PETAFLOP,
             "--min-stake": parse_amount(STAKE), "--store-every": weather.store_every,
         }  # fmt: skip
         words = ["-m", "cottage", "serve", *(str(word) for pair in values.items() for word in pair)]
-        role = await self.household.start("coordinator", words)
-        self.web = await wait_for_file(folder / "url", role, STARTING_SECONDS)
+        self.coordinator = await self.household.start("coordinator", words)
+        self.web = await wait_for_file(folder / "url", self.coordinator, STARTING_SECONDS)
 
     async def _add(self, name: str) -> None:
         home = self.folder / "nodes" / name
         home.mkdir(parents=True)
         provider = Provider(name, home, NodeKey.load_or_generate(home / "node.key"))
         self.providers.append(provider)
-        await self._run(provider)
+        await self.run_node(provider)
 
-    async def _run(self, provider: Provider) -> Role:
+    async def run_node(self, provider: Provider) -> Role:
+        """Start a node's agent on its own disk."""
         words = [
             "-m", "cottage", "node", "run", "--always", "--coordinator", self.web, "--home", str(provider.home), "--name",
             provider.name, "--sandbox", "process", "--threads", "1", "--stake", STAKE, "--loopback",
@@ -239,7 +260,8 @@ class Storm:
                 assert time.monotonic() < deadline, f"fewer than {count} nodes came online"
                 await asyncio.sleep(POLL_SECONDS)
 
-    async def _submit(self, client: Client, ledger: Ledger) -> api.JobView:
+    async def submit(self, client: Client, ledger: Ledger) -> api.JobView:
+        """Upload the text, and fund a job of this weather."""
         corpus = self.folder / "corpus.txt"
         await asyncio.to_thread(write_corpus, corpus, 300_000)
         upload = await client.upload(corpus)
@@ -319,7 +341,7 @@ class Storm:
 
     async def _come_back(self, provider: Provider, after: float) -> None:
         await asyncio.sleep(after)
-        await self._run(provider)
+        await self.run_node(provider)
         del self._coming_back[provider.key.address]
 
     def _check_roles(self) -> None:

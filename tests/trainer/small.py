@@ -20,7 +20,7 @@ from trainer.opening import write_opening
 from trainer.outer import Local, OuterState, local_digest, outer_method
 from trainer.stage import Stage, vector_digest
 from trainer.steps import Kind, Position, Recorder, accumulate, digests
-from trainer.trace import RoundTrace, StepLeaf
+from trainer.trace import RoundTrace, StepLeaf, made_after
 from trainer.update import crossings, update
 from transport.wire.job import DatasetSpec, JobSpec, ModelSpec, TrainingSpec
 from transport.wire.model import resolve
@@ -192,7 +192,8 @@ class Committed:
         return self.trace.tree().root.hex()
 
     def opening(self, step: int) -> bytes:
-        return write_opening(self.trace, step, self.trace.states[step], self.position, crossings(self.spec))
+        made = made_after(self.spec, len(self.trace.leaves))
+        return write_opening(self.trace, step, self.trace.states[step], self.position, crossings(self.spec), made)
 
 
 def commit_round(
@@ -221,6 +222,8 @@ def commit_round(
             loss=loss if own.cut.is_last else None, local=trace.local_digest,
         )  # fmt: skip
         trace.add(leaf, recorder.received)
-    given = method.contribution(trace.anchor, own.parameters, trace.local, 0)
-    trace.bind(hashlib.sha256(given.data).hexdigest(), local_digest(given.local))
+        given = method.contribution(trace.anchor, own.parameters, trace.local, 0)
+        if index == made_after(spec, steps):
+            bound = hashlib.sha256(given.data).hexdigest()
+    trace.bind(bound, local_digest(given.local), made_after(spec, steps))
     return Committed(trace, position, spec, total)

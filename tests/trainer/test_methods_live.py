@@ -22,6 +22,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "diloco in 2 bits with error feedback": {"pseudo_gradient": "int2", "error_feedback": 0.9},
     "averaging": {"outer": "averaging"},
     "streaming": {"outer": "streaming", "fragments": 2, "mixing": 0.25},
+    "streaming, sent before the round's end": {"outer": "streaming", "fragments": 2, "mixing": 0.5, "overlap": 1},
     "sparseloco": {"outer": "sparseloco", "outer_momentum": 0.0},
     "gradients": {"outer": "gradients", "clip_norm": 1.0},
     "demo": {"outer": "demo", "learning_rate": 1e-3},

@@ -209,6 +209,62 @@ def test_a_pseudo_gradient_that_the_round_does_not_give_is_a_mismatch(folder: Pa
     assert "pseudo-gradient" in report.detail
 
 
+# --- contributions that were sent before the round's end ---------------------------------------------------------------
+
+EARLY = {"outer": "streaming", "fragments": 2, "mixing": 0.5, "inner_steps": 5, "overlap": 2}
+MADE = 2  # Of five steps, the third from the end.
+
+
+def early_round(tokens: TokenFile) -> Committed:
+    return commit_round(pipeline("llama", 2, tokens, training(**EARLY)), 1, 5, TOTAL)
+
+
+def judged(folder: Path, done: Committed, step: int) -> AuditReport:
+    asked = command(done, step, carried=done.trace.leaves[-1].carried)
+    return auditor(folder, training(**EARLY)).judge(asked, done.opening(step))
+
+
+def test_the_step_that_made_the_contribution_shows_it_and_the_last_one_what_is_carried_on(
+    folder: Path, tokens: TokenFile
+) -> None:
+    done = early_round(tokens)
+    bound = [leaf.pseudo_gradient is not None for leaf in done.trace.leaves]
+    assert bound == [False, False, True, False, True]
+    for step in range(5):
+        report = judged(folder, done, step)
+        assert report.verdict == "match", report.detail
+
+
+def test_a_contribution_of_another_step_than_it_was_due_at_is_a_mismatch(folder: Path, tokens: TokenFile) -> None:
+    done = early_round(tokens)
+    late = commit_round(pipeline("llama", 2, tokens, training(**(EARLY | {"overlap": 1}))), 1, 5, TOTAL)
+    assert late.trace.leaves[-1].pseudo_gradient != done.trace.leaves[-1].pseudo_gradient
+    carried = done.trace.leaves[-1].carried
+    assert late.trace.leaves[-1].carried == carried, "what a replica goes on with is that of the round's end either way"
+    done.trace.bind(str(late.trace.leaves[-1].pseudo_gradient), carried, MADE)
+    report = judged(folder, done, MADE)
+    assert report.verdict == "mismatch"
+    assert "not what the round gives" in report.detail
+
+
+def test_two_leaves_that_bind_two_contributions_are_a_mismatch(folder: Path, tokens: TokenFile) -> None:
+    done = early_round(tokens)
+    true = done.trace.leaves[MADE]
+    done.trace.bind("2" * 64, done.trace.leaves[-1].carried, MADE)
+    done.trace.leaves[MADE] = true
+    report = judged(folder, done, MADE)
+    assert report.verdict == "mismatch"
+    assert "another one than the last leaf" in report.detail
+
+
+def test_what_is_carried_on_is_that_of_the_last_step(folder: Path, tokens: TokenFile) -> None:
+    done = early_round(tokens)
+    done.trace.leaves[-1] = msgspec.structs.replace(done.trace.leaves[-1], carried="2" * 64)
+    report = judged(folder, done, 4)
+    assert report.verdict == "mismatch"
+    assert "carried into the next round" in report.detail
+
+
 # --- what was committed to beside the tree -----------------------------------------------------------------------------
 
 

@@ -119,6 +119,8 @@ class TrainingSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``streaming``: parts of the model that are exchanged in turn."""
     mixing: Annotated[float, Meta(ge=0, lt=1)] = 0.0
     """``streaming``: how much of its own parameters a replica keeps when a fragment's outer step arrives."""
+    overlap: Annotated[int, Meta(ge=0, le=MAX_PERIOD)] = 0
+    """``streaming``: so many steps before a round's end a replica sends its contribution, and its way hides behind them."""
     activations: Literal["auto", "int8", "int4", "aq4", "fp32"] = "int8"
     """What crosses from stage to stage, see ``trainer.crossing``. ``auto``: the plan chooses 8 or 4 bits for both ways, and
     with them ``micro_batches``, ``lookahead`` and ``recompute``, from the lines, speeds and memory that were measured."""
@@ -144,6 +146,11 @@ class TrainingSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.outer in TOGETHER and self.round_seconds is not None:
             raise ValueError(
                 f"outer: {self.outer} exchanges in every step, so all replicas make the same number: leave round_seconds out"
+            )
+        if self.overlap and (self.outer != "streaming" or self.round_seconds is not None or self.overlap >= self.inner_steps):
+            raise ValueError(
+                f"overlap {self.overlap} sends what a round contributes before it ends, so it takes outer: streaming, rounds of "
+                f"fixed steps, and more than {self.overlap} of them: change those, or set overlap to 0"
             )
         if self.outer in TOGETHER and self.precision == "fp16":
             raise ValueError(

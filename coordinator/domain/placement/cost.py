@@ -110,7 +110,7 @@ def load_of(shape: ModelShape, training: TrainingSpec) -> Load:
         tokens=float(tokens),
         period=training.inner_steps,
         ahead=training.lookahead,
-        overlap=training.outer == "streaming",
+        overlap=training.overlap > 0,
         scalar_bytes=scalar,
         together=training.outer in TOGETHER,
         fixed_time=training.round_seconds is not None,

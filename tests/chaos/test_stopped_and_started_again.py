@@ -1,0 +1,58 @@
+"""Power is cut for the coordinator and every node in mid-run, and comes back: losses and weights as if nothing had been."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from coordinator.client import Client
+from tests.chaos.storm import ENDED, Storm, Weather
+from transport.wire import api
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+# A minute's lease: on a machine so busy that a node is lost by mistake, the run would rightly be another one.
+WEATHER = Weather(stages=2, replicas=2, spares=0, joiners=0, kills=0, rounds=6, inner_steps=4, audits=1, lease_seconds=60.0)
+NEVER = 10**9
+CUT_AFTER = 3  # Complete rounds. The fourth is under way, or just about to begin: it is done again to the same bits.
+
+
+async def until(client: Client, job: str, rounds: int) -> api.JobView:
+    """The job once so many rounds are complete, or it has ended."""
+    while True:
+        view = await client.get(job)
+        if view.state in ENDED or view.rounds_done >= rounds:
+            return view
+        await asyncio.sleep(0.05)
+
+
+async def course(client: Client, job: str) -> list[tuple[int, float | None, float | None, tuple[int, ...]]]:
+    """Of each complete round in order: its losses, and who contributed."""
+    done = [r for r in await client.rounds(job) if r.state == "complete"]
+    return sorted((r.round, r.train_loss, r.validation_loss, tuple(r.contributors)) for r in done)
+
+
+async def weights(client: Client, job: str, folder: Path) -> bytes:
+    """The finished model's file."""
+    return ((await client.download_folder(job, folder)) / "model.safetensors").read_bytes()
+
+
+async def test_a_job_that_was_stopped_and_started_again_gives_the_losses_of_one_that_ran_through(tmp_path: Path) -> None:
+    async with Storm(tmp_path / "network", WEATHER) as network:
+        ledger = await network.start()
+        async with Client(network.web) as client:
+            through = (await network.submit(client, ledger)).id
+            ended = await until(client, through, NEVER)
+            assert ended.state == "settled", ended.reason
+            expected, model = await course(client, through), await weights(client, through, tmp_path / "through")
+            stopped = (await network.submit(client, ledger)).id
+            cut = await until(client, stopped, CUT_AFTER)
+            assert cut.state == "running", "the run was over before the power was cut"
+        await network.stop_everybody()
+        await network.start_everybody()
+        async with Client(network.web) as client:
+            again = await until(client, stopped, NEVER)
+            assert again.state == "settled", again.reason
+            assert await course(client, stopped) == expected
+            assert again.validation_loss == ended.validation_loss
+            assert await weights(client, stopped, tmp_path / "stopped") == model
