@@ -143,7 +143,10 @@ def _parser() -> argparse.ArgumentParser:
         "--lie", choices=["gradient", "commitment", "lazy", "substitute"], help="for tests: cheat in this way"
     )
     worker.add_argument(
-        "--pace", type=float, metavar="SECONDS", help="for benchmarks: a forward pass of a micro-batch takes at least so long"
+        "--pace",
+        type=float,
+        metavar="SECONDS",
+        help="for benchmarks: a forward pass of a micro-batch takes at least so long",
     )
     worker.set_defaults(verb=_worker)
 

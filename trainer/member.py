@@ -418,7 +418,9 @@ class Member:
     ) -> None:
         made = early or self._made(command, trace)
         local = made.local
-        if early is not None:  # The steps since then are no part of what was sent, but of what the replica goes on with.
+        if (
+            early is not None
+        ):  # The steps since then are no part of what was sent, but of what the replica goes on with.
             local = self._method.contribution(trace.anchor, self.stage.parameters, trace.local, command.round).local
         carried = local_digest(local)
         trace.bind(made.bound, carried, made_after(self._training, len(trace.leaves)))

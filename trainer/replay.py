@@ -145,9 +145,7 @@ def _compare_start(command: ReplayStep, opened: Opening, method: OuterMethod) ->
     return ""
 
 
-def _compare_contribution(
-    command: ReplayStep, opened: Opening, stage: Stage, method: OuterMethod, made: int
-) -> str:
+def _compare_contribution(command: ReplayStep, opened: Opening, stage: Stage, method: OuterMethod, made: int) -> str:
     """Make the contribution again after the step ``made``, and what is carried over after the last one."""
     last = command.leaves - 1
     if command.step not in (made, last):

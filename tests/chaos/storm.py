@@ -147,6 +147,7 @@ class Storm:
     weather: Weather
     household: Household = field(init=False)
     providers: list[Provider] = field(default_factory=list)
+    host: str = "127.0.0.1"
     web: str = ""
     ledger_url: str = ""
     coordinator: Role | None = None
@@ -226,7 +227,7 @@ class Storm:
         folder.mkdir(exist_ok=True)
         (folder / "url").unlink(missing_ok=True)
         values = {
-            "--data": folder, "--host": "127.0.0.1", "--port": urlsplit(self.web).port or 0, "--ready-file": folder / "url",
+            "--data": folder, "--host": self.host, "--port": urlsplit(self.web).port or 0, "--ready-file": folder / "url",
             "--ledger-url": ledger_url,
             "--lease-seconds": weather.lease_seconds, "--heartbeat-seconds": weather.heartbeat_seconds,
             "--audits-per-round": weather.audits, "--price-per-petaflop": PRICE_PER_PETAFLOP,
@@ -266,7 +267,7 @@ class Storm:
         await asyncio.to_thread(write_corpus, corpus, 300_000)
         upload = await client.upload(corpus)
         assert upload.artifact is not None
-        spec = self._spec(upload.artifact, ANY_BUDGET)
+        spec = self.spec(upload.artifact, ANY_BUDGET)
         quote = await client.quote(spec)
         assert not quote.problems, quote.problems
         spec = msgspec.structs.replace(spec, budget=quote.price_high * 11 // 10)
@@ -279,7 +280,8 @@ class Storm:
         )
         return await client.fund(job.id)
 
-    def _spec(self, artifact: str, budget: int) -> JobSpec:
+    def spec(self, artifact: str, budget: int) -> JobSpec:
+        """The job's document."""
         weather = self.weather
         return JobSpec(
             name="a run under kills",

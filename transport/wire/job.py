@@ -147,7 +147,9 @@ class TrainingSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(
                 f"outer: {self.outer} exchanges in every step, so all replicas make the same number: leave round_seconds out"
             )
-        if self.overlap and (self.outer != "streaming" or self.round_seconds is not None or self.overlap >= self.inner_steps):
+        if self.overlap and (
+            self.outer != "streaming" or self.round_seconds is not None or self.overlap >= self.inner_steps
+        ):
             raise ValueError(
                 f"overlap {self.overlap} sends what a round contributes before it ends, so it takes outer: streaming, rounds of "
                 f"fixed steps, and more than {self.overlap} of them: change those, or set overlap to 0"
