@@ -17,8 +17,8 @@ from trainer.errors import TrainerError
 from trainer.folder import open_files
 from trainer.inbox import Audit, Inbox
 from trainer.member import Files, Member
-from trainer.pacing import slow_down
 from trainer.outbox import Outbox
+from trainer.pacing import slow_down
 from trainer.replay import Auditor
 from transport.wire.audit import NoAnswer
 from transport.wire.codec import MessageError
