@@ -137,3 +137,10 @@ def test_rounds_of_fixed_time_are_refused_where_each_step_is_exchanged(outer: st
     with pytest.raises(codec.MessageError, match="leave round_seconds out"):
         training(outer=outer, round_seconds=10.0)
     assert training(outer="streaming", round_seconds=10.0).round_seconds == 10.0
+
+
+@pytest.mark.parametrize("changes", [{"outer": "diloco"}, {"round_seconds": 10.0}, {"inner_steps": 3}])
+def test_what_is_sent_before_a_rounds_end_takes_fragments_and_fixed_steps_after_it(changes: dict[str, object]) -> None:
+    with pytest.raises(codec.MessageError, match="or set overlap to 0"):
+        training(**({"outer": "streaming", "inner_steps": 20, "overlap": 3} | changes))
+    assert training(outer="streaming", inner_steps=20, overlap=3).overlap == 3
