@@ -203,6 +203,8 @@ class Storm:
         words = [
             "-m",
             "ledger.local",
+            "--host",
+            self.host,
             "--port",
             "0",
             "--db",
