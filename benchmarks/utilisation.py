@@ -3,7 +3,8 @@
 Coordinator, ledger, agents, workers, messages and lines are the real ones (``tests/testbed``: lines of 100 Mbit/s down and 20 up
 with 30 and 50 ms, then lines without limits). Two cores hold no four computing nodes, so each worker's passes are drawn out:
 a micro-batch is computed for real, and then slept until it has taken ``--pace`` seconds forward and twice that backward
-(``trainer.pacing``), as a card of a fixed speed would. An audit is not drawn out; a spare makes it.
+(``trainer.pacing``), as a card of a fixed speed would. The model must therefore be small; activations cross as float32, so that
+lines are as full as with a larger one in 8 bits. An audit is not drawn out; a spare makes it.
 
 *Busy*: the time that the steps of complete rounds take at that pace, as part of the time from the end of the first round to the
 end of the last: bubbles, waits for payloads, exchanges, commitments and orders of the coordinator are all in the rest. *Slower*:
@@ -45,10 +46,10 @@ METHODS: dict[str, dict[str, Any]] = {
     "diloco": {"outer": "diloco"},
     "streaming": {"outer": "streaming", "fragments": 2, "mixing": 0.5, "overlap": 1},
 }
-SEQUENCE, ROWS = 128, 2  # Tokens of a window; windows of a micro-batch.
+SEQUENCE, ROWS = 128, 1  # Tokens of a window; windows of a micro-batch.
 MODEL = {
-    "model_type": "llama", "hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": STAGES,
-    "num_attention_heads": 8, "num_key_value_heads": 8, "max_position_embeddings": SEQUENCE,
+    "model_type": "llama", "hidden_size": 128, "intermediate_size": 344, "num_hidden_layers": STAGES,
+    "num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": SEQUENCE,
 }  # fmt: skip
 ENTER = "import os, sys; os.execvp('nsenter', ['nsenter', *sys.argv[1:]])"
 BUSY, SLOWER = 0.96, 0.04
@@ -94,6 +95,12 @@ async def inside(options: dict[str, Any]) -> None:
         network = Between(Path(place), weather, host=options["host"], options=options)
         async with network:
             outcome = await network.to_the_end()
+        waits = [
+            line
+            for log in Path(place).glob("nodes/**/*.log")
+            for line in log.read_text().splitlines()
+            if "waiting for" in line
+        ]
     if outcome.job.state != "settled":
         raise RuntimeError(f"the job is {outcome.job.state}: {outcome.job.reason}")
     rounds = [r for r in outcome.complete() if r.tokens]
@@ -108,6 +115,7 @@ async def inside(options: dict[str, Any]) -> None:
         "seconds by round": [round(value, 2) for value in seconds],
         "bytes": outcome.job.bytes_sent,
         "loss": [r.train_loss for r in rounds],
+        "workers say": [line.partition("worker ")[2] for line in waits],
         "audits passed": sum(audit.state == "passed" for audit in outcome.audits),
     }), flush=True)  # fmt: skip
 
@@ -158,7 +166,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--inner-steps", type=int, default=4)
     parser.add_argument("--micro-batches", type=int, default=64)
     parser.add_argument("--lookahead", type=int, default=1)
-    parser.add_argument("--activations", choices=["int8", "int4", "fp32"], default="int8")
+    parser.add_argument("--activations", choices=["int8", "int4", "fp32"], default="fp32")
     parser.add_argument("--pace", type=float, default=0.05, help="seconds of a micro-batch forward; backward takes two")
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--lines", default=";".join(LINES))

@@ -6,6 +6,7 @@ stalled pipeline does not stall them. A wait ends with ``AbandonedError`` as soo
 
 import hashlib
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 
@@ -49,6 +50,9 @@ class Inbox:
         self._newest: RoundKey = (-1, -1)  # Begun or still queued: any older round is over.
         self._given_up: RoundKey = (-1, -1)
         self._closed = False
+        self.waited = (
+            0.0  # Seconds that the computing thread waited for payloads, audits that it served meanwhile included.
+        )
 
     # --- called from the socket's loop --------------------------------------------------------------------------------
 
@@ -160,6 +164,13 @@ class Inbox:
 
     def first_of(self, *names: TensorName) -> TensorName:
         """Wait for any of these payloads, serving audits meanwhile; the first that is there, which stays. Raises as ``take``."""
+        began = time.perf_counter()
+        try:
+            return self._first_of(*names)
+        finally:
+            self.waited += time.perf_counter() - began
+
+    def _first_of(self, *names: TensorName) -> TensorName:
         while True:
             with self._changed:
                 self._changed.wait_for(

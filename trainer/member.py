@@ -333,6 +333,7 @@ class Member:
         self._start = trace.states[0] = self.stage.state()
         losses: list[float] = []
         made: _Made | None = None
+        waited, began = self._inbox.waited, time.perf_counter()
         pace = Pace(command.seconds, self._clock)
         for index in range(command.steps):
             self._inbox.between_steps()
@@ -350,6 +351,10 @@ class Member:
             self._outbox.report(Progress(*key, step, tokens, loss))
             if self._training.overlap and index == made_after(self._training, command.steps):
                 made = self._contribute(command, key, trace)
+        LOG.info(
+            "round %d: %d steps in %.2f s, of which %.2f s waiting for neighbours",
+            command.round, len(trace.leaves), time.perf_counter() - began, self._inbox.waited - waited,
+        )  # fmt: skip
         self._commit(command, key, trace, sum(losses) / len(losses) if losses else None, made)
 
     def _pass_end(self, key: RoundKey, step: int) -> None:
