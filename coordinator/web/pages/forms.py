@@ -14,7 +14,7 @@ from coordinator.web.documents import check_plain
 from coordinator.web.http import field_of
 from transport.wire import codec
 from transport.wire.ids import NodeAddress
-from transport.wire.job import DatasetSpec, JobSpec, ModelSpec, ParallelSpec, TokenizerSpec, TrainingSpec
+from transport.wire.job import DatasetSpec, JobSpec, LoraSpec, ModelSpec, ParallelSpec, TokenizerSpec, TrainingSpec
 
 NO_DATASET = "0" * 64  # Stands in a quote for a dataset that is not uploaded yet: the price does not depend on it.
 OWN_CONFIG = "config"
@@ -23,6 +23,7 @@ _PARTS: Mapping[str, type[msgspec.Struct]] = {
     "dataset": DatasetSpec,
     "tokenizer": TokenizerSpec,
     "training": TrainingSpec,
+    "training.lora": LoraSpec,
     "parallel": ParallelSpec,
 }
 
@@ -34,7 +35,7 @@ class Field:
     name: str
     label: str
     help: str
-    kind: Literal["whole", "decimal", "text", "amount"]
+    kind: Literal["whole", "decimal", "text", "amount", "names"]
 
 
 BASIC = (
@@ -73,6 +74,17 @@ FULL = (
     Field("training.lookahead", "Looking ahead", "Further micro-batches in flight, against a long way.", "whole"),
     Field("parallel.stages", "Stages", "Empty: the scheduler chooses.", "whole"),
     Field("parallel.replicas", "Replicas", "Empty: the scheduler chooses.", "whole"),
+    Field(
+        "training.lora.rank",
+        "Adapter's rank",
+        "LoRA, for a model with weights; empty: the model itself learns.",
+        "whole",
+    ),
+    Field("training.lora.alpha", "Adapter's weight", "LoRA's alpha; empty: 32.", "decimal"),
+    Field(
+        "training.lora.targets", "Adapted layers", "Names such as q_proj, v_proj; empty: every linear layer.", "names"
+    ),
+    Field("training.lora.base_model", "Adapter of", "What the adapter names as its base model.", "text"),
     Field("dataset.heldout", "Held-out part", "Of the data, for the validation loss.", "decimal"),
 )
 OTHERS = (
@@ -159,6 +171,8 @@ _PLAIN = ("model.config", "model.weights", "dataset.artifact", "tokenizer.file",
 def _default(name: str) -> str:
     """What the job document takes for a field that is left out, as one would type it."""
     part, _, key = name.rpartition(".")
+    if part == "training.lora":
+        return ""  # Left empty, all of them: no adapter.
     fields = {field.encode_name: field for field in msgspec.structs.fields(_PARTS[part] if part else JobSpec)}
     value = fields[key].default
     return (
@@ -209,6 +223,8 @@ def read(typed: Mapping[str, str], draft: bool = False) -> Filled:
         _put(document, select.name, values[select.name], errors)
     for field in (*BASIC, *FULL, *OTHERS):
         _read_field(field, values[field.name].strip(), document, errors, draft)
+    if "lora" in document.get("training", {}) and not values["model.weights"] and not draft:
+        errors["training.lora.rank"] = "an adapter belongs to a model that has learnt already: choose its weights above"
     submitter = _submitter(values, errors)
     spec = None if errors else _whole(document, errors)
     return Filled(values, errors, spec, submitter)
@@ -219,15 +235,22 @@ def fill(spec: JobSpec) -> dict[str, str]:
     document: dict[str, Any] = msgspec.to_builtins(spec)
     values = dict(DEFAULTS)
     for name in DEFAULTS:
-        part, _, key = name.rpartition(".")
-        value = (document.get(part) or {}).get(key) if part else document.get(key)
+        value: Any = document
+        for key in name.split("."):
+            value = value.get(key) if isinstance(value, dict) else None
         if value is not None and name != "model.config":
-            values[name] = f"{value:g}" if isinstance(value, float) else str(value)
+            values[name] = _typed(value)
     values["model.weights"] = " ".join(spec.model.weight_files)
     values["budget"] = amount(spec.budget).replace(",", "")
     values["model.choice"] = spec.model.preset or OWN_CONFIG
     values["model.config"] = json.dumps(spec.model.config, indent=2) if spec.model.config is not None else ""
     return values
+
+
+def _typed(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:g}"
+    return ", ".join(value) if isinstance(value, tuple | list) else str(value)
 
 
 def place(field: str) -> str:
@@ -296,6 +319,8 @@ def _read_field(field: Field, text: str, document: dict[str, Any], errors: dict[
             value = _whole_number(text)
         elif field.kind == "decimal":
             value = float(text.replace(",", "."))
+        elif field.kind == "names":
+            value = re.split(r"[,\s]+", text)
     except ValueError as error:
         errors[field.name] = f"{text[:40]!r} is not a number" if field.kind == "decimal" else str(error)
         return
@@ -318,7 +343,9 @@ def _put(document: dict[str, Any], name: str, value: Any, errors: dict[str, str]
     except codec.MessageError as error:
         errors[name] = plain(str(error))
         return
-    (document.setdefault(part, {}) if part else document)[key] = value
+    for inner in part.split(".") if part else ():
+        document = document.setdefault(inner, {})
+    document[key] = value
 
 
 def _submitter(values: Mapping[str, str], errors: dict[str, str]) -> str | None:

@@ -15,7 +15,7 @@ from tests.coordinator.web.conftest import House
 from tests.coordinator.web.fake import address
 from transport.wire.api import NewJob
 from transport.wire.codec import convert
-from transport.wire.job import JobSpec
+from transport.wire.job import JobSpec, LoraSpec
 
 HTML = {"Accept": "text/html"}
 GOOD = {"name": "a job", "budget": "9", "dataset.artifact": "a" * 64}
@@ -208,6 +208,9 @@ def test_the_form_as_it_comes_is_the_document_as_it_comes() -> None:
         ({"tokenizer.kind": "magic"}, "tokenizer.kind", "Invalid enum"),
         ({"dataset.format": "xml"}, "dataset.format", "Invalid enum"),
         ({"training.activations": "int1"}, "training.activations", "Invalid enum"),
+        ({"training.lora.rank": "16"}, "training.lora.rank", "choose its weights"),
+        ({"training.lora.rank": "0", "model.weights": "a" * 64}, "training.lora.rank", "at least 1"),
+        ({"training.lora.targets": "Q PROJ", "model.weights": "a" * 64}, "training.lora.targets", "not taken here"),
         ({"payer": "own", "submitter": "x"}, "submitter", "address of your wallet"),
         ({"parallel.stages": "0"}, "parallel.stages", "at least 1"),
     ],
@@ -216,6 +219,19 @@ def test_each_field_says_what_is_wrong_with_it(change: dict[str, str], field: st
     filled = read({**GOOD, **change})
     assert list(filled.errors) == [field]
     assert says in filled.errors[field]
+
+
+def test_an_adapter_is_filled_in_and_asked_for_again() -> None:
+    typed = {"training.lora.rank": "8", "training.lora.targets": "q_proj, v_proj", "model.weights": "a" * 64}
+    spec = read({**GOOD, **typed}).spec
+    assert spec is not None
+    assert spec.training.lora == LoraSpec(rank=8, targets=("q_proj", "v_proj"))
+    again = fill(spec)
+    assert (again["training.lora.targets"], again["training.lora.alpha"]) == ("q_proj, v_proj", "32")
+    assert read({**GOOD, **again}).spec == spec
+    plain = read(GOOD).spec
+    assert plain is not None
+    assert plain.training.lora is None
 
 
 @pytest.mark.parametrize(
