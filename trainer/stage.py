@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from trainer.aside import Aside
+from trainer.balance import Balance
 from trainer.crossing import Crossing
 from trainer.errors import CodecError, NonFiniteError
 from trainer.lora import adapt
@@ -108,6 +109,7 @@ class Stage:
         if self._subspace is not None:
             self._decay.mul_(self._subspace.learnt)
         self.crossing = Crossing(training, self.shape.hidden, self._subspace.fixed if self._subspace else None)
+        self._balance = Balance(self.module, self.shape.layers)
         self.aside = Aside()
         if training.recompute:
             recompute_layers(layers_of(self.module))
@@ -155,6 +157,10 @@ class Stage:
         """Run the stage: token ids or hidden states in, hidden states or logits out."""
         with computing(self.training, self.device):
             return forward(self.module, self.cut, inputs.to(self.device)).float()
+
+    def weigh(self, share: float) -> None:
+        """What comes next, forward or backward, is of a micro-batch that is such a part of the tokens of the step's gradient."""
+        self._balance.weight = share * (self.training.loss_scale if self.training.precision == "fp16" else 1.0)
 
     def backward(self, outputs: Tensor, gradients: Tensor | None = None) -> None:
         """Add the gradients of what a forward pass gave: of a scalar, or weighted with ``gradients`` of its shape."""

@@ -289,6 +289,7 @@ class _Passes:
     def _forward(self, micro: int) -> None:
         stage, rows = self._stage, self._parts[micro]
         inputs = rows[:, :-1]
+        stage.weigh(inputs.numel() / self._averaged_over)
         if not stage.cut.is_first:
             inputs = self._receive("activation", micro).to(stage.device).requires_grad_()
         outputs = stage.forward(inputs)
@@ -302,6 +303,7 @@ class _Passes:
 
     def _backward(self, micro: int) -> None:
         inputs, outputs = self._open.pop(micro)
+        self._stage.weigh(self._parts[micro][:, 1:].numel() / self._averaged_over)
         if self._stage.cut.is_last:
             self._stage.backward(outputs)
         else:

@@ -166,6 +166,7 @@ _NUMBERS: Mapping[str, tuple[float, float]] = {
     "router_aux_loss_coef": (0, 1e6),
 }  # fmt: skip
 FLOATS = frozenset(_NUMBERS)
+_MAY_BE_ZERO = frozenset({"router_aux_loss_coef"})  # Then routers are left alone.
 _INTEGERS: Mapping[str, int] = {
     "sliding_window": MAX_POSITIONS, "query_pre_attn_scalar": MAX_WIDTH, "no_rope_layer_interval": MAX_LAYERS,
     "original_max_position_embeddings": MAX_POSITIONS, "num_experts_per_tok": MAX_EXPERTS,
@@ -311,7 +312,8 @@ def _common(config: Mapping[str, Any], family: Family) -> None:
             f"{family.activation} {activation!r} is not supported: use one of {', '.join(sorted(_ACTIVATIONS))}"
         )
     for key in family.keys & _NUMBERS.keys():
-        number(config, key, *_NUMBERS[key])
+        if not (key in _MAY_BE_ZERO and config.get(key) == 0 and not isinstance(config[key], bool)):
+            number(config, key, *_NUMBERS[key])
     for key in family.keys & _INTEGERS.keys():
         if config.get(key) is not None:
             integer(config, key, 1, _INTEGERS[key])
