@@ -1,8 +1,8 @@
 """Routers of mixture-of-experts layers are pulled towards using all experts alike: their auxiliary loss, layer by layer.
 
 A layer's loss is ``experts x sum over experts of (share of tokens x mean probability)``: ``k``, the experts that a token takes,
-where all are used alike, and more where few are. Its mean over the model's layers, times the config's ``router_aux_loss_coef``, is
-added to what is minimised, never to the loss that is reported. The gradient joins at the router's own output, so a stage needs
+where all are used alike, and more where few are. Its mean over the model's layers, times ``router_aux_loss_coef``, is added
+to what is minimised, never to the loss that is reported. The gradient joins at the router's own output, so a stage needs
 nothing of other stages, and layers that are computed twice give the same bits. (transformers pools the layers before it
 multiplies shares and probabilities; layer by layer is what the paper has, and for one layer the same.)
 
