@@ -46,10 +46,10 @@ METHODS: dict[str, dict[str, Any]] = {
     "diloco": {"outer": "diloco"},
     "streaming": {"outer": "streaming", "fragments": 2, "mixing": 0.5, "overlap": 1},
 }
-SEQUENCE, ROWS = 128, 1  # Tokens of a window; windows of a micro-batch.
+SEQUENCE, ROWS = 128, 2  # Tokens of a window; windows of a micro-batch.
 MODEL = {
-    "model_type": "llama", "hidden_size": 128, "intermediate_size": 344, "num_hidden_layers": STAGES,
-    "num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": SEQUENCE,
+    "model_type": "llama", "hidden_size": 64, "intermediate_size": 172, "num_hidden_layers": STAGES,
+    "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": SEQUENCE,
 }  # fmt: skip
 ENTER = "import os, sys; os.execvp('nsenter', ['nsenter', *sys.argv[1:]])"
 BUSY, SLOWER = 0.96, 0.04

@@ -195,6 +195,7 @@ class Member:
         self._kept: dict[RoundKey, _Kept] = {}
         self._last_sent: dict[PayloadKey, bytes] = {}
         self._last_loss: float | None = None
+        self._busy = 0.0
 
     # --- called from the socket's loop --------------------------------------------------------------------------------
 
@@ -351,10 +352,12 @@ class Member:
             self._outbox.report(Progress(*key, step, tokens, loss))
             if self._training.overlap and index == made_after(self._training, command.steps):
                 made = self._contribute(command, key, trace)
+        took, waited = time.perf_counter() - began, self._inbox.waited - waited
         LOG.info(
             "round %d: %d steps in %.2f s, of which %.2f s waiting for neighbours",
-            command.round, len(trace.leaves), time.perf_counter() - began, self._inbox.waited - waited,
+            command.round, len(trace.leaves), took, waited,
         )  # fmt: skip
+        self._busy = max(0.0, took - waited)
         self._commit(command, key, trace, sum(losses) / len(losses) if losses else None, made)
 
     def _pass_end(self, key: RoundKey, step: int) -> None:
@@ -439,7 +442,8 @@ class Member:
         self._pending = local
         if early is None:
             self._inbox.contribution(key, self._replica, made.encoded)
-        self._say(RoundCommit(*key, root.hex(), len(trace.leaves), digest, tokens, operations, loss, carried))
+        steps = len(trace.leaves)
+        self._say(RoundCommit(*key, root.hex(), steps, digest, tokens, operations, loss, carried, self._busy))
         if early is None:
             self._send_contribution(command, key, made, len(trace.leaves))
         self._report_holding()

@@ -4,6 +4,7 @@ from typing import assert_never
 
 import msgspec
 
+from coordinator.domain import placement
 from coordinator.domain.job import JobState
 from coordinator.domain.lease import Lease
 from coordinator.domain.round import Round
@@ -13,6 +14,7 @@ from coordinator.services.leases import Leases
 from coordinator.services.links import Links
 from coordinator.services.nodes import Nodes, Session
 from coordinator.services.runs import Runs
+from coordinator.services.staffing import shape_of
 from coordinator.services.verification import Verification
 from coordinator.services.work import Desk, Work
 from coordinator.store.records import MetricRecord
@@ -161,7 +163,10 @@ class Conversation:
                 ready = msgspec.structs.replace(work.leases[lease], state="ready", env_class=body.env_class)
                 work.leases[lease] = ready
                 work.note("ready", f"node {ready.node} is ready")
-            case RoundCommit() | RoundHolding() | RoundApplied() | Validation():
+            case RoundCommit():
+                self._time(work, work.leases[lease], body)
+                self._runs.fold(work, lease, body)
+            case RoundHolding() | RoundApplied() | Validation():
                 self._runs.fold(work, lease, body)
             case StepOpened():
                 self._verification.opened(work, lease, body)
@@ -248,6 +253,13 @@ class Conversation:
             self._leases.expire(lease.id for lease in self._leases.of_node(node))
         self._remember_round(work)
 
+    def _time(self, work: Work, lease: Lease, commit: RoundCommit) -> None:
+        """Learn how quick the node is at what it does, for the next look at who sits where."""
+        current = work.run.round if work.run is not None else None
+        if current is None or lease.stage is None or (commit.epoch, commit.round) != (current.epoch, current.number):
+            return
+        self._nodes.timed(lease.node, _operations(work, lease.stage, min(commit.leaves, current.steps)), commit.busy)
+
     def _remember_round(self, work: Work) -> None:
         current = work.run.round if work.run is not None and work.job.state is JobState.RUNNING else None
         if current is None:
@@ -261,6 +273,14 @@ class Conversation:
             traffic = self._traffic.get(lease.id)
             if traffic is not None and traffic != lease.traffic:
                 work.leases[lease.id] = msgspec.structs.replace(lease, traffic=traffic)
+
+
+def _operations(work: Work, stage: int, leaves: int) -> float:
+    """Of so many steps of a stage."""
+    assert work.run is not None
+    training, layers = training_of(work.run, work.job.spec.training), work.run.layers
+    tokens = leaves * training.batch * training.sequence
+    return placement.operations_of(shape_of(work), training, layers[stage], stage == len(layers) - 1, tokens)
 
 
 def _assignment(work: Work, lease: Lease) -> Assign:

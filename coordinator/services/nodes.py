@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from coordinator.domain.lease import Lease
-from coordinator.domain.placement import Candidate
+from coordinator.domain.placement import COMPUTE_SHARE, Candidate
+from coordinator.domain.speed import observed
 from coordinator.errors import ForbiddenError
 from coordinator.services.chain import Chain
 from coordinator.services.context import Context
@@ -120,6 +121,7 @@ class Nodes:
         self._tokens: dict[str, str] = {}
         self._flips: dict[str, deque[float]] = {}
         self._banned: set[str] = set()
+        self._speeds: dict[str, float] = {}  # Of nodes that have done rounds since this process began.
 
     async def recover(self) -> None:
         """Read who is banned."""
@@ -194,10 +196,20 @@ class Nodes:
     def everybody(self) -> list[Candidate]:
         """All nodes that are here, busy or not."""
         return [
-            Candidate(s.node, s.payout, s.profile.memory_mb, s.profile.flops, s.profile.env_class, s.profile.floor)
+            Candidate(
+                s.node, s.payout, s.profile.memory_mb, self._speeds.get(s.node, s.profile.flops), s.profile.env_class,
+                s.profile.floor,
+            )  # fmt: skip
             for s in self._sessions.values()
             if s.node not in self._banned and s.stake >= self._context.config.min_stake
         ]
+
+    def timed(self, node: str, operations: float, busy: float) -> None:
+        """Learn from a round how quick a node is; ``operations`` by the coordinator's own arithmetic."""
+        session = self._sessions.get(node)
+        if session is not None and busy > 0:
+            benchmark = session.profile.flops
+            self._speeds[node] = observed(self._speeds.get(node), benchmark, operations, busy, COMPUTE_SHARE)
 
     async def watch_stakes(self) -> None:
         """Look again at the stake of those who are here with too little, for ever: a node stakes once it is welcome."""

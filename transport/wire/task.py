@@ -173,7 +173,8 @@ class RoundCommit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="
     them (6 x the stage's parameters x tokens).
 
     ``carried``: digest of what the replica carries into the next round if this one's contribution counts (error feedback,
-    parameters between their exchanges); the last leaf binds it.
+    parameters between their exchanges); the last leaf binds it. ``busy``: seconds of the round's steps without waiting for
+    payloads; 0: not told.
     """
 
     epoch: Count
@@ -185,6 +186,7 @@ class RoundCommit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="
     operations: Count
     loss: FiniteLoss | None = None
     carried: Digest | None = None
+    busy: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
 
 
 class RoundHolding(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="holding"):

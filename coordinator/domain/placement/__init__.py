@@ -17,6 +17,7 @@ docs/PLANNER.md.
 """
 
 from coordinator.domain.placement.choose import MAX_OPEN_REPLICAS, MIN_ROUNDS, Options, choose
+from coordinator.domain.placement.cost import COMPUTE_SHARE, operations_of
 from coordinator.domain.placement.crossing import settle_crossing
 from coordinator.domain.placement.layers import BASE_MEMORY, cut_layers, stage_memory
 from coordinator.domain.placement.node import MEGABYTE, Candidate, Network, NoPlacementError, Placement
@@ -25,6 +26,7 @@ from coordinator.domain.placement.replan import REST_ROUNDS, Moves, reseat
 
 __all__ = [
     "BASE_MEMORY",
+    "COMPUTE_SHARE",
     "MAX_OPEN_REPLICAS",
     "MEGABYTE",
     "MIN_ROUNDS",
@@ -39,6 +41,7 @@ __all__ = [
     "cut_layers",
     "fill",
     "moves",
+    "operations_of",
     "reseat",
     "settle_crossing",
     "stage_memory",

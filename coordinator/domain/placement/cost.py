@@ -23,6 +23,7 @@ from coordinator.domain.placement.fleet import Fleet
 from transport.wire.crossing import boundary_bytes
 from transport.wire.job import DGC_DENSITY, SPARSE_DENSITY, TOGETHER, TrainingSpec
 from transport.wire.model import ModelShape
+from transport.wire.task import Layers
 
 COMPUTE_SHARE = 0.75  # Of its measured speed; the measurement is the quickest step of a small model on an idle machine.
 FLOAT32 = 4.0
@@ -116,6 +117,13 @@ def load_of(shape: ModelShape, training: TrainingSpec) -> Load:
         fixed_time=training.round_seconds is not None,
         round_seconds=training.round_seconds or 0.0,
     )
+
+
+def operations_of(shape: ModelShape, training: TrainingSpec, layers: Layers, is_last: bool, tokens: int) -> float:
+    """Operations that a stage does for so many tokens, forward and backward, as ``load_of`` counts them."""
+    again = RECOMPUTED if training.recompute else 1.0
+    own = shape.stage_operations(layers.first, layers.last, False, training.sequence)
+    return tokens * (again * own + (shape.stage_operations(0, 0, True, training.sequence) if is_last else 0))
 
 
 class Pace(msgspec.Struct, frozen=True):
