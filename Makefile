@@ -10,7 +10,7 @@ FAST   := tests/wire tests/cottage $(addprefix tests/coordinator/test_,lifecycle
           $(addprefix tests/transport/test_,merkle_tree.py node_keys.py virtual_clock.py message_frames.py ice_rules.py)
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test check lint bench bench-transport bench-training chaos soak setup clean
+.PHONY: demo test check lint bench bench-transport bench-training bench-utilisation chaos soak setup clean
 
 demo: setup
 	$(BIN)/cottage demo --dir build/demo $(ARGS)
@@ -29,7 +29,7 @@ lint: setup
 	$(BIN)/mypy
 
 bench: setup
-	@for program in $(filter-out benchmarks/home_links.py benchmarks/training.py benchmarks/chaos.py,$(wildcard benchmarks/[!_]*.py)); do echo "== $$program"; $(BIN)/python "$$program" || exit 1; done
+	@for program in $(filter-out benchmarks/home_links.py benchmarks/training.py benchmarks/chaos.py benchmarks/utilisation.py,$(wildcard benchmarks/[!_]*.py)); do echo "== $$program"; $(BIN)/python "$$program" || exit 1; done
 
 # Rates, manners, cold starts and control latency between two emulated homes, beside four others; about half an hour, as root.
 bench-transport: setup
@@ -39,6 +39,10 @@ bench-transport: setup
 # Loss and bytes of the methods between replicas beside DDP, Flower and one worker alone. ARGS=--quick: minutes; all of it: hours.
 bench-training: setup
 	$(BIN)/python benchmarks/training.py $(ARGS)
+
+# How busy computing is over home lines, with real nodes in emulated homes; a quarter of an hour, as root.
+bench-utilisation: setup
+	$(BIN)/python benchmarks/utilisation.py $(ARGS)
 
 # Two hundred kills over a run of 4 stages x 3 replicas, beside the same run in calm; hours on two cores. ARGS="--kills 20 ..." for less.
 chaos: setup

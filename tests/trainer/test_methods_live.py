@@ -136,3 +136,18 @@ async def test_exchanges_that_are_no_messages_of_this_step_or_of_somebody_else_c
         router.deliver = twice
         await router.round(PLAN, 0, STEPS, TOTAL)
         assert bad["count"] == 3
+
+
+@pytest.mark.slow
+async def test_what_is_sent_before_the_rounds_end_leaves_before_its_last_step(routed: MakeRouter) -> None:
+    order = {}
+    for name, overlap in (("after", 0), ("before", 1)):
+        spec = job(inner_steps=STEPS, outer="streaming", fragments=2, mixing=0.5, overlap=overlap)
+        async with routed(spec) as router:
+            await router.start(PLAN, PLACES)
+            await router.round(PLAN, 0, STEPS, TOTAL)
+            order[name] = [message.name.kind for source, message, _ in router.sent if source == (0, 0)]
+    assert order["after"][-1] == "pseudo_gradient"
+    assert order["before"].index("pseudo_gradient") < len(order["before"]) - 1
+    assert order["before"][-1] == "activation"
+    assert sorted(order["before"]) == sorted(order["after"]), "the same messages, in another order"

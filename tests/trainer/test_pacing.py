@@ -1,0 +1,40 @@
+"""A worker that stands for a slower machine computes the same, only later."""
+
+import time
+
+import pytest
+import torch
+
+from tests.trainer.small import config_of, training
+from trainer.data import TokenFile
+from trainer.model import Cut
+from trainer.pacing import slow_down
+from trainer.stage import Stage
+from trainer.steps import Position, Recorded, accumulate
+
+PACE = 0.02
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zero-bubble"])
+def test_a_paced_step_has_the_same_bits_and_takes_three_paces_a_micro_batch(schedule: str, tokens: TokenFile) -> None:
+    gradients, losses, took = [], [], 0.0
+    for paced in (False, True):
+        stage = Stage(config_of(), Cut(0, 3, True, True), training(schedule=schedule, micro_batches=2))
+        if paced:
+            slow_down(stage, PACE)
+        windows, _ = tokens.sample(1, 0, 0, stage.training.batch)
+        began = time.perf_counter()
+        losses.append(accumulate(stage, Position(0, 1), windows, Recorded({})))
+        took = time.perf_counter() - began
+        gradients.append(stage.gradients)
+    assert losses[0] == losses[1]
+    assert torch.equal(gradients[0], gradients[1])
+    assert took >= 2 * 3 * PACE
+
+
+def test_validation_is_as_quick_as_it_is(tokens: TokenFile) -> None:
+    stage = Stage(config_of(), Cut(0, 3, True, True), training())
+    slow_down(stage, 3600.0)
+    windows, _ = tokens.sample(1, 0, 0, 2)
+    with torch.no_grad():
+        assert stage.forward(torch.from_numpy(windows[:, :-1])).shape[:2] == windows[:, :-1].shape
