@@ -6,6 +6,7 @@ a micro-batch is computed for real, and then slept until it has taken ``--pace``
 (``trainer.pacing``), as a card of a fixed speed would. The model must therefore be small; activations cross as float32, so that
 lines are as full as with a larger one in 8 bits. An audit is not drawn out; a spare makes it.
 
+*Busy, as workers say*: the part of the time in which a worker waited neither for payloads nor between two rounds.
 *Busy*: the time that the steps of complete rounds take at that pace, as part of the time from the end of the first round to the
 end of the last: bubbles, waits for payloads, exchanges, commitments and orders of the coordinator are all in the rest. *Slower*:
 the same job's rounds against those over lines without limits.
@@ -17,8 +18,10 @@ Goals: busy at least 96 %, at most 4 % slower. Needs root. Writes ``build/bench/
 
 import argparse
 import asyncio
+import contextlib
 import itertools
 import json
+import re
 import statistics
 import sys
 import tempfile
@@ -88,20 +91,40 @@ class Between(Storm):
         )  # fmt: skip
 
 
+_SAYS = re.compile(r"round (\d+): \d+ steps in ([\d.]+) s, of which ([\d.]+) s waiting")
+_said: list[tuple[int, float, float]] = []
+"""Of each worker's rounds: number, seconds of its steps, and how many of them it waited for payloads."""
+
+
+async def _listen(place: Path) -> None:
+    """Read what workers write while they run; their logs end with them."""
+    while True:
+        with contextlib.suppress(OSError):  # A log that ends between two looks.
+            texts = [log.read_text(errors="replace") for log in place.glob("nodes/**/*.log")]
+            found = [(int(n), float(took), float(waited)) for text in texts for n, took, waited in _SAYS.findall(text)]
+            if len(found) >= len(_said):
+                _said[:] = found
+        await asyncio.sleep(1.0)
+
+
 async def inside(options: dict[str, Any]) -> None:
     """One row, from the public host; prints its figures as JSON."""
     weather = Weather(stages=STAGES, replicas=REPLICAS, spares=1, joiners=0, kills=0, lease_seconds=15.0, audits=1)
     with tempfile.TemporaryDirectory() as place:
         network = Between(Path(place), weather, host=options["host"], options=options)
         async with network:
+            listening = asyncio.create_task(_listen(Path(place)))
             outcome = await network.to_the_end()
+            listening.cancel()
     if outcome.job.state != "settled":
         raise RuntimeError(f"the job is {outcome.job.state}: {outcome.job.reason}")
     rounds = [r for r in outcome.complete() if r.tokens]
     ends = [r.ended or 0.0 for r in rounds]
     seconds = [after - before for before, after in itertools.pairwise(ends)]
     step = 3 * options["pace"] * options["micro_batches"]
+    told = [line for line in _said if line[0] > 0]  # Not of the round that warms up.
     print(json.dumps({
+        "busy, as workers say": statistics.mean(took - waited for _, took, waited in told) / statistics.mean(seconds),
         "busy": options["inner_steps"] * step / statistics.mean(seconds),
         "round seconds": statistics.mean(seconds),
         "rounds": len(rounds),
@@ -142,7 +165,7 @@ async def main(options: argparse.Namespace) -> int:
                 found["slower"] = found["round seconds"] / free["round seconds"] - 1
             print(
                 f"{method:10} {name:22}",
-                {k: found[k] for k in ("busy", "slower", "round seconds") if k in found},
+                {k: v for k, v in found.items() if k.startswith(("busy", "slower", "round s"))},
                 flush=True,
             )
     goals = {name: row["busy"] >= BUSY and row.get("slower", 0.0) <= SLOWER for name, row in rows.items()}
