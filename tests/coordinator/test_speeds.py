@@ -12,7 +12,7 @@ from tests.coordinator.test_placement import SHAPE, TRAINING
 from tests.sim.test_faults import gather_nodes, submit
 from tests.sim.world import World
 from transport.wire.job import TrainingSpec
-from transport.wire.task import Layers, RoundCommit
+from transport.wire.task import Layers, RoundCommit, TaskReport
 
 BENCHMARK = 1e9
 
@@ -64,11 +64,13 @@ async def test_the_time_of_a_committed_round_changes_what_the_planner_knows_of_i
     slow = world.nodes[0]
     say = slow.say
 
-    def told(lease: str, bodies: list[object]) -> None:
-        timed = [msgspec.structs.replace(b, busy=1e6) if isinstance(b, RoundCommit) else b for b in bodies]
-        say(lease, timed)  # type: ignore[arg-type]
+    def told(lease: str, bodies: list[TaskReport]) -> None:
+        timed: list[TaskReport] = [
+            msgspec.structs.replace(b, busy=1e6) if isinstance(b, RoundCommit) else b for b in bodies
+        ]
+        say(lease, timed)
 
-    slow.say = told  # type: ignore[method-assign, assignment]
+    slow.say = told  # type: ignore[method-assign]
     assert world.parts is not None
     for _ in range(4_000):
         await world.turn()
