@@ -197,9 +197,13 @@ class Nodes:
         """All nodes that are here, busy or not."""
         return [
             Candidate(
-                s.node, s.payout, s.profile.memory_mb, self._speeds.get(s.node, s.profile.flops), s.profile.env_class,
+                s.node,
+                s.payout,
+                s.profile.memory_mb,
+                self._speeds.get(s.node, s.profile.flops),
+                s.profile.env_class,
                 s.profile.floor,
-            )  # fmt: skip
+            )
             for s in self._sessions.values()
             if s.node not in self._banned and s.stake >= self._context.config.min_stake
         ]
