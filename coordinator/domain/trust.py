@@ -250,6 +250,25 @@ def canary(true: Audit, name: str, seed: bytes, opening: Digest, root: Digest, d
     )
 
 
+def again(passed: Audit, blind: NodeAddress, deadline: float) -> Audit | None:
+    """The same step for another auditor, where nobody but one who does not look found it right; its opening is still here."""
+    if passed.canary or passed.opening is None or {verdict.auditor for verdict in passed.verdicts} != {blind}:
+        return None
+    name = hashlib.sha256(f"again:{passed.id}:{blind}".encode()).hexdigest()[:32]
+    return msgspec.structs.replace(
+        passed,
+        id=name,
+        deadline=deadline,
+        state="replaying",
+        challenger=None,
+        auditor=None,
+        auditor_lease=None,
+        verdicts=(),
+        detail="",
+        version=0,
+    )
+
+
 def overdue(audit: Audit) -> Audit:
     """Nobody answered in time: what has been found so far decides."""
     if audit.state == "opening":

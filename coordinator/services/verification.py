@@ -126,8 +126,21 @@ class Verification:
         """Send an auditor away that found a forged step right."""
         if canary.blame == "blind":
             self._context.metrics.count("canaries_caught_total")
-            await self._ban(work, canary.verdicts[-1].auditor, canary, "it found a forged step right", slash=False)
+            blind = canary.verdicts[-1].auditor
+            await self._ban(work, blind, canary, "it found a forged step right", slash=False)
+            await self._look_again(work, blind)
         work.conclude(canary)
+
+    async def _look_again(self, work: Work, blind: str) -> None:
+        """Have others re-run what an auditor approved that does not look; what it approved may be paid already."""
+        deadline = work.now + self._context.config.audit_patience_seconds
+        for passed in await work.tx.find(Audit, ("job", "=", work.job.id), ("state", "=", "passed")):
+            audit = trust.again(passed, blind, deadline)
+            if audit is not None:
+                work.audits[audit.id] = audit
+                work.change(audits=work.job.audits + 1)
+                place = f"step {audit.step} of stage {audit.stage} of replica {audit.replica}"
+                work.note("audit", f"round {audit.round + 1}: {place} is looked at again")
 
     async def _follow(self, work: Work, audit: Audit) -> None:
         """Draw the consequences of an audit that has just ended."""

@@ -253,3 +253,14 @@ def test_a_dispute_convicts_or_clears_without_a_second_auditor() -> None:
     assert trust.cleared(accused, "falsely accused").state == "passed"
     over = trust.overdue(AUDIT)
     assert trust.convicted(over, "late") == over == trust.cleared(over, "late")
+
+
+def test_what_only_a_blind_auditor_approved_is_looked_at_again_by_somebody_else() -> None:
+    passed = judged_by("match")
+    again = trust.again(passed, SECOND.node, 50.0)
+    assert again is not None
+    assert (again.state, again.verdicts, again.opening) == ("replaying", (), OPENING)
+    assert again.id != passed.id
+    assert trust.choose_auditor(again, [SECOND, THIRD]) == THIRD
+    assert trust.again(passed, THIRD.node, 50.0) is None
+    assert trust.again(judged_by("mismatch", "match"), SECOND.node, 50.0) is None, "somebody else has looked"
