@@ -13,6 +13,7 @@ from aiohttp import web
 from coordinator.config import Config
 from coordinator.services.artifacts import ArtifactStore
 from coordinator.services.beacons import Beacons
+from coordinator.services.books import BookService
 from coordinator.services.canaries import Canaries, Forger
 from coordinator.services.chain import Chain, LedgerChain
 from coordinator.services.context import Context
@@ -68,6 +69,7 @@ class Parts:
     upkeep: Upkeep
     jobs: JobService
     network: NetworkService
+    books: BookService
     relays: Relays
     handout: Handout
 
@@ -140,6 +142,7 @@ def assemble(
     )
     handout = Handout(context, leases, nodes, relays, links)
     network = NetworkService(context, nodes, leases, chain, relays, coordinator, test_wallet is not None)
+    books = BookService(context, chain, nodes, leases, coordinator)
     return Parts(
         context,
         desk,
@@ -154,6 +157,7 @@ def assemble(
         upkeep,
         jobs,
         network,
+        books,
         relays,
         handout,
     )
@@ -188,7 +192,7 @@ async def build(config: Config, clock: Clock | None = None) -> AsyncIterator[tup
         )
         app = web.Application()
         NodeSocket(parts.context, parts.nodes, parts.conversation).setup(app)
-        routes.setup(app, parts.jobs, parts.network, uploads, artifacts, parts.nodes.authorise)
+        routes.setup(app, parts.jobs, parts.network, parts.books, uploads, artifacts, parts.nodes.authorise)
         app.router.add_get("/metrics", _metrics(parts))
         await parts.recover()
         yield app, parts

@@ -17,7 +17,7 @@ _ROLES: dict[str, tuple[str, str, bool]] = {
     "jobs": ("coordinator.client.cli", "list jobs", True),
     "watch": ("coordinator.client.cli", "follow a job", True),
     "download": ("coordinator.client.cli", "fetch a finished model", True),
-    "ledger": ("ledger.cli", "show a job's money; serve the embedded ledger", False),
+    "ledger": ("cottage.ledger", "show a job's or a node's money; check a coordinator's word; serve the embedded one", False),
 }
 
 EXIT_USAGE = 2

@@ -63,6 +63,19 @@ class Verified(_Event, frozen=True):
     verdict: Literal["match", "mismatch"]
 
 
+class Rooted(_Event, frozen=True):
+    """What is published about a round, as one Merkle root: its ``commitments`` before audits are drawn, its ``outcome`` after them.
+
+    A second outcome of the same epoch and round corrects the first.
+    """
+
+    epoch: Count
+    round: Count
+    what: Literal["commitments", "outcome"]
+    leaves: Count
+    root: Digest
+
+
 class Settled(_Event, frozen=True):
     """Everything was paid or refunded."""
 
@@ -78,7 +91,7 @@ class Slashed(_Event, frozen=True):
     reason: Digest
 
 
-Event: TypeAlias = Created | Funded | Assigned | Committed | Verified | Settled | Slashed
+Event: TypeAlias = Created | Funded | Assigned | Committed | Verified | Rooted | Settled | Slashed
 
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(Event)

@@ -41,6 +41,7 @@ class LedgerEvent:
             ``truncated`` where a node dropped logs that may have held an event.
         time: Unix seconds of its block.
         fields: amounts in smallest units, addresses and digests as text.
+        author: who signed a lifecycle event; empty for what the market program did.
     """
 
     signature: str
@@ -48,6 +49,7 @@ class LedgerEvent:
     time: int
     kind: str
     fields: Mapping[str, Any]
+    author: str = ""
 
 
 async def read_history(
@@ -113,13 +115,13 @@ def _read_transaction(
         if event.account == escrow:
             for kind, fields in _describe(event, owners):
                 yield LedgerEvent(signature, transaction.slot, time, kind, fields)
-    for memo in _memos(body.message, keys, authors):
+    for memo, author in _memos(body.message, keys, authors):
         try:
             events.decode(memo)
         except EventError:
             continue  # A signed note that is no lifecycle event.
         document: dict[str, Any] = msgspec.json.decode(memo)
-        yield LedgerEvent(signature, transaction.slot, time, document.pop("event"), document)
+        yield LedgerEvent(signature, transaction.slot, time, document.pop("event"), document, author)
 
 
 def _describe(event: ProgramEvent, owners: Mapping[str, str]) -> list[tuple[str, dict[str, Any]]]:
@@ -163,8 +165,9 @@ def _fields(event: ProgramEvent, owners: Mapping[str, str]) -> Iterator[tuple[st
             yield describe(event)
 
 
-def _memos(message: UiRawMessage, keys: Sequence[str], authors: frozenset[str]) -> Iterator[str]:
+def _memos(message: UiRawMessage, keys: Sequence[str], authors: frozenset[str]) -> Iterator[tuple[str, str]]:
+    """Memos and who of ``authors`` signed each."""
     for instruction in message.instructions:
         signers = {keys[index] for index in instruction.accounts}
         if keys[instruction.program_id_index] == str(MEMO_PROGRAM_ID) and signers & authors:
-            yield base58.decode(instruction.data).decode("utf-8", "replace")
+            yield base58.decode(instruction.data).decode("utf-8", "replace"), min(signers & authors)

@@ -17,7 +17,8 @@ import msgspec
 from coordinator.client.archive import unpack
 from coordinator.client.errors import ArchiveError, ClientError, ProblemError, UnreachableError
 from transport.clock import backoff
-from transport.wire import api, codec
+from transport.wire import api, codec, ledger
+from transport.wire.evidence import RoundEvidence
 from transport.wire.job import DatasetFormat, JobSpec
 
 PIECE_BYTES = 8 << 20  # Sent in one request: what a cut costs at most, on a line that notices it late.
@@ -143,6 +144,18 @@ class Client:
     async def audits(self, job: str) -> Sequence[api.AuditView]:
         """Audits, drawn and concluded."""
         return await self._get(f"jobs/{job}/audits", tuple[api.AuditView, ...])
+
+    async def job_ledger(self, job: str) -> ledger.JobLedger:
+        """The job's escrow, as the ledger has it."""
+        return await self._get(f"jobs/{job}/ledger", ledger.JobLedger)
+
+    async def evidence(self, job: str, number: int) -> Sequence[RoundEvidence]:
+        """What is published about a round (counted from 0): once for each time that it was completed."""
+        return await self._get(f"jobs/{job}/rounds/{number}/evidence", tuple[RoundEvidence, ...])
+
+    async def node_account(self, node: str) -> ledger.NodeAccount:
+        """A node's stake, audits and earnings."""
+        return await self._get(f"nodes/{node}", ledger.NodeAccount)
 
     async def receipts(self, job: str) -> Sequence[api.Receipt]:
         """The job's ledger transactions."""

@@ -7,6 +7,7 @@ import logging
 from coordinator.services.chain import Chain
 from coordinator.services.context import Context
 from coordinator.services.drawing import Drawing
+from coordinator.services.evidence import is_sealed
 from coordinator.services.runs import Runs
 from coordinator.services.work import Desk, Work
 from coordinator.store.ports import Where
@@ -52,8 +53,10 @@ class Beacons:
     async def _poll_job(self, job: str) -> None:
         where: tuple[Where, ...] = (("job", "=", job), ("state", "=", "complete"), ("concluded", "=", False))
         async with self._context.store.transaction() as tx:
-            records = await tx.find(RoundRecord, *where)
-        waiting = [(r.epoch, r.number, r.beacon) for r in records if r.beacon is not None and r.beacon.slot is None]
+            records = [r for r in await tx.find(RoundRecord, *where) if r.beacon is not None and r.beacon.slot is None]
+            # The ledger must show that commitments were there before the block: the slot is read after their memo is.
+            ready = [r for r in records if (r.beacon and r.beacon.after is not None) or await is_sealed(tx, r)]
+        waiting = [(r.epoch, r.number, r.beacon) for r in ready if r.beacon is not None]
         for epoch, number, beacon in waiting:
             after = beacon.after
             if after is None:

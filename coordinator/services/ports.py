@@ -3,7 +3,8 @@
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
-from transport.wire import api
+from transport.wire import api, ledger
+from transport.wire.evidence import RoundEvidence
 from transport.wire.job import JobSpec
 from transport.wire.network import RelayEnvelope, RelayOrder, RelayQuestion
 from transport.wire.node import IceServers
@@ -45,6 +46,28 @@ class Jobs(Protocol):
 
     def changes(self, job: str | None) -> AsyncIterator[str]:
         """Yields a job id whenever that job (or, for ``None``, any job or node) changed; coalesced, never unbounded."""
+
+
+class Books(Protocol):
+    """What the ledger's pages show: transactions, audits, totals, and the evidence of each round. Raises ``coordinator.errors``."""
+
+    async def entries(
+        self, kinds: Sequence[str], job: str | None, before: int | None, limit: int
+    ) -> Sequence[ledger.LedgerEntry]:
+        """Transactions, newest first; ``kinds`` empty: of every kind; ``before``: only those with a smaller id."""
+
+    async def audits(self, state: str | None, job: str | None, offset: int, limit: int) -> Sequence[ledger.NodeAudit]:
+        """Audits, those of the latest rounds first."""
+
+    async def totals(self) -> ledger.LedgerTotals: ...
+
+    async def job(self, job: str) -> ledger.JobLedger:
+        """A job's escrow, as the ledger has it now."""
+
+    async def node(self, node: str) -> ledger.NodeAccount: ...
+
+    async def evidence(self, job: str, number: int) -> Sequence[RoundEvidence]:
+        """What is published about a round, for each time that it was completed: once, unless it was lost and done again."""
 
 
 class Network(Protocol):

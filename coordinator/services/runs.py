@@ -12,6 +12,7 @@ from coordinator.domain.round import Round, Seat
 from coordinator.domain.run import Run
 from coordinator.services.context import Context
 from coordinator.services.drawing import Drawing
+from coordinator.services.evidence import seal_commitments
 from coordinator.services.nodes import Nodes
 from coordinator.services.settlement import Settlement
 from coordinator.services.staffing import Staffing, holders, seats_ready, shape_of, too_many_faults
@@ -296,11 +297,8 @@ class Runs:
             train_loss=loss if loss is not None else job.train_loss,
         )  # fmt: skip
         work.note("round", _completed(over.number, len(contributors), work.run.replicas, loss))
-        await work.tx.update(await self._drawing.prepare(work, record, commits))
-        for commit in commits:
-            if commit.drawable:
-                event = ledger_events.Committed(job=job.id, round=commit.round, node=commit.node, root=commit.root)
-                work.memo(f"committed:{commit.epoch}:{commit.round}:{commit.stage}:{commit.replica}", event)
+        record = await work.tx.update(await self._drawing.prepare(work, record, commits))
+        seal_commitments(work, record, commits)
         self._context.metrics.count("rounds_complete_total")
 
     async def _store_commits(self, work: Work, over: Round, pot: int) -> list[CommitRecord]:
@@ -312,12 +310,17 @@ class Runs:
         ]
         contributors = set(over.contributors or ())
         seats = {seat.lease: seat for seat in over.seats if seat.commit is not None}
-        sharing = {
-            lease: (seat.stage, seat.commit.leaves)
-            for lease, seat in seats.items()
-            if seat.commit is not None and seat.replica in contributors
+        # By place, which is published, and not by lease: where remainders are equal, everybody must find the same split.
+        places = {
+            lease: f"{seat.replica}:{seat.stage}" for lease, seat in seats.items() if seat.replica in contributors
         }
-        shares = pricing.shares(pot, pricing.round_weights(parameters, sharing))
+        sharing = {
+            places[lease]: (seat.stage, seat.commit.leaves)
+            for lease, seat in seats.items()
+            if seat.commit is not None and lease in places
+        }
+        split = pricing.shares(pot, pricing.round_weights(parameters, sharing))
+        shares = {lease: split[place] for lease, place in places.items() if place in split}
         payouts = {lease.id: lease.payout for lease in (*work.leases.values(), *work.ended)}
         anchors = await self._anchors(work, over)
         stored: list[CommitRecord] = []

@@ -6,7 +6,6 @@ first block of the ledger after that (``beacons``), so neither can depend on it,
 
 import hashlib
 from collections.abc import Mapping
-from typing import Literal
 
 import msgspec
 
@@ -16,11 +15,11 @@ from coordinator.domain.job import JobState
 from coordinator.domain.trust import Audit, Auditor
 from coordinator.services.context import Context
 from coordinator.services.disputes import Disputes
+from coordinator.services.evidence import correct_outcomes, seal_outcome
 from coordinator.services.nodes import Nodes
 from coordinator.services.work import Work
 from coordinator.store.ports import Where
 from coordinator.store.records import CommitRecord, NodeRecord, OutboxRecord, RoundRecord
-from ledger import events as ledger_events
 from transport.wire.task import AuditReport, BisectAnswer, StepOpened
 
 _OUTCOMES: Mapping[str, str] = {"passed": "passed", "failed": "failed", "void": "came to nothing"}
@@ -149,18 +148,6 @@ class Verification:
             f"the audit of round {audit.round + 1}, step {audit.step}, stage {audit.stage} of replica {audit.replica}"
         )
         work.note("audit", f"{place} {_OUTCOMES[audit.state]}" + (f": {audit.detail}" if audit.detail else ""))
-        if audit.verdicts and audit.state != "void" and audit.blame != "misstated":
-            verdict: Literal["match", "mismatch"] = "match" if audit.state == "passed" else "mismatch"
-            event = ledger_events.Verified(
-                job=work.job.id,
-                epoch=audit.epoch,
-                round=audit.round,
-                step=audit.step,
-                node=audit.node,
-                auditor=audit.verdicts[-1].auditor,
-                verdict=verdict,
-            )
-            work.memo(f"verified:{audit.id}", event)
         await _remember(work, audit)
         own: tuple[Where, ...] = (("job", "=", work.job.id), ("node", "=", audit.node), ("canary", "=", False))
         earlier = await work.tx.find(Audit, *own, ("state", "=", "failed"))
@@ -235,7 +222,8 @@ class Verification:
             for commit in await work.tx.find(CommitRecord, *where, ("state", "=", "pending")):
                 await work.tx.update(msgspec.structs.replace(commit, state="verified"))
                 work.change(verified=work.job.verified + commit.amount)
-            await work.tx.update(msgspec.structs.replace(record, concluded=True))
+            await seal_outcome(work, await work.tx.update(msgspec.structs.replace(record, concluded=True)))
+        await correct_outcomes(work)
 
 
 async def _remember(work: Work, audit: Audit) -> None:
@@ -261,3 +249,4 @@ async def _reject(work: Work, commit: CommitRecord) -> None:
         work.change(verified=work.job.verified - commit.amount)
     if commit.state in ("pending", "verified"):
         await work.tx.update(msgspec.structs.replace(commit, state="rejected", amount=0))
+        work.reopened.add((commit.epoch, commit.round))

@@ -42,6 +42,7 @@ class Work:
         forged: rounds, by epoch and number, in which a lie has just been proven.
         money: the outbox has something new.
         rounds_ended: a round was completed or an audit concluded, so shares may be due.
+        reopened: (epoch, round) of shares that this work rejected: what the ledger was told of them may be no longer true.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Work:
         self.forged: list[tuple[int, int]] = []
         self.money = False
         self.rounds_ended = False
+        self.reopened: set[tuple[int, int]] = set()
         self._context = context
         self._events: list[EventRecord] = []
         self._outbox: list[OutboxRecord] = []

@@ -1,7 +1,7 @@
 """Records in memory, for tests and the simulator: no thread, no file, the same behaviour as ``sql``."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import cast
 
@@ -55,6 +55,17 @@ class _Memory:
         found = [record for record in self._all(kind) if all(_meets(record, condition) for condition in where)]
         found.sort(key=lambda record: tuple(getattr(record, field) for field in order), reverse=newest)
         return cast(list[R], found[offset : None if limit is None else offset + limit])
+
+    async def sums(
+        self, kind: type[msgspec.Struct], field: str, by: Sequence[str], *where: Where
+    ) -> dict[tuple[Scalar, ...], tuple[int, int]]:
+        groups: dict[tuple[Scalar, ...], tuple[int, int]] = {}
+        for record in self._all(kind):
+            if all(_meets(record, condition) for condition in where):
+                key = tuple(getattr(record, name) for name in by)
+                count, total = groups.get(key, (0, 0))
+                groups[key] = (count + 1, total + int(getattr(record, field)))
+        return groups
 
     async def insert(self, record: R) -> R:
         kind = KINDS[type(record)]

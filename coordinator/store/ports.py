@@ -26,6 +26,11 @@ class Transaction(Protocol):
     ) -> list[R]:
         """Records that meet every condition, in the order of their kind (``newest``: reversed)."""
 
+    async def sums(
+        self, kind: type[msgspec.Struct], field: str, by: Sequence[str], *where: Where
+    ) -> dict[tuple[Scalar, ...], tuple[int, int]]:
+        """How many records meet every condition and what their whole-number ``field`` sums to, for each value of ``by``."""
+
     async def insert(self, record: R) -> R:
         """Keep a new record and return it, with its number where the kind has one; ConflictError if its key is taken."""
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 import msgspec
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import ColumnElement, Connection, RowMapping, and_, event, insert, select, update
+from sqlalchemy import ColumnElement, Connection, RowMapping, and_, event, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import StaticPool
@@ -71,6 +71,16 @@ class _Sql:
         query = select(table).where(*(_condition(table.c[w[0]], w) for w in where)).order_by(*order)
         rows = await self._connection.execute(query.limit(limit).offset(offset or None))
         return [_decode(kind, how, row) for row in rows.mappings()]
+
+    async def sums(
+        self, kind: type[msgspec.Struct], field: str, by: Sequence[str], *where: Where
+    ) -> dict[tuple[Scalar, ...], tuple[int, int]]:
+        table = tables.metadata.tables[KINDS[kind].name]
+        names = [table.c[name] for name in by]
+        query = select(*names, func.count(), func.sum(table.c[field]))
+        query = query.where(*(_condition(table.c[w[0]], w) for w in where)).group_by(*names)
+        rows = await self._connection.execute(query)
+        return {tuple(row[:-2]): (int(row[-2]), int(row[-1])) for row in rows if row[-2]}
 
     async def insert(self, record: R) -> R:
         how, table = KINDS[type(record)], tables.metadata.tables[KINDS[type(record)].name]

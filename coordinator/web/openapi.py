@@ -15,7 +15,15 @@ _PARAMETERS = {
     "job": "Id of a job: 32 hexadecimal digits.",
     "upload": "Id of an upload: 32 hexadecimal digits.",
     "digest": "SHA-256 of an artifact: 64 hexadecimal digits.",
+    "round": "A round of the job, counted from 0.",
+    "node": "Address of a node, in base58.",
 }
+_SCHEMAS = {
+    "digest": {"type": "string", "pattern": "^[0-9a-f]{64}$"},
+    "round": {"type": "integer", "minimum": 0},
+    "node": {"type": "string", "pattern": "^[1-9A-HJ-NP-Za-km-z]{32,44}$"},
+}
+_ID = {"type": "string", "pattern": "^[0-9a-f]{32}$"}
 
 
 def document(routes: Sequence[Route], version: str) -> dict[str, Any]:
@@ -97,8 +105,7 @@ def _media(kind: Any, schemas: dict[str, Any]) -> dict[str, Any]:
 
 
 def _path_parameter(name: str) -> dict[str, Any]:
-    digits = 64 if name == "digest" else 32
-    schema = {"type": "string", "pattern": f"^[0-9a-f]{{{digits}}}$"}
+    schema = _SCHEMAS.get(name, _ID)
     return {"name": name, "in": "path", "required": True, "description": _PARAMETERS[name], "schema": schema}
 
 

@@ -9,6 +9,7 @@ from coordinator.services.artifacts import ArtifactStore
 from coordinator.services.uploads import UploadService
 from coordinator.web.api import Api
 from coordinator.web.http import protect
+from coordinator.web.ledger import LedgerRoutes
 from coordinator.web.pages.site import Site
 from coordinator.web.route import register
 from coordinator.web.stream import Streams
@@ -19,6 +20,7 @@ def setup(
     app: web.Application,
     jobs: ports.Jobs,
     network: ports.Network,
+    books: ports.Books,
     uploads: UploadService,
     artifacts: ArtifactStore,
     authorise: Authorise,
@@ -29,15 +31,16 @@ def setup(
         app: not yet started.
         jobs: everything about jobs.
         network: everything about nodes.
+        books: what the ledger's pages show.
         uploads: where submitters' files arrive.
         artifacts: where files lie.
         authorise: a node's token to its address; raises ForbiddenError for a token that is not valid now.
     """
-    site = Site(jobs, network, uploads)
+    site = Site(jobs, network, books, uploads)
     protect(app, site.error_page)
     streams = Streams(jobs, network)
     interface = Api(jobs, network, streams)
-    routes = [*Transfers(jobs, uploads, artifacts, authorise).routes(), *interface.routes()]
+    routes = [*Transfers(jobs, uploads, artifacts, authorise).routes(), *interface.routes(), *LedgerRoutes(books).routes()]
     interface.describe_with(routes, _version())
     register(app, routes)
     site.register(app)

@@ -113,7 +113,7 @@ async def opened(
     if rest:
         artifacts = ArtifactStore(config.data / "artifacts")
         uploads = UploadService(config.data / "uploads", artifacts)
-        routes.setup(app, parts.jobs, parts.network, uploads, artifacts, parts.nodes.authorise)
+        routes.setup(app, parts.jobs, parts.network, parts.books, uploads, artifacts, parts.nodes.authorise)
     server = TestServer(app)
     await server.start_server()
     loops = [asyncio.create_task(loop(), name=name) for name, loop in parts.loops().items()]

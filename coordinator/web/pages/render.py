@@ -54,6 +54,14 @@ CHECK_LOOKS: Final = {
     "sent": ("wait", ""),
     "confirmed": ("check", "good"),
 }
+ENTRY_LOOKS: Final = {
+    "deposit": ("download", ""),
+    "payout": ("coin", "good"),
+    "refund": ("upload", ""),
+    "slash": ("cross", "bad"),
+    "record": ("pen", ""),
+}
+ENTRY_WORDS: Final = {"fund": "deposit", "settle": "payout", "refund": "refund", "slash": "slash", "event": "record"}
 EVENT_ICONS: Final = {
     "created": "pen",
     "funded": "coin",
@@ -99,6 +107,8 @@ class Renderer:
             "node_looks": NODE_LOOKS,
             "check_looks": CHECK_LOOKS,
             "event_icons": EVENT_ICONS,
+            "entry_looks": ENTRY_LOOKS,
+            "entry_words": ENTRY_WORDS,
             "job_sentences": text.JOB_SENTENCES,
             "sign": text.SIGN,
             "asset_version": _asset_version(),

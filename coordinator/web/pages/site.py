@@ -4,6 +4,7 @@ from aiohttp import hdrs, web
 
 from coordinator.services import ports
 from coordinator.services.uploads import UploadService
+from coordinator.web.pages.ledger import LedgerPages
 from coordinator.web.pages.render import STATIC_FOLDER, Renderer
 from coordinator.web.pages.submit import Submit
 from coordinator.web.pages.views import Views
@@ -17,14 +18,16 @@ _PROGRAMS = ("/api/", "/healthz", "/readyz", "/openapi.json")
 class Site:
     """The pages of a coordinator."""
 
-    def __init__(self, jobs: ports.Jobs, network: ports.Network, uploads: UploadService) -> None:
+    def __init__(self, jobs: ports.Jobs, network: ports.Network, books: ports.Books, uploads: UploadService) -> None:
         self._renderer = Renderer()
+        self._ledger = LedgerPages(jobs, books, self._renderer)
         self._views = Views(jobs, network, self._renderer)
         self._submit = Submit(jobs, network, uploads, self._renderer)
 
     def register(self, app: web.Application) -> None:
         """Add the pages and their files to ``app``."""
         self._views.register(app)
+        self._ledger.register(app)
         self._submit.register(app)
         app.router.add_static("/static", STATIC_FOLDER)
         app.router.add_get("/favicon.ico", _icon)

@@ -1,0 +1,111 @@
+"""``cottage ledger check``: is what a coordinator says of a job true?
+
+Exit status: 0 everything holds; 1 an untruth was found; 2 wrong use; 3 the ledger or the coordinator does not answer, or knows
+no such job.
+"""
+
+import argparse
+import asyncio
+import os
+import re
+import sys
+from collections.abc import Sequence
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from coordinator.client.errors import ClientError
+from coordinator.proof.case import Finding
+from coordinator.proof.checks import failed, findings
+from coordinator.proof.gather import gather
+from ledger.errors import LedgerError
+
+SERVER_VARIABLE = "COTTAGE_SERVER"
+DEFAULT_SERVER = "http://127.0.0.1:8470"
+EXIT_UNTRUE, EXIT_USAGE, EXIT_UNREACHABLE = 1, 2, 3
+TRIES = 3  # A job that is running moves on between two questions: what fails once is asked again.
+RETRY_S = 1.0
+_MARKS = {"pass": ("✓ pass", "green"), "fail": ("✗ FAIL", "bold red"), "note": ("· note", "yellow")}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command."""
+    options = _parser().parse_args(list(sys.argv[1:] if argv is None else argv))
+    job = options.job.replace("-", "").lower()
+    if not re.fullmatch(r"[0-9a-f]{32}", job):
+        print(f"cottage: {options.job[:60]!r} is no job id: expected 32 hexadecimal digits", file=sys.stderr)
+        return EXIT_USAGE
+    try:
+        found = asyncio.run(check(job, options))
+    except (LedgerError, ClientError) as error:
+        print(f"cottage: {error}", file=sys.stderr)
+        return EXIT_UNREACHABLE
+    shown = found if options.all else _until_untrue(found)
+    if options.json:
+        print(msgspec.json.format(msgspec.json.encode(shown), indent=2).decode())
+    else:
+        _print(job, shown, options)
+    return EXIT_UNTRUE if failed(found) else 0
+
+
+async def check(job: str, options: argparse.Namespace) -> list[Finding]:
+    """All findings about a job; an untruth about a running one is looked at again before it is believed."""
+    server = None if options.chain_only else options.coordinator
+    for attempt in range(TRIES):
+        if attempt:
+            await asyncio.sleep(RETRY_S)
+        case = await gather(job, options.rpc, options.program, options.mint, server)
+        found = list(findings(case))
+        if not failed(found) or case.published is None or case.published.over:
+            break
+    if options.rpc is None and case.published is not None:
+        detail = f"{case.ledger.url} is the coordinator's word: name an endpoint that you trust with --rpc"
+        found.insert(0, Finding("endpoint", "ledger", "note", detail, "nothing"))
+    return found
+
+
+def _until_untrue(found: Sequence[Finding]) -> list[Finding]:
+    """Findings up to the first untruth: what comes after it may only be its consequence."""
+    first = next((place for place, finding in enumerate(found) if finding.verdict == "fail"), len(found))
+    return list(found[: first + 1])
+
+
+def _parser() -> argparse.ArgumentParser:
+    server = os.environ.get(SERVER_VARIABLE, DEFAULT_SERVER)
+    parser = argparse.ArgumentParser(
+        prog="cottage ledger check",
+        description="Recompute a job from the ledger: draws, Merkle proofs, shares and sums. Exit status 1 on an untruth.",
+    )
+    parser.add_argument("job", help="the job's id, 32 hexadecimal digits")
+    parser.add_argument("--rpc", metavar="URL", help="the ledger's JSON-RPC address; without it, the one that the coordinator names")
+    parser.add_argument(
+        "--coordinator", metavar="URL", default=server, help=f"who published the job (or ${SERVER_VARIABLE}); now {server}"
+    )
+    parser.add_argument("--chain-only", action="store_true", help="ask only the ledger: sums and payouts, no rounds (needs --rpc)")
+    parser.add_argument("--program", help="market program, as you know it")
+    parser.add_argument("--mint", help="token, as you know it")
+    parser.add_argument("--all", action="store_true", help="go on after the first untruth")
+    parser.add_argument("--json", action="store_true", help="one JSON document")
+    return parser
+
+
+def _print(job: str, found: Sequence[Finding], options: argparse.Namespace) -> None:
+    out = Console()
+    table = Table(title=f"Job {job}", title_justify="left", box=None, pad_edge=False)
+    for title in ("", "check", "of", "found", "from"):
+        table.add_column(title, no_wrap=title in ("", "check"), overflow="fold")
+    for finding in found:
+        mark, style = _MARKS[finding.verdict]
+        table.add_row(Text(mark, style=style), *map(Text, (finding.check, finding.subject, finding.detail, finding.used)))
+    out.print(table)
+    count = sum(finding.verdict == "pass" for finding in found)
+    if untrue := failed(found):
+        out.print(Text(f"Not true: {untrue[0].check} of {untrue[0].subject}. {count} checks held before it.", style="bold red"))
+    else:
+        out.print(f"{count} checks hold.")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

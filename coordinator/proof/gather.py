@@ -1,0 +1,67 @@
+"""Reads both sides of a job: the ledger through its RPC, the coordinator through its REST interface."""
+
+import hashlib
+from collections.abc import Sequence
+
+from coordinator.client.client import Client
+from coordinator.proof.case import Case, OnLedger, Published
+from ledger.addresses import job_bytes
+from ledger.client import Ledger, LedgerConfig
+from ledger.errors import AddressError, NoEscrowError
+from transport.wire.codec import encode_json
+
+_EARLY = frozenset({"failed", "cancelled"})
+_OVER = _EARLY | {"settled"}
+
+
+async def gather(job: str, rpc: str | None, program: str | None, mint: str | None, server: str | None) -> Case:
+    """Everything about a job.
+
+    Args:
+        job: its id, 32 hexadecimal digits.
+        rpc: the ledger's endpoint; None: the one that the coordinator names.
+        program, mint: as the checker knows them; None: as the ledger, or else the coordinator, names them.
+        server: the coordinator; None: only the ledger is asked.
+    Raises:
+        ClientError: the coordinator refuses or does not answer.
+        LedgerError: the ledger does not answer, or has no escrow for the job.
+        AddressError: neither a ledger nor a coordinator was named.
+    """
+    if server is None:
+        if rpc is None:
+            raise AddressError("name the ledger (--rpc), the coordinator (--coordinator), or both")
+        return Case(await _on_ledger(LedgerConfig(rpc, program, mint), job, None, ()), None)
+    async with Client(server) as client:
+        view, books = await client.get(job), await client.job_ledger(job)
+        numbers = sorted({one.round for one in await client.rounds(job) if one.state == "complete" and one.tokens})
+        rounds = [found for number in numbers for found in await client.evidence(job, number)]
+    config = LedgerConfig(rpc or books.rpc, program or books.program, mint or books.mint)
+    payees = {share.payout for one in rounds for share in one.shares}
+    async with await Ledger.connect(config) as ledger:
+        wallets = {payee: ledger.wallet(payee) for payee in sorted(payees)}
+    said = Published(
+        url=server,
+        job=job,
+        submitter=view.submitter,
+        price=view.quote.price,
+        tokens_total=view.tokens_total,
+        document=hashlib.sha256(encode_json(view.spec)).hexdigest(),
+        over=view.state in _OVER,
+        early=view.state in _EARLY,
+        rounds=rounds,
+        wallets=wallets,
+    )
+    slots = sorted({one.draw.after for one in rounds if one.draw is not None})
+    return Case(await _on_ledger(config, job, view.submitter, slots), said)
+
+
+async def _on_ledger(config: LedgerConfig, job: str, submitter: str | None, slots: Sequence[int]) -> OnLedger:
+    async with await Ledger.connect(config) as ledger:
+        found = await ledger.find_escrows(job_bytes(job))
+        mine = [state for state in found if submitter in (None, state.submitter)]
+        if not mine:
+            raise NoEscrowError(f"the ledger at {config.url} has no escrow for job {job}: was it funded?")
+        # Anybody may open an escrow for any job: without a coordinator's word the one that holds most is looked at.
+        state = max(mine, key=lambda one: one.deposited)
+        blocks = {slot: await ledger.block_after(slot) for slot in slots}
+        return OnLedger(config.url, state, await ledger.history(state.submitter, job_bytes(job)), blocks)

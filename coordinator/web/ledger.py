@@ -1,0 +1,150 @@
+"""``/api/v1/ledger`` and what else lets anybody watch the money: transactions, audits, totals, accounts, evidence."""
+
+import re
+
+from aiohttp import web
+
+from coordinator.errors import InvalidError, NotFoundError
+from coordinator.services import ports
+from coordinator.web.http import API, answer, integer
+from coordinator.web.route import Query, Route
+from coordinator.web.transfers import job_id
+from transport.wire import ledger
+from transport.wire.evidence import RoundEvidence
+
+KINDS = ("fund", "event", "settle", "refund", "slash")
+AUDIT_STATES = ("drawn", "opening", "replaying", "passed", "failed", "void")
+MAX_ENTRIES = 200  # In one answer.
+MAX_ID = 2**62
+MAX_ROUND = 10**6
+_ADDRESS = re.compile(r"[1-9A-HJ-NP-Za-km-z]{32,44}")
+_JOB = re.compile(r"[0-9a-f]{32}")
+_LIMIT = Query("limit", f"At most this many, 1 to {MAX_ENTRIES}; 50 if left out.")
+_OF_JOB = Query("job", "Only those of this job.", "string")
+
+
+class LedgerRoutes:
+    """Handlers of what the ledger's pages show too."""
+
+    def __init__(self, books: ports.Books) -> None:
+        self._books = books
+
+    def routes(self) -> list[Route]:
+        """Every route of these handlers."""
+        before = Query("before", "Only entries with a smaller id: turns the page.")
+        offset = Query("offset", "How many to leave out: turns the page.")
+        kind = Query("kind", f"Only these kinds, separated by commas: {', '.join(KINDS)}.", "string")
+        state = Query("state", f"Only audits in this state: {', '.join(AUDIT_STATES)}.", "string")
+        proof = "What is published about a round: commitments, draw, audits and shares, whose Merkle roots are on the ledger"
+        entries, audits = list[ledger.LedgerEntry], list[ledger.NodeAudit]
+        return [
+            Route(
+                "GET", f"{API}/ledger", self.entries, "Ledger transactions of all jobs, newest first", entries,
+                errors=(404, 422), queries=(kind, _OF_JOB, before, _LIMIT),
+            ),
+            Route(
+                "GET", f"{API}/ledger/audits", self.audits, "Audits of all jobs, those of the latest rounds first", audits,
+                errors=(422,), queries=(state, _OF_JOB, offset, _LIMIT),
+            ),
+            Route("GET", f"{API}/ledger/totals", self.totals, "Where all the money is", ledger.LedgerTotals),
+            Route(
+                "GET", f"{API}/jobs/{{job}}/ledger", self.job, "A job's escrow, as the ledger has it", ledger.JobLedger,
+                errors=(404,),
+            ),
+            Route(
+                "GET", f"{API}/jobs/{{job}}/rounds/{{round}}/evidence", self.evidence, proof, list[RoundEvidence],
+                errors=(404,),
+            ),
+            Route(
+                "GET", f"{API}/nodes/{{node}}", self.node, "A node's stake, audits and earnings", ledger.NodeAccount,
+                errors=(404,),
+            ),
+        ]  # fmt: skip
+
+    async def entries(self, request: web.Request) -> web.Response:
+        """GET ledger."""
+        before = integer(request, "before", MAX_ID, 0, MAX_ID)
+        limit = integer(request, "limit", 50, 1, MAX_ENTRIES)
+        return answer(await self._books.entries(kinds(request), job_of(request), before, limit))
+
+    async def audits(self, request: web.Request) -> web.Response:
+        """GET ledger/audits."""
+        offset = integer(request, "offset", 0, 0, MAX_ID)
+        limit = integer(request, "limit", 50, 1, MAX_ENTRIES)
+        return answer(await self._books.audits(audit_state(request), job_of(request), offset, limit))
+
+    async def totals(self, _request: web.Request) -> web.Response:
+        """GET ledger/totals."""
+        return answer(await self._books.totals())
+
+    async def job(self, request: web.Request) -> web.Response:
+        """GET jobs/{job}/ledger."""
+        return answer(await self._books.job(job_id(request)))
+
+    async def evidence(self, request: web.Request) -> web.Response:
+        """GET jobs/{job}/rounds/{round}/evidence."""
+        return answer(await self._books.evidence(job_id(request), round_of(request)))
+
+    async def node(self, request: web.Request) -> web.Response:
+        """GET nodes/{node}."""
+        return answer(await self._books.node(node_of(request)))
+
+
+def kinds(request: web.Request) -> tuple[str, ...]:
+    """The kinds that the query names; empty for all.
+
+    Raises:
+        InvalidError: one that there is not.
+    """
+    named = tuple(word for word in request.query.get("kind", "").split(",") if word)
+    if unknown := [word for word in named if word not in KINDS]:
+        raise InvalidError(f"kind is {unknown[0][:40]!r}: it is one of {', '.join(KINDS)}", "kind")
+    return named
+
+
+def audit_state(request: web.Request) -> str | None:
+    """The state that the query names.
+
+    Raises:
+        InvalidError: one that there is not.
+    """
+    state = request.query.get("state") or None
+    if state is not None and state not in AUDIT_STATES:
+        raise InvalidError(f"state is {state[:40]!r}: it is one of {', '.join(AUDIT_STATES)}", "state")
+    return state
+
+
+def job_of(request: web.Request) -> str | None:
+    """The job that the query names.
+
+    Raises:
+        InvalidError: no job's id.
+    """
+    job = request.query.get("job") or None
+    if job is not None and not _JOB.fullmatch(job):
+        raise InvalidError(f"job is {job[:40]!r}: an id has 32 hexadecimal digits", "job")
+    return job
+
+
+def node_of(request: web.Request) -> str:
+    """The node that the path names.
+
+    Raises:
+        NotFoundError: no address.
+    """
+    node = request.match_info["node"]
+    if not _ADDRESS.fullmatch(node):
+        raise NotFoundError(f"{node[:60]!r} is no node: an address has 32 to 44 characters of base58", "node")
+    return node
+
+
+def round_of(request: web.Request) -> int:
+    """The round that the path names, counted from 0.
+
+    Raises:
+        NotFoundError: no number of a round.
+    """
+    text = request.match_info["round"]
+    if not text.isascii() or not text.isdigit() or len(text) > 7 or int(text) > MAX_ROUND:
+        raise NotFoundError(f"{text[:40]!r} is no round: they are numbered from 0", "round")
+    return int(text)

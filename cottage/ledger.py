@@ -1,0 +1,16 @@
+"""``cottage ledger``: what reads the ledger alone lives with the ledger, what compares it with a coordinator's word lives there."""
+
+import sys
+from collections.abc import Sequence
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run ``cottage ledger WORD ...``."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] == ["check"]:
+        from coordinator.proof.cli import main as check
+
+        return check(words[1:])
+    from ledger.cli import main as read
+
+    return read(words)

@@ -1,0 +1,107 @@
+"""Resources of the ledger's pages: transactions, totals that balance, and what a node has staked, earned and been audited for.
+
+Amounts are integers, in millionths of the token; times are Unix seconds.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from transport.wire.api import AuditView, NodeView
+from transport.wire.ids import JobId, NodeAddress
+
+EntryKind = Literal["fund", "event", "settle", "refund", "slash"]
+
+
+class LedgerEntry(msgspec.Struct, frozen=True):
+    """One transaction of the coordinator, or a deposit that it saw. ``id`` grows with time.
+
+    ``payload``: settle: payee -> what it has received of the job in all; slash: node, amount, reason; event: the memo's text.
+    """
+
+    id: int
+    job: JobId
+    job_name: str
+    kind: EntryKind
+    state: Literal["queued", "sent", "confirmed", "failed"]
+    amount: int
+    signature: str
+    time: float
+    detail: str
+    payload: dict[str, str | int]
+
+
+class LedgerTotals(msgspec.Struct, frozen=True):
+    """Where the money is. ``deposited``, ``paid`` and ``refunded`` are sums of confirmed transactions; ``held`` is what the jobs'
+    own books say is left in escrow. ``difference``: of the two, 0 unless money was lost or made."""
+
+    deposited: int
+    paid: int
+    refunded: int
+    held: int
+    slashed: int
+    difference: int
+
+
+class StakeView(msgspec.Struct, frozen=True):
+    """A stake account as it lies on the ledger: ``deposited = slashed + withdrawn + balance``."""
+
+    address: str
+    balance: int
+    deposited: int
+    slashed: int
+    withdrawn: int
+    requested: int
+    unlock_at: int
+    treasury: str
+
+
+class NodeJob(msgspec.Struct, frozen=True):
+    """A node's part in one job: ``rounds`` that counted, what of it was verified, paid and rejected."""
+
+    job: JobId
+    name: str
+    state: str
+    rounds: int
+    rejected: int
+    verified: int
+    paid: int
+
+
+class NodeAudit(msgspec.Struct, frozen=True):
+    """An audit of the node's own work, or one that the node did."""
+
+    job: JobId
+    role: Literal["audited", "auditor"]
+    epoch: int
+    audit: AuditView
+
+
+class NodeAccount(msgspec.Struct, frozen=True):
+    """A node's account with the market. ``stake``: None where it has none, or where the ledger does not answer.
+
+    ``audits``: counts by state, of the node's own work. ``recent``: the last of them, and of those that the node did itself.
+    """
+
+    node: NodeView
+    reason: str
+    stake: StakeView | None
+    jobs: tuple[NodeJob, ...]
+    audits: dict[str, int]
+    recent: tuple[NodeAudit, ...]
+    slashes: tuple[LedgerEntry, ...]
+    payouts: tuple[LedgerEntry, ...]
+
+
+class JobLedger(msgspec.Struct, frozen=True):
+    """A job's escrow as the ledger has it beside what the coordinator's books say. ``on_chain``: whether the ledger answered."""
+
+    job: JobId
+    escrow: str
+    submitter: NodeAddress
+    coordinator: NodeAddress
+    program: str
+    mint: str
+    rpc: str
+    on_chain: bool
+    totals: LedgerTotals
