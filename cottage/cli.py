@@ -17,7 +17,11 @@ _ROLES: dict[str, tuple[str, str, bool]] = {
     "jobs": ("coordinator.client.cli", "list jobs", True),
     "watch": ("coordinator.client.cli", "follow a job", True),
     "download": ("coordinator.client.cli", "fetch a finished model", True),
-    "ledger": ("cottage.ledger", "show a job's or a node's money; check a coordinator's word; serve the embedded one", False),
+    "ledger": (
+        "cottage.ledger",
+        "show a job's or a node's money; check a coordinator's word; serve the embedded one",
+        False,
+    ),
 }
 
 EXIT_USAGE = 2

@@ -1,4 +1,4 @@
-"""``cottage ledger``: what reads the ledger alone lives with the ledger, what compares it with a coordinator's word lives there."""
+"""``cottage ledger``: reading the ledger lives with the ledger, comparing it with a coordinator's word with the coordinator."""
 
 import sys
 from collections.abc import Sequence

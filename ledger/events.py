@@ -64,7 +64,7 @@ class Verified(_Event, frozen=True):
 
 
 class Rooted(_Event, frozen=True):
-    """What is published about a round, as one Merkle root: its ``commitments`` before audits are drawn, its ``outcome`` after them.
+    """What is published about a round, as one Merkle root: ``commitments`` before audits are drawn, the ``outcome`` after them.
 
     A second outcome of the same epoch and round corrects the first.
     """

@@ -6,7 +6,7 @@ from typing import Literal
 
 from ledger.history import LedgerEvent
 from ledger.states import EscrowState
-from transport.wire.evidence import RoundEvidence, RootOf
+from transport.wire.evidence import RootOf, RoundEvidence
 
 Verdict = Literal["pass", "fail", "note"]
 

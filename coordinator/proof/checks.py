@@ -28,7 +28,9 @@ def findings(case: Case) -> Iterator[Finding]:
     """Everything that can be checked of a case."""
     yield from _money(case.ledger)
     if case.published is None:
-        yield _note("published", "job", "only the ledger was asked: draw, proofs and shares were not checked", "nothing")
+        yield _note(
+            "published", "job", "only the ledger was asked: draw, proofs and shares were not checked", "nothing"
+        )
         return
     yield from _terms(case.ledger, case.published)
     yield from _complete(case.ledger, case.published)
@@ -73,7 +75,9 @@ def _cumulative(chain: OnLedger) -> Iterator[Finding]:
                 detail = f"payouts make {money(reached[account])}, the program says {money(event.fields['cumulative'])}"
                 yield _fail("every payout", account, detail, f"transaction {event.signature}")
                 return
-    same = {key: value for key, value in reached.items() if value} == {k: int(v) for k, v in chain.escrow.paid_to.items() if v}
+    same = {key: value for key, value in reached.items() if value} == {
+        k: int(v) for k, v in chain.escrow.paid_to.items() if v
+    }
     detail = f"{sum(payments.values())} payouts to {len(reached)} accounts, as the program counted them"
     yield _judge("every payout", "escrow", same, detail, "paid events and the escrow's table of payees")
 
@@ -98,10 +102,14 @@ def _complete(chain: OnLedger, said: Published) -> Iterator[Finding]:
     """Every round on the ledger is published, every published round is on the ledger, and none is left out between."""
     here = {(one.epoch, one.round) for one in said.rounds}
     there = {_place(event) for event in chain.roots("commitments")}
-    late = {(one.epoch, one.round) for one in said.rounds if any(memo.state in ("queued", "sent") for memo in one.memos)}
+    late = {
+        (one.epoch, one.round) for one in said.rounds if any(memo.state in ("queued", "sent") for memo in one.memos)
+    }
     for what, missing in (("not published", there - here), ("not on the ledger", here - there - late)):
         if missing:
-            names = ", ".join(f"round {number + 1} of epoch {epoch}" for epoch, number in sorted(missing, key=lambda p: p[::-1]))
+            names = ", ".join(
+                f"round {number + 1} of epoch {epoch}" for epoch, number in sorted(missing, key=lambda p: p[::-1])
+            )
             yield _fail("every round", "job", f"{what}: {names}", f"memos of {chain.coordinator}")
             return
     numbers = {number for _, number in here}
@@ -125,10 +133,14 @@ def _root(chain: OnLedger, found: RoundEvidence, what: RootOf) -> Iterator[Findi
         return
     memo, roots = memos[-1], {str(event.fields["root"]) for event in memos}
     same = memo.fields["root"] == root and memo.fields["leaves"] == len(leaves)
-    detail = f"root {root[:16]}… over {len(leaves)} records" + ("" if same else f", the ledger has {memo.fields['root'][:16]}…")
+    detail = f"root {root[:16]}… over {len(leaves)} records" + (
+        "" if same else f", the ledger has {memo.fields['root'][:16]}…"
+    )
     yield _judge(f"{what} root", _name(found), same, detail, f"memo {memo.signature} in slot {memo.slot}")
     if what == "commitments" and len(roots) > 1:
-        yield _fail(f"{what} root", _name(found), "the coordinator wrote two different roots", f"memos of {chain.coordinator}")
+        yield _fail(
+            f"{what} root", _name(found), "the coordinator wrote two different roots", f"memos of {chain.coordinator}"
+        )
     elif len(roots) > 1:
         yield _note(f"{what} root", _name(found), f"corrected {len(roots) - 1} times: shares were taken back", "memos")
     tree = MerkleTree(map(leaf_bytes, leaves))
@@ -140,7 +152,9 @@ def _root(chain: OnLedger, found: RoundEvidence, what: RootOf) -> Iterator[Findi
 
 def _order(chain: OnLedger, found: RoundEvidence) -> Iterator[Finding]:
     """The commitments were on the ledger before the block that decided the draw, and the outcome came after it."""
-    first = {what: next((e for e in chain.roots(what) if _place(e) == (found.epoch, found.round)), None) for what in WHATS}
+    first = {
+        what: next((e for e in chain.roots(what) if _place(e) == (found.epoch, found.round)), None) for what in WHATS
+    }
     before, after = first["commitments"], first["outcome"]
     if before is None or found.draw is None:
         return
@@ -163,7 +177,9 @@ def _shares(found: RoundEvidence) -> Iterator[Finding]:
     out = {_seat(one) for one in found.audits if one.state == "failed"}
     lied = [share.node for share in found.shares if _seat(share) in out and share.state in ("pending", "verified")]
     if lied:
-        yield _fail("shares", f"{_name(found)}, node {lied[0]}", "it failed its audit and still has its share", "audits")
+        yield _fail(
+            "shares", f"{_name(found)}, node {lied[0]}", "it failed its audit and still has its share", "audits"
+        )
         return
     total = sum(share.amount for share in found.shares)
     detail = f"{money(total)} of {money(found.terms.pot)} to {sum(1 for s in found.shares if s.amount)} members, by operations"
@@ -212,7 +228,9 @@ def _payouts(chain: OnLedger, said: Published) -> Iterator[Finding]:
     strangers = {account: amount for account, amount in paid.items() if amount}
     if strangers:
         account, amount = next(iter(sorted(strangers.items())))
-        yield _fail("payouts", account, f"{money(amount)} went to an account that has no share", "paid events and shares")
+        yield _fail(
+            "payouts", account, f"{money(amount)} went to an account that has no share", "paid events and shares"
+        )
         return
     detail = f"{len(due)} payees got {money(int(chain.escrow.paid))} for {money(sum(due.values()))} of verified shares"
     yield _judge("payouts", "job", True, detail, "the escrow's table of payees and the shares")

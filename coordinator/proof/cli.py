@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.json:
         print(msgspec.json.format(msgspec.json.encode(shown), indent=2).decode())
     else:
-        _print(job, shown, options)
+        _print(job, shown)
     return EXIT_UNTRUE if failed(found) else 0
 
 
@@ -79,11 +79,18 @@ def _parser() -> argparse.ArgumentParser:
         description="Recompute a job from the ledger: draws, Merkle proofs, shares and sums. Exit status 1 on an untruth.",
     )
     parser.add_argument("job", help="the job's id, 32 hexadecimal digits")
-    parser.add_argument("--rpc", metavar="URL", help="the ledger's JSON-RPC address; without it, the one that the coordinator names")
     parser.add_argument(
-        "--coordinator", metavar="URL", default=server, help=f"who published the job (or ${SERVER_VARIABLE}); now {server}"
+        "--rpc", metavar="URL", help="the ledger's JSON-RPC address; without it, the one that the coordinator names"
     )
-    parser.add_argument("--chain-only", action="store_true", help="ask only the ledger: sums and payouts, no rounds (needs --rpc)")
+    parser.add_argument(
+        "--coordinator",
+        metavar="URL",
+        default=server,
+        help=f"who published the job (or ${SERVER_VARIABLE}); now {server}",
+    )
+    parser.add_argument(
+        "--chain-only", action="store_true", help="ask only the ledger: sums and payouts, no rounds (needs --rpc)"
+    )
     parser.add_argument("--program", help="market program, as you know it")
     parser.add_argument("--mint", help="token, as you know it")
     parser.add_argument("--all", action="store_true", help="go on after the first untruth")
@@ -91,18 +98,24 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _print(job: str, found: Sequence[Finding], options: argparse.Namespace) -> None:
+def _print(job: str, found: Sequence[Finding]) -> None:
     out = Console()
     table = Table(title=f"Job {job}", title_justify="left", box=None, pad_edge=False)
     for title in ("", "check", "of", "found", "from"):
         table.add_column(title, no_wrap=title in ("", "check"), overflow="fold")
     for finding in found:
         mark, style = _MARKS[finding.verdict]
-        table.add_row(Text(mark, style=style), *map(Text, (finding.check, finding.subject, finding.detail, finding.used)))
+        table.add_row(
+            Text(mark, style=style), *map(Text, (finding.check, finding.subject, finding.detail, finding.used))
+        )
     out.print(table)
     count = sum(finding.verdict == "pass" for finding in found)
     if untrue := failed(found):
-        out.print(Text(f"Not true: {untrue[0].check} of {untrue[0].subject}. {count} checks held before it.", style="bold red"))
+        out.print(
+            Text(
+                f"Not true: {untrue[0].check} of {untrue[0].subject}. {count} checks held before it.", style="bold red"
+            )
+        )
     else:
         out.print(f"{count} checks hold.")
 

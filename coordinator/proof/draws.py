@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from coordinator.domain import draw as draws
 from coordinator.domain.draw import Drawable, Drawn
-from coordinator.proof.case import Finding, OnLedger
+from coordinator.proof.case import Finding, OnLedger, Verdict
 from transport.wire.evidence import DrawLeaf, RoundEvidence
 
 
@@ -16,7 +16,7 @@ def check(chain: OnLedger, found: RoundEvidence, early: bool) -> Iterator[Findin
     """
     subject = f"round {found.round + 1}" + (f" (epoch {found.epoch})" if found.epoch > 1 else "")
     if found.draw is None:
-        verdict = "fail" if found.concluded and not early else "note"
+        verdict: Verdict = "fail" if found.concluded and not early else "note"
         detail = "the job ended before it was drawn" if found.concluded else "it waits for a block of the ledger"
         yield Finding("draw", subject, verdict, detail, "nothing")
         return

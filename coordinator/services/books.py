@@ -15,7 +15,7 @@ from coordinator.services.evidence import read_evidence
 from coordinator.services.leases import Leases
 from coordinator.services.naming import names_in, readable
 from coordinator.services.nodes import Nodes
-from coordinator.store.ports import Transaction, Where
+from coordinator.store.ports import Scalar, Transaction, Where
 from coordinator.store.records import CommitRecord, NodeRecord, OutboxRecord, RoundRecord
 from ledger.errors import LedgerError
 from ledger.states import EscrowState
@@ -103,7 +103,9 @@ class BookService:
         async with self._context.store.transaction() as tx:
             records = await tx.find(NodeRecord, ("address", "=", node))
             if not records:
-                raise NotFoundError(f"there is no node {node[:60]}: the network page lists those that were here", "node")
+                raise NotFoundError(
+                    f"there is no node {node[:60]}: the network page lists those that were here", "node"
+                )
             counts = await tx.sums(Audit, "round", ("state",), ("node", "=", node), ("canary", "=", False))
             done = await tx.find(Audit, ("node", "=", node), ("canary", "=", False), newest=True, limit=MAX_RECENT)
             did = await tx.find(Audit, ("auditor", "=", node), ("canary", "=", False), newest=True, limit=MAX_RECENT)
@@ -223,7 +225,7 @@ def _audit(audit: Audit, role: Literal["audited", "auditor"], names: Mapping[str
     return ledger.NodeAudit(audit.job, role, audit.epoch, views.audit_view(audit, readable(audit.detail, names)))
 
 
-def _totals(moved: Mapping[tuple[object, ...], tuple[int, int]], held: int) -> ledger.LedgerTotals:
+def _totals(moved: Mapping[tuple[Scalar, ...], tuple[int, int]], held: int) -> ledger.LedgerTotals:
     """Sums of transactions beside what is left by another count; the two agree, or the difference says by how much not."""
     amount = {kind: moved.get((kind,), _ZERO)[1] for kind in ("fund", "settle", "refund", "slash")}
     rest = amount["fund"] - amount["settle"] - amount["refund"]

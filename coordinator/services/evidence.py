@@ -1,10 +1,12 @@
 """What is published about each round, and the two roots of it that go onto the ledger.
 
-``seal_commitments`` runs in the transaction that stores a round's commitments, ``seal_outcome`` in the one that concludes it or that
+``seal_commitments`` runs in the transaction that stores a round's commitments, ``seal_outcome`` in the one that concludes it or
 takes a share back later, so that what the ledger is told and what the database holds cannot come apart.
 """
 
 from collections.abc import Iterable, Sequence
+
+import msgspec
 
 from coordinator.domain.draw import Beacon
 from coordinator.domain.trust import Audit
@@ -28,9 +30,7 @@ from transport.wire.evidence import (
 )
 
 
-def evidence_of(
-    record: RoundRecord, commits: Sequence[CommitRecord], audits: Iterable[Audit], memos: tuple[RootMemo, ...] = ()
-) -> RoundEvidence:
+def evidence_of(record: RoundRecord, commits: Sequence[CommitRecord], audits: Iterable[Audit]) -> RoundEvidence:
     """A complete round as it is published. Orders do not depend on the store's: the roots bind them."""
     beacon = record.beacon or Beacon(least=0)
     ordered = sorted(commits, key=lambda commit: (commit.replica, commit.stage))
@@ -48,20 +48,20 @@ def evidence_of(
         draw=_draw(record, drawn),
         audits=tuple(_audit(audit) for audit in drawn),
         shares=tuple(ShareLeaf(c.stage, c.replica, c.node, c.payout, c.state, c.amount) for c in ordered),
-        memos=memos,
     )
 
 
 async def read_evidence(tx: Transaction, record: RoundRecord) -> RoundEvidence:
     """A complete round from the store, with what the ledger was told about it."""
     found = evidence_of(record, await _commits(tx, record), await _audits(tx, record))
-    memos = []
-    for what in ("commitments", "outcome") if record.concluded else ("commitments",):
+    whats: tuple[RootOf, ...] = ("commitments", "outcome") if record.concluded else ("commitments",)
+    memos: list[RootMemo] = []
+    for what in whats:
         leaves = leaves_of(found, what)
         root = root_of(leaves)
-        for row in await tx.find(OutboxRecord, ("key", "=", _key(found, what, root))):
-            memos.append(RootMemo(what, root, len(leaves), row.signature, row.state))
-    return evidence_of(record, await _commits(tx, record), await _audits(tx, record), tuple(memos))
+        rows = await tx.find(OutboxRecord, ("key", "=", _key(found, what, root)))
+        memos += [RootMemo(what, root, len(leaves), row.signature, row.state) for row in rows]
+    return msgspec.structs.replace(found, memos=tuple(memos))
 
 
 def seal_commitments(work: Work, record: RoundRecord, commits: Sequence[CommitRecord]) -> None:
@@ -148,6 +148,4 @@ def _draw(record: RoundRecord, drawn: Sequence[Audit]) -> DrawLeaf | None:
 
 def _audit(audit: Audit) -> AuditLeaf:
     verdicts = tuple(AuditVerdict(verdict.auditor, verdict.verdict) for verdict in audit.verdicts)
-    return AuditLeaf(
-        audit.id, audit.stage, audit.replica, audit.node, audit.step, audit.state, audit.blame, verdicts
-    )
+    return AuditLeaf(audit.id, audit.stage, audit.replica, audit.node, audit.step, audit.state, audit.blame, verdicts)

@@ -188,7 +188,11 @@ class JobService:
 
     async def commits(self, job: str) -> Sequence[api.CommitView]:
         """Commitments and what they brought."""
-        return [views.commit_view(record) for record in await self._newest(CommitRecord, job)]
+        records = await self._newest(CommitRecord, job)
+        async with self._context.store.transaction() as tx:
+            rows = await tx.find(OutboxRecord, ("job", "=", job), ("kind", "=", "settle"), ("state", "=", "confirmed"))
+        paid = {row.id: row.signature for row in rows}
+        return [views.commit_view(record, paid.get(record.settlement or 0, "")) for record in records]
 
     async def audits(self, job: str) -> Sequence[api.AuditView]:
         """Audits, drawn and concluded."""

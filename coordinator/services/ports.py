@@ -49,7 +49,7 @@ class Jobs(Protocol):
 
 
 class Books(Protocol):
-    """What the ledger's pages show: transactions, audits, totals, and the evidence of each round. Raises ``coordinator.errors``."""
+    """What the ledger's pages show: transactions, audits, totals, each round's evidence. Raises ``coordinator.errors``."""
 
     async def entries(
         self, kinds: Sequence[str], job: str | None, before: int | None, limit: int

@@ -122,8 +122,8 @@ def round_view(record: RoundRecord) -> api.RoundView | None:
     )
 
 
-def commit_view(record: CommitRecord) -> api.CommitView:
-    """A commitment."""
+def commit_view(record: CommitRecord, signature: str) -> api.CommitView:
+    """A commitment. ``signature``: of what paid it."""
     return api.CommitView(
         round=record.round,
         epoch=record.epoch,
@@ -137,6 +137,7 @@ def commit_view(record: CommitRecord) -> api.CommitView:
         drawable=record.drawable,
         state=record.state,
         amount=record.amount,
+        signature=signature,
     )
 
 

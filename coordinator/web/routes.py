@@ -40,7 +40,11 @@ def setup(
     protect(app, site.error_page)
     streams = Streams(jobs, network)
     interface = Api(jobs, network, streams)
-    routes = [*Transfers(jobs, uploads, artifacts, authorise).routes(), *interface.routes(), *LedgerRoutes(books).routes()]
+    routes = [
+        *Transfers(jobs, uploads, artifacts, authorise).routes(),
+        *interface.routes(),
+        *LedgerRoutes(books).routes(),
+    ]
     interface.describe_with(routes, _version())
     register(app, routes)
     site.register(app)

@@ -1,81 +1,149 @@
-"""A real coordinator on the real embedded ledger, with jobs that scripted nodes train, audit and are paid for."""
+"""A real coordinator with its pages on the real embedded ledger; nodes are scripted, and time is moved by hand.
 
+Nothing waits for a clock, so a job of four rounds, from its escrow to its refund, takes a second or two of computing.
+"""
+
+import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
+import msgspec
 from aiohttp import web
 
+from coordinator.app import assemble
 from coordinator.config import Config
+from coordinator.services.artifacts import ArtifactStore
 from coordinator.services.chain import LedgerChain
-from coordinator.web.signal import PATH
+from coordinator.services.models import ModelWorkshop
+from coordinator.services.uploads import UploadService
+from coordinator.store.memory import MemoryStore
+from coordinator.web import routes
 from ledger.client import Ledger, LedgerConfig
 from ledger.local.genesis import open_chain
 from ledger.local.rpc import Rpc
 from ledger.local.server import build_app
 from ledger.local.store import Store
 from ledger.money import Amount
-from tests.coordinator.conftest import House, ScriptedNode, nodes, opened, until
-from tests.coordinator.fakes import COORDINATOR, WALLET, spec
-from transport.identity import NodeKey
+from tests.coordinator.fakes import COORDINATOR, WALLET, FakeArtifacts, FakeModels, Peers, spec
+from tests.sim.world import SimClock, SimNode, World
 from transport.wire.api import NewJob
+from transport.wire.codec import decode
+from transport.wire.node import NodeMessage
 
 COORDINATOR_SEED, WALLET_SEED = b"c" * 32, b"w" * 32
 STAKE = 2_000_000
+MAX_TURNS = 5000
 OVER = ("settled", "failed", "cancelled")
 
 
-@dataclass
 class Town:
-    """Everything that runs. ``rpc`` and ``url``: addresses of the ledger and of the coordinator."""
+    """Everything that runs.
 
-    house: House
-    ledger: Ledger
-    rpc: str
-    url: str
+    Attributes:
+        rpc, url: addresses of the ledger and of the coordinator.
+        ledger: a client of its own.
+    """
 
-    async def train(self, name: str = "a small job", **training: int) -> str:
-        """Submit a job, fund it from the test wallet and wait until it is over; returns its id."""
-        job = (await self.house.parts.jobs.create(NewJob(spec(**training)))).id
-        await self.house.parts.jobs.fund(job)
-        await until(lambda: self.is_over(job), 60.0)
+    def __init__(self, ledger: Ledger, rpc: str, clock: SimClock, folder: Path, special: Mapping[int, Any]) -> None:
+        self.ledger, self.rpc, self.clock, self.url = ledger, rpc, clock, ""
+        self.peers = Peers()
+        config = Config(
+            data=folder, ledger_url=rpc, start_grace_seconds=1.0, audit_seconds=30.0, audit_patience_seconds=5.0,
+            settle_every=2, validations=0, min_stake=1,
+        )  # fmt: skip
+        chain = LedgerChain(ledger, rpc, COORDINATOR_SEED, WALLET_SEED, COORDINATOR)
+        self.parts = assemble(
+            config, clock, MemoryStore(), chain, cast(ModelWorkshop, FakeModels()),
+            cast(ArtifactStore, FakeArtifacts()), COORDINATOR, WALLET,
+        )  # fmt: skip
+        self.nodes = [SimNode(cast(World, self), number, **special.get(number, {})) for number in range(1, 6)]
+
+    async def serve(self, folder: Path) -> web.AppRunner:
+        """Answer on a port of its own."""
+        app = web.Application()
+        artifacts = ArtifactStore(folder / "artifacts")
+        uploads = UploadService(folder / "uploads", artifacts)
+        parts = self.parts
+        routes.setup(app, parts.jobs, parts.network, parts.books, uploads, artifacts, parts.nodes.authorise)
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        self.url = "http://{}:{}".format(*runner.addresses[0][:2])
+        return runner
+
+    async def submit(self, name: str = "a small job", **training: int) -> str:
+        """Submit a job and fund it from the test wallet; returns its id."""
+        await self.turn()
+        job = (await self.parts.jobs.create(NewJob(msgspec.structs.replace(spec(**training), name=name)))).id
+        funding = asyncio.create_task(self.parts.jobs.fund(job))
+        while not funding.done():
+            await self.parts.settlement.drain()
+            await asyncio.sleep(0)
+        await funding
         return job
 
-    async def is_over(self, job: str) -> bool:
-        """Whether the job has ended and the ledger knows all of it."""
-        receipts = await self.house.parts.jobs.receipts(job)
-        told = all(receipt.state not in ("queued", "sent") for receipt in receipts)
-        return told and (await self.house.parts.jobs.get(job)).state in OVER
+    async def train(self, name: str = "a small job", **training: int) -> str:
+        """Submit a job and let everything happen until it is over and the ledger knows all of it; returns its id."""
+        job = await self.submit(name, **training)
+        for _ in range(MAX_TURNS):
+            await self.turn()
+            view, receipts = await self.parts.jobs.get(job), await self.parts.jobs.receipts(job)
+            if view.state in OVER and all(receipt.state not in ("queued", "sent") for receipt in receipts):
+                return job
+        raise AssertionError(f"job {job} is {view.state} after {MAX_TURNS} turns")
 
-    async def stake(self, node: ScriptedNode) -> None:
+    async def turn(self) -> None:
+        """Everybody does one thing."""
+        self.clock.t += 0.1
+        for node in self.nodes:
+            if node.session is None:
+                await node.connect()
+            if node.session is None:
+                continue  # Refused: it is banned.
+            if self.clock.t >= node.beat_at:
+                node.beat_at = self.clock.t + 2.0
+                node.beat()
+            node.work()
+            while node.out and node.session is not None:
+                await self.parts.conversation.receive(node.session, decode(node.out.popleft(), NodeMessage))
+            while node.inbox:
+                node.obey()
+        await self.parts.upkeep.tick()
+        while self.parts.upkeep.waiting():
+            await self.parts.upkeep.assemble_one(self.parts.upkeep.next_assembly())
+        await self.parts.settlement.drain()
+        await self.parts.beacons.poll()
+
+    async def stake(self, node: SimNode) -> None:
         """Put the node's stake on the ledger."""
         await self.ledger.faucet(node.key.address, Amount(STAKE))
         await self.ledger.open_stake(node.key.seed, Amount(STAKE), COORDINATOR)
 
 
 @asynccontextmanager
-async def town(folder: Path) -> AsyncIterator[Town]:
-    """A ledger, a coordinator with its pages, nobody else yet."""
-    chain, genesis = open_chain(Store(":memory:"), time.time)
+async def town(folder: Path, special: Mapping[int, Any] | None = None) -> AsyncIterator[Town]:
+    """A ledger, a coordinator and five nodes. ``special``: number of a node -> what is odd about it, as ``SimNode`` has it."""
+    clock = SimClock()
+    clock.t = float(int(time.time()))
+    chain, genesis = open_chain(Store(":memory:"), clock.time)
     runner = web.AppRunner(build_app(Rpc(chain, genesis), lambda: None), shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     rpc = "http://{}:{}".format(*runner.addresses[0][:2])
-    config = Config(
-        data=folder, ledger_url=rpc, lease_seconds=5.0, heartbeat_seconds=0.2, tick_seconds=0.05, start_grace_seconds=0.2,
-        audit_seconds=10.0, audit_patience_seconds=0.3, settle_every=2, validations=0,
-    )  # fmt: skip
     try:
         async with await Ledger.connect(LedgerConfig(rpc)) as ledger:
             await ledger.faucet(COORDINATOR, Amount(0))
             await ledger.faucet(WALLET, Amount(1_000_000_000_000))
-            money = LedgerChain(ledger, rpc, COORDINATOR_SEED, WALLET_SEED, COORDINATOR)
-            async with opened(config, money, rest=True) as house:  # type: ignore[arg-type]
-                yield Town(house, ledger, rpc, house.url.removesuffix(PATH))
+            made = Town(ledger, rpc, clock, folder, special or {})
+            for node in made.nodes:
+                await made.stake(node)
+            pages = await made.serve(folder)
+            try:
+                yield made
+            finally:
+                await pages.cleanup()
     finally:
         await runner.cleanup()
-
-
-__all__ = ["COORDINATOR", "STAKE", "WALLET", "NodeKey", "Town", "nodes", "town", "until"]

@@ -146,7 +146,10 @@ class AuditView(msgspec.Struct, frozen=True):
 
 
 class CommitView(msgspec.Struct, frozen=True):
-    """A commitment: ``drawable`` says that the round's audit draw could have picked it; ``paid`` what it brought."""
+    """A commitment: ``drawable`` says that the round's audit draw could have picked it; ``amount`` what it brought.
+
+    ``signature``: of the confirmed ledger transaction that paid it; empty until then.
+    """
 
     round: int
     epoch: int
@@ -160,6 +163,7 @@ class CommitView(msgspec.Struct, frozen=True):
     drawable: bool
     state: Literal["pending", "verified", "rejected", "void"]
     amount: int
+    signature: str = ""
 
 
 class Receipt(msgspec.Struct, frozen=True):

@@ -54,8 +54,8 @@ class DrawnStep(msgspec.Struct, frozen=True):
 
 
 class DrawLeaf(msgspec.Struct, frozen=True, tag="draw"):
-    """The draw. ``slot`` and ``block``: the first block of the ledger after slot ``after``, which was read once the commitments were
-    there; ``seed`` follows from it and from them, ``steps`` from the seed and the rates."""
+    """The draw. ``slot`` and ``block``: the first block of the ledger after slot ``after``, which was read once the commitments
+    were there; ``seed`` follows from it and from them, ``steps`` from the seed and the rates."""
 
     after: Count
     slot: Count
@@ -123,7 +123,7 @@ class RootMemo(msgspec.Struct, frozen=True):
 
 
 class RoundEvidence(msgspec.Struct, frozen=True):
-    """Everything that is published about one complete round. ``memos``: newest last; an outcome may be corrected by a later one."""
+    """Everything that is published about one complete round. ``memos``: of the roots of just these records."""
 
     job: JobId
     epoch: Count

@@ -3,15 +3,14 @@
 import json
 from typing import Any
 
-import msgspec
 from aiohttp import web
 
 from coordinator.errors import NotFoundError
 from coordinator.services import ports
 from coordinator.web.ledger import AUDIT_STATES, MAX_ID, audit_state, job_of, node_of, round_of
-from coordinator.web.pages.render import Renderer
+from coordinator.web.pages.render import Renderer, server_of
 from coordinator.web.transfers import job_id
-from transport.wire.evidence import RoundEvidence, RootOf, leaf_bytes, leaves_of
+from transport.wire.evidence import RootOf, RoundEvidence, leaf_bytes, leaves_of
 from transport.wire.ledger import LedgerEntry
 
 PER_PAGE = 50
@@ -85,16 +84,16 @@ class LedgerPages:
     async def job(self, request: web.Request) -> web.Response:
         """A job's escrow, its transactions, and how to check them."""
         job = job_id(request)
-        rounds = [found for found in await self._jobs.rounds(job) if found.state == "complete" and found.tokens]
+        complete = [one for one in await self._jobs.rounds(job) if one.state == "complete" and one.tokens]
         return self._renderer.page(
             request,
             "ledger_job.html",
             job=await self._jobs.get(job),
             books=await self._books.job(job),
             nodes=await self._jobs.nodes(job),
-            rounds=rounds[::-1],
+            rounds=sorted({one.round for one in complete}, reverse=True),
             entries=await self._books.entries((), job, None, MAX_ENTRIES_OF_JOB),
-            server=_server(request),
+            server=server_of(request),
             told=told,
         )
 
@@ -121,7 +120,7 @@ class LedgerPages:
             number=number,
             found=[_round(one) for one in found],
             names={part.node: part.name for part in parts},
-            server=_server(request),
+            server=server_of(request),
         )
 
 
@@ -139,14 +138,11 @@ def told(entry: LedgerEntry) -> list[tuple[str, str]]:
 def _round(found: RoundEvidence) -> dict[str, Any]:
     """A round's evidence as the page wants it: by lease, and the leaves as they are hashed."""
     whats: tuple[RootOf, ...] = ("commitments", "outcome") if found.concluded else ("commitments",)
-    shares = {share.lease: share for share in found.shares}
+    shares = {(share.stage, share.replica): share for share in found.shares}
     return {
         "evidence": found,
-        "rows": [(one, shares[one.lease]) for one in found.commitments],
-        "places": {one.lease: f"stage {one.stage}, replica {one.replica}" for one in found.commitments},
-        "nodes": {one.lease: one.node for one in found.commitments},
+        "rows": [(one, shares[one.stage, one.replica]) for one in found.commitments],
         "leaves": {what: [leaf_bytes(leaf).decode() for leaf in leaves_of(found, what)] for what in whats},
-        "json": msgspec.json.format(msgspec.json.encode(found), indent=2).decode(),
     }
 
 
@@ -154,8 +150,3 @@ def _number(request: web.Request, name: str) -> int | None:
     """A number from a link of ours; whatever else somebody typed is no number."""
     text = request.query.get(name, "")
     return int(text) if text.isascii() and text.isdigit() and 0 < len(text) <= 15 else None
-
-
-def _server(request: web.Request) -> str:
-    """This coordinator's address as the reader wrote it."""
-    return f"{request.scheme}://{request.host[:200]}"

@@ -117,6 +117,7 @@ class Renderer:
             self._environment.filters[name] = getattr(text, name)
         self._environment.filters["iso"] = _iso
         self._environment.filters["moment"] = _moment
+        self._environment.filters["grouped"] = "{:,}".format
 
     def page(self, request: web.Request, name: str, status: int = 200, **values: Any) -> web.Response:
         """One page, and the cookie that its forms are checked against."""
@@ -129,6 +130,11 @@ class Renderer:
         if token != held:
             response.set_cookie(CSRF_COOKIE, token, httponly=True, samesite="Strict", path="/", secure=request.secure)
         return response
+
+
+def server_of(request: web.Request) -> str:
+    """This coordinator's address as the reader's browser has it."""
+    return f"{request.scheme}://{request.host[:200]}"
 
 
 def check_csrf(request: web.Request, token: object) -> None:

@@ -11,7 +11,7 @@ from aiohttp import hdrs, web
 from coordinator.errors import CottageError, NotFoundError
 from coordinator.services import ports
 from coordinator.web.http import read_body
-from coordinator.web.pages.render import CSRF_FIELD, Renderer, check_csrf
+from coordinator.web.pages.render import CSRF_FIELD, Renderer, check_csrf, server_of
 from coordinator.web.stream import TERMINAL
 from coordinator.web.transfers import job_id
 from transport.wire import api
@@ -125,6 +125,8 @@ class Views:
             network=await self._network.view(),
             refused=refused,
             settings=settings(view),
+            names={node.node: node.name for node in nodes},
+            server=server_of(request),
         )
 
     async def _points(self, job: str) -> list[api.Metric]:

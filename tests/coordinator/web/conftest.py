@@ -11,7 +11,7 @@ from coordinator.errors import ForbiddenError
 from coordinator.services.artifacts import ArtifactStore
 from coordinator.services.uploads import UploadService
 from coordinator.web.routes import setup
-from tests.coordinator.web.fake import TOKEN, Cluster, Registry, address
+from tests.coordinator.web.fake import TOKEN, Books, Cluster, Registry, address
 
 
 def authorise(token: str) -> str:
@@ -45,7 +45,7 @@ class House:
         self.artifacts = ArtifactStore(self.folder / "artifacts")
         self.uploads = UploadService(self.folder / "uploads", self.artifacts)
         self.cluster.artifacts = self.artifacts
-        setup(app, self.cluster, Registry(self.cluster), self.uploads, self.artifacts, authorise)
+        setup(app, self.cluster, Registry(self.cluster), Books(self.cluster), self.uploads, self.artifacts, authorise)
         self._runner = web.AppRunner(app, shutdown_timeout=1.0)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", self.port)

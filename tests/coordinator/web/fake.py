@@ -15,7 +15,8 @@ import msgspec
 
 from coordinator.errors import ConflictError, FundsError, IllegalTransitionError, InvalidError, NotFoundError
 from coordinator.services.artifacts import ArtifactStore
-from transport.wire import api
+from transport.wire import api, ledger
+from transport.wire.evidence import RoundEvidence
 from transport.wire.job import JobSpec
 from transport.wire.model import PRESETS
 from transport.wire.network import RelayEnvelope, RelayOrder, RelayQuestion
@@ -530,3 +531,68 @@ def _parameters(spec: JobSpec) -> int:
 def _loss(done: float) -> float:
     """Cross-entropy after a part of the training: falls fast, then slowly."""
     return 3.1 + 4.5 * math.exp(-6 * done)
+
+
+class Books:
+    """``ports.Books`` over a cluster: what its jobs' receipts say; nothing of it can be proven."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    async def entries(
+        self, kinds: Sequence[str], job: str | None, before: int | None, limit: int
+    ) -> Sequence[ledger.LedgerEntry]:
+        views = await self._cluster.list(1000, None)
+        told = [(view, receipt) for view in views for receipt in await self._cluster.receipts(view.id)]
+        numbered = [
+            ledger.LedgerEntry(
+                number, view.id, view.name, one.kind, one.state, one.amount, one.signature, one.time, one.detail, {}
+            )
+            for number, (view, one) in enumerate(sorted(told, key=lambda pair: pair[1].time), 1)
+        ]
+        fitting = [
+            one
+            for one in reversed(numbered)
+            if (not kinds or one.kind in kinds) and job in (None, one.job) and (before is None or one.id < before)
+        ]
+        return fitting[:limit]
+
+    async def audits(self, state: str | None, job: str | None, offset: int, limit: int) -> Sequence[ledger.NodeAudit]:
+        views = [view for view in await self._cluster.list(1000, None) if job in (None, view.id)]
+        found = [
+            ledger.NodeAudit(view.id, "audited", 0, audit)
+            for view in views
+            for audit in await self._cluster.audits(view.id)
+            if state in (None, audit.state)
+        ]
+        return found[offset : offset + limit]
+
+    async def totals(self) -> ledger.LedgerTotals:
+        views = await self._cluster.list(1000, None)
+        sums = [sum(getattr(view, name) for view in views) for name in ("escrow", "paid", "refunded")]
+        return ledger.LedgerTotals(sums[0], sums[1], sums[2], sums[0] - sums[1] - sums[2], 0, 0)
+
+    async def job(self, job: str) -> ledger.JobLedger:
+        view = await self._cluster.get(job)
+        held = view.escrow - view.paid - view.refunded
+        return ledger.JobLedger(
+            job=job,
+            escrow=address("escrow" + job),
+            submitter=view.submitter,
+            coordinator=address("coordinator"),
+            program=address("program"),
+            mint=address("mint"),
+            rpc="http://127.0.0.1:8899",
+            on_chain=True,
+            totals=ledger.LedgerTotals(view.escrow, view.paid, view.refunded, held, 0, 0),
+        )
+
+    async def node(self, node: str) -> ledger.NodeAccount:
+        known = {view.node: view for view in await self._cluster.network_nodes()}
+        if node not in known:
+            raise NotFoundError(f"there is no node {node}", "node")
+        return ledger.NodeAccount(known[node], "", None, (), {}, (), (), ())
+
+    async def evidence(self, job: str, number: int) -> Sequence[RoundEvidence]:
+        await self._cluster.get(job)
+        raise NotFoundError(f"job {job} has no round {number}", "round")
