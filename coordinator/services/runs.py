@@ -238,7 +238,9 @@ class Runs:
         away = {lease.id for lease in seated if self._nodes.session(lease.node) is None}
         if work.run.done == 0 or set(work.run.current).intersection(work.leases) - away:
             return False
-        return any(lease.state != "ready" or lease.id in away for lease in seated)
+        # Whoever has just come back without its task gets its seat again at the next turn.
+        back = any(lease.seat and self._nodes.session(lease.node) is not None for lease in work.ended)
+        return back or any(lease.state != "ready" or lease.id in away for lease in seated)
 
     async def _take(self, work: Work) -> None:
         """Store what became of the round in flight."""
