@@ -12,7 +12,7 @@ from coordinator.web.transfers import job_id
 from transport.wire import ledger
 from transport.wire.evidence import RoundEvidence
 
-KINDS = ("fund", "event", "settle", "refund", "slash")
+KINDS = ("fund", "event", "settle", "refund", "slash", "table")
 AUDIT_STATES = ("drawn", "opening", "replaying", "passed", "failed", "void")
 MAX_ENTRIES = 200  # In one answer.
 MAX_ID = 2**62

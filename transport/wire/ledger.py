@@ -10,7 +10,7 @@ import msgspec
 from transport.wire.api import AuditView, NodeView
 from transport.wire.ids import JobId, NodeAddress
 
-EntryKind = Literal["fund", "event", "settle", "refund", "slash"]
+EntryKind = Literal["fund", "event", "settle", "refund", "slash", "table"]
 
 
 class LedgerEntry(msgspec.Struct, frozen=True):

@@ -21,7 +21,7 @@ FILTERS: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("payouts", ("settle",), "Payouts"),
     ("escrows", ("fund", "refund"), "Deposits and refunds"),
     ("slashes", ("slash",), "Slashes"),
-    ("records", ("event",), "Records"),
+    ("records", ("event", "table"), "Records"),
 )
 
 

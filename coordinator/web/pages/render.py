@@ -60,8 +60,11 @@ ENTRY_LOOKS: Final = {
     "refund": ("upload", ""),
     "slash": ("cross", "bad"),
     "record": ("pen", ""),
+    "payees": ("plan", ""),
 }
-ENTRY_WORDS: Final = {"fund": "deposit", "settle": "payout", "refund": "refund", "slash": "slash", "event": "record"}
+ENTRY_WORDS: Final = {
+    "fund": "deposit", "settle": "payout", "refund": "refund", "slash": "slash", "event": "record", "table": "payees",
+}  # fmt: skip
 EVENT_ICONS: Final = {
     "created": "pen",
     "funded": "coin",
