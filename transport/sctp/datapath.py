@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Hashable
 from dataclasses import dataclass
-from struct import unpack_from
+from struct import Struct
 from typing import Protocol
 
 from transport.sctp import packet as wire
@@ -43,6 +43,8 @@ REPEAT_S = (
     0.004  # After an urgent packet its copy leaves on a line that loses: losses come in clusters shorter than this.
 )
 LOSSY_S = 30.0  # How long a line that has lost a packet counts as one that loses.
+FLAGS_AT, BODY_AT = wire.COMMON_HEADER + 1, wire.COMMON_HEADER + wire.CHUNK_HEADER  # Of a packet's first chunk.
+_DATA_NUMBERS = Struct("!LHHL").unpack_from
 MIN_SLEEP_S = 0.001  # Event loops count whole milliseconds; a shorter wait would spin.
 
 
@@ -261,6 +263,10 @@ class DataPath:
         if not wire.verify(packet, self._tag):
             return
         try:
+            lone = wire.lone_data(packet)
+            if lone:
+                self._on_data(packet, packet[FLAGS_AT], BODY_AT, lone)
+                return
             for kind, flags, start, end in wire.split(packet):
                 if kind == wire.DATA:
                     self._on_data(packet, flags, start, end)
@@ -278,7 +284,7 @@ class DataPath:
         if not payload:
             self.receiver.fault = "a DATA chunk without data (RFC 9260, section 3.3.1)"
             return
-        tsn, stream, sequence, protocol = unpack_from("!LHHL", packet, start)
+        tsn, stream, sequence, protocol = _DATA_NUMBERS(packet, start)
         self.receiver.on_data(tsn, stream, sequence, protocol, flags, payload)
         self._unacknowledged += 1
         self._newest = tsn
@@ -435,8 +441,9 @@ class DataPath:
         window = self._window()
         pacer.refill(controller.pacing_rate, packet, now)
         records: list[Record] = []
-        while sender.inflight < window and pacer.open(urgent=sender.urgent, packet=packet):
-            if self.allowance is not None and not self._may_upload(self.allowance, now):
+        allowance = self.allowance
+        while sender.inflight < window and (pacer.open or (sender.urgent and pacer.ahead(packet))):
+            if allowance is not None and not self._may_upload(allowance, now):
                 break
             record = sender.next(now)
             if record is None:

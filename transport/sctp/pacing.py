@@ -21,6 +21,7 @@ class Pacer:
     Attributes:
         burst_s: the line's time of one burst, in seconds; see ``burst_seconds``.
         burst: bytes that may leave at once.
+        open: whether a packet of a burst that is due may leave.
     """
 
     def __init__(self, now: float) -> None:
@@ -30,6 +31,7 @@ class Pacer:
         self._at = now - 2 * LEAST_BURST_S
         self._due = True
         self.burst = 0.0
+        self.open = False
 
     def refill(self, rate: float, packet: int, now: float) -> None:
         """Add what ``rate`` bytes a second have brought; ``packet`` is the greatest packet."""
@@ -38,17 +40,17 @@ class Pacer:
         self._at = now
         self._due = self._credit >= max(least, rate * self.burst_s)
         self.burst = max(least, rate * self.burst_s * GREATEST_BURSTS)
+        self.open = self._due and self._credit > 0
 
     def spend(self, size: int) -> None:
         """Bytes have left."""
         self._credit -= size
         self.burst -= size
+        self.open = self._due and self._credit > 0 and self.burst > 0
 
-    def open(self, *, urgent: bool, packet: int) -> bool:
-        """Whether a packet may leave: one of a burst that is due, or an urgent one."""
-        if urgent and self._credit > -URGENT_PACKETS * packet:
-            return True
-        return self._due and self._credit > 0 and self.burst > 0
+    def ahead(self, packet: int) -> bool:
+        """Whether an urgent packet may leave, before a burst is due."""
+        return self._credit > -URGENT_PACKETS * packet
 
     def wait(self, rate: float, packet: int) -> float:
         """Seconds until a burst may leave."""

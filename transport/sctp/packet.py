@@ -153,6 +153,14 @@ def verify(packet: bytes, tag: int) -> bool:
     return theirs == tag and checksum == extend(value(packet[:8] + _NO_CHECKSUM), packet[COMMON_HEADER:])
 
 
+def lone_data(packet: bytes) -> int:
+    """Where the body of a packet's only chunk ends if that is DATA, as nearly always; otherwise 0. Quicker than ``split``."""
+    if packet[COMMON_HEADER] != DATA:
+        return 0
+    end = COMMON_HEADER + (packet[COMMON_HEADER + 2] << 8 | packet[COMMON_HEADER + 3])
+    return end if end > COMMON_HEADER + CHUNK_HEADER and (end + 3) & ~3 == len(packet) else 0
+
+
 def split(packet: bytes) -> list[tuple[int, int, int, int]]:
     """Cut a packet into its chunks.
 

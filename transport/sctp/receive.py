@@ -104,7 +104,7 @@ class ReceiveBook:
     @property
     def gaps(self) -> bool:
         """Whether something is missing."""
-        return bool(self._runs)
+        return len(self._runs) > 1
 
     @property
     def changed(self) -> bool:

@@ -76,6 +76,12 @@ class Record:
         "state",
         "tsn",
     )
+    state: State
+    sent_at: float
+    delivered: int
+    delivered_at: float
+    first_sent_at: float
+    app_limited: bool
 
     def __init__(self, message: Outgoing, start: int, end: int, flags: int, tsn: int, size: int) -> None:
         self.message = message
@@ -84,13 +90,7 @@ class Record:
         self.flags = flags
         self.tsn = tsn
         self.size = size
-        self.state = _INFLIGHT
-        self.sends = 0
-        self.sent_at = 0.0
-        self.delivered = 0
-        self.delivered_at = 0.0
-        self.first_sent_at = 0.0
-        self.app_limited = False
+        self.sends = 0  # The rest is set whenever it is sent.
 
     @property
     def payload(self) -> bytes:
@@ -258,7 +258,9 @@ class SendBook:
             if message is None:
                 return None
         start, total = message.sent, len(message.data)
-        size = min(self._payload_max, total - start)
+        size = total - start
+        if size > self._payload_max:
+            size = self._payload_max
         if self._payload_inflight + size > self._peer_window and self._una != self._next:
             return None  # One packet is always allowed: it asks a closed window (RFC 9260, section 6.1 A).
         end = start + size

@@ -93,6 +93,21 @@ def test_counts_in_an_acknowledgement_that_lie_are_refused() -> None:
         wire.read_forward(packet, start, start + 6)
 
 
+@pytest.mark.parametrize("length", range(30))
+def test_a_packet_of_one_data_chunk_is_known_for_what_cutting_it_finds(length: int) -> None:
+    """The quick way out is taken for exactly the packets whose only chunk is a whole and padded one of data."""
+    for kind in (wire.DATA, wire.SACK):
+        for size in range(length, 34):
+            packet = bytes(wire.COMMON_HEADER) + bytes([kind, 3, 0, length]) + bytes(max(0, size - 4))
+            try:
+                chunks = wire.split(packet)
+            except MalformedPacketError:
+                chunks = []
+            whole = len(packet) == wire.COMMON_HEADER + (length + 3 & ~3)
+            alone = len(chunks) == 1 and kind == wire.DATA and whole and length > wire.CHUNK_HEADER
+            assert wire.lone_data(packet) == (chunks[0][3] if alone else 0)
+
+
 def test_random_bytes_raise_nothing_but_the_one_error() -> None:
     chance = random.Random(5)
     for _ in range(20_000):

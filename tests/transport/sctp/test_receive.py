@@ -112,6 +112,14 @@ def test_a_gap_in_one_stream_does_not_hold_up_another() -> None:
     assert [message.data for message in book.ready] == [b"urgent", b"first", b"later"]
 
 
+def test_a_gap_is_told_while_something_is_missing_and_not_before_or_after() -> None:
+    book, told = ReceiveBook(START, 1 << 20), []
+    for tsn in (START + 1, START + 3, START + 2):
+        book.on_data(tsn % 2**32, 0, 0, BINARY, FIRST_FRAGMENT | LAST_FRAGMENT | UNORDERED, b"x")
+        told.append(book.gaps)
+    assert told == [False, True, False]
+
+
 def test_duplicates_are_told_once() -> None:
     book = ReceiveBook(0, 1000)
     for _ in range(3):

@@ -26,7 +26,7 @@ def drained(pacer: Pacer, rate: float, now: float, size: int = PACKET) -> int:
     """Bytes that may leave at this moment."""
     pacer.refill(rate, PACKET, now)
     sent = 0
-    while pacer.open(urgent=False, packet=PACKET):
+    while pacer.open:
         pacer.spend(size)
         sent += size
     return sent
@@ -74,7 +74,7 @@ def test_urgent_packets_may_run_ahead_a_little() -> None:
     pacer = Pacer(0.0)
     drained(pacer, 1000.0, 0.0)
     ahead = 0
-    while pacer.open(urgent=True, packet=PACKET):
+    while pacer.ahead(PACKET):
         pacer.spend(PACKET)
         ahead += 1
     assert 3 <= ahead <= 5
