@@ -22,17 +22,21 @@ def slow_down(stage: Stage, seconds: float) -> None:
     Passes without gradients (validation) stay as quick as they are.
     """
     in_two = stage.training.schedule == "zero-bubble"
-    stage.forward = _paced(stage.forward, seconds)  # type: ignore[method-assign]
-    stage.backward = _paced(stage.backward, seconds if in_two else 2 * seconds)  # type: ignore[method-assign]
+
+    def backward() -> float:
+        return seconds if in_two and stage.late_weights.putting_off else 2 * seconds
+
+    stage.forward = _paced(stage.forward, lambda: seconds)  # type: ignore[method-assign]
+    stage.backward = _paced(stage.backward, backward)  # type: ignore[method-assign]
     if in_two:
-        stage.late_weights.add = _paced(stage.late_weights.add, seconds)  # type: ignore[method-assign]
+        stage.late_weights.add = _paced(stage.late_weights.add, lambda: seconds)  # type: ignore[method-assign]
 
 
-def _paced(work: Callable[P, T], seconds: float) -> Callable[P, T]:
+def _paced(work: Callable[P, T], seconds: Callable[[], float]) -> Callable[P, T]:
     def paced(*arguments: P.args, **named: P.kwargs) -> T:
         if not torch.is_grad_enabled():
             return work(*arguments, **named)
-        end = time.perf_counter() + seconds
+        end = time.perf_counter() + seconds()
         result = work(*arguments, **named)
         time.sleep(max(0.0, end - time.perf_counter()))
         return result

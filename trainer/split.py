@@ -29,6 +29,11 @@ class LateWeights:
             if isinstance(part, nn.Linear | Conv1D) and part.weight.requires_grad:
                 part.forward = _LateProduct(part, self)  # type: ignore[method-assign]
 
+    @property
+    def putting_off(self) -> bool:
+        """Whether the backward pass that runs now is a first half."""
+        return self._micro is not None
+
     @contextmanager
     def put_off(self, micro: int) -> Iterator[None]:
         """While this lasts, backward passes belong to ``micro`` and leave weight matrices alone."""
