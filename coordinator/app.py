@@ -124,7 +124,7 @@ def assemble(
     referee = Referee(context, desk, disputes, runs.advance, judge)
     canaries = Canaries(context, desk, forger)
     beacons = Beacons(context, desk, drawing, runs, chain)
-    conversation = Conversation(context, desk, leases, nodes, runs, verification, links)
+    conversation = Conversation(context, desk, leases, nodes, runs, verification, links, settlement)
     upkeep = Upkeep(context, desk, leases, conversation, runs, settlement, models)
     jobs = JobService(
         context,

@@ -100,6 +100,7 @@ def _config(options: argparse.Namespace) -> Config:
         spares=options.spares,
         validations=options.validations,
         price_per_petaflop=options.price_per_petaflop,
+        sol_price=options.sol_price,
         min_stake=options.min_stake,
         stun=tuple(options.stun),
         turn=_turn(options),
@@ -133,6 +134,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--settle-every", type=_count, default=default.settle_every, help="rounds between two payouts")
     add("--spares", type=_count, default=default.spares, help="nodes held ready beside a job")
     add("--validations", type=_count, default=default.validations, help="between the first and the last")
+    add(
+        "--sol-price",
+        type=_count,
+        default=default.sol_price,
+        help="millionths for one SOL: small payouts wait (0: none do)",
+    )
     add("--price-per-petaflop", type=_count, default=default.price_per_petaflop, help="millionths for 10^15 operations")
     add("--min-stake", type=_count, default=default.min_stake, help="millionths that a node must have staked")
     _add_relays(parser)

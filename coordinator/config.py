@@ -40,6 +40,7 @@ class Config:
         audit_patience_seconds: for an auditor to be found.
         store_every: rounds between two states of a job that are stored here; its nodes keep the newest for each other.
         settle_every: rounds between two settlements.
+        sol_price: of one SOL, by which a payout is worth its fee or waits; 0: fees are nothing, as on the embedded ledger.
         spares: nodes held ready beside a job's seats, where there are enough.
         validations: between the first and the last.
         stun: URLs of STUN servers beside the relays, which answer STUN too.
@@ -74,6 +75,7 @@ class Config:
     validations: int = 4
     price_per_petaflop: int = 2_000
     minimum_price: int = 1_000_000
+    sol_price: int = 0
     min_stake: int = 0
     stun: tuple[str, ...] = ()
     turn: tuple[TurnRelay, ...] = ()

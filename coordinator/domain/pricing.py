@@ -24,6 +24,7 @@ STEP_SECONDS = 600.0
 LEAVES_HOURS = 24
 
 LAMPORTS = 10**9  # Of one SOL.
+SIGNATURE_LAMPORTS = 5_000  # What a transaction with one signature costs.
 FEE_PART = Fraction(
     1, 20
 )  # Of a payout that its fee may take; smaller ones wait for more, at the latest for the job's end.
@@ -106,6 +107,11 @@ def worth_paying(amount: int, fee_lamports: int, price_of_sol: int) -> bool:
     ``price_of_sol`` is in millionths of the token; with 0 the ledger is free, as the embedded one.
     """
     return amount > 0 and Fraction(fee_lamports * price_of_sol, LAMPORTS) <= amount * FEE_PART
+
+
+def worth_claiming(amount: int, fee_lamports: int, price_of_sol: int) -> bool:
+    """Whether a payout that its payee asks for is more than its fee."""
+    return amount * LAMPORTS > fee_lamports * price_of_sol
 
 
 def price(total_operations: int, per_petaflop: int, minimum: int) -> int:

@@ -14,6 +14,7 @@ from coordinator.services.leases import Leases
 from coordinator.services.links import Links
 from coordinator.services.nodes import Nodes, Session
 from coordinator.services.runs import Runs
+from coordinator.services.settlement import Settlement
 from coordinator.services.staffing import shape_of
 from coordinator.services.verification import Verification
 from coordinator.services.work import Desk, Work
@@ -23,6 +24,7 @@ from transport.wire.node import (
     Acknowledged,
     Assign,
     Beat,
+    Claim,
     Earned,
     Goodbye,
     Heartbeat,
@@ -63,8 +65,10 @@ class Conversation:
         runs: Runs,
         verification: Verification,
         links: Links,
+        settlement: Settlement,
     ) -> None:
         self._context = context
+        self._settlement = settlement
         self._desk = desk
         self._leases = leases
         self._nodes = nodes
@@ -103,6 +107,8 @@ class Conversation:
                 self._links.report(session.node, message)
             case Goodbye():
                 await self._goodbye(session, message.reason)
+            case Claim():
+                await self._settlement.claim(session.payout)
             case Hello():
                 session.close("Hello was said before: it opens a connection")
             case _:

@@ -7,12 +7,13 @@ repeated one pays nothing more.
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
 from coordinator.client.text import money
-from coordinator.domain.job import Job, JobState
+from coordinator.domain import pricing
+from coordinator.domain.job import LIVE, Job, JobState
 from coordinator.errors import FundsError
 from coordinator.services.carrier import Carrier
 from coordinator.services.chain import Chain, Deposit
@@ -32,6 +33,8 @@ MAX_PAYEES_A_ROW = MAX_BATCH  # What one transaction pays; their token accounts 
 MAX_LANES = 16  # Jobs whose money moves at the same time: the ledger's endpoint limits connections.
 MAX_ROWS = 500  # Loaded at a time.
 POLL_SECONDS = 0.5
+CLAIM_SECONDS = 600.0  # Between two claims of a payee.
+MAX_CLAIMS = 5_000  # Within that time: about one transaction in eight of the coordinator's capacity.
 
 ESCROW_MARGIN = 6 * 3600  # After the deadline of the job, for the last audits and payouts.
 
@@ -61,16 +64,45 @@ class Settlement:
         self._coordinator = coordinator
         self._carrier = Carrier(context, chain)
         self._trouble = ""
+        self._claimed: dict[str, float] = {}
         self._wake = asyncio.Event()
         desk.on_stored(lambda work: self._wake.set() if work.money else None)
 
     # --- what is due ----------------------------------------------------------------------------------------------------
 
     async def settle_if_due(self, work: Work) -> None:
-        """Queue payouts once enough rounds are verified."""
+        """Queue payouts once enough rounds are verified; who has earned less than is worth the fee waits for more."""
         commits = await self._unsettled(work)
         if len({(commit.epoch, commit.round) for commit in commits}) >= self._context.config.settle_every:
-            await self._settle(work, commits)
+            await self._settle(work, self._worth(commits, pricing.worth_paying))
+
+    async def claim(self, payee: str) -> None:
+        """Queue what a payee has earned in all jobs and asks for; what the fee alone would eat waits on.
+
+        Once in CLAIM_SECONDS: each costs a transaction of the coordinator's.
+        """
+        now = self._context.clock.time()
+        self._claimed = {who: at for who, at in self._claimed.items() if at + CLAIM_SECONDS > now}
+        if payee in self._claimed or len(self._claimed) >= MAX_CLAIMS:
+            return
+        self._claimed[payee] = now
+        mine: tuple[Where, ...] = (("payout", "=", payee), ("state", "=", "verified"), ("settlement", "=", None))
+        async with self._context.store.transaction() as tx:
+            jobs = {commit.job for commit in await tx.find(CommitRecord, *mine, limit=MAX_ROWS)}
+        for job in sorted(jobs):
+            async with self._desk.open(job) as work:
+                commits = [commit for commit in await self._unsettled(work) if commit.payout == payee]
+                if work.job.state in LIVE:
+                    await self._settle(work, self._worth(commits, pricing.worth_claiming))
+
+    def _worth(self, commits: Sequence[CommitRecord], worth: Callable[[int, int, int], bool]) -> list[CommitRecord]:
+        """Commits of those whose payout is worth its part of a transaction's fee."""
+        earned: dict[str, int] = defaultdict(int)
+        for commit in commits:
+            earned[commit.payout] += commit.amount
+        fee = -(-pricing.SIGNATURE_LAMPORTS // max(1, min(len(earned), MAX_PAYEES_A_ROW)))
+        paid = {who for who, amount in earned.items() if worth(amount, fee, self._context.config.sol_price)}
+        return [commit for commit in commits if commit.payout in paid]
 
     async def finish(self, work: Work) -> None:
         """Queue the last payouts and the refund, once; nothing where no escrow was seen.

@@ -82,6 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     for word, action, text in (
         ("status", _status, "what the agent is doing"),
         ("earnings", _earnings, "what jobs have brought"),
+        ("claim", _claim, "ask for what has been earned and not been paid, though it be little"),
     ):
         ask = words.add_parser(word, help=text)
         ask.add_argument("--home", type=Path, help="the agent's folder")
@@ -204,6 +205,17 @@ def _status(options: argparse.Namespace) -> int:
         rates = f"{line_words.rate(line.up)} up, {line_words.rate(line.down)} down"
         console.print(f"line: {line_words.nat(line)}; {rates} (tested {hours:.0f} h ago)", markup=False)
     console.print(f"earned: {show(answer.verified)} verified, {show(answer.paid)} paid", markup=False)
+    return 0
+
+
+def _claim(options: argparse.Namespace) -> int:
+    home = Home.at(options.home)
+    summary = asyncio.run(status.ask_claim(home.socket))
+    if options.json:
+        print(encode_json(summary).decode())
+        return 0
+    owed = show(summary.verified - summary.paid)
+    Console().print(f"asked for {owed}; the ledger shows it within minutes, at most once in ten", markup=False)
     return 0
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from desktop.agent import network, status, wallet
 from desktop.agent.artifacts import Artifacts
 from desktop.agent.config import Home, Settings
-from desktop.agent.earnings import Earnings
+from desktop.agent.earnings import Earnings, Summary
 from desktop.agent.errors import NotConnectedError
 from desktop.agent.groups import main_error
 from desktop.agent.lending.keeper import Keeper, Readings
@@ -39,6 +39,7 @@ from transport.wire.node import (
     Acknowledged,
     Assign,
     Beat,
+    Claim,
     Command,
     Earned,
     HeldLease,
@@ -126,7 +127,7 @@ class Agent:
         """
         answers = status.Answers(
             self.status, self._earnings.summary, self.limits, self.change_limits, self._keeper.view, self._keeper.change,
-            self.test_line, self.test_peer,
+            self.test_line, self.test_peer, self.claim,
         )  # fmt: skip
         runner = await status.serve(self._parts.home.socket, answers)
         try:
@@ -402,6 +403,15 @@ class Agent:
             held = await wallet.balance(self._ledger, self._parts.settings.payout)
             if held is not None:
                 self._earnings.record_wallet(self._parts.settings.payout, held, self._parts.clock.time())
+
+    async def claim(self, _: status.ClaimOrder) -> Summary:
+        """Ask the coordinator to pay what has been earned, though it be little.
+
+        Raises:
+            NotConnectedError: there is no connection now.
+        """
+        await self._session.send(Claim())
+        return self._earnings.summary()
 
     # --- how much of the line it may use --------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ import msgspec
 from aiohttp import web
 
 from desktop.agent.earnings import Summary
-from desktop.agent.errors import NoAgentError, SettingsError
+from desktop.agent.errors import NoAgentError, NotConnectedError, SettingsError
 from desktop.agent.lending.keeper import LendingChange, LendingView
 from desktop.agent.lending.policy import State
 from desktop.agent.limits import LimitsChange, LimitsView
@@ -117,6 +117,10 @@ class PeerOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     speed: bool = True
 
 
+class ClaimOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Ask the coordinator for what has been earned so far."""
+
+
 @dataclass(frozen=True)
 class Answers:
     """Who answers: each makes its document when it is asked. ``change`` raises SettingsError for what cannot be used.
@@ -132,6 +136,7 @@ class Answers:
     lend: Callable[[LendingChange], LendingView]
     nettest: Callable[[Order], Awaitable[NetTest]]
     nettest_peer: Callable[[PeerOrder], Awaitable[PeerTest]]
+    claim: Callable[[ClaimOrder], Awaitable[Summary]]
 
 
 async def serve(path: Path, answers: Answers) -> web.AppRunner:
@@ -157,7 +162,7 @@ async def serve(path: Path, answers: Answers) -> web.AppRunner:
         async def handle(request: web.Request) -> web.Response:
             try:
                 found = await make(decode_json(await request.read(), kind))
-            except (MessageError, NettestError) as error:
+            except (MessageError, NettestError, NotConnectedError) as error:
                 return web.json_response({"detail": str(error)}, status=422)
             return web.Response(body=encode_json(found), content_type="application/json")
 
@@ -172,6 +177,7 @@ async def serve(path: Path, answers: Answers) -> web.AppRunner:
     app.router.add_post("/v1/lending", change(LendingChange, answers.lend))
     app.router.add_post("/v1/nettest", test(Order, answers.nettest))
     app.router.add_post("/v1/nettest/peer", test(PeerOrder, answers.nettest_peer))
+    app.router.add_post("/v1/claim", test(ClaimOrder, answers.claim))
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     await web.SockSite(runner, listen(path, 0o600)).start()
@@ -226,6 +232,17 @@ async def ask_peer_test(path: Path, order: PeerOrder) -> PeerTest:
     answer = await _request(path, "POST", "/v1/nettest/peer", encode_json(order), NETTEST_TIMEOUT_S)
     test: PeerTest = decode_json(answer, PeerTest)
     return test
+
+
+async def ask_claim(path: Path) -> Summary:
+    """Let the agent ask for what it has earned; returns what that is.
+
+    Raises:
+        NoAgentError: none answers.
+        SettingsError: it has no connection to its coordinator now.
+    """
+    summary: Summary = decode_json(await _request(path, "POST", "/v1/claim", encode_json(ClaimOrder())), Summary)
+    return summary
 
 
 async def _request(

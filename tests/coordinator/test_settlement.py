@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -12,7 +13,7 @@ from coordinator.domain.job import JobState
 from coordinator.errors import FundsError
 from coordinator.services.carrier import MAX_ATTEMPTS
 from coordinator.services.chain import Chain, LedgerChain
-from coordinator.services.settlement import MAX_PAYEES_A_ROW, Settlement
+from coordinator.services.settlement import CLAIM_SECONDS, MAX_PAYEES_A_ROW, Settlement
 from coordinator.store.memory import MemoryStore
 from coordinator.store.ports import Store, Transaction
 from coordinator.store.records import NodeRecord, OutboxRecord
@@ -21,12 +22,13 @@ from ledger.local.chain import SLOT_SECONDS
 from ledger.local.rpc import Rpc
 from ledger.local.server import build_app
 from ledger.money import Amount
-from tests.coordinator.bench import Bench
+from tests.coordinator.bench import CONFIG, Bench
 from tests.coordinator.fakes import BUDGET, COORDINATOR, WALLET, Account, spec, unavailable
 from tests.ledger.world import World
 from tests.sim.world import CrashError
 from transport.identity import NodeKey
 from transport.wire.api import NewJob
+from transport.wire.node import Claim
 
 
 def payee(number: int) -> str:
@@ -388,3 +390,54 @@ async def test_stake_is_slashed_once_on_the_real_ledger(ledger: Ledger) -> None:
     assert state.slashed == row.amount > 0
     assert await ledger.balance(challenger) == row.amount * state.challenger_bps // 10_000
     assert any('"slashed"' in str(memo.payload["text"]) for memo in await bench.rows(job, "event"))
+
+
+# --- small earnings wait, and can be asked for --------------------------------------------------------------------------------
+DEAR = replace(CONFIG, settle_every=1, sol_price=150_000_000)  # A signature costs 750 millionths.
+
+
+async def earning(bench: Bench, share: dict[str, int]) -> str:
+    """A job whose escrow is on the ledger, with one verified round, looked at as after each round."""
+    job = await bench.verified([share])
+    bench.fake.escrows[job] = Account(WALLET, BUDGET, 2**40)
+    async with bench.parts.desk.open(job) as work:
+        await bench.parts.settlement.settle_if_due(work)
+    await drain(bench)
+    return job
+
+
+async def test_a_payout_waits_until_it_is_worth_its_fee_and_is_paid_at_the_end_whatever_it_is() -> None:
+    bench = Bench(config=DEAR)
+    job = await earning(bench, {payee(1): 1_000_000, payee(2): 700})
+    assert bench.fake.escrows[job].paid == {payee(1): 1_000_000}
+    async with bench.parts.desk.open(job) as work:
+        await bench.parts.settlement.finish(work)
+    await drain(bench)
+    assert bench.fake.escrows[job].paid == {payee(1): 1_000_000, payee(2): 700}
+    assert (await bench.stored(job)).refunded == BUDGET - 1_000_700
+
+
+async def test_who_asks_is_paid_what_is_more_than_its_fee_but_not_all_the_time() -> None:
+    bench = Bench(config=DEAR)
+    job = await earning(bench, {payee(1): 4_000, payee(2): 700, payee(3): 1_000})
+    assert bench.fake.escrows[job].paid == {}
+    for number in (1, 2, 1):
+        await bench.parts.settlement.claim(payee(number))
+    await drain(bench)
+    assert bench.fake.escrows[job].paid == {payee(1): 4_000}, "the second one's fee would be more than that"
+    await bench.parts.settlement.claim(payee(2))
+    assert len(await bench.rows(job, "settle")) == 1
+    bench.clock.t += CLAIM_SECONDS + 1
+    await bench.parts.settlement.claim(payee(1))
+    await bench.parts.settlement.claim(payee(9))
+    await drain(bench)
+    assert len(await bench.rows(job, "settle")) == 1, "nothing is new"
+
+
+async def test_a_node_claims_over_its_connection() -> None:
+    bench = Bench(config=DEAR)
+    session = await bench.enter(9)
+    job = await earning(bench, {session.payout: 9_000})
+    await bench.parts.conversation.receive(session, Claim())
+    await drain(bench)
+    assert bench.fake.escrows[job].paid == {session.payout: 9_000}

@@ -160,7 +160,7 @@ class Storm:
         async with self.store.transaction() as tx:
             return await tx.find(OutboxRecord, ("state", "in", ("queued", "sent")))
 
-    async def end(self) -> None:
+    async def end(self, crashes: float = 0.02) -> None:
         """Finish every job, carry everything, and look at it all once more."""
         for job in self.jobs:
             async with self.bench.parts.desk.open(job) as work:
@@ -168,7 +168,7 @@ class Storm:
         for _ in range(MAX_DRAINS):
             if not [row for row in await self.open_rows() if row.kind != "table"]:
                 break
-            await self.blow(1, 0.02)
+            await self.blow(1, crashes)
         for job in self.jobs:
             await self._check_end(job)
 
@@ -198,7 +198,7 @@ async def storm(seed: int, size: Size, weather: Weather, crashes: float = 0.02) 
             for job in course.jobs:
                 await course.earn(job, number, tokens)
             await course.blow(course.random.randint(0, 6), crashes)
-        await course.end()
+        await course.end(crashes)
         course.tally.faults, course.tally.questions = rpc.seen, rpc._asked
         return course.tally
 

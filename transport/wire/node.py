@@ -110,7 +110,11 @@ class Goodbye(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="good
     reason: ShortText = ""
 
 
-NodeMessage = Hello | Heartbeat | Report | Signal | Goodbye | NetworkReport
+class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="claim"):
+    """The node asks for what it has earned so far, though that be little; answered by what the ledger then shows."""
+
+
+NodeMessage = Hello | Heartbeat | Report | Signal | Goodbye | NetworkReport | Claim
 
 
 # --- coordinator to node ------------------------------------------------------------------------------------------------

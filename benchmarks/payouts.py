@@ -1,0 +1,67 @@
+"""100,000 payouts through a ledger that forks and an endpoint that fails, with crashes of the service at any wait.
+
+Every storm is one seed: jobs that are paid round by round by the real service, over its real store, on the real embedded ledger.
+After every step it is checked on the ledger itself that nothing has appeared or vanished and nobody has more than was earned,
+and at the end that everybody has exactly that. The first untruth ends it.
+
+    python -m benchmarks.payouts                      # 100,000 payouts, minutes of one processor
+    python -m benchmarks.payouts --payouts 2000 --seed 7
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.money.faulty import Weather
+from tests.money.storm import Size, Tally, storm
+
+SIZE = Size(jobs=2, payees=50, rounds=40)  # About 4,000 payouts a storm, so that steps before the first are few.
+ROUGH = Weather(
+    lost_question=0.05,
+    lost_answer=0.08,
+    too_many=0.05,
+    garbage=0.02,
+    held=0.25,
+    wrong_height=0.3,
+    behind=0.1,
+    fork=0.03,
+)
+CRASHES = 0.2  # Of the turns of the service end at one of its waits.
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Storm after storm until there were as many payouts."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.payouts", description=__doc__)
+    parser.add_argument("--payouts", type=int, default=100_000)
+    parser.add_argument("--seed", type=int, default=0, help="of the first storm")
+    parser.add_argument("--out", type=Path, help="receives the tally as JSON after every storm")
+    options = parser.parse_args(argv)
+    logging.disable(logging.WARNING)
+    total, faults, seed = Tally(), Counter[str](), options.seed
+    began, worked = time.monotonic(), time.process_time()
+    while total.payouts < options.payouts:
+        one = asyncio.run(storm(seed, SIZE, ROUGH, CRASHES))
+        seed += 1
+        for name in ("payouts", "transactions", "crashes", "checks", "questions"):
+            setattr(total, name, getattr(total, name) + getattr(one, name))
+        faults.update(one.faults)
+        document = {
+            **vars(total), "faults": dict(faults), "storms": seed - options.seed, "paid twice": 0, "lost": 0,
+            "seconds": round(time.monotonic() - began, 1), "processor seconds": round(time.process_time() - worked, 1),
+        }  # fmt: skip
+        if options.out is not None:
+            options.out.write_text(json.dumps(document, indent=1) + "\n")
+    sys.stdout.write(json.dumps(document, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
