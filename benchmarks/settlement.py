@@ -18,11 +18,12 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from coordinator.services.chain import LedgerChain
+from coordinator.services.settlement import POLL_SECONDS
 from coordinator.store.records import NodeRecord, OutboxRecord
 from coordinator.store.sql import SqlStore
 from ledger.client import Ledger, LedgerConfig, job_bytes
@@ -68,7 +69,8 @@ class Course:
         poor, before = await self._ledger.lamports(COORDINATOR), await self._transactions()
         began, worked, ledgers = time.monotonic(), time.process_time(), processor_seconds(pid)
         while await self._open():
-            await self._bench.parts.settlement.drain()
+            if not await self._bench.parts.settlement.drain():
+                await self._bench.clock.sleep(POLL_SECONDS)
         return {
             "transactions": await self._transactions() - before,
             "seconds": round(time.monotonic() - began, 1),
@@ -98,6 +100,16 @@ def processor_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def sleeping(bench: Bench) -> Callable[[float], Awaitable[None]]:
+    """A bench's own clock, which stands still else, goes on with real time while somebody sleeps."""
+
+    async def sleep(seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        bench.clock.t += seconds
+
+    return sleep
+
+
 async def measure(providers: int, folder: Path) -> dict[str, Any]:
     """Pay everybody twice."""
     with served(folder) as server:
@@ -111,7 +123,7 @@ async def measure(providers: int, folder: Path) -> dict[str, Any]:
             chain = LedgerChain(ledger, url, SEED, WALLET_SEED, COORDINATOR)
             await chain.nonces()
             bench = Bench(store=store, chain=chain)
-            bench.clock.sleep = asyncio.sleep  # type: ignore[method-assign]
+            bench.clock.sleep = sleeping(bench)  # type: ignore[method-assign]
             course = Course(store, bench, ledger)
             await course.begin(providers)
             found: dict[str, Any] = {"providers": providers, "jobs": -(-providers // JOB_PROVIDERS)}

@@ -162,14 +162,20 @@ class Carrier:
                 return await chain.prepare_fund(job.id, row.amount, int(row.payload["deadline"])), row.amount
             case "settle":
                 payouts = {payee: int(total) for payee, total in row.payload.items()}
-                prepared = await chain.prepare_settlement(job.submitter, job.id, payouts, nonce, row.lookup)
-                return prepared, row.amount
+                table = row.lookup or await self._table(job)
+                return await chain.prepare_settlement(job.submitter, job.id, payouts, nonce, table), row.amount
             case "refund":
                 return await chain.prepare_refund(job.submitter, job.id, nonce), row.amount
             case "slash":
                 return await self._prepare_slash(row, nonce)
             case "table":
                 return await chain.prepare_end_of_table(str(row.payload["table"]), nonce), 0
+
+    async def _table(self, job: Job) -> str:
+        """The lookup table that earlier payouts of a job have made."""
+        async with self._context.store.transaction() as tx:
+            rows = await tx.find(OutboxRecord, ("job", "=", job.id), ("kind", "=", "settle"), newest=True)
+        return next((row.lookup for row in rows if row.lookup), "")
 
     async def _prepare_slash(self, row: OutboxRecord, nonce: str) -> tuple[PreparedTransaction, int]:
         node = str(row.payload["node"])

@@ -10,6 +10,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from solders.pubkey import Pubkey
 
 from coordinator.store.sql import SqlStore
 from ledger.client import Ledger, LedgerConfig, job_bytes
@@ -39,6 +40,26 @@ async def test_with_one_kind_of_fault_at_its_worst_payments_still_end() -> None:
     for fault in ("lost_answer", "held", "fork"):
         tally = await storm(5, Size(1, 5, 2), Weather(**{**vars(CALM), fault: 0.3 if fault != "fork" else 0.08}), 0.0)
         assert tally.faults[fault], fault
+
+
+async def test_one_lookup_table_serves_all_rounds_of_a_job_and_is_given_back_at_its_end() -> None:
+    async with sea(6) as (world, rpc, ledger):
+        course = Storm(world, rpc, ledger, Size(1, 30, 3), 6)
+        await course.begin()
+        for number in range(3):
+            await course.earn(course.jobs[0], number, [1, 1, 1])
+            await course.blow(8, 0.0)
+        await course.end(crashes=0.0)
+        rows = await course.bench.rows(course.jobs[0])
+        (table,) = {row.lookup for row in rows if row.kind == "settle"}
+        (closing,) = [row for row in rows if row.kind == "table"]
+        assert closing.payload == {"table": table}
+        assert world.chain.account(Pubkey.from_string(table)) is not None
+        for _turn in range(40):
+            await course.blow(1, 0.0)
+            world.clock.advance(20)
+        assert world.chain.account(Pubkey.from_string(table)) is None
+        assert not await course.open_rows()
 
 
 async def at_wait(number: int) -> tuple[bool, Tally]:
