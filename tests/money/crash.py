@@ -49,33 +49,39 @@ def fused(coroutine: Coroutine[Any, Any, Any], fuse: Fuse) -> Generator[Any, Any
 
 
 @contextmanager
-def every_task_of_the_service(fuse: Fuse) -> Iterator[None]:
-    """Put the fuse into each task that the service starts, and into no other."""
+def every_task_of_the_service(fuse: Fuse) -> Iterator[list[asyncio.Task[Any]]]:
+    """Put the fuse into each task that the service starts, and into no other; yields the list of them."""
     loop = asyncio.get_running_loop()
+    made: list[asyncio.Task[Any]] = []
 
     def make(running: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
         code = getattr(coroutine, "cr_code", None)
-        if code is not None and code.co_filename.endswith(SERVICE):
-            coroutine = fused(coroutine, fuse)
-        return asyncio.Task(coroutine, loop=running, **options)
+        if code is None or not code.co_filename.endswith(SERVICE):
+            return asyncio.Task(coroutine, loop=running, **options)
+        made.append(asyncio.Task(fused(coroutine, fuse), loop=running, **options))
+        return made[-1]
 
     before = loop.get_task_factory()
     loop.set_task_factory(make)
     try:
-        yield
+        yield made
     finally:
         loop.set_task_factory(before)
 
 
 async def run_until_crash(coroutine: Coroutine[Any, Any, Any], fuse: Fuse) -> bool:
     """Run a piece of the service; whether it died of the fuse."""
-    with every_task_of_the_service(fuse):
+    with every_task_of_the_service(fuse) as tasks:
         try:
             await fused(coroutine, fuse)
         except BaseExceptionGroup as group:
             if group.subgroup(CrashError) is None:
                 raise
-            return True
         except CrashError:
-            return True
-    return False
+            pass
+        else:
+            return False
+        for task in tasks:  # A process that is dead has none that go on.
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return True
