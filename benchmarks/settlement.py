@@ -18,7 +18,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +100,7 @@ def processor_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def sleeping(bench: Bench) -> Callable[[float], Awaitable[None]]:
+def sleeping(bench: Bench) -> Callable[[float], Coroutine[Any, Any, None]]:
     """A bench's own clock, which stands still else, goes on with real time while somebody sleeps."""
 
     async def sleep(seconds: float) -> None:
