@@ -15,17 +15,19 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ledger.addresses import job_bytes
+from ledger.addresses import job_bytes, parse_address
 from ledger.client import EscrowState, Ledger, LedgerConfig, LedgerEvent
 from ledger.deploy import main as deploy
-from ledger.errors import LedgerError, NoEscrowError
+from ledger.errors import AddressError, LedgerError, NoEscrowError
 from ledger.local.__main__ import main as serve
 from ledger.money import show
+from ledger.states import StakeState
 
 EXIT_OK, EXIT_FAILED = 0, 1
 # Fields that hold smallest units and are shown as tokens.
 _MONEY_FIELDS = frozenset({"amount", "cumulative", "budget", "deposited", "paid", "refunded", "cap", "total"})
 _HIDDEN_FIELDS = frozenset({"job", "account"})
+_SOURCES = "* signed by coordinator or submitter, about what happened off the ledger; the rest is the program's own word"
 _SHORT = 8  # Characters of a signature in the table; --json shows all of them.
 
 
@@ -35,6 +37,16 @@ class JobHistory:
 
     escrow: EscrowState
     events: list[LedgerEvent]
+
+
+@dataclass(frozen=True)
+class AccountHistory:
+    """A node or a wallet: its stake with all that happened to it, and every payout."""
+
+    address: str
+    stake: StakeState | None
+    stake_events: list[LedgerEvent]
+    payouts: list[LedgerEvent]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -47,34 +59,84 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(words)
     config = LedgerConfig(arguments.url, arguments.program, arguments.mint)
     try:
-        found = asyncio.run(read_job(config, arguments.job, arguments.submitter))
+        if is_address(arguments.what):
+            _show_account(asyncio.run(read_account(config, arguments.what)), arguments.json)
+        else:
+            _show_job(asyncio.run(read_job(config, arguments.what, arguments.submitter)), arguments.json)
     except LedgerError as error:
         sys.stderr.write(f"{error}\n")
         return EXIT_FAILED
-    if arguments.json:
-        documents = [_document(history) for history in found]
-        sys.stdout.write(msgspec.json.format(msgspec.json.encode(documents), indent=2).decode() + "\n")
-        return EXIT_OK
+    return EXIT_OK
+
+
+def _show_job(found: Sequence[JobHistory], as_json: bool) -> None:
+    if as_json:
+        _print_json([_document(history) for history in found])
+        return
     console = Console()
     for history in found:
-        console.print(_table(history))
-        console.print(_totals(history.escrow))
-    return EXIT_OK
+        state = history.escrow
+        console.print(_table(f"Escrow {state.address} of {state.submitter}", history.events))
+        console.print(_totals(state))
+    console.print(_SOURCES)
+
+
+def _show_account(found: AccountHistory, as_json: bool) -> None:
+    if as_json:
+        _print_json(_account_document(found))
+        return
+    console = Console()
+    console.print(_table(f"Stake of {found.address}", found.stake_events))
+    if found.stake is not None:
+        state = found.stake
+        sums = f"deposited {show(state.deposited)} = slashed {show(state.slashed)} + withdrawn {show(state.withdrawn)}"
+        console.print(f"{sums} + there {show(state.balance)}")
+    console.print(_table(f"Payouts to {found.address}", found.payouts))
+    paid = sum(int(event.fields["amount"]) for event in found.payouts)
+    jobs = len({event.fields["escrow"] for event in found.payouts})
+    console.print(f"paid {show(paid)} by {jobs} jobs. Audits are records of jobs: cottage ledger show JOB")
+
+
+def _print_json(document: Any) -> None:
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n")
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="cottage ledger", description="Read money back from the ledger.")
     commands = parser.add_subparsers(dest="command", required=True)
-    job = commands.add_parser("show", help="everything that happened to a job, and where its money is")
-    job.add_argument("job", help="the job's id, 32 hexadecimal digits")
+    job = commands.add_parser("show", help="everything that happened to a job or a node, and where its money is")
+    job.add_argument("what", metavar="JOB|NODE", help="a job's id, 32 hexadecimal digits, or an address")
     job.add_argument("--url", required=True, help="the ledger's JSON-RPC address")
     job.add_argument("--program", help="market program, on a cluster")
     job.add_argument("--mint", help="token, on a cluster")
     job.add_argument("--submitter", help="only the escrow of this address")
     job.add_argument("--json", action="store_true", help="one JSON document with whole signatures and units")
+    commands.add_parser(
+        "check", help="compare a coordinator's word with the ledger; check --help tells how", add_help=False
+    )
     commands.add_parser("deploy", help="bring the market program to a cluster; deploy --help tells how", add_help=False)
     commands.add_parser("serve", help="serve the embedded ledger; serve --help tells its options", add_help=False)
     return parser
+
+
+def is_address(text: str) -> bool:
+    """Whether the text is the address of a node or a wallet rather than a job's id."""
+    try:
+        parse_address(text)
+    except AddressError:
+        return False
+    return True
+
+
+async def read_account(config: LedgerConfig, address: str) -> AccountHistory:
+    """What the ledger knows of a node, or of a wallet that is paid.
+
+    Raises:
+        LedgerError: see ``ledger.errors``.
+    """
+    async with await Ledger.connect(config) as ledger:
+        stake = await ledger.stake(address)
+        return AccountHistory(address, stake, await ledger.stake_history(address), await ledger.paid_to(address))
 
 
 async def read_job(config: LedgerConfig, job_id: str, submitter: str | None = None) -> list[JobHistory]:
@@ -112,10 +174,35 @@ def _document(history: JobHistory) -> dict[str, Any]:
                 "signature": event.signature,
                 "kind": event.kind,
                 "fields": event.fields,
+                "source": _source(event),
             }
             for event in history.events
         ],
     }
+
+
+def _account_document(found: AccountHistory) -> dict[str, Any]:
+    stake = found.stake
+    return {
+        "address": found.address,
+        "stake": None
+        if stake is None
+        else {
+            "account": stake.address,
+            "coordinator": stake.coordinator,
+            "deposited": stake.deposited,
+            "slashed": stake.slashed,
+            "withdrawn": stake.withdrawn,
+            "balance": stake.balance,
+        },
+        "stake_events": found.stake_events,
+        "payouts": found.payouts,
+    }
+
+
+def _source(event: LedgerEvent) -> str:
+    """Who says so: the program that moves the money, or a record that somebody signed about what happened off the ledger."""
+    return "record" if event.author else "program"
 
 
 def _status(state: EscrowState) -> str:
@@ -124,17 +211,21 @@ def _status(state: EscrowState) -> str:
     return "refunded" if state.ended else "open"
 
 
-def _table(history: JobHistory) -> Table:
-    state = history.escrow
-    table = Table(title=f"Escrow {state.address} of {state.submitter}", title_justify="left")
+def _table(title: str, events: Sequence[LedgerEvent]) -> Table:
+    table = Table(title=title, title_justify="left")
     table.add_column("time (UTC)", no_wrap=True)
     table.add_column("event", no_wrap=True)
     table.add_column("what", overflow="fold")
     table.add_column("signature", no_wrap=True)
-    for event in history.events:
+    for event in events:
         time = datetime.fromtimestamp(event.time, UTC).strftime("%Y-%m-%d %H:%M:%S")
         # Memos are text from others: escaped, so that none of it is taken for markup.
-        table.add_row(time, escape(event.kind), escape(_words(event.fields)), event.signature[:_SHORT])
+        table.add_row(
+            time,
+            escape(event.kind + ("*" if event.author else "")),
+            escape(_words(event.fields)),
+            event.signature[:_SHORT],
+        )
     return table
 
 

@@ -29,7 +29,7 @@ from ledger.door import MAX_TRANSACTION_BYTES
 from ledger.errors import EventError, LedgerAnswerError
 from ledger.escrows import DEFAULT_PAYEES, Earnings, Escrows
 from ledger.events import MAX_MEMO_BYTES
-from ledger.history import LedgerEvent, read_history
+from ledger.history import LedgerEvent, read_history, read_payouts
 from ledger.money import DECIMALS
 from ledger.payouts import Payouts
 from ledger.program.codes import Consent
@@ -137,6 +137,11 @@ class Ledger(Escrows, Disputes):
     async def stake_history(self, node: str) -> list[LedgerEvent]:
         """What the market program did with a node's stake, oldest first, over all the times that it was opened."""
         return await self._told(self._market.stake(parse_address(node)))
+
+    async def paid_to(self, owner: str) -> list[LedgerEvent]:
+        """Every payout of the market to an owner's wallet, oldest first, with the escrow that it came from."""
+        wallet = self._market.wallet(parse_address(owner))
+        return await read_payouts(self._connection, self._market.program, wallet)
 
     async def dispute_history(self, challenger: str, audit: bytes) -> list[LedgerEvent]:
         """What the market program did with a dispute, oldest first; also after it was closed."""

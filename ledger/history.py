@@ -71,6 +71,26 @@ async def read_history(
     return found
 
 
+async def read_payouts(connection: Connection, program: Pubkey, wallet: Pubkey) -> list[LedgerEvent]:
+    """Every payout of the market to one token account, whichever job paid it, oldest first.
+
+    Raises:
+        LedgerAnswerError: more than MAX_TRANSACTIONS mention the account, or the ledger's answer is malformed.
+    """
+    found: list[LedgerEvent] = []
+    signatures = (await read_signatures(connection, wallet))[::-1]
+    for start in range(0, len(signatures), MAX_AT_ONCE):
+        part = signatures[start : start + MAX_AT_ONCE]
+        for signature, transaction in zip(part, await asyncio.gather(*map(connection.transaction, part)), strict=True):
+            meta, time = transaction.transaction.meta, transaction.block_time or 0
+            for event in read_events(meta.log_messages or [] if meta is not None else [], program):
+                for kind, fields in _describe(event, {}) if event.kind == "PAID" else ():
+                    if fields["account"] == str(wallet):
+                        told = {"escrow": str(event.account), **fields}
+                        found.append(LedgerEvent(str(signature), transaction.slot, time, kind, told))
+    return found
+
+
 async def read_signatures(connection: Connection, escrow: Pubkey) -> list[Signature]:
     """Successful transactions that mention an account, newest first.
 

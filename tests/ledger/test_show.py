@@ -47,6 +47,9 @@ async def _one_job(url: str) -> None:
         for one in await ledger.prepare_settlement(COORDINATOR, submitter, job, {address_of(NODE): parse("2.25")}):
             await ledger.confirm(one)
         await ledger.confirm(await ledger.prepare_refund(COORDINATOR, submitter, job))
+        await ledger.faucet(address_of(NODE), parse("5"))
+        await ledger.open_stake(NODE, parse("4"), address_of(COORDINATOR))
+        await ledger.confirm(await ledger.prepare_slash(COORDINATOR, address_of(NODE), parse("0.5"), b"\7" * 32))
 
 
 def test_the_table_tells_events_and_that_the_sums_agree(
@@ -72,6 +75,35 @@ def test_json_holds_whole_signatures_and_exact_units(url: str, capsys: pytest.Ca
     paid = sum(event["fields"]["amount"] for event in mine["events"] if event["kind"] == "paid")
     assert paid == mine["paid"] == 2_250_000
     assert all(len(event["signature"]) >= 86 for event in mine["events"])
+
+
+def test_a_nodes_stake_slashes_and_payouts_are_read_from_the_ledger_alone(
+    url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main(["show", address_of(NODE), "--url", url]) == 0
+    shown = capsys.readouterr().out
+    assert "deposited 4 = slashed 0.5 + withdrawn 0 + there 3.5" in shown
+    assert "paid 2.25 by 1 jobs" in shown
+    assert main(["show", address_of(NODE), "--url", url, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [event["kind"] for event in document["stake_events"]] == ["stake_opened", "stake_deposited", "stake_slashed"]
+    assert [event["fields"]["amount"] for event in document["payouts"]] == [2_250_000]
+    assert all(len(event["signature"]) >= 86 for event in document["payouts"])
+
+
+def test_a_stranger_has_neither_stake_nor_payouts(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", address_of(b"\x09" * 32), "--url", url, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["stake"], document["stake_events"], document["payouts"]) == (None, [], [])
+
+
+def test_what_the_program_did_is_told_from_what_somebody_wrote(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", JOB_ID, "--url", url, "--submitter", address_of(SUBMITTER), "--json"]) == 0
+    (document,) = json.loads(capsys.readouterr().out)
+    sources = {event["kind"]: event["source"] for event in document["events"]}
+    assert sources["paid"] == sources["deposited"] == "program"
+    assert sources["verified"] == sources["funded"] == "record"
 
 
 def test_a_job_id_may_be_written_as_a_uuid(url: str, capsys: pytest.CaptureFixture[str]) -> None:
