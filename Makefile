@@ -10,7 +10,7 @@ FAST   := tests/wire tests/cottage $(addprefix tests/coordinator/test_,lifecycle
           $(addprefix tests/transport/test_,merkle_tree.py node_keys.py virtual_clock.py message_frames.py ice_rules.py)
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test check lint bench bench-transport bench-training bench-utilisation chaos soak setup clean
+.PHONY: demo test check lint bench bench-transport bench-training bench-utilisation chaos soak desktop setup clean
 
 demo: setup
 	$(BIN)/cottage demo --dir build/demo $(ARGS)
@@ -51,6 +51,11 @@ chaos: setup
 # Ten minutes of everything at once over a bad line.
 soak: setup
 	COTTAGE_SOAK_S=600 $(BIN)/python benchmarks/soak.py
+
+# The provider's program as a folder and as a Debian package, in build/desktop.
+desktop: setup
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[installer]'
+	$(BIN)/python -m installer.desktop.build $(ARGS)
 
 setup: $(STAMP)
 

@@ -5,6 +5,7 @@ import contextlib
 import ipaddress
 import shutil
 import signal
+import sys
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
@@ -35,6 +36,8 @@ NO_PROTECTION = (
 def make_sandbox(settings: Settings, home: Home, device: Device, worker_arguments: Sequence[str] = ()) -> Sandbox:
     """The sandbox that the settings ask for."""
     limits = Limits(memory_mb=settings.memory_mb, threads=settings.threads)
+    if settings.sandbox == "process" and getattr(sys, "frozen", False):
+        raise SandboxError("--sandbox process needs Cottage installed with pip: this program has no trainer of its own")
     if settings.sandbox == "docker":
         return DockerSandbox(limits, settings.image, owner=home.path, gpu=device.kind == "cuda", extra=worker_arguments)
     return ProcessSandbox(limits, worker_arguments)

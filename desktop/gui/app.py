@@ -43,7 +43,7 @@ class Desktop(QObject):
             part.pauses.pause_asked.connect(self.lending.pause)
             part.pauses.resume_asked.connect(lambda: self.lending.pause(0))
             part.pauses.finish_asked.connect(self.lending.finish)
-            part.quit_asked.connect(QApplication.quit)
+            part.quit_asked.connect(end)
         QGuiApplication.styleHints().colorSchemeChanged.connect(self.recolour)
         self.recolour(QGuiApplication.styleHints().colorScheme())
         self.window.show_snapshot(self.lending.snapshot)
@@ -68,12 +68,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     only = OnlyOne(home)
     if not only.is_first:
         return 0  # The window that is open has come forward.
-    command = (sys.executable, "-m", "desktop.agent", "run", "--home", str(home), *options.agent)
+    command = (*agent_program(), "run", "--home", str(home), *options.agent)
     desktop = Desktop(home, command, user_settings(), options.hidden)
     only.called.connect(desktop.window.bring_forward)
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: app.quit())  # Python looks for signals whenever a timer of ours fires.
+        signal.signal(number, lambda *_: end())  # Python looks for signals whenever a timer of ours fires.
     return app.exec()
+
+
+def end() -> None:
+    """Leave the event loop. ``quit`` would ask the window first, which only hides itself while there is a tray."""
+    QApplication.exit(0)
+
+
+def agent_program() -> tuple[str, ...]:
+    """The agent: the other executable of a bundle, or a module of this Python."""
+    if getattr(sys, "frozen", False):
+        return (str(Path(sys.executable).with_name("cottage-agent")),)
+    return (sys.executable, "-m", "desktop.agent")
 
 
 def application(arguments: Sequence[str]) -> QApplication:

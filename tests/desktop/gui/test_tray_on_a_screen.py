@@ -13,8 +13,9 @@ import pytest
 from tests.desktop.gui.conftest import ROOT
 from tests.desktop.gui.support import SHOTS
 from tests.desktop.screens import screen
+from tests.support.wait import until_true
 
-PROGRAMS = ("Xvfb", "openbox", "tint2")
+PROGRAMS = ("Xvfb", "openbox", "tint2", "xdotool")
 LIBRARIES = ("xcb-cursor", "xcb-icccm", "xcb-keysyms", "xkbcommon-x11")
 
 
@@ -38,3 +39,24 @@ def test_the_icon_is_drawn_in_the_tray_and_its_menu_brings_the_window_back(home:
     assert seen["hidden"]
     assert seen["rows"][0] == "Lending to “tiny-llama”."
     assert [line for line in done.stderr.splitlines() if line.startswith("qt.")] == []
+
+
+@pytest.mark.skipif(bool(why_not()), reason=why_not())
+def test_whoever_ends_the_program_ends_it_although_the_window_would_only_hide(home: Path) -> None:
+    with screen("openbox", "tint2") as display:
+        surroundings = os.environ | {"DISPLAY": display, "QT_QPA_PLATFORM": "xcb", "XDG_RUNTIME_DIR": str(home)}
+        surroundings["XDG_CONFIG_HOME"] = str(home)
+        words = (sys.executable, "-m", "desktop.gui.app", "--home", str(home))
+
+        def found() -> bool:
+            """Both the window and the icon."""
+            search = ("xdotool", "search", "--onlyvisible", "--class", "cottage")
+            return len(subprocess.run(search, env=surroundings, capture_output=True, check=False).stdout.split()) == 2
+
+        with subprocess.Popen(words, cwd=ROOT, env=surroundings) as program:
+            until_true(found)
+            program.terminate()
+            try:
+                assert program.wait(20) == 0
+            finally:
+                program.kill()

@@ -1,0 +1,115 @@
+"""``python -m installer.desktop.build``: the bundle in build/desktop/cottage, and a Debian package of it beside.
+
+Needs PyInstaller (``pip install -e '.[desktop,agent,installer]'``) and dpkg-deb. PyInstaller builds for the system that it
+runs on: packages of Windows and macOS are built there from the same specification.
+"""
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from cottage import __version__
+
+ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).resolve().parent
+TEMPLATES = HERE / "debian"
+SIZES = (16, 32, 48, 64, 128, 256, 512)
+_GLIBC = re.compile(rb"GLIBC_(\d+)\.(\d+)\b")
+
+
+def main() -> int:
+    """Build both; print where they lie and how large they are."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--to", type=Path, default=ROOT / "build" / "desktop", help="the folder (build/desktop)")
+    parser.add_argument("--small", action="store_true", help="xz instead of zstd: three minutes for a quarter less")
+    options = parser.parse_args()
+    target = options.to.resolve()
+    folder = bundle(target)
+    package = debian(folder, target, small=options.small)
+    for path, size in ((folder, size_of(folder)), (package, package.stat().st_size)):
+        sys.stdout.write(f"{path}: {size / 1e6:,.0f} MB\n")
+    return 0
+
+
+def bundle(target: Path) -> Path:
+    """The folder with both executables."""
+    command = [
+        sys.executable, "-m", "PyInstaller", "--noconfirm", "--log-level", "WARN", "--distpath", str(target), "--workpath",
+        str(target / "work"), str(HERE / "cottage.spec"),
+    ]  # fmt: skip
+    subprocess.run(command, cwd=ROOT, check=True)
+    return target / "cottage"
+
+
+def debian(folder: Path, target: Path, *, small: bool = False) -> Path:
+    """A Debian package of the bundle."""
+    tree = target / "deb"
+    shutil.rmtree(tree, ignore_errors=True)
+    installed = tree / "opt" / "cottage"
+    shutil.copytree(folder, installed, symlinks=True)
+    for template, place in (
+        ("cottage.desktop", "usr/share/applications/cottage.desktop"),
+        ("autostart.desktop", "etc/xdg/autostart/cottage.desktop"),
+        ("cottage-agent.service", "usr/lib/systemd/user/cottage-agent.service"),
+    ):
+        _copy(TEMPLATES / template, tree / place, 0o644)
+    icons, share = ROOT / "assets" / "icons", tree / "usr/share/icons/hicolor"
+    for size in SIZES:
+        _copy(icons / f"cottage-{size}.png", share / f"{size}x{size}/apps/cottage.png", 0o644)
+    _copy(icons / "cottage.svg", share / "scalable/apps/cottage.svg", 0o644)
+    programs = tree / "usr" / "bin"
+    programs.mkdir(parents=True)
+    for name in ("cottage", "cottage-agent"):
+        (programs / name).symlink_to(f"/opt/cottage/{name}")
+    control = tree / "DEBIAN"
+    control.mkdir(mode=0o755)
+    text = (TEMPLATES / "control").read_text()
+    needs = glibc_of(path for path in installed.rglob("*") if path.is_file() and not path.is_symlink())
+    for word, value in {"VERSION": __version__, "SIZE": str(size_of(tree) // 1024), "GLIBC": needs}.items():
+        text = text.replace(f"@{word}@", value)
+    (control / "control").write_text(text)
+    (control / "conffiles").write_text("/etc/xdg/autostart/cottage.desktop\n")
+    package = target / f"cottage_{__version__}_amd64.deb"
+    squeeze = ["-Zxz", "-z6"] if small else ["-Zzstd", "-z3", "--threads-max=2"]
+    if not _knows_zstd():
+        squeeze = ["-Zxz", "-z1"]
+    subprocess.run(["dpkg-deb", "--root-owner-group", *squeeze, "-b", str(tree), str(package)], check=True)
+    shutil.rmtree(tree)
+    return package
+
+
+def glibc_of(files: Iterable[Path]) -> str:
+    """The oldest C library on which all of ``files`` load: the newest version of a symbol that one of them asks for."""
+    found = [(2, 28)]  # Of Python's own wheels.
+    for file in files:
+        with file.open("rb") as source:
+            if source.read(4) == b"\x7fELF":
+                found += [(int(major), int(minor)) for major, minor in _GLIBC.findall(source.read())]
+    return ".".join(map(str, max(found)))
+
+
+def size_of(folder: Path) -> int:
+    """Bytes of all files in it, each once."""
+    return sum(path.lstat().st_size for path in folder.rglob("*") if not path.is_dir())
+
+
+def _copy(source: Path, target: Path, mode: int) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(source, target)
+    target.chmod(mode)
+
+
+def _knows_zstd() -> bool:
+    done = subprocess.run(
+        ["dpkg-deb", "--help"], capture_output=True, text=True, check=True, env=os.environ | {"LC_ALL": "C"}
+    )
+    return "zstd" in done.stdout
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,7 @@
+"""The agent's executable: ``cottage node`` without the first word."""
+
+import sys
+
+from desktop.agent.cli import main
+
+sys.exit(main())

@@ -1,0 +1,7 @@
+"""The window's executable."""
+
+import sys
+
+from desktop.gui.app import main
+
+sys.exit(main())

@@ -1,0 +1,5 @@
+"""See ``av``."""
+
+
+class AudioFrame:
+    """Not built in."""

@@ -1,0 +1,5 @@
+"""See ``av``."""
+
+
+class Frame:
+    """Not built in."""

@@ -1,0 +1,5 @@
+"""See ``av``."""
+
+
+class Packet:
+    """Not built in."""

@@ -1,0 +1,5 @@
+"""See ``av``."""
+
+
+class AVRational:
+    """Not built in."""

@@ -1,0 +1,5 @@
+"""See ``av``."""
+
+
+class VideoCodecContext:
+    """Not built in."""
