@@ -26,13 +26,9 @@ from transport.sctp.rtt import RoundTrips
 from transport.sctp.schedule import Outgoing, Schedule
 
 REORDER_THRESHOLD = 3  # RFC 9260, section 7.2.4.
-MAX_REORDER_STEPS = (
-    16  # Quarters of the smallest round trip; RFC 8985, section 6.2 step 4, bounds them by the round trip.
-)
+MAX_REORDER_STEPS = 16  # Quarters of the smallest round trip; RFC 8985, section 6.2, bounds them by the round trip.
 CALM_ROUNDS = 16  # Rounds without a needless retransmission after which the window narrows again (same place).
-MAX_COPIED = (
-    64  # Urgent packets sent twice whose copies may still be told as duplicates; they are no sign of reordering.
-)
+MAX_COPIED = 64  # Urgent packets sent twice whose copies may still be told as duplicates: no sign of reordering.
 MAX_TIMEOUT_S = 2.0  # A line that comes back after a cut is noticed this soon; a packet in two seconds burdens nobody.
 COMPACT_AT = 4096  # Records acknowledged before the list is cut; a bound on what is kept in vain.
 
