@@ -32,6 +32,7 @@ bench: setup
 	@for program in $(filter-out benchmarks/home_links.py benchmarks/training.py benchmarks/chaos.py benchmarks/utilisation.py,$(wildcard benchmarks/[!_]*.py)); do echo "== $$program"; $(BIN)/python "$$program" || exit 1; done
 
 # Rates, manners, cold starts and control latency between two emulated homes, beside four others; about half an hour, as root.
+# ARGS=--all-peers: the others in every cell and relayed, an hour; --resume goes on with a run that was broken off.
 bench-transport: setup
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[bench]'
 	$(BIN)/python benchmarks/home_links.py $(ARGS)
