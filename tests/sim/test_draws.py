@@ -139,3 +139,11 @@ async def test_what_a_blind_auditor_approved_is_looked_at_again_once_it_is_found
     }
     assert approved
     assert approved <= seen, "an honest auditor has looked at all of them"
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+async def test_the_model_is_finished_only_when_no_round_can_turn_out_to_be_forged_any_more(seed: int) -> None:
+    world = World(seed, nodes=6, faults=0.0, settings={"canaries": 0})
+    job, _ = await run_world(world, 2, 2)
+    kinds = [event.kind for event in await read(world, EventRecord, job)]
+    assert "audit" not in kinds[kinds.index("verifying") :]
