@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import re
-import struct
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +19,6 @@ from typing import Any
 
 import msgspec
 from _common import publish
-from solders.account import Account
 from solders.address_lookup_table_account import AddressLookupTableAccount
 from solders.compute_budget import set_compute_unit_limit
 from solders.instruction import Instruction
@@ -28,13 +26,12 @@ from solders.keypair import Keypair
 from solders.message import MessageV0
 from solders.pubkey import Pubkey
 from solders.transaction import VersionedTransaction
-from solders.transaction_metadata import FailedTransactionMetadata
 from spl.token import instructions as token
 from spl.token import models
 from spl.token.constants import TOKEN_PROGRAM_ID
 
-from ledger import merkle
-from ledger.local.chain import Chain
+from ledger import merkle, tables
+from ledger.local.chain import SLOT_SECONDS, Chain
 from ledger.local.genesis import BOND, COOLDOWN_S, SLASH_WINDOW_S, VERDICT_S, Genesis, give, open_chain, send
 from ledger.local.store import Store
 from ledger.program.codes import MAX_BATCH, MAX_GROWTH, MAX_PAYEES
@@ -43,8 +40,7 @@ FEE_LAMPORTS = 5000  # A signature; what a transaction costs however much it com
 MAX_UNITS = 1_400_000
 START = 1_900_000_000.0
 JOB, AUDIT, REASON = b"\1" * 32, b"\2" * 32, b"\3" * 32
-TABLE_SIZE = 250  # Addresses a lookup table; 256 is what one holds.
-LOOKUP_TABLES = Pubkey.from_string("AddressLookupTab1e1111111111111111111111111")
+TABLE_SIZE = 250  # Addresses a lookup table, of the 256 that fit: five settlements whole.
 DOCS = Path(__file__).parent.parent / "docs" / "LEDGER.md"
 BEGIN, END = "<!-- costs: begin -->", "<!-- costs: end -->"
 
@@ -199,7 +195,7 @@ def _transfer(source: Pubkey, target: Pubkey, owner: Pubkey, amount: int) -> mod
 
 @dataclass
 class Payments:
-    """Transactions with lookup tables, straight to the machine: how many, how large, how much computed."""
+    """Transactions of the coordinator: how many, how large, how much computed."""
 
     bench: Bench
     transactions: int = 0
@@ -208,20 +204,27 @@ class Payments:
     most_bytes: int = 0
     total_bytes: int = 0
 
-    def run(self, instructions: Sequence[Instruction], tables: Sequence[AddressLookupTableAccount] = ()) -> None:
+    def run(
+        self,
+        instructions: Sequence[Instruction],
+        lookups: Sequence[AddressLookupTableAccount] = (),
+        units: int = MAX_UNITS,
+    ) -> None:
         """Execute, signed by the coordinator."""
         chain, signer = self.bench.chain, self.bench.coordinator
-        limit = set_compute_unit_limit(MAX_UNITS)
-        message = MessageV0.try_compile(signer.pubkey(), [limit, *instructions], list(tables), chain.blockhash())
+        chain.tick()
+        # Equal transactions are one and the same; the limit, which differs, tells them apart.
+        every = [set_compute_unit_limit(MAX_UNITS - self.transactions), *instructions]
+        message = MessageV0.try_compile(signer.pubkey(), every, list(lookups), chain.blockhash())
         transaction = VersionedTransaction(message, [signer])
-        result = chain._vm.send_transaction(transaction)
-        if isinstance(result, FailedTransactionMetadata):
-            raise SystemExit(f"a transaction failed: {result.err()}; {result.meta().logs()[-4:]}")
-        units, size = result.compute_units_consumed(), len(bytes(transaction))
+        entry = chain.store.find(chain.submit(transaction, preflight=False))
+        if entry is None or entry.error is not None:
+            raise SystemExit(f"a transaction failed: {entry and entry.error}")
+        computed, size = msgspec.json.decode(entry.meta)["computeUnitsConsumed"], len(entry.wire)
         self.transactions += 1
-        self.units += units
+        self.units += computed
         self.total_bytes += size
-        self.most_units, self.most_bytes = max(self.most_units, units), max(self.most_bytes, size)
+        self.most_units, self.most_bytes = max(self.most_units, computed), max(self.most_bytes, size)
 
     def report(self, providers: int) -> dict[str, Any]:
         """The sums, and what they are for one provider."""
@@ -246,19 +249,19 @@ def many(bench: Bench, providers: int) -> dict[str, Any]:
     )
     bench.prepare(bench.wallet_of(escrow), opening, signers=[bench.submitter])
     bench.prepare(market.escrow_deposit(submitter, escrow, providers * 3000), signers=[bench.submitter])
-    room, admission, first, second = (Payments(bench) for _ in range(4))
+    room, admission, listing, first, second = (Payments(bench) for _ in range(5))
     for start in range(MAX_PAYEES, providers, MAX_GROWTH):
         room.run([market.escrow_grow(coordinator, escrow, min(MAX_GROWTH, providers - start))])
     for part in _parts(people, 12):
         admission.run([market.escrow_admit(coordinator, escrow, part, enrol=True)])
-    tables = _tables(bench, [market.wallet(payee) for payee in people])
+    lookups = _tables(bench, [market.wallet(payee) for payee in people], listing)
     began = time.process_time()
     for payments, total in ((first, 1000), (second, 2500)):
         for start in range(0, providers, MAX_BATCH):
             part = people[start : start + MAX_BATCH]
             slots = range(start, start + len(part))
             settle = market.escrow_settle(coordinator, escrow, [(payee, total) for payee in part], slots)
-            payments.run([settle], [tables[start // TABLE_SIZE]])
+            payments.run([settle], [lookups[start // TABLE_SIZE]])
     seconds = time.process_time() - began
     wrong = sum(_tokens(bench, payee) != 2500 for payee in people)
     account = bench.chain.account(escrow)
@@ -267,8 +270,8 @@ def many(bench: Bench, providers: int) -> dict[str, Any]:
         "providers": providers, "paid_wrongly": wrong, "escrow_rent_lamports": account.lamports,
         "room": room.report(providers), "admission": admission.report(providers),
         "first_settlement": first.report(providers), "later_settlement": second.report(providers),
-        "lookup_tables": len(tables),
-        "table_rent_lamports": sum(bench.chain.rent_minimum(56 + 32 * len(one.addresses)) for one in tables),
+        "lookup_tables": listing.report(providers), "tables": len(lookups),
+        "table_rent_lamports": sum(bench.chain.rent_minimum(56 + 32 * len(one.addresses)) for one in lookups),
         "payouts_a_cpu_second": round(2 * providers / seconds),
     }  # fmt: skip
 
@@ -283,15 +286,20 @@ def _tokens(bench: Bench, owner: Pubkey) -> int:
     return 0 if account is None else int.from_bytes(account.data[64:72], "little")
 
 
-def _tables(bench: Bench, wallets: Sequence[Pubkey]) -> list[AddressLookupTableAccount]:
-    """Lookup tables as their program would have written them; making them is not what is measured here."""
-    tables = []
-    for number, start in enumerate(range(0, len(wallets), TABLE_SIZE)):
-        part, key = list(wallets[start : start + TABLE_SIZE]), _key(f"table {number}").pubkey()
-        content = struct.pack("<IQQBB34x", 1, 2**64 - 1, 0, 0, 0) + b"".join(map(bytes, part))
-        bench.chain._vm.set_account(key, Account(10**9, content, LOOKUP_TABLES))
-        tables.append(AddressLookupTableAccount(key=key, addresses=part))
-    return tables
+def _tables(bench: Bench, wallets: Sequence[Pubkey], payments: Payments) -> list[AddressLookupTableAccount]:
+    """Lookup tables of everybody's token account."""
+    owner, made = bench.coordinator.pubkey(), list[AddressLookupTableAccount]()
+    for start in range(0, len(wallets), TABLE_SIZE):
+        bench.clock.now += SLOT_SECONDS  # One owner makes one table a slot.
+        bench.chain.tick()
+        part, slot = wallets[start : start + TABLE_SIZE], bench.chain.slot - 1
+        address = tables.table_address(owner, slot)
+        payments.run([tables.create_table(owner, slot)])
+        for piece in _parts(part, tables.MAX_ADDRESSES_A_TRANSACTION):
+            payments.run([tables.extend_table(owner, address, piece)])
+        made.append(AddressLookupTableAccount(address, list(part)))
+    bench.clock.now += SLOT_SECONDS  # New addresses count from the next slot on.
+    return made
 
 
 def table(result: dict[str, Any]) -> str:
@@ -306,13 +314,13 @@ def table(result: dict[str, Any]) -> str:
         "| step | transactions | compute units | units, largest | bytes, largest | lamports a provider |",
         "|---|---:|---:|---:|---:|---:|",
     ]  # fmt: skip
-    for name in ("room", "admission", "first_settlement", "later_settlement"):
+    for name in ("room", "admission", "lookup_tables", "first_settlement", "later_settlement"):
         step = found[name]
         counts = [step[one] for one in ("transactions", "compute_units", "most_units", "most_bytes")]
         numbers = " | ".join(f"{count:,}" for count in counts)
         lines.append(f"| {name.replace('_', ' ')} | {numbers} | {step['lamports_a_provider']} |")
     rents = f"Rent, returned at the end: escrow {found['escrow_rent_lamports']:,} lamports, "
-    lines += ["", rents + f"{found['lookup_tables']} lookup tables {found['table_rent_lamports']:,} lamports."]
+    lines += ["", rents + f"{found['tables']} lookup tables {found['table_rent_lamports']:,} lamports."]
     return "\n".join(lines)
 
 

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from solders.address_lookup_table_account import AddressLookupTableAccount
+from solders.pubkey import Pubkey
 
+from ledger import tables
+from ledger.addresses import keypair
 from ledger.client import Consent, Ledger, address_of, job_bytes
 from ledger.errors import (
     AmountError,
@@ -13,6 +17,7 @@ from ledger.errors import (
     StateError,
     TransactionFailedError,
 )
+from ledger.local.chain import SLOT_SECONDS
 from ledger.local.genesis import BOND, COOLDOWN_S, VERDICT_S
 from ledger.merkle import Proof
 from ledger.money import Amount
@@ -208,6 +213,33 @@ async def test_a_judges_silence_returns_the_bond(rich: Ledger, world: World) -> 
     world.clock.advance(VERDICT_S)
     await rich.confirm(await rich.prepare_dispute_expiry(NODES[0], address_of(STRANGER), AUDIT))
     assert await rich.balance(address_of(STRANGER)) == 10 * BUDGET
+
+
+async def test_fifty_payments_are_told_although_nodes_cut_their_logs(rich: Ledger, world: World) -> None:
+    await _open(rich, world)
+    fifty, root = PAYEES[:50], world.genesis.root.pubkey()
+    for payee in fifty:
+        await rich.faucet(payee, Amount(1), 0)
+    for prepared in await rich.prepare_admission(COORDINATOR, WHO, JOB, fifty):
+        await rich.confirm(prepared)
+    wallets = [Pubkey.from_string(rich.wallet(payee)) for payee in fifty]
+    slot = world.chain.slot - 1
+    address = tables.table_address(root, slot)
+    world.send(tables.create_table(root, slot))
+    for start in (0, 20, 40):
+        world.send(tables.extend_table(root, address, wallets[start : start + 20]))
+    world.clock.advance(SLOT_SECONDS)
+    keys = [(Pubkey.from_string(payee), 10 + place) for place, payee in enumerate(fifty)]
+    escrow = Pubkey.from_string(rich.escrow_address(WHO, JOB))
+    settle = world.market.escrow_settle(keypair(COORDINATOR).pubkey(), escrow, keys)
+    lookup = AddressLookupTableAccount(address, wallets)
+    prepared = (await rich._sender.window()).sign(keypair(COORDINATOR), [settle], (), [lookup])
+    await rich.confirm(prepared)
+    assert any("Log truncated" in line for line in world.logs(prepared.signature))
+    history = await rich.history(WHO, JOB)
+    assert {event.kind for event in history} == {"opened", "deposited", "admitted", "paid"}
+    told = {event.fields["account"]: event.fields["amount"] for event in history if event.kind == "paid"}
+    assert told == {str(wallet): 10 + place for place, wallet in enumerate(wallets)}
 
 
 async def test_amounts_that_are_none_are_refused_before_anything_is_signed(rich: Ledger, world: World) -> None:
