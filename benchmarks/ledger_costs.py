@@ -186,7 +186,8 @@ def _silence(bench: Bench) -> None:
     opening = market.dispute_open(challenger, bench.node.pubkey(), audit)
     bench.prepare(bench.wallet_of(dispute), bond, opening, signers=[bench.challenger])
     bench.clock.now += VERDICT_S
-    bench.measure("dispute expire", market.dispute_expire(bench.node.pubkey(), challenger, audit), bench.node, dispute)
+    expire = market.dispute_expire(bench.node.pubkey(), challenger, bench.node.pubkey(), audit)
+    bench.measure("dispute expire", expire, bench.node, dispute)
 
 
 def _transfer(source: Pubkey, target: Pubkey, owner: Pubkey, amount: int) -> models.TransferParams:

@@ -116,10 +116,10 @@ class Disputes(Stakes):
             NoDisputeError: there is no such dispute.
         """
         signer, who = keypair(seed), parse_address(challenger)
-        await self._known_dispute(challenger, audit)
+        node = parse_address((await self._known_dispute(challenger, audit)).node)
         instructions = [
             create_idempotent_associated_token_account(signer.pubkey(), who, self._market.mint),
-            self._market.dispute_expire(signer.pubkey(), who, audit),
+            self._market.dispute_expire(signer.pubkey(), who, node, audit),
         ]
         return await self._prepare(signer, instructions)
 

@@ -77,6 +77,7 @@ class StakeState:
     Attributes:
         next_coordinator, move_at: whom the node asked for as its coordinator, and from when on it may have it.
         challenger_bps: the part of a slash that the challenger gets.
+        disputes: how many wait for a verdict; until then the stake stays.
     """
 
     address: str
@@ -99,6 +100,7 @@ class StakeState:
     move_at: int = 0
     challenger_bps: int = 0
     opened_at: int = 0
+    disputes: int = 0
 
     def slashable(self, now: float) -> Amount:
         """What may be slashed at this time without exceeding the window's share."""
@@ -182,6 +184,7 @@ def stake_state(address: Pubkey, account: StakeAccount, balance: int) -> StakeSt
         move_at=account.move_at,
         challenger_bps=account.challenger_bps,
         opened_at=account.opened_at,
+        disputes=account.disputes,
     )
 
 

@@ -39,7 +39,7 @@ COOLDOWN_S = 3600  # Long enough for a round's audit to finish before the stake 
 SLASH_WINDOW_S = 3600
 CHALLENGER_BPS = 5000  # Half a slash for who brought the offence up: worth an audit, and no profit to a pair of cheats.
 BOND = 5 * 10**6  # 5 tokens: more than a node loses while an accusation against it is looked at.
-VERDICT_S = 3600  # As long as the cool-down: no stake leaves while a dispute over it waits.
+VERDICT_S = 3600  # So long a dispute keeps the accused's stake where it is, at most.
 # A program whose accounts have another layout gets another address: ledgers begun before keep the old one beside it.
 _KEYS = ("root", "mint", "program-2", "treasury")
 

@@ -82,6 +82,7 @@ class MarketError(IntEnum):
     BOND = 26
     DECIDED = 27
     SELF = 28
+    DISPUTED = 29
 
 
 ERROR_TEXTS: dict[MarketError, str] = {
@@ -113,4 +114,5 @@ ERROR_TEXTS: dict[MarketError, str] = {
     MarketError.BOND: "the bond is smaller than the market's terms ask for",
     MarketError.DECIDED: "the dispute was decided already",
     MarketError.SELF: "nobody disputes with itself",
+    MarketError.DISPUTED: "a dispute over the stake waits for its verdict or its deadline",
 }

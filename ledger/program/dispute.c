@@ -3,7 +3,7 @@
 #include "market.h"
 
 static const u8 SEED[7] = {'d', 'i', 's', 'p', 'u', 't', 'e'};
-enum { TERMS = 5, ACCUSED = 6 };
+enum { TERMS = 5, ACCUSED = 6 }; /* the accused's stake stands at the same place in a verdict */
 
 typedef struct { Slice seeds[4]; SignerSeeds signer; } DisputeSigner;
 
@@ -27,33 +27,34 @@ static NOINLINE u64 load(const Call *call, u64 accounts, Dispute **out) {
     return check_money(call, &dispute->vault, &dispute->mint);
 }
 
-/* Who is accused and who judges stand in the accused's stake. */
-static NOINLINE u64 load_accused(const Call *call, const Stake **out) {
+/* Who is accused and who judges stand in the accused's stake, which also counts the disputes that wait. */
+static NOINLINE u64 load_accused(const Call *call, Stake **out) {
     const Account *a = call->accounts;
     if (!same_key(a[ACCUSED].owner, call->program) || a[ACCUSED].data_len != sizeof(Stake)) return E_NOT_OURS;
-    const Stake *stake = (const Stake *)a[ACCUSED].data;
+    Stake *stake = (Stake *)a[ACCUSED].data;
     if (stake->tag != TAG_STAKE || stake->version != VERSION) return E_NOT_OURS;
     if (!same_key(a[MINT].key, &stake->mint)) return E_WRONG_MINT;
-    const Pubkey *challenger = a[AUTHORITY].key;
-    if (same_key(challenger, &stake->node) || same_key(challenger, &stake->coordinator)) return E_SELF;
     *out = stake;
     return 0;
 }
 
-/* [challenger s w, dispute w, vault, mint, system, terms, accused's stake]; audit[32]
- * What the vault holds is the bond. */
+/* [challenger s w, dispute w, vault, mint, system, terms, accused's stake w]; audit[32]
+ * What the vault holds is the bond. Until the dispute is decided the stake stays where it is. */
 u64 dispute_open(const Call *call) {
     const Account *a = call->accounts;
     if (call->data_len != 32 || is_zero(call->data)) return INVALID_INSTRUCTION_DATA;
     if (call->count < 7) return INVALID_ARGUMENT;
     if (!a[AUTHORITY].is_signer) return MISSING_SIGNATURE;
     const Market *market;
-    const Stake *stake;
+    Stake *stake;
     i64 time;
     u64 error = load_terms(call, TERMS, &market);
     if (error) return error;
     error = load_accused(call, &stake);
     if (error) return error;
+    const Pubkey *challenger = a[AUTHORITY].key;
+    if (same_key(challenger, &stake->node) || same_key(challenger, &stake->coordinator)) return E_SELF;
+    if (stake->disputes == MAX_DISPUTES) return E_OVERFLOW;
     error = now(&time);
     if (error) return error;
 
@@ -65,6 +66,7 @@ u64 dispute_open(const Call *call) {
     if (error) return error;
     u64 bond = vault_balance(a + VAULT);
     if (!bond || bond < market->bond) return E_BOND;
+    stake->disputes++;
 
     Dispute *dispute = (Dispute *)a[STATE].data;
     dispute->tag = TAG_DISPUTE;
@@ -83,24 +85,29 @@ u64 dispute_open(const Call *call) {
     return 0;
 }
 
-/* Pays the whole vault to a token account of the winner and closes the question. */
+/* Pays the whole vault to a token account of the winner, closes the question, and lets the stake go. */
 static NOINLINE u64 decide(const Call *call, Dispute *dispute, u8 status, const Pubkey *winner) {
     const Account *a = call->accounts;
+    Stake *stake;
+    u64 error = load_accused(call, &stake);
+    if (error) return error;
+    if (!same_key(&stake->node, &dispute->node)) return E_NOT_OURS;
     if (!token_account_belongs_to(a + REST, winner)) return E_WRONG_DESTINATION;
     DisputeSigner signer;
-    u64 error = transfer_tokens(call, VAULT, REST, vault_balance(a + VAULT), sign_as(&signer, dispute));
+    error = transfer_tokens(call, VAULT, REST, vault_balance(a + VAULT), sign_as(&signer, dispute));
     if (error) return error;
     dispute->status = status;
+    stake->disputes--;
     return 0;
 }
 
-/* [coordinator s, dispute w, vault w, mint, token, winner's token account w]; upheld u8 evidence[32] */
+/* [coordinator s, dispute w, vault w, mint, token, winner's token account w, accused's stake w]; upheld u8 evidence[32] */
 u64 dispute_verdict(const Call *call) {
     const Account *a = call->accounts;
     if (call->data_len != 33 || call->data[0] > 1 || is_zero(call->data + 1)) return INVALID_INSTRUCTION_DATA;
     Dispute *dispute;
     i64 time;
-    u64 error = load(call, 6, &dispute);
+    u64 error = load(call, 7, &dispute);
     if (error) return error;
     if (!same_key(a[AUTHORITY].key, &dispute->coordinator)) return E_WRONG_AUTHORITY;
     if (dispute->status != OPEN) return E_DECIDED;
@@ -115,13 +122,13 @@ u64 dispute_verdict(const Call *call) {
     return 0;
 }
 
-/* [anyone s, dispute w, vault w, mint, token, challenger's token account w]
+/* [anyone s, dispute w, vault w, mint, token, challenger's token account w, accused's stake w]
  * The coordinator's silence costs the challenger nothing. */
 u64 dispute_expire(const Call *call) {
     if (call->data_len) return INVALID_INSTRUCTION_DATA;
     Dispute *dispute;
     i64 time;
-    u64 error = load(call, 6, &dispute);
+    u64 error = load(call, 7, &dispute);
     if (error) return error;
     if (dispute->status != OPEN) return E_DECIDED;
     error = now(&time);

@@ -265,11 +265,14 @@ class Market:
     # Dispute
 
     def dispute_open(self, challenger: Pubkey, node: Pubkey, audit: bytes) -> Instruction:
-        """Open a dispute over a node's audit; what its vault holds is the bond, so the bond is moved there first."""
+        """Open a dispute over a node's audit; what its vault holds is the bond, so the bond is moved there first.
+
+        Until it is decided the node neither withdraws its stake nor changes its coordinator.
+        """
         state = self.dispute(challenger, audit)
         accounts = [
             _signer(challenger, writable=True), _writable(state), _readonly(self.wallet(state)), _readonly(self.mint),
-            _readonly(SYSTEM_PROGRAM), _readonly(self.terms()), _readonly(self.stake(node)),
+            _readonly(SYSTEM_PROGRAM), _readonly(self.terms()), _writable(self.stake(node)),
         ]  # fmt: skip
         return self._call(Operation.DISPUTE_OPEN, audit, accounts)
 
@@ -278,12 +281,16 @@ class Market:
     ) -> Instruction:
         """Decide a dispute: the bond returns to the challenger, or goes to the accused node."""
         state = self.dispute(challenger, audit)
-        accounts = [*self._common(coordinator, state), _writable(self.wallet(challenger if upheld else node))]
+        winner = self.wallet(challenger if upheld else node)
+        accounts = [*self._common(coordinator, state), _writable(winner), _writable(self.stake(node))]
         return self._call(Operation.DISPUTE_VERDICT, bytes([upheld]) + evidence, accounts)
 
-    def dispute_expire(self, anyone: Pubkey, challenger: Pubkey, audit: bytes) -> Instruction:
+    def dispute_expire(self, anyone: Pubkey, challenger: Pubkey, node: Pubkey, audit: bytes) -> Instruction:
         """Return the bond of a dispute that nobody decided in time."""
-        accounts = [*self._common(anyone, self.dispute(challenger, audit)), _writable(self.wallet(challenger))]
+        accounts = [
+            *self._common(anyone, self.dispute(challenger, audit)), _writable(self.wallet(challenger)),
+            _writable(self.stake(node)),
+        ]  # fmt: skip
         return self._call(Operation.DISPUTE_EXPIRE, b"", accounts)
 
     def dispute_close(self, anyone: Pubkey, challenger: Pubkey, audit: bytes) -> Instruction:

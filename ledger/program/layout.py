@@ -23,7 +23,7 @@ VERSION = 2  # Of every layout here. Accounts of version 1 belong to the program
 _ESCROW = struct.Struct("<4B2Hq3Q32s32s32s32s32s")  # What stays of a closed escrow.
 _TERMS = struct.Struct("<3QI2H32s")
 _PAYEE = struct.Struct("<32sQ")
-_STAKE = struct.Struct("<4B2H4q6Q32s32s32s32s32s32sq2Q")
+_STAKE = struct.Struct("<4B2H4q6Q32s32s32s32s32s32sq2HIq")
 _DISPUTE = struct.Struct("<4BIqQ32s32s32s32s32s32s32s")
 _MARKET = struct.Struct("<4B2H3qQ32s32s")
 _TAG_ESCROW, _TAG_STAKE, _TAG_MARKET, TAG_DISPUTE = 1, 2, 3, 4
@@ -99,6 +99,7 @@ class StakeAccount:
     next_coordinator: Pubkey
     move_at: int
     challenger_bps: int
+    disputes: int
     opened_at: int
 
 
@@ -186,7 +187,11 @@ def read_stake(data: bytes) -> StakeAccount:
         raise LedgerAnswerError(f"{len(data)} bytes are no stake of version {VERSION}: is this the right program?")
     _, _, _, _, slash_bps, _, cooldown, window, window_start, unlock_at, *rest = _STAKE.unpack_from(data)
     amounts, keys = rest[:6], (Pubkey.from_bytes(key) for key in rest[6:12])
-    return StakeAccount(slash_bps, cooldown, window, window_start, unlock_at, *amounts, *keys, *rest[12:])
+    move_at, challenger_bps, disputes, _, opened_at = rest[12:]
+    return StakeAccount(
+        slash_bps, cooldown, window, window_start, unlock_at, *amounts, *keys,
+        move_at=move_at, challenger_bps=challenger_bps, disputes=disputes, opened_at=opened_at,
+    )  # fmt: skip
 
 
 def read_dispute(data: bytes) -> DisputeAccount:

@@ -33,6 +33,7 @@ enum {
     E_BOND = 26,             /* the bond is smaller than the terms ask for */
     E_DECIDED = 27,          /* the dispute has its verdict, or expired */
     E_SELF = 28,             /* challenger and accused, or challenger and judge, are one */
+    E_DISPUTED = 29,         /* the stake stays, with its judge, while a dispute over it waits */
 };
 
 enum { TAG_ESCROW = 1, TAG_STAKE = 2, TAG_MARKET = 3, TAG_DISPUTE = 4 };
@@ -49,6 +50,7 @@ enum { CONSENT_ADMIT = 1, CONSENT_END = 2 };    /* what the coordinator may do a
 #define MAX_COOLDOWN (90LL * 86400)
 #define MAX_WINDOW (30LL * 86400)
 #define CLAIM_GRACE (7LL * 86400) /* so long after the deadline promised earnings stay in the escrow */
+#define MAX_DISPUTES 65535 /* that wait at once over one stake: counted in 16 bits */
 #define REASONS 16 /* a stake remembers this many slashes, so that none is applied twice */
 
 typedef struct { Pubkey account; u64 paid; } Payee;
@@ -78,7 +80,8 @@ typedef struct {
     u64 deposited, slashed, withdrawn;
     Pubkey node, coordinator, mint, vault, treasury, next_coordinator;
     i64 move_at;
-    u64 challenger_bps;
+    u16 challenger_bps, disputes; /* of the second kind those that wait for a verdict */
+    u32 pad2;
     i64 opened_at;
     Pubkey reasons[REASONS];
 } Stake;

@@ -191,6 +191,7 @@ u64 stake_withdraw(const Call *call) {
     if (error) return error;
     if (!same_key(a[AUTHORITY].key, &stake->node)) return E_WRONG_AUTHORITY;
     if (!stake->requested) return E_NO_REQUEST;
+    if (stake->disputes) return E_DISPUTED;
     i64 time;
     error = now(&time);
     if (error) return error;
@@ -220,6 +221,7 @@ u64 stake_move(const Call *call) {
     if (error) return error;
     if (!same_key(a[AUTHORITY].key, &stake->node)) return E_WRONG_AUTHORITY;
     if (is_zero(call->data)) return E_BAD_TERMS;
+    if (stake->disputes) return E_DISPUTED;
     error = now(&time);
     if (error) return error;
     int asked = stake->move_at && same_bytes(stake->next_coordinator.bytes, call->data);
@@ -249,6 +251,7 @@ u64 stake_close(const Call *call) {
     if (error) return error;
     if (!same_key(a[AUTHORITY].key, &stake->node)) return E_WRONG_AUTHORITY;
     if (vault_balance(a + VAULT)) return E_NOT_EMPTY;
+    if (stake->disputes) return E_DISPUTED;
     error = now(&time);
     if (error) return error;
     if (time < stake->window_start + stake->window) return E_TOO_EARLY;

@@ -234,9 +234,14 @@ async def _dispute_story(ledger: Ledger, market: Market, people: People, treasur
             ("coordinator", slash(who, people.node, treasury, 501, REASON), MarketError.SLASH_CAP),
             ("coordinator", slash(who, people.node, treasury, 1, REASON, who), MarketError.WRONG_DESTINATION),
             ("stranger", slash(people.stranger, people.node, treasury, 1, REASON), MarketError.WRONG_AUTHORITY),
-            ("stranger", market.dispute_expire(people.stranger, people.stranger, AUDIT), MarketError.TOO_EARLY),
+            (
+                "stranger",
+                market.dispute_expire(people.stranger, people.stranger, people.node, AUDIT),
+                MarketError.TOO_EARLY,
+            ),
             ("node", market.dispute_open(people.node, people.node, EVIDENCE), MarketError.SELF),
             ("node", market.stake_close(people.node), MarketError.NOT_EMPTY),
+            ("node", market.stake_move(people.node, people.payee), MarketError.DISPUTED),
         ],
     )
     verdict = await ledger.prepare_verdict(

@@ -9,7 +9,7 @@ from solders.system_program import ID as SYSTEM_PROGRAM
 from solders.system_program import TransferParams, transfer
 from spl.token.instructions import get_associated_token_address
 
-from ledger.local.genesis import BOND, VERDICT_S
+from ledger.local.genesis import BOND, COOLDOWN_S, VERDICT_S
 from ledger.program.codes import MarketError
 from ledger.program.layout import DISPUTE_SIZE, Ruling, read_dispute, read_events
 from tests.ledger.world import TOKENS, World, swap, unsigned, with_data
@@ -37,7 +37,7 @@ def _verdict(world: World, *, upheld: bool) -> Instruction:
 
 
 def _expire(world: World) -> Instruction:
-    return world.market.dispute_expire(world.submitter, world.stranger, AUDIT)
+    return world.market.dispute_expire(world.submitter, world.stranger, world.node, AUDIT)
 
 
 def _close(world: World) -> Instruction:
@@ -79,6 +79,54 @@ def test_silence_of_the_judge_returns_the_bond_by_anyones_call(world: World, dis
     world.send(_expire(world))
     assert world.tokens(world.stranger) == TOKENS
     assert world.dispute(dispute).ruling == Ruling.EXPIRED
+
+
+@pytest.mark.parametrize("end", ["upheld", "rejected", "expired"])
+def test_a_stake_stays_with_its_judge_until_every_dispute_over_it_is_decided(world: World, end: str) -> None:
+    """Also one that was about to leave: a request whose cool-down is nearly over helps nobody to escape a verdict."""
+    world.open_stake(1000)
+    market = world.market
+    world.send(market.stake_request(world.node, 1000))
+    world.clock.advance(COOLDOWN_S - 1)
+    world.send(*_open(world))
+    world.clock.advance(1)
+    withdraw, move = market.stake_withdraw(world.node), market.stake_move(world.node, world.submitter)
+    assert world.stake(market.stake(world.node)).disputes == 1
+    assert world.refusal(withdraw) == world.refusal(move) == MarketError.DISPUTED
+    if end == "expired":
+        world.clock.advance(VERDICT_S)
+        world.send(_expire(world))
+    else:
+        world.send(_verdict(world, upheld=end == "upheld"))
+    assert world.stake(market.stake(world.node)).disputes == 0
+    assert world.refusal(withdraw) is None
+
+
+def test_a_stake_that_was_slashed_to_nothing_closes_only_after_the_verdict(world: World) -> None:
+    terms = world.market.configure(
+        world.genesis.root.pubkey(), world.treasury, slash_bps=10_000, cooldown=60, window=1, bond=BOND
+    )
+    world.send(terms)
+    world.open_stake(10)
+    world.send(*_open(world))
+    world.send(world.market.stake_slash(world.coordinator, world.node, world.treasury, 10, EVIDENCE))
+    world.clock.advance(60)
+    close = world.market.stake_close(world.node)
+    assert world.refusal(close) == MarketError.DISPUTED
+    world.send(_verdict(world, upheld=True))
+    assert world.refusal(close) is None
+
+
+@pytest.mark.parametrize("operation", ["verdict", "expire"])
+def test_a_verdict_releases_the_accuseds_stake_and_no_other(world: World, dispute: Pubkey, operation: str) -> None:
+    other = world.open_stake(1000, world.submitter)
+    call = _verdict(world, upheld=True)
+    if operation == "expire":
+        world.clock.advance(VERDICT_S)
+        call = _expire(world)
+    for wrong in (other, world.market.terms(), world.wallet(world.node), dispute):
+        assert world.refusal(swap(call, 6, wrong)) == MarketError.NOT_OURS
+    assert world.refusal(call) is None
 
 
 @pytest.mark.parametrize("first", ["upheld", "rejected", "expired"])
