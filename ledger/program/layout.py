@@ -186,12 +186,9 @@ def read_stake(data: bytes) -> StakeAccount:
     if len(data) != STAKE_SIZE or data[0] != _TAG_STAKE or data[2] != VERSION:
         raise LedgerAnswerError(f"{len(data)} bytes are no stake of version {VERSION}: is this the right program?")
     _, _, _, _, slash_bps, _, cooldown, window, window_start, unlock_at, *rest = _STAKE.unpack_from(data)
-    amounts, keys = rest[:6], (Pubkey.from_bytes(key) for key in rest[6:12])
-    move_at, challenger_bps, disputes, _, opened_at = rest[12:]
-    return StakeAccount(
-        slash_bps, cooldown, window, window_start, unlock_at, *amounts, *keys,
-        move_at=move_at, challenger_bps=challenger_bps, disputes=disputes, opened_at=opened_at,
-    )  # fmt: skip
+    amounts, keys, (move_at, challenger_bps, disputes, _, opened_at) = rest[:6], rest[6:12], rest[12:]
+    more = [*(Pubkey.from_bytes(key) for key in keys), move_at, challenger_bps, disputes, opened_at]
+    return StakeAccount(slash_bps, cooldown, window, window_start, unlock_at, *amounts, *more)
 
 
 def read_dispute(data: bytes) -> DisputeAccount:

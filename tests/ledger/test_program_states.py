@@ -252,10 +252,10 @@ class Lives(RuleBasedStateMachine):
 
 def test_no_sequence_of_instructions_makes_money_appear_or_vanish() -> None:
     Lives.happened.clear()
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(
         Lives,
         settings=settings(
-            max_examples=25, stateful_step_count=40, deadline=None, derandomize=True,
+            max_examples=40, stateful_step_count=40, deadline=None, derandomize=True,
             suppress_health_check=list(HealthCheck),
         ),
     )  # fmt: skip
