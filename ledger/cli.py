@@ -27,7 +27,9 @@ EXIT_OK, EXIT_FAILED = 0, 1
 # Fields that hold smallest units and are shown as tokens.
 _MONEY_FIELDS = frozenset({"amount", "cumulative", "budget", "deposited", "paid", "refunded", "cap", "total"})
 _HIDDEN_FIELDS = frozenset({"job", "account"})
-_SOURCES = "* signed by coordinator or submitter, about what happened off the ledger; the rest is the program's own word"
+_SOURCES = (
+    "* signed by coordinator or submitter, about what happened off the ledger; the rest is the program's own word"
+)
 _SHORT = 8  # Characters of a signature in the table; --json shows all of them.
 
 
