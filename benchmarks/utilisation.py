@@ -181,7 +181,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, default=3, help="the first one warms up and is not counted")
     parser.add_argument("--inner-steps", type=int, default=8)
     parser.add_argument("--micro-batches", type=int, default=64)
-    parser.add_argument("--lookahead", type=int, default=1)
+    parser.add_argument("--lookahead", type=int, default=6)
     parser.add_argument("--activations", choices=["int8", "int4", "fp32"], default="fp32")
     parser.add_argument(
         "--pace", type=float, default=0.045, help="seconds of a micro-batch forward; backward takes two"
