@@ -7,10 +7,11 @@ it takes the smallest round trip of that time, `standing`, compares it with the 
 
 where `packets` is the window less its part of the queue, and `target` is less by what the mean round trip of an epoch exceeds
 the smallest by: the queue that bursts build and that goes again is one as well for whoever shares the line. The fixed point is
-a queue of about `target` seconds: a line that is always busy, and 8 % more round trip at 100 Mbit/s and 50 ms. This is FAST TCP's law (Wei, Jin, Low, Hegde: "FAST TCP", IEEE/ACM Trans.
-Networking 2006) with a target that falls as the rate grows, as in Swift (Kumar et al., SIGCOMM 2020, section 3.5): all flows of a
-queue see one delay, and only equal windows find it equally right. Losses do not enter the law, and clumped acknowledgements
-take half of the target away at most, so neither can mislead it.
+a queue of about `target` seconds: a line that is always busy, and 8 % more round trip at 100 Mbit/s and 50 ms. This is FAST
+TCP's law (Wei, Jin, Low, Hegde: "FAST TCP", IEEE/ACM Trans. Networking 2006) with a target that falls as the rate grows, as in
+Swift (Kumar et al., SIGCOMM 2020, section 3.5): all flows of a queue see one delay, and only equal windows find it equally
+right. Losses do not enter the law, and clumped acknowledgements take half of the target away at most, so neither can mislead
+it.
 
 Where the peer tells when packets arrived, the queue on the way back is left out of the round trips: two homes that send to each
 other at once would take each other's queues for their own, and one of them would starve.
