@@ -10,7 +10,7 @@ FAST   := tests/wire tests/cottage $(addprefix tests/coordinator/test_,lifecycle
           $(addprefix tests/transport/test_,merkle_tree.py node_keys.py virtual_clock.py message_frames.py ice_rules.py)
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test check lint bench bench-transport bench-training bench-utilisation chaos soak desktop setup clean
+.PHONY: demo test check lint bench bench-transport bench-training bench-utilisation chaos payouts soak desktop setup clean
 
 demo: setup
 	$(BIN)/cottage demo --dir build/demo $(ARGS)
@@ -29,7 +29,7 @@ lint: setup
 	$(BIN)/mypy
 
 bench: setup
-	@for program in $(filter-out benchmarks/home_links.py benchmarks/training.py benchmarks/chaos.py benchmarks/utilisation.py,$(wildcard benchmarks/[!_]*.py)); do echo "== $$program"; $(BIN)/python "$$program" || exit 1; done
+	@for program in $(filter-out benchmarks/home_links.py benchmarks/training.py benchmarks/chaos.py benchmarks/payouts.py benchmarks/utilisation.py,$(wildcard benchmarks/[!_]*.py)); do echo "== $$program"; $(BIN)/python "$$program" || exit 1; done
 
 # Rates, manners, cold starts and control latency between two emulated homes, beside four others; about half an hour, as root.
 # ARGS=--all-peers: the others in every cell and relayed, an hour; --resume goes on with a run that was broken off.
@@ -48,6 +48,10 @@ bench-utilisation: setup
 # Two hundred kills over a run of 4 stages x 3 replicas, beside the same run in calm; hours on two cores. ARGS="--kills 20 ..." for less.
 chaos: setup
 	$(BIN)/python benchmarks/chaos.py $(ARGS)
+
+# 100,000 payouts through a ledger that forks and an endpoint that fails; some twenty minutes of one processor.
+payouts: setup
+	$(BIN)/python benchmarks/payouts.py $(ARGS)
 
 # Ten minutes of everything at once over a bad line.
 soak: setup

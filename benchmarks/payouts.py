@@ -4,8 +4,9 @@ Every storm is one seed: jobs that are paid round by round by the real service, 
 After every step it is checked on the ledger itself that nothing has appeared or vanished and nobody has more than was earned,
 and at the end that everybody has exactly that. The first untruth ends it.
 
-    python -m benchmarks.payouts                      # 100,000 payouts, minutes of one processor
-    python -m benchmarks.payouts --payouts 2000 --seed 7
+    python benchmarks/payouts.py                      # 100,000 payouts, minutes of one processor
+    python benchmarks/payouts.py --payouts 2000 --seed 7
+    python benchmarks/payouts.py --every-wait         # a crash at each of the waits of one settlement
 """
 
 from __future__ import annotations
@@ -20,8 +21,12 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from _common import ROOT
+
+sys.path.insert(0, str(ROOT))  # Run as a program, only this folder is looked in.
+
 from tests.money.faulty import Weather
-from tests.money.storm import Size, Tally, storm
+from tests.money.storm import Size, Tally, crash_at, storm
 
 SIZE = Size(jobs=2, payees=50, rounds=40)  # About 4,000 payouts a storm, so that steps before the first are few.
 ROUGH = Weather(
@@ -39,12 +44,21 @@ CRASHES = 0.2  # Of the turns of the service end at one of its waits.
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Storm after storm until there were as many payouts."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.payouts", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python benchmarks/payouts.py", description=__doc__)
     parser.add_argument("--payouts", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0, help="of the first storm")
     parser.add_argument("--out", type=Path, help="receives the tally as JSON after every storm")
+    parser.add_argument(
+        "--every-wait", action="store_true", help="instead: a crash at each wait of one settlement, one by one"
+    )
     options = parser.parse_args(argv)
     logging.disable(logging.CRITICAL)  # Connections that break off are what is measured here.
+    if options.every_wait:
+        wait = 1
+        while asyncio.run(crash_at(wait)):
+            wait += 1
+        sys.stdout.write(json.dumps({"waits, each with a crash": wait - 1, "paid twice": 0, "lost": 0}) + "\n")
+        return 0
     total, faults, seed = Tally(), Counter[str](), options.seed
     began, worked = time.monotonic(), time.process_time()
     while total.payouts < options.payouts:

@@ -4,8 +4,8 @@ The ledger is a process of its own (``python -m ledger.local``), the service run
 Every provider is new: its token account is created, it is admitted to its job's escrow, and it is paid once; then each is paid a
 second time, when all of that is there. Rents and fees are what the coordinator's wallet is poorer by.
 
-    python -m benchmarks.settlement                  # 10,000 providers in jobs of 50
-    python -m benchmarks.settlement --providers 500
+    python benchmarks/settlement.py                  # 10,000 providers in jobs of 50
+    python benchmarks/settlement.py --providers 500
 """
 
 from __future__ import annotations
@@ -21,6 +21,10 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
+
+from _common import ROOT
+
+sys.path.insert(0, str(ROOT))  # Run as a program, only this folder is looked in.
 
 from coordinator.services.chain import LedgerChain
 from coordinator.services.settlement import POLL_SECONDS
@@ -137,7 +141,7 @@ async def measure(providers: int, folder: Path) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the figures as JSON."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.settlement", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python benchmarks/settlement.py", description=__doc__)
     parser.add_argument("--providers", type=int, default=10_000)
     options = parser.parse_args(argv)
     logging.disable(logging.WARNING)

@@ -19,9 +19,8 @@ from ledger.money import Amount
 from tests.coordinator.bench import Bench
 from tests.coordinator.fakes import COORDINATOR, WALLET
 from tests.ledger.served import served
-from tests.money.crash import Fuse, run_until_crash
 from tests.money.faulty import CALM, Weather
-from tests.money.storm import SEED, Size, Storm, Tally, payee, sea, storm
+from tests.money.storm import SEED, Size, Storm, crash_at, payee, sea, storm
 
 ROUGH = Weather(
     lost_question=0.06, lost_answer=0.1, too_many=0.05, garbage=0.03, held=0.3, wrong_height=0.3, behind=0.1, fork=0.04
@@ -62,32 +61,11 @@ async def test_one_lookup_table_serves_all_rounds_of_a_job_and_is_given_back_at_
         assert not await course.open_rows()
 
 
-async def at_wait(number: int) -> tuple[bool, Tally]:
-    """Settle a job whose service dies at its ``number``-th wait and goes on in a new process; whether it died."""
-    async with sea(1) as (world, rpc, ledger):
-        course = Storm(world, rpc, ledger, Size(1, 3, 1), 1)
-        await course.begin()
-        await course.earn(course.jobs[0], 0, [1])
-        async with course.bench.parts.desk.open(course.jobs[0]) as work:
-            await course.bench.parts.settlement.finish(work)
-        fuse = Fuse(number)
-        for _ in range(30):
-            if await run_until_crash(course.bench.parts.settlement.drain(), fuse):
-                break
-            course.bench.clock.t += 1.0
-            course.check()
-        course.bench = course.restarted()
-        course.check()
-        await course.end(crashes=0.0)
-        return fuse.burned, course.tally
-
-
 @pytest.mark.slow
 async def test_a_crash_at_every_wait_of_the_service_is_repaired_by_the_next_one() -> None:
-    # Each of the waits is visited by `python -m benchmarks.payouts --every-wait`; here every 23rd, from another start each.
+    # Each of the waits is visited by `python benchmarks/payouts.py --every-wait`; here every 23rd, from another start each.
     for start in range(0, 400, 23):
-        burned, _ = await at_wait(start + 1)
-        if not burned:
+        if not await crash_at(start + 1):
             assert start > 200, "the course has that many waits"
             return
 
