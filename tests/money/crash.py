@@ -49,17 +49,18 @@ def fused(coroutine: Coroutine[Any, Any, Any], fuse: Fuse) -> Generator[Any, Any
 
 
 @contextmanager
-def every_task_of_the_service(fuse: Fuse) -> Iterator[list[asyncio.Task[Any]]]:
-    """Put the fuse into each task that the service starts, and into no other; yields the list of them."""
+def every_task_of_the_service(fuse: Fuse) -> Iterator[list[tuple[asyncio.Task[Any], Coroutine[Any, Any, Any]]]]:
+    """Put the fuse into each task that the service starts, and into no other; yields them with what they run."""
     loop = asyncio.get_running_loop()
-    made: list[asyncio.Task[Any]] = []
+    made: list[tuple[asyncio.Task[Any], Coroutine[Any, Any, Any]]] = []
 
     def make(running: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
         code = getattr(coroutine, "cr_code", None)
         if code is None or not code.co_filename.endswith(SERVICE):
             return asyncio.Task(coroutine, loop=running, **options)
-        made.append(asyncio.Task(fused(coroutine, fuse), loop=running, **options))
-        return made[-1]
+        task = asyncio.Task(fused(coroutine, fuse), loop=running, **options)
+        made.append((task, coroutine))
+        return task
 
     before = loop.get_task_factory()
     loop.set_task_factory(make)
@@ -81,7 +82,9 @@ async def run_until_crash(coroutine: Coroutine[Any, Any, Any], fuse: Fuse) -> bo
             pass
         else:
             return False
-        for task in tasks:  # A process that is dead has none that go on.
+        for task, _ in tasks:  # A process that is dead has none that go on.
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(task for task, _ in tasks), return_exceptions=True)
+        for _, begun in tasks:
+            begun.close()  # One that was ended before its first turn has never begun.
         return True
