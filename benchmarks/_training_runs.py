@@ -23,8 +23,8 @@ from trainer.data import TokenFile, Windows
 from trainer.environment import configure
 from trainer.model import Cut
 from trainer.outer import Local, OuterState, outer_method
+from trainer.outer.checks import mean_update
 from trainer.outer.every_step import GRADIENT_CODEC
-from trainer.outer.method import mean_update
 from trainer.stage import Stage, StageState
 from trainer.steps import Position, Recorded, accumulate
 from trainer.update import update

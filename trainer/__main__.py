@@ -1,4 +1,4 @@
-"""``python -m trainer``: worker, bench, prepare, single, assemble, sample, evaluate.
+"""``python -m trainer``: worker, bench, prepare, single, judge, assemble, sample, evaluate.
 
 Exit codes: 0 done; 3 the input cannot be used (JSON ``{"code", "detail"}`` on stderr); 1 anything else.
 Only the verbs that compute import torch.
@@ -133,6 +133,30 @@ def _evaluate(options: argparse.Namespace) -> int:
     return 0
 
 
+def _judge(options: argparse.Namespace) -> int:
+    from trainer.judge import judge_inputs, judge_record
+
+    limits = (options.memory_mb, options.seconds)
+    if options.inputs is not None:
+        print(json.dumps(judge_inputs(options.inputs, options.threads, *limits)))
+        return 0
+    print(
+        json.dumps(
+            judge_record(
+                options.record,
+                options.step,
+                options.replay,
+                options.opening,
+                options.job,
+                options.folder,
+                options.threads,
+                limits,
+            )
+        )
+    )
+    return 0
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m trainer", description="Train language models in pieces.")
     verbs = parser.add_subparsers(required=True, metavar="VERB")
@@ -140,7 +164,9 @@ def _parser() -> argparse.ArgumentParser:
     worker = verbs.add_parser("worker", help="do one task for the agent behind a Unix socket")
     worker.add_argument("--socket", type=Path, required=True)
     worker.add_argument(
-        "--lie", choices=["gradient", "commitment", "lazy", "substitute"], help="for tests: cheat in this way"
+        "--lie",
+        choices=["gradient", "commitment", "lazy", "substitute", "operation"],
+        help="for tests: cheat in this way",
     )
     worker.add_argument(
         "--pace",
@@ -176,8 +202,27 @@ def _parser() -> argparse.ArgumentParser:
     single.add_argument("--threads", type=int, default=1)
     single.add_argument("--progress", action="store_true", help="print one JSON line a step")
     single.set_defaults(verb=_single)
+    _judge_parser(verbs)
     _finished_parsers(verbs)
     return parser
+
+
+def _judge_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    judge = verbs.add_parser("judge", help="run one operation of a disputed step; prints JSON")
+    what = judge.add_mutually_exclusive_group(required=True)
+    what.add_argument("--inputs", type=Path, help="an operation with its inputs, as a side of the dispute showed it")
+    what.add_argument(
+        "--record", type=int, help="the place of the operation whose record is wanted; needs what follows"
+    )
+    judge.add_argument("--step", type=int, default=0, help="within the round")
+    judge.add_argument("--replay", type=Path, help="JSON of the ReplayStep")
+    judge.add_argument("--opening", type=Path)
+    judge.add_argument("--job", type=Path)
+    judge.add_argument("--folder", type=Path, help="of the job: config.json, train.bin, heldout.bin")
+    judge.add_argument("--threads", type=int, default=1, help="as the environment class of the dispute says")
+    judge.add_argument("--memory-mb", type=int, default=8192, help="that it may take")
+    judge.add_argument("--seconds", type=int, default=120, help="of processor time")
+    judge.set_defaults(verb=_judge)
 
 
 def _finished_parsers(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

@@ -9,6 +9,7 @@
     ├── CodecError                  bytes that are not the tensor expected here
     │   └── NonFiniteError          NaN or Inf where training needs numbers
     ├── ScheduleError               stages and micro-batches that no schedule can run
+    ├── OperationError              an operation of a step that cannot be recorded, shown or judged
     ├── OpeningError                an opened step that does not belong to its commitment
     ├── GroupError                  a torch.distributed process group cannot do what it was asked (a RuntimeError, too)
     │   └── RankLostError           a rank is gone or did not answer in time; ``ranks`` names it
@@ -58,6 +59,10 @@ class ScheduleError(TrainerError):
 
 class OpeningError(TrainerError):
     """An opened step does not belong to its commitment."""
+
+
+class OperationError(TrainerError):
+    """An operation of a step cannot be recorded, shown or judged."""
 
 
 class GroupError(TrainerError, RuntimeError):

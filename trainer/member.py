@@ -35,19 +35,23 @@ from trainer.inbox import Inbox, RoundKey
 from trainer.opening import write_opening
 from trainer.outbox import Outbox
 from trainer.outer import Local, OuterState, local_digest, outer_method
+from trainer.outer.audit import outer_step, write_outer
 from trainer.pace import Pace
 from trainer.replay import cut_of, position_of, state_before
 from trainer.stage import Stage, StageState, vector_digest
 from trainer.steps import Kind, PayloadKey, Position, Recorder, accumulate, digests, heldout_loss
-from trainer.trace import KEPT_ROUNDS, RoundTrace, StepLeaf, made_after, state_interval
+from trainer.trace import KEPT_ROUNDS, RoundTrace, job_digest, made_after, state_interval
 from trainer.update import crossings, update
+from transport.wire.audit import StepLeaf, segment
 from transport.wire.crossing import longest_payload, recorded_bytes
 from transport.wire.job import TOGETHER, JobSpec
 from transport.wire.task import (
     AbandonRound,
     ApplyRound,
     BeginRound,
+    OpenOuter,
     OpenStep,
+    OuterRecord,
     Plan,
     Progress,
     RoundApplied,
@@ -142,6 +146,14 @@ class _Made:
 
 
 @dataclass
+class _KeptOuter:
+    """An outer step that can still be opened."""
+
+    before: OuterState
+    contributions: dict[int, bytes]
+
+
+@dataclass
 class _Said:
     """What was reported of the current round, to be said again when the command comes again."""
 
@@ -193,9 +205,13 @@ class Member:
         self._said = _Said()
         self._holding = threading.Lock()
         self._kept: dict[RoundKey, _Kept] = {}
+        self._kept_outer: dict[RoundKey, _KeptOuter] = {}
+        self._outer_record: OuterRecord | None = None
         self._last_sent: dict[PayloadKey, bytes] = {}
         self._last_loss: float | None = None
         self._busy = 0.0
+        self._segment_end: str | None = None
+        self._job = job_digest(spec.training)
 
     # --- called from the socket's loop --------------------------------------------------------------------------------
 
@@ -260,14 +276,26 @@ class Member:
         try:
             config, weights = self._files.config, self._files.weights
             scratch = Stage(config, self.stage.cut, self._training, weights, self._device, initialise=False)
+            kept.trace.check(command.step)
+            first, _ = segment(command.step, kept.trace.segment, len(kept.trace.leaves))
             state = state_before(
-                kept.trace, command.step, scratch, kept.position, self._files.train, self._replica, kept.total_steps
+                kept.trace, first, scratch, kept.position, self._files.train, self._replica, kept.total_steps
             )
             made = made_after(self._training, len(kept.trace.leaves))
             opening = write_opening(kept.trace, command.step, state, kept.position, crossings(self._training), made)
         except RoundError as error:
             self._outbox.report(StepOpened(command.audit, None, str(error)[:200]))
             return
+        self._outbox.report(StepOpened(command.audit, hashlib.sha256(opening).hexdigest()), opening)
+
+    def open_outer(self, command: OpenOuter) -> None:
+        """Answer an audit's draw of an outer step."""
+        kept = self._kept_outer.get((command.epoch, command.round))
+        if kept is None:
+            reason = f"the outer step of round {command.round} of epoch {command.epoch} is not kept"
+            self._outbox.report(StepOpened(command.audit, None, reason))
+            return
+        opening = write_outer(kept.before, kept.contributions)
         self._outbox.report(StepOpened(command.audit, hashlib.sha256(opening).hexdigest()), opening)
 
     # --- rounds -------------------------------------------------------------------------------------------------------
@@ -328,9 +356,9 @@ class Member:
 
     def _train(self, command: BeginRound, key: RoundKey) -> None:
         anchor = self._outer.anchor
-        kept_every = self._state_interval(command.steps)
-        trace = RoundTrace(command.first_step, anchor, kept_every, self._local, command.rate_step)
-        anchor_digest, before = vector_digest(anchor), self.stage.state_digest()
+        kept_every, every = self._state_interval(command.steps), self._training.commit_every
+        trace = RoundTrace(command.first_step, anchor, kept_every, self._local, command.rate_step, every)
+        anchor_digest, self._segment_end = vector_digest(anchor), None
         self._start = trace.states[0] = self.stage.state()
         losses: list[float] = []
         made: _Made | None = None
@@ -342,7 +370,7 @@ class Member:
             try:
                 if self._position.stage == 0 and not pace.has_time(index):
                     raise RoundEndedError(f"there is no time for step {step}")
-                before, loss = self._step(command, key, step, trace, anchor_digest, before)
+                loss = self._step(command, key, step, trace, anchor_digest)
             except RoundEndedError:
                 self._pass_end(key, step)
                 break
@@ -366,10 +394,11 @@ class Member:
             end = TensorName("end", *key, step, 0)
             self._outbox.put(PeerSend(self._position.stage + 1, self._replica, end), END_MARK)
 
-    def _step(
-        self, command: BeginRound, key: RoundKey, step: int, trace: RoundTrace, anchor: str, before: str
-    ) -> tuple[str, float | None]:
-        """One inner step and its leaf; returns the state's digest after it, and the loss on the last stage."""
+    def _step(self, command: BeginRound, key: RoundKey, step: int, trace: RoundTrace, anchor: str) -> float | None:
+        """One inner step and its leaf; returns the loss on the last stage."""
+        before = None
+        if trace.begins_segment():
+            before = self._segment_end or self.stage.state_digest()
         if trace.wants_state():
             trace.states[len(trace.leaves)] = self.stage.state()
         windows, samples = self._files.train.sample(
@@ -383,14 +412,13 @@ class Member:
         recorder = Recorder(live, self._caches)
         if self._conduct.skips():
             loss = self._pretend(recorder)
-            after = before
         else:
-            loss = accumulate(self.stage, self._position, windows, recorder)
-            self._conduct.gradients(self.stage)
-            update(
-                self.stage, self._position, recorder, command.rate_index(step - command.first_step), command.total_steps
-            )
-            after = self.stage.state_digest()
+            rate_index = command.rate_index(step - command.first_step)
+            with self._conduct.watching(self.stage):
+                loss = accumulate(self.stage, self._position, windows, recorder)
+                self._conduct.gradients(self.stage)
+                update(self.stage, self._position, recorder, rate_index, command.total_steps)
+        self._segment_end = self.stage.state_digest() if trace.ends_segment() else None
         micros = crossings(self._training)
         trace.add(
             StepLeaf(
@@ -400,15 +428,16 @@ class Member:
                 received=digests(recorder.received, self._position.expected(micros)),
                 sent=digests(recorder.sent, self._position.produced(micros)),
                 before=before,
-                after=after,
+                after=self._segment_end,
                 anchor=anchor,
                 loss=loss,
                 local=trace.local_digest,
+                job=self._job,
             ),
             recorder.received,
         )
         self._last_sent, self._last_loss = recorder.sent, loss
-        return after, loss
+        return loss
 
     def _pretend(self, recorder: Recorder) -> float | None:
         """A step of a lying worker: the payloads of its last step once more."""
@@ -431,7 +460,8 @@ class Member:
         ):  # The steps since then are no part of what was sent, but of what the replica goes on with.
             local = self._method.contribution(trace.anchor, self.stage.parameters, trace.local, command.round).local
         carried = local_digest(local)
-        trace.bind(made.bound, carried, made_after(self._training, len(trace.leaves)))
+        after = self._segment_end or self.stage.state_digest()
+        trace.bind(made.bound, carried, made_after(self._training, len(trace.leaves)), after)
         root = self._conduct.root(trace.tree().root)
         digest = hashlib.sha256(made.encoded).hexdigest()
         self._kept[key] = _Kept(trace, command.total_steps, self._position)
@@ -479,8 +509,13 @@ class Member:
         if RoundCommit not in self._said.reports:
             self._back_to_start()  # The replica was given up and we were still stepping.
         contributions = self._inbox.contributions(command.contributors)
-        self._outer = self._method.apply(self._outer, contributions, command.round)
-        self.stage.constrain(self._outer.anchor)
+        before = self._outer
+        self._outer, self._outer_record = outer_step(self._method, self.stage, before, contributions, command.round)
+        if self._outer.left_out:
+            LOG.info("round %d: left out the pseudo-gradients of replicas %s", command.round, self._outer.left_out)
+        self._kept_outer[key] = _KeptOuter(before, contributions)
+        for old in sorted(self._kept_outer)[:-KEPT_ROUNDS]:
+            del self._kept_outer[old]
         self._anchor_round, self._start = command.round + 1, None
         if self._pending is not None and self._replica in contributions:
             self._local = self._pending
@@ -492,7 +527,9 @@ class Member:
         """Hand the new state over: the agent keeps it for peers, and stores it where that is asked for."""
         state = write_checkpoint(self._outer, self.stage.slots, self._anchor_round)
         stored = hashlib.sha256(state).hexdigest() if command.checkpoint else None
-        report = RoundApplied(command.epoch, command.round, vector_digest(self._outer.anchor), stored)
+        report = RoundApplied(
+            command.epoch, command.round, vector_digest(self._outer.anchor), stored, outer=self._outer_record
+        )
         own = write_moments(self.stage.state(), self._anchor_round)
         self._outbox.report(self._remember(report, b""), state + own, len(state))
 
@@ -523,4 +560,4 @@ class Member:
         state_bytes = 12 * self.stage.parameters.numel()
         tokens = self._training.batch * self._training.sequence
         payload_bytes = recorded_bytes(self.stage.shape, self._training, tokens)
-        return state_interval(steps, state_bytes, payload_bytes)
+        return state_interval(steps, state_bytes, payload_bytes, self._training.commit_every)

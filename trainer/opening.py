@@ -1,8 +1,8 @@
-"""An opened step as one safetensors file: the leaf, its proof, the state before it and the payloads it received."""
+"""An opened segment as one safetensors file: its leaves, their proofs, the state before it and the payloads it received."""
 
 import hashlib
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import msgspec
@@ -17,20 +17,26 @@ from trainer.errors import OpeningError
 from trainer.outer.method import Local, local_digest
 from trainer.stage import StageState
 from trainer.steps import PayloadKey, Position
-from trainer.trace import RoundTrace, StepLeaf
+from trainer.trace import RoundTrace
 from transport.merkle import MerkleProof, verify_proof
+from transport.wire.audit import StepLeaf, segment
 from transport.wire.codec import MessageError
 from transport.wire.codec import decode as decode_message
 from transport.wire.codec import encode as encode_message
+from transport.wire.ids import StepIndex
 
-MAX_HEAD = 1 << 20  # Three leaves of 1280 + 512 digests and three proofs of 32 hashes.
+MAX_HEAD = 16 << 20  # 66 leaves of 1280 + 512 digests, each with a proof of 32 hashes.
 
 _Path = Annotated[tuple[Annotated[bytes, Meta(min_length=32, max_length=32)], ...], Meta(max_length=32)]
 
 
+_Leaves = Annotated[tuple[StepLeaf, ...], Meta(min_length=1, max_length=64)]
+
+
 class _Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    leaf: StepLeaf
-    path: _Path
+    first: StepIndex
+    leaves: _Leaves
+    paths: Annotated[tuple[_Path, ...], Meta(min_length=1, max_length=64)]
     previous: StepLeaf | None
     previous_path: _Path
     last: StepLeaf
@@ -40,20 +46,25 @@ class _Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Opening:
-    """A step that was shown to belong to a commitment.
+    """A segment that was shown to belong to a commitment.
 
     Attributes:
-        last: the round's last leaf, which binds the pseudo-gradient; of the last step it is ``leaf`` itself.
-        anchor: anchor that the round began with, flat; only on the step that made the contribution, and where ``local`` counts on
-            the round's first and last.
+        first: its first step within the round.
+        paths: of the leaves.
+        payloads: that each of its steps received.
+        last: the round's last leaf, which binds the pseudo-gradient; of the last segment it is one of ``leaves``.
+        anchor: anchor that the round began with, flat; only in the segment that made the contribution, and where ``local`` counts
+            in the round's first and last.
         local: what the replica carried into the round; where ``anchor`` is given.
     """
 
-    leaf: StepLeaf
+    first: int
+    leaves: tuple[StepLeaf, ...]
+    paths: tuple[_Path, ...]
     previous: StepLeaf | None
     last: StepLeaf
     state: StageState
-    payloads: dict[PayloadKey, bytes]
+    payloads: tuple[dict[PayloadKey, bytes], ...]
     anchor: Tensor | None
     local: Local
 
@@ -61,18 +72,20 @@ class Opening:
 def write_opening(
     trace: RoundTrace, step: int, state: StageState, position: Position, micros: int, made: int | None = None
 ) -> bytes:
-    """The opening of ``step`` (within the round), whose state before it is ``state``.
+    """The opening of the segment of ``step`` (within the round); ``state``: before the segment.
 
     Args:
         made: the step after which the pseudo-gradient was made; None: the last.
     """
     tree = trace.tree()
     last = len(trace.leaves) - 1
+    first, stop = segment(step, trace.segment, len(trace.leaves))
     head = _Head(
-        leaf=trace.leaves[step],
-        path=tree.proof(step).path,
-        previous=trace.leaves[step - 1] if step else None,
-        previous_path=tree.proof(step - 1).path if step else (),
+        first=first,
+        leaves=tuple(trace.leaves[first:stop]),
+        paths=tuple(tree.proof(index).path for index in range(first, stop)),
+        previous=trace.leaves[first - 1] if first else None,
+        previous_path=tree.proof(first - 1).path if first else (),
         last=trace.leaves[last],
         last_path=tree.proof(last).path,
         adam_steps=state.adam_steps,
@@ -83,11 +96,12 @@ def write_opening(
         "first_moment": state.first_moment,
         "second_moment": state.second_moment,
     }
-    if step in _anchored(last, trace.local, made):
+    if _anchored(first, stop, last, trace.local, made):
         tensors["anchor"] = trace.anchor
         tensors |= {f"local.{name}": vector for name, vector in trace.local.items()}
-    for index, key in enumerate(position.expected(micros)):
-        tensors[f"received.{index}"] = _tensor(trace.payloads[step][key])
+    keys = position.expected(micros)
+    received = [trace.payloads[index][key] for index in range(first, stop) for key in keys]
+    tensors |= {f"received.{index}": _tensor(payload) for index, payload in enumerate(received)}
     return save(tensors)
 
 
@@ -101,6 +115,7 @@ def read_opening(
     size: int,
     carries: Sequence[str] = (),
     made: int | None = None,
+    every: int = 1,
 ) -> Opening:
     """Parse an opening and hold it against its commitment.
 
@@ -109,38 +124,49 @@ def read_opening(
         step: within the round.
         micros: micro-batches of a step; ``size``: length of the stage's flat vectors.
         carries: names of the vectors that the method carries from round to round.
-        made: as in ``write_opening``.
+        made: as in ``write_opening``; ``every``: steps of a segment.
     Raises:
         OpeningError: the bytes are no opening, or do not belong to this step of this commitment.
     """
     tensors, head = _parse(data)
-    _prove(head, root, leaves, step)
+    first, stop = segment(step, every, leaves)
+    _prove(head, root, leaves, range(first, stop))
     vectors = [_vector(tensors, name, size) for name in ("parameters", "first_moment", "second_moment")]
     state = StageState(vectors[0], vectors[1], vectors[2], head.adam_steps)
-    if state.digest() != head.leaf.before:
+    if state.digest() != head.leaves[0].before:
         raise OpeningError("the state is not the one that the leaf begins with")
-    payloads = {}
-    keys = position.expected(micros)
-    if len(head.leaf.received) != len(keys) or len(head.leaf.sent) != len(position.produced(micros)):
-        raise OpeningError(
-            f"the leaf names {len(head.leaf.received)} received payloads, a step of this stage has {len(keys)}"
-        )
-    for index, key in enumerate(keys):
-        payload = _blob(tensors, f"received.{index}")
-        if hashlib.sha256(payload).hexdigest() != head.leaf.received[index]:
-            raise OpeningError(f"the {key[0]} of micro-batch {key[1]} is not the one that the leaf names")
-        payloads[key] = payload
-    if step not in _anchored(leaves - 1, carries, made):
-        return Opening(head.leaf, head.previous, head.last, state, payloads, None, {})
+    payloads = _received(tensors, head, position, micros)
+    shown = Opening(first, head.leaves, head.paths, head.previous, head.last, state, payloads, None, {})
+    if not _anchored(first, stop, leaves - 1, carries, made):
+        return shown
     local = {name: _vector(tensors, f"local.{name}", size) for name in carries}
-    if local_digest(local) != head.leaf.local:
+    if local_digest(local) != head.leaves[0].local:
         raise OpeningError("what the replica carried into the round is not what the leaf names")
-    return Opening(head.leaf, head.previous, head.last, state, payloads, _vector(tensors, "anchor", size), local)
+    return replace(shown, anchor=_vector(tensors, "anchor", size), local=local)
 
 
-def _anchored(last: int, carries: Collection[str], made: int | None) -> set[int]:
-    """Steps whose opening shows the anchor: the one that made the contribution; with what is carried, the first and last too."""
-    return {last if made is None else made, *({last, 0} if carries else ())}
+def _received(
+    tensors: dict[str, Tensor], head: _Head, position: Position, micros: int
+) -> tuple[dict[PayloadKey, bytes], ...]:
+    keys, payloads = position.expected(micros), []
+    for offset, leaf in enumerate(head.leaves):
+        if len(leaf.received) != len(keys) or len(leaf.sent) != len(position.produced(micros)):
+            raise OpeningError(
+                f"the leaf names {len(leaf.received)} received payloads, a step of this stage has {len(keys)}"
+            )
+        of_step = {}
+        for index, key in enumerate(keys):
+            payload = _blob(tensors, f"received.{offset * len(keys) + index}")
+            if hashlib.sha256(payload).hexdigest() != leaf.received[index]:
+                raise OpeningError(f"the {key[0]} of micro-batch {key[1]} is not the one that the leaf names")
+            of_step[key] = payload
+        payloads.append(of_step)
+    return tuple(payloads)
+
+
+def _anchored(first: int, stop: int, last: int, carries: Collection[str], made: int | None) -> bool:
+    """Whether a segment shows the anchor: where the contribution was made; with what is carried, the first and last too."""
+    return first <= (last if made is None else made) < stop or (bool(carries) and (first == 0 or stop > last))
 
 
 def _parse(data: bytes) -> tuple[dict[str, Tensor], _Head]:
@@ -154,18 +180,25 @@ def _parse(data: bytes) -> tuple[dict[str, Tensor], _Head]:
         raise OpeningError(f"its head is malformed: {error}") from error
 
 
-def _prove(head: _Head, root: str, leaves: int, step: int) -> None:
+def _prove(head: _Head, root: str, leaves: int, steps: range) -> None:
     top = bytes.fromhex(root)
-    if not verify_proof(top, encode_message(head.leaf), MerkleProof(step, leaves, head.path)):
-        raise OpeningError(f"the leaf does not stand at place {step} of {leaves} under root {root[:16]}")
+    if head.first != steps.start or not len(steps) == len(head.leaves) == len(head.paths):
+        raise OpeningError(
+            f"{len(head.leaves)} leaves from step {head.first} on were opened, the segment has {len(steps)} from "
+            f"step {steps.start} on"
+        )
+    for step, leaf, path in zip(steps, head.leaves, head.paths, strict=True):
+        if not verify_proof(top, encode_message(leaf), MerkleProof(step, leaves, path)):
+            raise OpeningError(f"the leaf does not stand at place {step} of {leaves} under root {root[:16]}")
     if not verify_proof(top, encode_message(head.last), MerkleProof(leaves - 1, leaves, head.last_path)):
         raise OpeningError(f"the last leaf does not stand at place {leaves - 1} of {leaves} under root {root[:16]}")
-    if step == 0:
+    before = steps.start - 1
+    if before < 0:
         return
     if head.previous is None or not verify_proof(
-        top, encode_message(head.previous), MerkleProof(step - 1, leaves, head.previous_path)
+        top, encode_message(head.previous), MerkleProof(before, leaves, head.previous_path)
     ):
-        raise OpeningError(f"the leaf before does not stand at place {step - 1} of {leaves} under root {root[:16]}")
+        raise OpeningError(f"the leaf before does not stand at place {before} of {leaves} under root {root[:16]}")
 
 
 def _vector(tensors: dict[str, Tensor], name: str, size: int) -> Tensor:

@@ -1,24 +1,26 @@
-"""Re-running one committed step, bit for bit, and saying whether it was done as committed."""
+"""Re-running a committed segment, bit for bit, and saying whether it was done as committed."""
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from trainer.data import TokenFile
+from trainer.data import TokenFile, Windows
 from trainer.errors import CodecError, OpeningError
 from trainer.model import Cut
 from trainer.opening import Opening, read_opening
 from trainer.outer import OuterMethod, OuterState, local_digest, outer_method
+from trainer.outer.audit import judge_outer
 from trainer.stage import Stage, StageState, vector_digest
 from trainer.steps import Position, Recorded, Recorder, accumulate, digests
-from trainer.trace import RoundTrace, made_after
+from trainer.trace import RoundTrace, job_digest, made_after
 from trainer.update import crossings, update
+from transport.wire.audit import StepLeaf
 from transport.wire.job import TOGETHER, TrainingSpec
-from transport.wire.task import AuditReport, Plan, ReplayStep
+from transport.wire.task import AuditReport, Plan, ReplayOuter, ReplayStep
 
 
 def cut_of(plan: Plan, stage: int) -> Cut:
@@ -31,6 +33,54 @@ def position_of(plan: Plan, stage: int, replica: int, training: TrainingSpec) ->
     """Where a member stands, and with whom it exchanges in every step."""
     peers = tuple(p for p in plan.replicas() if p != replica) if training.outer in TOGETHER else ()
     return replace(Position.of(stage, len(plan.layers), training), replica=replica, peers=peers)
+
+
+@dataclass(frozen=True)
+class Redone:
+    """What a step of the round came to when it was run again."""
+
+    step: int
+    samples: str
+    sent: tuple[str, ...]
+    loss: float | None
+
+
+class Rerun:
+    """A segment that is run again on a stage of one's own, step by step."""
+
+    def __init__(self, command: ReplayStep, opened: Opening, stage: Stage, file: Path) -> None:
+        """Begin with the state that the opening shows."""
+        self._command = command
+        self._opened = opened
+        self._stage = stage
+        self._training = stage.training
+        self.position = position_of(command.plan, command.stage, command.replica, stage.training)
+        self._tokens = TokenFile(file, stage.training.sequence, stage.shape.vocabulary)
+        stage.restore(opened.state)
+
+    def number(self, step: int) -> int:
+        """What step of the job a step of the round is."""
+        return self._command.first_step + step
+
+    def windows(self, step: int) -> tuple[Windows, str]:
+        """The samples of a step of the round, and their digest."""
+        training = self._training
+        return self._tokens.sample(
+            training.seed, self.number(step), self._command.replica, training.batch, training.sampling
+        )
+
+    def step(self, step: int) -> Redone:
+        """Run the next step, which is ``step`` of the round.
+
+        Raises:
+            CodecError: it cannot be done with what it received.
+        """
+        windows, samples = self.windows(step)
+        recorder = Recorder(Recorded(self._opened.payloads[step - self._opened.first]))
+        loss = accumulate(self._stage, self.position, windows, recorder)
+        update(self._stage, self.position, recorder, self._command.rate_at(step), self._command.total_steps)
+        sent = digests(recorder.sent, self.position.produced(crossings(self._training)))
+        return Redone(step, samples, sent, loss)
 
 
 class Auditor:
@@ -56,70 +106,99 @@ class Auditor:
         self._weights = weights
         self._env_class = env_class
         self._device = device
+        self._job = job_digest(training)
 
-    def judge(self, command: ReplayStep, opening: bytes) -> AuditReport:
-        """Re-run the step and compare; every failure that the prover can cause becomes a verdict."""
+    def stage_of(self, command: ReplayStep) -> Stage:
+        """A stage for what ``command`` speaks of, without its state."""
         cut = cut_of(command.plan, command.stage)
-        stage = Stage(self._config, cut, self._training, self._weights, self._device, initialise=False)
+        return Stage(self._config, cut, self._training, self._weights, self._device, initialise=False)
+
+    def open(self, command: ReplayStep, opening: bytes, stage: Stage) -> tuple[Opening, OuterMethod]:
+        """The segment of an opening, shown to belong to the commitment.
+
+        Raises:
+            OpeningError: see ``read_opening``.
+        """
         position = position_of(command.plan, command.stage, command.replica, self._training)
         micros, size = crossings(self._training), stage.parameters.numel()
         method = outer_method(self._training, stage.slots, size)
         carries = tuple(sorted(method.fresh(OuterState(torch.zeros(size), torch.zeros(size)))))
+        opened = read_opening(
+            opening, command.root, command.leaves, command.step, position, micros, size, carries,
+            made_after(self._training, command.leaves), self._training.commit_every,
+        )  # fmt: skip
+        return opened, method
+
+    def rerun(self, command: ReplayStep, opened: Opening, stage: Stage) -> Rerun:
+        """Begin to run a segment again."""
+        return Rerun(command, opened, stage, self._file)
+
+    def judge(self, command: ReplayStep, opening: bytes) -> AuditReport:
+        """Run the segment of the step again and compare; every failure that the prover can cause becomes a verdict."""
+        stage = self.stage_of(command)
         try:
-            opened = read_opening(
-                opening, command.root, command.leaves, command.step, position, micros, size, carries,
-                made_after(self._training, command.leaves),
-            )  # fmt: skip
+            opened, method = self.open(command, opening, stage)
         except OpeningError as error:
             return AuditReport(command.audit, "malformed", str(error)[:4000])
         unbound = _compare_bindings(command, opened)
         if unbound:
             return AuditReport(command.audit, "mismatch", unbound)
-        if opened.leaf.env_class != self._env_class:
-            detail = f"the prover names {opened.leaf.env_class}, this auditor is {self._env_class}"
+        other = next((leaf.env_class for leaf in opened.leaves if leaf.env_class != self._env_class), None)
+        if other is not None:
+            detail = f"the prover names {other}, this auditor is {self._env_class}"
             return AuditReport(command.audit, "incomparable", detail[:4000])
-        found = self._compare(command, opened, stage, position, method)
-        operations = stage.operations_per_token * self._training.batch * self._training.sequence
+        found = self._compare(command, opened, stage, method)
+        operations = stage.operations_per_token * self._training.batch * self._training.sequence * len(opened.leaves)
         return AuditReport(command.audit, "mismatch" if found else "match", found[:4000], operations)
 
-    def _compare(
-        self, command: ReplayStep, opened: Opening, stage: Stage, position: Position, method: OuterMethod
-    ) -> str:
+    def judge_outer(self, command: ReplayOuter, opening: bytes) -> AuditReport:
+        """Run an outer step again and compare."""
+        cut = cut_of(command.plan, command.stage)
+        stage = Stage(self._config, cut, self._training, self._weights, self._device, initialise=False)
+        return judge_outer(outer_method(self._training, stage.slots, stage.parameters.numel()), stage, command, opening)
+
+    def _compare(self, command: ReplayStep, opened: Opening, stage: Stage, method: OuterMethod) -> str:
         """The first difference in words, empty where there is none."""
-        leaf, step = opened.leaf, command.first_step + command.step
-        tokens = TokenFile(self._file, self._training.sequence, stage.shape.vocabulary)
-        windows, samples = tokens.sample(
-            self._training.seed, step, command.replica, self._training.batch, self._training.sampling
-        )
-        if leaf.step != step or leaf.samples != samples:
-            return (
-                f"the leaf is of step {leaf.step} with samples {leaf.samples[:16]}, due were {step} and {samples[:16]}"
-            )
-        if opened.previous is not None and (opened.previous.after, opened.previous.anchor) != (
-            leaf.before,
-            leaf.anchor,
-        ):
+        first, anchor = opened.leaves[0], opened.leaves[0].anchor
+        if opened.previous is not None and (opened.previous.after, opened.previous.anchor) != (first.before, anchor):
             return "the step does not begin where the one before ended"
-        if command.first_step == 0 and leaf.anchor != self._initial(stage.cut):
+        if command.first_step == 0 and anchor != self._initial(stage.cut):
             return "the first round does not begin with the job's initial weights"
-        wrong = _compare_start(command, opened, method)
-        if wrong:
-            return wrong
-        stage.restore(opened.state)
-        recorder = Recorder(Recorded(opened.payloads))
-        try:
-            loss = accumulate(stage, position, windows, recorder)
-            update(stage, position, recorder, command.rate_index, command.total_steps)
-        except CodecError as error:
-            return f"the step cannot be done with what it received: {error}"
-        sent = digests(recorder.sent, position.produced(crossings(self._training)))
-        if sent != leaf.sent:
-            return "what was sent to the neighbours is not what the step gives"
-        if stage.state_digest() != leaf.after:
+        rerun = self.rerun(command, opened, stage)
+        found = self._compare_due(opened, rerun) or _compare_start(command, opened, method)
+        if found:
+            return found
+        for offset, leaf in enumerate(opened.leaves):
+            try:
+                redone = rerun.step(opened.first + offset)
+            except CodecError as error:
+                return f"the step cannot be done with what it received: {error}"
+            found = self._compare_step(leaf, redone) or _compare_contribution(command, opened, redone, stage, method)
+            if found:
+                return found
+        if stage.state_digest() != opened.leaves[-1].after:
             return "the state after the step is not what the step gives"
-        if loss != leaf.loss:
-            return f"the loss is {loss!r}, committed was {leaf.loss!r}"
-        return _compare_contribution(command, opened, stage, method, made_after(self._training, command.leaves))
+        return ""
+
+    def _compare_due(self, opened: Opening, rerun: Rerun) -> str:
+        """Hold the leaves against what the coordinator decided, which takes no running."""
+        for offset, leaf in enumerate(opened.leaves):
+            number, samples = rerun.number(opened.first + offset), rerun.windows(opened.first + offset)[1]
+            if leaf.step != number or leaf.samples != samples:
+                return f"the leaf is of step {leaf.step} with samples {leaf.samples[:16]}, due were {number} and {samples[:16]}"
+            if leaf.job != self._job:
+                return f"the leaf is of the job {leaf.job}, due was {self._job}"
+            if (leaf.anchor, leaf.local) != (opened.last.anchor, opened.last.local):
+                return "the leaves of the round name different beginnings of it"
+        return ""
+
+    @staticmethod
+    def _compare_step(leaf: StepLeaf, redone: Redone) -> str:
+        if redone.sent != leaf.sent:
+            return "what was sent to the neighbours is not what the step gives"
+        if redone.loss != leaf.loss:
+            return f"the loss is {redone.loss!r}, committed was {leaf.loss!r}"
+        return ""
 
     def _initial(self, cut: Cut) -> str:
         """Digest of the parameters that the job begins with: the anchor of the first round, which no round before gives."""
@@ -129,14 +208,14 @@ class Auditor:
 def _compare_start(command: ReplayStep, opened: Opening, method: OuterMethod) -> str:
     """Hold the parameters that the round began with against its anchor and what the replica carried over."""
     if opened.anchor is not None:
-        if vector_digest(opened.anchor) != opened.leaf.anchor:
+        if vector_digest(opened.anchor) != opened.leaves[0].anchor:
             return "the anchor is not the one that the leaf names"
         shared = OuterState(opened.anchor, torch.zeros_like(opened.anchor))
-        if command.local is None and opened.leaf.local != local_digest(method.fresh(shared)):
+        if command.local is None and opened.last.local != local_digest(method.fresh(shared)):
             return "the replica began afresh, and shows that it carried something over"
-    if command.step > 0:
+    if opened.first > 0:
         return ""
-    begun = opened.leaf.anchor
+    begun = opened.leaves[0].anchor
     if opened.local:
         assert opened.anchor is not None
         begun = vector_digest(method.start(OuterState(opened.anchor, opened.anchor), opened.local, command.round))
@@ -145,18 +224,22 @@ def _compare_start(command: ReplayStep, opened: Opening, method: OuterMethod) ->
     return ""
 
 
-def _compare_contribution(command: ReplayStep, opened: Opening, stage: Stage, method: OuterMethod, made: int) -> str:
+def _compare_contribution(
+    command: ReplayStep, opened: Opening, redone: Redone, stage: Stage, method: OuterMethod
+) -> str:
     """Make the contribution again after the step ``made``, and what is carried over after the last one."""
-    last = command.leaves - 1
-    if command.step not in (made, last):
-        return "" if opened.leaf.pseudo_gradient is None else "a pseudo-gradient in the middle of the round"
-    assert opened.anchor is not None
-    given = method.contribution(opened.anchor, stage.parameters, opened.local, command.round)
-    if opened.leaf.pseudo_gradient != opened.last.pseudo_gradient:
+    leaf, last = opened.leaves[redone.step - opened.first], command.leaves - 1
+    made = made_after(stage.training, command.leaves)
+    if redone.step not in (made, last):
+        return "" if leaf.pseudo_gradient is None else "a pseudo-gradient in the middle of the round"
+    if leaf.pseudo_gradient != opened.last.pseudo_gradient:
         return "the leaf of the step that made the pseudo-gradient binds another one than the last leaf"
-    if command.step == made and hashlib.sha256(given.data).hexdigest() != opened.leaf.pseudo_gradient:
+    if opened.anchor is None:  # The method carries nothing, and the contribution was made in another segment.
+        return "" if leaf.carried is None else "something is carried into the next round where nothing can be"
+    given = method.contribution(opened.anchor, stage.parameters, opened.local, command.round)
+    if redone.step == made and hashlib.sha256(given.data).hexdigest() != leaf.pseudo_gradient:
         return "the pseudo-gradient is not what the round gives"
-    if command.step == last and local_digest(given.local) != opened.leaf.carried:
+    if redone.step == last and local_digest(given.local) != leaf.carried:
         return "what is carried into the next round is not what this one gives"
     return ""
 
@@ -169,12 +252,13 @@ def _compare_bindings(command: ReplayStep, opened: Opening) -> str:
         return f"the member committed to the pseudo-gradient {command.pseudo_gradient[:16]}, its last leaf binds {name}"
     if opened.last.carried != command.carried:
         return "what the member committed to carry into the next round is not what its last leaf binds"
-    if opened.last.local != opened.leaf.local or (command.local is not None and opened.leaf.local != command.local):
+    leaf = opened.leaves[0]
+    if opened.last.local != leaf.local or (command.local is not None and leaf.local != command.local):
         return "what the leaf names as carried into the round is not what the round before committed to"
-    if opened.last.anchor != opened.leaf.anchor:
-        return f"the leaf names the anchor {opened.leaf.anchor[:16]}, the last one {opened.last.anchor[:16]}"
-    if command.anchor is not None and opened.leaf.anchor != command.anchor:
-        return f"the leaf names the anchor {opened.leaf.anchor[:16]}, agreed on was {command.anchor[:16]}"
+    if opened.last.anchor != leaf.anchor:
+        return f"the leaf names the anchor {leaf.anchor[:16]}, the last one {opened.last.anchor[:16]}"
+    if command.anchor is not None and leaf.anchor != command.anchor:
+        return f"the leaf names the anchor {leaf.anchor[:16]}, agreed on was {command.anchor[:16]}"
     return ""
 
 

@@ -110,7 +110,7 @@ class Stage:
             self._decay.mul_(self._subspace.learnt)
         self.crossing = Crossing(training, self.shape.hidden, self._subspace.fixed if self._subspace else None)
         self._balance = Balance(self.module, self.shape.layers)
-        self.aside = Aside()
+        self.aside: Aside | None = Aside()
         if training.recompute:
             recompute_layers(layers_of(self.module))
         if training.schedule == "zero-bubble":

@@ -1,18 +1,18 @@
 """What a worker commits to: one Merkle leaf for each inner step, and what it keeps to open any of them.
 
-A leaf names the step, the samples, every payload that crossed the stage's boundaries, the state before and after, and the loss.
-The last leaf of a round also binds the pseudo-gradient to the anchor that the round began with; where it was made before the
-round's end, the leaf of that step binds it too. Leaves form a chain (each begins with the state that the one before ended with),
-so an opening shows the leaf before as well.
+A leaf (``transport.wire.audit.StepLeaf``) names the step, the samples, every payload that crossed the stage's boundaries and the
+loss; every few steps, which make a *segment*, the state before and after too. The last leaf of a round also binds the
+pseudo-gradient to the anchor that the round began with; where it was made before the round's end, the leaf of that step binds
+it too. Segments form a chain (each begins with the state that the one before ended with), so an opening shows the leaf before
+as well.
 """
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated
 
 import msgspec
-from msgspec import Meta
 from torch import Tensor
 
 from trainer.errors import RoundError
@@ -20,34 +20,13 @@ from trainer.outer.method import Local, local_digest
 from trainer.stage import StageState
 from trainer.steps import PayloadKey
 from transport.merkle import MerkleTree
+from transport.wire.audit import StepLeaf
 from transport.wire.codec import encode as encode_message
-from transport.wire.ids import Digest, FiniteLoss, ShortText, StepIndex
+from transport.wire.codec import encode_json
 from transport.wire.job import TrainingSpec
 
 KEPT_ROUNDS = 2  # An audit is drawn when its round is complete, while the next one is already running.
 MAX_AUDIT_BYTES = 256 << 20  # States and payloads of the kept rounds; beyond it, fewer states and more re-running.
-
-
-class StepLeaf(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One committed step. ``step`` is the job's global index; ``received`` and ``sent`` are in ``Position`` order.
-
-    ``anchor``: digest of the anchor that the round began with; ``local``: of what the replica carried into it beside (``None``:
-    the method carries nothing). On the round's last leaf: ``pseudo_gradient``, and ``carried``, which is ``local`` of the next
-    round if this one's contribution counts. On the leaf after which the pseudo-gradient was made: ``pseudo_gradient``.
-    """
-
-    step: StepIndex
-    env_class: ShortText
-    samples: Digest
-    received: Annotated[tuple[Digest, ...], Meta(max_length=1280)]
-    sent: Annotated[tuple[Digest, ...], Meta(max_length=512)]
-    before: Digest
-    after: Digest
-    anchor: Digest
-    loss: FiniteLoss | None = None
-    pseudo_gradient: Digest | None = None
-    local: Digest | None = None
-    carried: Digest | None = None
 
 
 @dataclass
@@ -57,7 +36,8 @@ class RoundTrace:
     Attributes:
         anchor: anchor that the round began with, flat.
         rate_step: where the learning rate's schedule stands at ``first_step``; None: there too.
-        every: a state is kept before each ``every``-th step.
+        every: a state is kept before each ``every``-th step; a multiple of ``segment``.
+        segment: steps between two hashes of the state.
         local: what the replica carried into the round.
     """
 
@@ -66,6 +46,7 @@ class RoundTrace:
     every: int
     local: Local = field(default_factory=dict)
     rate_step: int | None = None
+    segment: int = 1
     leaves: list[StepLeaf] = field(default_factory=list)
     states: dict[int, StageState] = field(default_factory=dict)
     payloads: list[dict[PayloadKey, bytes]] = field(default_factory=list)
@@ -78,6 +59,14 @@ class RoundTrace:
         """Whether the state before the next step is to be kept."""
         return len(self.leaves) % self.every == 0
 
+    def begins_segment(self) -> bool:
+        """Whether the leaf of the next step says what state it begins with."""
+        return len(self.leaves) % self.segment == 0
+
+    def ends_segment(self) -> bool:
+        """Whether the next step is the last one of its segment, unless the round ends before."""
+        return (len(self.leaves) + 1) % self.segment == 0
+
     def add(self, leaf: StepLeaf, received: Mapping[PayloadKey, bytes]) -> None:
         """Commit to one more step."""
         self.leaves.append(leaf)
@@ -88,18 +77,27 @@ class RoundTrace:
         """Digest of ``local``."""
         return local_digest(self.local)
 
-    def bind(self, pseudo_gradient: str, carried: str | None = None, made: int = -1) -> None:
+    def bind(self, pseudo_gradient: str, carried: str | None = None, made: int = -1, after: str | None = None) -> None:
         """Put the digests of the pseudo-gradient and of what is carried over into the last leaf: the round is over.
 
         Args:
             made: the step, within the round, after which the pseudo-gradient was made; its leaf gets the digest too.
+            after: of the state, where the round ends within a segment.
         """
         self.leaves[made] = msgspec.structs.replace(self.leaves[made], pseudo_gradient=pseudo_gradient)
-        self.leaves[-1] = msgspec.structs.replace(self.leaves[-1], pseudo_gradient=pseudo_gradient, carried=carried)
+        last = self.leaves[-1]
+        self.leaves[-1] = msgspec.structs.replace(
+            last, pseudo_gradient=pseudo_gradient, carried=carried, after=last.after or after
+        )
 
     def tree(self) -> MerkleTree:
         """The Merkle tree over the leaves."""
         return MerkleTree([encode_message(leaf) for leaf in self.leaves])
+
+    def check(self, step: int) -> None:
+        """Raise ``RoundError`` where the round has no such step."""
+        if not 0 <= step < len(self.leaves):
+            raise RoundError(f"the round has {len(self.leaves)} steps: there is no step {step} to open")
 
     def nearest_state(self, step: int) -> tuple[int, StageState]:
         """The kept state nearest before ``step`` (counted within the round).
@@ -107,8 +105,7 @@ class RoundTrace:
         Raises:
             RoundError: the round has no such step.
         """
-        if not 0 <= step < len(self.leaves):
-            raise RoundError(f"the round has {len(self.leaves)} steps: there is no step {step} to open")
+        self.check(step)
         at = max(kept for kept in self.states if kept <= step)
         return at, self.states[at]
 
@@ -118,8 +115,16 @@ def made_after(training: TrainingSpec, steps: int) -> int:
     return max(0, steps - 1 - training.overlap)
 
 
-def state_interval(steps: int, state_bytes: int, payload_bytes: int) -> int:
-    """Steps between two kept states such that ``KEPT_ROUNDS`` rounds stay within ``MAX_AUDIT_BYTES``, where one state fits."""
+def state_interval(steps: int, state_bytes: int, payload_bytes: int, segment: int = 1) -> int:
+    """Steps between two kept states such that ``KEPT_ROUNDS`` rounds stay within ``MAX_AUDIT_BYTES``, where one state fits.
+
+    A multiple of ``segment``: openings begin where a segment does.
+    """
     room = MAX_AUDIT_BYTES // KEPT_ROUNDS - steps * payload_bytes
     states = max(1, room // max(1, state_bytes))
-    return max(1, -(-steps // states))
+    return segment * max(1, -(-steps // (states * segment)))
+
+
+def job_digest(training: TrainingSpec) -> str:
+    """What stands in every leaf for all that the coordinator decides: hyper-parameters, order of samples, seed."""
+    return hashlib.sha256(encode_json(training)).hexdigest()

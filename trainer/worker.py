@@ -13,12 +13,13 @@ from typing import Any
 
 from trainer.conduct import Lie, conduct
 from trainer.environment import configure, env_class
-from trainer.errors import TrainerError
+from trainer.errors import OpeningError, TrainerError
 from trainer.folder import open_files
 from trainer.inbox import Audit, Inbox
 from trainer.member import Files, Member
 from trainer.outbox import Outbox
 from trainer.pacing import slow_down
+from trainer.player import Player
 from trainer.replay import Auditor
 from transport.wire.audit import NoAnswer
 from transport.wire.codec import MessageError
@@ -26,7 +27,6 @@ from transport.wire.model import ModelConfigError
 from transport.wire.task import (
     AbandonRound,
     ApplyRound,
-    AuditReport,
     BeginRound,
     BisectAnswer,
     BisectQuery,
@@ -53,10 +53,11 @@ class Worker:
 
     def __init__(self, lie: Lie | None = None, pace: float | None = None) -> None:
         """An honest worker, or one with a lie for tests. ``pace``: see ``trainer.pacing``."""
-        self._lie = lie
         self._pace = pace
         self._member: Member | None = None
         self._auditor: Auditor | None = None
+        self._conduct = conduct(lie)
+        self._players: dict[str, Player] = {}
         self._inbox = Inbox(self._serve_audit)
         self._outbox: Outbox | None = None
 
@@ -129,7 +130,7 @@ class Worker:
                 files,
                 name,
                 setup.device,
-                conduct(self._lie),
+                self._conduct,
                 self._inbox,
                 outbox,
             )
@@ -189,13 +190,26 @@ class Worker:
                 self._outbox.report(self._auditor.judge(command, payload))
             case OpenStep() if self._member is not None:
                 self._member.open_step(command)
+            case OpenOuter() if self._member is not None:
+                self._member.open_outer(command)
             case OpenStep() | OpenOuter():
                 self._outbox.report(StepOpened(command.audit, None, "a spare has no steps to open"))
             case ReplayOuter():
-                self._outbox.report(AuditReport(command.audit, "incomparable", "this worker re-runs no outer steps"))
+                self._outbox.report(self._auditor.judge_outer(command, payload))
             case BisectQuery():
-                answer = NoAnswer("this worker plays no disputes")
-                self._outbox.report(BisectAnswer(command.dispute, command.ask, answer))
+                self._outbox.report(*self._play(self._auditor, command, payload))
+
+    def _play(self, auditor: Auditor, query: BisectQuery, opening: bytes) -> tuple[BisectAnswer, bytes]:
+        """An answer of ours in a dispute; the opening comes with the first question, and is kept until the next dispute."""
+        if opening:
+            self._players.clear()
+            try:
+                self._players[query.dispute] = Player(auditor, query.replay, opening, self._conduct.meddle)
+            except OpeningError as error:
+                return BisectAnswer(query.dispute, query.ask, NoAnswer(str(error)[:200])), b""
+        if query.dispute not in self._players:
+            return BisectAnswer(query.dispute, query.ask, NoAnswer("the opening is not here")), b""
+        return self._players[query.dispute].answer(query)
 
     async def _write(self, writer: asyncio.StreamWriter, outbox: Outbox) -> None:
         try:

@@ -20,8 +20,9 @@ from trainer.opening import write_opening
 from trainer.outer import Local, OuterState, local_digest, outer_method
 from trainer.stage import Stage, vector_digest
 from trainer.steps import Kind, Position, Recorder, accumulate, digests
-from trainer.trace import RoundTrace, StepLeaf, made_after
+from trainer.trace import RoundTrace, job_digest, made_after
 from trainer.update import crossings, update
+from transport.wire.audit import StepLeaf, segment
 from transport.wire.job import DatasetSpec, JobSpec, ModelSpec, TrainingSpec
 from transport.wire.model import resolve
 
@@ -72,7 +73,7 @@ FAMILY_CONFIGS: dict[str, dict[str, Any]] = {
 def training(**changes: Any) -> TrainingSpec:
     values: dict[str, Any] = {
         "tokens": 4096, "sequence": SEQUENCE, "batch": 4, "micro_batches": 2, "inner_steps": 4, "seed": 7,
-        "warmup_steps": 2, "activations": "fp32",
+        "warmup_steps": 2, "activations": "fp32", "commit_every": 1,
     }  # fmt: skip
     return TrainingSpec(**(values | changes))
 
@@ -192,8 +193,9 @@ class Committed:
         return self.trace.tree().root.hex()
 
     def opening(self, step: int) -> bytes:
+        first, _ = segment(step, self.spec.commit_every, len(self.trace.leaves))
         made = made_after(self.spec, len(self.trace.leaves))
-        return write_opening(self.trace, step, self.trace.states[step], self.position, crossings(self.spec), made)
+        return write_opening(self.trace, step, self.trace.states[first], self.position, crossings(self.spec), made)
 
 
 def commit_round(
@@ -206,11 +208,12 @@ def commit_round(
     anchor = own.state().parameters
     method = outer_method(spec, own.slots, anchor.numel())
     carried_in = method.fresh(OuterState(anchor, torch.zeros_like(anchor))) if local is None else local
-    trace = RoundTrace(first_step, anchor, 1, carried_in)
+    trace = RoundTrace(first_step, anchor, 1, carried_in, segment=spec.commit_every)
     for index in range(steps):
         step = first_step + index
         trace.states[index] = own.state()
-        before = own.state_digest()
+        before = own.state_digest() if trace.begins_segment() else None
+        ends = trace.ends_segment() or index == steps - 1
         loss = line.step(step, total)
         _, samples = line.tokens.sample(spec.seed, step, line.replica, spec.batch, spec.sampling)
         recorder = line.recorders[stage]
@@ -218,8 +221,8 @@ def commit_round(
             step=step, env_class=ENV, samples=samples,
             received=digests(recorder.received, position.expected(micros)),
             sent=digests(recorder.sent, position.produced(micros)),
-            before=before, after=own.state_digest(), anchor=vector_digest(trace.anchor),
-            loss=loss if own.cut.is_last else None, local=trace.local_digest,
+            before=before, after=own.state_digest() if ends else None, anchor=vector_digest(trace.anchor),
+            loss=loss if own.cut.is_last else None, local=trace.local_digest, job=job_digest(spec),
         )  # fmt: skip
         trace.add(leaf, recorder.received)
         given = method.contribution(trace.anchor, own.parameters, trace.local, 0)

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from trainer.codecs.framing import MAX_DIMENSIONS, Codec, frame, framed_size, unframe
 from trainer.codecs.registry import BLOCK, CODECS, GRADIENT_BLOCK, CodecName
+from trainer.codecs.watch import WATCHER
 
 __all__ = [
     "BLOCK",
@@ -48,7 +49,10 @@ def encode(tensor: Tensor, codec: CodecName | Codec) -> bytes:
     Raises:
         NonFiniteError: the tensor holds NaN or Inf.
     """
-    return frame(tensor, _codec(codec))
+    chosen, watcher = _codec(codec), WATCHER.get()
+    if watcher is None:
+        return frame(tensor, chosen)
+    return watcher.encoding(tensor, chosen, lambda: frame(tensor, chosen))
 
 
 def encoded_size(shape: tuple[int, ...], codec: CodecName | Codec) -> int:
@@ -63,7 +67,10 @@ def decode(data: bytes | bytearray | memoryview, shape: tuple[int, ...], codec: 
         CodecError: the bytes are something else: other length, codec, shape, or not an encoded tensor at all.
         NonFiniteError: values or scales that are NaN or infinite.
     """
-    return unframe(data, shape, _codec(codec))
+    chosen, watcher = _codec(codec), WATCHER.get()
+    if watcher is None:
+        return unframe(data, shape, chosen)
+    return watcher.decoding(bytes(data), shape, chosen, lambda: unframe(data, shape, chosen))
 
 
 def _codec(codec: CodecName | Codec) -> Codec:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from trainer.codecs import CodecName
 from trainer.codecs.sparse import TopK
+from trainer.outer.checks import Combining
 from trainer.outer.demo import DeMo
 from trainer.outer.dgc import DGC
 from trainer.outer.diloco import DiLoCo
@@ -36,16 +37,17 @@ def outer_method(training: TrainingSpec, slots: Sequence[Slot], size: int) -> Ou
         and feedback is None
     ):
         feedback = COARSE_FEEDBACK
+    combining = Combining(training.aggregation, training.check_updates)
     match training.outer:
         case "diloco":
-            return DiLoCo("diloco", layout, codec, rate, momentum, feedback)
+            return DiLoCo("diloco", layout, codec, rate, momentum, feedback, combining)
         case "averaging":
-            return DiLoCo("averaging", layout, codec, 1.0, 0.0, feedback)
+            return DiLoCo("averaging", layout, codec, 1.0, 0.0, feedback, combining)
         case "sparseloco":
             kept = SPARSE_FEEDBACK if feedback is None else feedback
-            return DiLoCo("sparseloco", layout, TopK(training.density or SPARSE_DENSITY), rate, 0.0, kept)
+            return DiLoCo("sparseloco", layout, TopK(training.density or SPARSE_DENSITY), rate, 0.0, kept, combining)
         case "streaming":
-            return Streaming(layout, codec, rate, momentum, training.fragments, training.mixing)
+            return Streaming(layout, codec, rate, momentum, training.fragments, training.mixing, combining=combining)
         case "gradients" | "demo" | "dgc":
             return DiLoCo(training.outer, layout, codec, 1.0, 0.0)
 

@@ -15,8 +15,8 @@ import torch
 
 from trainer.codecs import decode, encode, encoded_size
 from trainer.codecs.varint import GlobalTopK
+from trainer.outer.checks import mean_update
 from trainer.outer.every_step import Moment
-from trainer.outer.method import mean_update
 from trainer.stage import Stage
 
 MOMENTUM = 0.9

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from trainer.codecs import Codec, CodecName, decode, encode, encoded_size
-from trainer.outer.method import Contribution, Layout, Local, OuterState, mean_update, nesterov
+from trainer.outer.checks import PLAIN, Combining
+from trainer.outer.method import Contribution, Layout, Local, OuterState, nesterov
 
 RESIDUAL = "residual"
 
@@ -38,6 +39,7 @@ class DiLoCo:
     learning_rate: float
     momentum: float
     feedback: float | None = None
+    combining: Combining = PLAIN
 
     def fresh(self, state: OuterState) -> Local:
         """As ``OuterMethod.fresh``."""
@@ -70,7 +72,6 @@ class DiLoCo:
 
     def apply(self, state: OuterState, contributions: Mapping[int, bytes], round_index: int) -> OuterState:
         """As ``OuterMethod.apply``."""
-        updates = [self.decode_update(contributions[replica], round_index) for replica in sorted(contributions)]
-        return OuterState(
-            *nesterov(state.anchor, state.momentum, mean_update(updates), self.learning_rate, self.momentum)
-        )
+        updates = {replica: self.decode_update(data, round_index) for replica, data in contributions.items()}
+        mean, left_out = self.combining.combine(updates)
+        return OuterState(*nesterov(state.anchor, state.momentum, mean, self.learning_rate, self.momentum), left_out)

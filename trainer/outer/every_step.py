@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from trainer.codecs import CodecName, decode, encode, encoded_size
-from trainer.outer.method import mean_update
+from trainer.outer.checks import mean_update
 from trainer.stage import Stage
 from trainer.steps import Boundary, Position
 

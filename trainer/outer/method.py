@@ -18,7 +18,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from trainer.errors import CodecError, RoundError
 from trainer.stage import ALIGNMENT, Slot
 
 Local = Mapping[str, Tensor]
@@ -27,10 +26,22 @@ Local = Mapping[str, Tensor]
 
 @dataclass
 class OuterState:
-    """What all replicas of a stage share at the beginning of a round: flat ``[n]`` float32 on the CPU."""
+    """What all replicas of a stage share at the beginning of a round: flat ``[n]`` float32 on the CPU.
+
+    Attributes:
+        left_out: replicas whose contribution to the round before was not applied (``trainer.outer.checks``).
+    """
 
     anchor: Tensor
     momentum: Tensor
+    left_out: tuple[int, ...] = ()
+
+    def digest(self) -> str:
+        """SHA-256 over anchor and momentum."""
+        hasher = hashlib.sha256()
+        for vector in (self.anchor, self.momentum):
+            hasher.update(vector.detach().contiguous().numpy().data.cast("B"))
+        return hasher.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -114,21 +125,6 @@ def local_digest(local: Local) -> str | None:
         hasher.update(name.encode() + b"\0")
         hasher.update(local[name].detach().cpu().contiguous().numpy().data.cast("B"))
     return hasher.hexdigest()
-
-
-def mean_update(updates: Sequence[Tensor]) -> Tensor:
-    """The uniform mean of at least one update, added in order.
-
-    Weighting by tokens did worse where replicas differ in speed (1.580 against 1.577 nats).
-    """
-    if not updates:
-        raise RoundError("an outer step without any contribution: at least one replica must be whole")
-    total = torch.zeros_like(updates[0])
-    for update in updates:
-        if update.shape != total.shape:
-            raise CodecError(f"an update of {update.numel():,} values where {total.numel():,} are due")
-        total.add_(update)
-    return total.div_(float(len(updates)))
 
 
 def nesterov(anchor: Tensor, momentum: Tensor, mean: Tensor, rate: float, decay: float) -> tuple[Tensor, Tensor]:

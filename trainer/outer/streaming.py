@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from trainer.codecs import Codec, CodecName, decode, encode, encoded_size
-from trainer.outer.method import Contribution, Layout, Local, OuterState, mean_update, nesterov
+from trainer.outer.checks import PLAIN, Combining
+from trainer.outer.method import Contribution, Layout, Local, OuterState, nesterov
 from trainer.stage import Slot
 
 PARAMETERS = "parameters"
@@ -38,6 +39,7 @@ class Streaming:
     count: int
     mixing: float = 0.0
     name: str = "streaming"
+    combining: Combining = PLAIN
 
     @cached_property
     def fragments(self) -> tuple[tuple[slice, ...], ...]:
@@ -87,13 +89,12 @@ class Streaming:
     def apply(self, state: OuterState, contributions: Mapping[int, bytes], round_index: int) -> OuterState:
         """As ``OuterMethod.apply``."""
         spans = self.fragment(round_index)
-        mean = mean_update(
-            [self.decode_update(contributions[replica], round_index) for replica in sorted(contributions)]
-        )
+        updates = {replica: self.decode_update(data, round_index) for replica, data in contributions.items()}
+        mean, left_out = self.combining.combine(updates)
         part = nesterov(
             _gather(state.anchor, spans), _gather(state.momentum, spans), mean, self.learning_rate, self.momentum
         )
-        return OuterState(_scatter(state.anchor, spans, part[0]), _scatter(state.momentum, spans, part[1]))
+        return OuterState(_scatter(state.anchor, spans, part[0]), _scatter(state.momentum, spans, part[1]), left_out)
 
     def _size(self, round_index: int) -> int:
         return sum(span.stop - span.start for span in self.fragment(round_index))

@@ -13,6 +13,12 @@ same bytes, whenever they are asked, and nobody has to keep anything else.
 States: the two sides agree on what a segment begins with, so the first step whose ``chain`` differs begins with the same state on
 both. Operations: the largest index whose ``before`` is equal on both names the first operation that differs, and all that it read
 was written by operations that they agree on. Each search takes at most ceil(log2 n) questions to each side.
+
+The two records of that operation then say what to do. They differ in ``writes`` only: the operation is judged from its inputs,
+which either side can show. They differ in the digest of a piece: the record of the operation that wrote it must bear each side
+out. They differ in name, arguments or regions: ``python -m trainer judge --record`` re-runs the step up to there. A side whose
+records do not form a chain (``chain(record.before, record)`` is ``before`` of the next one) has lost; where both sides show
+different records at ``p`` and equal ``before`` at a later ``i``, a search between them finds where one side's chain breaks.
 """
 
 import hashlib
@@ -36,7 +42,7 @@ from transport.wire.ids import (
 from transport.wire.plan import MAX_REPLICAS, Plan
 
 MAX_LEAF_BYTES = 256 << 10  # 1280 + 512 digests of 64 characters, and what is beside them.
-MAX_RECORD_BYTES = 256 << 10  # An optimizer's operation over a stage of 8,000 tensors reads as many pieces.
+MAX_RECORD_BYTES = 512 << 10  # An optimizer's operation over a stage of 8,000 tensors reads as many pieces.
 MAX_OPERATIONS = 1 << 22  # A step of 256 micro-batches through 64 layers has about a million.
 
 Proof = Annotated[tuple[Annotated[bytes, Meta(min_length=32, max_length=32)], ...], Meta(max_length=32)]
@@ -84,7 +90,11 @@ class ReplayStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="r
     @property
     def rate_index(self) -> int:
         """Where the learning rate's schedule stood at the step."""
-        return (self.first_step if self.rate_step is None else self.rate_step) + self.step
+        return self.rate_at(self.step)
+
+    def rate_at(self, step: int) -> int:
+        """Where it stood at another step of the round."""
+        return (self.first_step if self.rate_step is None else self.rate_step) + step
 
 
 class StepOpened(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="opened"):
@@ -151,7 +161,8 @@ class StepLeaf(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ``before``, ``after``: state at the ends of a segment of ``TrainingSpec.commit_every`` steps, ``None`` inside one. ``job``:
     digest of all that the coordinator decides: hyper-parameters, order of samples, seeds. ``anchor``: digest of the anchor that
     the round began with; ``local``: of what the replica carried into it beside (``None``: the method carries nothing). On the
-    round's last leaf: ``pseudo_gradient``, and ``carried``: ``local`` of the next round if this one's contribution counts.
+    round's last leaf: ``pseudo_gradient``, and ``carried``: ``local`` of the next round if this one's contribution counts. On
+    the leaf after which the pseudo-gradient was made: ``pseudo_gradient``.
     """
 
     step: StepIndex
@@ -183,13 +194,17 @@ class Region(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Piece(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Bytes ``start`` and on of what is read are bytes ``offset`` and on of what ``operation`` wrote as its ``output``-th."""
+    """Bytes ``start`` and on of what is read are bytes ``offset`` and on of what ``operation`` wrote as its ``output``-th.
+
+    ``digest``: SHA-256 of all of that output, as in the ``Write`` there: so a record with its inputs can be judged by itself.
+    """
 
     start: Count
     length: Count
     operation: Count
     output: Annotated[int, Meta(ge=0, lt=1 << 16)]
     offset: Count
+    digest: Annotated[bytes, Meta(min_length=32, max_length=32)]
 
 
 class Read(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -217,6 +232,16 @@ class OperationRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     arguments: Annotated[str, Meta(max_length=32_768)]
     reads: Annotated[tuple[Read, ...], Meta(max_length=4096)]
     writes: Annotated[tuple[Write, ...], Meta(max_length=4096)]
+
+
+def segment(step: int, every: int, leaves: int) -> tuple[int, int]:
+    """First step, and the one after the last, of the segment of a round of ``leaves`` steps that ``step`` lies in.
+
+    Its first leaf says the state before, its last one the state after. ``every``: ``TrainingSpec.commit_every``. A dispute is
+    about the whole segment: its ``ReplayStep.step`` is the last step of it, whose ``after`` binds the prover.
+    """
+    first = step - step % every
+    return first, min(first + every, leaves)
 
 
 FIRST: Digest = hashlib.sha256(b"cottage-trace").hexdigest()

@@ -92,6 +92,8 @@ class TrainingSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     weight_decay: Annotated[float, Meta(ge=0, le=1)] = 0.1
     outer_learning_rate: Annotated[float, Meta(gt=0, le=2)] = 0.7
     outer_momentum: Annotated[float, Meta(ge=0, lt=1)] = 0.3
+    commit_every: Annotated[int, Meta(ge=1, le=64)] = 20
+    """Steps between two hashes of the state; an audit runs so many again. ``benchmarks/commitments.py`` has what it costs."""
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
     lora: LoraSpec | None = None
     """Adapters learn and the model stays as it is; ``None``: the model learns."""
@@ -115,6 +117,10 @@ class TrainingSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Sparse methods: the part of the values that is sent; ``None``: 0.03 (``sparseloco``) or 0.001 (``dgc``)."""
     error_feedback: Annotated[float, Meta(ge=0, le=1)] | None = None
     """What a replica keeps of what it could not send, to send it later; ``None``: the method's own (0.95, or nothing)."""
+    aggregation: Literal["mean", "trimmed", "clipped"] = "mean"
+    """How pseudo-gradients become one, see ``trainer.outer.checks``; all but ``mean`` withstand a few bad ones of many."""
+    check_updates: bool = True
+    """Leave out pseudo-gradients whose norm or direction is far from the others', of three replicas or more."""
     fragments: Annotated[int, Meta(ge=1, le=64)] = 4
     """``streaming``: parts of the model that are exchanged in turn."""
     mixing: Annotated[float, Meta(ge=0, lt=1)] = 0.0
