@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.codecs import CODECS, decode, encode
+from trainer.codecs import CODECS, Codec, decode, encode
 from trainer.errors import CodecError, OperationError
 from trainer.operations.effects import Value, allocations, digest_of, effects
 from trainer.operations.inputs import MAX_INPUT_BYTES, read_inputs
@@ -42,6 +42,9 @@ ALLOWED = frozenset({
     "zeros_like",
 })  # fmt: skip
 """Of the ``aten`` namespace, in all overloads: what models and optimizers are made of; nothing that draws or touches files."""
+
+
+_CODECS: Mapping[str, Codec] = {str(name): codec for name, codec in CODECS.items()}
 
 
 @dataclass(frozen=True)
@@ -209,18 +212,18 @@ def _outcome(value: Value) -> Outcome:
 
 def _encode(arguments: list[Any]) -> Outcome:
     match arguments:
-        case [Tensor() as tensor, str(name)] if name in CODECS:
-            payload = encode(tensor, CODECS[name])
+        case [Tensor() as tensor, str(name)] if name in _CODECS:
+            payload = encode(tensor, _CODECS[name])
             return Outcome(BYTES, (len(payload),), (1,), hashlib.sha256(payload).hexdigest())
     raise OperationError(f"{ENCODE} of something else than a tensor by a codec with a name of its own")
 
 
 def _decode(record: OperationRecord, buffers: _Buffers) -> Outcome:
     match read(record.arguments, ()):
-        case [list(shape), str(name)], _ if name in CODECS and len(record.reads) == 1:
+        case [list(shape), str(name)], _ if name in _CODECS and len(record.reads) == 1:
             if all(isinstance(size, int) and 0 <= size <= MAX_INPUT_BYTES for size in shape):
                 payload = buffers.bytes_of(record.reads[0]).numpy().tobytes()
-                return _outcome(decode(payload, tuple(shape), CODECS[name]))
+                return _outcome(decode(payload, tuple(shape), _CODECS[name]))
     raise OperationError(f"{DECODE} of something else than one payload by a codec with a name of its own")
 
 

@@ -92,7 +92,7 @@ class TrainingSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     weight_decay: Annotated[float, Meta(ge=0, le=1)] = 0.1
     outer_learning_rate: Annotated[float, Meta(gt=0, le=2)] = 0.7
     outer_momentum: Annotated[float, Meta(ge=0, lt=1)] = 0.3
-    commit_every: Annotated[int, Meta(ge=1, le=64)] = 20
+    commit_every: Annotated[int, Meta(ge=1, le=64)] = 10
     """Steps between two hashes of the state; an audit runs so many again. ``benchmarks/commitments.py`` has what it costs."""
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
     lora: LoraSpec | None = None
