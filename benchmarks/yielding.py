@@ -47,6 +47,10 @@ class One:
         assert self.worker.pid is not None
         return True, (self.worker.pid,)
 
+    def cap_used(self) -> bool:
+        """There is none."""
+        return False
+
     async def follow(self, decision: Decision, sentence: str) -> None:
         """Freeze it, or let it go on."""
         await (self.worker.thaw() if decision.works else self.worker.freeze())

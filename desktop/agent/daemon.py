@@ -182,6 +182,10 @@ class Agent:
         seated = [task for task in self._tasks.values() if task.alive and task.assign.stage is not None]
         return bool(seated), tuple(task.pid for task in seated if task.pid is not None)
 
+    def cap_used(self) -> bool:
+        """Whether this month's allowance is used up."""
+        return self._share.allowance.exhausted
+
     async def follow(self, decision: Decision, sentence: str) -> None:
         """Let the tasks work, freeze them, or leave."""
         for task in self._tasks.values():

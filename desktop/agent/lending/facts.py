@@ -17,6 +17,7 @@ class Facts(msgspec.Struct, frozen=True):
         metered: the network says that it costs by the byte.
         free_disk: bytes on the disk of the agent's folder.
         own_vram: bytes of GPU memory that programs other than jobs use, on the GPU where they use most.
+        cap_used: this month's allowance of bytes is used up.
         busy: jobs run here (or would, were they not paused).
     """
 
@@ -30,4 +31,5 @@ class Facts(msgspec.Struct, frozen=True):
     metered: bool | None = None
     free_disk: int | None = None
     own_vram: int | None = None
+    cap_used: bool = False
     busy: bool = False

@@ -47,6 +47,9 @@ class Work(Protocol):
     def workers(self) -> tuple[bool, tuple[int, ...]]:
         """Whether jobs hold this computer, and the processes of their workers."""
 
+    def cap_used(self) -> bool:
+        """Whether this month's allowance of bytes is used up: links stand still, so seats are better given to others."""
+
     async def follow(self, decision: Decision, sentence: str) -> None:
         """Let jobs work, freeze or go. Called once for each new state."""
 
@@ -129,7 +132,7 @@ class Keeper:
     async def look(self, work: Work) -> None:
         """Look once."""
         busy, jobs = work.workers()
-        facts = await self._read(busy, jobs)
+        facts = msgspec.structs.replace(await self._read(busy, jobs), cap_used=work.cap_used())
         before, rules = self.decision, self._binding()
         self._offset = facts.utc_offset
         self.decision, self._memory = decide(rules, self._wish, facts, self._memory)

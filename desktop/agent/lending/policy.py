@@ -13,6 +13,7 @@ A cause counts at once, and ends only after it has been away for its own time (o
 a loose contact, a temperature at its limit or a window that flickers cannot make work stop and go.
 """
 
+import datetime as dt
 from collections.abc import Iterator
 from enum import StrEnum
 
@@ -50,6 +51,7 @@ class Cause(StrEnum):
     TEMPERATURE = "temperature"
     VRAM = "vram"
     METERED = "metered"
+    CAP = "cap"
     DISK = "disk"
 
 
@@ -148,6 +150,8 @@ def _causes(rules: Rules, wish: Wish, facts: Facts, memory: Memory) -> Iterator[
         yield Reason(Cause.HOURS, until=_next_hour(rules, facts, wanted=True))
     if facts.metered and not rules.on_metered:
         yield Reason(Cause.METERED)
+    if facts.cap_used:
+        yield Reason(Cause.CAP, until=_next_month(facts.at))
     yield from _measured(rules, facts, memory)
 
 
@@ -185,6 +189,12 @@ def _next_hour(rules: Rules, facts: Facts, *, wanted: bool) -> float | None:
     """When the hours next turn ``wanted``; None: never."""
     begun = (facts.at + facts.utc_offset) // HOUR_S * HOUR_S - facts.utc_offset
     return next((begun + n * HOUR_S for n in range(1, HOURS + 1) if _open(rules, facts, n) is wanted), None)
+
+
+def _next_month(at: float) -> float:
+    """Months are counted in UTC."""
+    day = dt.datetime.fromtimestamp(at, dt.UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    return (day + dt.timedelta(days=32)).replace(day=1).timestamp()
 
 
 def _closing(rules: Rules, facts: Facts) -> float | None:

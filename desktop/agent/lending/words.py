@@ -17,7 +17,8 @@ def describe(decision: Decision, rules: Rules, utc_offset: int) -> str:
             return "Finishing what runs, then off."
     reason = because(decision.reasons[0], rules)
     until = decision.reasons[0].until
-    ends = f" until {_clock(until, utc_offset)}" if until is not None else ""
+    form = "%d %B" if decision.reasons[0].cause is Cause.CAP else "%a %H:%M"
+    ends = f" until {_clock(until, utc_offset, form)}" if until is not None else ""
     more = "" if decision.state is State.AWAY else " The job waits a moment, nothing is lost."
     return f"Paused{ends}: {reason}.{more}"
 
@@ -46,9 +47,11 @@ def because(reason: Reason, rules: Rules) -> str:
             return f"your own programs use {reason.detail} GB of the GPU's memory, and {rules.own_vram:g} are kept for them"
         case Cause.METERED:
             return "the network costs by the byte"
+        case Cause.CAP:
+            return "this month's data is used up; `cottage node limits --month` changes that"
         case Cause.DISK:
             return f"only {reason.detail} GB are free on the disk, and {rules.free_disk:g} are to stay free"
 
 
-def _clock(at: float, utc_offset: int) -> str:
-    return dt.datetime.fromtimestamp(at, dt.timezone(dt.timedelta(seconds=utc_offset))).strftime("%a %H:%M")
+def _clock(at: float, utc_offset: int, form: str) -> str:
+    return dt.datetime.fromtimestamp(at, dt.timezone(dt.timedelta(seconds=utc_offset))).strftime(form)

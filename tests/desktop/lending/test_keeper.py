@@ -4,6 +4,7 @@ import asyncio
 import math
 import os
 import signal
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -15,9 +16,12 @@ from desktop.agent.errors import SettingsError
 from desktop.agent.lending.facts import Facts
 from desktop.agent.lending.keeper import Keeper, LendingChange, RulesChange, load
 from desktop.agent.lending.policy import HOLD_S, LINGER_S, Cause, Decision, State
+from desktop.agent.limits import LimitsChange
 from tests.desktop.conftest import StartAgent, assignment, plan_of
 from tests.desktop.coordinator_double import Double
 from transport.clock import SystemClock
+from transport.sctp.allowance import Usage, month_of
+from transport.wire.codec import encode_json
 
 
 class Later(SystemClock):
@@ -137,6 +141,19 @@ async def test_finishing_takes_no_new_work_and_then_ends_the_agent(
         await asyncio.wait_for(node.task, 30)
 
 
+async def test_a_node_whose_month_is_used_up_leaves_and_comes_back_with_a_larger_cap(
+    coordinator: Double, start_agent: StartAgent, tmp_path: Path
+) -> None:
+    (tmp_path / "node").mkdir()
+    (tmp_path / "node" / "usage.json").write_bytes(encode_json(Usage(month_of(time.time()), 2000)))
+    async with start_agent() as node:
+        await status.ask_limits(node.home.socket, LimitsChange(month="1k"))
+        await coordinator.until(lambda: coordinator.goodbyes)
+        assert "this month's data is used up" in coordinator.goodbyes[0]
+        await status.ask_limits(node.home.socket, LimitsChange(month="1M"))
+        await coordinator.until(lambda: len(coordinator.hellos) == 2)
+
+
 async def test_rules_out_of_their_bounds_change_nothing(coordinator: Double, start_agent: StartAgent) -> None:
     async with start_agent() as node:
         view = await status.ask_lending(node.home.socket, LendingChange(rules=RulesChange(max_celsius=70)))
@@ -161,6 +178,9 @@ class Follower:
 
     def workers(self) -> tuple[bool, tuple[int, ...]]:
         return True, ()
+
+    def cap_used(self) -> bool:
+        return False
 
     async def follow(self, decision: Decision, sentence: str) -> None:
         self.told.append(decision.state)

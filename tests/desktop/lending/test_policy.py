@@ -1,5 +1,6 @@
 """The table of the policy: for each cause when it stops lending, what it says, and when lending goes on."""
 
+import datetime as dt
 import math
 from typing import Any
 
@@ -52,6 +53,7 @@ class Life:
         ({"metered": True}, Cause.METERED, ""),
         ({"free_disk": 10 * GB - 1}, Cause.DISK, "10.0"),
         ({"own_vram": 2 * GB + 1}, Cause.VRAM, "2.0"),
+        ({"cap_used": True}, Cause.CAP, ""),
     ],
     ids=lambda value: value.value if isinstance(value, Cause) else "",
 )
@@ -195,6 +197,22 @@ def test_the_hours_of_a_week_open_and_close_by_local_time() -> None:
     assert (noon.state, noon.reasons[0].until) == (State.PAUSED, MONDAY + 22 * 3600 - offset)
     night = first(rules, at=MONDAY + 22 * 3600 - offset, utc_offset=offset)
     assert (night.state, night.look_again) == (State.LENDING, MONDAY + 30 * 3600 - offset)
+
+
+@pytest.mark.parametrize(
+    ("now", "until"),
+    [
+        ("2026-02-28T23:59:59", "2026-03-01"),
+        ("2026-12-31T12:00:00", "2027-01-01"),
+        ("2026-03-01T00:00:00", "2026-04-01"),
+    ],
+)
+def test_a_month_that_is_used_up_ends_with_the_month(now: str, until: str) -> None:
+    at = dt.datetime.fromisoformat(f"{now}+00:00").timestamp()
+    decision = first(at=at, cap_used=True)
+    assert decision.reasons[0].until == dt.datetime.fromisoformat(f"{until}T00:00:00+00:00").timestamp()
+    month = dt.date.fromisoformat(until).strftime("%B")
+    assert f"until 01 {month}: this month's data is used up" in describe(decision, Rules(), 0)
 
 
 def test_sunday_night_is_followed_by_monday_morning() -> None:

@@ -32,6 +32,8 @@ def violations(rules: Rules, wish: Wish, facts: Facts) -> list[str]:
         found.append("temperature")
     if facts.metered and not rules.on_metered:
         found.append("metered")
+    if facts.cap_used:
+        found.append("month")
     if facts.free_disk is not None and facts.free_disk < rules.free_disk * GB:
         found.append("disk")
     if facts.own_vram is not None and facts.own_vram > rules.own_vram * GB:
@@ -118,6 +120,7 @@ readings = st.builds(
     metered=st.none() | st.booleans(),
     free_disk=st.none() | st.integers(0, 10**14),
     own_vram=st.none() | st.integers(0, 10**11),
+    cap_used=st.booleans(),
     busy=st.booleans(),
 )
 owners = st.builds(
