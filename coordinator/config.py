@@ -66,7 +66,7 @@ class Config:
     audit_floor: int = FLOOR
     audit_twice: int = 100_000  # One in ten: an auditor that colludes does not know which.
     canaries: int = 50_000
-    disputes: bool = False
+    disputes: bool = True
     audit_seconds: float = 120.0
     audit_patience_seconds: float = 15.0
     store_every: int = 4  # A state is 8 bytes a parameter: in every round it would be more than all pseudo-gradients.

@@ -52,7 +52,7 @@ class Disputes:
         if not config.disputes or audit.lease not in work.leases or audit.opening is None or audit.id in work.disputes:
             return
         prover = work.leases[audit.lease]
-        every = commit_every(work)
+        every = work.job.spec.training.commit_every
         first = audit.step - audit.step % every
         last = (
             min(first + every, audit.leaves) - 1
@@ -141,11 +141,6 @@ def concluded(audit: Audit, dispute: Dispute, deadline: float) -> Audit:
             return trust.cleared(audit, f"falsely accused: {dispute.detail}")
         case "open":
             return msgspec.structs.replace(audit, deadline=deadline)
-
-
-def commit_every(work: Work) -> int:
-    """Steps of a segment between two committed states."""
-    return int(getattr(work.job.spec.training, "commit_every", 1))
 
 
 class Referee:

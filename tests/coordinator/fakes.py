@@ -63,6 +63,7 @@ def spec(stages: int | None = 2, replicas: int | None = 2, **training: int) -> J
             batch=8,
             micro_batches=2,
             inner_steps=training.get("inner_steps", 2),
+            commit_every=1,
         ),
         parallel=ParallelSpec(stages, replicas),
     )

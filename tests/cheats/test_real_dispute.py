@@ -1,0 +1,67 @@
+"""A dispute over real training: real openings, real players on both sides, and the operation run by a real judge process."""
+
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+from coordinator.domain import dispute as disputes
+from coordinator.domain.bisection import most_questions
+from coordinator.domain.dispute import SIDES, Dispute, Side
+from coordinator.services.artifacts import ArtifactStore
+from coordinator.services.models import TrainerTools
+from tests.trainer.small import Committed, commit_round, pipeline, training
+from tests.trainer.test_disputes import flip
+from tests.trainer.test_replay import auditor, command
+from trainer.data import TokenFile
+from trainer.operations.tracer import Meddle
+from trainer.player import Player
+from transport.identity import NodeKey
+from transport.wire.audit import BisectQuery, InputsAnswer
+
+STEPS, LIED = 3, 300
+
+
+async def chunks(data: bytes) -> AsyncIterator[bytes]:
+    yield data
+
+
+def player(done: Committed, folder: Path, meddle: Callable[[], Meddle | None] = lambda: None) -> Player:
+    return Player(auditor(folder, done.spec), command(done, STEPS - 1), done.opening(STEPS - 1), meddle)
+
+
+async def played(dispute: Dispute, players: dict[Side, Player], artifacts: ArtifactStore) -> Dispute:
+    while disputes.question(dispute) is not None:
+        for side in SIDES:
+            query = disputes.query_for(dispute, side)
+            if query is None:
+                continue
+            answer, artifact = players[side].answer(BisectQuery(dispute.id, dispute.replay, query.ask))
+            if isinstance(answer.answer, InputsAnswer):
+                await artifacts.put(chunks(artifact), answer.answer.artifact, len(artifact))
+            dispute = disputes.answered(dispute, side, answer, 0.0)
+    return dispute
+
+
+async def test_one_wrong_bit_of_a_real_step_is_found_and_a_process_of_its_own_says_whose_it_is(
+    folder: Path, tokens: TokenFile, tmp_path: Path
+) -> None:
+    """The challenger accuses an honest prover: in its own re-run one bit of one operation is another."""
+    done = commit_round(pipeline("llama", 2, tokens, training(commit_every=STEPS)), 1, STEPS, 12)
+    artifacts = ArtifactStore(tmp_path / "artifacts")
+    players: dict[Side, Player] = {
+        "prover": player(done, folder), "challenger": player(done, folder, flip(LIED)),
+    }  # fmt: skip
+    prover, challenger = (NodeKey(bytes([number]) * 32).address for number in (1, 2))
+    begun = Dispute("d" * 32, prover, challenger, command(done, STEPS - 1), 0, 0.0)
+    over = await played(begun, players, artifacts)
+    assert (over.phase, over.step, over.index) == ("judging", 0, LIED), over.detail
+    trace = over.said["prover"].trace
+    assert trace is not None
+    assert over.questions <= 1 + most_questions(STEPS) + 1 + most_questions(trace.operations) + 1 + 1
+    tools = TrainerTools(artifacts, tmp_path / "scratch", 120.0, 8_192)
+    verdicts = {}
+    for side in SIDES:
+        inputs = over.said[side].inputs
+        assert inputs is not None
+        verdicts[side] = await tools.agrees(inputs, over.said[side].record)
+        assert await tools.agrees(inputs, over.said[disputes.other(side)].record) is None, "inputs of another record"
+    assert verdicts == {"prover": True, "challenger": False}
