@@ -127,7 +127,7 @@ async def measure(providers: int, folder: Path) -> dict[str, Any]:
             chain = LedgerChain(ledger, url, SEED, WALLET_SEED, COORDINATOR)
             await chain.nonces()
             bench = Bench(store=store, chain=chain)
-            bench.clock.sleep = sleeping(bench)  # type: ignore[method-assign]
+            bench.clock.sleep = sleeping(bench)  # type: ignore[assignment, method-assign]
             course = Course(store, bench, ledger)
             await course.begin(providers)
             found: dict[str, Any] = {"providers": providers, "jobs": -(-providers // JOB_PROVIDERS)}
