@@ -10,12 +10,12 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 
-from cottage import __version__
-
 ROOT = Path(__file__).resolve().parents[2]
+VERSION = str(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"])
 HERE = Path(__file__).resolve().parent
 TEMPLATES = HERE / "debian"
 SIZES = (16, 32, 48, 64, 128, 256, 512)
@@ -70,11 +70,11 @@ def debian(folder: Path, target: Path, *, small: bool = False) -> Path:
     control.mkdir(mode=0o755)
     text = (TEMPLATES / "control").read_text()
     needs = glibc_of(path for path in installed.rglob("*") if path.is_file() and not path.is_symlink())
-    for word, value in {"VERSION": __version__, "SIZE": str(size_of(tree) // 1024), "GLIBC": needs}.items():
+    for word, value in {"VERSION": VERSION, "SIZE": str(size_of(tree) // 1024), "GLIBC": needs}.items():
         text = text.replace(f"@{word}@", value)
     (control / "control").write_text(text)
     (control / "conffiles").write_text("/etc/xdg/autostart/cottage.desktop\n")
-    package = target / f"cottage_{__version__}_amd64.deb"
+    package = target / f"cottage_{VERSION}_amd64.deb"
     squeeze = ["-Zxz", "-z6"] if small else ["-Zzstd", "-z3", "--threads-max=2"]
     if not _knows_zstd():
         squeeze = ["-Zxz", "-z1"]

@@ -19,7 +19,9 @@ HEADER_BYTES = 32  # Of one encoded tensor of three dimensions.
 MAX_LOOKAHEAD = 8  # A stage holds that many more micro-batches for each stage that follows; memory grows with it.
 MAX_MICRO_BATCHES = 256  # As a job document allows.
 MESSAGE_SECONDS = 0.002  # Of computing time for each micro-batch: kernels start, payloads are packed, hashed and named.
-_UNEVEN = 2  # More in flight than an even pace needs: passes and packets come unevenly, and every gap would be waited out.
+_UNEVEN = (
+    2  # More in flight than an even pace needs: passes and packets come unevenly, and every gap would be waited out.
+)
 _GROUP = 32
 _PAGE = 4096
 _LINK_SHARE = 0.9  # Of the time that a stage computes, its link may be busy: retransmissions and control need the rest.
