@@ -2,7 +2,7 @@
 
 The last of two stages of the demo's model (``tiny-llama``) does the demo's steps, 20 a round, on payloads that came once; rounds
 with commitments and rounds without take turns in one process, and count processor time. Commitments are made as
-``trainer.member`` makes them. The claim: less than 3 % of a step.
+``trainer.member`` makes them. The goal: less than 3 % of a step.
 
     python benchmarks/commitments.py [--rounds 6] [--every 1 10]
 """
@@ -86,7 +86,7 @@ class Bench:
             sent = digests(recorder.sent, self.position.produced(micros))
             leaf = StepLeaf(first_step + index, "bench", "0" * 64, received, sent, before, end, begun, loss, job=job)
             trace.add(leaf, recorder.received)
-        trace.bind("0" * 64, None, end or stage.state_digest())
+        trace.bind("0" * 64, after=end or stage.state_digest())
         trace.tree()
         return time.process_time() - began
 
@@ -122,7 +122,7 @@ def main() -> None:
         )
         for every in options.every
     }
-    publish("commitments", "commitments cost less than 3 % of a step's processor time", {"rows": rows})
+    publish("commitments", "goal: commitments cost less than 3 % of a step's processor time", {"rows": rows})
 
 
 if __name__ == "__main__":
