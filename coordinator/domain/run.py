@@ -267,12 +267,13 @@ def go_back(run: Run, before: int | None = None) -> Run:
 def beyond_repair(run: Run) -> frozenset[str]:
     """Leases to end before a void round is done again.
 
-    Before the first checkpoint nothing can put a worker that has applied an update back to the beginning but a new start.
+    Before the first checkpoint nothing can put a worker that has applied an update back to the beginning but a new start. Once
+    it was decided who contributes, each may have applied it, whether its report has come or not.
     """
     over = run.round
-    if over is None or over.phase != "void" or run.checkpoints or run.kept:
+    if over is None or over.phase != "void" or run.checkpoints or run.kept or over.contributors is None:
         return frozenset()
-    return frozenset(seat.lease for seat in over.seats if seat.alive and seat.parameters is not None)
+    return frozenset(seat.lease for seat in over.seats if seat.alive)
 
 
 def evaluations(total_rounds: int, between: int) -> tuple[int, ...]:

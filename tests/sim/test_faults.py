@@ -67,6 +67,9 @@ async def run_world(world: World, stages: int, replicas: int) -> tuple[str, Stor
     world.faults, world.crashes = 0.0, False
     for node in world.nodes:
         node.up, node.away_until, node.hung = True, 0.0, False
+    parts = world.parts or await world.start()
+    for _ in [node for node in world.nodes if parts.nodes.is_banned(node.key.address)]:
+        world.join()  # Who hung through two openings may not come back; without newcomers the job would wait for ever.
     for _ in range(TURNS_TO_END):
         await world.turn()
         stored = await read(world, StoredJob, job)
@@ -156,7 +159,7 @@ async def test_hundreds_of_worlds(hundred: int) -> None:
         await check(world, job, stored)
 
 
-@pytest.mark.parametrize("seed", [*range(7), 8, 9, 11])  # In worlds 7 and 10 the liar leaves before he is drawn.
+@pytest.mark.parametrize("seed", range(11))
 @pytest.mark.parametrize("lie", ["root", "substitute", "anchor"])
 async def test_a_liar_is_caught_unpaid_and_slashed_and_nobody_else_is(lie: Lie, seed: int) -> None:
     world = World(seed, nodes=7, faults=0.3, special={7: {"lie": lie}})  # The quickest gets a seat.

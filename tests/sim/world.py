@@ -252,6 +252,12 @@ class World:
         self._ticked = 0.0
         self._carried = 0.0
 
+    def join(self) -> None:
+        """Somebody new comes to the network."""
+        node = SimNode(self, len(self.nodes) + 1)
+        self.nodes.append(node)
+        self.chain.stakes[node.key.address] = 1_000_000
+
     async def start(self) -> Parts:
         """A coordinator begins, from whatever the database holds."""
         while True:
@@ -333,6 +339,8 @@ class World:
             await self.parts.conversation.receive(node.session, message)
 
     def _node_faults(self, node: SimNode) -> None:
+        if node.lie is not None:
+            return  # Liars are there to be caught: one whose machine breaks before he is drawn shows nothing.
         if not node.up or self.clock.t < node.away_until:
             return
         if self._fault("node crash", 0.0008):
