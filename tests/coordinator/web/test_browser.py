@@ -91,8 +91,13 @@ async def test_every_page_fits_its_window_and_complains_of_nothing(
     job = await some_jobs(house)
     created = next(view for view in await house.cluster.list(9, None) if view.state == "created")
     settled = next(view for view in await house.cluster.list(9, None) if view.state == "settled")
+    [member, *_] = await house.cluster.nodes(settled.id)
     pages = {
         "home": "/",
+        "ledger": "/ledger",
+        "ledger-audits": "/ledger/audits",
+        "ledger-job": f"/ledger/job/{settled.id}",
+        "node": f"/nodes/{member.node}",
         "network": "/network",
         "jobs": "/jobs",
         "job": f"/jobs/{job.id}",
