@@ -5,13 +5,11 @@ it takes the smallest round trip of that time, `standing`, compares it with the 
 
     window * (base + target) / standing,    target = base * 0.6 * packets ** (-1/3)
 
-where `packets` is the window less its part of the queue, and `target` is less by what the mean round trip of an epoch exceeds
-the smallest by: the queue that bursts build and that goes again is one as well for whoever shares the line. The fixed point is
-a queue of about `target` seconds: a line that is always busy, and 8 % more round trip at 100 Mbit/s and 50 ms. This is FAST
-TCP's law (Wei, Jin, Low, Hegde: "FAST TCP", IEEE/ACM Trans. Networking 2006) with a target that falls as the rate grows, as in
-Swift (Kumar et al., SIGCOMM 2020, section 3.5): all flows of a queue see one delay, and only equal windows find it equally
-right. Losses do not enter the law, and clumped acknowledgements take half of the target away at most, so neither can mislead
-it.
+where `packets` is the window less its part of the queue. The fixed point is a queue of `target` seconds: a line that is always
+busy, and 8 % more round trip at 100 Mbit/s and 50 ms. This is FAST TCP's law (Wei, Jin, Low, Hegde: "FAST TCP", IEEE/ACM Trans.
+Networking 2006) with a target that falls as the rate grows, as in Swift (Kumar et al., SIGCOMM 2020, section 3.5): all flows of a
+queue see one delay, and only equal windows find it equally right. Neither losses nor clumped acknowledgements enter the law, so
+neither can mislead it.
 
 Where the peer tells when packets arrived, the queue on the way back is left out of the round trips: two homes that send to each
 other at once would take each other's queues for their own, and one of them would starve.
@@ -47,11 +45,6 @@ LEAST_POLITE_PACKETS = 2  # draft-irtf-iccrg-ledbat-plus-plus, section 4.4
 TARGET_SHARE = 0.6
 TARGET_POWER = -1 / 3  # Steeper: no queue left at 1 Gbit/s. Flatter: flows even out too slowly.
 TARGET_MOST = 0.22  # Of 20 packets. Lower, and eight flows of 50 packets each do not even out (Jain 0.72 at 0.17).
-TARGET_MOST_SHORT = 0.17  # On a path this short, where the same share is a packet or two, and each is felt:
-SHORT_PATH_S, LONG_PATH_S = 0.012, 0.024  # between the two the limit rises from one to the other.
-CLUMPED_SHARE = 0.5  # Of the target, at most, is left to the queue of bursts: a machine that stalls looks like bursts.
-CLUMPED_LEFT_S = 0.0013  # Event loops sleep for a millisecond: with less to send from the line would run dry.
-CLUMPED_MEMORY = 4  # Epochs.
 NOISE_TARGETS = 4.0  # No queue shorter than so many differences between round trips can be seen, so none is regulated
 # (differences of one packet's time are those of its place in the queue, and tell the queue all the same),
 NOISE_MOST_S = 0.002  # up to this, which no household minds: on a local network schedulers are slower than the wire.
@@ -114,7 +107,6 @@ class RateController:
         self._base = BaseRtt()
         self._forward = LeastOf()
         self._noise = Noise()
-        self._clumped = 0.0
         self._window = float(INITIAL_PACKETS * self.packet_bytes)
         self._srtt: float | None = None
         self._bandwidth = 0.0
@@ -218,7 +210,6 @@ class RateController:
         self._cruise = 0.0
         if epoch.samples:
             self._standing = epoch.standing
-            self._clumped += (epoch.clumped - self._clumped) / CLUMPED_MEMORY
         if self.state == "startup":
             if self._startup.finished(epoch, rate):
                 self._end_startup(now)
@@ -233,16 +224,14 @@ class RateController:
     # The law
 
     def _target(self, base: float) -> float:
-        """Queueing delay that is to be left when bursts have gone, in seconds: with them it is the line's queue on average."""
+        """Queueing delay to hold, in seconds."""
         packets = max(1.0, self._window * base / self._standing / self.packet_bytes)
         share = TARGET_SHARE * float(packets**TARGET_POWER)
         if self.polite:
             return min(POLITE_TARGET_S, base * min(POLITE_TARGET_MOST, POLITE_TARGET_SHARE * share))
         packet = self.packet_bytes / self._bandwidth if self._bandwidth else 0.0
         unseen = min(NOISE_TARGETS * max(0.0, self._noise.value - packet), NOISE_MOST_S)
-        target = base * min(_most(base), share)
-        left = max(target - min(self._clumped, CLUMPED_SHARE * target), min(target, CLUMPED_LEFT_S))
-        return max(left, unseen)
+        return max(base * min(TARGET_MOST, share), unseen)
 
     def _regulate(self, now: float, epoch: Epoch) -> None:
         base = self._base.value or epoch.standing
@@ -444,9 +433,3 @@ class RateController:
         if self._drain is not None:
             self._drain.first = True
             self._drain.limit(STARTUP_HOLDS * self._startup.fastest * (self._base.value or self._standing))
-
-
-def _most(base: float) -> float:
-    """The greatest share of a path's own round trip (seconds) that the queue may add."""
-    long = min(1.0, max(0.0, (base - SHORT_PATH_S) / (LONG_PATH_S - SHORT_PATH_S)))
-    return TARGET_MOST_SHORT + (TARGET_MOST - TARGET_MOST_SHORT) * long

@@ -113,7 +113,6 @@ class Epoch:
 
     Attributes:
         standing: smallest round trip in it: the queue that never went away; infinite before the first.
-        total: sum of its round trips, in seconds.
         acked, lost: bytes.
         peak: most bytes that were on their way.
         samples, rounds: round trips measured and ended.
@@ -129,13 +128,11 @@ class Epoch:
     acknowledgements: int = 0
     rounds: int = 0
     short: int = 0
-    total: float = 0.0
 
     def add(self, sample: AckSample) -> None:
         """Count one acknowledgement."""
         if sample.rtt is not None:
             self.samples += 1
-            self.total += sample.rtt
             if sample.rtt < self.standing:
                 self.standing = sample.rtt
         self.acknowledgements += 1
@@ -154,11 +151,6 @@ class Epoch:
     def rate(self, now: float) -> float:
         """Bytes a second that were delivered."""
         return self.acked / max(now - self.started, EPOCH_LEAST_S)
-
-    @property
-    def clumped(self) -> float:
-        """By how many seconds the mean round trip exceeds the smallest: the queue that bursts build and that goes again."""
-        return self.total / self.samples - self.standing if self.samples else 0.0
 
     @property
     def limited(self) -> bool:

@@ -97,16 +97,6 @@ def test_flows_of_our_kind_even_out(count: int) -> None:
     assert max(flow.mean_rtt(25, 45) for flow in flows) <= 1.5 * line.rtt
 
 
-@pytest.mark.parametrize("mbit", [20, 100])
-def test_two_flows_of_our_kind_even_out_on_a_short_path(mbit: float) -> None:
-    line = Line(mbit * 125_000, 0.0112, mbit * 125_000 * 0.0112)
-    flows = [ours(), ours(start=1.0)]
-    run(line, flows, 20)
-    rates = [flow.rate_between(10, 20) for flow in flows]
-    assert evenness(rates) >= 0.95
-    assert sum(rates) >= 0.97 * line.rate
-
-
 def test_flows_of_our_kind_even_out_on_a_line_that_loses() -> None:
     line, flows = line_of(loss=0.01), [ours(start=index * 1.0) for index in range(3)]
     run(line, flows, 24)
