@@ -369,7 +369,7 @@ async def test_streams_and_messages_go_on_where_they_were_when_the_link_dies(mon
 
 async def test_what_is_left_of_a_message_is_forgotten_when_no_link_comes() -> None:
     """Until then its receiver too tries to connect: it may be the only one that has noticed the loss."""
-    async with Exchange(replace(NARROW, resume_s=0.5, reach_s=3600)) as (a, b):
+    async with Exchange(replace(NARROW, resume_s=2.0, reach_s=3600)) as (a, b):
         broken = asyncio.Event()
 
         async def handler(stream: IncomingStream) -> None:
