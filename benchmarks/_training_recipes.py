@@ -46,6 +46,11 @@ RECIPES = (
     Recipe("alone", "alone", note="one worker, a quarter of the tokens"),
     Recipe("int4 gradients", "gradients", note="4-bit blocks of 256, levels that are squares, every step"),
     Recipe("H=20 int4", "rounds", _diloco(20, "int4", 0.5), "DiLoCo, 4-bit blocks of 64"),
+    Recipe("H=20 int4 .3", "rounds", _diloco(20, "int4", 0.3, 0.9), "the same, outer rate 0.9 and momentum 0.3"),
+    Recipe(
+        "H=20 int4 feedback", "rounds", _diloco(20, "int4", 0.5, error_feedback=1.0), "the same with error feedback"
+    ),
+    Recipe("150x", "rounds", _diloco(6, "coarse", 0.5), "H=6, coarse, error feedback"),
     Recipe("H=50 int4", "rounds", _diloco(50, "int4", 0.5), "DiLoCo, 4-bit blocks of 64", scratch=True),
     Recipe("H=50 int4 .9", "rounds", _diloco(50, "int4"), "the same with an outer momentum of 0.9"),
     Recipe("400x", "rounds", _diloco(15, "coarse", 0.5), "H=15, coarse, error feedback"),

@@ -64,10 +64,12 @@ class _Yield:
 class Gatherer:
     """Stands in for ``aioice.Connection.get_component_candidates``."""
 
-    def __init__(self, connection: Any, servers: Sequence[IceServer], memory: RelayMemory) -> None:
-        """Take the aioice connection whose candidates these will be."""
+    def __init__(
+        self, connection: Any, servers: Sequence[IceServer], memory: RelayMemory, *, relayed: bool = True
+    ) -> None:
+        """Take the aioice connection whose candidates these will be; ``relayed``: those of relays among them."""
         self._connection = connection
-        self._relays = relays(servers)
+        self._relays = relays(servers) if relayed else []
         self._stun = _stun_servers(servers)
         self._memory = memory
         self.udp_blocked = False

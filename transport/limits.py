@@ -29,6 +29,7 @@ class PeerLimits:
     )
     answer_s: float = 5.0  # The peer gathers for 2 s where a server does not answer, and signalling takes its time.
     connect_s: float = 20.0  # ICE with a relay takes up to 10 s where UDP is blocked.
+    upgrade_s: float = 30.0  # Of a relayed link, until a direct way is looked for again; then twice as long each time.
     reach_s: float = 30.0  # A killed node is back within seconds, or its place is filled by another.
     resume_s: float = 60.0  # What arrived of a message waits so long for the next link: twice ``reach_s``.
     stall_s: float = 120.0  # A message that was granted memory must go on; the weights of the lanes see to it.

@@ -99,6 +99,8 @@ class Link:
             for job in jobs:
                 job.cancel()
             await asyncio.gather(*jobs, return_exceptions=True)
+            for lane in Lane:
+                self._connection.lanes[lane].detach()
             if not self._fault.cancel():
                 self._fault.exception()  # Marks it as seen, should something else have ended the link.
 

@@ -24,6 +24,7 @@ from transport.errors import ConnectError, LinkError, SignalError
 from transport.rtc import RtcConnection
 from transport.sdp import Description
 from transport.signalling import Opened, SignalBody, SignalKind, seal
+from transport.upgrade import Upgrade
 
 REQUEST_AGAIN_S = 1.5  # An offer takes half a second, with a relay by TCP one.
 OFFER_ON_ITS_WAY_S = 1.0  # A request that comes later has not crossed the offer: the offer is lost.
@@ -52,6 +53,7 @@ class Negotiation:
         self._offered_at = 0.0
         self._requested = False
         self._signalled = asyncio.Event()
+        self._upgrade = Upgrade(context, peer, self._say, offers_here=self._offers_here)
 
     @property
     def asked(self) -> bool:
@@ -69,12 +71,16 @@ class Negotiation:
         body = opened.body
         restarted = self._peer_session not in (b"", body.session)
         self._peer_session = body.session
-        if (body.kind is SignalKind.OFFER) is self._offers_here:
+        if (body.kind in (SignalKind.OFFER, SignalKind.UPGRADE)) is self._offers_here:
             raise SignalError("role", f"{self._peer} has the wrong part to send an {body.kind.value}")
         match body.kind:
             case SignalKind.OFFER:
                 self._offer = opened
                 self._signalled.set()
+            case SignalKind.UPGRADE:
+                self._upgrade.take_offer(opened)
+            case SignalKind.ANSWER if self._upgrade.take_answer(opened):
+                pass
             case SignalKind.ANSWER:
                 waiting = self._answer
                 if waiting is not None and not waiting.done() and body.reply_to == self._nonce:
@@ -130,6 +136,16 @@ class Negotiation:
                 work = self._answer_to(connection, await self._offer_while_gathering(connection))
             body = await self.unless_superseded(work)
             stack.pop_all()
+        return connection, body
+
+    @property
+    def upgrade(self) -> Upgrade:
+        """The search for a direct way beside a relayed link."""
+        return self._upgrade
+
+    def claim_upgrade(self) -> tuple[RtcConnection, SignalBody]:
+        """Take the direct connection that was found; the caller closes it."""
+        connection, body, self._nonce = self._upgrade.claim()
         return connection, body
 
     async def _offer_while_gathering(self, connection: RtcConnection) -> Opened:
@@ -209,6 +225,9 @@ class Negotiation:
         async with self._context.clock.timeout(self._context.limits.connect_s):
             await connection.opened(offer.description.fingerprint)
         return offer.body
+
+    async def _say(self, kind: SignalKind, description: Description | None, nonce: bytes, reply_to: bytes) -> None:
+        await self._send(kind, description, reply_to=reply_to, nonce=nonce)
 
     async def _send(
         self, kind: SignalKind, description: Description | None, *, reply_to: bytes = b"", nonce: bytes | None = None

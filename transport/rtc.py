@@ -88,6 +88,10 @@ class RtcLane:
         for frame in early:
             on_frame(frame)
 
+    def detach(self) -> None:
+        """Forget whatever still arrives: the link has ended, or goes on over another connection."""
+        self._on_frame = _forget
+
     def _received(self, data: bytes | str) -> None:
         """The peer's side may be up first: what it sends before ``attach`` is kept. Text is no frame, as is b""."""
         frame = data if isinstance(data, bytes) else b""
@@ -97,6 +101,10 @@ class RtcLane:
             self._early.append(frame)
         else:
             self._channel.close()
+
+
+def _forget(_frame: bytes) -> None:
+    """Take no notice."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +127,7 @@ class RtcConnection:
         loopback: bool,
         reach: Reach | None = None,
         options: LinkOptions | None = None,
+        relayed: bool = True,
     ) -> None:
         """Prepare; nothing is sent before ``gather``, ``offer`` or ``answer``.
 
@@ -127,12 +136,14 @@ class RtcConnection:
             loopback: connect through 127.0.0.1 only: all nodes on one machine, even without a network.
             reach: what is known of the network around; the connections of one node share it.
             options: what may change while the connection is up.
+            relayed: a relay will do; without, relays are only asked for this node's address.
         """
         self._pc = FastPeerConnection(RTCConfiguration(iceServers=[]))
         self._servers = () if loopback else tuple(servers)
         self._reach = reach or Reach()
         self._options = options or LinkOptions()
         self._loopback = loopback
+        self._relayed = relayed
         self._probe: PathProbe | None = None
         self._changed = asyncio.Event()
         self._intruded = False
@@ -159,6 +170,11 @@ class RtcConnection:
         """Kinds of the nominated candidates, local and remote; empty before there is one."""
         nominated = self._nominated()
         return f"{nominated.local_candidate.type}/{nominated.remote_candidate.type}" if nominated else ""
+
+    @property
+    def relayed(self) -> bool:
+        """Whether a relay carries the connection."""
+        return "relay" in self.pair
 
     @property
     def fragments(self) -> int:
@@ -332,7 +348,7 @@ class RtcConnection:
         async def gather(component: int, addresses: list[str], timeout: int = 5) -> list[Candidate]:
             """Stands in for aioice's own: one component, and addresses of our choice."""
             del component, addresses, timeout
-            gatherer = Gatherer(connection, self._servers, self._reach.relays)
+            gatherer = Gatherer(connection, self._servers, self._reach.relays, relayed=self._relayed)
             found = await gatherer.gather(LOOPBACK_ADDRESSES if self._loopback else host_addresses())
             checks.udp_blocked = gatherer.udp_blocked
             if not found:

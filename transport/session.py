@@ -43,6 +43,7 @@ from transport.stream import IncomingStream
 LOG = logging.getLogger(__name__)
 
 FAILED_HANDLER = "the handler failed"
+RETIRE_S = 2.0  # A connection that is left for a better one: the peer may move over a moment later.
 SHORT_LIFE_S = 1.0  # A link that dies sooner has not solved what ended the last one: the next try waits.
 
 
@@ -75,7 +76,7 @@ class PeerSession:
         self._negotiation = Negotiation(context, address, lambda: self._outbox.floor)
         self._work = asyncio.Event()
         self._link_changed = asyncio.Event()
-        self._streams: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._up_since = self._down_since = context.clock.now()
         self._places = asyncio.Semaphore(context.limits.waiting_sends)
         self._inflow = {lane: _Inflow() for lane in Lane}
@@ -191,9 +192,9 @@ class PeerSession:
                 group.create_task(self._keep_linked(), name="keep-linked")
                 group.create_task(self._forget_partial(), name="forget-partial")
         finally:
-            for task in self._streams:
+            for task in self._tasks:
                 task.cancel()
-            await asyncio.gather(*self._streams, return_exceptions=True)
+            await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def close(self, error: PeerNotAllowedError | PeerUnreachableError) -> None:
         """Fail everything that still waits; ``run`` is cancelled by its owner."""
@@ -267,11 +268,34 @@ class PeerSession:
         self._stats.state = LinkState.CONNECTING
         connection, body = await self._negotiation.connect()
         try:
-            await self._serve(connection, body)
+            while True:
+                await self._serve(connection, body)
+                self._retire(connection)
+                connection, body = self._negotiation.claim_upgrade()
+                self._stats.path_changes += 1
+                LOG.info("the link to %s leaves its relay", self._address)
         finally:
             await connection.close(self._context.limits.close_s)
+            await self._negotiation.upgrade.discard()
+
+    def _retire(self, connection: RtcConnection) -> None:
+        """Close a connection in a while: the peer may move over to the better one a moment later."""
+
+        async def retire() -> None:
+            try:
+                await self._context.clock.sleep(RETIRE_S)
+            finally:
+                await connection.close(self._context.limits.close_s)
+
+        self._keep(asyncio.create_task(retire(), name="retire-link"))
+
+    def _keep(self, task: asyncio.Task[None]) -> None:
+        """Have ``run`` end the task if it has not ended by then."""
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _serve(self, connection: RtcConnection, body: SignalBody) -> None:
+        """Serve the link until it dies, which raises, or there is a better connection."""
         self._outbox.rewind(new_session=body.session != self._inbox.session)
         self._inbox.start_link(body.session, body.floor)
         link = Link(connection, self._outbox, self._inbox, self._stats, self._context.clock, self._context.limits)
@@ -280,15 +304,30 @@ class PeerSession:
         self._up_since = self._context.clock.now()
         self._stats.links += 1
         self._stats.state, self._stats.pair = LinkState.UP, connection.pair
-        self._stats.relayed = "relay" in connection.pair
+        self._stats.relayed = connection.relayed
         LOG.info("link to %s is up (%s)", self._address, connection.pair)
         try:
-            await self._negotiation.unless_superseded(link.run())
+            await self._negotiation.unless_superseded(self._until_better(link))
         finally:
             self._link = None
             self._link_changed.set()
             self._down_since = self._context.clock.now()
             self._inbox.end_link()
+
+    async def _until_better(self, link: Link) -> None:
+        jobs = (
+            asyncio.create_task(link.run(), name="link"),
+            asyncio.create_task(self._negotiation.upgrade.better(relayed=self._stats.relayed), name="look-for-direct"),
+        )
+        try:
+            await asyncio.wait(jobs, return_when=asyncio.FIRST_COMPLETED)
+            for job in jobs:
+                if job.done():
+                    job.result()
+        finally:
+            for job in jobs:
+                job.cancel()
+            await asyncio.gather(*jobs, return_exceptions=True)
 
     def _wake_link(self) -> None:
         if self._link is not None:
@@ -316,9 +355,7 @@ class PeerSession:
             self._inbox.finished(delivery, failure)
 
     def _open_stream(self, stream: IncomingStream) -> None:
-        task = asyncio.create_task(self._run_stream(stream), name=f"stream-{stream.lane.name}")
-        self._streams.add(task)
-        task.add_done_callback(self._streams.discard)
+        self._keep(asyncio.create_task(self._run_stream(stream), name=f"stream-{stream.lane.name}"))
 
     async def _run_stream(self, stream: IncomingStream) -> None:
         assert self._context.on_stream is not None

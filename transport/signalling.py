@@ -36,6 +36,7 @@ class SignalKind(StrEnum):
     OFFER = "offer"
     ANSWER = "answer"
     REQUEST = "request"
+    UPGRADE = "upgrade"
 
 
 class SignalBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -44,7 +45,7 @@ class SignalBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         session: numbers of messages count within it: a new one after every restart, and when a peer is allowed anew.
         nonce: names this envelope.
-        reply_to: the nonce of the offer that an answer answers, or of the last offer that a request's sender has seen.
+        reply_to: the nonce of the offer or upgrade that an answer answers, or of the last one that a request's sender has seen.
         floor: the sender's messages with smaller ids are settled.
         sdp: empty in a request.
     """

@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.testbed.emulator import Site
 from tests.testbed.namespaces import Namespaces
-from tests.testbed.nat import Nat, rules
+from tests.testbed.nat import Nat, apart, rules
 
 ROOT = Path(__file__).parents[2]
 
@@ -138,6 +138,14 @@ class Home(Host):
             commands += [f"addr add 2a7f:0:{self.number}::1/128 dev wan nodad", "route replace ::/0 dev wan"]
         self._spaces.ip(self.router, *commands)
         self._load_rules()
+
+    def part(self, other: "Home") -> None:
+        """Have the router drop all between this home and another one; what they send by way of relays goes on."""
+        self._spaces.inside(self.router, "nft", "-f", "-", stdin=apart(f"25.0.{other.number}.0/24"))
+
+    def rejoin(self) -> None:
+        """Undo ``part``."""
+        self._spaces.inside(self.router, "nft", "delete", "table", "inet", "apart")
 
     def _load_rules(self) -> None:
         self._spaces.inside(self.router, "nft", "-f", "-", stdin=rules(self.nat, self.wan, hairpin=self._hairpin))

@@ -44,6 +44,12 @@ def rules(nat: Nat, wan: str, *, hairpin: bool) -> str:
     return "\n".join(["flush ruleset", "table inet home {", _SETS, *chains, "}\n"])
 
 
+def apart(prefix: str) -> str:
+    """Rules beside ``rules``, in a table ``apart``, that drop all from and to an IPv4 prefix."""
+    gate = _chain("apart", "filter hook forward priority -10", f"ip saddr {prefix} drop", f"ip daddr {prefix} drop")
+    return f"table inet apart {{\n{gate}\n}}\n"
+
+
 def _chain(name: str, place: str, *lines: str) -> str:
     return "\n    ".join([f"  chain {name} {{", f"type {place};", *lines]) + "\n  }"
 

@@ -118,6 +118,23 @@ async def test_the_second_relay_takes_over_when_the_first_vanishes(program: Rela
             await arrived_whole(left, right)
 
 
+@pytest.mark.parametrize("sender", [0, 1], ids=["of the offering side", "of the other"])
+async def test_a_relayed_transfer_moves_over_to_a_direct_way_that_opens(bed: Homes, sender: int) -> None:
+    bed.home(1).part(bed.home(2))
+    async with nodes(bed.home(1), bed.home(2), bed.relay.servers("udp"), limits={"upgrade_s": 1.0}) as both:
+        here, there = both[sender], both[1 - sender]
+        here.tell(send=[Lane.BULK, "tensor", SIZE, 7])
+        await until_received(there, MIDDLE)
+        assert (await here.stats())["relayed"]
+        bed.home(1).rejoin()
+        await arrived_whole(here, there)
+        for program in both:
+            stats = await program.stats()
+            assert not stats["relayed"], stats["pair"]
+            assert stats["path_changes"] == 1
+        assert not [event for program in both for event in program.events if event.get("state") not in (None, "up")]
+
+
 @pytest.mark.parametrize("nat", [Nat.PORT_CONE, Nat.SYMMETRIC], ids=["direct", "relayed"])
 async def test_a_killed_node_is_known_within_five_seconds(bed: Homes, nat: Nat) -> None:
     for home in (1, 2):

@@ -22,6 +22,7 @@ from transport.rtc import RtcConnection
 from transport.sdp import Description, read_description
 from transport.signalling import CONTEXT, SignalBody, SignalEnvelope, SignalKind, seal
 from transport.stats import LinkState
+from transport.upgrade import Upgrade
 from transport.wire.codec import decode
 from transport.wire.codec import encode as pack
 
@@ -141,13 +142,14 @@ async def test_an_envelope_for_another_node_is_refused(switchboard: Switchboard)
     assert carol.net.refused == {"recipient": 1}
 
 
-async def test_the_wrong_side_may_not_offer(switchboard: Switchboard) -> None:
+@pytest.mark.parametrize("kind", [SignalKind.OFFER, SignalKind.UPGRADE])
+async def test_the_wrong_side_may_not_offer(switchboard: Switchboard, kind: SignalKind) -> None:
     a, b = await switchboard.pair(QUICK)
     connection = RtcConnection((), loopback=True)
     clock = switchboard.nodes[a.address].net._context.clock
     offer = seal(
         b.key,
-        SignalKind.OFFER,
+        kind,
         a.address,
         session=bytes(16),
         now=clock.time(),
@@ -157,6 +159,59 @@ async def test_the_wrong_side_may_not_offer(switchboard: Switchboard) -> None:
     await a.net.on_signal(b.address, offer)
     assert a.net.refused == {"role": 1}
     await connection.close(1)
+
+
+async def test_a_direct_way_that_leads_nowhere_leaves_the_link_as_it_is(switchboard: Switchboard) -> None:
+    """A proposal before there is a link is forgotten; one whose connection never comes up costs the link nothing."""
+    a, b = await switchboard.pair(QUICK)
+    proposals = [RtcConnection((), loopback=True) for _ in range(2)]
+    sealed = [
+        seal(
+            a.key,
+            SignalKind.UPGRADE,
+            b.address,
+            session=a.net._sessions[b.address]._negotiation._session,
+            now=b.net._context.clock.time(),
+            floor=1,
+            description=await connection.offer(),
+        )
+        for connection in proposals
+    ]
+    await b.net.on_signal(a.address, sealed[0])
+    await a.net.send(b.address, Lane.CONTROL, b"x")
+    answers = len(switchboard.log)
+    await b.net.on_signal(a.address, sealed[1])
+    await until(lambda: len(switchboard.log) == answers + 1)
+    assert body_of(switchboard.log[-1][2]).reply_to == body_of(sealed[1]).nonce
+    for _ in range(50):
+        await a.net.send(b.address, Lane.BULK, b"y", bytes(1000))
+    assert not a.net.refused
+    assert [node.net.stats()[peer.address].links for node, peer in ((a, b), (b, a))] == [1, 1]
+    await asyncio.gather(*(connection.close(1) for connection in proposals))
+
+
+async def test_a_link_moves_over_to_a_better_connection_between_any_two_frames(
+    switchboard: Switchboard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every link here counts as relayed, so each is left for the next one, again and again, under load both ways."""
+    look = Upgrade.better
+    monkeypatch.setattr(Upgrade, "better", lambda self, *, relayed: look(self, relayed=True))
+    a, b = await switchboard.pair(replace(QUICK, upgrade_s=0.05))
+    heard = await asyncio.gather(
+        *(
+            one.net.send(other.address, lane, bytes([number]), bytes([number]) * size)
+            for number in range(60)
+            for one, other in ((a, b), (b, a))
+            for lane, size in ((Lane.CONTROL, 10), (Lane.ACTIVATIONS, 60_000), (Lane.BULK, 900_000))
+        )
+    )
+    assert len(heard) == 360
+    for node in (a, b):
+        assert sorted((message.lane, message.header) for message in node.received) == [
+            (lane, bytes([number])) for lane in Lane for number in range(60)
+        ]
+        assert all(set(message.payload) == set(message.header) for message in node.received)
+    assert a.net.stats()[b.address].links > 3
 
 
 def raw(node: Node, peer: Node) -> RtcConnection:
