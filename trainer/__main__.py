@@ -1,4 +1,4 @@
-"""``python -m trainer``: worker, bench, prepare, single, judge, assemble, sample, evaluate.
+"""``python -m trainer``: worker, bench, prepare, check, single, judge, assemble, sample, evaluate.
 
 Exit codes: 0 done; 3 the input cannot be used (JSON ``{"code", "detail"}`` on stderr); 1 anything else.
 Only the verbs that compute import torch.
@@ -79,8 +79,25 @@ def _prepare(options: argparse.Namespace) -> int:
         options.heldout,
         options.sequence,
         options.out,
+        options.faulty,
     )
     print(json.dumps(vars(manifest)))
+    return 0
+
+
+def _check(options: argparse.Namespace) -> int:
+    import msgspec
+
+    from trainer.check.report import check
+    from transport.wire.dataset import CheckRequest
+
+    request = decode_json(options.request.read_bytes(), CheckRequest)
+
+    def progress(read: int) -> None:
+        print(json.dumps({"read": read}), flush=True)
+
+    report = check(options.dataset, request, options.tokenizer_file, options.scratch, progress)
+    options.out.write_bytes(msgspec.json.encode(report))
     return 0
 
 
@@ -192,7 +209,18 @@ def _parser() -> argparse.ArgumentParser:
     prepare.add_argument("--heldout", type=_share, default=0.02)
     prepare.add_argument("--sequence", type=int, required=True)
     prepare.add_argument("--out", type=Path, required=True)
+    prepare.add_argument("--faulty", choices=["refuse", "skip"], default="refuse", help="rows that cannot be read")
     prepare.set_defaults(verb=_prepare)
+
+    check = verbs.add_parser(
+        "check", help="say what a dataset holds, row by row; prints one JSON line for each few megabytes"
+    )
+    check.add_argument("--dataset", type=Path, required=True)
+    check.add_argument("--request", type=Path, required=True, help="JSON of a CheckRequest")
+    check.add_argument("--tokenizer-file", type=Path, help="the tokenizer.json that the request names")
+    check.add_argument("--scratch", type=Path, required=True, help="an existing folder for hashes of rows")
+    check.add_argument("--out", type=Path, required=True, help="JSON of the report")
+    check.set_defaults(verb=_check)
 
     single = verbs.add_parser("single", help="train the job's model in this one process, for comparison")
     single.add_argument("--job", type=Path, required=True)

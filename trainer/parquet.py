@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.errors import DataError
-from trainer.text import MAX_ROW_BYTES
+from trainer.text import MAX_ROW_BYTES, Row, bad_encoding, long_row
 
 MAX_GROUP_BYTES = 2 << 30  # Of the text's column, unpacked; writers make groups of 64 MB to 1 GB.
 MAX_FOOTER_ITEMS = 1_000_000
@@ -17,11 +17,11 @@ MAX_FOOTER_STRING = 16 << 20
 _ROWS = 256
 
 
-def parquet_rows(path: Path, text_field: str) -> Iterator[str]:
-    """The texts of column ``text_field``, in order; empty ones and nulls are left out.
+def parquet_rows(path: Path, text_field: str) -> Iterator[Row]:
+    """The rows of column ``text_field``, in order; nulls are empty.
 
     Raises:
-        DataError: no Parquet file, broken, without such a column, with groups or rows beyond the limits; or pyarrow is missing.
+        DataError: no Parquet file, broken, without such a column, with groups beyond the limit; or pyarrow is missing.
     """
     try:
         import pyarrow as pa
@@ -36,19 +36,25 @@ def parquet_rows(path: Path, text_field: str) -> Iterator[str]:
             path, thrift_string_size_limit=MAX_FOOTER_STRING, thrift_container_size_limit=MAX_FOOTER_ITEMS
         ) as file:
             _check(path.name, file, text_field)
+            share = path.stat().st_size / max(1, file.metadata.num_rows)
             number = 0
             for batch in file.iter_batches(_ROWS, columns=[text_field], use_threads=False):
                 for value in batch.column(0):
                     number += 1
-                    text = value.as_py()
-                    if text is not None and len(text) > MAX_ROW_BYTES:
-                        raise DataError(
-                            "bad-row", f"row {number:,} of {path.name} is longer than {MAX_ROW_BYTES:,}: split it"
-                        )
-                    if text:
-                        yield text
-    except (pa.ArrowException, OSError, MemoryError, UnicodeDecodeError) as error:
+                    size = int(number * share) - int((number - 1) * share)
+                    yield Row(number, size, _value(f"row {number:,} of {path.name}", value))
+    except (pa.ArrowException, OSError, MemoryError) as error:
         raise DataError("bad-parquet", f"{path.name} cannot be read as Parquet: {str(error)[:300]}") from error
+
+
+def _value(where: str, value: Any) -> str | DataError:
+    try:
+        text = value.as_py()
+    except UnicodeDecodeError as error:
+        return bad_encoding(where, error)
+    if text is None:
+        return ""
+    return long_row(where) if len(text) > MAX_ROW_BYTES else str(text)
 
 
 def _check(name: str, file: Any, text_field: str) -> None:

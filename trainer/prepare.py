@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -50,6 +51,7 @@ def prepare(
     heldout: float,
     sequence: int,
     out: Path,
+    faulty: Literal["refuse", "skip"] = "refuse",
 ) -> Manifest:
     """Write ``out``'s four files.
 
@@ -57,6 +59,7 @@ def prepare(
         tokenizer_file: the uploaded ``tokenizer.json`` where ``tokenizer.kind`` is "file".
         heldout: share of the pieces that is held out, in (0, 0.5].
         sequence: tokens of a training sequence; both files hold at least one.
+        faulty: what is done about rows that cannot be read.
     Raises:
         DataError: the dataset or the tokenizer cannot be used. Nothing is left in ``out`` but what was there.
     """
@@ -64,14 +67,14 @@ def prepare(
     piece_characters = max(64, min(PIECE_CHARACTERS, int(total * heldout / 4)))
 
     def read() -> Iterator[str]:
-        return pieces(dataset, form, text_field, piece_characters)
+        return pieces(dataset, form, text_field, piece_characters, faulty)
 
     if form in TOKENISED and tokenizer.kind == "bpe":
         raise DataError(
             "missing-file",
             f"a dataset of token ids ({form}) needs its own tokenizer: give tokenizer.kind file, or bytes",
         )
-    made = _tokenizer(tokenizer, tokenizer_file, read)
+    made = make_tokenizer(tokenizer, tokenizer_file, read)
     out.mkdir(parents=True, exist_ok=True)
     writers = _Writer(out / "train.bin.part"), _Writer(out / "heldout.bin.part")
     try:
@@ -168,7 +171,20 @@ def _check_lengths(dataset: Path, sequence: int, train: _Writer, held: _Writer) 
         )
 
 
-def _tokenizer(spec: TokenizerSpec, file: Path | None, read: Callable[[], Iterator[str]]) -> Tokenizer:
+def make_tokenizer(
+    spec: TokenizerSpec,
+    file: Path | None,
+    read: Callable[[], Iterator[str]],
+    characters: int = MAX_TOKENIZER_TRAINING_CHARACTERS,
+) -> Tokenizer:
+    """The tokenizer that a job asks for.
+
+    Args:
+        file: the uploaded ``tokenizer.json`` where ``spec.kind`` is "file".
+        read: begins the dataset's pieces anew; one that is trained on the data reads them up to ``characters``.
+    Raises:
+        DataError: the file is missing, gigantic, or no tokenizer.
+    """
     if spec.kind == "file":
         return _read_tokenizer(file)
     made = Tokenizer(models.BPE(byte_fallback=False))
@@ -183,12 +199,11 @@ def _tokenizer(spec: TokenizerSpec, file: Path | None, read: Callable[[], Iterat
     trainer = trainers.BpeTrainer(
         vocab_size=spec.vocabulary, special_tokens=[END_OF_TEXT], initial_alphabet=alphabet, show_progress=False
     )
-    made.train_from_iterator(_first_characters(read()), trainer)
+    made.train_from_iterator(_first_characters(read(), characters), trainer)
     return made
 
 
-def _first_characters(texts: Iterator[str]) -> Iterator[str]:
-    left = MAX_TOKENIZER_TRAINING_CHARACTERS
+def _first_characters(texts: Iterator[str], left: int) -> Iterator[str]:
     for text in texts:
         if left <= 0:
             return

@@ -110,7 +110,7 @@ def test_another_field_can_be_named(tmp_path: Path) -> None:
         ("too short", "text", "too-short", "tokens"),
         (rows("fine") + "{broken\n", "jsonl", "bad-row", "row 2"),
         (rows("fine", "fine") + "[1, 2]\n", "jsonl", "bad-row", "row 3"),
-        (rows("fine") + '{"body": "x"}\n', "jsonl", "bad-row", "its fields are body"),
+        (rows("fine") + '{"body": "x"}\n', "jsonl", "no-field", "its fields are 'body'"),
         (rows("fine") + '{"text": 5}\n', "jsonl", "bad-row", "row 2"),
         (b'{"text": "caf\xe9"}\n', "jsonl", "bad-encoding", "row 1"),
         (b'{"text": "\0\xff"}\n', "jsonl", "binary-dataset", "binary"),
@@ -274,4 +274,4 @@ def test_any_bytes_are_text_or_refused_in_words(
         assert all(pieces(path, form, "text"))
     except DataError as error:
         code = error.code
-    assert code in {"none", "empty-dataset", "binary-dataset", "bad-encoding", "bad-row"}
+    assert code in {"none", "empty-dataset", "binary-dataset", "bad-encoding", "bad-row", "no-field"}

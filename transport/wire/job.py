@@ -55,6 +55,8 @@ class DatasetSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     format: DatasetFormat = "text"
     text_field: Annotated[str, Meta(min_length=1, max_length=100)] = "text"
     heldout: Annotated[float, Meta(gt=0, le=0.2)] = 0.02
+    faulty: Literal["refuse", "skip"] = "refuse"
+    """Rows that cannot be read (not UTF-8, not JSON, without the field): refuse the dataset, or leave those rows out."""
 
 
 class LoraSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,0 +1,277 @@
+"""One pass over a dataset: faults, repeats, secrets, personal data, samples and tokens, in bounded memory."""
+
+import random
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from trainer.check.repeats import Repeats
+from trainer.check.sensitive import Hit, Scanner
+from trainer.errors import DataError
+from trainer.prepare import END_OF_TEXT, make_tokenizer
+from trainer.text import Row, file_size, numbered, pieces
+from trainer.tokens import id_pieces
+from transport.wire.dataset import (
+    MAX_PLACES,
+    MAX_SAMPLES,
+    MAX_SHOWN,
+    CheckRequest,
+    DatasetReport,
+    Finding,
+    Place,
+    Severity,
+)
+from transport.wire.job import TOKENISED
+
+BLOCK_BYTES = 1 << 20  # Of rows that are looked at together.
+COUNTED_BYTES = 16 << 20  # More text than this is not tokenised here: its tokens are worked out from so much of it.
+TRAINED_CHARACTERS = 4 << 20  # What a tokenizer of the data is trained on here; merges of words hardly change beyond.
+MIN_LINE = 40  # Shorter lines of plain text come again in any book.
+FEW_TOKENS = 100_000  # Tiny Shakespeare, the smallest set in common use, has three times as many.
+SKIMMED_SHARE = 0.3  # Of rows that come again: beyond it a warning, for the model learns them by heart.
+_PROGRESS_BYTES = 4 << 20
+_LETTERS = bytes(range(256)).lower()
+_UNLIKE = bytes(code for code in range(128) if not chr(code).isalpha())  # What near-duplicates may differ in.
+
+FAULTS = {
+    "bad-encoding": "rows are not UTF-8",
+    "bad-row": "rows are not JSON objects with text",
+    "no-field": "rows have no text in the field",
+    "long-row": "rows are too long",
+}
+Progress = Callable[[int], None]
+
+
+def check(
+    path: Path, request: CheckRequest, tokenizer_file: Path | None, scratch: Path, progress: Progress
+) -> DatasetReport:
+    """Read a dataset once and say what it holds.
+
+    Args:
+        tokenizer_file: the uploaded ``tokenizer.json`` where the request has one.
+        scratch: folder for hashes of rows, 16 bytes each.
+        progress: called now and then with the bytes read.
+    Raises:
+        DataError: the whole file cannot be read, or the tokenizer cannot be used.
+    """
+    spec = request.dataset
+    if spec.format in TOKENISED:
+        return _check_ids(path, request, tokenizer_file)
+
+    def read() -> Iterator[str]:
+        return pieces(path, spec.format, spec.text_field, faulty="skip")
+
+    size = file_size(path)
+    next(
+        numbered(path, spec.format, spec.text_field), None
+    )  # A file that is none is refused before anything is trained on it.
+    tokenizer = make_tokenizer(request.tokenizer, tokenizer_file, read, TRAINED_CHARACTERS)
+    ends = spec.format != "text" and tokenizer.token_to_id(END_OF_TEXT) is not None
+    with Repeats(scratch) as equal, Repeats(scratch) as alike:
+        reader = _Reader(path.name, request, equal, alike, _Tokens(tokenizer, size, ends))
+        reader.read(numbered(path, spec.format, spec.text_field), progress)
+        return reader.report(size, tokenizer.get_vocab_size(with_added_tokens=True))
+
+
+class _Tokens:
+    """Counts the tokens of every ``n``-th block, so that files of any size take about the same time."""
+
+    def __init__(self, tokenizer: Tokenizer, size: int, ends: bool) -> None:
+        self._tokenizer = tokenizer
+        self._every = max(1, -(-size // COUNTED_BYTES))
+        self._ends = ends
+        self._blocks = self._counted = self._looked = 0
+
+    @property
+    def exact(self) -> bool:
+        return self._every == 1
+
+    def add(self, rows: list[tuple[int, bytes]], size: int) -> None:
+        if self._blocks % self._every == 0:
+            texts = [content.decode() for _, content in rows]
+            encoded = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+            self._counted += sum(len(one) for one in encoded) + self._ends * len(rows)
+            self._looked += size
+        self._blocks += 1
+
+    def of(self, size: int) -> int:
+        """Tokens of all ``size`` bytes of text."""
+        return self._counted if self.exact else round(self._counted / max(1, self._looked) * size)
+
+
+class _Reader:
+    """What is known of the rows so far."""
+
+    def __init__(self, name: str, request: CheckRequest, equal: Repeats, alike: Repeats, tokens: _Tokens) -> None:
+        self._request = request
+        self._name = f" of {name}"  # The digest of an artifact says nothing to anybody.
+        self._equal, self._alike, self._tokens = equal, alike, tokens
+        self._plain = request.dataset.format == "text"
+        self._scanner = Scanner()
+        self._chance = random.Random(0)  # noqa: S311 - which rows are shown
+        self._rows = self._usable = self._characters = self._bytes = self._longest = self._longest_row = 0
+        self._seen = self._last = self._current = 0
+        self._counts: Counter[str] = Counter()
+        self._latest: dict[str, int] = {}
+        self._places: defaultdict[str, list[Place]] = defaultdict(list)
+        self._hits: dict[str, Hit] = {}
+        self._samples: list[Place] = []
+
+    def read(self, rows: Iterator[Row], progress: Progress) -> None:
+        block, held, read, told = list[tuple[int, bytes]](), 0, 0, 0
+        for row in rows:
+            read += row.size
+            self._rows = row.number
+            if isinstance(row.text, DataError):
+                self._note(row.text.code, row.number, row.text.detail.replace(self._name, ""))
+            elif not row.text.strip():
+                self._note("empty", row.number, "")
+                self._characters += len(row.text) if self._plain else 0
+            else:
+                content = row.text.encode()
+                self._good(row.number, row.text, content)
+                block.append((row.number, content))
+                held += len(content)
+            if held >= BLOCK_BYTES:
+                self._block(block, held)
+                block, held = [], 0
+            if read - told >= _PROGRESS_BYTES:
+                told = read
+                progress(read)
+        if block:
+            self._block(block, held)
+        progress(read)
+
+    def _good(self, number: int, text: str, content: bytes) -> None:
+        self._usable += number != self._last
+        self._last = number
+        self._characters += len(text)
+        self._bytes += len(content)
+        if len(text) > self._longest:
+            self._longest, self._longest_row = len(text), number
+        if not self._plain or len(text) >= MIN_LINE:
+            self._equal.add(number, content.strip())
+            alike = content.translate(_LETTERS, _UNLIKE)
+            self._alike.add(number, alike if len(alike) >= MIN_LINE // 2 else content.strip())
+        self._seen += 1
+        if len(self._samples) < MAX_SAMPLES:
+            self._samples.append(Place(number, _shown(text)))
+        elif (at := self._chance.randrange(self._seen)) < MAX_SAMPLES:
+            self._samples[at] = Place(number, _shown(text))
+
+    def _block(self, block: list[tuple[int, bytes]], size: int) -> None:
+        self._tokens.add(block, size)
+        for hit in self._scanner.scan(block):
+            self._hits[hit.kind.name] = hit
+            self._note(hit.kind.name, hit.row, hit.shown)
+
+    def _note(self, kind: str, row: int, shown: str) -> None:
+        if self._latest.get(kind) != row:
+            self._latest[kind] = row
+            self._counts[kind] += 1
+            if len(self._places[kind]) < MAX_PLACES:
+                self._places[kind].append(Place(row, shown[:MAX_SHOWN]))
+
+    def report(self, size: int, vocabulary: int) -> DatasetReport:
+        tokens = self._tokens.of(self._bytes)
+        findings = [*self._faults(), *self._sensitive(), *self._repeats(), *self._sizes(tokens)]
+        return DatasetReport(
+            bytes=size,
+            rows=self._rows,
+            usable=self._usable,
+            characters=self._characters,
+            longest=self._longest,
+            tokens=tokens,
+            exact=self._tokens.exact,
+            vocabulary=vocabulary,
+            findings=tuple(findings),
+            samples=tuple(sorted(self._samples, key=lambda place: place.row)),
+            problem=self._problem(tokens),
+        )
+
+    def _problem(self, tokens: int) -> str:
+        faulty = sum(self._counts[kind] for kind in FAULTS)
+        if self._usable == 0:
+            return f"none of {self._rows:,} rows has text to train on: look at the field's name and the format"
+        if tokens <= 2 * self._request.sequence:
+            return (
+                f"{tokens:,} tokens are too few for sequences of {self._request.sequence:,}, which need as many once more to be "
+                "held out: bring more text, or choose shorter sequences"
+            )
+        if faulty and self._request.dataset.faulty == "refuse":
+            rows = f"{faulty:,} of {self._rows:,} rows cannot be read"
+            return f"{rows}: mend the file, or leave those rows out (dataset.faulty skip)"
+        return ""
+
+    def _faults(self) -> Iterator[Finding]:
+        skipped = self._request.dataset.faulty == "skip"
+        for kind, says in FAULTS.items():
+            if self._counts[kind]:
+                yield self._finding(
+                    kind, "warning" if skipped else "error", says + (" and are left out" if skipped else "")
+                )
+        if self._counts["empty"] and not self._plain:
+            yield self._finding("empty", "warning", "rows are empty and are left out")
+
+    def _sensitive(self) -> Iterator[Finding]:
+        for name, hit in self._hits.items():
+            part = "may be secrets" if hit.kind.group == "secret" else "may be personal data"
+            yield self._finding(
+                name, "warning", f"rows with {hit.kind.says}, which {part}: a model can learn them by heart"
+            )
+
+    def _repeats(self) -> Iterator[Finding]:
+        count, first = self._equal.found(MAX_PLACES)
+        near, near_first = self._alike.found(MAX_PLACES)
+        what = "lines" if self._plain else "rows"
+        if count:
+            severity: Severity = "warning" if count > SKIMMED_SHARE * self._usable else "notice"
+            yield Finding("duplicate", severity, f"{what} come again word for word", count, tuple(map(Place, first)))
+        if near > count:
+            again = set(first)
+            places = tuple(Place(row) for row in near_first if row not in again)
+            text = f"{what} come again but for case, digits, spaces or marks"
+            yield Finding("near-duplicate", "notice", text, near - count, places)
+
+    def _sizes(self, tokens: int) -> Iterator[Finding]:
+        if tokens < FEW_TOKENS and self._usable:
+            text = (
+                f"this is little text: {tokens:,} tokens, and a model learns few of them by rule and the rest by heart"
+            )
+            yield Finding("tiny", "warning", text, self._usable)
+        long = 100 * self._characters / max(1, self._usable)
+        if self._longest > max(long, 100_000) and not self._plain:
+            place = Place(self._longest_row, f"{self._longest:,} characters")
+            yield Finding("long", "notice", "row is a hundred times as long as the others are", 1, (place,))
+
+    def _finding(self, kind: str, severity: Severity, text: str) -> Finding:
+        return Finding(kind, severity, text, self._counts[kind], tuple(self._places[kind]))
+
+
+def _shown(text: str) -> str:
+    return " ".join(text[: 2 * MAX_SHOWN].split())[:MAX_SHOWN]
+
+
+def _check_ids(path: Path, request: CheckRequest, tokenizer_file: Path | None) -> DatasetReport:
+    """Token ids: every one must be in the vocabulary; there is no text to look at."""
+    if request.tokenizer.kind == "bpe":
+        raise DataError(
+            "missing-file", "token ids need the tokenizer that they were made with: tokenizer.kind file, or bytes"
+        )
+    tokenizer = make_tokenizer(request.tokenizer, tokenizer_file, lambda: iter(()))
+    vocabulary = tokenizer.get_vocab_size(with_added_tokens=True)
+    rows = tokens = 0
+    samples = list[Place]()
+    for ids in id_pieces(path, request.dataset.format, vocabulary):
+        rows += 1
+        tokens += len(ids)
+        if len(samples) < MAX_SAMPLES:
+            samples.append(Place(rows, _shown(tokenizer.decode(ids[:200].tolist()))))
+    few = (
+        f"{tokens:,} tokens are too few for sequences of {request.sequence:,}: bring more, or choose shorter sequences"
+        if tokens <= 2 * request.sequence
+        else ""
+    )
+    return DatasetReport(file_size(path), rows, rows, 0, 0, tokens, True, vocabulary, (), tuple(samples), few)
