@@ -5,7 +5,7 @@ import logging
 import secrets
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from aiohttp import web
@@ -16,6 +16,7 @@ from coordinator.services.beacons import Beacons
 from coordinator.services.books import BookService
 from coordinator.services.canaries import Canaries, Forger
 from coordinator.services.chain import Chain, LedgerChain
+from coordinator.services.checks import DatasetChecks
 from coordinator.services.context import Context
 from coordinator.services.conversation import Conversation
 from coordinator.services.disputes import Disputes, Judge, Referee
@@ -72,6 +73,7 @@ class Parts:
     books: BookService
     relays: Relays
     handout: Handout
+    checks: DatasetChecks | None = None
 
     async def recover(self) -> None:
         """Continue what an earlier process left in the database."""
@@ -92,7 +94,7 @@ class Parts:
             "stakes": self.nodes.watch_stakes,
             "relays": self.relays.watch,
             "ice-servers": self.handout.watch,
-        }
+        } | ({} if self.checks is None else {"checks": self.checks.run})
 
 
 def assemble(
@@ -190,9 +192,10 @@ async def build(config: Config, clock: Clock | None = None) -> AsyncIterator[tup
         parts = assemble(
             config, clock, store, chain, tools, artifacts, key.address, test_wallet, judge=tools, forger=tools
         )
+        parts = replace(parts, checks=(checks := DatasetChecks(config.data / "checks", artifacts, tools)))
         app = web.Application()
         NodeSocket(parts.context, parts.nodes, parts.conversation).setup(app)
-        routes.setup(app, parts.jobs, parts.network, parts.books, uploads, artifacts, parts.nodes.authorise)
+        routes.setup(app, parts.jobs, parts.network, parts.books, uploads, checks, artifacts, parts.nodes.authorise)
         app.router.add_get("/metrics", _metrics(parts))
         await parts.recover()
         yield app, parts

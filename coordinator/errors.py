@@ -8,6 +8,7 @@ CottageError
 │   └── IllegalTransitionError
 ├── FundsError               402   balance or escrow does not cover it
 ├── ForbiddenError           403
+├── ChecksumError            460   bytes of an upload have another digest than their sender said (tus 1.0.0)
 └── UnavailableError         503   the ledger or the network cannot do it now
 """
 
@@ -52,6 +53,10 @@ class FundsError(CottageError):
 
 class ForbiddenError(CottageError):
     status, code = 403, "forbidden"
+
+
+class ChecksumError(CottageError):
+    status, code = 460, "checksum"
 
 
 class UnavailableError(CottageError):

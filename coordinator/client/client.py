@@ -1,6 +1,7 @@
 """The coordinator's interface as Python calls, with the same words."""
 
 import asyncio
+import base64
 import contextlib
 import hashlib
 import os
@@ -231,7 +232,9 @@ class Client:
                 failures = 0 if upload.offset > before.offset or upload.artifact else failures + 1
             except (UnreachableError, ProblemError) as error:
                 failures += 1
-                if failures >= ATTEMPTS or (isinstance(error, ProblemError) and error.status not in {409, *_GATEWAY}):
+                if failures >= ATTEMPTS or (
+                    isinstance(error, ProblemError) and error.status not in {409, 460, *_GATEWAY}
+                ):
                     raise
                 await self._sleep(backoff(failures, random.random))
                 with contextlib.suppress(UnreachableError):
@@ -287,11 +290,16 @@ class Client:
         with path.open("rb") as file:
             file.seek(upload.offset)
             piece = file.read(min(PIECE_BYTES, upload.length - upload.offset))
-        headers = {"Upload-Offset": str(upload.offset), "Content-Type": "application/octet-stream"}
-        async with self._request(
-            "PATCH", f"uploads/{upload.id}", data=piece, headers=headers, timeout=None
-        ) as response:
-            return _decode(await _read(response, MAX_ANSWER_BYTES), api.Upload)
+        digest = base64.b64encode(hashlib.sha256(piece).digest()).decode()
+        headers = {
+            "Tus-Resumable": "1.0.0",
+            "Upload-Offset": str(upload.offset),
+            "Upload-Checksum": f"sha256 {digest}",
+            "Content-Type": "application/offset+octet-stream",
+        }
+        async with self._request("PATCH", f"uploads/{upload.id}", data=piece, headers=headers, timeout=None):
+            pass
+        return await self._get(f"uploads/{upload.id}", api.Upload)
 
     async def _fetch(self, path: str, target: Path, progress: Progress | None) -> str:
         hasher, received = hashlib.sha256(), 0

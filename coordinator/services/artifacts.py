@@ -59,16 +59,21 @@ class ArtifactStore:
             self._place(path, digest)
         return digest
 
-    async def put_file(self, path: Path, link: bool = False) -> str:
+    async def put_file(self, path: Path, link: bool = False, expect: str | None = None) -> str:
         """Keep a file and return its SHA-256; the file itself stays as it is.
 
         Args:
             path: the file.
             link: share its bytes instead of copying them, where the disk can: for a file that nobody will write to again.
+            expect: the digest it must have; ``None`` takes whatever it is.
+        Raises:
+            InvalidError: it has another digest than ``expect``.
         """
         with self._temporary() as copy:
             await asyncio.to_thread(_link if link else _copy, path, copy)
             digest = await asyncio.to_thread(file_digest, copy)
+            if expect is not None and digest != expect:
+                raise InvalidError(f"the file arrived with SHA-256 {digest}, not {expect}: send it again", "sha256")
             self._place(copy, digest)
         return digest
 

@@ -1,20 +1,18 @@
-"""What was uploaded is read once, in a stream, before anybody pays for training on it.
+"""What was uploaded is looked at before it becomes an artifact: whether it can be what it is said to be.
 
-Each check reads a file of any size in bounded memory, and refuses it with the place of the first fault: a byte, a line, a row.
+Weights and tokenizers are checked whole, in bounded memory. Of datasets only the form is: their rows are read by a process of its
+own, with limits (``services.checks``).
 """
 
-import codecs
 import math
-from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
 
 import msgspec
 
 from coordinator.errors import InvalidError, TooLargeError
+from transport.wire.job import DatasetFormat
 
 CHUNK_BYTES = 1 << 20
-MAX_ROW_BYTES = 16 << 20  # A row is held in memory whole; the longest documents of public corpora are a tenth of this.
 MAX_TOKENIZER_BYTES = 64 << 20  # The largest public tokenizers (250,000 entries with merges) have 33 MB.
 MAX_SAFETENSORS_HEADER = 25 << 20  # A quarter of what the format's own reader takes: 100,000 tensors.
 MAX_TENSOR_AXES = 8  # Language models have three at most; without a bound a header could ask for a product of millions.
@@ -32,13 +30,6 @@ _MAGIC = {
 }
 
 
-class DatasetReport(msgspec.Struct, frozen=True):
-    """What a good file holds: lines or rows, and characters of text."""
-
-    rows: int
-    characters: int
-
-
 class StoredTensor(msgspec.Struct, frozen=True):
     """What a safetensors header says of a tensor; offsets count from the end of the header."""
 
@@ -54,53 +45,27 @@ _ROW = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _TEXT = msgspec.json.Decoder(str)
 
 
-def check_text(path: Path) -> DatasetReport:
-    """Read UTF-8 text and count its lines and characters.
+def check_form(path: Path, form: DatasetFormat) -> None:
+    """See at the door that a file can be a dataset of this form; a process of its own reads all of it (``services.checks``).
 
     Raises:
-        InvalidError: empty, binary, or not UTF-8, with the byte and the line where it stops being so.
+        InvalidError: empty, cut, binary, or another kind of file.
     """
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    lines = characters = read = 0
-    blank, last = True, b""
+    if form not in ("text", "jsonl"):
+        check_binary(path, form)
+        return
     with path.open("rb") as file:
-        _refuse_magic(file)
-        for chunk in _chunks(file):
-            _refuse_nul(chunk, read, lines)
-            held = len(decoder.getstate()[0])
-            text = _decode(decoder, chunk, read - held, lines)
-            blank = blank and not text.strip()
-            lines += chunk.count(b"\n")
-            characters += len(text)
-            read += len(chunk)
-            last = chunk
-        pending = len(decoder.getstate()[0])
-    if pending:
-        raise InvalidError(f"byte {read - pending:,} (line {lines + 1:,}): the last character is cut off", "dataset")
-    if blank:
-        raise InvalidError(f"the file has {read:,} bytes and no text: choose a file with text in it", "dataset")
-    return DatasetReport(rows=lines + (0 if last.endswith(b"\n") else 1), characters=characters)
+        head = file.read(CHUNK_BYTES)
+    for magic, what in _MAGIC.items():
+        if head.startswith(magic):
+            raise InvalidError(f"this is {what}", "dataset")
+    if b"\0" in head:
+        raise InvalidError(f"byte {head.index(0):,} is zero: this is a binary file, not text", "dataset")
+    if path.stat().st_size <= CHUNK_BYTES and not head.strip():
+        raise InvalidError(f"the file has {len(head):,} bytes and no text: choose a file with text in it", "dataset")
 
 
-def check_jsonl(path: Path, field: str) -> DatasetReport:
-    """Read one JSON object a line and count those with text under ``field``.
-
-    Raises:
-        InvalidError: no row, a row that is not a JSON object, or has no text under ``field``; with its number.
-    """
-    rows = characters = 0
-    with path.open("rb") as file:
-        _refuse_magic(file)
-        for number, line in _lines(file):
-            if line.strip():
-                characters += len(_row_text(line, number, field))
-                rows += 1
-    if characters == 0:
-        raise InvalidError(f"{rows:,} rows and no text under {field!r}: choose a file with text in it", "dataset")
-    return DatasetReport(rows=rows, characters=characters)
-
-
-def check_binary(path: Path, form: str) -> None:
+def check_binary(path: Path, form: DatasetFormat) -> None:
     """See at the door that a Parquet or tokenised dataset can be one; ``prepare`` reads it in a process of its own.
 
     Raises:
@@ -198,61 +163,3 @@ def _check_layout(tensors: dict[str, StoredTensor], size: int) -> None:
         raise InvalidError(
             f"the tensors describe {end:,} bytes and the file has {size:,}: it is cut or padded", "weights"
         )
-
-
-def _chunks(file: BinaryIO) -> Iterator[bytes]:
-    while chunk := file.read(CHUNK_BYTES):
-        yield chunk
-
-
-def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """Lines with their numbers from 1."""
-    number = 0
-    while line := file.readline(MAX_ROW_BYTES + 1):
-        number += 1
-        if len(line) > MAX_ROW_BYTES:
-            raise TooLargeError(f"row {number:,} is longer than {MAX_ROW_BYTES:,} bytes: split it", "dataset")
-        yield number, line
-
-
-def _row_text(line: bytes, number: int, field: str) -> str:
-    if b"\0" in line:
-        raise InvalidError(f"row {number:,} holds a zero byte: this is a binary file, not JSONL", "dataset")
-    try:
-        row = _ROW.decode(line)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidError(f"row {number:,} is not a JSON object: {error}", "dataset") from error
-    if field not in row:
-        names = ", ".join(repr(name[:40]) for name in list(row)[:8]) or "none"
-        raise InvalidError(f"row {number:,} has no field {field!r}: its fields are {names}", "dataset")
-    try:
-        return _TEXT.decode(row[field])
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise InvalidError(f"row {number:,}: the field {field!r} is not text: {error}", "dataset") from error
-
-
-def _decode(decoder: codecs.IncrementalDecoder, chunk: bytes, start: int, lines: int) -> str:
-    """Decode the next chunk; ``start`` is the file's offset of the first byte that is not decoded yet."""
-    try:
-        return decoder.decode(chunk)
-    except UnicodeDecodeError as error:
-        line = lines + 1 + error.object.count(b"\n", 0, error.start)
-        raise InvalidError(
-            f"byte {start + error.start:,} (line {line:,}) is not UTF-8: save the file with the encoding UTF-8",
-            "dataset",
-        ) from error
-
-
-def _refuse_nul(chunk: bytes, read: int, lines: int) -> None:
-    at = chunk.find(b"\0")
-    if at >= 0:
-        line = lines + 1 + chunk.count(b"\n", 0, at)
-        raise InvalidError(f"byte {read + at:,} (line {line:,}) is zero: this is a binary file, not text", "dataset")
-
-
-def _refuse_magic(file: BinaryIO) -> None:
-    head = file.read(8)
-    file.seek(0)
-    for magic, what in _MAGIC.items():
-        if head.startswith(magic):
-            raise InvalidError(f"this is {what}", "dataset")

@@ -9,7 +9,7 @@ import resource
 import sys
 import tempfile
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,8 +22,9 @@ from coordinator.services.artifacts import ArtifactStore
 from coordinator.services.weights import index_weights
 from coordinator.store.records import RoundRecord
 from transport.wire.audit import MAX_RECORD_BYTES
+from transport.wire.dataset import CheckRequest, DatasetReport
 from transport.wire.ids import Digest
-from transport.wire.job import JobSpec
+from transport.wire.job import JobSpec, TokenizerSpec
 from transport.wire.model import ModelConfigError, resolve
 from transport.wire.weights import WEIGHT_INDEX
 
@@ -71,11 +72,12 @@ class TrainerTools:
         with tempfile.TemporaryDirectory(dir=self._scratch) as folder:
             out = Path(folder)
             tokenizer = out / "tokenizer-spec.json"
-            tokenizer.write_bytes(msgspec.json.encode(self._tokenizer(spec)))
+            tokenizer.write_bytes(msgspec.json.encode(self._tokenizer(spec.tokenizer)))
             arguments = [
                 "prepare", "--dataset", str(dataset), "--format", spec.dataset.format,
                 "--text-field", spec.dataset.text_field, "--tokenizer", str(tokenizer),
                 "--heldout", str(spec.dataset.heldout), "--sequence", str(spec.training.sequence), "--out", str(out),
+                "--faulty", spec.dataset.faulty,
             ]  # fmt: skip
             await self._run(arguments)
             manifest = json.loads((out / "manifest.json").read_bytes())
@@ -136,26 +138,59 @@ class TrainerTools:
             return None
         return bool(json.loads(printed)["agrees"])
 
-    def _tokenizer(self, spec: JobSpec) -> dict[str, Any]:
-        document: dict[str, Any] = msgspec.to_builtins(spec.tokenizer)
-        if spec.tokenizer.kind == "file":
-            if spec.tokenizer.file is None:
+    async def inspect(self, request: CheckRequest, progress: Callable[[int], None]) -> DatasetReport:
+        """Read a dataset row by row and say what it holds.
+
+        Args:
+            progress: called now and then with the bytes read.
+        Raises:
+            NotFoundError: an artifact that the request names is not here.
+            InvalidError: the file is no dataset at all. UnavailableError: the tool failed.
+        """
+        dataset = self._artifacts.path(request.dataset.artifact)
+        with tempfile.TemporaryDirectory(dir=self._scratch) as folder:
+            asked, report = Path(folder) / "request.json", Path(folder) / "report.json"
+            asked.write_bytes(msgspec.json.encode(request))
+            arguments = [
+                "check",
+                "--dataset",
+                str(dataset),
+                "--request",
+                str(asked),
+                "--scratch",
+                folder,
+                "--out",
+                str(report),
+            ]
+            if request.tokenizer.file is not None:
+                arguments += ["--tokenizer-file", str(self._artifacts.path(request.tokenizer.file))]
+            await self._run(arguments, lambda line: progress(int(json.loads(line)["read"])))
+            return msgspec.json.decode(report.read_bytes(), type=DatasetReport)
+
+    def _tokenizer(self, spec: TokenizerSpec) -> dict[str, Any]:
+        document: dict[str, Any] = msgspec.to_builtins(spec)
+        if spec.kind == "file":
+            if spec.file is None:
                 raise InvalidError(
                     "tokenizer.kind is file: upload a tokenizer.json and name it in tokenizer.file", "tokenizer"
                 )
-            document["path"] = str(self._artifacts.path(spec.tokenizer.file))
+            document["path"] = str(self._artifacts.path(spec.file))
         return document
 
-    async def _run(self, arguments: Sequence[str]) -> bytes:
-        """Run a tool to its end; what it printed."""
+    async def _run(self, arguments: Sequence[str], told: Callable[[bytes], None] | None = None) -> bytes:
+        """Run a tool to its end; what it printed, but for lines that went to ``told``."""
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "trainer", *arguments,
             stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
             preexec_fn=self._limit,
         )  # fmt: skip
+        assert process.stdout is not None
+        assert process.stderr is not None
         try:
-            async with asyncio.timeout(self._seconds):
-                printed, complaint = await process.communicate()
+            async with asyncio.timeout(self._seconds), asyncio.TaskGroup() as group:
+                complaining = group.create_task(process.stderr.read(), name="complaint")
+                printing = group.create_task(_printed(process.stdout, told), name="printed")
+                await process.wait()
         except TimeoutError as error:
             raise UnavailableError(
                 f"{arguments[0]} took longer than {self._seconds:g} s: try a smaller dataset"
@@ -164,15 +199,24 @@ class TrainerTools:
             if process.returncode is None:
                 process.kill()
                 await process.wait()
+        complaint = complaining.result()
         if process.returncode == EXIT_REFUSED:
             raise InvalidError(_complaint(complaint), "dataset")
         if process.returncode != 0:
             tail = complaint[-500:].decode(errors="replace")
             raise UnavailableError(f"trainer {arguments[0]} ended with {process.returncode}: {tail}")
-        return printed
+        return printing.result()
 
     def _limit(self) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (self._memory, self._memory))
+
+
+async def _printed(output: asyncio.StreamReader, told: Callable[[bytes], None] | None) -> bytes:
+    if told is None:
+        return await output.read()
+    async for line in output:
+        told(line)
+    return b""
 
 
 def _config(spec: JobSpec, vocabulary: int) -> dict[str, object]:

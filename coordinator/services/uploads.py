@@ -2,34 +2,38 @@
 
     POST   names the length, the purpose and the format            -> an id, offset 0
     PATCH  brings bytes from the offset on, as many as the line lets through; the rest with another PATCH
-    GET    says how far it is
-    the last byte starts the check (``datasets``); what passes becomes an artifact, what does not is deleted
+    HEAD   says how far it is, GET says it in JSON
+    DELETE gives it up
+    after the last byte a look at the file's form (``datasets``); what passes becomes an artifact, what does not is deleted
 
 Two files on the disk are an upload's whole state, so nothing else must survive: the bytes (their number is the offset) and
 a small document. Whoever sends bytes at the right offset is the writer; a writer whose line died unnoticed is pushed aside.
 """
 
 import asyncio
+import hashlib
 import os
 import secrets
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from coordinator.errors import ConflictError, CottageError, InvalidError, NotFoundError, TooLargeError, UnavailableError
-from coordinator.services.artifacts import ArtifactStore, no_room
-from coordinator.services.datasets import (
-    DatasetReport,
-    check_binary,
-    check_jsonl,
-    check_text,
-    check_tokenizer,
-    check_weights,
+from coordinator.errors import (
+    ChecksumError,
+    ConflictError,
+    CottageError,
+    InvalidError,
+    NotFoundError,
+    TooLargeError,
+    UnavailableError,
 )
+from coordinator.services.artifacts import ArtifactStore, no_room
+from coordinator.services.datasets import check_form, check_tokenizer, check_weights
 from transport.clock import Clock, SystemClock
 from transport.wire.api import NewUpload, Upload
 
@@ -46,9 +50,15 @@ class _State(msgspec.Struct):
     new: NewUpload
     touched: float
     artifact: str | None = None
-    rows: int | None = None
-    characters: int | None = None
     problem: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True)
+class Checksum:
+    """What the bytes of one PATCH must hash to. ``algorithm``: a name of ``hashlib``."""
+
+    algorithm: str
+    digest: bytes
 
 
 class _Slot:
@@ -101,10 +111,15 @@ class UploadService:
         """
         return self._view(upload, self._load(upload))
 
-    async def append(self, upload: str, offset: int, chunks: AsyncIterator[bytes]) -> Upload:
-        """Write bytes from ``offset`` on. What came before a cut stays; the last byte starts the check.
+    async def append(
+        self, upload: str, offset: int, chunks: AsyncIterator[bytes], checksum: Checksum | None = None
+    ) -> Upload:
+        """Write bytes from ``offset`` on; the last byte starts the check.
 
+        Args:
+            checksum: without it, what came before a cut stays; with it, bytes stay only where all came and are the right ones.
         Raises:
+            ChecksumError: they are not.
             ConflictError: ``offset`` is not where the upload stands, or somebody else has gone on with it meanwhile.
             TooLargeError: more bytes than the upload's length; none of the surplus is kept.
             InvalidError: the check refused the file; the bytes are deleted.
@@ -118,12 +133,22 @@ class UploadService:
             raise ConflictError(f"the upload holds {held:,} bytes, not {offset:,}: go on from {held}", "offset")
         slot.writer += 1
         mine = slot.writer
+        hasher = hashlib.new(checksum.algorithm, usedforsecurity=False) if checksum is not None else None
+        sound = checksum is None
         try:
             async for chunk in chunks:
                 async with slot.lock:
                     self._write_one(slot, mine, upload, state.new.length, chunk)
+                if hasher is not None:
+                    hasher.update(chunk)
+            sound = hasher is None or hasher.digest() == (checksum and checksum.digest)
+            if not sound:
+                raise ChecksumError(f"the bytes from {offset:,} on arrived damaged: send them again", "Upload-Checksum")
         finally:
             if slot.writer == mine:
+                if not sound:
+                    with self._data(upload).open("rb+") as file:
+                        file.truncate(offset)
                 await self._touch(upload)
         if self._held(upload) < state.new.length:
             return await self.get(upload)
@@ -150,6 +175,17 @@ class UploadService:
             self._forget(begun.id)
             raise
 
+    async def terminate(self, upload: str) -> None:
+        """Give an upload up: its bytes go. What became an artifact already stays one.
+
+        Raises:
+            NotFoundError: there is none of this id.
+        """
+        self._load(upload)
+        if (slot := self._slots.get(upload)) is not None:
+            slot.writer += 1  # Whoever is writing is told so.
+        self._forget(upload)
+
     def _write_one(self, slot: _Slot, mine: int, upload: str, length: int, chunk: bytes) -> None:
         """One chunk, in the event loop: a local disk's cache takes a megabyte in less time than a thread takes to start."""
         if slot.writer != mine:
@@ -168,14 +204,15 @@ class UploadService:
         if state.artifact is None and state.problem is None:
             path = self._data(upload)
             try:
-                report = await asyncio.to_thread(_check, path, state.new)
+                await asyncio.to_thread(_check, path, state.new)
+                state.artifact = await self._artifacts.put_file(path, link=True, expect=state.new.sha256)
+            except UnavailableError:
+                raise  # The disk is full: the bytes stay for another try.
             except CottageError as error:
                 state.problem = (error.detail, error.field)
                 self._save(upload, state)
                 path.unlink()
                 raise
-            state.rows, state.characters = (report.rows, report.characters) if report else (None, None)
-            state.artifact = await self._artifacts.put_file(path, link=True)
             self._save(upload, state)
             path.unlink()  # Only now: a crash before this line finds the bytes here and checks them again.
         self._slots.pop(upload, None)
@@ -214,8 +251,9 @@ class UploadService:
     def _view(self, upload: str, state: _State) -> Upload:
         if state.problem is not None:
             raise InvalidError(*state.problem)
-        offset = state.new.length if state.artifact is not None else self._held(upload)
-        return Upload(upload, state.new.length, offset, state.artifact, state.rows, state.characters)
+        whole = state.artifact is not None
+        offset = state.new.length if whole else self._held(upload)
+        return Upload(upload, state.new.length, offset, state.artifact, None if whole else state.touched + IDLE_S)
 
     def _load(self, upload: str) -> _State:
         path = self._document(upload)
@@ -249,17 +287,14 @@ def _named(upload: str) -> str:
     return upload
 
 
-def _check(path: Path, new: NewUpload) -> DatasetReport | None:
-    if new.purpose == "dataset":
-        if new.format not in ("text", "jsonl"):
-            check_binary(path, new.format)
-            return None
-        return check_jsonl(path, new.text_field) if new.format == "jsonl" else check_text(path)
-    if new.purpose == "weights":
-        check_weights(path)
-    else:
-        check_tokenizer(path)
-    return None
+def _check(path: Path, new: NewUpload) -> None:
+    match new.purpose:
+        case "dataset":
+            check_form(path, new.format)
+        case "weights":
+            check_weights(path)
+        case "tokenizer":
+            check_tokenizer(path)
 
 
 def _sync(path: Path) -> None:

@@ -10,6 +10,7 @@ import msgspec
 from coordinator.web.route import Query, Route
 from transport.wire.api import Problem
 
+CHECKSUM_MISMATCH = 460  # Of tus 1.0.0; no status of HTTP.
 _REFERENCE = "#/components/schemas/{name}"
 _PARAMETERS = {
     "job": "Id of a job: 32 hexadecimal digits.",
@@ -67,9 +68,9 @@ def _types(routes: Sequence[Route]) -> list[Any]:
 
 
 def _operation(route: Route, schemas: dict[str, Any]) -> dict[str, Any]:
-    answers: dict[str, Any] = {str(route.status): _content(HTTPStatus(route.status).phrase, route.answer, schemas)}
+    answers: dict[str, Any] = {str(route.status): _content(_phrase(route.status), route.answer, schemas)}
     for status in sorted({*route.errors, 500}):
-        answers[str(status)] = _content(HTTPStatus(status).phrase, Problem, schemas)
+        answers[str(status)] = _content(_phrase(status), Problem, schemas)
     operation: dict[str, Any] = {
         "operationId": _operation_id(route),
         "summary": route.summary,
@@ -87,6 +88,10 @@ def _operation(route: Route, schemas: dict[str, Any]) -> dict[str, Any]:
     if route.token:
         operation["security"] = [{"node": []}]
     return operation
+
+
+def _phrase(status: int) -> str:
+    return "Checksum Mismatch" if status == CHECKSUM_MISMATCH else HTTPStatus(status).phrase
 
 
 def _operation_id(route: Route) -> str:

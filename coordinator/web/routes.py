@@ -6,8 +6,10 @@ from aiohttp import web
 
 from coordinator.services import ports
 from coordinator.services.artifacts import ArtifactStore
+from coordinator.services.checks import DatasetChecks
 from coordinator.services.uploads import UploadService
 from coordinator.web.api import Api
+from coordinator.web.checks import Checks
 from coordinator.web.http import protect
 from coordinator.web.ledger import LedgerRoutes
 from coordinator.web.pages.site import Site
@@ -22,6 +24,7 @@ def setup(
     network: ports.Network,
     books: ports.Books,
     uploads: UploadService,
+    checks: DatasetChecks,
     artifacts: ArtifactStore,
     authorise: Authorise,
 ) -> None:
@@ -33,15 +36,17 @@ def setup(
         network: everything about nodes.
         books: what the ledger's pages show.
         uploads: where submitters' files arrive.
+        checks: what says what datasets hold.
         artifacts: where files lie.
         authorise: a node's token to its address; raises ForbiddenError for a token that is not valid now.
     """
-    site = Site(jobs, network, books, uploads)
+    site = Site(jobs, network, books, uploads, checks)
     protect(app, site.error_page)
     streams = Streams(jobs, network)
     interface = Api(jobs, network, streams)
     routes = [
         *Transfers(jobs, uploads, artifacts, authorise).routes(),
+        *Checks(checks).routes(),
         *interface.routes(),
         *LedgerRoutes(books).routes(),
     ]

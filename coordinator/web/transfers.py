@@ -5,25 +5,20 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 
-import msgspec
 from aiohttp import hdrs, web
 
 from coordinator.errors import ConflictError, ForbiddenError, InvalidError, NotFoundError, UnavailableError
 from coordinator.services import ports
 from coordinator.services.artifacts import ArtifactStore
 from coordinator.services.uploads import UploadService
-from coordinator.web.documents import read_document
-from coordinator.web.http import API, answer, read_chunks
-from coordinator.web.route import Query, Route
-from transport.wire.api import NewUpload, Upload
+from coordinator.web.http import API, read_chunks
+from coordinator.web.route import Route
+from coordinator.web.tus import Tus
 from transport.wire.ids import NodeAddress
 
 MAX_ARTIFACT_BYTES = 64 << 30  # A stage of 7 billion parameters with its outer momentum in float32 has 56 GB.
 MAX_TRANSFERS_PER_NODE = 8  # A node moves its checkpoint and an opening; more at once is a fault or an attack.
 _BINARY = "application/octet-stream"
-_OFFSET = Query(
-    "Upload-Offset", "Where the bytes of this request begin: the upload's present offset.", "integer", True, True
-)
 
 Authorise = Callable[[str], NodeAddress]
 
@@ -35,46 +30,16 @@ class Transfers:
         self, jobs: ports.Jobs, uploads: UploadService, artifacts: ArtifactStore, authorise: Authorise
     ) -> None:
         self._jobs = jobs
-        self._uploads = uploads
+        self._tus = Tus(uploads)
         self._artifacts = artifacts
         self._authorise = authorise
         self._moving: Counter[str] = Counter()
 
     def routes(self) -> list[Route]:
         """Uploads, artifacts, the model archive."""
-        upload, artifact = f"{API}/uploads/{{upload}}", f"{API}/artifacts/{{digest}}"
+        artifact = f"{API}/artifacts/{{digest}}"
         return [
-            Route(
-                "POST",
-                f"{API}/uploads",
-                self.create_upload,
-                "Begin an upload of a dataset, weights or a tokenizer",
-                Upload,
-                NewUpload,
-                201,
-                (403, 413, 422, 503),
-            ),
-            Route(
-                "GET",
-                upload,
-                self.get_upload,
-                "How far an upload is; go on from its offset",
-                Upload,
-                None,
-                200,
-                (404, 422),
-            ),
-            Route(
-                "PATCH",
-                upload,
-                self.append_upload,
-                "Bytes from the offset on; the last one starts the check",
-                Upload,
-                _BINARY,
-                200,
-                (403, 404, 409, 413, 422, 503),
-                (_OFFSET,),
-            ),
+            *self._tus.routes(),
             Route(
                 "PUT",
                 artifact,
@@ -104,23 +69,6 @@ class Transfers:
                 errors=(404, 409),
             ),
         ]
-
-    async def create_upload(self, request: web.Request) -> web.Response:
-        """POST uploads."""
-        made = await self._uploads.create(await read_document(request, NewUpload))
-        return answer(made, 201, {hdrs.LOCATION: f"{API}/uploads/{made.id}"})
-
-    async def get_upload(self, request: web.Request) -> web.Response:
-        """GET uploads/{upload}."""
-        return _upload_answer(await self._uploads.get(request.match_info["upload"]))
-
-    async def append_upload(self, request: web.Request) -> web.Response:
-        """PATCH uploads/{upload}."""
-        text = request.headers.get("Upload-Offset", "")
-        if not (text.isascii() and text.isdigit() and len(text) < 19):
-            raise InvalidError(f"the header Upload-Offset is {text[:40]!r}: give the upload's offset", "Upload-Offset")
-        upload = request.match_info["upload"]
-        return _upload_answer(await self._uploads.append(upload, int(text), read_chunks(request)))
 
     async def put_artifact(self, request: web.Request) -> web.Response:
         """PUT artifacts/{digest}."""
@@ -191,12 +139,6 @@ def _digest(request: web.Request) -> str:
             f"no artifact {text[:80]!r} is here: its name is a SHA-256, 64 hexadecimal digits", "digest"
         )
     return text
-
-
-def _upload_answer(upload: Upload) -> web.Response:
-    return answer(
-        msgspec.to_builtins(upload), 200, {"Upload-Offset": str(upload.offset), "Upload-Length": str(upload.length)}
-    )
 
 
 async def _drain(chunks: AsyncIterator[bytes]) -> None:

@@ -28,17 +28,21 @@ class NewUpload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     purpose: Literal["dataset", "weights", "tokenizer"] = "dataset"
     format: DatasetFormat = "text"
     text_field: Annotated[str, Meta(min_length=1, max_length=100)] = "text"
+    sha256: Digest | None = None
+    """Of the whole file, where its sender knows it: another one is refused."""
 
 
 class Upload(msgspec.Struct, frozen=True):
-    """``PATCH`` it from ``offset`` on. Once complete it is checked, and ``artifact`` names it."""
+    """``PATCH`` it from ``offset`` on. Once complete it is checked, and ``artifact`` names it.
+
+    ``expires``: an upload that nobody goes on with until then is given up; None once it is complete.
+    """
 
     id: UploadId
     length: int
     offset: int
     artifact: Digest | None = None
-    rows: int | None = None
-    characters: int | None = None
+    expires: float | None = None
 
 
 class NewJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

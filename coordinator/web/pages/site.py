@@ -3,6 +3,7 @@
 from aiohttp import hdrs, web
 
 from coordinator.services import ports
+from coordinator.services.checks import DatasetChecks
 from coordinator.services.uploads import UploadService
 from coordinator.web.pages.ledger import LedgerPages
 from coordinator.web.pages.render import STATIC_FOLDER, Renderer
@@ -18,11 +19,18 @@ _PROGRAMS = ("/api/", "/healthz", "/readyz", "/openapi.json")
 class Site:
     """The pages of a coordinator."""
 
-    def __init__(self, jobs: ports.Jobs, network: ports.Network, books: ports.Books, uploads: UploadService) -> None:
+    def __init__(
+        self,
+        jobs: ports.Jobs,
+        network: ports.Network,
+        books: ports.Books,
+        uploads: UploadService,
+        checks: DatasetChecks,
+    ) -> None:
         self._renderer = Renderer()
         self._ledger = LedgerPages(jobs, books, self._renderer)
         self._views = Views(jobs, network, self._renderer)
-        self._submit = Submit(jobs, network, uploads, self._renderer)
+        self._submit = Submit(jobs, network, uploads, checks, self._renderer)
 
     def register(self, app: web.Application) -> None:
         """Add the pages and their files to ``app``."""

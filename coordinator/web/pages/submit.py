@@ -9,6 +9,7 @@ from aiohttp import BodyPartReader, ClientConnectionError, hdrs, web
 from coordinator.client.text import amount
 from coordinator.errors import CottageError, ForbiddenError, InvalidError, TooLargeError
 from coordinator.services import ports
+from coordinator.services.checks import DatasetChecks
 from coordinator.services.uploads import UploadService
 from coordinator.web.pages.forms import BASIC, FULL, NO_DATASET, OTHERS, OWN_CONFIG, SELECTS, Filled, fill, place, read
 from coordinator.web.pages.render import CSRF_FIELD, Renderer, check_csrf
@@ -36,8 +37,16 @@ _FILES: Final[Mapping[str, tuple[_Purpose, str]]] = {
 class Submit:
     """Handlers of the form."""
 
-    def __init__(self, jobs: ports.Jobs, network: ports.Network, uploads: UploadService, renderer: Renderer) -> None:
+    def __init__(
+        self,
+        jobs: ports.Jobs,
+        network: ports.Network,
+        uploads: UploadService,
+        checks: DatasetChecks,
+        renderer: Renderer,
+    ) -> None:
         self._jobs = jobs
+        self._checks = checks
         self._network = network
         self._uploads = uploads
         self._renderer = renderer

@@ -66,6 +66,11 @@ async function call(method, address, headers, body, onProgress) {
   });
 }
 
+async function sha256(piece) {
+  const digest = new Uint8Array(await crypto.subtle.digest("SHA-256", await piece.arrayBuffer()));
+  return btoa(String.fromCharCode(...digest));
+}
+
 class Upload {
   constructor(root) {
     this.root = root;
@@ -128,16 +133,18 @@ class Upload {
         }
         const from = state.offset;
         this.progress(from, file, from === file.size);
+        const piece = file.slice(from, from + PIECE);
+        const headers = { "Tus-Resumable": "1.0.0", "Upload-Offset": String(from), "Content-Type": "application/offset+octet-stream" };
+        if (window.isSecureContext) headers["Upload-Checksum"] = `sha256 ${await sha256(piece)}`;
         const sent = await call(
-          "PATCH", `/api/v1/uploads/${state.id}`, { "Upload-Offset": String(from), "Content-Type": "application/octet-stream" },
-          file.slice(from, from + PIECE), (bytes) => run === this.run && this.progress(from + bytes, file, from + bytes >= file.size),
+          "PATCH", `/api/v1/uploads/${state.id}`, headers, piece, (bytes) => run === this.run && this.progress(from + bytes, file, from + bytes >= file.size),
         );
         if (sent.status === 422 || sent.status === 413) {
           localStorage.removeItem(key);
           return run === this.run && this.tell(sent.answer.detail, "bad");
         }
-        if (sent.status !== 200) throw new Error("again");
-        state = sent.answer;
+        if (sent.status !== 204) throw new Error("again");
+        state = await this.resume(state.id);
         failures = 0;
       } catch {
         if (++failures > ATTEMPTS) return this.tell("The coordinator does not answer. Choose the file again to go on.", "bad");
@@ -167,8 +174,7 @@ class Upload {
   done(state, file) {
     this.hidden.value = state.artifact;
     this.file.removeAttribute("name"); // It is there already: the form need not bring it again.
-    const counted = state.rows ? `: ${state.rows.toLocaleString("en")} lines, ${state.characters.toLocaleString("en")} characters` : "";
-    this.tell(`✓ ${file.name}${counted}`, "");
+    this.tell(`✓ ${file.name}, ${size(file.size)}`, "");
   }
 }
 

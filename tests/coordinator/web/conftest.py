@@ -1,6 +1,8 @@
 """A real server on a port of its own, over the cluster in memory."""
 
+import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 
 import aiohttp
@@ -9,6 +11,8 @@ from aiohttp import web
 
 from coordinator.errors import ForbiddenError
 from coordinator.services.artifacts import ArtifactStore
+from coordinator.services.checks import DatasetChecks
+from coordinator.services.models import TrainerTools
 from coordinator.services.uploads import UploadService
 from coordinator.web.routes import setup
 from tests.coordinator.web.fake import TOKEN, Books, Cluster, Registry, address
@@ -45,7 +49,11 @@ class House:
         self.artifacts = ArtifactStore(self.folder / "artifacts")
         self.uploads = UploadService(self.folder / "uploads", self.artifacts)
         self.cluster.artifacts = self.artifacts
-        setup(app, self.cluster, Registry(self.cluster), Books(self.cluster), self.uploads, self.artifacts, authorise)
+        tools = TrainerTools(self.artifacts, self.folder / "scratch", 120.0, 4096)
+        self.checks = DatasetChecks(self.folder / "checks", self.artifacts, tools)
+        self._checking = asyncio.create_task(self.checks.run())
+        books = Books(self.cluster)
+        setup(app, self.cluster, Registry(self.cluster), books, self.uploads, self.checks, self.artifacts, authorise)
         self._runner = web.AppRunner(app, shutdown_timeout=1.0)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", self.port)
@@ -56,6 +64,9 @@ class House:
     async def stop(self) -> None:
         if self._runner is not None:
             await self._runner.cleanup()
+            self._checking.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._checking
             self._runner = None
 
     async def dataset(self, data: bytes = b"to be or not to be\n" * 200) -> str:

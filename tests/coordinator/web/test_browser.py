@@ -138,7 +138,7 @@ async def test_a_job_is_submitted_and_funded_with_the_keyboard_alone(
     page = seen.page
     await page.set_input_files("[data-upload=dataset] input[type=file]", tmp_path / "prose.txt")
     await page.wait_for_function("() => document.querySelector('[name=\"dataset.artifact\"]').value.length === 64")
-    assert "60,000 lines" in await page.inner_text("[data-upload=dataset] [role=status]")
+    assert "✓ prose.txt" in await page.inner_text("[data-upload=dataset] [role=status]")
     await tab_to(page, "[name='model.choice']")
     await page.keyboard.press("ArrowDown")
     await tab_to(page, "[name=name]")
@@ -216,11 +216,11 @@ async def test_errors_stand_beside_their_fields_and_what_was_typed_stays(chromiu
 
 
 async def test_a_bad_dataset_is_told_at_once_beside_its_field(chromium: Any, house: House, tmp_path: Path) -> None:
-    (tmp_path / "latin.txt").write_bytes(b"fine\nfine\ncaf\xe9\n")
+    (tmp_path / "latin.txt").write_bytes(b"fine\nfine\ncaf\0\n")
     seen = await visit(chromium, house, "/submit")
     await seen.page.set_input_files("[data-upload=dataset] input[type=file]", tmp_path / "latin.txt")
     await seen.page.wait_for_selector("[data-upload=dataset] .error")
-    assert "byte 13 (line 3) is not UTF-8" in await seen.page.inner_text("[data-upload=dataset] .error")
+    assert "byte 13 is zero: this is a binary file" in await seen.page.inner_text("[data-upload=dataset] .error")
 
 
 async def test_an_upload_in_the_browser_survives_a_restart_of_the_coordinator(

@@ -1,15 +1,19 @@
 """Uploads through a real server: cut, resumed, restarted, refused; and what must never be left behind."""
 
 import asyncio
+import base64
 import hashlib
 import json
 import random
 import struct
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 
 import aiohttp
 import pytest
+from tusclient import client as tusclient
 
 from coordinator.client import Client, ProblemError
 from coordinator.errors import ConflictError, InvalidError, NotFoundError, TooLargeError, UnavailableError
@@ -39,12 +43,26 @@ async def begin(http: aiohttp.ClientSession, house: House, length: int, **more: 
         return made
 
 
+TUS = {"Tus-Resumable": "1.0.0", "Content-Type": "application/offset+octet-stream"}
+
+
 async def patch(
-    http: aiohttp.ClientSession, house: House, upload: object, offset: object, data: bytes
+    http: aiohttp.ClientSession, house: House, upload: object, offset: object, data: bytes, **more: str
 ) -> tuple[int, dict[str, object]]:
+    """Status, and the upload or the problem."""
     url = f"{house.api}/uploads/{upload}"
-    async with http.patch(url, data=data, headers={"Upload-Offset": str(offset)}) as response:
-        return response.status, await response.json()
+    headers = {**TUS, "Upload-Offset": str(offset), **{name.replace("_", "-"): value for name, value in more.items()}}
+    async with http.patch(url, data=data, headers=headers) as response:
+        assert response.status == 204 or response.status >= 400
+        if response.status >= 400:
+            return response.status, await response.json()
+        assert await response.read() == b""
+        assert response.headers["Tus-Resumable"] == "1.0.0"
+        status, offset = response.status, response.headers["Upload-Offset"]
+    async with http.get(url) as response:
+        held = await response.json()
+        assert str(held["offset"]) == offset
+        return status, held
 
 
 async def test_an_upload_arrives_byte_for_byte_and_is_counted(house: House, tmp_path: Path) -> None:
@@ -55,7 +73,6 @@ async def test_an_upload_arrives_byte_for_byte_and_is_counted(house: House, tmp_
         upload = await client.upload(path, progress=lambda done, whole: seen.append((done, whole)))
     assert upload.artifact == hashlib.sha256(PROSE).hexdigest()
     assert house.artifacts.path(upload.artifact).read_bytes() == PROSE
-    assert (upload.rows, upload.characters) == (40_000, len(PROSE.decode()))
     assert seen[-1] == (len(PROSE), len(PROSE))
 
 
@@ -65,6 +82,7 @@ async def test_an_upload_cut_in_the_middle_goes_on_after_a_restart_of_the_coordi
     made = await begin(http, house, len(PROSE))
     _reader, writer = await asyncio.open_connection("127.0.0.1", house.port)
     head = f"PATCH /api/v1/uploads/{made['id']} HTTP/1.1\r\nHost: 127.0.0.1:{house.port}\r\n"
+    head += "Tus-Resumable: 1.0.0\r\nContent-Type: application/offset+octet-stream\r\n"
     writer.write(f"{head}Upload-Offset: 0\r\nContent-Length: {len(PROSE)}\r\n\r\n".encode() + PROSE[:700_001])
     await writer.drain()
     async with asyncio.timeout(5):
@@ -78,7 +96,7 @@ async def test_an_upload_cut_in_the_middle_goes_on_after_a_restart_of_the_coordi
         assert response.headers["Upload-Offset"] == "700001"
     assert held["offset"] == 700_001
     status, done = await patch(http, house, made["id"], 700_001, PROSE[700_001:])
-    assert (status, done["artifact"]) == (200, hashlib.sha256(PROSE).hexdigest())
+    assert (status, done["artifact"]) == (204, hashlib.sha256(PROSE).hexdigest())
     assert house.artifacts.path(str(done["artifact"])).read_bytes() == PROSE
 
 
@@ -106,7 +124,7 @@ async def test_the_client_goes_on_by_itself_when_the_coordinator_restarts(
 
 async def test_a_wrong_offset_is_refused_and_says_the_right_one(house: House, http: aiohttp.ClientSession) -> None:
     made = await begin(http, house, 10)
-    assert (await patch(http, house, made["id"], 0, b"abcd"))[0] == 200
+    assert (await patch(http, house, made["id"], 0, b"abcd"))[0] == 204
     for wrong in (0, 3, 5, 10**15):
         status, problem = await patch(http, house, made["id"], wrong, b"abcd")
         assert (status, problem["code"], problem["field"]) == (409, "conflict", "offset")
@@ -123,22 +141,22 @@ async def test_more_bytes_than_announced_are_refused_and_not_kept(house: House, 
 
 
 @pytest.mark.parametrize(
-    ("data", "says"),
+    ("form", "data", "says"),
     [
-        (b"\n \n\t\n", "no text"),
-        (b"abc\ndef\0ghi", "byte 7 (line 2) is zero"),
-        (b"good\ngood\nb\xe4d\n", "byte 11 (line 3) is not UTF-8"),
-        (b"cut off \xe2\x82", "byte 8 (line 1): the last character is cut off"),
-        (b"\x1f\x8b\x08\x00rest", "gzip"),
-        (b"PAR1....", "Parquet"),
-        (b"a" * (1 << 20) + "é".encode() + b"\xff", f"byte {(1 << 20) + 2:,}"),
-        ("é".encode() * (1 << 19) + b"x" + "é".encode()[:1] + b"?", f"byte {(1 << 20) + 1:,}"),
+        ("text", b"\n \n\t\n", "no text"),
+        ("text", b"abc\ndef\0ghi", "byte 7 is zero"),
+        ("jsonl", b'{"text": "\0"}', "is zero"),
+        ("text", b"\x1f\x8b\x08\x00rest", "gzip"),
+        ("jsonl", b"PAR1....", "Parquet"),
+        ("parquet", b"PAR1 cut", "not a Parquet file"),
+        ("npy", b"not one", "not an .npy file"),
+        ("uint16", b"odd", "no whole number"),
     ],
 )
-async def test_text_that_cannot_be_trained_on_is_refused_with_the_place(
-    house: House, http: aiohttp.ClientSession, data: bytes, says: str
+async def test_a_file_that_cannot_be_what_it_is_said_to_be_is_refused(
+    house: House, http: aiohttp.ClientSession, form: str, data: bytes, says: str
 ) -> None:
-    made = await begin(http, house, len(data))
+    made = await begin(http, house, len(data), format=form)
     status, problem = await patch(http, house, made["id"], 0, data)
     assert (status, problem["code"]) == (422, "invalid")
     assert says in str(problem["detail"])
@@ -149,43 +167,113 @@ async def test_text_that_cannot_be_trained_on_is_refused_with_the_place(
     assert list((house.folder / "uploads").glob("*.part")) == []
 
 
-@pytest.mark.parametrize(
-    ("rows", "says"),
-    [
-        ([b'{"text": "a"}', b'{"txt": "b"}'], "row 2 has no field 'text': its fields are 'txt'"),
-        ([b'{"text": "a"}', b"", b'{"text": 3}'], "row 3: the field 'text' is not text"),
-        ([b'["text"]'], "row 1 is not a JSON object"),
-        ([b'{"text": "a"}', b'{"text": "b"'], "row 2 is not a JSON object"),
-        ([b'{"text": "\xff"}'], "row 1"),
-        ([b'{"text": "\\ud800"}'], "row 1"),
-        ([b'{"text": ""}'], "no text under 'text'"),
-        ([b"", b""], "0 rows"),
-        ([b"[" * 100_000], "row 1"),
-    ],
-)
-async def test_a_row_that_is_not_right_is_named(
-    house: House, http: aiohttp.ClientSession, rows: list[bytes], says: str
+def sum_of(data: bytes, algorithm: str = "sha256") -> str:
+    return f"{algorithm} {base64.b64encode(hashlib.new(algorithm, data).digest()).decode()}"
+
+
+async def test_damaged_bytes_are_not_kept_and_right_ones_are(house: House, http: aiohttp.ClientSession) -> None:
+    made = await begin(http, house, 8)
+    assert (await patch(http, house, made["id"], 0, b"good", Upload_Checksum=sum_of(b"good")))[0] == 204
+    status, problem = await patch(http, house, made["id"], 4, b"evil", Upload_Checksum=sum_of(b"fine", "sha1"))
+    assert (status, problem["code"]) == (460, "checksum")
+    assert (await house.uploads.get(str(made["id"]))).offset == 4
+    for wrong in ("crc99 AAAA", "sha256 !", "sha256 AAAA", "sha256"):
+        assert (await patch(http, house, made["id"], 4, b"fine", Upload_Checksum=wrong))[0] == 422
+    status, done = await patch(http, house, made["id"], 4, b"fine", Upload_Checksum=sum_of(b"fine", "sha1"))
+    assert done["artifact"] == hashlib.sha256(b"goodfine").hexdigest()
+
+
+async def test_bytes_with_a_checksum_that_are_cut_short_are_asked_for_again(
+    house: House, http: aiohttp.ClientSession
 ) -> None:
-    data = b"\n".join(rows) + b"\n"
-    made = await begin(http, house, len(data), format="jsonl")
-    status, problem = await patch(http, house, made["id"], 0, data)
-    assert status == 422
-    assert says in str(problem["detail"])
+    made = await begin(http, house, len(PROSE))
+    _reader, writer = await asyncio.open_connection("127.0.0.1", house.port)
+    head = f"PATCH /api/v1/uploads/{made['id']} HTTP/1.1\r\nHost: 127.0.0.1:{house.port}\r\n"
+    head += f"Tus-Resumable: 1.0.0\r\nContent-Type: {TUS['Content-Type']}\r\nUpload-Checksum: {sum_of(PROSE)}\r\n"
+    writer.write(f"{head}Upload-Offset: 0\r\nContent-Length: {len(PROSE)}\r\n\r\n".encode() + PROSE[:500_000])
+    await writer.drain()
+    async with asyncio.timeout(5):
+        while (await house.uploads.get(str(made["id"]))).offset < 500_000:
+            await asyncio.sleep(0)
+    writer.transport.abort()
+    async with asyncio.timeout(5):
+        while (await house.uploads.get(str(made["id"]))).offset > 0:
+            await asyncio.sleep(0)
+    _, done = await patch(http, house, made["id"], 0, PROSE, Upload_Checksum=sum_of(PROSE))
+    assert done["artifact"] == hashlib.sha256(PROSE).hexdigest()
 
 
-async def test_a_row_without_end_is_refused_in_bounded_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coordinator.services.datasets.MAX_ROW_BYTES", 1000)
-    uploads = UploadService(tmp_path / "u", ArtifactStore(tmp_path / "a"))
-    made = await uploads.create(NewUpload(2000, format="jsonl"))
-    with pytest.raises(TooLargeError, match=r"row 1 is longer than 1,000 bytes"):
-        await uploads.append(made.id, 0, pieces(b'{"text": "' + b"a" * 1990))
+async def test_a_whole_file_with_another_digest_than_its_sender_named_is_refused(
+    house: House, http: aiohttp.ClientSession
+) -> None:
+    made = await begin(http, house, 4, sha256=hashlib.sha256(b"good").hexdigest())
+    status, problem = await patch(http, house, made["id"], 0, b"evil")
+    assert (status, problem["field"]) == (422, "sha256")
+    assert left_over(house.folder / "artifacts") == []
 
 
-async def test_jsonl_counts_its_rows_and_the_characters_of_the_field(house: House, http: aiohttp.ClientSession) -> None:
-    data = b'{"body": "ab\\u00e9"}\n\n{"id": 1, "body": "d"}'
-    made = await begin(http, house, len(data), format="jsonl", text_field="body")
-    status, done = await patch(http, house, made["id"], 0, data)
-    assert (status, done["rows"], done["characters"]) == (200, 2, 4)
+async def test_the_protocol_is_spoken_as_its_text_says(house: House, http: aiohttp.ClientSession) -> None:
+    async with http.options(f"{house.api}/uploads") as response:
+        told = response.headers
+        assert (response.status, told["Tus-Version"], told["Tus-Resumable"]) == (204, "1.0.0", "1.0.0")
+        assert set(told["Tus-Extension"].split(",")) == {"creation", "checksum", "termination", "expiration"}
+        assert "sha1" in told["Tus-Checksum-Algorithm"].split(",")
+        assert int(told["Tus-Max-Size"]) > 10**11
+    data = b"some text to train on"
+    name, purpose = base64.b64encode(b"a b.txt").decode(), base64.b64encode(b"dataset").decode()
+    metadata = f"filename {name},filetype dGV4dA==,purpose {purpose}"
+    headers = {"Tus-Resumable": "1.0.0", "Upload-Length": str(len(data)), "Upload-Metadata": metadata}
+    async with http.post(f"{house.api}/uploads", headers=headers) as response:
+        assert response.status == 201
+        assert parsedate_to_datetime(response.headers["Upload-Expires"]) > datetime.now(UTC)
+        where = house.url + response.headers["Location"]
+    async with http.patch(where, data=data[:5], headers={**TUS, "Upload-Offset": "0"}) as response:
+        assert (response.status, response.headers["Upload-Offset"]) == (204, "5")
+        assert "Upload-Expires" in response.headers
+    async with http.head(where, headers={"Tus-Resumable": "1.0.0"}) as response:
+        assert (response.status, response.headers["Upload-Offset"]) == (200, "5")
+        assert response.headers["Upload-Length"] == str(len(data))
+        assert response.headers["Cache-Control"] == "no-store"
+    for wrong, status in (
+        ({"Tus-Resumable": "0.2.2"}, 412),
+        ({"Content-Type": "text/plain"}, 415),
+        ({"Upload-Offset": "4"}, 409),
+    ):
+        async with http.patch(where, data=b"x", headers={**TUS, "Upload-Offset": "5", **wrong}) as response:
+            assert response.status == status
+    async with http.delete(where, headers={"Tus-Resumable": "1.0.0"}) as response:
+        assert response.status == 204
+    async with http.head(where, headers={"Tus-Resumable": "1.0.0"}) as response:
+        assert response.status == 404
+    assert left_over(house.folder) == []
+    for bad in (
+        {"Upload-Length": "-1"},
+        {"Upload-Length": "1", "Upload-Metadata": "purpose !"},
+        {"Upload-Defer-Length": "1"},
+    ):
+        async with http.post(f"{house.api}/uploads", headers={"Tus-Resumable": "1.0.0", **bad}) as response:
+            assert response.status == 422
+
+
+@pytest.mark.parametrize("checked", [False, True])
+async def test_another_tus_client_uploads_and_resumes(house: House, tmp_path: Path, checked: bool) -> None:
+    (tmp_path / "prose.txt").write_bytes(PROSE)
+
+    def send() -> str:
+        client = tusclient.TusClient(f"{house.api}/uploads")
+        path = str(tmp_path / "prose.txt")
+        given = {"metadata": {"filename": "prose.txt", "purpose": "dataset"}, "upload_checksum": checked}
+        uploader = client.uploader(path, chunk_size=300_000, **given)
+        uploader.upload(stop_at=900_000)
+        again = client.uploader(path, chunk_size=500_000, url=uploader.url, **given)
+        assert again.get_offset() == 900_000
+        again.upload()
+        assert again.offset == len(PROSE)
+        return str(again.url)
+
+    where = await asyncio.to_thread(send)
+    done = await house.uploads.get(where.rpartition("/")[2])
+    assert done.artifact == hashlib.sha256(PROSE).hexdigest()
 
 
 def tensors(header: object, body: bytes) -> bytes:
@@ -241,7 +329,7 @@ async def test_good_weights_and_tokenizers_pass(house: House, http: aiohttp.Clie
     for purpose, data in (("weights", tensors(GOOD, b"x" * 16)), ("tokenizer", tokenizer)):
         made = await begin(http, house, len(data), purpose=purpose)
         status, done = await patch(http, house, made["id"], 0, data)
-        assert (status, done["artifact"]) == (200, hashlib.sha256(data).hexdigest())
+        assert (status, done["artifact"]) == (204, hashlib.sha256(data).hexdigest())
 
 
 @pytest.mark.parametrize(

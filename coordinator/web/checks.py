@@ -1,0 +1,32 @@
+"""What a dataset holds, asked for before anybody pays."""
+
+from aiohttp import web
+
+from coordinator.services.checks import DatasetChecks
+from coordinator.web.documents import read_document
+from coordinator.web.http import API, answer, integer
+from coordinator.web.route import Query, Route
+from transport.wire.dataset import Check, CheckRequest
+
+MAX_WAIT = 20  # Seconds; proxies cut what is silent for 30.
+_WAIT = Query("wait", f"Seconds that the answer may take to hold the end, at most {MAX_WAIT}.")
+
+
+class Checks:
+    """Handlers of the checks' route."""
+
+    def __init__(self, checks: DatasetChecks) -> None:
+        self._checks = checks
+
+    def routes(self) -> list[Route]:
+        """One route: asking again says how far it is."""
+        says = "Check a dataset row by row; the same request again says how far it is, and at the end what was found"
+        refused = (403, 404, 413, 422, 503)
+        return [
+            Route("POST", f"{API}/checks", self.check, says, Check, CheckRequest, 200, refused, (_WAIT,), yaml=True)
+        ]
+
+    async def check(self, request: web.Request) -> web.Response:
+        """POST checks."""
+        seconds = integer(request, "wait", 0, 0, MAX_WAIT)
+        return answer(await self._checks.get(await read_document(request, CheckRequest), float(seconds)))
