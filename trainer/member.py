@@ -32,13 +32,14 @@ from trainer.crossing import wrapped_kinds
 from trainer.data import TokenFile, heldout_parts
 from trainer.errors import AbandonedError, CodecError, RoundEndedError, RoundError, WeightsError
 from trainer.inbox import Inbox, RoundKey
+from trainer.keeper import Keeper
 from trainer.opening import write_opening
 from trainer.outbox import Outbox
 from trainer.outer import Local, OuterState, local_digest, outer_method
 from trainer.outer.audit import outer_step, write_outer
 from trainer.pace import Pace
 from trainer.replay import cut_of, position_of, state_before
-from trainer.stage import Stage, StageState, vector_digest
+from trainer.stage import Stage, StageState
 from trainer.steps import Kind, PayloadKey, Position, Recorder, accumulate, digests, heldout_loss
 from trainer.trace import KEPT_ROUNDS, RoundTrace, job_digest, made_after, state_interval
 from trainer.update import crossings, update
@@ -210,7 +211,7 @@ class Member:
         self._last_sent: dict[PayloadKey, bytes] = {}
         self._last_loss: float | None = None
         self._busy = 0.0
-        self._segment_end: str | None = None
+        self._keeper = Keeper()
         self._job = job_digest(spec.training)
 
     # --- called from the socket's loop --------------------------------------------------------------------------------
@@ -358,8 +359,7 @@ class Member:
         anchor = self._outer.anchor
         kept_every, every = self._state_interval(command.steps), self._training.commit_every
         trace = RoundTrace(command.first_step, anchor, kept_every, self._local, command.rate_step, every)
-        anchor_digest, self._segment_end = vector_digest(anchor), None
-        self._start = trace.states[0] = self.stage.state()
+        self._start = trace.states[0] = self._keeper.keep(self.stage)
         losses: list[float] = []
         made: _Made | None = None
         waited, began = self._inbox.waited, time.perf_counter()
@@ -370,7 +370,7 @@ class Member:
             try:
                 if self._position.stage == 0 and not pace.has_time(index):
                     raise RoundEndedError(f"there is no time for step {step}")
-                loss = self._step(command, key, step, trace, anchor_digest)
+                loss = self._step(command, key, step, trace)
             except RoundEndedError:
                 self._pass_end(key, step)
                 break
@@ -394,13 +394,9 @@ class Member:
             end = TensorName("end", *key, step, 0)
             self._outbox.put(PeerSend(self._position.stage + 1, self._replica, end), END_MARK)
 
-    def _step(self, command: BeginRound, key: RoundKey, step: int, trace: RoundTrace, anchor: str) -> float | None:
+    def _step(self, command: BeginRound, key: RoundKey, step: int, trace: RoundTrace) -> float | None:
         """One inner step and its leaf; returns the loss on the last stage."""
-        before = None
-        if trace.begins_segment():
-            before = self._segment_end or self.stage.state_digest()
-        if trace.wants_state():
-            trace.states[len(trace.leaves)] = self.stage.state()
+        trace.before_step(self.stage, self._keeper)
         windows, samples = self._files.train.sample(
             self._training.seed, step, self._replica, self._training.batch, self._training.sampling
         )
@@ -418,7 +414,6 @@ class Member:
                 loss = accumulate(self.stage, self._position, windows, recorder)
                 self._conduct.gradients(self.stage)
                 update(self.stage, self._position, recorder, rate_index, command.total_steps)
-        self._segment_end = self.stage.state_digest() if trace.ends_segment() else None
         micros = crossings(self._training)
         trace.add(
             StepLeaf(
@@ -427,9 +422,9 @@ class Member:
                 samples=samples,
                 received=digests(recorder.received, self._position.expected(micros)),
                 sent=digests(recorder.sent, self._position.produced(micros)),
-                before=before,
-                after=self._segment_end,
-                anchor=anchor,
+                before=None,
+                after=None,
+                anchor=self._outer.anchor_digest,
                 loss=loss,
                 local=trace.local_digest,
                 job=self._job,
@@ -453,6 +448,7 @@ class Member:
     def _commit(
         self, command: BeginRound, key: RoundKey, trace: RoundTrace, loss: float | None, early: _Made | None
     ) -> None:
+        trace.after_steps(self.stage, self._keeper)
         made = early or self._made(command, trace)
         local = made.local
         if (
@@ -460,13 +456,12 @@ class Member:
         ):  # The steps since then are no part of what was sent, but of what the replica goes on with.
             local = self._method.contribution(trace.anchor, self.stage.parameters, trace.local, command.round).local
         carried = local_digest(local)
-        after = self._segment_end or self.stage.state_digest()
-        trace.bind(made.bound, carried, made_after(self._training, len(trace.leaves)), after)
+        trace.bind(made.bound, carried, made_after(self._training, len(trace.leaves)))
         root = self._conduct.root(trace.tree().root)
         digest = hashlib.sha256(made.encoded).hexdigest()
         self._kept[key] = _Kept(trace, command.total_steps, self._position)
         for old in sorted(self._kept)[:-KEPT_ROUNDS]:
-            del self._kept[old]
+            self._keeper.give_back(self._kept.pop(old).trace.states.values())
         tokens = len(trace.leaves) * self._training.batch * self._training.sequence
         operations = self.stage.operations_per_token * tokens
         self._pending = local
@@ -527,9 +522,7 @@ class Member:
         """Hand the new state over: the agent keeps it for peers, and stores it where that is asked for."""
         state = write_checkpoint(self._outer, self.stage.slots, self._anchor_round)
         stored = hashlib.sha256(state).hexdigest() if command.checkpoint else None
-        report = RoundApplied(
-            command.epoch, command.round, vector_digest(self._outer.anchor), stored, outer=self._outer_record
-        )
+        report = RoundApplied(command.epoch, command.round, self._outer.anchor_digest, stored, outer=self._outer_record)
         own = write_moments(self.stage.state(), self._anchor_round)
         self._outbox.report(self._remember(report, b""), state + own, len(state))
 

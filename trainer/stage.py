@@ -8,7 +8,7 @@ without which the same product may round differently. The padding is zero and st
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -223,9 +223,13 @@ class Stage:
             vector.zero_()
         self.adam_steps = 0
 
-    def state(self) -> StageState:
-        """A copy of the training state on the CPU."""
+    def state(self, into: StageState | None = None) -> StageState:
+        """A copy of the training state on the CPU; ``into``: one that is not needed any more, whose memory it takes."""
         vectors = (self.parameters, self.first_moment, self.second_moment)
+        if into is not None:
+            for old, vector in zip((into.parameters, into.first_moment, into.second_moment), vectors, strict=True):
+                old.copy_(vector.detach())
+            return replace(into, adam_steps=self.adam_steps)
         parameters, first, second = (vector.detach().to("cpu", copy=True) for vector in vectors)
         return StageState(parameters, first, second, self.adam_steps)
 

@@ -9,6 +9,7 @@ as well.
 
 import hashlib
 from collections.abc import Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -16,8 +17,9 @@ import msgspec
 from torch import Tensor
 
 from trainer.errors import RoundError
+from trainer.keeper import Keeper
 from trainer.outer.method import Local, local_digest
-from trainer.stage import StageState
+from trainer.stage import Stage, StageState
 from trainer.steps import PayloadKey
 from transport.merkle import MerkleTree
 from transport.wire.audit import StepLeaf
@@ -50,22 +52,27 @@ class RoundTrace:
     leaves: list[StepLeaf] = field(default_factory=list)
     states: dict[int, StageState] = field(default_factory=dict)
     payloads: list[dict[PayloadKey, bytes]] = field(default_factory=list)
+    hashes: dict[int, Future[str]] = field(default_factory=dict)
+    """Of the state before a step, at the ends of segments."""
 
     def rate_index(self, step: int) -> int:
         """Where the learning rate's schedule stands at ``step``, counted within the round."""
         return (self.first_step if self.rate_step is None else self.rate_step) + step
 
-    def wants_state(self) -> bool:
-        """Whether the state before the next step is to be kept."""
-        return len(self.leaves) % self.every == 0
+    def before_step(self, stage: Stage, keeper: Keeper) -> None:
+        """Keep and hash the state where the next step begins a segment."""
+        step = len(self.leaves)
+        if step % self.every == 0 and step not in self.states:
+            self.states[step] = keeper.keep(stage)
+        if step % self.segment == 0:
+            kept = self.states.get(step)
+            self.hashes[step] = Future() if kept is None else keeper.digest(kept)
+            if kept is None:  # It changes at once.
+                self.hashes[step].set_result(stage.state_digest())
 
-    def begins_segment(self) -> bool:
-        """Whether the leaf of the next step says what state it begins with."""
-        return len(self.leaves) % self.segment == 0
-
-    def ends_segment(self) -> bool:
-        """Whether the next step is the last one of its segment, unless the round ends before."""
-        return (len(self.leaves) + 1) % self.segment == 0
+    def after_steps(self, stage: Stage, keeper: Keeper) -> None:
+        """Hash the state at the round's end, which must not change until ``bind`` has returned."""
+        self.hashes.setdefault(len(self.leaves), keeper.digest_now(stage))
 
     def add(self, leaf: StepLeaf, received: Mapping[PayloadKey, bytes]) -> None:
         """Commit to one more step."""
@@ -77,18 +84,19 @@ class RoundTrace:
         """Digest of ``local``."""
         return local_digest(self.local)
 
-    def bind(self, pseudo_gradient: str, carried: str | None = None, made: int = -1, after: str | None = None) -> None:
-        """Put the digests of the pseudo-gradient and of what is carried over into the last leaf: the round is over.
+    def bind(self, pseudo_gradient: str, carried: str | None = None, made: int = -1) -> None:
+        """The round is over: put the digests of states, of the pseudo-gradient and of what is carried over into the leaves.
 
         Args:
             made: the step, within the round, after which the pseudo-gradient was made; its leaf gets the digest too.
-            after: of the state, where the round ends within a segment.
         """
+        for step, state in self.hashes.items():
+            if step < len(self.leaves):
+                self.leaves[step] = msgspec.structs.replace(self.leaves[step], before=state.result())
+            if step > 0:
+                self.leaves[step - 1] = msgspec.structs.replace(self.leaves[step - 1], after=state.result())
         self.leaves[made] = msgspec.structs.replace(self.leaves[made], pseudo_gradient=pseudo_gradient)
-        last = self.leaves[-1]
-        self.leaves[-1] = msgspec.structs.replace(
-            last, pseudo_gradient=pseudo_gradient, carried=carried, after=last.after or after
-        )
+        self.leaves[-1] = msgspec.structs.replace(self.leaves[-1], pseudo_gradient=pseudo_gradient, carried=carried)
 
     def tree(self) -> MerkleTree:
         """The Merkle tree over the leaves."""

@@ -15,6 +15,7 @@ from trainer.cache import Caches
 from trainer.conduct import Conduct
 from trainer.data import TokenFile
 from trainer.errors import TrainerError
+from trainer.keeper import Keeper
 from trainer.model import Cut
 from trainer.opening import write_opening
 from trainer.outer import Local, OuterState, local_digest, outer_method
@@ -199,9 +200,16 @@ class Committed:
 
 
 def commit_round(
-    line: Pipeline, stage: int, steps: int, total: int, first_step: int = 0, local: Local | None = None
+    line: Pipeline,
+    stage: int,
+    steps: int,
+    total: int,
+    first_step: int = 0,
+    local: Local | None = None,
+    keeper: Keeper | None = None,
 ) -> Committed:
     """An honest round of the whole pipeline, as ``stage`` commits to it, with every state kept."""
+    keeper = keeper or Keeper()
     position = Position.of(stage, len(line.stages), line.stages[0].training)
     own, spec = line.stages[stage], line.stages[stage].training
     micros = crossings(spec)
@@ -211,9 +219,7 @@ def commit_round(
     trace = RoundTrace(first_step, anchor, 1, carried_in, segment=spec.commit_every)
     for index in range(steps):
         step = first_step + index
-        trace.states[index] = own.state()
-        before = own.state_digest() if trace.begins_segment() else None
-        ends = trace.ends_segment() or index == steps - 1
+        trace.before_step(own, keeper)
         loss = line.step(step, total)
         _, samples = line.tokens.sample(spec.seed, step, line.replica, spec.batch, spec.sampling)
         recorder = line.recorders[stage]
@@ -221,12 +227,13 @@ def commit_round(
             step=step, env_class=ENV, samples=samples,
             received=digests(recorder.received, position.expected(micros)),
             sent=digests(recorder.sent, position.produced(micros)),
-            before=before, after=own.state_digest() if ends else None, anchor=vector_digest(trace.anchor),
+            before=None, after=None, anchor=vector_digest(trace.anchor),
             loss=loss if own.cut.is_last else None, local=trace.local_digest, job=job_digest(spec),
         )  # fmt: skip
         trace.add(leaf, recorder.received)
         given = method.contribution(trace.anchor, own.parameters, trace.local, 0)
         if index == made_after(spec, steps):
             bound = hashlib.sha256(given.data).hexdigest()
+    trace.after_steps(own, keeper)
     trace.bind(bound, local_digest(given.local), made_after(spec, steps))
     return Committed(trace, position, spec, total)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from trainer.errors import CodecError, OpeningError, RoundError
 from trainer.outer.method import OuterMethod, OuterState
-from trainer.stage import Stage, vector_digest
+from trainer.stage import Stage
 from transport.wire.audit import AuditReport, OuterRecord, ReplayOuter
 
 _CONTRIBUTION = "contribution."
@@ -52,7 +52,7 @@ def judge_outer(method: OuterMethod, stage: Stage, command: ReplayOuter, opening
     found = ""
     if record != command.record:
         found = f"the outer step gives {record}, committed was {command.record}"
-    elif vector_digest(after.anchor) != command.parameters:
+    elif after.anchor_digest != command.parameters:
         found = "the parameters after the outer step are not those that were reported"
     return AuditReport(command.audit, "mismatch" if found else "match", found[:4000])
 

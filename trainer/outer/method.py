@@ -18,7 +18,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from trainer.stage import ALIGNMENT, Slot
+from trainer.stage import ALIGNMENT, Slot, vector_digest
 
 Local = Mapping[str, Tensor]
 """Flat ``[n]`` float32 vectors by name that a replica carries from round to round; most methods have none."""
@@ -36,12 +36,18 @@ class OuterState:
     momentum: Tensor
     left_out: tuple[int, ...] = ()
 
+    @cached_property
+    def anchor_digest(self) -> str:
+        """SHA-256 of the anchor; it is hashed once, so from then on nobody may change it."""
+        return vector_digest(self.anchor)
+
+    @cached_property
+    def _digest(self) -> str:
+        return hashlib.sha256((self.anchor_digest + vector_digest(self.momentum)).encode()).hexdigest()
+
     def digest(self) -> str:
-        """SHA-256 over anchor and momentum."""
-        hasher = hashlib.sha256()
-        for vector in (self.anchor, self.momentum):
-            hasher.update(vector.detach().contiguous().numpy().data.cast("B"))
-        return hasher.hexdigest()
+        """SHA-256 over the digests of anchor and momentum, in hexadecimal."""
+        return self._digest
 
 
 @dataclass(frozen=True)
