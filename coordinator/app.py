@@ -11,6 +11,8 @@ from typing import Any
 from aiohttp import web
 
 from coordinator.config import Config
+from coordinator.domain.account import Scope
+from coordinator.services.accounts import Accounts
 from coordinator.services.artifacts import ArtifactStore
 from coordinator.services.beacons import Beacons
 from coordinator.services.books import BookService
@@ -39,6 +41,7 @@ from coordinator.services.work import Desk
 from coordinator.store.ports import Store
 from coordinator.store.sql import SqlStore
 from coordinator.web import routes
+from coordinator.web.auth import Auth, needs
 from coordinator.web.signal import NodeSocket
 from ledger.client import Ledger, LedgerConfig
 from ledger.errors import LedgerError
@@ -195,7 +198,9 @@ async def build(config: Config, clock: Clock | None = None) -> AsyncIterator[tup
         parts = replace(parts, checks=(checks := DatasetChecks(config.data / "checks", artifacts, tools)))
         app = web.Application()
         NodeSocket(parts.context, parts.nodes, parts.conversation).setup(app)
-        routes.setup(app, parts.jobs, parts.network, parts.books, uploads, checks, artifacts, parts.nodes.authorise)
+        auth = Auth(Accounts(store, clock), config.open)
+        authorise = parts.nodes.authorise
+        routes.setup(app, parts.jobs, parts.network, parts.books, uploads, checks, artifacts, authorise, auth)
         app.router.add_get("/metrics", _metrics(parts))
         await parts.recover()
         yield app, parts
@@ -242,6 +247,7 @@ async def _fill(ledger: Ledger, coordinator: str, wallet: str) -> bool:
 
 
 def _metrics(parts: Parts) -> Callable[[web.Request], Coroutine[Any, Any, web.Response]]:
+    @needs(Scope.OPERATE)
     async def answer(_request: web.Request) -> web.Response:
         return web.Response(text=parts.context.metrics.text(), content_type="text/plain")
 

@@ -14,6 +14,7 @@ from coordinator.config import Config, TurnRelay
 from coordinator.errors import InvalidError
 from coordinator.services.probe import parse
 from coordinator.services.relays import check_relay_url
+from coordinator.web.auth.gate import is_loopback
 from ledger.errors import LedgerError
 from transport.errors import BadAddressError, IceConfigError, KeyFileError
 from transport.ice import IceServer
@@ -91,6 +92,7 @@ def _config(options: argparse.Namespace) -> Config:
         port=options.port,
         database_url=options.database_url,
         test_wallet=not options.no_test_wallet,
+        open=_open(options),
         lease_seconds=options.lease_seconds,
         heartbeat_seconds=min(options.heartbeat_seconds, options.lease_seconds / 3),
         start_grace_seconds=options.start_grace_seconds,
@@ -124,6 +126,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--ledger-mint", help="token, where the ledger does not tell")
     add("--database-url", help="another database than SQLite in the data folder")
     add("--no-test-wallet", action="store_true", help="every job is funded by its submitter's own wallet")
+    add(
+        "--open",
+        action="store_true",
+        help="no sign-in: whoever reaches the port may do all; only on a loopback address",
+    )
     add("--lease-seconds", type=_positive, default=default.lease_seconds, help="silence after which a node has left")
     add("--heartbeat-seconds", type=_positive, default=default.heartbeat_seconds, help="at most a third of a lease")
     add("--start-grace-seconds", type=_seconds, default=default.start_grace_seconds, help="wait for late replicas")
@@ -160,6 +167,15 @@ def _add_relays(parser: argparse.ArgumentParser) -> None:
         help="its shared secret (coturn's static-auth-secret); one for each --turn in order, or one for all")  # fmt: skip
     add("--stun", type=_stun_url, action="append", default=[], metavar="URL",
         help="a STUN server beside the relays, such as stun:HOST:3478; may be repeated")  # fmt: skip
+
+
+def _open(options: argparse.Namespace) -> bool:
+    if options.open and not is_loopback(options.host):
+        raise SettingError(
+            f"--open on {options.host}: without sign-in anybody who reaches it could spend your money; "
+            "leave --open out, or listen on 127.0.0.1"
+        )
+    return bool(options.open)
 
 
 def _turn(options: argparse.Namespace) -> tuple[TurnRelay, ...]:

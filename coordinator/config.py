@@ -27,6 +27,7 @@ class Config:
         data: folder of the database, the key, artifacts and uploads.
         ledger_program, ledger_mint: None asks the ledger, which only the embedded one answers.
         test_wallet: the coordinator funds jobs without a submitter from a wallet of its own (embedded ledger only).
+        open: no sign-in: whoever reaches the port is the built-in account; only on a loopback address.
         lease_seconds: a node that is silent for as long has left.
         start_seconds: a worker that is not ready by then is given up (download, sandbox, building the stage).
         start_grace_seconds: a whole replica waits as long for the others before the first round, and an unfilled plan for nodes.
@@ -56,6 +57,7 @@ class Config:
     port: int = 8470
     database_url: str | None = None
     test_wallet: bool = True
+    open: bool = False
     lease_seconds: float = 10.0
     heartbeat_seconds: float = 2.0
     tick_seconds: float = 0.5

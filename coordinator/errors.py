@@ -7,6 +7,7 @@ CottageError
 ├── ConflictError            409   not possible in this state: illegal transition, wrong offset, duplicate
 │   └── IllegalTransitionError
 ├── FundsError               402   balance or escrow does not cover it
+├── UnauthorisedError        401   nobody is signed in, or what they signed in with is not valid any more
 ├── ForbiddenError           403
 ├── ChecksumError            460   bytes of an upload have another digest than their sender said (tus 1.0.0)
 └── UnavailableError         503   the ledger or the network cannot do it now
@@ -49,6 +50,10 @@ class IllegalTransitionError(ConflictError):
 
 class FundsError(CottageError):
     status, code = 402, "funds"
+
+
+class UnauthorisedError(CottageError):
+    status, code = 401, "unauthorised"
 
 
 class ForbiddenError(CottageError):

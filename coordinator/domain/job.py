@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from coordinator.domain.account import LOCAL_ACCOUNT
 from coordinator.errors import IllegalTransitionError
 from transport.wire.api import Quote
 from transport.wire.ids import Digest, NodeAddress
@@ -52,6 +53,7 @@ class Job(msgspec.Struct, frozen=True):
     """A job as it is stored. Amounts in millionths of the token, times in Unix seconds.
 
     Attributes:
+        account_id: of the account that it belongs to: nobody else sees it.
         config: the model's config.json, its vocabulary filled in from the tokenizer.
         files: what every worker's folder holds, name -> artifact.
         verified: what verified work has earned so far, of the escrow.
@@ -82,6 +84,7 @@ class Job(msgspec.Struct, frozen=True):
     first_validation_loss: float | None = None
     audits: int = 0
     model: Digest | None = None
+    account_id: str = LOCAL_ACCOUNT
     version: int = 0
 
 

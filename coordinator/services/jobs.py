@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 import msgspec
 
 from coordinator.client.text import money
+from coordinator.domain.account import LOCAL_ACCOUNT
 from coordinator.domain.job import NEXT, Job, JobState
 from coordinator.domain.lease import Lease
 from coordinator.domain.trust import Audit
@@ -87,8 +88,8 @@ class JobService:
         async with self._context.store.transaction() as tx:
             return msgspec.structs.replace(found, limit=readable(found.limit, await names_in(tx, [found.limit])))
 
-    async def create(self, new: api.NewJob) -> api.JobView:
-        """Check everything, prepare the files, store the job."""
+    async def create(self, new: api.NewJob, account_id: str = LOCAL_ACCOUNT) -> api.JobView:
+        """Check everything, prepare the files, store the job as the account's."""
         spec = new.spec
         submitter = self._submitter(new)
         _refuse(spec, await self.quote(spec))
@@ -111,6 +112,7 @@ class JobService:
             quote=final,
             config=prepared.config,
             files=prepared.files,
+            account_id=account_id,
         )
         await self._store(job)
         return views.job_view(job, (), self._traffic_of, job.reason)
@@ -161,9 +163,15 @@ class JobService:
         async with self._context.store.transaction() as tx:
             return await self._view(tx, await self._found(await tx.find(Job, ("id", "=", job)), job))
 
-    async def list(self, limit: int, before: float | None) -> Sequence[api.JobView]:
-        """Jobs, newest first."""
-        where: tuple[Where, ...] = () if before is None else (("created", "<", before),)
+    async def check_owner(self, job: str, account_id: str) -> None:
+        """Refuse a job of another account as if it were not there."""
+        async with self._context.store.transaction() as tx:
+            await self._found(await tx.find(Job, ("id", "=", job), ("account_id", "=", account_id)), job)
+
+    async def list(self, limit: int, before: float | None, account_id: str = LOCAL_ACCOUNT) -> Sequence[api.JobView]:
+        """Jobs of an account, newest first."""
+        where: list[Where] = [("account_id", "=", account_id)]
+        where += [] if before is None else [("created", "<", before)]
         async with self._context.store.transaction() as tx:
             return [await self._view(tx, job) for job in await tx.find(Job, *where, newest=True, limit=limit)]
 

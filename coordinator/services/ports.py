@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
+from coordinator.domain.account import LOCAL_ACCOUNT
 from transport.wire import api, ledger
 from transport.wire.evidence import RoundEvidence
 from transport.wire.job import JobSpec
@@ -16,7 +17,10 @@ class Jobs(Protocol):
     async def quote(self, spec: JobSpec) -> api.Quote:
         """Price and plan on the network as it is; problems are in the quote, not raised."""
 
-    async def create(self, new: api.NewJob) -> api.JobView:
+    async def check_owner(self, job: str, account_id: str) -> None:
+        """NotFoundError unless the job is there and the account's; the web layer asks before anything else."""
+
+    async def create(self, new: api.NewJob, account_id: str = LOCAL_ACCOUNT) -> api.JobView:
         """Checked at the door (document, config, dataset, size of the network); refused whole or stored whole."""
 
     async def funding(self, job: str) -> api.Funding: ...
@@ -28,7 +32,8 @@ class Jobs(Protocol):
 
     async def get(self, job: str) -> api.JobView: ...
 
-    async def list(self, limit: int, before: float | None) -> Sequence[api.JobView]: ...
+    async def list(self, limit: int, before: float | None, account_id: str = LOCAL_ACCOUNT) -> Sequence[api.JobView]:
+        """The account's jobs, newest first."""
 
     async def nodes(self, job: str) -> Sequence[api.JobNode]: ...
 

@@ -23,6 +23,7 @@ from typing import Final
 
 import msgspec
 
+from coordinator.domain.account import LOCAL_ACCOUNT
 from coordinator.errors import (
     ChecksumError,
     ConflictError,
@@ -51,6 +52,7 @@ class _State(msgspec.Struct):
     touched: float
     artifact: str | None = None
     problem: tuple[str, str] | None = None
+    account_id: str = LOCAL_ACCOUNT
 
 
 @dataclass(frozen=True)
@@ -89,8 +91,13 @@ class UploadService:
         self._slots: dict[str, _Slot] = {}
         root.mkdir(parents=True, exist_ok=True)
 
-    async def create(self, new: NewUpload) -> Upload:
-        """Begin an upload.
+    async def check_owner(self, upload: str, account_id: str) -> None:
+        """NotFoundError unless the upload is there and the account's."""
+        if self._load(upload).account_id != account_id:
+            raise _unknown(upload)
+
+    async def create(self, new: NewUpload, account_id: str = LOCAL_ACCOUNT) -> Upload:
+        """Begin an upload of an account.
 
         Raises:
             TooLargeError: it does not fit beside the other unfinished ones, or on the disk.
@@ -99,7 +106,7 @@ class UploadService:
         self._make_room(new)
         upload = secrets.token_hex(16)
         self._data(upload).touch()
-        self._save(upload, _State(new, self._clock.time()))
+        self._save(upload, _State(new, self._clock.time(), account_id=account_id))
         return self._view(upload, self._load(upload))
 
     async def get(self, upload: str) -> Upload:
@@ -155,12 +162,12 @@ class UploadService:
         async with slot.lock:
             return await self._complete(upload)
 
-    async def take(self, new: NewUpload, chunks: AsyncIterator[bytes]) -> Upload:
+    async def take(self, new: NewUpload, chunks: AsyncIterator[bytes], account_id: str = LOCAL_ACCOUNT) -> Upload:
         """A whole file at once, of any length up to ``new.length``: a plain form, which cannot resume.
 
         Raises: as ``create`` and ``append``.
         """
-        begun = await self.create(new)
+        begun = await self.create(new, account_id)
         path = self._data(begun.id)
         try:
             await self.append(begun.id, 0, chunks)
@@ -168,7 +175,8 @@ class UploadService:
             if length == 0:
                 raise InvalidError("the file is empty: choose a file with text in it", new.purpose)
             if length < new.length:
-                self._save(begun.id, _State(msgspec.structs.replace(new, length=length), self._clock.time()))
+                shorter = msgspec.structs.replace(new, length=length)
+                self._save(begun.id, _State(shorter, self._clock.time(), account_id=account_id))
                 return await self._complete(begun.id)
             return await self.get(begun.id)
         except CottageError:
@@ -258,7 +266,7 @@ class UploadService:
     def _load(self, upload: str) -> _State:
         path = self._document(upload)
         if not path.is_file():
-            raise NotFoundError(f"no upload {upload[:40]!r} is here: begin a new one", "upload")
+            raise _unknown(upload)
         return msgspec.json.decode(path.read_bytes()[:MAX_STATE_BYTES], type=_State)
 
     def _save(self, upload: str, state: _State) -> None:
@@ -283,8 +291,12 @@ class UploadService:
 def _named(upload: str) -> str:
     """The id, if it can be one: it becomes a file name."""
     if len(upload) != 32 or not set(upload) <= set("0123456789abcdef"):
-        raise NotFoundError(f"no upload {upload[:40]!r} is here: begin a new one", "upload")
+        raise _unknown(upload)
     return upload
+
+
+def _unknown(upload: str) -> NotFoundError:
+    return NotFoundError(f"no upload {upload[:40]!r} is here: begin a new one", "upload")
 
 
 def _check(path: Path, new: NewUpload) -> None:

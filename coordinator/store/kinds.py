@@ -5,18 +5,24 @@ from dataclasses import dataclass
 
 import msgspec
 
+from coordinator.domain.account import Account
 from coordinator.domain.job import Job
 from coordinator.domain.lease import Lease
 from coordinator.domain.trust import Audit
 from coordinator.store.records import (
     CommitRecord,
+    CredentialRecord,
     DisputeRecord,
     EventRecord,
+    FileRecord,
+    KeyRecord,
     MetricRecord,
     NodeRecord,
     OutboxRecord,
     RoundRecord,
     RunRecord,
+    SessionRecord,
+    TrailRecord,
 )
 
 
@@ -57,4 +63,10 @@ KINDS: Mapping[type[msgspec.Struct], Kind] = {
     EventRecord: Kind("events", ("id",), ("id",), numbered=True),
     MetricRecord: Kind("metrics", ("id",), ("id",), numbered=True),
     NodeRecord: Kind("nodes", ("address",), ("since", "address"), frozenset({"profile"})),
+    Account: Kind("accounts", ("id",), ("created", "id"), unique="key"),
+    SessionRecord: Kind("sessions", ("id",), ("created", "id")),
+    KeyRecord: Kind("api_keys", ("id",), ("created", "id"), frozenset({"scopes"})),
+    CredentialRecord: Kind("credentials", ("id",), ("created", "id")),
+    TrailRecord: Kind("trail", ("id",), ("id",), numbered=True),
+    FileRecord: Kind("files", ("account_id", "artifact"), ("created", "artifact")),
 }

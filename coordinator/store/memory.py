@@ -31,6 +31,9 @@ class MemoryStore:
             yield changes
             for kind, rows in changes.written.items():
                 self._rows[kind].update(rows)
+            for kind, keys in changes.deleted.items():
+                for key in keys:
+                    self._rows[kind].pop(key, None)
 
     async def close(self) -> None:
         """Nothing to let go of."""
@@ -41,6 +44,7 @@ class _Memory:
         self._rows = rows
         self._numbers = numbers
         self.written: dict[type[msgspec.Struct], Rows] = {}
+        self.deleted: dict[type[msgspec.Struct], set[Key]] = {}
 
     async def get(self, kind: type[R], *key: Scalar) -> R:
         found = self._one(kind, key)
@@ -78,7 +82,7 @@ class _Memory:
             taken = taken or any(getattr(other, kind.unique) == value for other in self._all(type(record)))
         if taken:
             raise ConflictError(f"the {kind.name} record {kind.key_of(record)} exists already")
-        self.written.setdefault(type(record), {})[kind.key_of(record)] = record
+        self._write(record)
         return record
 
     async def update(self, record: R) -> R:
@@ -88,16 +92,31 @@ class _Memory:
         if stored is None or getattr(stored, "version", 0) != version:
             raise ConflictError(f"the {kind.name} record {kind.key_of(record)} has changed since version {version}")
         record = msgspec.structs.replace(record, version=version + 1)
-        self.written.setdefault(type(record), {})[kind.key_of(record)] = record
+        self._write(record)
         return record
 
+    async def delete(self, record: msgspec.Struct) -> None:
+        kind = KINDS[type(record)]
+        key = kind.key_of(record)
+        if self._one(type(record), key) is None:
+            raise NotFoundError(f"no {kind.name} record {key}")
+        self.written.get(type(record), {}).pop(key, None)
+        self.deleted.setdefault(type(record), set()).add(key)
+
+    def _write(self, record: msgspec.Struct) -> None:
+        key = KINDS[type(record)].key_of(record)
+        self.deleted.get(type(record), set()).discard(key)
+        self.written.setdefault(type(record), {})[key] = record
+
     def _one(self, kind: type[msgspec.Struct], key: Key) -> msgspec.Struct | None:
+        if key in self.deleted.get(kind, set()):
+            return None
         return self.written.get(kind, {}).get(key) or self._rows[kind].get(key)
 
     def _all(self, kind: type[msgspec.Struct]) -> Iterator[msgspec.Struct]:
-        written = self.written.get(kind, {})
+        written, deleted = self.written.get(kind, {}), self.deleted.get(kind, set())
         yield from written.values()
-        yield from (record for key, record in self._rows[kind].items() if key not in written)
+        yield from (record for key, record in self._rows[kind].items() if key not in written and key not in deleted)
 
 
 def _meets(record: msgspec.Struct, condition: Where) -> bool:

@@ -37,6 +37,9 @@ class Transaction(Protocol):
     async def update(self, record: R) -> R:
         """Replace a record and return it with its next version; ConflictError unless the stored version is the same."""
 
+    async def delete(self, record: msgspec.Struct) -> None:
+        """Forget a record, whatever its version; NotFoundError where it is not kept."""
+
 
 class Store(Protocol):
     """Where records are kept."""

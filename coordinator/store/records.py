@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from coordinator.domain.account import Scope
 from coordinator.domain.dispute import Dispute
 from coordinator.domain.draw import Beacon
 from coordinator.domain.run import Run
@@ -178,4 +179,83 @@ class NodeRecord(msgspec.Struct, frozen=True):
     earned: int = 0
     passed: int = 0
     faults: int = 0
+    version: int = 0
+
+
+class SessionRecord(msgspec.Struct, frozen=True):
+    """A browser that is signed in.
+
+    Attributes:
+        id: SHA-256 of the cookie, in hexadecimal: who reads the table cannot sign in with it.
+        method: password, wallet or passkey.
+        agent: what the browser calls itself.
+    """
+
+    id: str
+    account_id: str
+    method: str
+    created: float
+    seen: float
+    address: str = ""
+    agent: str = ""
+    version: int = 0
+
+
+class KeyRecord(msgspec.Struct, frozen=True):
+    """An API key. ``digest``: SHA-256 of the secret part, in hexadecimal; ``revoked``: when, if it was."""
+
+    id: str
+    account_id: str
+    name: str
+    digest: str
+    scopes: tuple[Scope, ...]
+    created: float
+    expires: float | None = None
+    used: float | None = None
+    revoked: float | None = None
+    version: int = 0
+
+
+class CredentialRecord(msgspec.Struct, frozen=True):
+    """A wallet (``id``: its address) or a passkey (``id``: what the authenticator calls it) that signs an account in."""
+
+    id: str
+    account_id: str
+    kind: Literal["wallet", "passkey"]
+    name: str
+    public_key: bytes
+    created: float
+    sign_count: int = 0
+    used: float | None = None
+    version: int = 0
+
+
+class TrailRecord(msgspec.Struct, frozen=True):
+    """Who did what: never changed, never deleted.
+
+    Attributes:
+        account_id: whose trail it is in; ``actor``: the account that did it.
+        via: ``session``, or the API key's id, or how somebody tried to sign in.
+        address: where the request came from.
+    """
+
+    account_id: str
+    time: float
+    actor: str
+    via: str
+    action: str
+    subject: str = ""
+    address: str = ""
+    id: int = 0
+
+
+class FileRecord(msgspec.Struct, frozen=True):
+    """An uploaded file: an artifact that an account may use in its jobs."""
+
+    account_id: str
+    artifact: Digest
+    purpose: Literal["dataset", "weights", "tokenizer"]
+    name: str
+    length: int
+    created: float
     version: int = 0

@@ -9,7 +9,7 @@ from typing import Any, cast
 import msgspec
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import ColumnElement, Connection, RowMapping, and_, event, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, RowMapping, and_, delete, event, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import StaticPool
@@ -106,6 +106,13 @@ class _Sql:
         if result.rowcount != 1:
             raise ConflictError(f"the {how.name} record {how.key_of(record)} has changed since version {version}")
         return after
+
+    async def delete(self, record: msgspec.Struct) -> None:
+        how, table = KINDS[type(record)], tables.metadata.tables[KINDS[type(record)].name]
+        same = [table.c[field] == value for field, value in zip(how.key, how.key_of(record), strict=True)]
+        result = await self._connection.execute(delete(table).where(and_(*same)))
+        if result.rowcount != 1:
+            raise NotFoundError(f"no {how.name} record {how.key_of(record)}")
 
 
 def migrate(connection: Connection, to: str = "head") -> None:

@@ -47,9 +47,11 @@ jobs = Table(
     Column("first_validation_loss", Float),
     Column("audits", Integer, nullable=False),
     Column("model", _ID),
+    Column("account_id", _ID, nullable=False),
     Column("version", Integer, nullable=False),
     Index("jobs_by_state", "state"),
     Index("jobs_by_age", "created"),
+    Index("jobs_by_account", "account_id", "created"),
 )  # fmt: skip
 
 runs = Table(
@@ -249,4 +251,84 @@ nodes = Table(
     Column("passed", Integer, nullable=False),
     Column("faults", Integer, nullable=False),
     Column("version", Integer, nullable=False),
+)  # fmt: skip
+
+accounts = Table(
+    "accounts", metadata,
+    Column("id", _ID, primary_key=True),
+    Column("name", String(64), nullable=False),
+    Column("key", String(64), nullable=False, unique=True),
+    Column("role", String(16), nullable=False),
+    Column("created", Float, nullable=False),
+    Column("password", String(200), nullable=False),
+    Column("disabled", Boolean, nullable=False),
+    Column("version", Integer, nullable=False),
+)  # fmt: skip
+
+sessions = Table(
+    "sessions", metadata,
+    Column("id", _ID, primary_key=True),
+    Column("account_id", _ID, nullable=False),
+    Column("method", String(16), nullable=False),
+    Column("created", Float, nullable=False),
+    Column("seen", Float, nullable=False),
+    Column("address", _ID, nullable=False),
+    Column("agent", String(200), nullable=False),
+    Column("version", Integer, nullable=False),
+    Index("sessions_by_account", "account_id"),
+)  # fmt: skip
+
+api_keys = Table(
+    "api_keys", metadata,
+    Column("id", _ID, primary_key=True),
+    Column("account_id", _ID, nullable=False),
+    Column("name", String(100), nullable=False),
+    Column("digest", _ID, nullable=False),
+    Column("scopes", Text, nullable=False),
+    Column("created", Float, nullable=False),
+    Column("expires", Float),
+    Column("used", Float),
+    Column("revoked", Float),
+    Column("version", Integer, nullable=False),
+    Index("api_keys_by_account", "account_id"),
+)  # fmt: skip
+
+credentials = Table(
+    "credentials", metadata,
+    Column("id", String(1400), primary_key=True),
+    Column("account_id", _ID, nullable=False),
+    Column("kind", String(16), nullable=False),
+    Column("name", String(100), nullable=False),
+    Column("public_key", LargeBinary, nullable=False),
+    Column("sign_count", BigInteger, nullable=False),
+    Column("created", Float, nullable=False),
+    Column("used", Float),
+    Column("version", Integer, nullable=False),
+    Index("credentials_by_account", "account_id"),
+)  # fmt: skip
+
+trail = Table(
+    "trail", metadata,
+    Column("id", _NUMBER, primary_key=True),
+    Column("account_id", _ID, nullable=False),
+    Column("time", Float, nullable=False),
+    Column("actor", _ID, nullable=False),
+    Column("via", String(80), nullable=False),
+    Column("action", String(64), nullable=False),
+    Column("subject", String(200), nullable=False),
+    Column("address", _ID, nullable=False),
+    Index("trail_by_account", "account_id", "id"),
+    sqlite_autoincrement=True,
+)  # fmt: skip
+
+files = Table(
+    "files", metadata,
+    Column("account_id", _ID, nullable=False),
+    Column("artifact", _ID, nullable=False),
+    Column("purpose", String(16), nullable=False),
+    Column("name", String(200), nullable=False),
+    Column("length", BigInteger, nullable=False),
+    Column("created", Float, nullable=False),
+    Column("version", Integer, nullable=False),
+    PrimaryKeyConstraint("account_id", "artifact"),
 )  # fmt: skip

@@ -10,6 +10,7 @@ from aiohttp.typedefs import Handler
 from coordinator.errors import InvalidError, UnavailableError
 from coordinator.services import ports
 from coordinator.web import openapi
+from coordinator.web.auth import principal, public
 from coordinator.web.documents import read_document
 from coordinator.web.http import API, answer, integer, read_body
 from coordinator.web.route import Query, Route
@@ -120,13 +121,13 @@ class Api:
 
     async def create(self, request: web.Request) -> web.Response:
         """POST jobs."""
-        made = await self._jobs.create(await read_document(request, api.NewJob))
+        made = await self._jobs.create(await read_document(request, api.NewJob), principal(request).account_id)
         return answer(made, 201, {"Location": f"{API}/jobs/{made.id}"})
 
     async def list_jobs(self, request: web.Request) -> web.Response:
         """GET jobs."""
         limit = integer(request, "limit", 50, 1, MAX_PAGE)
-        return answer(await self._jobs.list(limit, _before(request)))
+        return answer(await self._jobs.list(limit, _before(request), principal(request).account_id))
 
     async def get(self, request: web.Request) -> web.Response:
         """GET jobs/{job}."""
@@ -146,37 +147,45 @@ class Api:
         """GET jobs/{job}/stream."""
         return await self._streams.job(request, job_id(request))
 
+    @public
     async def nodes(self, _request: web.Request) -> web.Response:
         """GET nodes."""
         return answer(await self._network.nodes())
 
+    @public
     async def relays(self, _request: web.Request) -> web.Response:
         """GET relays."""
         return answer(await self._network.relays())
 
+    @public
     async def announce(self, request: web.Request) -> web.Response:
         """POST relays/announce."""
         body = await read_body(request, MAX_ANNOUNCEMENT)
         envelope: RelayEnvelope = codec.decode_json(body, RelayEnvelope, MAX_ANNOUNCEMENT)
         return answer(await self._network.announce_relay(envelope))
 
+    @public
     async def credentials(self, request: web.Request) -> web.Response:
         """POST relays/credentials."""
         question: RelayQuestion = codec.decode_json(await read_body(request), RelayQuestion)
         return answer(await self._network.relay_credentials(question, request.host[:200]))
 
+    @public
     async def view(self, _request: web.Request) -> web.Response:
         """GET network."""
         return answer(await self._network.view())
 
+    @public
     async def network_stream(self, request: web.Request) -> web.StreamResponse:
         """GET network/stream."""
         return await self._streams.network(request)
 
+    @public
     async def health(self, _request: web.Request) -> web.Response:
         """GET /healthz."""
         return answer({"status": "ok"})
 
+    @public
     async def ready(self, _request: web.Request) -> web.Response:
         """GET /readyz."""
         try:
@@ -186,6 +195,7 @@ class Api:
             raise UnavailableError(f"the database did not answer within {READY_S:g} s: try again") from error
         return answer({"status": "ready"})
 
+    @public
     async def describe(self, _request: web.Request) -> web.Response:
         """GET /openapi.json."""
         return answer(self._document)

@@ -2,7 +2,9 @@
 
 from aiohttp import web
 
+from coordinator.domain.account import Scope
 from coordinator.services.checks import DatasetChecks
+from coordinator.web.auth import needs
 from coordinator.web.documents import read_document
 from coordinator.web.http import API, answer, integer
 from coordinator.web.route import Query, Route
@@ -26,6 +28,7 @@ class Checks:
             Route("POST", f"{API}/checks", self.check, says, Check, CheckRequest, 200, refused, (_WAIT,), yaml=True)
         ]
 
+    @needs(Scope.DATA_WRITE)
     async def check(self, request: web.Request) -> web.Response:
         """POST checks."""
         seconds = integer(request, "wait", 0, 0, MAX_WAIT)

@@ -112,6 +112,8 @@ def protect(app: web.Application, error_page: ErrorPage) -> None:
                 raise
             status, found = _understood(request, error)
             shown = error_page(request, status, found) or answer(found, status)
+            if status == 401:
+                shown.headers[hdrs.WWW_AUTHENTICATE] = "Bearer"
             if isinstance(error, web.HTTPException) and hdrs.ALLOW in error.headers:
                 shown.headers[hdrs.ALLOW] = error.headers[hdrs.ALLOW]
             return shown

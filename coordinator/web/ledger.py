@@ -6,6 +6,7 @@ from aiohttp import web
 
 from coordinator.errors import InvalidError, NotFoundError
 from coordinator.services import ports
+from coordinator.web.auth import public
 from coordinator.web.http import API, answer, integer
 from coordinator.web.route import Query, Route
 from coordinator.web.transfers import job_id
@@ -61,30 +62,36 @@ class LedgerRoutes:
             ),
         ]  # fmt: skip
 
+    @public
     async def entries(self, request: web.Request) -> web.Response:
         """GET ledger."""
         before = integer(request, "before", MAX_ID, 0, MAX_ID)
         limit = integer(request, "limit", 50, 1, MAX_ENTRIES)
         return answer(await self._books.entries(kinds(request), job_of(request), before, limit))
 
+    @public
     async def audits(self, request: web.Request) -> web.Response:
         """GET ledger/audits."""
         offset = integer(request, "offset", 0, 0, MAX_ID)
         limit = integer(request, "limit", 50, 1, MAX_ENTRIES)
         return answer(await self._books.audits(audit_state(request), job_of(request), offset, limit))
 
+    @public
     async def totals(self, _request: web.Request) -> web.Response:
         """GET ledger/totals."""
         return answer(await self._books.totals())
 
+    @public
     async def job(self, request: web.Request) -> web.Response:
         """GET jobs/{job}/ledger."""
         return answer(await self._books.job(job_id(request)))
 
+    @public
     async def evidence(self, request: web.Request) -> web.Response:
         """GET jobs/{job}/rounds/{round}/evidence."""
         return answer(await self._books.evidence(job_id(request), round_of(request)))
 
+    @public
     async def node(self, request: web.Request) -> web.Response:
         """GET nodes/{node}."""
         return answer(await self._books.node(node_of(request)))

@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 
+from coordinator.web.auth import access_of
+from coordinator.web.auth.gate import SESSION_COOKIE
 from coordinator.web.route import Query, Route
 from transport.wire.api import Problem
 
@@ -52,7 +54,14 @@ def document(routes: Sequence[Route], version: str) -> dict[str, Any]:
         "components": {
             "schemas": components,
             "securitySchemes": {
-                "node": {"type": "http", "scheme": "bearer", "description": "The token of a node's Welcome message."}
+                "node": {"type": "http", "scheme": "bearer", "description": "The token of a node's Welcome message."},
+                "key": {"type": "http", "scheme": "bearer", "description": "An API key of an account."},
+                "session": {
+                    "type": "apiKey",
+                    "in": "cookie",
+                    "name": SESSION_COOKIE,
+                    "description": "A signed-in browser.",
+                },
             },
         },
     }
@@ -69,7 +78,8 @@ def _types(routes: Sequence[Route]) -> list[Any]:
 
 def _operation(route: Route, schemas: dict[str, Any]) -> dict[str, Any]:
     answers: dict[str, Any] = {str(route.status): _content(_phrase(route.status), route.answer, schemas)}
-    for status in sorted({*route.errors, 500}):
+    guarded = not access_of(route.handler).public
+    for status in sorted({*route.errors, *((401, 403) if guarded else ()), 500}):
         answers[str(status)] = _content(_phrase(status), Problem, schemas)
     operation: dict[str, Any] = {
         "operationId": _operation_id(route),
@@ -87,6 +97,8 @@ def _operation(route: Route, schemas: dict[str, Any]) -> dict[str, Any]:
             operation["requestBody"]["content"]["application/yaml"] = {"schema": schemas[repr(route.body)]}
     if route.token:
         operation["security"] = [{"node": []}]
+    elif guarded:
+        operation["security"] = [{"key": []}, {"session": []}]
     return operation
 
 

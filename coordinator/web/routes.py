@@ -9,6 +9,8 @@ from coordinator.services.artifacts import ArtifactStore
 from coordinator.services.checks import DatasetChecks
 from coordinator.services.uploads import UploadService
 from coordinator.web.api import Api
+from coordinator.web.auth import Auth
+from coordinator.web.auth.gate import install
 from coordinator.web.checks import Checks
 from coordinator.web.http import protect
 from coordinator.web.ledger import LedgerRoutes
@@ -27,6 +29,7 @@ def setup(
     checks: DatasetChecks,
     artifacts: ArtifactStore,
     authorise: Authorise,
+    auth: Auth,
 ) -> None:
     """Add the REST interface and the pages to ``app``.
 
@@ -39,9 +42,11 @@ def setup(
         checks: what says what datasets hold.
         artifacts: where files lie.
         authorise: a node's token to its address; raises ForbiddenError for a token that is not valid now.
+        auth: knows who a request is from.
     """
     site = Site(jobs, network, books, uploads, checks)
     protect(app, site.error_page)
+    install(app, auth, {"job": jobs.check_owner, "upload": uploads.check_owner})
     streams = Streams(jobs, network)
     interface = Api(jobs, network, streams)
     routes = [

@@ -9,6 +9,7 @@ from aiohttp import WSMsgType, web
 from coordinator.services.context import Context
 from coordinator.services.conversation import Conversation
 from coordinator.services.nodes import Nodes, RefusedError, Session
+from coordinator.web.auth import public
 from transport.wire.codec import MessageError, decode, encode
 from transport.wire.node import Challenge, CoordinatorMessage, Hello, NodeMessage, Refused
 
@@ -84,6 +85,7 @@ class NodeSocket:
         app.router.add_get(PATH, self.handle)
         app.on_shutdown.append(self._drain)
 
+    @public
     async def handle(self, request: web.Request) -> web.WebSocketResponse:
         """One connection from its challenge to its end."""
         socket = web.WebSocketResponse(max_msg_size=MAX_FRAME, heartbeat=20.0, timeout=CLOSE_SECONDS, compress=False)

@@ -11,6 +11,7 @@ from coordinator.errors import ConflictError, ForbiddenError, InvalidError, NotF
 from coordinator.services import ports
 from coordinator.services.artifacts import ArtifactStore
 from coordinator.services.uploads import UploadService
+from coordinator.web.auth import public
 from coordinator.web.http import API, read_chunks
 from coordinator.web.route import Route
 from coordinator.web.tus import Tus
@@ -70,6 +71,7 @@ class Transfers:
             ),
         ]
 
+    @public
     async def put_artifact(self, request: web.Request) -> web.Response:
         """PUT artifacts/{digest}."""
         digest = _digest(request)
@@ -80,6 +82,7 @@ class Transfers:
                 await self._artifacts.put(read_chunks(request), digest, MAX_ARTIFACT_BYTES)
         return web.Response(status=204)
 
+    @public
     async def get_artifact(self, request: web.Request) -> web.StreamResponse:
         """GET artifacts/{digest}."""
         self._node(request)

@@ -15,8 +15,10 @@ from typing import Final
 import msgspec
 from aiohttp import hdrs, web
 
+from coordinator.domain.account import Scope
 from coordinator.errors import CottageError, InvalidError
 from coordinator.services.uploads import Checksum, UploadService
+from coordinator.web.auth import needs, principal, public
 from coordinator.web.documents import read_document
 from coordinator.web.http import API, answer, read_chunks
 from coordinator.web.route import Query, Route
@@ -75,6 +77,7 @@ class Tus:
             Route("DELETE", one, self.terminate, "Give an upload up (tus 1.0.0)", None, None, 204, (403, 404, 412), (_VERSION,)),
         ]  # fmt: skip
 
+    @public
     async def options(self, _request: web.Request) -> web.Response:
         """OPTIONS uploads."""
         told = {"Tus-Version": VERSION, "Tus-Extension": EXTENSIONS, "Tus-Max-Size": str(MAX_BYTES)}
@@ -82,6 +85,7 @@ class Tus:
             status=204, headers={**told, "Tus-Resumable": VERSION, "Tus-Checksum-Algorithm": ",".join(ALGORITHMS)}
         )
 
+    @needs(Scope.DATA_WRITE)
     async def create(self, request: web.Request) -> web.Response:
         """POST uploads."""
         if "Upload-Length" in request.headers or "Tus-Resumable" in request.headers:
@@ -89,7 +93,7 @@ class Tus:
             new = _described(request)
         else:
             new = await read_document(request, NewUpload)
-        made = await self._uploads.create(new)
+        made = await self._uploads.create(new, principal(request).account_id)
         return answer(made, 201, {**_headers(made), hdrs.LOCATION: f"{API}/uploads/{made.id}"})
 
     async def get(self, request: web.Request) -> web.Response:
@@ -97,6 +101,7 @@ class Tus:
         found = await self._uploads.get(request.match_info["upload"])
         return answer(msgspec.to_builtins(found), 200, _headers(found))
 
+    @needs(Scope.DATA_WRITE)
     async def append(self, request: web.Request) -> web.Response:
         """PATCH uploads/{upload}."""
         _same_version(request)
@@ -107,6 +112,7 @@ class Tus:
         made = await self._uploads.append(request.match_info["upload"], offset, read_chunks(request), sum_)
         return web.Response(status=204, headers=_headers(made))
 
+    @needs(Scope.DATA_WRITE)
     async def terminate(self, request: web.Request) -> web.Response:
         """DELETE uploads/{upload}."""
         _same_version(request)

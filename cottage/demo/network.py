@@ -77,7 +77,7 @@ class Network:
             "--price-per-petaflop": str(PRICE_PER_PETAFLOP),
             "--min-stake": str(parse_amount(STAKE)),
         }
-        return ["-m", "cottage", "serve", *(word for pair in values.items() for word in pair)]
+        return ["-m", "cottage", "serve", "--open", *(word for pair in values.items() for word in pair)]
 
     async def add_provider(self, name: str, extra: Sequence[str] = ()) -> Provider:
         """A node with a key and a wallet of its own; its agent puts down the stake."""

@@ -235,7 +235,13 @@ class Storm:
             "--audits-per-round": weather.audits, "--price-per-petaflop": PRICE_PER_PETAFLOP,
             "--min-stake": parse_amount(STAKE), "--store-every": weather.store_every,
         }  # fmt: skip
-        words = ["-m", "cottage", "serve", *(str(word) for pair in values.items() for word in pair)]
+        words = [
+            "-m",
+            "cottage",
+            "serve",
+            *(["--open"] if self.host == "127.0.0.1" else []),
+            *(str(word) for pair in values.items() for word in pair),
+        ]
         self.coordinator = await self.household.start("coordinator", words)
         self.web = await wait_for_file(folder / "url", self.coordinator, STARTING_SECONDS)
 

@@ -16,11 +16,14 @@ from aiohttp.test_utils import TestServer
 
 from coordinator.app import Parts, assemble
 from coordinator.config import Config
+from coordinator.services.accounts import Accounts
 from coordinator.services.artifacts import ArtifactStore
+from coordinator.services.checks import DatasetChecks, Inspector
 from coordinator.services.models import ModelWorkshop
 from coordinator.services.uploads import UploadService
 from coordinator.store.sql import SqlStore
 from coordinator.web import routes
+from coordinator.web.auth import Auth
 from coordinator.web.signal import PATH, NodeSocket
 from tests.coordinator.fakes import (
     COORDINATOR,
@@ -113,7 +116,10 @@ async def opened(
     if rest:
         artifacts = ArtifactStore(config.data / "artifacts")
         uploads = UploadService(config.data / "uploads", artifacts)
-        routes.setup(app, parts.jobs, parts.network, parts.books, uploads, artifacts, parts.nodes.authorise)
+        auth = Auth(Accounts(store, SystemClock()), open_to_all=True)
+        checks = DatasetChecks(config.data / "checks", artifacts, cast(Inspector, models))
+        authorise = parts.nodes.authorise
+        routes.setup(app, parts.jobs, parts.network, parts.books, uploads, checks, artifacts, authorise, auth)
     server = TestServer(app)
     await server.start_server()
     loops = [asyncio.create_task(loop(), name=name) for name, loop in parts.loops().items()]

@@ -41,7 +41,15 @@ async def test_it_serves_and_ends_cleanly_and_starts_again_on_the_same_folder(tm
     addresses = set()
     for _ in range(2):
         process = await start(
-            "--data", str(tmp_path / "data"), "--port", "0", "--ready-file", str(ready), "--ledger-url", ledger_url
+            "--data",
+            str(tmp_path / "data"),
+            "--open",
+            "--port",
+            "0",
+            "--ready-file",
+            str(ready),
+            "--ledger-url",
+            ledger_url,
         )
         await until(ready.exists, 30.0)
         url = ready.read_text()
@@ -88,7 +96,7 @@ async def test_a_relay_of_its_own_process_is_allowed_by_its_address_and_shown(tm
     key.save(tmp_path / "relay.key")
     ready = tmp_path / "ready"
     served = await start(
-        "--data", str(tmp_path / "data"), "--port", "0", "--ready-file", str(ready), "--ledger-url", ledger_url,
+        "--data", str(tmp_path / "data"), "--open", "--port", "0", "--ready-file", str(ready), "--ledger-url", ledger_url,
         "--relay", key.address,
     )  # fmt: skip
     await until(ready.exists, 30.0)

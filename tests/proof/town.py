@@ -15,12 +15,15 @@ from aiohttp import web
 
 from coordinator.app import assemble
 from coordinator.config import Config
+from coordinator.services.accounts import Accounts
 from coordinator.services.artifacts import ArtifactStore
 from coordinator.services.chain import LedgerChain
+from coordinator.services.checks import DatasetChecks, Inspector
 from coordinator.services.models import ModelWorkshop
 from coordinator.services.uploads import UploadService
 from coordinator.store.memory import MemoryStore
 from coordinator.web import routes
+from coordinator.web.auth import Auth
 from ledger.client import Ledger, LedgerConfig
 from ledger.local.genesis import open_chain
 from ledger.local.rpc import Rpc
@@ -67,7 +70,10 @@ class Town:
         artifacts = ArtifactStore(folder / "artifacts")
         uploads = UploadService(folder / "uploads", artifacts)
         parts = self.parts
-        routes.setup(app, parts.jobs, parts.network, parts.books, uploads, artifacts, parts.nodes.authorise)
+        auth = Auth(Accounts(parts.context.store, self.clock), open_to_all=True)
+        checks = DatasetChecks(folder / "checks", artifacts, cast(Inspector, FakeModels()))
+        authorise = parts.nodes.authorise
+        routes.setup(app, parts.jobs, parts.network, parts.books, uploads, checks, artifacts, authorise, auth)
         runner = web.AppRunner(app, shutdown_timeout=0.1)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()

@@ -7,6 +7,7 @@ from aiohttp import web
 
 from coordinator.errors import NotFoundError
 from coordinator.services import ports
+from coordinator.web.auth import public
 from coordinator.web.ledger import AUDIT_STATES, MAX_ID, audit_state, job_of, node_of, round_of
 from coordinator.web.pages.render import Renderer, server_of
 from coordinator.web.transfers import job_id
@@ -45,6 +46,7 @@ class LedgerPages:
         ):
             app.router.add_get(path, handler)
 
+    @public
     async def ledger(self, request: web.Request) -> web.Response:
         """Transactions, newest first, in pages."""
         shown = request.query.get("show", "all")
@@ -65,6 +67,7 @@ class LedgerPages:
             told=told,
         )
 
+    @public
     async def audits(self, request: web.Request) -> web.Response:
         """Audits of all jobs, in pages."""
         offset, state, job = _number(request, "offset") or 0, audit_state(request), job_of(request)
@@ -81,6 +84,7 @@ class LedgerPages:
             filters=FILTERS,
         )
 
+    @public
     async def job(self, request: web.Request) -> web.Response:
         """A job's escrow, its transactions, and how to check them."""
         job = job_id(request)
@@ -97,15 +101,18 @@ class LedgerPages:
             told=told,
         )
 
+    @public
     async def moved(self, request: web.Request) -> web.StreamResponse:
         """A node's transactions stand on its own page."""
         raise web.HTTPFound(f"/nodes/{node_of(request)}#payouts")
 
+    @public
     async def node(self, request: web.Request) -> web.Response:
         """A node's account."""
         account = await self._books.node(node_of(request))
         return self._renderer.page(request, "node.html", account=account, node=account.node, told=told)
 
+    @public
     async def round(self, request: web.Request) -> web.Response:
         """A round, counted from 1 as people do, and everything that proves it."""
         job, number = job_id(request), round_of(request) - 1

@@ -5,6 +5,7 @@ from aiohttp import hdrs, web
 from coordinator.services import ports
 from coordinator.services.checks import DatasetChecks
 from coordinator.services.uploads import UploadService
+from coordinator.web.auth import public
 from coordinator.web.pages.ledger import LedgerPages
 from coordinator.web.pages.render import STATIC_FOLDER, Renderer
 from coordinator.web.pages.submit import Submit
@@ -12,7 +13,14 @@ from coordinator.web.pages.views import Views
 from transport.wire.api import Problem
 
 STATIC_SECONDS = 3600
-_TITLES = {403: "Not allowed", 404: "Not here", 405: "Not this way", 413: "Too large", 503: "Not now"}
+_TITLES = {
+    401: "Sign in first",
+    403: "Not allowed",
+    404: "Not here",
+    405: "Not this way",
+    413: "Too large",
+    503: "Not now",
+}
 _PROGRAMS = ("/api/", "/healthz", "/readyz", "/openapi.json")
 
 
@@ -49,6 +57,7 @@ class Site:
         return self._renderer.page(request, "error.html", status, title=title, problem=problem)
 
 
+@public
 async def _icon(_request: web.Request) -> web.StreamResponse:
     return web.FileResponse(STATIC_FOLDER / "cottage.svg")
 

@@ -11,6 +11,7 @@ from coordinator.errors import CottageError, ForbiddenError, InvalidError, TooLa
 from coordinator.services import ports
 from coordinator.services.checks import DatasetChecks
 from coordinator.services.uploads import UploadService
+from coordinator.web.auth import principal
 from coordinator.web.pages.forms import BASIC, FULL, NO_DATASET, OTHERS, OWN_CONFIG, SELECTS, Filled, fill, place, read
 from coordinator.web.pages.render import CSRF_FIELD, Renderer, check_csrf
 from transport.wire.api import NewJob, NewUpload, Quote
@@ -59,11 +60,10 @@ class Submit:
 
     async def form(self, request: web.Request) -> web.Response:
         """The empty form, or that of an earlier job."""
-        typed = (
-            fill((await self._jobs.get(request.query["from"])).spec)
-            if _JOB.fullmatch(request.query.get("from", ""))
-            else {}
-        )
+        typed, earlier = {}, request.query.get("from", "")
+        if _JOB.fullmatch(earlier):
+            await self._jobs.check_owner(earlier, principal(request).account_id)
+            typed = fill((await self._jobs.get(earlier)).spec)
         if not (await self._network.view()).test_wallet:
             typed["payer"] = "own"
         return await self._show(request, Filled(read(typed, draft=True).values, {}, None, None), 200)
@@ -103,7 +103,7 @@ class Submit:
 
     async def _create(self, request: web.Request, filled: Filled, spec: JobSpec) -> web.Response:
         try:
-            made = await self._jobs.create(NewJob(spec, filled.submitter))
+            made = await self._jobs.create(NewJob(spec, filled.submitter), principal(request).account_id)
         except CottageError as error:
             errors = {place(error.field): error.detail}
             return await self._show(request, Filled(filled.values, errors, None, None), error.status)
@@ -178,7 +178,7 @@ class Submit:
         field = typed.get("dataset.text_field", "").strip()[:100] or "text"
         new = NewUpload(MAX_FORM_FILE, (part.filename or "")[:200].replace("\0", ""), purpose, chosen, field)
         try:
-            typed[target] = (await self._uploads.take(new, _file(part))).artifact or ""
+            typed[target] = (await self._uploads.take(new, _file(part), principal(request).account_id)).artifact or ""
         except ForbiddenError:
             raise
         except CottageError as error:

@@ -10,6 +10,7 @@ from aiohttp import hdrs, web
 
 from coordinator.errors import CottageError, NotFoundError
 from coordinator.services import ports
+from coordinator.web.auth import principal, public, visitor
 from coordinator.web.http import read_body
 from coordinator.web.pages.render import CSRF_FIELD, Renderer, check_csrf, server_of
 from coordinator.web.stream import TERMINAL
@@ -48,11 +49,14 @@ class Views:
         app.router.add_post("/jobs/{job}/cancel", self.cancel)
         app.router.add_post("/jobs/{job}/fund", self.fund)
 
+    @public
     async def home(self, request: web.Request) -> web.Response:
         """What this is, and how the network does."""
-        view, jobs = await asyncio.gather(self._network.view(), self._jobs.list(JOBS_AT_HOME, None))
+        view, who = await self._network.view(), visitor(request)
+        jobs = await self._jobs.list(JOBS_AT_HOME, None, who.account_id) if who is not None else ()
         return self._renderer.page(request, "home.html", network=view, jobs=jobs)
 
+    @public
     async def network(self, request: web.Request) -> web.Response:
         """Every node and relay."""
         view, nodes, relays = await asyncio.gather(self._network.view(), self._network.nodes(), self._network.relays())
@@ -66,7 +70,7 @@ class Views:
         """Jobs, newest first, in pages."""
         text = request.query.get("before", "")
         before = float(text) if re.fullmatch(r"[0-9]{1,11}(\.[0-9]{1,9})?", text) else None
-        found = list(await self._jobs.list(JOBS_PER_PAGE + 1, before))
+        found = list(await self._jobs.list(JOBS_PER_PAGE + 1, before, principal(request).account_id))
         more = found[JOBS_PER_PAGE - 1].created if len(found) > JOBS_PER_PAGE else None
         return self._renderer.page(request, "jobs.html", jobs=found[:JOBS_PER_PAGE], more=more, first=before is None)
 

@@ -10,12 +10,16 @@ import pytest
 from aiohttp import web
 
 from coordinator.errors import ForbiddenError
+from coordinator.services.accounts import Accounts
 from coordinator.services.artifacts import ArtifactStore
 from coordinator.services.checks import DatasetChecks
 from coordinator.services.models import TrainerTools
 from coordinator.services.uploads import UploadService
+from coordinator.store.memory import MemoryStore
+from coordinator.web.auth import Auth
 from coordinator.web.routes import setup
 from tests.coordinator.web.fake import TOKEN, Books, Cluster, Registry, address
+from transport.clock import SystemClock
 
 
 def authorise(token: str) -> str:
@@ -27,12 +31,14 @@ def authorise(token: str) -> str:
 class House:
     """A coordinator's web layer that can be stopped and started again on the same port and folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, open_to_all: bool = True) -> None:
         self.folder = folder
         self.port = 0
         self.artifacts = ArtifactStore(folder / "artifacts")
         self.cluster = Cluster(self.artifacts)
         self.uploads = UploadService(folder / "uploads", self.artifacts)
+        self.accounts = Accounts(MemoryStore(), SystemClock())
+        self.auth = Auth(self.accounts, open_to_all)
         self.app: web.Application | None = None
         self._runner: web.AppRunner | None = None
 
@@ -52,8 +58,8 @@ class House:
         tools = TrainerTools(self.artifacts, self.folder / "scratch", 120.0, 4096)
         self.checks = DatasetChecks(self.folder / "checks", self.artifacts, tools)
         self._checking = asyncio.create_task(self.checks.run())
-        books = Books(self.cluster)
-        setup(app, self.cluster, Registry(self.cluster), books, self.uploads, self.checks, self.artifacts, authorise)
+        books, network, files = Books(self.cluster), Registry(self.cluster), self.artifacts
+        setup(app, self.cluster, network, books, self.uploads, self.checks, files, authorise, self.auth)
         self._runner = web.AppRunner(app, shutdown_timeout=1.0)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", self.port)

@@ -13,6 +13,7 @@ from itertools import count
 
 import msgspec
 
+from coordinator.domain.account import LOCAL_ACCOUNT
 from coordinator.errors import ConflictError, FundsError, IllegalTransitionError, InvalidError, NotFoundError
 from coordinator.services.artifacts import ArtifactStore
 from transport.wire import api, ledger
@@ -77,6 +78,7 @@ _RELAYS = (
 class _Job:
     def __init__(self, view: api.JobView) -> None:
         self.view = view
+        self.account_id = LOCAL_ACCOUNT
         self.rounds: list[api.RoundView] = []
         self.metrics: list[api.Metric] = []
         self.events: list[api.JobEvent] = []
@@ -137,7 +139,11 @@ class Cluster:
             problems=tuple(problems),
         )
 
-    async def create(self, new: api.NewJob) -> api.JobView:
+    async def check_owner(self, job: str, account_id: str) -> None:
+        if self._find(job).account_id != account_id:
+            raise NotFoundError(f"no job {job[:40]!r} is here", "job")
+
+    async def create(self, new: api.NewJob, account_id: str = LOCAL_ACCOUNT) -> api.JobView:
         spec = new.spec
         if self.artifacts is not None and not self.artifacts.has(spec.dataset.artifact):
             raise InvalidError(f"no dataset {spec.dataset.artifact[:12]} is here: upload it first", "dataset.artifact")
@@ -148,6 +154,7 @@ class Cluster:
             raise FundsError(f"the wallet holds {self.balance:,}, the budget is {spec.budget:,}: lower it", "budget")
         number = next(self._ids)
         job = _Job(_new_view(f"{number:032x}", spec, new.submitter or address("test wallet"), quote, self.now))
+        job.account_id = account_id
         self._jobs[job.view.id] = job
         self._say(job, "created", f"job {spec.name} was submitted")
         return job.view
@@ -194,8 +201,9 @@ class Cluster:
     async def get(self, job: str) -> api.JobView:
         return self._find(job).view
 
-    async def list(self, limit: int, before: float | None) -> Sequence[api.JobView]:
-        views = sorted((job.view for job in self._jobs.values()), key=lambda view: (-view.created, view.id))
+    async def list(self, limit: int, before: float | None, account_id: str = LOCAL_ACCOUNT) -> Sequence[api.JobView]:
+        mine = (job.view for job in self._jobs.values() if job.account_id == account_id)
+        views = sorted(mine, key=lambda view: (-view.created, view.id))
         return [view for view in views if before is None or view.created < before][:limit]
 
     async def nodes(self, job: str) -> Sequence[api.JobNode]:

@@ -1,0 +1,11 @@
+"""Who a request is from, and whether it may have what it asks for.
+
+A handler says what it needs with ``@public`` or ``@needs(scope)``. One that says nothing is for signed-in people, with
+``jobs:read`` for GET and ``jobs:write`` for the rest; ids of jobs and uploads in its path must be the caller's own. So a new
+route is closed until somebody opens it.
+"""
+
+from coordinator.web.auth.access import Access, access_of, needs, public
+from coordinator.web.auth.gate import Auth, principal, visitor
+
+__all__ = ["Access", "Auth", "access_of", "needs", "principal", "public", "visitor"]

@@ -1,0 +1,43 @@
+"""What a handler needs, said beside the handler."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from coordinator.domain.account import Scope
+
+H = TypeVar("H", bound=Callable[..., Any])
+_MARK: Final = "cottage_access"
+
+
+@dataclass(frozen=True)
+class Access:
+    """``public``: for everybody. ``scope``: None: what its method suggests."""
+
+    public: bool = False
+    scope: Scope | None = None
+
+
+_DEFAULT: Final = Access()
+
+
+def public(handler: H) -> H:
+    """For everybody. A handler whose caller proves who it is in another way (a node's token, a signature) is public too."""
+    setattr(handler, _MARK, Access(public=True))
+    return handler
+
+
+def needs(scope: Scope) -> Callable[[H], H]:
+    """For whoever is signed in and has ``scope``."""
+
+    def mark(handler: H) -> H:
+        setattr(handler, _MARK, Access(scope=scope))
+        return handler
+
+    return mark
+
+
+def access_of(handler: Any) -> Access:
+    """What was said about a handler."""
+    found: Access = getattr(handler, _MARK, _DEFAULT)
+    return found

@@ -1,0 +1,181 @@
+"""What belongs to one account does not exist for another, on any route."""
+
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from coordinator.domain.account import LOCAL_ACCOUNT, Principal, Role, Scope
+from coordinator.services.accounts import ABSOLUTE_S, IDLE_S, Accounts
+from coordinator.store.memory import MemoryStore
+from coordinator.web.auth import access_of
+from coordinator.web.auth.gate import SESSION_COOKIE
+from tests.coordinator.web.conftest import House
+from transport.wire.api import NewUpload
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 1_000_000.0
+
+    def time(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+async def town(tmp_path: Path) -> AsyncIterator[House]:
+    """A coordinator that asks who somebody is."""
+    built = House(tmp_path, open_to_all=False)
+    await built.start()
+    yield built
+    await built.stop()
+
+
+async def member(town: House, name: str, scopes: frozenset[Scope] = frozenset(Scope)) -> dict[str, str]:
+    """A new account's header."""
+    role = Role.SUBMITTER if await town.accounts.any() else Role.OPERATOR
+    account = await town.accounts.create(name, role)
+    who = Principal(account.id, frozenset(Scope))
+    _, text = await town.accounts.create_key(who, "test", scopes)
+    return {"Authorization": f"Bearer {text}"}
+
+
+async def job_of(town: House, http: aiohttp.ClientSession, header: dict[str, str]) -> str:
+    body = {
+        "spec": {
+            "name": "secret", "model": {"preset": "tiny-llama"}, "budget": 9_000_000,
+            "dataset": {"artifact": await town.dataset()},
+        }
+    }  # fmt: skip
+    async with http.post(f"{town.api}/jobs", json=body, headers=header) as answer:
+        assert answer.status == 201, await answer.text()
+        return str((await answer.json())["id"])
+
+
+def guarded(app: web.Application) -> list[tuple[str, str]]:
+    """Method and path of every route that is not for everybody."""
+    return [
+        (route.method, route.resource.canonical)
+        for route in app.router.routes()
+        if route.resource is not None
+        and not isinstance(route.resource, web.StaticResource)
+        and not access_of(route.handler).public
+    ]
+
+
+async def test_without_a_key_every_guarded_route_asks_who_it_is(town: House, http: aiohttp.ClientSession) -> None:
+    assert town.app is not None
+    routes = guarded(town.app)
+    assert len(routes) > 40
+    for method, path in routes:
+        filled = re.sub(r"\{\w+\}", "0" * 32, path)
+        async with http.request(method, town.url + filled) as answer:
+            assert answer.status == 401, (method, path)
+            assert answer.headers["WWW-Authenticate"] == "Bearer"
+
+
+async def test_every_id_of_one_account_is_unknown_to_another_on_every_route(
+    town: House, http: aiohttp.ClientSession
+) -> None:
+    assert town.app is not None
+    await member(town, "operator")
+    alice, bob = await member(town, "alice"), await member(town, "bob")
+    ids = {"job": await job_of(town, http, alice)}
+    async with http.post(f"{town.api}/uploads", json={"length": 9}, headers=alice) as answer:
+        ids["upload"] = (await answer.json())["id"]
+    tried = 0
+    for method, path in guarded(town.app):
+        names = re.findall(r"\{(\w+)\}", path)
+        if not set(names) & set(ids):
+            continue
+        tried += 1
+        filled = re.sub(r"\{(\w+)\}", lambda found: ids.get(found[1], "0"), path)
+        unknown = re.sub(r"\{(\w+)\}", lambda found: "f" * 32 if found[1] in ids else "0", path)
+        told = []
+        for address in (filled, unknown):
+            async with http.request(method, town.url + address, headers=bob) as answer:
+                assert answer.status == 404, (method, path, await answer.text())
+                told.append((await answer.text()).replace(ids["job"], "?").replace(ids["upload"], "?"))
+        assert told[0] == told[1].replace("f" * 32, "?"), "an id that is somebody's reads like one that is nobody's"
+    assert tried > 20
+    async with http.get(f"{town.api}/jobs/{ids['job']}", headers=alice) as answer:
+        assert (answer.status, (await answer.json())["state"]) == (200, "created"), "nobody changed it"
+    async with http.get(f"{town.api}/jobs", headers=bob) as answer:
+        assert await answer.json() == []
+    async with http.get(f"{town.url}/submit?from={ids['job']}", headers=bob) as answer:
+        assert answer.status == 404
+
+
+async def test_a_key_does_only_what_its_scopes_say(town: House, http: aiohttp.ClientSession) -> None:
+    reader = await member(town, "reader", frozenset({Scope.JOBS_READ}))
+    async with http.get(f"{town.api}/jobs", headers=reader) as answer:
+        assert answer.status == 200
+    for path, body in (("jobs", {"spec": {}}), ("uploads", {"length": 1})):
+        async with http.post(f"{town.api}/{path}", json=body, headers=reader) as answer:
+            assert answer.status == 403
+            assert "scope" in (await answer.json())["detail"]
+
+
+async def test_revoked_expired_and_forged_keys_read_the_same() -> None:
+    clock = Clock()
+    accounts = Accounts(MemoryStore(), clock)  # type: ignore[arg-type]
+    account = await accounts.create("somebody", Role.OPERATOR)
+    who = Principal(account.id, frozenset(Scope))
+    kept, text = await accounts.create_key(who, "kept", frozenset({Scope.JOBS_READ}), 10.0)
+    gone, other = await accounts.create_key(who, "gone", frozenset({Scope.JOBS_READ}))
+    assert (await accounts.by_key(text)).scopes == {Scope.JOBS_READ}
+    await accounts.revoke_key(account.id, gone.id)
+    clock.now_s += 11.0
+    said = set()
+    for bad in (text, other, text[:-1], "cottage_", f"cottage_{kept.id}_", "cottage_" + "0" * 12 + "_x"):
+        with pytest.raises(Exception, match="not valid") as refused:
+            await accounts.by_key(bad)
+        said.add(str(refused.value))
+    assert len(said) == 1
+
+
+async def test_a_session_ends_when_idle_and_after_a_month_however_busy() -> None:
+    clock = Clock()
+    accounts = Accounts(MemoryStore(), clock)  # type: ignore[arg-type]
+    account = await accounts.create("somebody", Role.SUBMITTER)
+    idle, busy = [await accounts.begin_session(account.id, "password") for _ in range(2)]
+    began = clock.now_s
+    while clock.now_s - began < ABSOLUTE_S - IDLE_S / 2:
+        clock.now_s += IDLE_S / 2
+        assert await accounts.by_session(busy) is not None
+    assert await accounts.by_session(idle) is None
+    clock.now_s = began + ABSOLUTE_S + 1
+    assert await accounts.by_session(busy) is None
+    assert await accounts.sessions(account.id) == []
+
+
+async def test_a_session_cookie_opens_what_is_the_accounts(town: House, http: aiohttp.ClientSession) -> None:
+    account = await town.accounts.create("somebody", Role.SUBMITTER)
+    secret = await town.accounts.begin_session(account.id, "password")
+    cookie = {"Cookie": f"{SESSION_COOKIE}={secret}"}
+    async with http.get(f"{town.api}/jobs", headers=cookie) as answer:
+        assert answer.status == 200
+    [session] = await town.accounts.sessions(account.id)
+    assert secret not in str(session)
+    await town.accounts.end_session(account.id, session.id)
+    async with http.get(f"{town.api}/jobs", headers=cookie) as answer:
+        assert answer.status == 401
+
+
+async def test_the_first_account_takes_over_what_an_open_coordinator_had(town: House) -> None:
+    await town.uploads.create(NewUpload(5))
+    first = await town.accounts.create("first", Role.OPERATOR)
+    second = await town.accounts.create("second", Role.SUBMITTER)
+    assert first.id == LOCAL_ACCOUNT != second.id
+
+
+async def test_an_open_coordinator_answers_to_no_foreign_name(house: House, http: aiohttp.ClientSession) -> None:
+    for host, status in (
+        ("evil.example", 403), ("127.0.0.1.evil.example", 403), ("localhost:1", 200), ("[::1]:80", 200),
+        ("10.0.0.1", 403), ("127.0.0.1", 200),
+    ):  # fmt: skip
+        async with http.get(f"{house.api}/jobs", headers={"Host": host}) as answer:
+            assert answer.status == status, host
