@@ -10,6 +10,7 @@ from coordinator.domain.job import Job
 from coordinator.domain.lease import Lease
 from coordinator.domain.trust import Audit
 from coordinator.store.records import (
+    ChallengeRecord,
     CommitRecord,
     CredentialRecord,
     DisputeRecord,
@@ -67,6 +68,7 @@ KINDS: Mapping[type[msgspec.Struct], Kind] = {
     SessionRecord: Kind("sessions", ("id",), ("created", "id")),
     KeyRecord: Kind("api_keys", ("id",), ("created", "id"), frozenset({"scopes"})),
     CredentialRecord: Kind("credentials", ("id",), ("created", "id")),
+    ChallengeRecord: Kind("challenges", ("id",), ("created", "id")),
     TrailRecord: Kind("trail", ("id",), ("id",), numbered=True),
     FileRecord: Kind("files", ("account_id", "artifact"), ("created", "artifact")),
 }

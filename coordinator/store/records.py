@@ -230,6 +230,17 @@ class CredentialRecord(msgspec.Struct, frozen=True):
     version: int = 0
 
 
+class ChallengeRecord(msgspec.Struct, frozen=True):
+    """What somebody who signs in has to sign, once. ``id``: SHA-256 of the nonce; ``text``: what depends on its kind."""
+
+    id: str
+    kind: Literal["wallet", "passkey", "new-passkey"]
+    account_id: str
+    text: str
+    created: float
+    version: int = 0
+
+
 class TrailRecord(msgspec.Struct, frozen=True):
     """Who did what: never changed, never deleted.
 

@@ -307,6 +307,17 @@ credentials = Table(
     Index("credentials_by_account", "account_id"),
 )  # fmt: skip
 
+challenges = Table(
+    "challenges", metadata,
+    Column("id", _ID, primary_key=True),
+    Column("kind", String(16), nullable=False),
+    Column("account_id", _ID, nullable=False),
+    Column("text", Text, nullable=False),
+    Column("created", Float, nullable=False),
+    Column("version", Integer, nullable=False),
+    Index("challenges_by_age", "created"),
+)  # fmt: skip
+
 trail = Table(
     "trail", metadata,
     Column("id", _NUMBER, primary_key=True),

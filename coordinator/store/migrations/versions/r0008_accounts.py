@@ -9,7 +9,7 @@ down_revision = "0007"
 _ID = sa.String(64)
 _NUMBER = sa.BigInteger().with_variant(sa.Integer, "sqlite")
 _LOCAL = "0" * 32  # What there was before belongs to the built-in account.
-_NEW = ("accounts", "sessions", "api_keys", "credentials", "trail", "files")
+_NEW = ("accounts", "sessions", "api_keys", "credentials", "challenges", "trail", "files")
 
 
 def upgrade() -> None:
@@ -67,6 +67,16 @@ def upgrade() -> None:
         sa.Column("version", sa.Integer, nullable=False),
     )  # fmt: skip
     op.create_index("credentials_by_account", "credentials", ["account_id"])
+    op.create_table(
+        "challenges",
+        sa.Column("id", _ID, primary_key=True),
+        sa.Column("kind", sa.String(16), nullable=False),
+        sa.Column("account_id", _ID, nullable=False),
+        sa.Column("text", sa.Text, nullable=False),
+        sa.Column("created", sa.Float, nullable=False),
+        sa.Column("version", sa.Integer, nullable=False),
+    )  # fmt: skip
+    op.create_index("challenges_by_age", "challenges", ["created"])
     op.create_table(
         "trail",
         sa.Column("id", _NUMBER, primary_key=True),
