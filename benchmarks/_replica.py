@@ -16,11 +16,11 @@ from trainer.crossing import wrapped_kinds
 from trainer.data import TokenFile, Windows, heldout_parts
 from trainer.model import Cut
 from trainer.prepare import prepare
-from trainer.rates import learning_rate
 from trainer.stage import Stage
 from trainer.steps import Kind, Position, Recorded, Recorder, accumulate, heldout_loss
 from transport.wire.job import ModelSpec, TokenizerSpec, TrainingSpec
 from transport.wire.model import resolve
+from transport.wire.rates import learning_rate
 
 VOCABULARY = 259
 PATIENCE = 900.0  # Seconds until a stage whose neighbour failed gives up.

@@ -102,7 +102,7 @@ class User:
 
     def step(self, step: int, model: nn.Module) -> None:
         from trainer.precision import computing
-        from trainer.rates import learning_rate
+        from transport.wire.rates import learning_rate
 
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.training, step, self.order["steps"])

@@ -27,6 +27,7 @@ from coordinator.services.handout import Handout
 from coordinator.services.jobs import JobService
 from coordinator.services.leases import Leases
 from coordinator.services.links import Links
+from coordinator.services.market import MarketService
 from coordinator.services.models import ModelWorkshop, TrainerTools
 from coordinator.services.network import NetworkService
 from coordinator.services.nodes import Nodes
@@ -73,6 +74,7 @@ class Parts:
     upkeep: Upkeep
     jobs: JobService
     network: NetworkService
+    market: MarketService
     books: BookService
     relays: Relays
     handout: Handout
@@ -147,6 +149,7 @@ def assemble(
     )
     handout = Handout(context, leases, nodes, relays, links)
     network = NetworkService(context, nodes, leases, chain, relays, coordinator, test_wallet is not None)
+    market = MarketService(context, nodes, leases, links, relays, chain, coordinator)
     books = BookService(context, chain, nodes, leases, coordinator)
     return Parts(
         context,
@@ -162,6 +165,7 @@ def assemble(
         upkeep,
         jobs,
         network,
+        market,
         books,
         relays,
         handout,
@@ -199,8 +203,19 @@ async def build(config: Config, clock: Clock | None = None) -> AsyncIterator[tup
         app = web.Application()
         NodeSocket(parts.context, parts.nodes, parts.conversation).setup(app)
         auth = Auth(Accounts(store, clock), config.open)
-        authorise = parts.nodes.authorise
-        routes.setup(app, parts.jobs, parts.network, parts.books, uploads, checks, artifacts, authorise, auth)
+        routes.setup(
+            app,
+            parts.jobs,
+            parts.network,
+            parts.market,
+            parts.books,
+            uploads,
+            checks,
+            artifacts,
+            parts.nodes.authorise,
+            auth,
+            config.data / "downloads",
+        )
         app.router.add_get("/metrics", _metrics(parts))
         await parts.recover()
         yield app, parts

@@ -15,10 +15,10 @@ from trainer.data import micro_batches
 from trainer.errors import CodecError, NonFiniteError
 from trainer.outer.choice import step_method
 from trainer.outer.every_step import Moment, exchange
-from trainer.rates import learning_rate
 from trainer.stage import Stage
 from trainer.steps import Boundary, Position
 from transport.wire.job import TrainingSpec
+from transport.wire.rates import learning_rate
 
 _SQUARE = struct.Struct("<d")
 _TINY = 1e-6  # As in torch.nn.utils.clip_grad_norm_.

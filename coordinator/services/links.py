@@ -1,5 +1,7 @@
 """What nodes tell of their lines and links: taken now and then, kept as the scheduler's matrices, counted for the operator."""
 
+from typing import Literal
+
 from coordinator.domain.network import STALE_SECONDS, NetworkMap
 from coordinator.services.context import Context
 from transport.wire.network import NetworkReport, PeerMeasure
@@ -39,7 +41,7 @@ class Links:
 
     def gauges(self) -> dict[tuple[str, str], float]:
         """Links that live now, by the kind of their way: (metric, labels) -> how many ends have told of one."""
-        kinds = {"direct": 0, "relay": 0}
+        kinds: dict[str, int] = {"direct": 0, "relay": 0}
         for _, measure in self.map.links(self._context.clock.now()):
             kinds[kind_of(measure)] += 1
         return {("links", f'kind="{kind}"'): float(count) for kind, count in kinds.items()}
@@ -62,6 +64,6 @@ class Links:
             metrics.count("link_bytes_received_total", measure.bytes_received - received)
 
 
-def kind_of(measure: PeerMeasure) -> str:
+def kind_of(measure: PeerMeasure) -> Literal["direct", "relay"]:
     """``relay`` where either candidate of the pair is one."""
     return "relay" if "relay" in measure.pair.split("/") else "direct"

@@ -1,10 +1,10 @@
 """What the web layer may ask for. ``JobService`` and ``NetworkService`` implement these; tests may bring their own."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from typing import Protocol
 
 from coordinator.domain.account import LOCAL_ACCOUNT
-from transport.wire import api, ledger
+from transport.wire import api, ledger, market
 from transport.wire.evidence import RoundEvidence
 from transport.wire.job import JobSpec
 from transport.wire.network import RelayEnvelope, RelayOrder, RelayQuestion
@@ -89,3 +89,20 @@ class Network(Protocol):
 
     async def relay_credentials(self, question: RelayQuestion, host: str) -> IceServers:
         """Every relay that lives, with credentials for the node that has signed the question to ``host``."""
+
+
+class Market(Protocol):
+    """Price, demand, regions, earnings and health: what the market's pages show. Raises ``coordinator.errors``."""
+
+    async def regions(self, nodes: Collection[str] | None = None) -> Sequence[market.Region]:
+        """Where machines are that are here now; ``nodes``: only these."""
+
+    async def links(self, nodes: Collection[str]) -> Sequence[market.Link]:
+        """Links that live now between these nodes."""
+
+    async def now(self) -> market.Market: ...
+
+    async def earnings(self, address: str) -> market.Earnings:
+        """What was earned for a wallet, or by a node's own key; InvalidError where this is no address."""
+
+    async def health(self) -> market.Health: ...

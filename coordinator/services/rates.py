@@ -36,15 +36,15 @@ class Rates:
             before = before or await tx.find(Job, limit=1)
         least = self._context.config.price_per_petaflop
         offers = [pricing.Offer(int(c.flops), c.floor) for c in self._nodes.everybody()]
-        left = sum(map(_left, queued))
-        target = rate = pricing.rate(offers, left, least)
+        waiting = sum(map(left, queued))
+        target = rate = pricing.rate(offers, waiting, least)
         if before and before[0].quote.rate:
             steps = int(max(0.0, now - before[0].created) / pricing.STEP_SECONDS)
             rate = pricing.stepped(before[0].quote.rate, target, steps)
-        return Rate(rate, _reason(offers, left, rate, target))
+        return Rate(rate, _reason(offers, waiting, rate, target))
 
 
-def _left(job: Job) -> int:
+def left(job: Job) -> int:
     """Operations that a job still needs."""
     whole, tokens = int(job.quote.operations), max(1, job.quote.tokens)
     return whole * max(0, tokens - job.tokens_done) // tokens

@@ -134,6 +134,7 @@ commits = Table(
     Column("version", Integer, nullable=False),
     PrimaryKeyConstraint("job", "epoch", "round", "stage", "replica"),
     Index("commits_by_node", "node"),
+    Index("commits_by_payout", "payout"),
 )  # fmt: skip
 
 audits = Table(
@@ -220,6 +221,7 @@ events = Table(
     Column("kind", String(32), nullable=False),
     Column("text", Text, nullable=False),
     Index("events_by_job", "job", "id"),
+    Index("events_by_time", "time"),
     sqlite_autoincrement=True,
 )  # fmt: skip
 

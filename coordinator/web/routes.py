@@ -1,6 +1,6 @@
 """The door of the web layer: everything that the application answers over HTTP, except the nodes' WebSocket."""
 
-from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 from aiohttp import web
 
@@ -8,6 +8,7 @@ from coordinator.services import ports
 from coordinator.services.artifacts import ArtifactStore
 from coordinator.services.checks import DatasetChecks
 from coordinator.services.uploads import UploadService
+from coordinator.version import release
 from coordinator.web.api import Api
 from coordinator.web.auth import Auth
 from coordinator.web.auth.gate import install
@@ -24,12 +25,14 @@ def setup(
     app: web.Application,
     jobs: ports.Jobs,
     network: ports.Network,
+    market: ports.Market,
     books: ports.Books,
     uploads: UploadService,
     checks: DatasetChecks,
     artifacts: ArtifactStore,
     authorise: Authorise,
     auth: Auth,
+    downloads: Path | None = None,
 ) -> None:
     """Add the REST interface and the pages to ``app``.
 
@@ -37,14 +40,16 @@ def setup(
         app: not yet started.
         jobs: everything about jobs.
         network: everything about nodes.
+        market: price, demand, regions, earnings, health.
         books: what the ledger's pages show.
         uploads: where submitters' files arrive.
         checks: what says what datasets hold.
         artifacts: where files lie.
         authorise: a node's token to its address; raises ForbiddenError for a token that is not valid now.
         auth: knows who a request is from.
+        downloads: folder of the installers that are offered; None: none are.
     """
-    site = Site(jobs, network, books, uploads, checks)
+    site = Site(jobs, network, market, books, uploads, checks, downloads)
     protect(app, site.error_page)
     install(app, auth, {"job": jobs.check_owner, "upload": uploads.check_owner})
     streams = Streams(jobs, network)
@@ -55,14 +60,7 @@ def setup(
         *interface.routes(),
         *LedgerRoutes(books).routes(),
     ]
-    interface.describe_with(routes, _version())
+    interface.describe_with(routes, release())
     register(app, routes)
     site.register(app)
     app.on_shutdown.append(streams.close)
-
-
-def _version() -> str:
-    try:
-        return version("cottage")
-    except PackageNotFoundError:
-        return "0"

@@ -119,7 +119,8 @@ async def opened(
         auth = Auth(Accounts(store, SystemClock()), open_to_all=True)
         checks = DatasetChecks(config.data / "checks", artifacts, cast(Inspector, models))
         authorise = parts.nodes.authorise
-        routes.setup(app, parts.jobs, parts.network, parts.books, uploads, checks, artifacts, authorise, auth)
+        market, books = parts.market, parts.books
+        routes.setup(app, parts.jobs, parts.network, market, books, uploads, checks, artifacts, authorise, auth)
     server = TestServer(app)
     await server.start_server()
     loops = [asyncio.create_task(loop(), name=name) for name, loop in parts.loops().items()]

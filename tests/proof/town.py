@@ -73,7 +73,8 @@ class Town:
         auth = Auth(Accounts(parts.context.store, self.clock), open_to_all=True)
         checks = DatasetChecks(folder / "checks", artifacts, cast(Inspector, FakeModels()))
         authorise = parts.nodes.authorise
-        routes.setup(app, parts.jobs, parts.network, parts.books, uploads, checks, artifacts, authorise, auth)
+        market, books = parts.market, parts.books
+        routes.setup(app, parts.jobs, parts.network, market, books, uploads, checks, artifacts, authorise, auth)
         runner = web.AppRunner(app, shutdown_timeout=0.1)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()

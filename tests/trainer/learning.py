@@ -10,10 +10,10 @@ from trainer.data import TokenFile, heldout_parts
 from trainer.model import Cut
 from trainer.outer import Local, OuterState, outer_method, step_method
 from trainer.outer.every_step import Moment
-from trainer.rates import learning_rate
 from trainer.stage import Stage
 from trainer.steps import Position, Recorded, accumulate, heldout_loss
 from transport.wire.job import TrainingSpec
+from transport.wire.rates import learning_rate
 
 ALONE = Position(0, 1)
 NOBODY = Recorded({})

@@ -14,9 +14,9 @@ from trainer.data import TokenFile
 from trainer.errors import CodecError, RoundError
 from trainer.outer import OuterState, outer_method
 from trainer.outer.checks import Aggregation, Combining, clipped_mean, dot, mean_update, odd_ones, trimmed_mean
-from trainer.rates import learning_rate
 from trainer.steps import Position, Recorded, accumulate
 from transport.wire.job import TrainingSpec
+from transport.wire.rates import learning_rate
 
 SIZE = 5000
 STEPS, REPLICAS = 10, 4

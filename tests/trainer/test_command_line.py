@@ -12,11 +12,11 @@ from trainer.data import TokenFile, heldout_parts
 from trainer.environment import bench, env_class
 from trainer.folder import load_config
 from trainer.model import Cut
-from trainer.rates import learning_rate
 from trainer.stage import Stage
 from trainer.steps import Position, Recorded, accumulate, heldout_loss
 from transport.wire.codec import encode_json
 from transport.wire.job import ModelSpec, total_steps
+from transport.wire.rates import learning_rate
 
 
 def single(folder: Path, tmp_path: Path, replicas: int, **changes: object) -> tuple[int, Path]:

@@ -29,12 +29,12 @@ from tests.trainer.small import (
 from trainer.codecs import encode
 from trainer.conduct import Conduct, WrongGradients
 from trainer.data import TokenFile, heldout_parts
-from trainer.rates import learning_rate
 from trainer.replay import Auditor, state_before
 from trainer.stage import Stage, StageState, vector_digest
 from trainer.steps import Position, Recorded, Recorder, accumulate, digests, heldout_loss
 from trainer.trace import MAX_AUDIT_BYTES, state_interval
 from transport.wire.job import TrainingSpec
+from transport.wire.rates import learning_rate
 from transport.wire.task import AuditReport, ReplayStep
 
 AUDIT = "a" * 32

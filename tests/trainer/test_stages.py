@@ -12,10 +12,10 @@ from tests.trainer.small import FAMILY_CONFIGS, SEQUENCE, VOCABULARY, config_of,
 from trainer.data import TokenFile
 from trainer.errors import CodecError, NonFiniteError, WeightsError
 from trainer.model import Cut
-from trainer.rates import learning_rate
 from trainer.stage import ALIGNMENT, Stage
 from trainer.steps import Position, Recorded, accumulate
 from transport.wire.model import inspect_config
+from transport.wire.rates import learning_rate
 
 WHOLE = Cut(0, 3, True, True)
 

@@ -12,11 +12,11 @@ from trainer.data import TokenFile
 from trainer.errors import CodecError, NonFiniteError
 from trainer.model import Cut
 from trainer.muon import direction, orthogonal
-from trainer.rates import learning_rate
 from trainer.stage import Stage, is_hidden_matrix
 from trainer.steps import Position, Recorded, Recorder, accumulate
 from trainer.update import crossings, update
 from transport.wire.job import TrainingSpec
+from transport.wire.rates import learning_rate
 
 WHOLE = Cut(0, 3, True, True)
 KINDS: list[dict[str, Any]] = [

@@ -101,7 +101,7 @@ class TrainingSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Adapters learn and the model stays as it is; ``None``: the model learns."""
     optimizer: Literal["adamw", "muon"] = "adamw"
     decay: Literal["cosine", "wsd", "constant"] = "cosine"
-    """How the learning rate falls after the warm-up, see ``trainer.rates``."""
+    """How the learning rate falls after the warm-up, see ``transport.wire.rates``."""
     decay_share: Annotated[float, Meta(gt=0, le=1)] = 0.2
     """``wsd``: the last part of the steps, in which the rate falls."""
     final_rate: Annotated[float, Meta(ge=0, le=1)] = 0.1

@@ -12,7 +12,7 @@ from aiohttp import web
 
 from coordinator.client import text
 from coordinator.errors import ForbiddenError
-from coordinator.web.pages.chart import loss_chart
+from coordinator.web.pages import chart, curves
 
 WEB_FOLDER: Final = Path(__file__).resolve().parent.parent
 STATIC_FOLDER: Final = WEB_FOLDER / "static"
@@ -92,6 +92,24 @@ EVENT_ICONS: Final = {
     "cancelled": "stop",
 }
 
+# Address, name, and the addresses that belong under it.
+NAVIGATION: Final = (
+    ("/network", "Network", ("/network", "/machines", "/lenders", "/status", "/nodes/")),
+    ("/jobs", "Jobs", ("/jobs", "/compare")),
+    ("/earn", "Lend", ("/earn", "/earnings", "/download")),
+    ("/ledger", "Ledger", ("/ledger",)),
+    ("/docs", "Docs", ("/docs",)),
+)
+INCIDENT_WORDS: Final = {
+    "lost": "Nodes lost",
+    "fault": "Faults of nodes",
+    "void": "Rounds lost",
+    "rejected": "Work rejected",
+    "slashed": "Stakes slashed",
+    "ledger": "Ledger failed",
+    "failed": "Jobs failed",
+}
+
 
 class Renderer:
     """Renders pages."""
@@ -105,7 +123,15 @@ class Renderer:
             lstrip_blocks=True,
         )
         self._environment.globals |= {
-            "loss_chart": loss_chart,
+            "loss_chart": curves.loss_chart,
+            "rate_chart": curves.rate_chart,
+            "speed_chart": curves.speed_chart,
+            "compare_chart": curves.compare_chart,
+            "price_chart": curves.price_chart,
+            "earned_chart": curves.earned_chart,
+            "navigation": NAVIGATION,
+            "incident_words": INCIDENT_WORDS,
+            "reference": "/openapi.json",
             "job_looks": JOB_LOOKS,
             "node_looks": NODE_LOOKS,
             "check_looks": CHECK_LOOKS,
@@ -118,18 +144,17 @@ class Renderer:
         }
         for name in ("amount", "count", "size", "speed", "work", "duration", "ratio", "short"):
             self._environment.filters[name] = getattr(text, name)
+        self._environment.filters["date"] = chart.date
         self._environment.filters["iso"] = _iso
         self._environment.filters["moment"] = _moment
         self._environment.filters["grouped"] = "{:,}".format
 
-    def page(self, request: web.Request, name: str, status: int = 200, **values: Any) -> web.Response:
+    def page(self, request: web.Request, name: str, code: int = 200, **values: Any) -> web.Response:
         """One page, and the cookie that its forms are checked against."""
         held = request.cookies.get(CSRF_COOKIE, "")
         token = held if re.fullmatch(r"[0-9a-f]{64}", held) else secrets.token_hex(32)
         html = self._environment.get_template(name).render(path=request.path, csrf=token, **values)
-        response = web.Response(
-            text=html, status=status, content_type="text/html", headers={"Cache-Control": "no-store"}
-        )
+        response = web.Response(text=html, status=code, content_type="text/html", headers={"Cache-Control": "no-store"})
         if token != held:
             response.set_cookie(CSRF_COOKIE, token, httponly=True, samesite="Strict", path="/", secure=request.secure)
         return response

@@ -1,12 +1,18 @@
 """All pages, their files, and errors as pages."""
 
+import difflib
+from pathlib import Path
+
 from aiohttp import hdrs, web
 
 from coordinator.services import ports
 from coordinator.services.checks import DatasetChecks
 from coordinator.services.uploads import UploadService
 from coordinator.web.auth import public
+from coordinator.web.pages.downloads import Downloads
+from coordinator.web.pages.guides import Guides
 from coordinator.web.pages.ledger import LedgerPages
+from coordinator.web.pages.market import MarketPages
 from coordinator.web.pages.render import STATIC_FOLDER, Renderer
 from coordinator.web.pages.submit import Submit
 from coordinator.web.pages.views import Views
@@ -21,6 +27,11 @@ _TITLES = {
     413: "Too large",
     503: "Not now",
 }
+PLACES = {
+    "/network": "Network", "/machines": "Machines", "/lenders": "Lenders", "/status": "Status",
+    "/jobs": "Jobs", "/compare": "Compare runs", "/submit": "Train a model", "/earn": "What would my GPU earn",
+    "/earnings": "Earnings", "/download": "Download", "/ledger": "Ledger", "/ledger/audits": "Audits", "/docs": "Documents",
+}  # fmt: skip
 _PROGRAMS = ("/api/", "/healthz", "/readyz", "/openapi.json")
 
 
@@ -31,20 +42,26 @@ class Site:
         self,
         jobs: ports.Jobs,
         network: ports.Network,
+        market: ports.Market,
         books: ports.Books,
         uploads: UploadService,
         checks: DatasetChecks,
+        downloads: Path | None,
     ) -> None:
-        self._renderer = Renderer()
-        self._ledger = LedgerPages(jobs, books, self._renderer)
-        self._views = Views(jobs, network, self._renderer)
-        self._submit = Submit(jobs, network, uploads, checks, self._renderer)
+        self._renderer = renderer = Renderer()
+        self._parts = (
+            Views(jobs, network, market, renderer),
+            MarketPages(network, market, renderer),
+            LedgerPages(jobs, books, renderer),
+            Submit(jobs, network, uploads, checks, renderer),
+            Guides(renderer),
+            Downloads(renderer, downloads),
+        )
 
     def register(self, app: web.Application) -> None:
         """Add the pages and their files to ``app``."""
-        self._views.register(app)
-        self._ledger.register(app)
-        self._submit.register(app)
+        for part in self._parts:
+            part.register(app)
         app.router.add_static("/static", STATIC_FOLDER)
         app.router.add_get("/favicon.ico", _icon)
         app.on_response_prepare.append(_cache)
@@ -54,7 +71,16 @@ class Site:
         if request.path.startswith(_PROGRAMS) or "text/html" not in request.headers.get(hdrs.ACCEPT, ""):
             return None
         title = _TITLES.get(status, "That did not work")
-        return self._renderer.page(request, "error.html", status, title=title, problem=problem)
+        near = _near(request.path) if status == 404 else []
+        return self._renderer.page(
+            request, "error.html", status, status=status, title=title, problem=problem, near=near
+        )
+
+
+def _near(path: str) -> list[tuple[str, str]]:
+    """Pages whose address is nearly what somebody typed."""
+    first = "/" + path[1:60].casefold().partition("/")[0]
+    return [(address, PLACES[address]) for address in difflib.get_close_matches(first, PLACES, 3, 0.6)]
 
 
 @public

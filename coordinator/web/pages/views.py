@@ -1,6 +1,5 @@
-"""Pages about what is: home, network, jobs, one job; and the buttons of a job."""
+"""Pages about what is: home, jobs, one job; and the buttons of a job."""
 
-import asyncio
 import re
 from collections.abc import Awaitable, Sequence
 from typing import Any, TypeVar
@@ -12,7 +11,9 @@ from coordinator.errors import CottageError, NotFoundError
 from coordinator.services import ports
 from coordinator.web.auth import principal, public, visitor
 from coordinator.web.http import read_body
-from coordinator.web.pages.render import CSRF_FIELD, Renderer, check_csrf, server_of
+from coordinator.web.pages import atlas, curves
+from coordinator.web.pages.pipeline import drawing, pipeline
+from coordinator.web.pages.render import CSRF_FIELD, NODE_LOOKS, Renderer, check_csrf, server_of
 from coordinator.web.stream import TERMINAL
 from coordinator.web.transfers import job_id
 from transport.wire import api
@@ -25,24 +26,24 @@ MAX_FORM_BYTES = 4096  # A token and nothing else.
 MAX_EVENTS_SHOWN = 300
 MAX_POINTS_READ = 100_000  # For one page; a chart has some hundred pixels.
 MAX_ROWS_SHOWN = 500  # Of commitments, audits and receipts; all of them are in the interface.
-MAX_TRAFFIC_SHOWN = 20  # Of relayed traffic, the most first; the rest is in the interface.
 
 
 class Views:
     """Handlers of the pages."""
 
-    def __init__(self, jobs: ports.Jobs, network: ports.Network, renderer: Renderer) -> None:
+    def __init__(self, jobs: ports.Jobs, network: ports.Network, market: ports.Market, renderer: Renderer) -> None:
         self._jobs = jobs
         self._network = network
+        self._market = market
         self._renderer = renderer
 
     def register(self, app: web.Application) -> None:
         """Add the pages to ``app``."""
         for path, handler in (
             ("/", self.home),
-            ("/network", self.network),
             ("/jobs", self.jobs),
             ("/jobs/{job}", self.job),
+            ("/compare", self.compare),
             ("/jobs/{job}/cancel", self.confirm_cancel),
         ):
             app.router.add_get(path, handler)
@@ -56,16 +57,6 @@ class Views:
         jobs = await self._jobs.list(JOBS_AT_HOME, None, who.account_id) if who is not None else ()
         return self._renderer.page(request, "home.html", network=view, jobs=jobs)
 
-    @public
-    async def network(self, request: web.Request) -> web.Response:
-        """Every node and relay."""
-        view, nodes, relays = await asyncio.gather(self._network.view(), self._network.nodes(), self._network.relays())
-        ordered = sorted(nodes, key=lambda node: (not node.online, -node.flops, node.node))
-        traffic = sorted((entry for relay in relays for entry in relay.traffic), key=lambda entry: -entry.bytes_relayed)
-        return self._renderer.page(
-            request, "network.html", network=view, nodes=ordered, relays=relays, traffic=traffic[:MAX_TRAFFIC_SHOWN]
-        )
-
     async def jobs(self, request: web.Request) -> web.Response:
         """Jobs, newest first, in pages."""
         text = request.query.get("before", "")
@@ -77,6 +68,23 @@ class Views:
     async def job(self, request: web.Request) -> web.Response:
         """One job, whole."""
         return await self._job(request)
+
+    async def compare(self, request: web.Request) -> web.Response:
+        """Curves of several jobs on the same axes."""
+        wanted = list(
+            dict.fromkeys(job for job in request.query.getall("job", []) if re.fullmatch(r"[0-9a-f]{32}", job))
+        )
+        for job in wanted:
+            await self._jobs.check_owner(job, principal(request).account_id)
+        runs = [(await self._jobs.get(job), await self._points(job)) for job in wanted[: curves.MAX_COMPARED]]
+        return self._renderer.page(
+            request,
+            "compare.html",
+            runs=runs,
+            rows=differences([view for view, _ in runs]),
+            left_out=max(0, len(wanted) - curves.MAX_COMPARED),
+            most=curves.MAX_COMPARED,
+        )
 
     async def confirm_cancel(self, request: web.Request) -> web.Response:
         """What cancelling means, before it is done."""
@@ -110,6 +118,8 @@ class Views:
         job = job_id(request)
         view = await self._jobs.get(job)
         nodes = await self._jobs.nodes(job)
+        shape = pipeline(nodes)
+        members = {node.node for node in nodes if node.state not in ("lost", "rejected")}
         funding = await self._jobs.funding(job) if view.state == "created" else None
         return self._renderer.page(
             request,
@@ -118,7 +128,10 @@ class Views:
             job=view,
             over=view.state in TERMINAL,
             nodes=nodes,
-            pipeline=pipeline(nodes),
+            pipeline=shape,
+            drawing=drawing(shape, await self._market.links(members), NODE_LOOKS),
+            marks=atlas.marks(await self._market.regions(members))[0],
+            map_size=(atlas.WIDTH, atlas.HEIGHT),
             rounds=_latest(await self._jobs.rounds(job), MAX_ROWS_SHOWN),
             commits=_latest(await self._jobs.commits(job), MAX_ROWS_SHOWN),
             audits=_latest(await self._jobs.audits(job), MAX_ROWS_SHOWN),
@@ -153,19 +166,6 @@ def _latest(rows: Sequence[T], limit: int) -> list[T]:
     return list(rows)[: -limit - 1 : -1]
 
 
-def pipeline(nodes: Sequence[api.JobNode]) -> dict[str, Any]:
-    """Who does what, as a picture: replicas down, stages across; who has no place is a spare or gone."""
-    placed = {(node.replica, node.stage): node for node in nodes if node.stage is not None and node.replica is not None}
-    replicas = sorted({replica for replica, _ in placed})
-    stages = sorted({stage for _, stage in placed})
-    rows = [(replica, [placed.get((replica, stage)) for stage in stages]) for replica in replicas]
-    return {
-        "stages": stages,
-        "rows": rows,
-        "others": [node for node in nodes if node.stage is None or node.replica is None],
-    }
-
-
 def settings(view: api.JobView) -> list[tuple[str, str]]:
     """The job document as pairs, flat, in the words of the interface."""
     flat: list[tuple[str, str]] = []
@@ -177,3 +177,11 @@ def settings(view: api.JobView) -> list[tuple[str, str]]:
         elif value not in (None, ""):
             flat.append((name, str(value)))
     return flat
+
+
+def differences(views: Sequence[api.JobView]) -> list[tuple[str, list[str]]]:
+    """Settings in which the jobs differ: name, and each job's value."""
+    tables = [dict(settings(view)) for view in views]
+    names = list(dict.fromkeys(name for table in tables for name in table if name != "name"))
+    rows = [(name, [table.get(name, "") for table in tables]) for name in names]
+    return [(name, values) for name, values in rows if len(set(values)) > 1]

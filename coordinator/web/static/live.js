@@ -22,9 +22,14 @@ function swap(page) {
     if (!old || old.innerHTML === fresh.innerHTML) continue;
     const focused = old.contains(document.activeElement) ? document.activeElement.id : "";
     const open = new Set([...old.querySelectorAll("details[open]")].map((one) => one.dataset.name));
+    const typed = [...old.querySelectorAll("input[id], textarea[id], select[id]")].map((one) => [one.id, one.value, one.checked]);
     const scrolled = [...old.querySelectorAll(".scroll, .events")].map((one) => [one.scrollLeft, one.scrollTop]);
     old.replaceChildren(...fresh.childNodes);
     for (const one of old.querySelectorAll("details")) one.open = one.open || open.has(one.dataset.name);
+    for (const [id, value, checked] of typed) {
+      const one = document.getElementById(id);
+      if (one) [one.value, one.checked] = [value, checked];
+    }
     [...old.querySelectorAll(".scroll, .events")].forEach((one, index) => {
       if (scrolled[index]) [one.scrollLeft, one.scrollTop] = scrolled[index];
     });

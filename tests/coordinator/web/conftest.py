@@ -18,7 +18,7 @@ from coordinator.services.uploads import UploadService
 from coordinator.store.memory import MemoryStore
 from coordinator.web.auth import Auth
 from coordinator.web.routes import setup
-from tests.coordinator.web.fake import TOKEN, Books, Cluster, Registry, address
+from tests.coordinator.web.fake import TOKEN, Books, Cluster, Market, Registry, address
 from transport.clock import SystemClock
 
 
@@ -36,6 +36,7 @@ class House:
         self.port = 0
         self.artifacts = ArtifactStore(folder / "artifacts")
         self.cluster = Cluster(self.artifacts)
+        self.market = Market(self.cluster)
         self.uploads = UploadService(folder / "uploads", self.artifacts)
         self.accounts = Accounts(MemoryStore(), SystemClock())
         self.auth = Auth(self.accounts, open_to_all)
@@ -58,8 +59,19 @@ class House:
         tools = TrainerTools(self.artifacts, self.folder / "scratch", 120.0, 4096)
         self.checks = DatasetChecks(self.folder / "checks", self.artifacts, tools)
         self._checking = asyncio.create_task(self.checks.run())
-        books, network, files = Books(self.cluster), Registry(self.cluster), self.artifacts
-        setup(app, self.cluster, network, books, self.uploads, self.checks, files, authorise, self.auth)
+        setup(
+            app,
+            self.cluster,
+            Registry(self.cluster),
+            self.market,
+            Books(self.cluster),
+            self.uploads,
+            self.checks,
+            self.artifacts,
+            authorise,
+            self.auth,
+            self.folder / "downloads",
+        )
         self._runner = web.AppRunner(app, shutdown_timeout=1.0)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", self.port)

@@ -8,7 +8,7 @@ import asyncio
 import hashlib
 import math
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from itertools import count
 
 import msgspec
@@ -16,7 +16,7 @@ import msgspec
 from coordinator.domain.account import LOCAL_ACCOUNT
 from coordinator.errors import ConflictError, FundsError, IllegalTransitionError, InvalidError, NotFoundError
 from coordinator.services.artifacts import ArtifactStore
-from transport.wire import api, ledger
+from transport.wire import api, ledger, market
 from transport.wire.evidence import RoundEvidence
 from transport.wire.job import JobSpec
 from transport.wire.model import PRESETS
@@ -539,6 +539,77 @@ def _parameters(spec: JobSpec) -> int:
 def _loss(done: float) -> float:
     """Cross-entropy after a part of the training: falls fast, then slowly."""
     return 3.1 + 4.5 * math.exp(-6 * done)
+
+
+class Market:
+    """``ports.Market`` over a cluster: three regions, a price that rose, a wallet that earns."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self.region_list = [
+            market.Region("Frankfurt", 1, 3, 3, 1.06e14),
+            market.Region("relay in New York, east", 1, 1, 1, 9.8e12),
+            market.Region("the moon", 1, 0, 0, 0.0),
+            market.Region("", 0, 1, 0, 4.2e11),
+        ]
+
+    async def regions(self, nodes: Collection[str] | None = None) -> Sequence[market.Region]:
+        return self.region_list if nodes is None else self.region_list[:2]
+
+    async def links(self, nodes: Collection[str]) -> Sequence[market.Link]:
+        names = [address(node[0]) for node in _NODES[:4]]
+        pairs = ((0, 1, 12.3, "direct"), (2, 3, 48.0, "relay"), (0, 2, 95.1, "direct"))
+        return [market.Link(names[a], names[b], rtt, 0.001, kind) for a, b, rtt, kind in pairs]  # type: ignore[arg-type]
+
+    async def now(self) -> market.Market:
+        return market.Market(
+            rate=PRICE_PER_PETAFLOP,
+            least=2_000,
+            reason="10^15 operations cost what four of five nodes work for, and 1.5 hours of work are queued",
+            offered=sum(node[4] for node in _NODES),
+            willing=sum(node[4] for node in _NODES[:4]),
+            queued=6 * 10**17,
+            queued_jobs=2,
+            history=tuple(
+                market.PricePoint(START - 3600 * (24 - hour), PRICE_PER_PETAFLOP * (40 + hour) // 64)
+                for hour in range(24)
+            ),
+            paid_week=5_000_000_000,
+            capacity_week=7 * 86_400 * 2e13,
+        )
+
+    async def earnings(self, wallet: str) -> market.Earnings:
+        if not re.fullmatch(r"[1-9A-HJ-NP-Za-km-z]{32,44}", wallet):
+            raise InvalidError(f"{wallet[:60]!r} is no address: copy it from the app", "address")
+        machines = tuple(n for n in await self._cluster.network_nodes() if wallet in (n.payout, n.node))
+        today = int(START) // 86_400
+        days = tuple(
+            market.Earned((today - back) * 86_400, (29 - back) * 1_234_567 % 7_000_000 if machines else 0)
+            for back in range(29, -1, -1)
+        )
+        payouts = tuple(
+            market.Payout(f"{1:032x}", START - 900 * n, 1_234_567 + n, "confirmed" if n else "sent", signature(f"{n}"))
+            for n in range(6 if machines else 0)
+        )
+        paid = sum(day.amount for day in days)
+        return market.Earnings(
+            wallet, machines, paid, *((1_234_567, 456_789, 12) if machines else (0, 0, 0)), days, payouts
+        )
+
+    async def health(self) -> market.Health:
+        today = int(START) // 86_400
+        return market.Health(
+            started=START - 86_400,
+            checks=(
+                market.Check("Coordinator and database", "good", "answer"),
+                market.Check("Ledger", "bad", "does not answer: connection refused. Training goes on, payouts wait."),
+                market.Check("Relays", "warn", "1 of 2 are up"),
+            ),
+            versions={"Cottage": "0.3", "protocol of nodes": "1", "Python": "3.11"},
+            days=tuple(
+                market.Day((today - back) * 86_400, {"lost": 2, "ledger": 1} if back == 3 else {}) for back in range(14)
+            ),
+        )
 
 
 class Books:

@@ -1,4 +1,4 @@
-"""Learning rates over a job's steps. Free of torch."""
+"""Learning rates over a job's steps: what trainers follow, and what pages draw."""
 
 import math
 
