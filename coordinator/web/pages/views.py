@@ -74,7 +74,7 @@ class Views:
         wanted = list(
             dict.fromkeys(job for job in request.query.getall("job", []) if re.fullmatch(r"[0-9a-f]{32}", job))
         )
-        for job in wanted:
+        for job in wanted[: curves.MAX_COMPARED]:
             await self._jobs.check_owner(job, principal(request).account_id)
         runs = [(await self._jobs.get(job), await self._points(job)) for job in wanted[: curves.MAX_COMPARED]]
         return self._renderer.page(

@@ -2,8 +2,8 @@
 
 from alembic import op
 
-revision = "0008"
-down_revision = "0007"
+revision = "0009"
+down_revision = "0008"
 
 _INDEXES = (("commits_by_payout", "commits", "payout"), ("events_by_time", "events", "time"))
 
