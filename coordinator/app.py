@@ -12,7 +12,6 @@ from aiohttp import web
 
 from coordinator.config import Config
 from coordinator.domain.account import Scope
-from coordinator.services.accounts import Accounts
 from coordinator.services.artifacts import ArtifactStore
 from coordinator.services.beacons import Beacons
 from coordinator.services.books import BookService
@@ -202,7 +201,7 @@ async def build(config: Config, clock: Clock | None = None) -> AsyncIterator[tup
         parts = replace(parts, checks=(checks := DatasetChecks(config.data / "checks", artifacts, tools)))
         app = web.Application()
         NodeSocket(parts.context, parts.nodes, parts.conversation).setup(app)
-        auth = Auth(Accounts(store, clock), config.open)
+        auth = Auth(store, clock, config)
         routes.setup(
             app,
             parts.jobs,
@@ -217,6 +216,8 @@ async def build(config: Config, clock: Clock | None = None) -> AsyncIterator[tup
             config.data / "downloads",
         )
         app.router.add_get("/metrics", _metrics(parts))
+        if not config.open and not await auth.accounts.any():
+            log.warning("no account yet: make the operator's on the page /sign-up, with the code %s", auth.setup.make())
         await parts.recover()
         yield app, parts
 

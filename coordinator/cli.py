@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from coordinator.app import serve
 from coordinator.config import Config, TurnRelay
@@ -93,6 +94,9 @@ def _config(options: argparse.Namespace) -> Config:
         database_url=options.database_url,
         test_wallet=not options.no_test_wallet,
         open=_open(options),
+        sign_up=not options.no_sign_up,
+        public_url=options.public_url,
+        behind_proxy=options.behind_proxy,
         lease_seconds=options.lease_seconds,
         heartbeat_seconds=min(options.heartbeat_seconds, options.lease_seconds / 3),
         start_grace_seconds=options.start_grace_seconds,
@@ -126,11 +130,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--ledger-mint", help="token, where the ledger does not tell")
     add("--database-url", help="another database than SQLite in the data folder")
     add("--no-test-wallet", action="store_true", help="every job is funded by its submitter's own wallet")
-    add(
-        "--open",
-        action="store_true",
-        help="no sign-in: whoever reaches the port may do all; only on a loopback address",
-    )
     add("--lease-seconds", type=_positive, default=default.lease_seconds, help="silence after which a node has left")
     add("--heartbeat-seconds", type=_positive, default=default.heartbeat_seconds, help="at most a third of a lease")
     add("--start-grace-seconds", type=_seconds, default=default.start_grace_seconds, help="wait for late replicas")
@@ -149,8 +148,34 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--price-per-petaflop", type=_count, default=default.price_per_petaflop, help="millionths for 10^15 operations")
     add("--min-stake", type=_count, default=default.min_stake, help="millionths that a node must have staked")
+    _add_sign_in(parser)
     _add_relays(parser)
     return parser
+
+
+def _add_sign_in(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("sign-in", "who may use the coordinator; see docs/ACCOUNTS.md").add_argument
+    add(
+        "--open",
+        action="store_true",
+        help="no sign-in: whoever reaches the port may do all; only on a loopback address",
+    )
+    add("--no-sign-up", action="store_true", help="no accounts but those of `cottage accounts add`")
+    add("--public-url", type=_public_url, metavar="URL", help="where browsers find it, such as https://cottage.example")
+    add("--behind-proxy", action="store_true", help="believe the X-Forwarded-For and -Proto of the proxy in front")
+
+
+def _public_url(text: str) -> str:
+    parts = urlsplit(text)
+    if (
+        parts.scheme not in ("http", "https")
+        or not parts.hostname
+        or parts.path.strip("/")
+        or parts.query
+        or parts.username
+    ):
+        raise argparse.ArgumentTypeError(f"{text} is no address of a site: write it as https://cottage.example")
+    return text.rstrip("/")
 
 
 def _add_relays(parser: argparse.ArgumentParser) -> None:

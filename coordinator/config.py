@@ -28,6 +28,9 @@ class Config:
         ledger_program, ledger_mint: None asks the ledger, which only the embedded one answers.
         test_wallet: the coordinator funds jobs without a submitter from a wallet of its own (embedded ledger only).
         open: no sign-in: whoever reaches the port is the built-in account; only on a loopback address.
+        sign_up: strangers may make accounts.
+        public_url: where browsers find the coordinator; wallets and passkeys sign for it.
+        behind_proxy: a reverse proxy is in front, whose X-Forwarded-For and X-Forwarded-Proto are believed.
         lease_seconds: a node that is silent for as long has left.
         start_seconds: a worker that is not ready by then is given up (download, sandbox, building the stage).
         start_grace_seconds: a whole replica waits as long for the others before the first round, and an unfilled plan for nodes.
@@ -58,6 +61,9 @@ class Config:
     database_url: str | None = None
     test_wallet: bool = True
     open: bool = False
+    sign_up: bool = True
+    public_url: str | None = None
+    behind_proxy: bool = False
     lease_seconds: float = 10.0
     heartbeat_seconds: float = 2.0
     tick_seconds: float = 0.5

@@ -10,6 +10,7 @@ CottageError
 ├── UnauthorisedError        401   nobody is signed in, or what they signed in with is not valid any more
 ├── ForbiddenError           403
 ├── ChecksumError            460   bytes of an upload have another digest than their sender said (tus 1.0.0)
+├── TooManyError             429   asked too often; ``retry_s``: when to come back
 └── UnavailableError         503   the ledger or the network cannot do it now
 """
 
@@ -62,6 +63,14 @@ class ForbiddenError(CottageError):
 
 class ChecksumError(CottageError):
     status, code = 460, "checksum"
+
+
+class TooManyError(CottageError):
+    status, code = 429, "too_many"
+
+    def __init__(self, detail: str, retry_s: float) -> None:
+        super().__init__(detail)
+        self.retry_s = retry_s
 
 
 class UnavailableError(CottageError):

@@ -13,13 +13,14 @@ import msgspec
 from coordinator.domain.account import LOCAL_ACCOUNT, ROLE_SCOPES, Account, Principal, Role, Scope
 from coordinator.errors import ConflictError, InvalidError, NotFoundError, UnauthorisedError
 from coordinator.store.ports import Store, Transaction, Where
-from coordinator.store.records import KeyRecord, SessionRecord, TrailRecord
+from coordinator.store.records import CredentialRecord, KeyRecord, SessionRecord, TrailRecord
 from transport.clock import Clock
 
 KEY_PREFIX: Final = "cottage_"  # Secret scanners find it, and nobody takes it for a node's token.
 KEY_ID_CHARACTERS: Final = 12
 MAX_KEYS = 50  # Of one account, revoked ones not counted.
 MAX_NAME = 64
+MAX_CREDENTIALS = 20
 IDLE_S = 7 * 86_400.0  # A session that nobody uses for a week ends,
 ABSOLUTE_S = 30 * 86_400.0  # and every one after a month.
 TOUCH_S = 60.0  # Uses within a minute count as one: reading must not write every time.
@@ -67,6 +68,87 @@ class Accounts:
         """
         async with self._store.transaction() as tx:
             return await tx.get(Account, account_id)
+
+    async def by_name(self, name: str) -> Account:
+        """One account by its name.
+
+        Raises:
+            NotFoundError: nobody is called so.
+        """
+        async with self._store.transaction() as tx:
+            found = await tx.find(Account, ("key", "=", " ".join(name.split()).casefold()))
+        if not found:
+            raise NotFoundError(f"there is no account {name[:64]!r}: `cottage accounts list` shows all", "name")
+        return found[0]
+
+    async def all(self) -> Sequence[Account]:
+        """Every account, the oldest first."""
+        async with self._store.transaction() as tx:
+            return await tx.find(Account)
+
+    async def change(self, account_id: str, action: str, **values: object) -> None:
+        """Change fields of an account; ends its sessions."""
+        async with self._store.transaction() as tx:
+            await tx.update(msgspec.structs.replace(await tx.get(Account, account_id), **values))
+            await self._end_all(tx, account_id)
+            await self._note(tx, account_id, LOCAL_ACCOUNT, "cli", action)
+
+    async def set_password(self, account_id: str, hashed: str, address: str, renewed: bool = False) -> None:
+        """Another password, which ends every session; ``renewed``: the same one, hashed again."""
+        async with self._store.transaction() as tx:
+            await tx.update(msgspec.structs.replace(await tx.get(Account, account_id), password=hashed))
+            if renewed:
+                return
+            await self._end_all(tx, account_id)
+            await self._note(tx, account_id, account_id, "session", "password.changed", "", address)
+
+    # --- wallets and passkeys -----------------------------------------------------------------------------------------------
+
+    async def credentials(self, account_id: str) -> Sequence[CredentialRecord]:
+        """Wallets and passkeys of an account."""
+        async with self._store.transaction() as tx:
+            return await tx.find(CredentialRecord, ("account_id", "=", account_id))
+
+    async def add_credential(self, record: CredentialRecord, address: str) -> None:
+        """Let a wallet or a passkey sign its account in.
+
+        Raises:
+            ConflictError: it is some account's already, or there are too many.
+        """
+        async with self._store.transaction() as tx:
+            if await tx.find(CredentialRecord, ("id", "=", record.id)):
+                raise ConflictError(
+                    f"this {record.kind} signs in an account already: sign in with it, or remove it there"
+                )
+            if len(await tx.find(CredentialRecord, ("account_id", "=", record.account_id))) >= MAX_CREDENTIALS:
+                raise ConflictError(f"there are {MAX_CREDENTIALS} wallets and passkeys already: remove one first")
+            await tx.insert(record)
+            await self._note(
+                tx, record.account_id, record.account_id, "session", f"{record.kind}.added", record.name, address
+            )
+
+    async def used_credential(self, record: CredentialRecord, sign_count: int = 0) -> None:
+        """Note a use."""
+        async with self._store.transaction() as tx:
+            now = self._clock.time()
+            await tx.update(msgspec.structs.replace(record, used=now, sign_count=sign_count))
+
+    async def remove_credential(self, account_id: str, credential: str, address: str) -> None:
+        """A wallet or passkey signs in no more.
+
+        Raises:
+            NotFoundError: this account has no such one.
+            ConflictError: it is the only way to sign in.
+        """
+        async with self._store.transaction() as tx:
+            held = await tx.find(CredentialRecord, ("account_id", "=", account_id))
+            record = next((one for one in held if one.id == credential), None)
+            if record is None:
+                raise NotFoundError("there is no such wallet or passkey", "credential")
+            if len(held) == 1 and not (await tx.get(Account, account_id)).password:
+                raise ConflictError("it is the only way to sign in: set a password first")
+            await tx.delete(record)
+            await self._note(tx, account_id, account_id, "session", f"{record.kind}.removed", record.name, address)
 
     async def any(self) -> bool:
         """Somebody has an account here."""
@@ -193,6 +275,11 @@ class Accounts:
 
     # --- the trail ----------------------------------------------------------------------------------------------------------
 
+    async def record(self, account_id: str, via: str, action: str, subject: str, address: str) -> None:
+        """Write down what was tried with an account."""
+        async with self._store.transaction() as tx:
+            await self._note(tx, account_id, "", via, action, subject, address)
+
     async def note(self, who: Principal, via: str, action: str, subject: str = "", address: str = "") -> None:
         """Write down what somebody did."""
         async with self._store.transaction() as tx:
@@ -215,6 +302,10 @@ class Accounts:
         return Principal(
             account.id, allowed if scopes is None else scopes & allowed, account.name, account.role, session
         )
+
+    async def _end_all(self, tx: Transaction, account_id: str) -> None:
+        for session in await tx.find(SessionRecord, ("account_id", "=", account_id)):
+            await tx.delete(session)
 
     async def _note(
         self, tx: Transaction, account_id: str, actor: str, via: str, action: str, subject: str = "", address: str = ""

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
@@ -9,7 +10,7 @@ import msgspec
 from aiohttp import ClientConnectionError, hdrs, web
 from aiohttp.typedefs import Handler
 
-from coordinator.errors import CottageError, ForbiddenError, InvalidError, TooLargeError
+from coordinator.errors import CottageError, ForbiddenError, InvalidError, TooLargeError, TooManyError
 from transport.wire import codec
 from transport.wire.api import Problem
 
@@ -112,6 +113,7 @@ def protect(app: web.Application, error_page: ErrorPage) -> None:
                 raise
             status, found = _understood(request, error)
             shown = error_page(request, status, found) or answer(found, status)
+            say_when(shown, error)
             if status == 401:
                 shown.headers[hdrs.WWW_AUTHENTICATE] = "Bearer"
             if isinstance(error, web.HTTPException) and hdrs.ALLOW in error.headers:
@@ -120,6 +122,12 @@ def protect(app: web.Application, error_page: ErrorPage) -> None:
 
     app.middlewares.append(errors)
     app.on_response_prepare.append(_harden)
+
+
+def say_when(response: web.StreamResponse, error: Exception) -> None:
+    """Tell whoever asks too often when to come back."""
+    if isinstance(error, TooManyError):
+        response.headers[hdrs.RETRY_AFTER] = str(math.ceil(error.retry_s))
 
 
 async def _harden(_request: web.Request, response: web.StreamResponse) -> None:

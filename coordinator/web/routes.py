@@ -15,6 +15,7 @@ from coordinator.web.auth.gate import install
 from coordinator.web.checks import Checks
 from coordinator.web.http import protect
 from coordinator.web.ledger import LedgerRoutes
+from coordinator.web.pages.account import AccountPages
 from coordinator.web.pages.site import Site
 from coordinator.web.route import register
 from coordinator.web.stream import Streams
@@ -63,4 +64,5 @@ def setup(
     interface.describe_with(routes, release())
     register(app, routes)
     site.register(app)
+    AccountPages(auth, site.renderer).register(app)
     app.on_shutdown.append(streams.close)

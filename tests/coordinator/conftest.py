@@ -4,7 +4,7 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,7 +16,6 @@ from aiohttp.test_utils import TestServer
 
 from coordinator.app import Parts, assemble
 from coordinator.config import Config
-from coordinator.services.accounts import Accounts
 from coordinator.services.artifacts import ArtifactStore
 from coordinator.services.checks import DatasetChecks, Inspector
 from coordinator.services.models import ModelWorkshop
@@ -116,7 +115,7 @@ async def opened(
     if rest:
         artifacts = ArtifactStore(config.data / "artifacts")
         uploads = UploadService(config.data / "uploads", artifacts)
-        auth = Auth(Accounts(store, SystemClock()), open_to_all=True)
+        auth = Auth(store, SystemClock(), replace(config, open=True))
         checks = DatasetChecks(config.data / "checks", artifacts, cast(Inspector, models))
         authorise = parts.nodes.authorise
         market, books = parts.market, parts.books

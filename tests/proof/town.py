@@ -7,6 +7,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,7 +16,6 @@ from aiohttp import web
 
 from coordinator.app import assemble
 from coordinator.config import Config
-from coordinator.services.accounts import Accounts
 from coordinator.services.artifacts import ArtifactStore
 from coordinator.services.chain import LedgerChain
 from coordinator.services.checks import DatasetChecks, Inspector
@@ -70,7 +70,7 @@ class Town:
         artifacts = ArtifactStore(folder / "artifacts")
         uploads = UploadService(folder / "uploads", artifacts)
         parts = self.parts
-        auth = Auth(Accounts(parts.context.store, self.clock), open_to_all=True)
+        auth = Auth(parts.context.store, self.clock, replace(parts.context.config, open=True))
         checks = DatasetChecks(folder / "checks", artifacts, cast(Inspector, FakeModels()))
         authorise = parts.nodes.authorise
         market, books = parts.market, parts.books

@@ -2,30 +2,90 @@
 
 import ipaddress
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Final
+from urllib.parse import urlsplit
 
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
 
+from coordinator.config import Config
 from coordinator.domain.account import LOCAL_PRINCIPAL, Principal, Scope
-from coordinator.errors import ForbiddenError, UnauthorisedError
+from coordinator.errors import ForbiddenError, TooManyError, UnauthorisedError, UnavailableError
 from coordinator.services.accounts import KEY_PREFIX, Accounts
+from coordinator.services.passkeys import Passkeys
+from coordinator.services.passwords import Passwords
+from coordinator.services.signin import SetupCode, SignIn
+from coordinator.services.throttle import Throttle
+from coordinator.store.ports import Store
 from coordinator.web.auth.access import access_of
+from transport.clock import Clock
 
 SESSION_COOKIE: Final = "cottage_session"
+SECURE_COOKIE: Final = "__Host-cottage_session"  # Browsers take this name over TLS only, and from no subdomain.
 MAX_TOKEN = 200
+ADDRESS_RATE, ADDRESS_BURST = 20.0, 200.0  # A page and what it loads are ten requests; a family shares an address.
+ACCOUNT_RATE, ACCOUNT_BURST = 50.0, 500.0
 _PRINCIPAL: Final = web.RequestKey("principal", Principal)
 _READS: Final = frozenset({hdrs.METH_GET, hdrs.METH_HEAD, hdrs.METH_OPTIONS})
 
 CheckOwner = Callable[[str, str], Awaitable[None]]
 
 
-class Auth:
-    """Knows callers. ``open_to_all``: everybody is the built-in account; only for a port that nobody else reaches."""
+@dataclass(frozen=True)
+class Site:
+    """Where browsers find this coordinator. ``host`` has no port; ``domain`` may have one."""
 
-    def __init__(self, accounts: Accounts, open_to_all: bool = False) -> None:
-        self.accounts = accounts
-        self.open_to_all = open_to_all
+    origin: str
+    domain: str
+    host: str
+
+
+class Auth:
+    """Knows callers.
+
+    Attributes:
+        open_to_all: everybody is the built-in account; only for a port that nobody else reaches.
+        public_url: where browsers find it, which signatures are bound to; None: on this machine alone.
+        behind_proxy: a reverse proxy says in X-Forwarded-For and -Proto who asks and how.
+    """
+
+    def __init__(self, store: Store, clock: Clock, config: Config, passwords: Passwords | None = None) -> None:
+        self.accounts = Accounts(store, clock)
+        self.setup = SetupCode(config.data / "setup-code")
+        self.sign_in = SignIn(store, clock, self.accounts, self.setup, config.sign_up, passwords)
+        self.passkeys = Passkeys(store, clock, self.accounts)
+        self.open_to_all = config.open
+        self.public_url = config.public_url
+        self.behind_proxy = config.behind_proxy
+        self._by_address = Throttle(clock, ADDRESS_RATE, ADDRESS_BURST)
+        self._by_account = Throttle(clock, ACCOUNT_RATE, ACCOUNT_BURST)
+
+    def site(self, request: web.Request) -> Site:
+        """What signatures are bound to. What a request says of our name is believed only where it names this machine.
+
+        Raises:
+            UnavailableError: nobody told the coordinator its public address.
+        """
+        if self.public_url is not None:
+            parts = urlsplit(self.public_url)
+            return Site(f"{parts.scheme}://{parts.netloc}", parts.netloc, parts.hostname or "")
+        if is_loopback(request.host):
+            origin = f"{request.scheme}://{request.host}"
+            return Site(origin, request.host, urlsplit(origin).hostname or "")
+        raise UnavailableError("wallets and passkeys need --public-url, which this coordinator's operator has not set")
+
+    def throttle(self, request: web.Request, who: Principal | None) -> None:
+        """Count a request.
+
+        Raises:
+            TooManyError: the account, or else the address, asks too often.
+        """
+        if self.open_to_all:
+            return
+        wait = self._by_account.take(who.account_id) if who else self._by_address.take(address_of(request))
+        if wait:
+            raise TooManyError("too many requests: slow down", wait)
 
     async def identify(self, request: web.Request) -> Principal | None:
         """Who it is; None where nobody says.
@@ -44,7 +104,7 @@ class Auth:
         token = token.strip()
         if scheme.lower() == "bearer" and token.startswith(KEY_PREFIX) and len(token) <= MAX_TOKEN:
             return await self.accounts.by_key(token)
-        cookie = request.cookies.get(SESSION_COOKIE, "")
+        cookie = request.cookies.get(cookie_name(request), "")
         return await self.accounts.by_session(cookie) if 0 < len(cookie) <= MAX_TOKEN else None
 
 
@@ -59,10 +119,13 @@ def install(app: web.Application, auth: Auth, owners: dict[str, CheckOwner]) -> 
 
     @web.middleware
     async def gate(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if auth.behind_proxy:
+            request = _as_the_proxy_says(request)
         found = request.match_info
         if found.http_exception is not None or isinstance(found.route.resource, web.StaticResource):
             return await handler(request)
         who = await auth.identify(request)
+        auth.throttle(request, who)
         if who is not None:
             request[_PRINCIPAL] = who
         access = access_of(found.handler)
@@ -95,6 +158,32 @@ def principal(request: web.Request) -> Principal:
 def visitor(request: web.Request) -> Principal | None:
     """Who the request is from, on a page that everybody may see."""
     return request.get(_PRINCIPAL)
+
+
+def cookie_name(request: web.Request) -> str:
+    """The name of the session's cookie."""
+    return SECURE_COOKIE if request.secure else SESSION_COOKIE
+
+
+def address_of(request: web.Request) -> str:
+    """Whose requests are counted together: an IPv4 address, or the 2^64 of IPv6 that one line has."""
+    try:
+        address = ipaddress.ip_address((request.remote or "").partition("%")[0])
+    except ValueError:
+        return "?"
+    if address.version == 6:
+        mapped = address.ipv4_mapped
+        return str(mapped or ipaddress.ip_network((int(address) >> 64 << 64, 64)))
+    return str(address)
+
+
+def _as_the_proxy_says(request: web.Request) -> web.Request:
+    """The last entry is our proxy's own; what stands before it anybody may have written."""
+    remote = request.headers.get(hdrs.X_FORWARDED_FOR, "").rpartition(",")[2].strip()
+    scheme = request.headers.get(hdrs.X_FORWARDED_PROTO, "").rpartition(",")[2].strip()
+    return request.clone(
+        remote=remote[:64] or request.remote or "", scheme=scheme if scheme in ("http", "https") else request.scheme
+    )
 
 
 def is_loopback(host: str) -> bool:

@@ -12,6 +12,7 @@ from aiohttp import web
 
 from coordinator.client import text
 from coordinator.errors import ForbiddenError
+from coordinator.web.auth import visitor
 from coordinator.web.pages import chart, curves
 
 WEB_FOLDER: Final = Path(__file__).resolve().parent.parent
@@ -153,7 +154,9 @@ class Renderer:
         """One page, and the cookie that its forms are checked against."""
         held = request.cookies.get(CSRF_COOKIE, "")
         token = held if re.fullmatch(r"[0-9a-f]{64}", held) else secrets.token_hex(32)
-        html = self._environment.get_template(name).render(path=request.path, csrf=token, **values)
+        html = self._environment.get_template(name).render(
+            path=request.path, csrf=token, who=visitor(request), **values
+        )
         response = web.Response(text=html, status=code, content_type="text/html", headers={"Cache-Control": "no-store"})
         if token != held:
             response.set_cookie(CSRF_COOKIE, token, httponly=True, samesite="Strict", path="/", secure=request.secure)

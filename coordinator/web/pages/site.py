@@ -2,6 +2,7 @@
 
 import difflib
 from pathlib import Path
+from urllib.parse import quote
 
 from aiohttp import hdrs, web
 
@@ -25,6 +26,7 @@ _TITLES = {
     404: "Not here",
     405: "Not this way",
     413: "Too large",
+    429: "Too fast",
     503: "Not now",
 }
 PLACES = {
@@ -58,6 +60,11 @@ class Site:
             Downloads(renderer, downloads),
         )
 
+    @property
+    def renderer(self) -> Renderer:
+        """What draws pages."""
+        return self._renderer
+
     def register(self, app: web.Application) -> None:
         """Add the pages and their files to ``app``."""
         for part in self._parts:
@@ -70,6 +77,8 @@ class Site:
         """The error for a person, or None where a program asks."""
         if request.path.startswith(_PROGRAMS) or "text/html" not in request.headers.get(hdrs.ACCEPT, ""):
             return None
+        if status == 401 and request.method == hdrs.METH_GET:
+            return _to_sign_in(request)
         title = _TITLES.get(status, "That did not work")
         near = _near(request.path) if status == 404 else []
         return self._renderer.page(
@@ -86,6 +95,11 @@ def _near(path: str) -> list[tuple[str, str]]:
 @public
 async def _icon(_request: web.Request) -> web.StreamResponse:
     return web.FileResponse(STATIC_FOLDER / "cottage.svg")
+
+
+def _to_sign_in(request: web.Request) -> web.Response:
+    back = quote(request.path_qs[:500], safe="")
+    return web.Response(status=303, headers={hdrs.LOCATION: f"/sign-in?next={back}", hdrs.CACHE_CONTROL: "no-store"})
 
 
 async def _cache(request: web.Request, response: web.StreamResponse) -> None:

@@ -8,12 +8,14 @@ from pathlib import Path
 import aiohttp
 import pytest
 from aiohttp import web
+from argon2 import PasswordHasher
 
+from coordinator.config import Config
 from coordinator.errors import ForbiddenError
-from coordinator.services.accounts import Accounts
 from coordinator.services.artifacts import ArtifactStore
 from coordinator.services.checks import DatasetChecks
 from coordinator.services.models import TrainerTools
+from coordinator.services.passwords import Passwords
 from coordinator.services.uploads import UploadService
 from coordinator.store.memory import MemoryStore
 from coordinator.web.auth import Auth
@@ -38,8 +40,10 @@ class House:
         self.cluster = Cluster(self.artifacts)
         self.market = Market(self.cluster)
         self.uploads = UploadService(folder / "uploads", self.artifacts)
-        self.accounts = Accounts(MemoryStore(), SystemClock())
-        self.auth = Auth(self.accounts, open_to_all)
+        config = Config(folder, "http://ledger.test", open=open_to_all)
+        cheap = Passwords(PasswordHasher(1, 8, 1))
+        self.auth = Auth(MemoryStore(), SystemClock(), config, cheap)
+        self.accounts = self.auth.accounts
         self.app: web.Application | None = None
         self._runner: web.AppRunner | None = None
 
@@ -99,6 +103,15 @@ class House:
 @pytest.fixture
 async def house(tmp_path: Path) -> AsyncIterator[House]:
     built = House(tmp_path)
+    await built.start()
+    yield built
+    await built.stop()
+
+
+@pytest.fixture
+async def town(tmp_path: Path) -> AsyncIterator[House]:
+    """A coordinator that asks who somebody is."""
+    built = House(tmp_path, open_to_all=False)
     await built.start()
     yield built
     await built.stop()

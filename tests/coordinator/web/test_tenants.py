@@ -1,8 +1,6 @@
 """What belongs to one account does not exist for another, on any route."""
 
 import re
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import aiohttp
 import pytest
@@ -11,10 +9,14 @@ from aiohttp import web
 from coordinator.domain.account import LOCAL_ACCOUNT, Principal, Role, Scope
 from coordinator.services.accounts import ABSOLUTE_S, IDLE_S, Accounts
 from coordinator.store.memory import MemoryStore
+from coordinator.store.records import CredentialRecord
 from coordinator.web.auth import access_of
 from coordinator.web.auth.gate import SESSION_COOKIE
+from coordinator.web.pages.render import CSRF_COOKIE
 from tests.coordinator.web.conftest import House
 from transport.wire.api import NewUpload
+
+FORM = f"csrf={'0' * 64}"
 
 
 class Clock:
@@ -23,15 +25,6 @@ class Clock:
 
     def time(self) -> float:
         return self.now_s
-
-
-@pytest.fixture
-async def town(tmp_path: Path) -> AsyncIterator[House]:
-    """A coordinator that asks who somebody is."""
-    built = House(tmp_path, open_to_all=False)
-    await built.start()
-    yield built
-    await built.stop()
 
 
 async def member(town: House, name: str, scopes: frozenset[Scope] = frozenset(Scope)) -> dict[str, str]:
@@ -86,7 +79,16 @@ async def test_every_id_of_one_account_is_unknown_to_another_on_every_route(
     ids = {"job": await job_of(town, http, alice)}
     async with http.post(f"{town.api}/uploads", json={"length": 9}, headers=alice) as answer:
         ids["upload"] = (await answer.json())["id"]
+    hers = await town.accounts.by_key(alice["Authorization"].removeprefix("Bearer "))
+    await town.accounts.begin_session(hers.account_id, "password")
+    await town.accounts.add_credential(
+        CredentialRecord("wallet-of-alice", hers.account_id, "wallet", "w", b"", 1.0), "127.0.0.1"
+    )
+    ids["key"] = (await town.accounts.keys(hers.account_id))[0].id
+    ids["session"] = (await town.accounts.sessions(hers.account_id))[0].id
+    ids["credential"] = "wallet-of-alice"
     tried = 0
+    forms = {"Cookie": f"{CSRF_COOKIE}={'0' * 64}", "Content-Type": "application/x-www-form-urlencoded"}
     for method, path in guarded(town.app):
         names = re.findall(r"\{(\w+)\}", path)
         if not set(names) & set(ids):
@@ -96,11 +98,16 @@ async def test_every_id_of_one_account_is_unknown_to_another_on_every_route(
         unknown = re.sub(r"\{(\w+)\}", lambda found: "f" * 32 if found[1] in ids else "0", path)
         told = []
         for address in (filled, unknown):
-            async with http.request(method, town.url + address, headers=bob) as answer:
+            async with http.request(method, town.url + address, headers=bob | forms, data=FORM) as answer:
                 assert answer.status == 404, (method, path, await answer.text())
-                told.append((await answer.text()).replace(ids["job"], "?").replace(ids["upload"], "?"))
-        assert told[0] == told[1].replace("f" * 32, "?"), "an id that is somebody's reads like one that is nobody's"
+                text = await answer.text()
+            for one in (*ids.values(), "f" * 32):
+                text = text.replace(one, "?")
+            told.append(text)
+        assert told[0] == told[1], "an id that is somebody's reads like one that is nobody's"
     assert tried > 20
+    assert len(await town.accounts.keys(hers.account_id)) == len(await town.accounts.sessions(hers.account_id)) == 1
+    assert len(await town.accounts.credentials(hers.account_id)) == 1
     async with http.get(f"{town.api}/jobs/{ids['job']}", headers=alice) as answer:
         assert (answer.status, (await answer.json())["state"]) == (200, "created"), "nobody changed it"
     async with http.get(f"{town.api}/jobs", headers=bob) as answer:
