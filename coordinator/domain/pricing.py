@@ -21,7 +21,7 @@ RISE_PER_HOUR = Fraction(1, 10)  # For each further hour of work in the queue.
 MAX_DEMAND = 4  # Times the price at rest; beyond it a job waits rather than pays.
 MAX_STEP = Fraction(1, 8)
 STEP_SECONDS = 600.0
-LEAVES_HOURS = 24
+LEAVES_HOURS = 24  # A home leaves about once a day.
 
 LAMPORTS = 10**9  # Of one SOL.
 SIGNATURE_LAMPORTS = 5_000  # What a transaction with one signature costs.
@@ -90,15 +90,6 @@ def rate(offers: Sequence[Offer], queued: int, least_rate: int) -> int:
     needed = max(int(speed * WILLING_PART), queued // (CLEAR_HOURS * HOUR))
     at_rest = max(least_rate, clearing(offers, needed))
     return -int(-at_rest * demand(queued, speed) // 1)
-
-
-def likely(job_price: int, replicas: int, members: int, round_seconds: float) -> int:
-    """What a job will pay in the middle: who leaves takes its replica's part of one round along.
-
-    Assumed is that each machine leaves once in LEAVES_HOURS, which homes do about.
-    """
-    lost = Fraction(members, replicas) * Fraction(round(round_seconds), LEAVES_HOURS * HOUR)
-    return max(least(job_price, replicas), int(job_price * (1 - min(Fraction(1), lost))))
 
 
 def worth_paying(amount: int, fee_lamports: int, price_of_sol: int) -> bool:

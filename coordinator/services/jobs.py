@@ -15,11 +15,14 @@ from coordinator.errors import ConflictError, FundsError, InvalidError, NotFound
 from coordinator.services import views
 from coordinator.services.artifacts import ArtifactStore
 from coordinator.services.chain import Chain
+from coordinator.services.choices import find_choices
 from coordinator.services.context import Context
 from coordinator.services.links import Links
 from coordinator.services.models import ModelWorkshop
 from coordinator.services.naming import names_in, readable
 from coordinator.services.nodes import Nodes
+from coordinator.services.origins import Origins
+from coordinator.services.outlook import Outlook
 from coordinator.services.payees import MAX_PAYEES
 from coordinator.services.quotes import quote
 from coordinator.services.rates import Rates
@@ -42,7 +45,7 @@ from ledger.client import job_bytes
 from ledger.errors import LedgerError
 from transport.wire import api
 from transport.wire.codec import encode_json
-from transport.wire.job import JobSpec
+from transport.wire.job import JobSpec, TokenizerSpec
 
 FUND_SECONDS = 30.0  # The embedded ledger answers within one; a cluster confirms within a few.
 MAX_PAGE = 5_000  # Rows in one answer: the newest, but what is read in parts (events, points) comes from its beginning.
@@ -79,6 +82,8 @@ class JobService:
         self._test_wallet = test_wallet
         self._traffic_of = traffic_of
         self._rates = Rates(context, nodes)
+        self._outlook = Outlook(context)
+        self._origins = Origins(context, artifacts)
 
     # --- a job's beginning and end ----------------------------------------------------------------------------------------
 
@@ -88,9 +93,17 @@ class JobService:
         async with self._context.store.transaction() as tx:
             return msgspec.structs.replace(found, limit=readable(found.limit, await names_in(tx, [found.limit])))
 
+    async def choices(self, spec: JobSpec) -> Sequence[api.Choice]:
+        """Other jobs that would be cheaper or sooner on the network as it is."""
+        return await find_choices(spec, self.quote)
+
+    async def tokenizer(self, job: str) -> TokenizerSpec:
+        """That of a finished job's model."""
+        return await self._origins.tokenizer(job)
+
     async def create(self, new: api.NewJob, account_id: str = LOCAL_ACCOUNT) -> api.JobView:
         """Check everything, prepare the files, store the job as the account's."""
-        spec = new.spec
+        spec = await self._origins.started(new.spec)
         submitter = self._submitter(new)
         _refuse(spec, await self.quote(spec))
         if not self._artifacts.has(spec.dataset.artifact):
@@ -294,8 +307,11 @@ class JobService:
         return views.job_view(shown, leases, self._traffic_of, readable(job.reason, names))
 
     async def _quote(self, spec: JobSpec, config: dict[str, object] | None) -> api.Quote:
+        if spec.model.from_job is not None and config is None and spec.model.config is None:
+            config = (await self._origins.of(spec.model.from_job)).config
         rate = await self._rates.now()
-        return quote(spec, config, self._context.config, self._nodes, self._artifacts, self._links.map, rate)
+        known = await self._outlook.outcomes()
+        return quote(spec, config, self._context.config, self._nodes, self._artifacts, self._links.map, rate, known)
 
     async def _names(self, texts: Iterable[str]) -> Mapping[str, str]:
         async with self._context.store.transaction() as tx:

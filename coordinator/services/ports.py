@@ -6,7 +6,7 @@ from typing import Protocol
 from coordinator.domain.account import LOCAL_ACCOUNT
 from transport.wire import api, ledger, market
 from transport.wire.evidence import RoundEvidence
-from transport.wire.job import JobSpec
+from transport.wire.job import JobSpec, TokenizerSpec
 from transport.wire.network import RelayEnvelope, RelayOrder, RelayQuestion
 from transport.wire.node import IceServers
 
@@ -19,6 +19,12 @@ class Jobs(Protocol):
 
     async def check_owner(self, job: str, account_id: str) -> None:
         """NotFoundError unless the job is there and the account's; the web layer asks before anything else."""
+
+    async def choices(self, spec: JobSpec) -> Sequence[api.Choice]:
+        """Other jobs that would be cheaper or sooner, each quoted."""
+
+    async def tokenizer(self, job: str) -> TokenizerSpec:
+        """That of a finished job's model."""
 
     async def create(self, new: api.NewJob, account_id: str = LOCAL_ACCOUNT) -> api.JobView:
         """Checked at the door (document, config, dataset, size of the network); refused whole or stored whole."""

@@ -1,11 +1,13 @@
 """What a job would take on the network as it is, and whether it can be taken at all."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from coordinator.client.text import money
 from coordinator.config import Config
-from coordinator.domain import period, placement, pricing
+from coordinator.domain import forecast, period, placement, pricing
+from coordinator.domain.forecast import Outcome
 from coordinator.domain.placement import Network, NoPlacementError, Placement
 from coordinator.errors import CottageError, InvalidError
 from coordinator.services.artifacts import ArtifactStore
@@ -58,6 +60,7 @@ def quote(
     artifacts: ArtifactStore,
     network: Network | None = None,
     rate: Rate | None = None,
+    outcomes: Sequence[Outcome] = (),
 ) -> Quote:
     """Price and plan; everything that forbids the job is in ``problems``.
 
@@ -65,6 +68,7 @@ def quote(
         rate: the network's price of operations; None for the operator's own.
         config: the model's final config; None works one out from the document.
         network: what was measured of lines and ways.
+        outcomes: of earlier jobs, for the ranges.
     """
     try:
         known = resolve(spec.model, vocabulary_of(spec, artifacts)) if config is None else config
@@ -80,7 +84,7 @@ def quote(
     reasons = [rate.reason] if rate.reason else []
     if len(willing) < len(everybody):
         reasons.append(f"{len(everybody) - len(willing)} nodes ask more than that and are not chosen")
-    offer = _Offer(rate.per_petaflop, len(willing), tuple(reasons))
+    offer = _Offer(rate.per_petaflop, len(willing), tuple(reasons), tuple(outcomes))
     try:
         here = payable(willing, frozenset())
         found = placement.choose(shape, spec.training, here, spec.parallel.stages, spec.parallel.replicas, network)
@@ -97,6 +101,7 @@ class _Offer:
     rate: int
     nodes: int
     reasons: tuple[str, ...]
+    outcomes: tuple[Outcome, ...]
 
 
 def _document_problems(spec: JobSpec) -> list[str]:
@@ -129,14 +134,17 @@ def _priced(
             f"the budget {money(spec.budget)} is below the price {money(price)}: raise it to {money(price)}",
         ]
     rounds = period.planned(training, replicas, found)
-    seconds = period.seconds(training, rounds, found) if found else 0.0
+    seconds = period.seconds(training, rounds, found) + rounds.rounds * ROUND_OVERHEAD_S if found else 0.0
+    takes = forecast.time(offer.outcomes)
+    part = forecast.paid(
+        offer.outcomes, replicas, stages * replicas, rounds.rounds, forecast.hours(seconds, takes.middle)
+    )
     memory = (
         [placement.stage_memory(shape, training, found.layers, s) // placement.MEGABYTE for s in range(stages)]
         if found
         else []
     )
-    each_round = seconds / max(1, rounds.rounds) + ROUND_OVERHEAD_S
-    middle = pricing.likely(price, replicas, stages * replicas, each_round)
+    low, middle = max(pricing.least(price, replicas), int(price * part.low)), int(price * part.middle)
     return Quote(
         operations=float(operations),
         parameters=shape.parameters,
@@ -145,9 +153,9 @@ def _priced(
         replicas=replicas,
         nodes_available=offer.nodes,
         rounds=rounds.rounds,
-        hours=(seconds + rounds.rounds * ROUND_OVERHEAD_S) / 3600,
+        hours=forecast.hours(seconds, takes.middle),
         price=price,
-        price_low=pricing.least(price, replicas),
+        price_low=low,
         price_high=price,
         memory_mb_per_stage=tuple(memory),
         limit=found.limit if found else "no plan fits the network",
@@ -155,11 +163,14 @@ def _priced(
         rate=offer.rate,
         price_likely=middle,
         fee_lamports=OPENING_LAMPORTS,
-        reasons=(*offer.reasons, *_range_reasons(price, middle, pricing.least(price, replicas), config)),
+        reasons=(*offer.reasons, *_range_reasons(price, low, replicas, config, len(offer.outcomes))),
+        hours_low=forecast.hours(seconds, takes.low),
+        hours_high=forecast.hours(seconds, takes.high),
+        hours_planned=seconds / 3600,
     )
 
 
-def _range_reasons(price: int, middle: int, low: int, config: Config) -> tuple[str, ...]:
+def _range_reasons(price: int, low: int, replicas: int, config: Config, seen: int) -> tuple[str, ...]:
     """Why a job may pay less than its price, and never more."""
     top = (
         "the least that a job costs here"
@@ -167,11 +178,16 @@ def _range_reasons(price: int, middle: int, low: int, config: Config) -> tuple[s
         else "every replica takes part in every round"
     )
     reasons = [f"{money(price)} at most: {top}, and nothing makes it more"]
-    if middle < price:
-        leaving = f"each node leaves once in {pricing.LEAVES_HOURS} hours and its replica misses that round"
-        reasons.append(f"{money(middle)} likely: {leaving}")
     if low < price:
-        reasons.append(f"{money(low)} at least, where one replica alone does every round; what is not paid goes back")
+        leaving = f"each node is taken to leave once in {pricing.LEAVES_HOURS} hours, and its replica misses that round"
+        reasons.append(f"{money(low)} or more in nine jobs of ten: {leaving}")
+    if replicas > 1:
+        least = money(pricing.least(price, replicas))
+        reasons.append(f"{least} at least, where one replica alone does every round; what is not paid goes back")
+    jobs = (
+        f"the last {seen} jobs here took beside their plans" if seen else "is assumed, since no job has ended here yet"
+    )
+    reasons.append(f"the range of hours is what {jobs}" if seen else f"the range of hours {jobs}")
     reasons.append(
         f"the ledger takes {OPENING_LAMPORTS} lamports for opening the escrow; payouts cost the submitter nothing"
     )

@@ -11,7 +11,7 @@ from coordinator.errors import InvalidError, UnavailableError
 from coordinator.services import ports
 from coordinator.web import openapi
 from coordinator.web.auth import principal, public
-from coordinator.web.documents import read_document
+from coordinator.web.documents import own_origin, read_document
 from coordinator.web.http import API, answer, integer, read_body
 from coordinator.web.route import Query, Route
 from coordinator.web.stream import Streams
@@ -52,8 +52,10 @@ class Api:
         priced = "What a job would take and cost on the network as it is"
         refused = (402, 403, 404, 409, 413, 422, 503)
         made = "Submit a job; it waits for its escrow"
+        cheaper = "Other jobs that would be cheaper or sooner, each quoted"
         return [
             Route("POST", f"{API}/quote", self.quote, priced, api.Quote, JobSpec, 200, refused, yaml=True),
+            Route("POST", f"{API}/choices", self.choices, cheaper, tuple[api.Choice, ...], JobSpec, 200, refused, yaml=True),
             Route("POST", _JOBS, self.create, made, api.JobView, api.NewJob, 201, refused, yaml=True),
         ]
 
@@ -117,11 +119,21 @@ class Api:
 
     async def quote(self, request: web.Request) -> web.Response:
         """POST quote."""
-        return answer(await self._jobs.quote(await read_document(request, JobSpec)))
+        spec = await read_document(request, JobSpec)
+        await own_origin(request, self._jobs, spec)
+        return answer(await self._jobs.quote(spec))
+
+    async def choices(self, request: web.Request) -> web.Response:
+        """POST choices."""
+        spec = await read_document(request, JobSpec)
+        await own_origin(request, self._jobs, spec)
+        return answer(await self._jobs.choices(spec))
 
     async def create(self, request: web.Request) -> web.Response:
         """POST jobs."""
-        made = await self._jobs.create(await read_document(request, api.NewJob), principal(request).account_id)
+        new = await read_document(request, api.NewJob)
+        await own_origin(request, self._jobs, new.spec)
+        made = await self._jobs.create(new, principal(request).account_id)
         return answer(made, 201, {"Location": f"{API}/jobs/{made.id}"})
 
     async def list_jobs(self, request: web.Request) -> web.Response:

@@ -9,6 +9,8 @@ import yaml
 from aiohttp import web
 
 from coordinator.errors import InvalidError, TooLargeError
+from coordinator.services import ports
+from coordinator.web.auth import principal
 from coordinator.web.http import MAX_JSON_BYTES, read_body
 from transport.wire import codec
 from transport.wire.api import NewJob
@@ -51,6 +53,16 @@ async def read_document(request: web.Request, kind: type[T]) -> T:
         spec = document if isinstance(document, JobSpec) else document.spec
         check_plain(spec.model.config)
     return document  # type: ignore[no-any-return]
+
+
+async def own_origin(request: web.Request, jobs: ports.Jobs, spec: JobSpec) -> None:
+    """See that the job whose model another one starts from is the caller's own.
+
+    Raises:
+        NotFoundError: it is not, or is not there.
+    """
+    if spec.model.from_job is not None:
+        await jobs.check_owner(spec.model.from_job, principal(request).account_id)
 
 
 def parse_yaml(data: bytes) -> Any:

@@ -170,16 +170,6 @@ def test_the_submitters_cap_is_never_exceeded_and_dust_is_carried(
     assert paid == price or done < total
 
 
-@calm
-@given(st.integers(0, 2**50), st.integers(1, 64), st.integers(1, 64), st.floats(0, 10**6))
-def test_what_is_likely_lies_between_the_least_and_the_price(
-    price: int, replicas: int, stages: int, seconds: float
-) -> None:
-    assert (
-        pricing.least(price, replicas) <= pricing.likely(price, replicas, stages * replicas, seconds) <= max(0, price)
-    )
-
-
 def test_a_payout_waits_until_its_fee_is_a_twentieth_of_it() -> None:
     fee, sol = 5000, 150_000_000  # 0.00075 tokens.
     assert not pricing.worth_paying(14_999, fee, sol)

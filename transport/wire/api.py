@@ -56,13 +56,15 @@ class Quote(msgspec.Struct, frozen=True):
     """What a job would take on this network now. ``limit`` says in words what bounds it, and once nodes are chosen what bounds
     those; ``problems`` what forbids it.
 
-    ``price`` is fixed: it is what is paid if every replica takes part in every round, and never is more paid. A round that lost
-    replicas pays less, down to one replica's part: ``price_low`` is what a whole training pays at least and ``price_high`` is
-    ``price``. What an audit finds wrong is not paid at all, and work that a cancelled job did not do neither.
+    ``price`` is fixed: it is what is paid if every replica takes part in every round, and never is more paid; ``price_high`` is
+    ``price``. A round that lost replicas pays less. Nine of ten jobs should pay ``price_low`` at least, and half of them
+    ``price_likely``. What an audit finds wrong is not paid at all, and work that a cancelled job did not do neither.
 
-    ``rate`` is the network's price of 10^15 operations; nodes that ask more are not chosen. ``price_likely`` is what the
-    training will pay in the middle, ``fee_lamports`` what the ledger takes from the submitter; ``reasons`` say where all of
-    it comes from.
+    ``hours`` of training are likely, from the first round's beginning to the last one's end; nine of ten jobs should take between
+    ``hours_low`` and ``hours_high``. ``hours_planned`` is the plan's own sum, which the range is worked out from.
+
+    ``rate`` is the network's price of 10^15 operations; nodes that ask more are not chosen. ``fee_lamports`` is what the ledger
+    takes from the submitter; ``reasons`` say where all of it comes from.
     """
 
     operations: float
@@ -83,6 +85,17 @@ class Quote(msgspec.Struct, frozen=True):
     price_likely: int = 0
     fee_lamports: int = 0
     reasons: tuple[str, ...] = ()
+    hours_low: float = 0.0
+    hours_high: float = 0.0
+    hours_planned: float = 0.0
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """Another job that would be cheaper or sooner. ``changes``: fields of the document by path, such as ``training.tokens``."""
+
+    text: str
+    changes: dict[str, str | int | float | None]
+    quote: Quote
 
 
 class Funding(msgspec.Struct, frozen=True):

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from transport.wire.ids import Digest, ShortText
+from transport.wire.ids import Digest, JobId, ShortText
 
 MAX_SHARDS = 256  # Files of one model; the largest public ones have 191.
 MAX_PERIOD = 5000  # Inner steps of a round: leaves of a commitment, and what is lost with a replica.
@@ -22,12 +22,17 @@ TOGETHER = frozenset({"gradients", "demo", "dgc"})
 
 
 class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Either ``preset`` or ``config`` (the content of a Hugging Face ``config.json``)."""
+    """Either ``preset`` or ``config`` (the content of a Hugging Face ``config.json``), or ``from_job``.
+
+    ``from_job``: a finished job of the same submitter, whose model, config and tokenizer this one starts from. Once the job is
+    created, ``config`` and ``weights`` name them too.
+    """
 
     preset: Annotated[str, Meta(max_length=64)] | None = None
     config: dict[str, Any] | None = None
     weights: Digest | Annotated[tuple[Digest, ...], Meta(min_length=1, max_length=MAX_SHARDS)] | None = None
     """An uploaded ``model.safetensors`` to start from, or all its shards; ``None`` starts from seeded random weights."""
+    from_job: JobId | None = None
 
     @property
     def weight_files(self) -> tuple[Digest, ...]:
@@ -209,7 +214,7 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         """Refuse adapters of nothing."""
-        if self.training.lora is not None and self.model.weights is None:
+        if self.training.lora is not None and self.model.weights is None and self.model.from_job is None:
             raise ValueError("training.lora adapts a model that has learnt already: give its weights in model.weights")
 
 

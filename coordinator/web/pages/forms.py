@@ -9,7 +9,7 @@ from typing import Any, Literal, get_type_hints
 import msgspec
 
 from coordinator.client.text import amount, parse_amount
-from coordinator.errors import CottageError
+from coordinator.errors import CottageError, InvalidError
 from coordinator.web.documents import check_plain
 from coordinator.web.http import field_of
 from transport.wire import codec
@@ -18,6 +18,7 @@ from transport.wire.job import DatasetSpec, JobSpec, LoraSpec, ModelSpec, Parall
 
 NO_DATASET = "0" * 64  # Stands in a quote for a dataset that is not uploaded yet: the price does not depend on it.
 OWN_CONFIG = "config"
+FROM_JOB = "job"
 _PARTS: Mapping[str, type[msgspec.Struct]] = {
     "model": ModelSpec,
     "dataset": DatasetSpec,
@@ -52,8 +53,12 @@ BASIC = (
 FULL = (
     Field("training.micro_batches", "Micro-batches", "Parts of a batch that stream through the stages.", "whole"),
     Field("training.inner_steps", "Steps between exchanges", "Inner steps of one outer round.", "whole"),
+    Field("training.round_seconds", "Seconds of a round", "Empty: rounds of fixed steps.", "decimal"),
+    Field("training.lateness", "Patience with a late replica", "In deviations; empty: the rounds' own.", "decimal"),
     Field("training.warmup_steps", "Warm-up steps", "", "whole"),
     Field("training.final_rate", "Last learning rate", "As a part of the highest.", "decimal"),
+    Field("training.decay_share", "Quick fall's part", "Of the steps; for the fall called stable.", "decimal"),
+    Field("training.loss_scale", "Scale of the loss", "For float16.", "decimal"),
     Field("training.clip_norm", "Gradient limit", "Of the whole model's norm; empty: none.", "decimal"),
     Field("training.weight_decay", "Weight decay", "", "decimal"),
     Field("training.outer_learning_rate", "Outer learning rate", "", "decimal"),
@@ -69,23 +74,21 @@ FULL = (
         "Streaming DiLoCo: steps that hide the way of a round's part.",
         "whole",
     ),
+    Field("training.commit_every", "Steps between commitments", "An audit runs so many again.", "whole"),
     Field("training.seed", "Seed", "The same seed gives the same first weights and order.", "whole"),
     Field("training.subspace", "Channels between stages", "Empty: all of them. From random weights only.", "whole"),
     Field("training.lookahead", "Looking ahead", "Further micro-batches in flight, against a long way.", "whole"),
     Field("parallel.stages", "Stages", "Empty: the scheduler chooses.", "whole"),
     Field("parallel.replicas", "Replicas", "Empty: the scheduler chooses.", "whole"),
-    Field(
-        "training.lora.rank",
-        "Adapter's rank",
-        "LoRA, for a model with weights; empty: the model itself learns.",
-        "whole",
-    ),
-    Field("training.lora.alpha", "Adapter's weight", "LoRA's alpha; empty: 32.", "decimal"),
+    Field("dataset.heldout", "Held-out part", "Of the data, for the validation loss.", "decimal"),
+)
+ADAPTER = (
+    Field("training.lora.rank", "Adapter's rank", "Of its thin matrices.", "whole"),
+    Field("training.lora.alpha", "Adapter's weight", "LoRA's alpha.", "decimal"),
     Field(
         "training.lora.targets", "Adapted layers", "Names such as q_proj, v_proj; empty: every linear layer.", "names"
     ),
     Field("training.lora.base_model", "Adapter of", "What the adapter names as its base model.", "text"),
-    Field("dataset.heldout", "Held-out part", "Of the data, for the validation loss.", "decimal"),
 )
 OTHERS = (
     Field("name", "Name", "How you find the job again.", "text"),
@@ -93,6 +96,7 @@ OTHERS = (
     Field("tokenizer.vocabulary", "Vocabulary", "Entries of the tokenizer.", "whole"),
     Field("budget", "Budget", "Goes into escrow; what is not spent comes back.", "amount"),
     Field("deadline_hours", "Deadline, hours", "From now; what is not done by then is refunded.", "decimal"),
+    Field("note", "Note", "For yourself.", "text"),
 )
 
 
@@ -158,30 +162,63 @@ SELECTS = (
             ("fp32", "float32: exact"),
         ),
     ),
+    Select(
+        "training.boundary_gradients",
+        "Their gradients",
+        (("auto", "as the activations"), ("int8", "int8"), ("int4", "int4"), ("fp32", "float32: exact")),
+    ),
+    Select(
+        "training.schedule",
+        "Order in the pipeline",
+        (("1f1b", "one forward, one backward"), ("zero-bubble", "zero bubble")),
+    ),
+    Select(
+        "training.recompute",
+        "Memory of layers",
+        (("false", "kept for the way back"), ("true", "computed again: less memory, a third more work")),
+    ),
+    Select(
+        "training.sampling",
+        "Order of the data",
+        (("random", "random places"), ("epochs", "each window once before any comes again")),
+    ),
+    Select(
+        "training.aggregation",
+        "Mean of the replicas",
+        (("mean", "plain"), ("trimmed", "without the extremes"), ("clipped", "with limits on each")),
+    ),
+    Select(
+        "training.check_updates",
+        "Updates far from the others'",
+        (("true", "left out"), ("false", "taken as they are")),
+    ),
+    Select(
+        "dataset.faulty",
+        "Rows that cannot be read",
+        (("refuse", "refuse the dataset"), ("skip", "leave them out")),
+    ),
 )
+_YES_NO: Mapping[str, bool] = {"true": True, "false": False}
 _CHOICES = {
     "model.choice": "tiny-llama",
     "dataset.format": "text",
     "tokenizer.kind": "bpe",
     "payer": "test",
+    "learns": "model",
 }
-_PLAIN = ("model.config", "model.weights", "dataset.artifact", "tokenizer.file", "submitter")
+_PLAIN = ("model.config", "model.weights", "model.from_job", "dataset.artifact", "tokenizer.file", "submitter")
 
 
 def _default(name: str) -> str:
     """What the job document takes for a field that is left out, as one would type it."""
     part, _, key = name.rpartition(".")
-    if part == "training.lora":
-        return ""  # Left empty, all of them: no adapter.
     fields = {field.encode_name: field for field in msgspec.structs.fields(_PARTS[part] if part else JobSpec)}
     value = fields[key].default
-    return (
-        "" if value is msgspec.NODEFAULT or value is None else f"{value:g}" if isinstance(value, float) else str(value)
-    )
+    return "" if value is msgspec.NODEFAULT or value is None else _typed(value)
 
 
 DEFAULTS: Mapping[str, str] = (
-    {field.name: _default(field.name) for field in (*BASIC, *FULL, *OTHERS, *SELECTS)}
+    {field.name: _default(field.name) for field in (*BASIC, *FULL, *ADAPTER, *OTHERS, *SELECTS)}
     | _CHOICES
     | dict.fromkeys(_PLAIN, "")
 )
@@ -190,12 +227,16 @@ MAX_LENGTH = 1 << 20
 
 @dataclass(frozen=True)
 class Filled:
-    """What was typed, and what it means: a job and its payer, or the errors by field."""
+    """What was typed, and what it means: a job and its payer, or the errors by field.
+
+    ``document``: the job document as far as it is there, in JSON.
+    """
 
     values: Mapping[str, str]
     errors: Mapping[str, str]
     spec: JobSpec | None
     submitter: str | None
+    document: str = ""
 
 
 def read(typed: Mapping[str, str], draft: bool = False) -> Filled:
@@ -220,14 +261,69 @@ def read(typed: Mapping[str, str], draft: bool = False) -> Filled:
         if not values["tokenizer.file"] and not draft:
             errors["tokenizer.file"] = "choose a tokenizer.json, or another kind of tokenizer"
     for select in SELECTS:
-        _put(document, select.name, values[select.name], errors)
-    for field in (*BASIC, *FULL, *OTHERS):
+        value = values[select.name]
+        _put(document, select.name, _YES_NO.get(value, value), errors)
+    adapter = values["learns"] == "lora"
+    for field in (*BASIC, *FULL, *(ADAPTER if adapter else ()), *OTHERS):
         _read_field(field, values[field.name].strip(), document, errors, draft)
-    if "lora" in document.get("training", {}) and not values["model.weights"] and not draft:
-        errors["training.lora.rank"] = "an adapter belongs to a model that has learnt already: choose its weights above"
+    started = values["model.weights"] or values["model.choice"] == FROM_JOB
+    if adapter and not started:
+        if not draft:
+            errors["learns"] = "an adapter belongs to a model that has learnt already: choose its weights above"
+        document["training"].pop("lora", None)
     submitter = _submitter(values, errors)
     spec = None if errors else _whole(document, errors)
-    return Filled(values, errors, spec, submitter)
+    return Filled(values, errors, spec, submitter, _shown(document, values))
+
+
+def _shown(document: Mapping[str, Any], values: Mapping[str, str]) -> str:
+    """The document as JSON, without what stands in for a part that is not there yet."""
+    plain: dict[str, Any] = {"name": values["name"], "budget": document.get("budget", 0)} | dict(document)
+    plain = {"name": plain.pop("name"), **plain} | ({} if values["budget"].strip() else {"budget": 0})
+    plain["name"] = values["name"]
+    if plain["dataset"].get("artifact") == NO_DATASET:
+        plain["dataset"] = {key: value for key, value in plain["dataset"].items() if key != "artifact"}
+    return json.dumps(plain, indent=2, ensure_ascii=False)
+
+
+def read_document(text: str, typed: Mapping[str, str]) -> dict[str, str]:
+    """The form that asks for the job of a JSON document; who pays stays as typed.
+
+    Args:
+        text: JSON of a whole job document; name, dataset and budget may be missing.
+    Raises:
+        InvalidError: no JSON, or no job; the message names the place.
+    """
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidError(f"this is no JSON: {error}", "document") from error
+    check_plain(document)
+    if not isinstance(document, dict):
+        raise InvalidError("a job is a table: it begins with { and ends with }", "document")
+    dataset = document.get("dataset", {})
+    filled = {
+        **document,
+        "name": document.get("name") or "draft",
+        "budget": document.get("budget") or 1,
+        "dataset": {"artifact": NO_DATASET, **dataset} if isinstance(dataset, dict) else dataset,
+    }
+    try:
+        values = fill(codec.convert(filled, JobSpec))
+    except codec.MessageError as error:
+        raise InvalidError(f"{place_in(str(error))}{plain(str(error))}", "document") from error
+    missing = {
+        "name": "" if not document.get("name") else values["name"],
+        "budget": "" if not document.get("budget") else values["budget"],
+        "dataset.artifact": "" if values["dataset.artifact"] == NO_DATASET else values["dataset.artifact"],
+    }
+    return values | missing | {name: typed[name] for name in ("payer", "submitter") if name in typed}
+
+
+def place_in(message: str) -> str:
+    """Where in the document an error is, to begin a sentence with."""
+    field = field_of(message)
+    return f"{field}: " if field else ""
 
 
 def fill(spec: JobSpec) -> dict[str, str]:
@@ -238,18 +334,23 @@ def fill(spec: JobSpec) -> dict[str, str]:
         value: Any = document
         for key in name.split("."):
             value = value.get(key) if isinstance(value, dict) else None
-        if value is not None and name != "model.config":
+        if value is not None and name not in ("model.config", "model.weights"):
             values[name] = _typed(value)
+        elif name not in _PLAIN and name not in _CHOICES and not name.startswith("training.lora"):
+            values[name] = ""  # Left open, though a form has something there.
+    values["learns"] = "model" if spec.training.lora is None else "lora"
     values["model.weights"] = " ".join(spec.model.weight_files)
     values["budget"] = amount(spec.budget).replace(",", "")
-    values["model.choice"] = spec.model.preset or OWN_CONFIG
+    values["model.choice"] = FROM_JOB if spec.model.from_job else spec.model.preset or OWN_CONFIG
     values["model.config"] = json.dumps(spec.model.config, indent=2) if spec.model.config is not None else ""
     return values
 
 
 def _typed(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
     if isinstance(value, float):
-        return f"{value:g}"
+        return repr(value).removesuffix(".0")
     return ", ".join(value) if isinstance(value, tuple | list) else str(value)
 
 
@@ -284,6 +385,10 @@ def plain(message: str) -> str:
 def _model(values: Mapping[str, str], errors: dict[str, str]) -> dict[str, Any]:
     files = values["model.weights"].split()  # One file, or the shards of a model that another client uploaded.
     model: dict[str, Any] = {"weights": files[0] if len(files) == 1 else files} if files else {}
+    if values["model.choice"] == FROM_JOB:
+        if not re.fullmatch(r"[0-9a-f]{32}", values["model.from_job"].strip()):
+            errors["model.from_job"] = "give the id of a finished job: 32 hexadecimal digits"
+        return {"from_job": values["model.from_job"].strip()}
     if values["model.choice"] != OWN_CONFIG:
         return model | {"preset": values["model.choice"]}
     try:

@@ -1,22 +1,39 @@
 """The submit form: price while typing, review before anything is promised, errors beside their fields."""
 
+import json
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Final, Literal, cast, get_args
 
 from aiohttp import BodyPartReader, ClientConnectionError, hdrs, web
 
-from coordinator.client.text import amount
+from coordinator.client.text import amount, count, duration
 from coordinator.errors import CottageError, ForbiddenError, InvalidError, TooLargeError
 from coordinator.services import ports
 from coordinator.services.checks import DatasetChecks
 from coordinator.services.uploads import UploadService
 from coordinator.web.auth import principal
-from coordinator.web.pages.forms import BASIC, FULL, NO_DATASET, OTHERS, OWN_CONFIG, SELECTS, Filled, fill, place, read
+from coordinator.web.documents import own_origin
+from coordinator.web.pages.forms import (
+    ADAPTER,
+    BASIC,
+    FROM_JOB,
+    FULL,
+    NO_DATASET,
+    OTHERS,
+    OWN_CONFIG,
+    SELECTS,
+    Filled,
+    fill,
+    place,
+    read,
+    read_document,
+)
 from coordinator.web.pages.render import CSRF_FIELD, Renderer, check_csrf
 from transport.wire.api import NewJob, NewUpload, Quote
-from transport.wire.job import DatasetFormat, JobSpec
-from transport.wire.model import PRESETS
+from transport.wire.dataset import Check, CheckRequest
+from transport.wire.job import DatasetFormat, DatasetSpec, JobSpec, TokenizerSpec
+from transport.wire.model import PRESETS, inspect_config
 
 _JOB = re.compile(r"[0-9a-f]{32}")
 MAX_FIELDS = 100
@@ -25,6 +42,9 @@ MAX_FORM_FILE = (
     256 << 20
 )  # A file in a plain form cannot resume; larger ones go through the page's script or `cottage submit`.
 CHUNK_BYTES = 1 << 18
+REPORT_SECONDS = 1.0  # A part of the page waits so long for a check to end; then it says how far it is.
+REVIEW_SECONDS = 20.0
+MANY_EPOCHS = 20  # Models of language gain little beyond 4 (arXiv 2305.16264), and nothing beyond 40.
 
 _Purpose = Literal["dataset", "weights", "tokenizer"]
 # By the input of the file: its purpose, and the input that takes its digest.
@@ -57,13 +77,18 @@ class Submit:
         app.router.add_get("/submit", self.form)
         app.router.add_post("/submit", self.send)
         app.router.add_post("/submit/quote", self.quote)
+        app.router.add_post("/submit/choices", self.choices)
+        app.router.add_post("/submit/report", self.report)
 
     async def form(self, request: web.Request) -> web.Response:
-        """The empty form, or that of an earlier job."""
-        typed, earlier = {}, request.query.get("from", "")
+        """The empty form; with ``from`` that of an earlier job, with ``start`` one that starts from an earlier job's model."""
+        typed: dict[str, str] = {}
+        earlier, start = request.query.get("from", ""), request.query.get("start", "")
         if _JOB.fullmatch(earlier):
             await self._jobs.check_owner(earlier, principal(request).account_id)
             typed = fill((await self._jobs.get(earlier)).spec)
+        if _JOB.fullmatch(start):
+            typed |= {"model.choice": FROM_JOB, "model.from_job": start}
         if not (await self._network.view()).test_wallet:
             typed["payer"] = "own"
         return await self._show(request, Filled(read(typed, draft=True).values, {}, None, None), 200)
@@ -72,7 +97,8 @@ class Submit:
         """The price of what is typed so far: a part of the page."""
         typed, _ = await self._typed(request)
         filled = read(typed, draft=True)
-        quote, problem = await self._price(filled)
+        quote, problem = await self._price(request, filled)
+        warnings = self._warnings(filled, quote, await self._check(request, filled, 0.0))
         return self._renderer.page(
             request,
             "quote.html",
@@ -81,46 +107,128 @@ class Submit:
             filled=filled,
             labels=_labels(),
             fits=_fits(quote, filled),
+            warnings=warnings,
         )
+
+    async def choices(self, request: web.Request) -> web.Response:
+        """What would be cheaper or sooner: a part of the page."""
+        typed, _ = await self._typed(request)
+        filled = read(typed, draft=True)
+        return self._renderer.page(request, "choices.html", choices=await self._cheaper(request, filled))
+
+    async def report(self, request: web.Request) -> web.Response:
+        """What the dataset holds, as far as it is read: a part of the page."""
+        typed, _ = await self._typed(request)
+        check = await self._check(request, read(typed, draft=True), REPORT_SECONDS)
+        return self._renderer.page(request, "report.html", check=check)
 
     async def send(self, request: web.Request) -> web.Response:
         """Review what was typed; or, from the review, create the job."""
         typed, failed = await self._typed(request)
+        if typed.get("action") == "document":
+            return await self._take_over(request, typed)
         filled = read(typed)
-        if typed.get("action") == "edit":
-            return await self._show(request, Filled(filled.values, {}, None, None), 200)
+        if typed.get("action") in ("edit", "quote"):
+            return await self._show(request, Filled(filled.values, failed, None, None), 200, typed["action"] == "quote")
         errors = {**filled.errors, **failed}
         if errors or filled.spec is None:
             return await self._show(request, Filled(filled.values, errors, None, None), 422)
+        check = await self._check(request, filled, REVIEW_SECONDS)
+        if problem := _refused(check):
+            return await self._show(request, Filled(filled.values, {"dataset.artifact": problem}, None, None), 422)
         if typed.get("action") == "create":
             return await self._create(request, filled, filled.spec)
-        quote, problem = await self._price(filled)
+        quote, problem = await self._price(request, filled)
         if problem:
             return await self._show(request, Filled(filled.values, {"": problem}, None, None), 422)
         return self._renderer.page(
-            request, "review.html", filled=filled, quote=quote, shown=_shown(filled), fits=_fits(quote, filled)
+            request,
+            "review.html",
+            filled=filled,
+            quote=quote,
+            shown=_shown(filled),
+            fits=_fits(quote, filled),
+            check=check,
+            warnings=self._warnings(filled, quote, check),
         )
+
+    async def _take_over(self, request: web.Request, typed: Mapping[str, str]) -> web.Response:
+        """Fill the form from the JSON beside it; where that is no job, say why and leave both as they are."""
+        text = typed.get("document", "")
+        try:
+            values = read_document(text, typed)
+        except CottageError as error:
+            values = dict(read(typed, draft=True).values)
+            return await self._show(request, Filled(values, {"document": error.detail}, None, None, text), 422)
+        return await self._show(request, Filled(read(values, draft=True).values, {}, None, None), 200)
+
+    async def _check(self, request: web.Request, filled: Filled, seconds: float) -> Check | None:
+        """The check of the dataset that is chosen, if one is; it goes on by itself."""
+        if filled.spec is None or filled.spec.dataset.artifact == NO_DATASET:
+            return None
+        spec = filled.spec
+        try:
+            tokenizer = spec.tokenizer
+            await own_origin(request, self._jobs, spec)
+            if spec.model.from_job is not None:
+                tokenizer = await self._jobs.tokenizer(spec.model.from_job)
+            if tokenizer.kind == "file" and tokenizer.file is None:
+                tokenizer = TokenizerSpec("bytes")  # The tokenizer is not there yet: the rows can be looked at.
+            data = spec.dataset
+            dataset = DatasetSpec(data.artifact, data.format, data.text_field, faulty=data.faulty)  # How much is held out changes nothing.
+            return await self._checks.get(CheckRequest(dataset, tokenizer, spec.training.sequence), seconds)
+        except CottageError as error:
+            return Check(NO_DATASET, "failed", 0, 0, None, error.detail)
+
+    def _warnings(self, filled: Filled, quote: Quote | None, check: Check | None) -> list[str]:
+        """What does not forbid the job, and is worth a second thought."""
+        spec, found = filled.spec, []
+        if spec is None:
+            return []
+        if check is not None and check.report is not None and check.report.tokens:
+            times = spec.training.tokens / check.report.tokens
+            if times > MANY_EPOCHS:
+                held = f"{'' if check.report.exact else 'about '}{count(check.report.tokens)} tokens"
+                found.append(f"the data has {held}, so each is read {times:,.0f} times: the model learns it by heart")
+        if quote is not None and quote.hours_high > spec.deadline_hours:
+            long = duration(quote.hours_high * 3600)
+            found.append(f"it may take {long}, and the deadline is after {duration(spec.deadline_hours * 3600)}")
+        return found
+
+    async def _cheaper(self, request: web.Request, filled: Filled) -> Sequence[tuple[str, str]]:
+        """Choices in words, with the fields of the form that they change, in JSON."""
+        if filled.spec is None:
+            return ()
+        try:
+            await own_origin(request, self._jobs, filled.spec)
+            found = await self._jobs.choices(filled.spec)
+        except CottageError:
+            return ()
+        return [(choice.text, json.dumps(_in_form(choice.changes))) for choice in found]
 
     async def _create(self, request: web.Request, filled: Filled, spec: JobSpec) -> web.Response:
         try:
+            await own_origin(request, self._jobs, spec)
             made = await self._jobs.create(NewJob(spec, filled.submitter), principal(request).account_id)
         except CottageError as error:
             errors = {place(error.field): error.detail}
             return await self._show(request, Filled(filled.values, errors, None, None), error.status)
         raise web.HTTPSeeOther(f"/jobs/{made.id}", headers={hdrs.CACHE_CONTROL: "no-store"})
 
-    async def _price(self, filled: Filled) -> tuple[Quote | None, str]:
+    async def _price(self, request: web.Request, filled: Filled) -> tuple[Quote | None, str]:
         if filled.spec is None:
             return None, ""
         try:
+            await own_origin(request, self._jobs, filled.spec)
             quote = await self._jobs.quote(filled.spec)
         except CottageError as error:
             return None, error.detail
         return quote, ""
 
-    async def _show(self, request: web.Request, filled: Filled, status: int) -> web.Response:
+    async def _show(self, request: web.Request, filled: Filled, status: int, choices: bool = False) -> web.Response:
         draft = read(filled.values, draft=True)
-        quote, problem = await self._price(draft)
+        quote, problem = await self._price(request, draft)
+        check = await self._check(request, draft, REPORT_SECONDS)
         return self._renderer.page(
             request,
             "submit.html",
@@ -132,7 +240,13 @@ class Submit:
             basic=BASIC,
             full=FULL,
             selects=SELECTS,
-            fields={field.name: field for field in (*BASIC, *FULL, *OTHERS, *SELECTS)},
+            adapter=ADAPTER,
+            fields={field.name: field for field in (*BASIC, *FULL, *ADAPTER, *OTHERS, *SELECTS)},
+            from_job=FROM_JOB,
+            document=filled.document or draft.document,
+            check=check,
+            warnings=self._warnings(draft, quote, check),
+            choices=await self._cheaper(request, draft) if choices else (),
             presets=_presets(),
             own_config=OWN_CONFIG,
             labels=_labels(),
@@ -217,12 +331,29 @@ def _fits(quote: Quote | None, filled: Filled) -> dict[str, Any]:
     }
 
 
+def _refused(check: Check | None) -> str:
+    """Why a dataset cannot be trained on; nothing where it can."""
+    if check is None:
+        return ""
+    if check.state in ("queued", "running"):
+        done = f"{100 * check.read // max(1, check.size)} %"
+        return f"the data is still being checked, {done} is read: review the job again in a moment"
+    return check.report.problem if check.report is not None else check.problem
+
+
+def _in_form(changes: Mapping[str, str | int | float | None]) -> dict[str, str]:
+    """Changes of a document as those of the form."""
+    return {place(path): "" if value is None else str(value) for path, value in changes.items()}
+
+
 def _shown(filled: Filled) -> list[tuple[str, str, str]]:
     """What matters of the form, in the order of the form: field, label, value."""
     values, labels = filled.values, _labels()
     idle = {"payer", "name", *({"submitter"} if filled.submitter is None else ())}
     for field, depends, needed in (
         ("model.config", "model.choice", OWN_CONFIG),
+        ("model.from_job", "model.choice", FROM_JOB),
+        *((field.name, "learns", "lora") for field in ADAPTER),
         ("dataset.text_field", "dataset.format", "jsonl parquet"),
         ("tokenizer.vocabulary", "tokenizer.kind", "bpe"),
         ("tokenizer.file", "tokenizer.kind", "file"),
@@ -236,6 +367,8 @@ def _shown(filled: Filled) -> list[tuple[str, str, str]]:
         "model.choice",
         "model.config",
         "model.weights",
+        "model.from_job",
+        "learns",
     ]
     order += ["tokenizer.kind", "tokenizer.vocabulary", "tokenizer.file", "budget", "deadline_hours"]
     names = order + [name for name in values if name not in order]
@@ -249,6 +382,9 @@ def _labels() -> dict[str, str]:
         "model.choice": "Model",
         "model.config": "config.json",
         "model.weights": "Weights to start from",
+        "model.from_job": "Start from job",
+        "learns": "What learns",
+        "document": "JSON",
         "dataset.artifact": "Dataset",
         "dataset.format": "Format",
         "tokenizer.kind": "Tokenizer",
@@ -256,14 +392,14 @@ def _labels() -> dict[str, str]:
         "submitter": "Wallet",
         "payer": "Paid by",
     }
-    return more | {field.name: field.label for field in (*BASIC, *FULL, *OTHERS)}
+    return more | {field.name: field.label for field in (*BASIC, *FULL, *ADAPTER, *OTHERS, *SELECTS)}
 
 
 def _presets() -> list[tuple[str, str]]:
-    """Name and shape of each preset."""
+    """Name and shape of each preset, the smallest first."""
     said = []
     for name, config in PRESETS.items():
-        hidden = config.get("hidden_size") or config.get("n_embd")
-        layers = config.get("num_hidden_layers") or config.get("n_layer")
-        said.append((name, f"{config['model_type']}, {layers} layers of width {hidden}"))
-    return said
+        shape = inspect_config(config)
+        words = f"{count(shape.parameters)} parameters: {config['model_type']}, {shape.layers} layers of width {shape.hidden}"
+        said.append((shape.parameters, name, words))
+    return [(name, words) for _, name, words in sorted(said)]

@@ -15,34 +15,62 @@ const size = (bytes) => {
 
 // Fields that depend on others: data-when="dataset.format=jsonl parquet"
 function arrange() {
-  for (const part of form.querySelectorAll("[data-when]")) {
-    const [name, value] = part.dataset.when.split("=");
-    part.hidden = !value.split(" ").includes(new FormData(form).get(name));
-  }
+  const data = new FormData(form);
+  const holds = (rule) => rule.split("=")[1].split(" ").includes(data.get(rule.split("=")[0]));
+  for (const part of form.querySelectorAll("[data-when]")) part.hidden = !holds(part.dataset.when);
+  for (const part of form.querySelectorAll("[data-unless]")) part.hidden = holds(part.dataset.unless);
 }
 
-// The quote
-let pending = null;
-let asked = 0;
-async function quote() {
-  const mine = ++asked;
+// Parts of the page that the coordinator draws anew: the quote, choices, the report on the data, the document.
+const latest = {};
+async function refresh(id, path) {
+  const mine = (latest[id] = (latest[id] || 0) + 1);
   const data = new FormData(form);
-  for (const [name, value] of [...data]) if (value instanceof File) data.delete(name);
-  const target = document.getElementById("quote");
+  for (const [name, value] of [...data]) if (value instanceof File || name === "document") data.delete(name);
+  const target = document.getElementById(id);
   target.setAttribute("aria-busy", "true");
+  let fresh = null;
   try {
-    const answer = await fetch("/submit/quote", { method: "POST", body: data });
-    const page = new DOMParser().parseFromString(await answer.text(), "text/html");
-    const fresh = page.getElementById("quote");
-    if (mine === asked && fresh) target.replaceChildren(...fresh.childNodes);
+    const answer = await fetch(path, { method: "POST", body: data });
+    fresh = new DOMParser().parseFromString(await answer.text(), "text/html").getElementById(id);
   } catch {
-    if (mine === asked) target.textContent = "The coordinator does not answer. The price comes back by itself.";
+    if (mine === latest[id] && id === "quote") {
+      target.textContent = "The coordinator does not answer. The price comes back by itself.";
+      setTimeout(quoteSoon, 3000);
+    }
   }
-  if (mine === asked) target.removeAttribute("aria-busy");
+  if (mine !== latest[id]) return false;
+  if (fresh) {
+    const open = [...target.querySelectorAll("details")].map((one) => one.open);
+    target.replaceChildren(...fresh.childNodes);
+    target.toggleAttribute("data-again", fresh.hasAttribute("data-again"));
+    target.querySelectorAll("details").forEach((one, at) => (one.open = Boolean(open[at])));
+    for (const button of target.querySelectorAll("[data-changes]")) button.hidden = false;
+  }
+  target.removeAttribute("aria-busy");
+  return fresh !== null;
+}
+
+let pending = null;
+let considered = null;
+async function quote() {
+  if (!(await refresh("quote", "/submit/quote"))) return;
+  const shown = document.querySelector("#quote template[data-document]");
+  const area = form.elements["document"];
+  if (shown && document.activeElement !== area && !area.dataset.edited) area.value = shown.content.textContent;
+  clearTimeout(considered);
+  considered = setTimeout(() => refresh("choices", "/submit/choices"), 900);
 }
 function quoteSoon() {
   clearTimeout(pending);
   pending = setTimeout(quote, 350);
+}
+let looking = null;
+async function report() {
+  clearTimeout(looking);
+  await refresh("report", "/submit/report");
+  if (document.getElementById("report").hasAttribute("data-again")) looking = setTimeout(report, 700);
+  else quoteSoon();
 }
 
 // Uploads
@@ -102,7 +130,10 @@ class Upload {
     const run = ++this.run;
     const file = this.file.files[0];
     this.hidden.value = "";
-    if (!file) return this.tell("", "");
+    if (!file) {
+      report();
+      return this.tell("", "");
+    }
     const wanted = this.describe(file);
     if (file.size === 0) return this.tell(`${file.name} is empty: choose a file with something in it`, "bad");
     busy.add(this);
@@ -114,7 +145,7 @@ class Upload {
       if (run === this.run) {
         busy.delete(this);
         this.bar.hidden = true;
-        quoteSoon();
+        report();
       }
     }
   }
@@ -181,14 +212,16 @@ class Upload {
 const uploads = [...form.querySelectorAll("[data-upload]")].map((root) => new Upload(root));
 form.addEventListener("input", (event) => {
   arrange();
-  if (event.target.type !== "file") quoteSoon();
+  if (event.target.name === "document") event.target.dataset.edited = "yes";
+  else if (event.target.type !== "file") quoteSoon();
 });
 form.addEventListener("change", (event) => {
   arrange();
   if (["dataset.format", "dataset.text_field"].includes(event.target.name)) {
     const dataset = uploads.find((one) => one.root.dataset.upload === "dataset");
-    if (dataset.file.files.length) dataset.start();
+    if (dataset.file.files.length) return dataset.start();
   }
+  if (/^(dataset|tokenizer|model\.choice|training\.sequence)/.test(event.target.name)) report();
 });
 form.addEventListener("submit", (event) => {
   if (busy.size === 0) return;
@@ -210,5 +243,16 @@ document.addEventListener("click", (event) => {
   form.elements["budget"].value = button.dataset.budget;
   quoteSoon();
 });
+document.addEventListener("click", (event) => {
+  const button = event.target.closest("[data-changes]");
+  if (!button) return;
+  for (const [name, value] of Object.entries(JSON.parse(button.dataset.changes))) {
+    if (form.elements[name]) form.elements[name].value = value; // Also of radio buttons: a list of them takes a value.
+  }
+  arrange();
+  quoteSoon();
+});
+for (const part of form.querySelectorAll("[data-plain]")) part.hidden = true;
 arrange();
 quote();
+if (document.getElementById("report").hasAttribute("data-again")) report();

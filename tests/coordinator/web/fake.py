@@ -16,9 +16,10 @@ import msgspec
 from coordinator.domain.account import LOCAL_ACCOUNT
 from coordinator.errors import ConflictError, FundsError, IllegalTransitionError, InvalidError, NotFoundError
 from coordinator.services.artifacts import ArtifactStore
+from coordinator.services.choices import find_choices
 from transport.wire import api, ledger, market
 from transport.wire.evidence import RoundEvidence
-from transport.wire.job import JobSpec
+from transport.wire.job import JobSpec, TokenizerSpec
 from transport.wire.model import PRESETS
 from transport.wire.network import RelayEnvelope, RelayOrder, RelayQuestion
 from transport.wire.node import IceServer, IceServers
@@ -131,6 +132,8 @@ class Cluster:
             nodes_available=5,
             rounds=total_rounds(spec.training, replicas),
             hours=operations / 1e10 / 3600,
+            hours_low=operations / 1.4e10 / 3600,
+            hours_high=operations / 0.6e10 / 3600,
             price=price,
             price_low=price * 9 // 10,
             price_high=price * 23 // 20,
@@ -142,6 +145,13 @@ class Cluster:
     async def check_owner(self, job: str, account_id: str) -> None:
         if self._find(job).account_id != account_id:
             raise NotFoundError(f"no job {job[:40]!r} is here", "job")
+
+    async def choices(self, spec: JobSpec) -> Sequence[api.Choice]:
+        return await find_choices(spec, self.quote)
+
+    async def tokenizer(self, job: str) -> TokenizerSpec:
+        self._find(job)
+        return TokenizerSpec("bytes")
 
     async def create(self, new: api.NewJob, account_id: str = LOCAL_ACCOUNT) -> api.JobView:
         spec = new.spec
