@@ -1,8 +1,9 @@
 """How far a job's time and cost lie from what its plan says: ranges that nine of ten jobs should end in.
 
-What earlier jobs took beside their plans is the best witness of what the next will take: of n of them the k-th smallest and the k-th
-largest hold the next one with probability 1 - 2k / (n + 1), whatever the distribution, if jobs are alike (order statistics; this
-is split conformal prediction, Vovk et al., Algorithmic Learning in a Random World, 2005). Until there are enough, assumed ones stand in.
+What earlier jobs took beside their plans is the best witness of what the next will take: of n of them the k-th smallest and
+the k-th largest hold the next one with probability 1 - 2k / (n + 1), whatever the distribution, if jobs are alike (order
+statistics; this is split conformal prediction, Vovk et al., Algorithmic Learning in a Random World, 2005). Until there are
+enough, assumed ones stand in.
 """
 
 import math
@@ -45,8 +46,8 @@ def time(outcomes: Sequence[Outcome]) -> Range:
 def paid(outcomes: Sequence[Outcome], replicas: int, members: int, rounds: int, hours: float) -> Range:
     """Shares of a job's price: what leaves takes its replica's part of a round along.
 
-    Who leaves is assumed to follow a Poisson process, once in LEAVES_HOURS for each of ``members``; earlier jobs say where that is
-    too good. Of that process one loss more than 19 of 20 times is counted, since each is a large part of a short job.
+    Who leaves is assumed to follow a Poisson process, once in LEAVES_HOURS for each of ``members``; earlier jobs say where
+    that is too good. Of that process one loss more than 19 of 20 times is counted, since each is a large part of a short job.
     """
     leaving = members * hours / LEAVES_HOURS
     parts = replicas * max(1, rounds)

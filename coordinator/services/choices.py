@@ -12,6 +12,7 @@ from transport.wire.model import PRESETS, inspect_config
 
 WORTH = 0.05  # A choice that saves less of the price, or of the time, is not worth a line.
 MOST = 4
+BUDGET = "which the budget covers"
 LONGER = 5  # Times as many steps between exchanges.
 
 Changes = dict[str, str | int | float | None]
@@ -32,7 +33,8 @@ async def find_choices(spec: JobSpec, quote: Quoter) -> Sequence[Choice]:
         if other is None:
             continue
         then = await quote(msgspec.structs.replace(other, budget=2**63 - 1))
-        if not then.problems and (text := _gain(now, then)):
+        covers = BUDGET not in does or then.price <= spec.budget  # A job has a least price, whatever it trains on.
+        if not then.problems and covers and (text := _gain(now, then)):
             found.append(Choice(f"{does}: {text}", changes, then))
     sooner = [choice for choice in found if choice.quote.price >= now.price]
     cheaper = [choice for choice in found if choice.quote.price < now.price]
@@ -79,12 +81,13 @@ def _smaller(spec: JobSpec, now: Quote) -> Iterator[tuple[str, Changes]]:
     if 0 < spec.budget < now.price and not now.problems:
         fit = training.tokens * spec.budget * 98 // (now.price * 100)
         if fit > training.batch * training.sequence:
-            yield f"{count(fit)} tokens, which the budget covers", {"training.tokens": fit}
+            yield f"{count(fit)} tokens, {BUDGET}", {"training.tokens": fit}
     if training.tokens > 2 * training.batch * training.sequence:
         yield "half as many tokens", {"training.tokens": training.tokens // 2}
-    if spec.model.preset in PRESETS and not spec.model.weight_files:
+    preset = spec.model.preset
+    if preset is not None and preset in PRESETS and not spec.model.weight_files:
         sizes = {name: inspect_config(config).parameters for name, config in PRESETS.items()}
-        smaller = [name for name in sizes if sizes[name] < sizes[spec.model.preset]]
+        smaller = [name for name in sizes if sizes[name] < sizes[preset]]
         if smaller:
             yield (name := max(smaller, key=lambda name: sizes[name])) + " as the model", {"model.preset": name}
     if spec.tokenizer.kind == "bpe" and spec.tokenizer.vocabulary >= 1024:

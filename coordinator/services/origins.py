@@ -37,7 +37,9 @@ class Origins:
         if not found:
             raise NotFoundError(f"there is no job {job}: look it up in the list of jobs", FIELD)
         if found[0].model is None:
-            raise ConflictError(f"job {job} is {found[0].state} and has no model yet: start from one that is done", FIELD)
+            raise ConflictError(
+                f"job {job} is {found[0].state} and has no model yet: start from one that is done", FIELD
+            )
         if found[0].spec.training.lora is not None:
             raise InvalidError(
                 f"job {job} trained an adapter, which is no whole model: start from the weights that it adapts", FIELD

@@ -55,7 +55,17 @@ class Api:
         cheaper = "Other jobs that would be cheaper or sooner, each quoted"
         return [
             Route("POST", f"{API}/quote", self.quote, priced, api.Quote, JobSpec, 200, refused, yaml=True),
-            Route("POST", f"{API}/choices", self.choices, cheaper, tuple[api.Choice, ...], JobSpec, 200, refused, yaml=True),
+            Route(
+                "POST",
+                f"{API}/choices",
+                self.choices,
+                cheaper,
+                tuple[api.Choice, ...],
+                JobSpec,
+                200,
+                refused,
+                yaml=True,
+            ),
             Route("POST", _JOBS, self.create, made, api.JobView, api.NewJob, 201, refused, yaml=True),
         ]
 

@@ -1,6 +1,7 @@
 """Ranges that nine of ten jobs end in, and choices that are cheaper or sooner."""
 
 import random
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from coordinator.domain import forecast
 from coordinator.domain.forecast import ASSUMED, Outcome
 from coordinator.services.choices import changed, find_choices
-from tests.coordinator.bench import Bench
+from tests.coordinator.bench import CONFIG, Bench
 from tests.coordinator.fakes import spec
 from transport.wire.api import Quote
 from transport.wire.job import JobSpec
@@ -35,7 +36,7 @@ def test_nine_of_ten_jobs_end_in_their_range_however_many_were_seen(earlier: int
     """Jobs that take 0.9 to 2 times their plan, as log-normal noise; the range is asked for before each."""
     chance = random.Random(earlier)
     inside = total = 0
-    for _ in range(400):
+    for _ in range(1500):
         seen = [Outcome(chance.lognormvariate(0.3, 0.25), 1.0) for _ in range(earlier)]
         found = forecast.time(seen)
         inside += found.low <= chance.lognormvariate(0.3, 0.25) <= found.high
@@ -101,11 +102,11 @@ async def test_choices_are_quoted_and_only_those_that_help_are_named() -> None:
 
 
 async def test_a_budget_below_the_price_is_answered_with_what_it_covers() -> None:
-    bench = Bench()
+    bench = Bench(config=replace(CONFIG, minimum_price=0))
     for number in range(1, 5):
         await bench.enter(number)
     asked = spec()
-    asked = msgspec.structs.replace(asked, training=msgspec.structs.replace(asked.training, tokens=50_000_000))
+    asked = msgspec.structs.replace(asked, training=msgspec.structs.replace(asked.training, tokens=1_000_000_000))
     price = (await bench.parts.jobs.quote(asked)).price
     asked = msgspec.structs.replace(asked, budget=price // 3)
     found = await bench.parts.jobs.choices(asked)

@@ -36,10 +36,10 @@ _LETTERS = bytes(range(256)).lower()
 _UNLIKE = bytes(code for code in range(128) if not chr(code).isalpha())  # What near-duplicates may differ in.
 
 FAULTS = {
-    "bad-encoding": "rows are not UTF-8",
-    "bad-row": "rows are not JSON objects with text",
-    "no-field": "rows have no text in the field",
-    "long-row": "rows are too long",
+    "bad-encoding": "not UTF-8",
+    "bad-row": "no JSON object with text",
+    "no-field": "no text in the field",
+    "long-row": "too long",
 }
 Progress = Callable[[int], None]
 
@@ -209,30 +209,27 @@ class _Reader:
         skipped = self._request.dataset.faulty == "skip"
         for kind, says in FAULTS.items():
             if self._counts[kind]:
-                yield self._finding(
-                    kind, "warning" if skipped else "error", says + (" and are left out" if skipped else "")
-                )
+                yield self._finding(kind, "warning" if skipped else "error", says + ("; left out" if skipped else ""))
         if self._counts["empty"] and not self._plain:
-            yield self._finding("empty", "warning", "rows are empty and are left out")
+            yield self._finding("empty", "warning", "empty; left out")
 
     def _sensitive(self) -> Iterator[Finding]:
         for name, hit in self._hits.items():
             part = "may be secrets" if hit.kind.group == "secret" else "may be personal data"
-            yield self._finding(
-                name, "warning", f"rows with {hit.kind.says}, which {part}: a model can learn them by heart"
-            )
+            yield self._finding(name, "warning", f"{hit.kind.says}, {part}: a model can learn them by heart")
 
     def _repeats(self) -> Iterator[Finding]:
         count, first = self._equal.found(MAX_PLACES)
         near, near_first = self._alike.found(MAX_PLACES)
-        what = "lines" if self._plain else "rows"
         if count:
             severity: Severity = "warning" if count > SKIMMED_SHARE * self._usable else "notice"
-            yield Finding("duplicate", severity, f"{what} come again word for word", count, tuple(map(Place, first)))
+            yield Finding(
+                "duplicate", severity, "the same as an earlier one, word for word", count, tuple(map(Place, first))
+            )
         if near > count:
             again = set(first)
             places = tuple(Place(row) for row in near_first if row not in again)
-            text = f"{what} come again but for case, digits, spaces or marks"
+            text = "the same as an earlier one but for case, digits, spaces or marks"
             yield Finding("near-duplicate", "notice", text, near - count, places)
 
     def _sizes(self, tokens: int) -> Iterator[Finding]:
@@ -244,7 +241,7 @@ class _Reader:
         long = 100 * self._characters / max(1, self._usable)
         if self._longest > max(long, 100_000) and not self._plain:
             place = Place(self._longest_row, f"{self._longest:,} characters")
-            yield Finding("long", "notice", "row is a hundred times as long as the others are", 1, (place,))
+            yield Finding("long", "notice", "a hundred times as long as the others", 1, (place,))
 
     def _finding(self, kind: str, severity: Severity, text: str) -> Finding:
         return Finding(kind, severity, text, self._counts[kind], tuple(self._places[kind]))

@@ -209,6 +209,14 @@ _CHOICES = {
 _PLAIN = ("model.config", "model.weights", "model.from_job", "dataset.artifact", "tokenizer.file", "submitter")
 
 
+def _typed(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return repr(value).removesuffix(".0")
+    return ", ".join(value) if isinstance(value, tuple | list) else str(value)
+
+
 def _default(name: str) -> str:
     """What the job document takes for a field that is left out, as one would type it."""
     part, _, key = name.rpartition(".")
@@ -344,14 +352,6 @@ def fill(spec: JobSpec) -> dict[str, str]:
     values["model.choice"] = FROM_JOB if spec.model.from_job else spec.model.preset or OWN_CONFIG
     values["model.config"] = json.dumps(spec.model.config, indent=2) if spec.model.config is not None else ""
     return values
-
-
-def _typed(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, float):
-        return repr(value).removesuffix(".0")
-    return ", ".join(value) if isinstance(value, tuple | list) else str(value)
 
 
 def place(field: str) -> str:

@@ -17,6 +17,7 @@ from coordinator.web.documents import own_origin
 from coordinator.web.pages.forms import (
     ADAPTER,
     BASIC,
+    DEFAULTS,
     FROM_JOB,
     FULL,
     NO_DATASET,
@@ -175,7 +176,9 @@ class Submit:
             if tokenizer.kind == "file" and tokenizer.file is None:
                 tokenizer = TokenizerSpec("bytes")  # The tokenizer is not there yet: the rows can be looked at.
             data = spec.dataset
-            dataset = DatasetSpec(data.artifact, data.format, data.text_field, faulty=data.faulty)  # How much is held out changes nothing.
+            dataset = DatasetSpec(
+                data.artifact, data.format, data.text_field, faulty=data.faulty
+            )  # How much is held out changes nothing.
             return await self._checks.get(CheckRequest(dataset, tokenizer, spec.training.sequence), seconds)
         except CottageError as error:
             return Check(NO_DATASET, "failed", 0, 0, None, error.detail)
@@ -346,8 +349,8 @@ def _in_form(changes: Mapping[str, str | int | float | None]) -> dict[str, str]:
     return {place(path): "" if value is None else str(value) for path, value in changes.items()}
 
 
-def _shown(filled: Filled) -> list[tuple[str, str, str]]:
-    """What matters of the form, in the order of the form: field, label, value."""
+def _shown(filled: Filled) -> dict[str, list[tuple[str, str, str]]]:
+    """The form in its order: field, label, value; apart what is at its usual value."""
     values, labels = filled.values, _labels()
     idle = {"payer", "name", *({"submitter"} if filled.submitter is None else ())}
     for field, depends, needed in (
@@ -372,9 +375,15 @@ def _shown(filled: Filled) -> list[tuple[str, str, str]]:
     ]
     order += ["tokenizer.kind", "tokenizer.vocabulary", "tokenizer.file", "budget", "deadline_hours"]
     names = order + [name for name in values if name not in order]
-    return [
-        (name, labels[name], values[name]) for name in names if values[name] and name in labels and name not in idle
-    ]
+    words = {select.name: dict(select.options) for select in SELECTS}
+    always = {*order, *(field.name for field in BASIC)}
+    shown: dict[str, list[tuple[str, str, str]]] = {"main": [], "rest": []}
+    for name in names:
+        if values[name] and name in labels and name not in idle:
+            usual = name not in always and values[name] == DEFAULTS[name]
+            value = words.get(name, {}).get(values[name], values[name])
+            shown["rest" if usual else "main"].append((name, labels[name], value))
+    return shown
 
 
 def _labels() -> dict[str, str]:

@@ -62,6 +62,7 @@ async function quote() {
   considered = setTimeout(() => refresh("choices", "/submit/choices"), 900);
 }
 function quoteSoon() {
+  document.getElementById("choices").setAttribute("aria-busy", "true"); // What stands there is of another job now.
   clearTimeout(pending);
   pending = setTimeout(quote, 350);
 }

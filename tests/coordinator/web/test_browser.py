@@ -244,6 +244,7 @@ async def test_everything_works_without_scripts(chromium: Any, house: House, tmp
     (tmp_path / "prose.txt").write_bytes(PROSE)
     seen = await visit(chromium, house, "/submit", java_script_enabled=False)
     page = seen.page
+    page.set_default_timeout(40_000)  # The review waits until every row has been looked at.
     await page.set_input_files("[data-upload=dataset] input[type=file]", tmp_path / "prose.txt")
     await page.fill("[name=name]", "no scripts")
     await page.fill("[name=budget]", "3")

@@ -19,6 +19,7 @@ from transport.wire.job import JobSpec, LoraSpec
 
 HTML = {"Accept": "text/html"}
 GOOD = {"name": "a job", "budget": "9", "dataset.artifact": "a" * 64}
+ADAPTER = {"learns": "lora", "model.weights": "a" * 64}
 
 
 async def token(http: aiohttp.ClientSession, house: House) -> str:
@@ -208,9 +209,13 @@ def test_the_form_as_it_comes_is_the_document_as_it_comes() -> None:
         ({"tokenizer.kind": "magic"}, "tokenizer.kind", "Invalid enum"),
         ({"dataset.format": "xml"}, "dataset.format", "Invalid enum"),
         ({"training.activations": "int1"}, "training.activations", "Invalid enum"),
-        ({"training.lora.rank": "16"}, "training.lora.rank", "choose its weights"),
-        ({"training.lora.rank": "0", "model.weights": "a" * 64}, "training.lora.rank", "at least 1"),
-        ({"training.lora.targets": "Q PROJ", "model.weights": "a" * 64}, "training.lora.targets", "not taken here"),
+        ({"learns": "lora"}, "learns", "choose its weights"),
+        ({**ADAPTER, "training.lora.rank": "0"}, "training.lora.rank", "at least 1"),
+        (
+            {"learns": "lora", "training.lora.targets": "Q PROJ", "model.weights": "a" * 64},
+            "training.lora.targets",
+            "not taken here",
+        ),
         ({"payer": "own", "submitter": "x"}, "submitter", "address of your wallet"),
         ({"parallel.stages": "0"}, "parallel.stages", "at least 1"),
     ],
@@ -222,7 +227,12 @@ def test_each_field_says_what_is_wrong_with_it(change: dict[str, str], field: st
 
 
 def test_an_adapter_is_filled_in_and_asked_for_again() -> None:
-    typed = {"training.lora.rank": "8", "training.lora.targets": "q_proj, v_proj", "model.weights": "a" * 64}
+    typed = {
+        "learns": "lora",
+        "training.lora.rank": "8",
+        "training.lora.targets": "q_proj, v_proj",
+        "model.weights": "a" * 64,
+    }
     spec = read({**GOOD, **typed}).spec
     assert spec is not None
     assert spec.training.lora == LoraSpec(rank=8, targets=("q_proj", "v_proj"))
