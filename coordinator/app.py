@@ -30,6 +30,7 @@ from coordinator.services.market import MarketService
 from coordinator.services.models import ModelWorkshop, TrainerTools
 from coordinator.services.network import NetworkService
 from coordinator.services.nodes import Nodes
+from coordinator.services.promises import Promises
 from coordinator.services.relays import Relays
 from coordinator.services.runs import Runs
 from coordinator.services.settlement import Settlement
@@ -124,13 +125,14 @@ def assemble(
     nodes = Nodes(context, leases, chain, coordinator, lambda node: relays.servers(relays.order(node), node))
     disputes = Disputes(context)
     verification = Verification(context, nodes, disputes)
-    settlement = Settlement(context, desk, chain, coordinator)
+    promises = Promises(context, chain)
+    settlement = Settlement(context, desk, chain, coordinator, promises)
     drawing = Drawing(context)
     runs = Runs(context, nodes, Staffing(context, nodes, links), drawing, verification, settlement)
     referee = Referee(context, desk, disputes, runs.advance, judge)
     canaries = Canaries(context, desk, forger)
     beacons = Beacons(context, desk, drawing, runs, chain)
-    conversation = Conversation(context, desk, leases, nodes, runs, verification, links, settlement)
+    conversation = Conversation(context, desk, leases, nodes, runs, verification, links, settlement, promises)
     upkeep = Upkeep(context, desk, leases, conversation, runs, settlement, models)
     jobs = JobService(
         context,
@@ -149,7 +151,7 @@ def assemble(
     handout = Handout(context, leases, nodes, relays, links)
     network = NetworkService(context, nodes, leases, chain, relays, coordinator, test_wallet is not None)
     market = MarketService(context, nodes, leases, links, relays, chain, coordinator)
-    books = BookService(context, chain, nodes, leases, coordinator)
+    books = BookService(context, chain, nodes, leases, coordinator, promises)
     return Parts(
         context,
         desk,

@@ -11,6 +11,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from coordinator.proof.cli import main as check
 
         return check(words[1:])
+    if words[:1] == ["claim"]:
+        from coordinator.client.claim import main as claim
+
+        return claim(words[1:])
     from ledger.cli import main as read
 
     return read(words)

@@ -27,13 +27,14 @@ from ledger.connection import Connection
 from ledger.disputes import Disputes
 from ledger.door import MAX_TRANSACTION_BYTES
 from ledger.errors import EventError, LedgerAnswerError
-from ledger.escrows import DEFAULT_PAYEES, Earnings, Escrows
+from ledger.escrows import DEFAULT_PAYEES, Escrows
 from ledger.events import MAX_MEMO_BYTES
 from ledger.history import LedgerEvent, read_history, read_payouts
 from ledger.money import DECIMALS
 from ledger.payouts import Payouts
 from ledger.program.codes import Consent
 from ledger.program.interface import Market
+from ledger.promises import Earnings
 from ledger.states import DisputeState, EscrowState, PreparedTransaction, StakeState
 
 __all__ = [

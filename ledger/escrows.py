@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from solders.compute_budget import set_compute_unit_limit
 from solders.instruction import Instruction
@@ -24,6 +23,7 @@ from ledger.errors import (
 from ledger.money import Amount, show
 from ledger.program.codes import MAX_GROWTH, MAX_PAYEES, Consent
 from ledger.program.layout import JOB_OFFSET, read_escrow
+from ledger.promises import Earnings, earnings_of
 from ledger.sender import Window
 from ledger.states import EscrowState, PreparedTransaction, escrow_state
 
@@ -34,16 +34,6 @@ DEFAULT_PAYEES = 64  # Payees an escrow is opened for; each costs 40 bytes of re
 # payout, 1,480 where the payee's token account is created first; a little room is added to both.
 _GROWTHS, _GROWTH_UNITS = 16, 100_000  # A transaction; measured: 3,700 units a growth of the largest table.
 _MAX_LOG, _PAYEE_LOG, _NEW_PAYEE_LOG = 9000, 400, 1650
-
-
-@dataclass(frozen=True)
-class Earnings:
-    """What a coordinator promises its payees: the root and the sum for the ledger, a proof for each payee."""
-
-    root: bytes
-    total: Amount
-    cumulative: Mapping[str, Amount]
-    proofs: Mapping[str, merkle.Proof]
 
 
 class Escrows(Door):
@@ -271,12 +261,7 @@ class Escrows(Door):
 
     def earnings(self, cumulative: Mapping[str, Amount]) -> Earnings:
         """The tree over what each payee shall have received in total; payees in the order of the mapping."""
-        leaves = [
-            merkle.earning(bytes(self._market.wallet(parse_address(payee))), checked(total))
-            for payee, total in cumulative.items()
-        ]
-        proofs = {payee: merkle.prove(leaves, place) for place, payee in enumerate(cumulative)}
-        return Earnings(merkle.root(leaves), Amount(sum(cumulative.values())), dict(cumulative), proofs)
+        return earnings_of(self._market, cumulative)
 
     async def prepare_commitment(
         self, coordinator_seed: bytes, submitter: str, job: bytes, earnings: Earnings, period: int

@@ -30,22 +30,52 @@ def earning(wallet: bytes, cumulative: int) -> bytes:
     return wallet + struct.pack("<Q", cumulative)
 
 
+class Tree:
+    """A tree that is hashed once and proves any of its leaves."""
+
+    def __init__(self, leaves: Sequence[bytes]) -> None:
+        self._levels, self._count = _levels(leaves), len(leaves)
+
+    @property
+    def root(self) -> bytes:
+        """The 32 bytes that bind all leaves, their order and their number."""
+        return root_of_peaks(self._count, self._levels[-1] if self._count else [])
+
+    def prove(self, index: int) -> Proof:
+        """The proof of one leaf. Raises IndexError where there is none at ``index``."""
+        if not 0 <= index < self._count:
+            raise IndexError(f"no leaf {index} in a tree of {self._count}")
+        path, at = list[bytes](), index
+        for level in self._levels[:-1]:
+            if at ^ 1 < len(level):
+                path.append(level[at ^ 1])
+            at //= 2
+        return Proof(index, self._count, tuple(path))
+
+
 def root(leaves: Sequence[bytes]) -> bytes:
-    """The 32 bytes that bind all leaves, their order and their number."""
-    levels = _levels(leaves)
-    return root_of_peaks(len(leaves), [levels[-1][0]] if leaves else [])
+    """The root over the leaves."""
+    return Tree(leaves).root
 
 
 def prove(leaves: Sequence[bytes], index: int) -> Proof:
     """The proof of one leaf. Raises IndexError where there is none at ``index``."""
-    if not 0 <= index < len(leaves):
-        raise IndexError(f"no leaf {index} in a tree of {len(leaves)}")
-    path, at = list[bytes](), index
-    for level in _levels(leaves)[:-1]:
-        if at ^ 1 < len(level):
-            path.append(level[at ^ 1])
-        at //= 2
-    return Proof(index, len(leaves), tuple(path))
+    return Tree(leaves).prove(index)
+
+
+def leads_to(root_wanted: bytes, leaf: bytes, proof: Proof) -> bool:
+    """Whether the proof shows the leaf under the root, as the program decides it."""
+    if not 0 <= proof.index < proof.count:
+        return False
+    digest, at, width, path = hashlib.sha256(_LEAF + leaf).digest(), proof.index, proof.count, list(proof.path)
+    while width > 1:
+        if at ^ 1 < width:
+            if not path:
+                return False
+            sibling = path.pop(0)
+            digest = _node(sibling, digest) if at & 1 else _node(digest, sibling)
+        at, width = at // 2, (width + 1) // 2
+    return not path and root_of_peaks(proof.count, [digest]) == root_wanted
 
 
 def peaks(leaves: Sequence[bytes]) -> list[bytes]:

@@ -1,7 +1,7 @@
-"""How a coordinator pays many: token accounts first, a lookup table where it helps, then up to 50 payees a transaction.
+"""How a coordinator pays many: token accounts first, lookup tables where they help, then up to 50 payees a transaction.
 
-``Payouts.prepare`` looks at the ledger and returns the one transaction that comes next, until nothing is missing. So whoever
-was interrupted asks again, and nothing is ever done twice.
+``Payouts.prepare`` and ``prepare_promise`` look at the ledger and return the one transaction that comes next, until nothing is
+missing. So whoever was interrupted asks again, and nothing is ever done twice.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from ledger.nonces import MAX_NONCES_A_TRANSACTION, NONCE_SIZE, create_nonces, n
 from ledger.program.codes import MAX_BATCH, MAX_GROWTH, Consent
 from ledger.program.interface import Market
 from ledger.program.layout import EscrowAccount, Status, read_escrow
+from ledger.promises import earnings_of
 from ledger.sender import Sender, Window
 from ledger.states import PreparedTransaction
 from ledger.tables import (
@@ -44,13 +45,18 @@ from ledger.tables import (
     table_address,
 )
 
-MAX_ADMISSIONS = 22  # Payees that one transaction appends to an escrow's list, 32 bytes each beside a nonce.
+MAX_ADMISSIONS = (
+    20  # Payees that one transaction appends to an escrow's list, 32 bytes each beside a nonce and a limit.
+)
+MAX_TABLES_A_TRANSACTION = 4  # 34 bytes each; 50 payees of four tables fit.
 MAX_TRANSACTION_BYTES = 1232
 MAX_WALLETS_A_TRANSACTION = 10  # Creating one takes 3 addresses that no other shares; 12 fit without a nonce.
 UNITS_A_PAYEE, UNITS_BASE = (
     8_000,
     40_000,
 )  # Generous: a limit that is too low fails, one that is too high costs nothing.
+UNITS_AN_ENTRY = 12  # Each admission looks through the whole table; measured: 6 an entry.
+MAX_UNITS = 1_400_000  # Of a transaction, on every cluster.
 
 
 class Payouts:
@@ -73,14 +79,14 @@ class Payouts:
         return [str(key) for key in keys]
 
     async def prepare(
-        self, submitter: str, job: bytes, payouts: Mapping[str, Amount], nonce: str = "", table: str = ""
+        self, submitter: str, job: bytes, payouts: Mapping[str, Amount], nonce: str = "", tables: Sequence[str] = ()
     ) -> PreparedTransaction | None:
         """What comes next on the way to paying nodes from a job's escrow.
 
         Args:
             payouts: payee to what it shall have received for this job *in total*; at most MAX_BATCH.
             nonce: address of the nonce account to carry; empty for a blockhash.
-            table: the lookup table of the job, where it has one.
+            tables: the lookup tables of the job, oldest first.
         Returns:
             A transaction with ``step`` ``wallets``, ``grow``, ``admit`` or ``table``, after which to ask again; one without,
             which pays everybody; None where everybody has received as much already, in blocks that can never be undone.
@@ -110,7 +116,43 @@ class Payouts:
         plain = window.sign(self._signer, pay)
         if len(plain.wire) <= MAX_TRANSACTION_BYTES:
             return plain
-        return await self._with_table(window, escrow, due, pay, table)
+        return await self._with_tables(window, escrow, due, pay, tables)
+
+    async def prepare_promise(
+        self, submitter: str, job: bytes, cumulative: Mapping[str, Amount], nonce: str = ""
+    ) -> PreparedTransaction | None:
+        """What comes next on the way to promising payees what they have earned of a job in total.
+
+        Who is promised something has an entry of the escrow's table first, so that nothing but a proof is missing for a claim.
+
+        Args:
+            cumulative: payee to what it shall have received; whoever was promised something before must be in it.
+        Returns:
+            A transaction with ``step`` ``grow`` or ``admit``, after which to ask again; one without, which promises; None where
+            just this is promised already, in blocks that can never be undone.
+        Raises:
+            NoEscrowError, StateError: as ``prepare``; StateError also where the escrow takes no promises any more.
+            InsufficientFundsError: the escrow holds less than what would be promised, or its cap allows less.
+            LedgerUnavailableError: what was promised is not final: ask again.
+        """
+        escrow = self._market.escrow(parse_address(submitter), check_job(job))
+        earned = earnings_of(self._market, cumulative)
+        state, balance = await self._escrow(escrow, final=False)
+        if state.earnings_root == earned.root:
+            if (await self._escrow(escrow, final=True))[0].earnings_root != earned.root:
+                raise LedgerUnavailableError(f"what escrow {escrow} promises can still be undone: ask again")
+            return None
+        if state.status != Status.OPEN:
+            raise StateError(f"escrow {escrow} has been refunded: it takes no promises any more")
+        if earned.total > min(state.paid + balance, state.cap):
+            message = f"{show(earned.total)} cannot be promised: escrow {escrow} has {show(state.paid + balance)}"
+            raise InsufficientFundsError(f"{message} with what it paid, and may pay {show(state.cap)}")
+        window = await self._sender.window(nonce)
+        strangers = [key for key in map(parse_address, cumulative) if self._market.wallet(key) not in state.payees]
+        if strangers:
+            return self._admission(window, escrow, state, strangers)
+        promise = self._market.escrow_commit(self._owner, escrow, earned.root, earned.total, state.period + 1)
+        return self._signed(window, [promise], "")
 
     async def prepare_end_of_table(self, table: str, nonce: str = "") -> PreparedTransaction | None:
         """What comes next on the way to giving a table back: its deactivation, its closing, or None where it is gone.
@@ -168,8 +210,11 @@ class Payouts:
         if room == 0:
             more = min(MAX_GROWTH, len(strangers))
             return self._signed(window, [self._market.escrow_grow(self._owner, escrow, more)], "grow")
-        admitted = strangers[: min(room, MAX_ADMISSIONS)]
-        return self._signed(window, [self._market.escrow_admit(self._owner, escrow, admitted, enrol=True)], "admit")
+        units_each = 2_000 + UNITS_AN_ENTRY * (len(state.payees) + MAX_ADMISSIONS)
+        admitted = strangers[: min(room, MAX_ADMISSIONS, (MAX_UNITS - UNITS_BASE) // units_each)]
+        limit = set_compute_unit_limit(UNITS_BASE + units_each * len(admitted))
+        admission = self._market.escrow_admit(self._owner, escrow, admitted, enrol=True)
+        return self._signed(window, [limit, admission], "admit")
 
     def _pay(self, escrow: Pubkey, state: EscrowAccount, due: Sequence[tuple[Pubkey, int]]) -> list[Instruction]:
         limit = set_compute_unit_limit(UNITS_BASE + UNITS_A_PAYEE * len(due))
@@ -181,31 +226,33 @@ class Payouts:
         mint = self._market.mint
         return [create_idempotent_associated_token_account(self._owner, payee, mint) for payee in payees]
 
-    async def _with_table(
+    async def _with_tables(
         self,
         window: Window,
         escrow: Pubkey,
         due: Sequence[tuple[Pubkey, int]],
         pay: Sequence[Instruction],
-        table: str,
+        names: Sequence[str],
     ) -> PreparedTransaction:
         wanted = [escrow, self._market.wallet(escrow), self._market.mint, TOKEN_PROGRAM_ID]
         wanted += [self._market.wallet(payee) for payee, _ in due]
-        found = await self._table(parse_address(table)) if table else None
-        if found is not None and found.deactivated is not None:
-            found = None
-        missing = [key for key in wanted if found is None or key not in found.addresses]
-        if found is None or len(found.addresses) + len(missing) > MAX_ADDRESSES:
-            return await self._new_table(window, wanted)
-        if missing:
-            more = extend_table(self._owner, found.address, missing[:MAX_ADDRESSES_A_TRANSACTION])
-            return self._signed(window, [more], "table", found.address)
-        if await self._connection.confirmed_slot() <= found.grown:
-            raise LedgerUnavailableError(f"the newest addresses of lookup table {table} count from the next slot on")
-        signed = window.sign(self._signer, pay, tables=[found.account()])
+        known = [table for name in names if (table := await self._table(parse_address(name))) is not None]
+        serving = [table for table in known if table.deactivated is None]
+        used, missing = _cover(wanted, serving)
+        newest = serving[-1] if serving else None
+        if missing and (newest is None or len(newest.addresses) + len(missing) > MAX_ADDRESSES):
+            return await self._new_table(window, missing)
+        if missing and newest is not None:
+            more = extend_table(self._owner, newest.address, missing[:MAX_ADDRESSES_A_TRANSACTION])
+            return self._signed(window, [more], "table", newest.address)
+        if await self._connection.confirmed_slot() <= max(table.grown for table in used):
+            raise LedgerUnavailableError("the newest addresses of a lookup table count from the next slot on")
+        signed = window.sign(self._signer, pay, tables=[table.account() for table in used])
         if len(signed.wire) > MAX_TRANSACTION_BYTES:
             raise LedgerAnswerError(f"{len(due)} payees take {len(signed.wire)} bytes: pay fewer at a time")
-        return _with(signed, "", found.address)
+        return _with(
+            signed, "", serving[-1].address
+        )  # The newest: if it was made for this payment, only its row knows it.
 
     async def _new_table(self, window: Window, wanted: Sequence[Pubkey]) -> PreparedTransaction:
         # The newest slot may be on a fork that is left; a few older ones are on all of them.
@@ -225,6 +272,18 @@ class Payouts:
         self, window: Window, instructions: Sequence[Instruction], step: str, table: Pubkey | None = None
     ) -> PreparedTransaction:
         return _with(window.sign(self._signer, instructions), step, table)
+
+
+def _cover(wanted: Sequence[Pubkey], tables: Sequence[Table]) -> tuple[list[Table], list[Pubkey]]:
+    """The few tables that hold most of the addresses, and the addresses that none of these holds."""
+    used, missing = list[Table](), list(wanted)
+    while missing and len(used) < MAX_TABLES_A_TRANSACTION:
+        best = max(tables, key=lambda table: len(set(missing) & set(table.addresses)), default=None)
+        if best is None or not set(missing) & set(best.addresses):
+            break
+        used.append(best)
+        missing = [key for key in missing if key not in best.addresses]
+    return used, missing
 
 
 def _with(signed: PreparedTransaction, step: str, table: Pubkey | None) -> PreparedTransaction:

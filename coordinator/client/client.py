@@ -150,6 +150,10 @@ class Client:
         """The job's escrow, as the ledger has it."""
         return await self._get(f"jobs/{job}/ledger", ledger.JobLedger)
 
+    async def promise(self, job: str) -> ledger.PromiseView:
+        """What the job's payees can claim from the ledger."""
+        return await self._get(f"jobs/{job}/promise", ledger.PromiseView)
+
     async def evidence(self, job: str, number: int) -> Sequence[RoundEvidence]:
         """What is published about a round (counted from 0): once for each time that it was completed."""
         return await self._get(f"jobs/{job}/rounds/{number}/evidence", tuple[RoundEvidence, ...])

@@ -100,6 +100,12 @@ def worth_paying(amount: int, fee_lamports: int, price_of_sol: int) -> bool:
     return amount > 0 and Fraction(fee_lamports * price_of_sol, LAMPORTS) <= amount * FEE_PART
 
 
+def worth_promising(amount: int, fee_lamports: int, price_of_sol: int) -> bool:
+    """Whether earnings that wait for a payout are worth a promise: from half of what is worth a payout on, so at most one comes
+    before each payout of the same money."""
+    return worth_paying(2 * amount, fee_lamports, price_of_sol)
+
+
 def worth_claiming(amount: int, fee_lamports: int, price_of_sol: int) -> bool:
     """Whether a payout that its payee asks for is more than its fee."""
     return amount * LAMPORTS > fee_lamports * price_of_sol

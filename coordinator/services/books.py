@@ -15,6 +15,7 @@ from coordinator.services.evidence import read_evidence
 from coordinator.services.leases import Leases
 from coordinator.services.naming import names_in, readable
 from coordinator.services.nodes import Nodes
+from coordinator.services.promises import Promises
 from coordinator.store.ports import Scalar, Transaction, Where
 from coordinator.store.records import CommitRecord, NodeRecord, OutboxRecord, RoundRecord
 from ledger.errors import LedgerError
@@ -33,8 +34,11 @@ log = logging.getLogger(__name__)
 class BookService:
     """Implements ``ports.Books``. Reads only."""
 
-    def __init__(self, context: Context, chain: Chain, nodes: Nodes, leases: Leases, coordinator: str) -> None:
+    def __init__(
+        self, context: Context, chain: Chain, nodes: Nodes, leases: Leases, coordinator: str, promises: Promises
+    ) -> None:
         self._context = context
+        self._promises = promises
         self._chain = chain
         self._nodes = nodes
         self._leases = leases
@@ -125,6 +129,10 @@ class BookService:
             slashes=tuple(taken),
             payouts=tuple(shown),
         )
+
+    async def promise(self, job: str) -> ledger.PromiseView:
+        """What of a job can be claimed from the ledger."""
+        return await self._promises.view(job)
 
     async def evidence(self, job: str, number: int) -> Sequence[RoundEvidence]:
         """What is published about a round, for each time that it was completed."""

@@ -40,11 +40,12 @@ CONFIRM_POLLS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2)  # Embedded: 5-8 ms. A cluster
 
 _DURABLE = (
     "settle",
+    "promise",
     "refund",
     "slash",
     "table",
 )  # Kinds that carry a nonce: all that only the coordinator signs, but memos.
-_PATIENT = ("settle", "refund", "table")  # What must not be given up because of one look at the ledger.
+_PATIENT = ("settle", "promise", "refund", "table")  # What must not be given up because of one look at the ledger.
 
 log = logging.getLogger(__name__)
 
@@ -161,9 +162,10 @@ class Carrier:
             case "fund":
                 return await chain.prepare_fund(job.id, row.amount, int(row.payload["deadline"])), row.amount
             case "settle":
-                payouts = {payee: int(total) for payee, total in row.payload.items()}
-                table = row.lookup or await self._table(job)
-                return await chain.prepare_settlement(job.submitter, job.id, payouts, nonce, table), row.amount
+                tables = await self._tables(job, row)
+                return await chain.prepare_settlement(job.submitter, job.id, _totals(row), nonce, tables), row.amount
+            case "promise":
+                return await chain.prepare_promise(job.submitter, job.id, _totals(row), nonce), row.amount
             case "refund":
                 return await chain.prepare_refund(job.submitter, job.id, nonce), row.amount
             case "slash":
@@ -171,11 +173,11 @@ class Carrier:
             case "table":
                 return await chain.prepare_end_of_table(str(row.payload["table"]), nonce), 0
 
-    async def _table(self, job: Job) -> str:
-        """The lookup table that earlier payouts of a job have made."""
+    async def _tables(self, job: Job, row: OutboxRecord) -> list[str]:
+        """The lookup tables that payouts of a job have made, oldest first."""
         async with self._context.store.transaction() as tx:
-            rows = await tx.find(OutboxRecord, ("job", "=", job.id), ("kind", "=", "settle"), newest=True)
-        return next((row.lookup for row in rows if row.lookup), "")
+            rows = await tx.find(OutboxRecord, ("job", "=", job.id), ("kind", "=", "settle"))
+        return [name for name in dict.fromkeys([*(other.lookup for other in rows), row.lookup]) if name]
 
     async def _prepare_slash(self, row: OutboxRecord, nonce: str) -> tuple[PreparedTransaction, int]:
         node = str(row.payload["node"])
@@ -236,3 +238,7 @@ class Carrier:
 
 def _prepared(row: OutboxRecord) -> PreparedTransaction:
     return PreparedTransaction(row.signature, row.wire, row.last_height, row.nonce, row.step, row.lookup)
+
+
+def _totals(row: OutboxRecord) -> dict[str, int]:
+    return {payee: int(total) for payee, total in row.payload.items()}

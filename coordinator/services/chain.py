@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from ledger.client import Ledger, PreparedTransaction, StakeState, job_bytes
+from ledger.client import Earnings, Ledger, PreparedTransaction, StakeState, job_bytes
 from ledger.errors import LedgerError
 from ledger.money import Amount
 from ledger.states import EscrowState
@@ -52,9 +52,17 @@ class Chain(Protocol):
         """Addresses of the coordinator's nonce accounts, which are created where they are missing."""
 
     async def prepare_settlement(
-        self, submitter: str, job: str, payouts: Mapping[str, int], nonce: str = "", table: str = ""
+        self, submitter: str, job: str, payouts: Mapping[str, int], nonce: str = "", tables: Sequence[str] = ()
     ) -> PreparedTransaction | None:
         """What comes next on the way to these cumulative amounts, maybe a ``step`` only; None where all have them for good."""
+
+    async def prepare_promise(
+        self, submitter: str, job: str, cumulative: Mapping[str, int], nonce: str = ""
+    ) -> PreparedTransaction | None:
+        """What comes next on the way to making these amounts claimable, maybe a ``step`` only; None where they are for good."""
+
+    def promise(self, cumulative: Mapping[str, int]) -> Earnings:
+        """Root, sum and proofs of a promise."""
 
     async def prepare_end_of_table(self, table: str, nonce: str = "") -> PreparedTransaction | None:
         """What comes next on the way to a lookup table's end; None where it is gone."""
@@ -136,11 +144,20 @@ class LedgerChain:
         return await self._payouts.nonces(NONCES)
 
     async def prepare_settlement(
-        self, submitter: str, job: str, payouts: Mapping[str, int], nonce: str = "", table: str = ""
+        self, submitter: str, job: str, payouts: Mapping[str, int], nonce: str = "", tables: Sequence[str] = ()
     ) -> PreparedTransaction | None:
         """Pay cumulative amounts."""
-        due = {payee: Amount(total) for payee, total in payouts.items()}
-        return await self._payouts.prepare(submitter, job_bytes(job), due, nonce, table)
+        return await self._payouts.prepare(submitter, job_bytes(job), _amounts(payouts), nonce, tables)
+
+    async def prepare_promise(
+        self, submitter: str, job: str, cumulative: Mapping[str, int], nonce: str = ""
+    ) -> PreparedTransaction | None:
+        """Promise cumulative amounts."""
+        return await self._payouts.prepare_promise(submitter, job_bytes(job), _amounts(cumulative), nonce)
+
+    def promise(self, cumulative: Mapping[str, int]) -> Earnings:
+        """Root, sum and proofs of a promise."""
+        return self._ledger.earnings(_amounts(cumulative))
 
     async def prepare_end_of_table(self, table: str, nonce: str = "") -> PreparedTransaction | None:
         """Give a lookup table back."""
@@ -179,3 +196,7 @@ class LedgerChain:
     async def outcome_of(self, prepared: PreparedTransaction) -> Outcome:
         """What became of a transaction with a nonce."""
         return await self._ledger.outcome_of(prepared)
+
+
+def _amounts(totals: Mapping[str, int]) -> dict[str, Amount]:
+    return {payee: Amount(total) for payee, total in totals.items()}

@@ -13,6 +13,7 @@ from coordinator.services.context import Context
 from coordinator.services.leases import Leases
 from coordinator.services.links import Links
 from coordinator.services.nodes import Nodes, Session
+from coordinator.services.promises import Promises
 from coordinator.services.runs import Runs
 from coordinator.services.settlement import Settlement
 from coordinator.services.staffing import shape_of
@@ -66,9 +67,11 @@ class Conversation:
         verification: Verification,
         links: Links,
         settlement: Settlement,
+        promises: Promises,
     ) -> None:
         self._context = context
         self._settlement = settlement
+        self._promises = promises
         self._desk = desk
         self._leases = leases
         self._nodes = nodes
@@ -90,6 +93,8 @@ class Conversation:
                     work.note("lost", f"node {session.node} has started anew, without what it was working on")
                     work.end(lease.id, "left", "the agent came back without this task")
                 await self._runs.advance(work)
+        for promised in await self._promises.of_payee(session.payout):
+            session.send(promised)
 
     async def receive(self, session: Session, message: NodeMessage) -> None:
         """Act on one message."""
@@ -250,14 +255,20 @@ class Conversation:
                 session.assign(_assignment(work, lease))
             if lease.state == "ready":
                 session.tell(lease, work.commands(lease.id))
-        for node, (verified, paid) in work.earned.items():
-            session = self._nodes.session(node)
-            if session is not None:
-                session.send(Earned(work.job.id, verified, paid, work.signature))
+        self._tell_money(work)
         for node in work.expelled:
             self._nodes.ban(node, "an audit found that the work was not what it had been committed to")
             self._leases.expire(lease.id for lease in self._leases.of_node(node))
         self._remember_round(work)
+
+    def _tell_money(self, work: Work) -> None:
+        for node, (verified, paid) in work.earned.items():
+            session = self._nodes.session(node)
+            if session is not None:
+                session.send(Earned(work.job.id, verified, paid, work.signature))
+        for session in self._nodes.sessions() if work.promised else ():
+            if session.payout in work.promised:
+                session.send(work.promised[session.payout])
 
     def _time(self, work: Work, lease: Lease, commit: RoundCommit) -> None:
         """Learn how quick the node is at what it does, for the next look at who sits where."""

@@ -158,6 +158,6 @@ class Drawing:
         exposure = None
         if self._context.config.min_stake > 0:
             held = await work.tx.find(CommitRecord, ("job", "=", work.job.id), ("node", "=", commit.node))
-            due = sum(c.amount for c in held if c.state in ("pending", "verified") and c.settlement is None)
+            due = sum(c.amount for c in held if c.state in ("pending", "verified") and not c.bound)
             exposure = Exposure(commit.amount, due - commit.amount, node.stake * rates.SLASH_BPS // 10_000)
         return rates.rate(Standing(node.passed, node.faults), exposure, self._context.config.audit_floor)

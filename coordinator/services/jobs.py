@@ -23,7 +23,7 @@ from coordinator.services.naming import names_in, readable
 from coordinator.services.nodes import Nodes
 from coordinator.services.origins import Origins
 from coordinator.services.outlook import Outlook
-from coordinator.services.payees import MAX_PAYEES
+from coordinator.services.payees import ROOM
 from coordinator.services.quotes import quote
 from coordinator.services.rates import Rates
 from coordinator.services.runs import Runs
@@ -142,7 +142,7 @@ class JobService:
             program=self._chain.program,
             mint=self._chain.mint,
             escrow=self._chain.escrow_address(stored.submitter, job),
-            max_payees=MAX_PAYEES,
+            max_payees=ROOM,
         )
 
     async def fund(self, job: str) -> api.JobView:

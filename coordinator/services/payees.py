@@ -1,7 +1,7 @@
 """How many accounts one job can pay, and who may still join it.
 
-An escrow has room for so many payees and no more, so a node whose account would be one too many must get no seat: its work
-could never be paid.
+An escrow is opened with room for ``ROOM`` payees, and the coordinator makes more where more have earned. A node whose account
+would be one too many must get no seat: its work could never be paid.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,7 +11,8 @@ from coordinator.domain.lease import Lease
 from coordinator.domain.placement import Candidate
 from ledger.client import DEFAULT_PAYEES
 
-MAX_PAYEES = DEFAULT_PAYEES  # Wallets open escrows with as much room unless told otherwise; ones with less are refused.
+ROOM = DEFAULT_PAYEES  # Wallets open escrows with as much room unless told otherwise; ones with less are refused.
+MAX_PAYEES = 4_096  # Of 65,535 that an escrow can hold: each payment reads its table, by now 160 KB.
 
 
 def payees_of(leases: Iterable[Lease]) -> frozenset[str]:

@@ -77,6 +77,9 @@ class Books(Protocol):
 
     async def node(self, node: str) -> ledger.NodeAccount: ...
 
+    async def promise(self, job: str) -> ledger.PromiseView:
+        """The newest promise of earnings of a job; NotFoundError where there is none."""
+
     async def evidence(self, job: str, number: int) -> Sequence[RoundEvidence]:
         """What is published about a round, for each time that it was completed: once, unless it was lost and done again."""
 

@@ -19,7 +19,8 @@ from coordinator.services.carrier import Carrier
 from coordinator.services.chain import Chain, Deposit
 from coordinator.services.context import Context
 from coordinator.services.naming import listed
-from coordinator.services.payees import MAX_PAYEES
+from coordinator.services.payees import ROOM
+from coordinator.services.promises import Promises
 from coordinator.services.work import Desk, Work
 from coordinator.store.ports import Where
 from coordinator.store.records import CommitRecord, NodeRecord, OutboxKind, OutboxRecord
@@ -39,14 +40,16 @@ MAX_CLAIMS = 5_000  # Within that time: about one transaction in eight of the co
 ESCROW_MARGIN = 6 * 3600  # After the deadline of the job, for the last audits and payouts.
 
 _OPEN = ("queued", "sent")
-_MONEY = ("settle", "refund", "fund")
+_MONEY = ("settle", "promise", "refund", "fund")
 ENDED_EARLY = (JobState.CANCELLED, JobState.FAILED)
 
 _ATTEMPTS: Mapping[OutboxKind, str] = {
     "fund": "opening the escrow",
     "settle": "paying the nodes",
+    "promise": "promising earnings",
     "refund": "the refund",
     "slash": "taking the stake",
+    "verdict": "deciding a dispute on the ledger",
     "event": "writing an event",
     "table": "closing a lookup table",
 }
@@ -57,10 +60,11 @@ log = logging.getLogger(__name__)
 class Settlement:
     """Queues and carries out payouts, refunds, slashes and lifecycle events."""
 
-    def __init__(self, context: Context, desk: Desk, chain: Chain, coordinator: str) -> None:
+    def __init__(self, context: Context, desk: Desk, chain: Chain, coordinator: str, promises: Promises) -> None:
         self._context = context
         self._desk = desk
         self._chain = chain
+        self._promises = promises
         self._coordinator = coordinator
         self._carrier = Carrier(context, chain)
         self._trouble = ""
@@ -71,10 +75,13 @@ class Settlement:
     # --- what is due ----------------------------------------------------------------------------------------------------
 
     async def settle_if_due(self, work: Work) -> None:
-        """Queue payouts once enough rounds are verified; who has earned less than is worth the fee waits for more."""
+        """Queue payouts once enough rounds are verified; who has earned less than is worth the fee is promised it."""
         commits = await self._unsettled(work)
         if len({(commit.epoch, commit.round) for commit in commits}) >= self._context.config.settle_every:
-            await self._settle(work, self._worth(commits, pricing.worth_paying))
+            worth = self._worth(commits, pricing.worth_paying)
+            paid = {commit.payout for commit in worth}
+            await self._settle(work, worth)
+            await self._promises.queue(work, [commit for commit in commits if commit.payout not in paid])
 
     async def claim(self, payee: str) -> None:
         """Queue what a payee has earned in all jobs and asks for; what the fee alone would eat waits on.
@@ -166,8 +173,8 @@ class Settlement:
             return f"escrow {state.address} names coordinator {state.coordinator}: it must name {self._coordinator}"
         if state.ended:
             return f"escrow {state.address} has been refunded: submit the job again"
-        if state.max_payees < MAX_PAYEES:
-            room = f"room for {state.max_payees} payees, and {MAX_PAYEES} are needed"
+        if state.max_payees < ROOM:
+            room = f"room for {state.max_payees} payees, and {ROOM} are needed"
             return f"escrow {state.address} has {room}: cancel the job, which returns the deposit, and submit it again"
         if state.consent != Consent.ADMIT | Consent.END:
             needed = "admit payees and return what is left"
@@ -312,6 +319,8 @@ class Settlement:
         async with self._desk.open(row.job) as work:
             detail = f"{row.detail}: {reason}" if row.detail else reason
             await work.tx.update(msgspec.structs.replace(row, state="failed", detail=detail[:500]))
+            if row.kind == "promise":
+                await self._promises.given_up(work.tx, row)
             if row.kind not in ("event", "table"):
                 work.note("ledger", f"{_ATTEMPTS[row.kind]} failed: {reason}")
 
@@ -322,6 +331,7 @@ class Settlement:
         state = await self._chain.escrow(job.submitter, job.id) if row.kind in ("fund", "refund") else None
         if row.kind in ("fund", "refund") and (state is None or state.ended != (row.kind == "refund")):
             raise LedgerUnavailableError(f"the ledger's endpoint is behind the {row.kind} of job {job.id}: ask again")
+        told = await self._promises.told(job, row) if row.kind == "promise" else {}
         async with self._desk.open(row.job) as work:
             if row.kind == "refund" and state is not None:
                 row = _refunded(work, row, state)
@@ -332,6 +342,9 @@ class Settlement:
                     await self._fund(work, state)
                 case "settle":
                     await self._paid(work, row)
+                case "promise":
+                    work.note("promised", f"{money(row.amount)} was promised {row.detail}")
+                    work.promised = told
                 case "slash":
                     node, reason = str(row.payload["node"]), str(row.payload["reason"])
                     event = ledger_events.Slashed(job=job.id, node=node, amount=row.amount, reason=reason)

@@ -180,7 +180,7 @@ class Verification:
     async def _ban(self, work: Work, node: str, audit: Audit, why: str, slash: bool) -> None:
         """Unpaid work of the job is void, the stake may be slashed, the node leaves everything that it holds."""
         for commit in await work.tx.find(CommitRecord, ("job", "=", work.job.id), ("node", "=", node)):
-            if commit.settlement is None:
+            if not commit.bound:
                 await _reject(work, commit)
         reason = f"audit {audit.id}: {why}"
         for lease in [lease for lease in work.leases.values() if lease.node == node]:

@@ -24,6 +24,7 @@ from coordinator.services.leases import Leases
 from coordinator.store.ports import R, Transaction
 from coordinator.store.records import DisputeRecord, EventRecord, MetricRecord, OutboxRecord, RunRecord
 from ledger import events as ledger_events
+from transport.wire.node import Promised
 from transport.wire.task import Member, Plan, TaskCommand
 
 
@@ -35,6 +36,7 @@ class Work:
         audits: those that are not over. ``concluded``: those that have just ended.
         expelled: nodes that this work banned.
         earned: node -> (verified, paid), where that has changed.
+        promised: payee -> what has just been promised to it on the ledger.
         hold: the next round waits: somebody moves as soon as steps are opened.
         disputes: those that are not over, by their audit.
         false_accusers: who has just been proven to accuse falsely, in which audit, and how.
@@ -64,6 +66,7 @@ class Work:
         self.concluded: list[Audit] = []
         self.metrics: list[MetricRecord] = []
         self.earned: dict[str, tuple[int, int]] = {}
+        self.promised: Mapping[str, Promised] = {}
         self.signature = ""
         self.granted: list[Lease] = []
         self.expelled: list[str] = []

@@ -64,6 +64,7 @@ class CommitRecord(msgspec.Struct, frozen=True):
         anchor: the agreed parameters that it began with; None where only its checkpoint says what they were.
         carried, local: what it commits to carry into the next round, and what it had carried into this one.
         settlement: the outbox row that pays it.
+        promised: the outbox row that made it claimable from the ledger; from then on nobody can take it back.
     """
 
     job: str
@@ -86,7 +87,13 @@ class CommitRecord(msgspec.Struct, frozen=True):
     settlement: int | None = None
     carried: Digest | None = None
     local: Digest | None = None
+    promised: int | None = None
     version: int = 0
+
+    @property
+    def bound(self) -> bool:
+        """Whether its payee has the amount, or can have it without asking anybody: it can no longer be void."""
+        return self.settlement is not None or self.promised is not None
 
 
 class DisputeRecord(msgspec.Struct, frozen=True):
@@ -105,14 +112,15 @@ class DisputeRecord(msgspec.Struct, frozen=True):
     version: int = 0
 
 
-OutboxKind = Literal["fund", "event", "settle", "refund", "slash", "table"]
+OutboxKind = Literal["fund", "event", "settle", "promise", "refund", "slash", "verdict", "table"]
 
 
 class OutboxRecord(msgspec.Struct, frozen=True):
     """Something the ledger must be told. ``key`` makes it happen once; signature and wire are stored before sending.
 
     Attributes:
-        payload: settle: payee -> cumulative amount; slash: node, amount, reason; event: the memo's text; table: its address.
+        payload: settle, promise: payee -> cumulative amount; slash: node, reason, challenger, accuser; verdict: node,
+            accuser, audit, evidence; event: the memo's text; table: its address.
         amount: what this row moves, beyond what earlier rows moved.
         nonce: the nonce account of the signed transaction, and of every one that takes its place.
         step: what the signed transaction prepares; empty where it is the thing itself.

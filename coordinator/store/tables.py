@@ -131,6 +131,7 @@ commits = Table(
     Column("settlement", BigInteger),
     Column("carried", _ID),
     Column("local", _ID),
+    Column("promised", BigInteger),
     Column("version", Integer, nullable=False),
     PrimaryKeyConstraint("job", "epoch", "round", "stage", "replica"),
     Index("commits_by_node", "node"),

@@ -13,7 +13,7 @@ from coordinator.web.transfers import job_id
 from transport.wire import ledger
 from transport.wire.evidence import RoundEvidence
 
-KINDS = ("fund", "event", "settle", "refund", "slash", "table")
+KINDS = ("fund", "event", "settle", "promise", "refund", "slash", "verdict", "table")
 AUDIT_STATES = ("drawn", "opening", "replaying", "passed", "failed", "void")
 MAX_ENTRIES = 200  # In one answer.
 MAX_ID = 2**62
@@ -53,6 +53,10 @@ class LedgerRoutes:
                 errors=(404,),
             ),
             Route(
+                "GET", f"{API}/jobs/{{job}}/promise", self.promise, "What a job's payees can claim from the ledger",
+                ledger.PromiseView, errors=(404,),
+            ),
+            Route(
                 "GET", f"{API}/jobs/{{job}}/rounds/{{round}}/evidence", self.evidence, proof, list[RoundEvidence],
                 errors=(404,),
             ),
@@ -85,6 +89,11 @@ class LedgerRoutes:
     async def job(self, request: web.Request) -> web.Response:
         """GET jobs/{job}/ledger."""
         return answer(await self._books.job(job_id(request)))
+
+    @public
+    async def promise(self, request: web.Request) -> web.Response:
+        """GET jobs/{job}/promise."""
+        return answer(await self._books.promise(job_id(request)))
 
     @public
     async def evidence(self, request: web.Request) -> web.Response:

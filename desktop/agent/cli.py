@@ -17,7 +17,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from desktop.agent import keycli, log, status
+from desktop.agent import keycli, log, status, withdraw
 from desktop.agent.config import DEFAULT_IMAGE, Home, Settings
 from desktop.agent.earnings import Earnings
 from desktop.agent.errors import AgentError, NoAgentError, SettingsError
@@ -94,6 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     logs.set_defaults(run=_logs)
     add_words(words)
     keycli.add_words(words)
+    withdraw.add_words(words)
     return parser
 
 

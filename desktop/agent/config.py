@@ -145,6 +145,11 @@ class Home:
         return self.path / "usage.json"
 
     @property
+    def promises(self) -> Path:
+        """What can be claimed from the ledger."""
+        return self.path / "promises"
+
+    @property
     def earnings(self) -> Path:
         """What jobs have brought."""
         return self.path / "earnings.db"

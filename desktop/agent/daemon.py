@@ -19,6 +19,7 @@ from desktop.agent.log import LOGGER, printable
 from desktop.agent.nettest import LineTests
 from desktop.agent.network import usable
 from desktop.agent.peers import Peers
+from desktop.agent.promises import Promises
 from desktop.agent.sandbox.base import Sandbox
 from desktop.agent.session import Introduction, Session, TaskMessage
 from desktop.agent.shelf import Shelf
@@ -46,6 +47,7 @@ from transport.wire.node import (
     IceServers,
     LedgerInfo,
     NodeProfile,
+    Promised,
     Signal,
     Welcome,
 )
@@ -83,6 +85,7 @@ class Agent:
         self._parts = parts
         settings, clock = parts.settings, parts.clock
         self._earnings = Earnings(parts.home.earnings)
+        self._promises = Promises(parts.home.promises)
         self._artifacts = Artifacts(settings.coordinator, parts.home.cache, clock)
         self._peers = Peers(parts.key.address, clock)
         self._states = States(parts.key.address, Shelf(parts.home.states), self._peers.carry, clock)
@@ -256,7 +259,7 @@ class Agent:
             case Beat(gone=gone):
                 for lease in gone:
                     self._drop(lease)
-            case Earned():
+            case Earned() | Promised():
                 self._earned(message)
             case IceServers():
                 self._take_servers(message)
@@ -335,7 +338,11 @@ class Agent:
                 continue
             self._ordered.add(peer)
 
-    def _earned(self, earned: Earned) -> None:
+    def _earned(self, earned: Earned | Promised) -> None:
+        if isinstance(earned, Promised):
+            if self._ledger is not None:
+                self._promises.keep(self._ledger, earned)
+            return
         if self._earnings.record(self._parts.settings.coordinator, earned, self._parts.clock.time()):
             LOGGER.info("job %s: verified %d, paid %d millionths so far", earned.job[:8], earned.verified, earned.paid)
             self._wallet_changed.set()

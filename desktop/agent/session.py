@@ -37,6 +37,7 @@ from transport.wire.node import (
     IceServers,
     NodeMessage,
     NodeProfile,
+    Promised,
     Refused,
     Signal,
     Welcome,
@@ -50,7 +51,7 @@ SILENT_MIN_S = 10.0  # A coordinator that beats every second may still stall for
 GOODBYE_S = 3.0
 RECONNECT_MAX_S = 2.0  # While leases are held: they expire within seconds.
 
-TaskMessage = Assign | Command | Acknowledged | Beat | Earned | Signal | IceServers
+TaskMessage = Assign | Command | Acknowledged | Beat | Earned | Promised | Signal | IceServers
 
 
 class Listener(Protocol):

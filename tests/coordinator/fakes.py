@@ -5,12 +5,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from solders.pubkey import Pubkey
+
 from coordinator.domain.job import Job
 from coordinator.services.chain import Deposit, Outcome
 from coordinator.services.models import Prepared
 from coordinator.store.records import RoundRecord
 from ledger.errors import LedgerUnavailableError, NoEscrowError, TransactionExpiredError
 from ledger.money import Amount
+from ledger.program.interface import Market
+from ledger.promises import Earnings, earnings_of
 from ledger.states import EscrowState, PreparedTransaction, StakeState
 from tests.coordinator.rerun import Committed
 from tests.coordinator.rerun import digest as digest
@@ -47,6 +51,7 @@ BUDGET = 10_000_000
 
 
 DATASET = digest("dataset")
+MARKET = Market(Pubkey.from_bytes(b"p" * 32), Pubkey.from_bytes(b"m" * 32))
 
 
 def spec(stages: int | None = 2, replicas: int | None = 2, **training: int) -> JobSpec:
@@ -104,6 +109,7 @@ class Account:
     deposited: int
     deadline: int
     paid: dict[str, int] = field(default_factory=dict)
+    promised: dict[str, int] = field(default_factory=dict)
     refunded: int = 0
     ended: bool = False
 
@@ -176,10 +182,20 @@ class FakeChain:
         return ()
 
     async def prepare_settlement(
-        self, submitter: str, job: str, payouts: Mapping[str, int], nonce: str = "", table: str = ""
+        self, submitter: str, job: str, payouts: Mapping[str, int], nonce: str = "", tables: Sequence[str] = ()
     ) -> PreparedTransaction | None:
         self._open(job)
         return self._prepare(f"settle {job} {sorted(payouts.items())}", lambda: self._settle(job, dict(payouts)))
+
+    async def prepare_promise(
+        self, submitter: str, job: str, cumulative: Mapping[str, int], nonce: str = ""
+    ) -> PreparedTransaction | None:
+        self._open(job)
+        totals = dict(cumulative)
+        return self._prepare(f"promise {job} {sorted(totals.items())}", lambda: self._promise(job, totals))
+
+    def promise(self, cumulative: Mapping[str, int]) -> Earnings:
+        return earnings_of(MARKET, {payee: Amount(total) for payee, total in cumulative.items()})
 
     async def prepare_end_of_table(self, table: str, nonce: str = "") -> PreparedTransaction | None:
         return None
@@ -268,6 +284,12 @@ class FakeChain:
             assert more <= account.balance, "more than the escrow holds"
             account.paid[payee] = account.paid.get(payee, 0) + more
             self.wallets[payee] = self.wallets.get(payee, 0) + more
+
+    def _promise(self, job: str, totals: Mapping[str, int]) -> None:
+        account = self._open(job)
+        assert sum(totals.values()) <= account.deposited, "more than the escrow can pay"
+        assert all(totals.get(payee, 0) >= before for payee, before in account.promised.items()), "a promise was broken"
+        account.promised = dict(totals)
 
     def _refund(self, job: str) -> None:
         account = self._open(job)

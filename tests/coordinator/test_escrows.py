@@ -12,7 +12,7 @@ from coordinator.domain.run import Run
 from coordinator.errors import FundsError
 from coordinator.services import jobs as jobs_module
 from coordinator.services.chain import Deposit
-from coordinator.services.payees import MAX_PAYEES, payable, payees_of
+from coordinator.services.payees import MAX_PAYEES, ROOM, payable, payees_of
 from coordinator.services.settlement import ESCROW_MARGIN
 from coordinator.services.upkeep import MAX_POLLED
 from coordinator.store.records import EventRecord
@@ -235,9 +235,9 @@ async def test_an_escrow_with_room_for_too_few_payees_is_refused_and_given_back(
         return None if state is None else EscrowState(**{**vars(state), "max_payees": 3})
 
     bench.fake.escrow = narrow  # type: ignore[method-assign, assignment]
-    with pytest.raises(FundsError, match=f"room for 3 payees, and {MAX_PAYEES} are needed: cancel the job"):
+    with pytest.raises(FundsError, match=f"room for 3 payees, and {ROOM} are needed: cancel the job"):
         await bench.parts.jobs.fund(job)
-    assert (await bench.parts.jobs.funding(job)).max_payees == MAX_PAYEES
+    assert (await bench.parts.jobs.funding(job)).max_payees == ROOM
     await bench.parts.jobs.cancel(job)
     await bench.parts.upkeep.look_for_escrows()
     await drain(bench)

@@ -17,11 +17,14 @@ import pytest
 
 from desktop.agent import status
 from desktop.agent.errors import AgentError
+from ledger.client import Ledger, LedgerConfig, job_bytes
+from ledger.money import Amount
 from tests.desktop.conftest import assignment, plan_of
 from tests.desktop.coordinator_double import Double
+from tests.ledger.served import served
 from tests.support.docker import IMAGE
 from transport.identity import NodeKey
-from transport.wire.node import Assign, Earned, Refused
+from transport.wire.node import Assign, Earned, LedgerInfo, Promised, Refused
 from transport.wire.task import OpenStep, StepOpened, TaskFailed, TaskReady
 
 ROOT = Path(__file__).parents[2]
@@ -303,3 +306,59 @@ async def test_a_worker_in_docker_that_runs_out_of_memory_fails_its_task_with_a_
         assert "needed more memory than the 512 MB" in coordinator.bodies(TaskFailed)[0].reason
         code, _ = await node.end(signal.SIGTERM)
         assert code == 0
+
+
+async def test_what_was_promised_is_withdrawn_with_neither_coordinator_nor_agent(
+    coordinator: Double, tmp_path: Path
+) -> None:
+    job, submitter, judge = "ab" * 16, NodeKey(b"s" * 32), NodeKey(b"j" * 32)
+    with served(tmp_path) as server:
+        url = server.start()
+        async with await Ledger.connect(LedgerConfig(url)) as ledger:
+            for key in (submitter, judge):
+                await ledger.faucet(key.address, Amount(10**9))
+            await ledger.open_escrow(submitter.seed, job_bytes(job), judge.address, Amount(1000), 2**40)
+            coordinator.ledger = LedgerInfo(url, ledger.program, ledger.mint, judge.address)
+            async with agent_program(tmp_path / "home", coordinator.url, "--sandbox", "process") as node:
+                await coordinator.until(lambda: node.address in coordinator.nodes)
+                earned = ledger.earnings({judge.address: Amount(5), node.address: Amount(700)})
+                for prepared in await ledger.prepare_admission(
+                    judge.seed, submitter.address, job_bytes(job), list(earned.cumulative)
+                ):
+                    await ledger.confirm(prepared)
+                promise = await ledger.prepare_commitment(judge.seed, submitter.address, job_bytes(job), earned, 1)
+                await ledger.confirm(promise)
+                old, proof = ledger.earnings({node.address: Amount(300)}), earned.proofs[node.address]
+                first = old.proofs[node.address]
+                await coordinator.send(
+                    node.address,
+                    Promised(job, submitter.address, node.address, 300, old.root.hex(), 0, 1, first.path),
+                )
+                await coordinator.send(
+                    node.address,
+                    Promised(
+                        job,
+                        submitter.address,
+                        node.address,
+                        700,
+                        earned.root.hex(),
+                        proof.index,
+                        proof.count,
+                        proof.path,
+                    ),
+                )
+                await coordinator.until(lambda: len(list((node.home / "promises").glob("*.json"))) == 2)
+                await node.end(signal.SIGKILL)
+            coordinator.refusal = Refused("gone")
+            code, text = await words_of("withdraw", "--home", str(node.home), "--json")
+            (done,) = json.loads(text)
+            assert (code, done["outcome"], done["amount"]) == (0, "paid", 700)
+            assert await ledger.balance(node.address) == 700
+            code, text = await words_of("withdraw", "--home", str(node.home))
+            assert code == 0
+            assert "nothing" in text
+            assert await ledger.balance(node.address) == 700
+        server.end(signal.SIGTERM)
+        code, text = await words_of("withdraw", "--home", str(node.home))
+        assert code == 1
+        assert "failed" in text

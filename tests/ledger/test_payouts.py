@@ -49,14 +49,14 @@ async def carry(
 ) -> list[PreparedTransaction]:
     """Do all that it takes, one slot after the other, with the nonces in turn; what was done."""
     done: list[PreparedTransaction] = []
-    table = ""
+    tables: list[str] = []
     while True:
         nonce = nonces[len(done) % len(nonces)] if nonces else ""
-        prepared = await paying.prepare(str(SUBMITTER.pubkey()), JOB, due, nonce, table)
+        prepared = await paying.prepare(str(SUBMITTER.pubkey()), JOB, due, nonce, tables)
         if prepared is None:
             return done
         await ledger.confirm(prepared)
-        table = prepared.table or table
+        tables = list(dict.fromkeys([*tables, prepared.table])) if prepared.table else tables
         done.append(prepared)
         world.clock.advance(2 * SLOT_SECONDS)
 
@@ -71,7 +71,7 @@ async def test_a_full_batch_is_paid_in_one_transaction_once_their_accounts_and_a
     assert [await ledger.balance(payee) for payee in payees(MAX_BATCH)] == list(due.values())
     more = {payee: Amount(total + 1) for payee, total in due.items()}
     table = done[-1].table
-    again = await payouts.prepare(str(SUBMITTER.pubkey()), JOB, more, "", table)
+    again = await payouts.prepare(str(SUBMITTER.pubkey()), JOB, more, "", [table])
     assert again is not None, "the table is used again"
     assert (again.step, again.table) == ("", table)
     newcomer = {**dict(list(more.items())[1:]), str(key("late").pubkey()): Amount(5)}
@@ -83,7 +83,7 @@ async def carry_on(
     world: World, ledger: Ledger, paying: Payouts, due: Mapping[str, Amount], table: str
 ) -> list[PreparedTransaction]:
     done: list[PreparedTransaction] = []
-    while (prepared := await paying.prepare(str(SUBMITTER.pubkey()), JOB, due, "", table)) is not None:
+    while (prepared := await paying.prepare(str(SUBMITTER.pubkey()), JOB, due, "", [table])) is not None:
         await ledger.confirm(prepared)
         done.append(prepared)
         world.clock.advance(2 * SLOT_SECONDS)

@@ -34,13 +34,14 @@ MAX_TURNS = 30  # Of the service for one job of three payees, in calm weather.
 
 @dataclass(frozen=True)
 class Size:
-    """How much is paid: each job pays each of its payees about once a round."""
+    """How much is paid: each job pays each of its payees about once a round. ``sol_price``: makes small shares wait, promised."""
 
     jobs: int = 2
     payees: int = 30
     rounds: int = 3
     price: int = 7_777_777
     budget: int = 10_000_000
+    sol_price: int = 0
 
 
 @dataclass
@@ -91,7 +92,9 @@ class Storm:
     def restarted(self) -> Bench:
         """A service that knows only what is in the store."""
         chain = LedgerChain(self.ledger, "http://ledger.test", SEED, WALLET_SEED, COORDINATOR)
-        made = Bench(config=replace(CONFIG, settle_every=1), store=self.store, chain=chain)
+        made = Bench(
+            config=replace(CONFIG, settle_every=1, sol_price=self.size.sol_price), store=self.store, chain=chain
+        )
         if self.jobs:
             made.clock.t = self.bench.clock.t
         return made

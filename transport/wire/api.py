@@ -186,7 +186,7 @@ class CommitView(msgspec.Struct, frozen=True):
 class Receipt(msgspec.Struct, frozen=True):
     """One ledger transaction of the job."""
 
-    kind: Literal["fund", "event", "settle", "refund", "slash", "table"]
+    kind: Literal["fund", "event", "settle", "promise", "refund", "slash", "verdict", "table"]
     signature: str
     state: Literal["queued", "sent", "confirmed", "failed"]
     amount: int

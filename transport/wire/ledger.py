@@ -8,15 +8,16 @@ from typing import Literal
 import msgspec
 
 from transport.wire.api import AuditView, NodeView
-from transport.wire.ids import JobId, NodeAddress
+from transport.wire.ids import Digest, JobId, NodeAddress
 
-EntryKind = Literal["fund", "event", "settle", "refund", "slash", "table"]
+EntryKind = Literal["fund", "event", "settle", "promise", "refund", "slash", "verdict", "table"]
 
 
 class LedgerEntry(msgspec.Struct, frozen=True):
     """One transaction of the coordinator, or a deposit that it saw. ``id`` grows with time.
 
-    ``payload``: settle: payee -> what it has received of the job in all; slash: node, amount, reason; event: the memo's text.
+    ``payload``: settle, promise: payee -> what it has received, or can claim, of the job in all; slash: node, reason; verdict:
+    node, accuser, audit, evidence; event: the memo's text.
     """
 
     id: int
@@ -105,3 +106,26 @@ class JobLedger(msgspec.Struct, frozen=True):
     rpc: str
     on_chain: bool
     totals: LedgerTotals
+
+
+class PromisedAmount(msgspec.Struct, frozen=True):
+    """What a payee shall have received of the job in all, claimed or paid."""
+
+    payee: NodeAddress
+    cumulative: int
+
+
+class PromiseView(msgspec.Struct, frozen=True):
+    """The newest promise of a job's earnings: leaves in the order of the tree whose ``root`` the escrow holds.
+
+    A leaf is the payee's token account (32 bytes) and ``cumulative`` (8 bytes, lowest first), hashed as ``ledger.merkle`` does.
+    """
+
+    job: JobId
+    submitter: NodeAddress
+    escrow: str
+    root: Digest
+    total: int
+    signature: str
+    time: float
+    payees: tuple[PromisedAmount, ...]

@@ -12,6 +12,7 @@
       Beat                ->                which leases live on, which are gone, when to beat next
       IceServers          ->                relays and STUN servers from now on, for each peer the best relay first
                           <-    NetworkReport  (wire.network) the node's line and links, lossy
+      Promised            ->                what can be claimed from the ledger, with its proof
       Signal             <->    Signal      sealed by the peers; the coordinator only passes it on
 
 After a reconnect the node names its leases in ``Hello`` and sends again every report that was not acknowledged; the coordinator
@@ -221,6 +222,22 @@ class Earned(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="earne
     signature: ShortText = ""
 
 
+class Promised(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="promised"):
+    """What a payee can claim of a job from the ledger, though the coordinator be gone: its leaf under the escrow's ``root``.
+
+    ``cumulative``: what it shall have received in all, in millionths of the token. ``index``, ``count``, ``path``: the proof.
+    """
+
+    job: JobId
+    submitter: NodeAddress
+    payee: NodeAddress
+    cumulative: Count
+    root: Digest
+    index: Count
+    count: Annotated[int, Meta(ge=1, lt=2**32)]
+    path: Annotated[tuple[Annotated[bytes, Meta(min_length=32, max_length=32)], ...], Meta(max_length=32)]
+
+
 CoordinatorMessage = (
-    Challenge | Welcome | Refused | Assign | Command | Acknowledged | Beat | Earned | Signal | IceServers
+    Challenge | Welcome | Refused | Assign | Command | Acknowledged | Beat | Earned | Promised | Signal | IceServers
 )

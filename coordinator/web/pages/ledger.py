@@ -19,9 +19,9 @@ MAX_ENTRIES_OF_JOB = 500  # On its ledger page; all of them are in the interface
 # What the ledger page can be narrowed to: word in the address, kinds, label.
 FILTERS: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("all", (), "Everything"),
-    ("payouts", ("settle",), "Payouts"),
+    ("payouts", ("settle", "promise"), "Payouts"),
     ("escrows", ("fund", "refund"), "Deposits and refunds"),
-    ("slashes", ("slash",), "Slashes"),
+    ("slashes", ("slash", "verdict"), "Slashes"),
     ("records", ("event", "table"), "Records"),
 )
 

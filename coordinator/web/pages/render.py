@@ -60,11 +60,14 @@ ENTRY_LOOKS: Final = {
     "payout": ("coin", "good"),
     "refund": ("upload", ""),
     "slash": ("cross", "bad"),
+    "promise": ("coin", ""),
+    "verdict": ("shield", ""),
     "record": ("pen", ""),
     "payees": ("plan", ""),
 }
 ENTRY_WORDS: Final = {
-    "fund": "deposit", "settle": "payout", "refund": "refund", "slash": "slash", "event": "record", "table": "payees",
+    "fund": "deposit", "settle": "payout", "promise": "promise", "refund": "refund", "slash": "slash", "verdict": "verdict",
+    "event": "record", "table": "payees",
 }  # fmt: skip
 EVENT_ICONS: Final = {
     "created": "pen",
