@@ -11,6 +11,7 @@ from solders.pubkey import Pubkey
 from ledger.errors import AddressError
 
 KEY_LENGTH = 32
+_AUDIT = b"cottage-audit-01"
 _JOB_ID = re.compile(r"[0-9a-f]{32}")
 
 
@@ -53,6 +54,24 @@ def job_bytes(job_id: str) -> bytes:
     if not _JOB_ID.fullmatch(job_id):
         raise AddressError(f"{job_id[:60]!r} is no job id: expected 32 hexadecimal digits in lower case")
     return hashlib.sha256(b"cottage-job:" + job_id.encode()).digest()
+
+
+def audit_bytes(audit: str) -> bytes:
+    """The 32 bytes by which the ledger knows an audit, from which its id can be read back (``audit_of``).
+
+    Args:
+        audit: the coordinator's id, 32 lower-case hexadecimal digits.
+    Raises:
+        AddressError: anything else.
+    """
+    if not _JOB_ID.fullmatch(audit):
+        raise AddressError(f"{audit[:60]!r} is no audit: expected 32 hexadecimal digits in lower case")
+    return bytes.fromhex(audit) + _AUDIT
+
+
+def audit_of(content: bytes) -> str | None:
+    """The audit's id in what a dispute is about; None where that was made by other rules."""
+    return content[:16].hex() if len(content) == KEY_LENGTH and content[16:] == _AUDIT else None
 
 
 def check_job(job: bytes) -> bytes:

@@ -10,7 +10,15 @@ from ledger.addresses import check_hash, keypair, parse_address
 from ledger.door import amount_in, checked
 from ledger.errors import InsufficientFundsError, LedgerAnswerError, NoDisputeError, NoStakeError
 from ledger.money import DECIMALS, ZERO, Amount, show
-from ledger.program.layout import NODE_OFFSET, TAG_DISPUTE, MarketTerms, read_dispute, read_terms
+from ledger.program.layout import (
+    JUDGE_OFFSET,
+    NODE_OFFSET,
+    TAG_DISPUTE,
+    MarketTerms,
+    Ruling,
+    read_dispute,
+    read_terms,
+)
 from ledger.stakes import Stakes
 from ledger.states import DisputeState, PreparedTransaction, dispute_state
 
@@ -71,6 +79,14 @@ class Disputes(Stakes):
             return None
         return dispute_state(address, content, amount_in(vault.data) if vault else 0)
 
+    async def waiting_disputes(self, coordinator: str) -> list[DisputeState]:
+        """Disputes that wait for this coordinator's verdict, in the order of their deadlines."""
+        judge = bytes(parse_address(coordinator))
+        accounts = await self._connection.program_accounts(self._market.program, JUDGE_OFFSET, judge)
+        named = [(key, read_dispute(account.data)) for key, account in accounts if account.data[0] == TAG_DISPUTE]
+        found = [dispute_state(key, one, one.bond) for key, one in named if one.mint == self._market.mint]
+        return sorted((one for one in found if one.ruling is Ruling.OPEN), key=lambda one: (one.deadline, one.address))
+
     async def find_disputes(self, node: str) -> list[DisputeState]:
         """Disputes against a node that were not closed, whoever opened them."""
         accused = bytes(parse_address(node))
@@ -88,6 +104,7 @@ class Disputes(Stakes):
         *,
         upheld: bool,
         slash: Amount = ZERO,
+        nonce: str = "",
     ) -> PreparedTransaction:
         """Decide a dispute, with the digest of what the verdict rests on.
 
@@ -107,7 +124,7 @@ class Disputes(Stakes):
         ]
         if upheld and checked(slash):
             instructions += await self._slash(coordinator, state.node, slash, audit, challenger)
-        return await self._prepare(signer, instructions)
+        return await self._prepare(signer, instructions, nonce)
 
     async def prepare_dispute_expiry(self, seed: bytes, challenger: str, audit: bytes) -> PreparedTransaction:
         """Return the bond of a dispute that nobody decided by its deadline; anyone may.

@@ -29,6 +29,7 @@ from ledger.errors import (
     TransactionExpiredError,
     TransactionFailedError,
 )
+from ledger.program.layout import Ruling
 from ledger.states import PreparedTransaction
 
 MAX_ATTEMPTS = 5  # An executed and refused transaction will be refused again; a few tries cover a changed balance.
@@ -43,6 +44,7 @@ _DURABLE = (
     "promise",
     "refund",
     "slash",
+    "verdict",
     "table",
 )  # Kinds that carry a nonce: all that only the coordinator signs, but memos.
 _PATIENT = ("settle", "promise", "refund", "table")  # What must not be given up because of one look at the ledger.
@@ -170,6 +172,8 @@ class Carrier:
                 return await chain.prepare_refund(job.submitter, job.id, nonce), row.amount
             case "slash":
                 return await self._prepare_slash(row, nonce)
+            case "verdict":
+                return await self._prepare_verdict(row, nonce)
             case "table":
                 return await chain.prepare_end_of_table(str(row.payload["table"]), nonce), 0
 
@@ -186,8 +190,26 @@ class Carrier:
         if amount == 0:
             raise LedgerError(f"node {node} has no stake that may be slashed now")
         reason, challenger = bytes.fromhex(str(row.payload["reason"])), row.payload.get("challenger")
+        accuser, audit = str(row.payload.get("accuser", "")), str(row.payload.get("audit", ""))
+        if accuser and await self._waits(
+            accuser, audit
+        ):  # Who accused has bonded: the verdict takes the stake with it.
+            decided = await self._chain.prepare_verdict(accuser, audit, reason, upheld=True, slash=amount, nonce=nonce)
+            return decided, amount
         who = None if challenger is None else str(challenger)
         return await self._chain.prepare_slash(node, amount, reason, nonce, who), amount
+
+    async def _prepare_verdict(self, row: OutboxRecord, nonce: str) -> tuple[PreparedTransaction | None, int]:
+        accuser, audit = str(row.payload["accuser"]), str(row.payload["audit"])
+        if not await self._waits(accuser, audit):
+            return None, row.amount  # It was decided with the slash, or has expired.
+        evidence, upheld = bytes.fromhex(str(row.payload["evidence"])), bool(row.payload["upheld"])
+        return await self._chain.prepare_verdict(accuser, audit, evidence, upheld=upheld, nonce=nonce), row.amount
+
+    async def _waits(self, accuser: str, audit: str) -> bool:
+        """Whether a bonded dispute waits for a verdict that may still be given."""
+        state = await self._chain.dispute(accuser, audit)
+        return state is not None and state.ruling is Ruling.OPEN and self._context.clock.time() < state.deadline
 
     async def _send(self, prepared: PreparedTransaction) -> Outcome | Literal["refused"]:
         try:

@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from ledger.client import Earnings, Ledger, PreparedTransaction, StakeState, job_bytes
+from ledger.addresses import audit_bytes
+from ledger.client import DisputeState, Earnings, Ledger, PreparedTransaction, StakeState, job_bytes
 from ledger.errors import LedgerError
 from ledger.money import Amount
 from ledger.states import EscrowState
@@ -75,6 +76,17 @@ class Chain(Protocol):
         self, node: str, amount: int, reason: bytes, nonce: str = "", challenger: str | None = None
     ) -> PreparedTransaction:
         """Take stake; ``challenger``: the wallet of who brought it up, which gets its part."""
+
+    async def dispute(self, challenger: str, audit: str) -> DisputeState | None:
+        """Somebody's dispute over an audit, by the audit's id; None where there is none."""
+
+    async def waiting_disputes(self) -> Sequence[DisputeState]:
+        """Disputes that wait for the coordinator's verdict, the most urgent first."""
+
+    async def prepare_verdict(
+        self, challenger: str, audit: str, evidence: bytes, *, upheld: bool, slash: int = 0, nonce: str = ""
+    ) -> PreparedTransaction:
+        """Decide a dispute; with ``slash`` units the accused loses them in the same transaction."""
 
     async def slot(self) -> int: ...
 
@@ -176,6 +188,22 @@ class LedgerChain:
     ) -> PreparedTransaction:
         """Take stake."""
         return await self._ledger.prepare_slash(self._seed, node, Amount(amount), reason, challenger, nonce)
+
+    async def dispute(self, challenger: str, audit: str) -> DisputeState | None:
+        """A dispute over an audit."""
+        return await self._ledger.dispute(challenger, audit_bytes(audit))
+
+    async def waiting_disputes(self) -> Sequence[DisputeState]:
+        """Disputes that wait for a verdict."""
+        return await self._ledger.waiting_disputes(self._coordinator)
+
+    async def prepare_verdict(
+        self, challenger: str, audit: str, evidence: bytes, *, upheld: bool, slash: int = 0, nonce: str = ""
+    ) -> PreparedTransaction:
+        """Decide a dispute."""
+        return await self._ledger.prepare_verdict(
+            self._seed, challenger, audit_bytes(audit), evidence, upheld=upheld, slash=Amount(slash), nonce=nonce
+        )
 
     async def slot(self) -> int:
         """The newest slot."""

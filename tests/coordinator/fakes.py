@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from solders.pubkey import Pubkey
@@ -11,11 +11,13 @@ from coordinator.domain.job import Job
 from coordinator.services.chain import Deposit, Outcome
 from coordinator.services.models import Prepared
 from coordinator.store.records import RoundRecord
+from ledger.addresses import audit_bytes
 from ledger.errors import LedgerUnavailableError, NoEscrowError, TransactionExpiredError
 from ledger.money import Amount
 from ledger.program.interface import Market
+from ledger.program.layout import Ruling
 from ledger.promises import Earnings, earnings_of
-from ledger.states import EscrowState, PreparedTransaction, StakeState
+from ledger.states import DisputeState, EscrowState, PreparedTransaction, StakeState
 from tests.coordinator.rerun import Committed
 from tests.coordinator.rerun import digest as digest
 from transport.identity import NodeKey
@@ -134,6 +136,7 @@ class FakeChain:
         self.wallets = {WALLET: 1_000_000_000}
         self.escrows: dict[str, Account] = {}
         self.stakes: dict[str, int] = {}
+        self.disputes: dict[tuple[str, str], DisputeState] = {}
         self.slashed: dict[str, int] = {}
         self.memos: list[str] = []
         self.executed: dict[str, str] = {}
@@ -215,6 +218,18 @@ class FakeChain:
     ) -> PreparedTransaction:
         return self._prepare(f"slash {reason.hex()}", lambda: self._slash(node, amount))
 
+    async def dispute(self, challenger: str, audit: str) -> DisputeState | None:
+        return self.disputes.get((challenger, audit))
+
+    async def waiting_disputes(self) -> Sequence[DisputeState]:
+        return [state for state in self.disputes.values() if state.ruling is Ruling.OPEN]
+
+    async def prepare_verdict(
+        self, challenger: str, audit: str, evidence: bytes, *, upheld: bool, slash: int = 0, nonce: str = ""
+    ) -> PreparedTransaction:
+        what = f"verdict {audit} {'upheld' if upheld else 'rejected'} {slash}"
+        return self._prepare(what, lambda: self._decide((challenger, audit), evidence, upheld, slash))
+
     async def slot(self) -> int:
         self.fault("ask")
         return self.height
@@ -284,6 +299,28 @@ class FakeChain:
             assert more <= account.balance, "more than the escrow holds"
             account.paid[payee] = account.paid.get(payee, 0) + more
             self.wallets[payee] = self.wallets.get(payee, 0) + more
+
+    def _decide(self, key: tuple[str, str], evidence: bytes, upheld: bool, slash: int) -> None:
+        state = self.disputes[key]
+        assert state.ruling is Ruling.OPEN, "a dispute is decided once"
+        self.disputes[key] = replace(state, ruling=Ruling.UPHELD if upheld else Ruling.REJECTED, evidence=evidence)
+        if slash:
+            self._slash(state.node, slash)
+
+    def bond(self, challenger: str, node: str, audit: str, deadline: int = 2**40) -> None:
+        """Somebody puts a bond against a node's audit."""
+        self.disputes[challenger, audit] = DisputeState(
+            "dispute",
+            Ruling.OPEN,
+            challenger,
+            node,
+            COORDINATOR,
+            audit_bytes(audit),
+            None,
+            Amount(5),
+            Amount(5),
+            deadline,
+        )
 
     def _promise(self, job: str, totals: Mapping[str, int]) -> None:
         account = self._open(job)

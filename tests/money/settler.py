@@ -18,7 +18,7 @@ from tests.coordinator.bench import Bench
 from tests.coordinator.fakes import COORDINATOR
 
 SEED, WALLET_SEED = b"c" * 32, b"w" * 32
-PLAIN = ("url", "program", "mint", "escrow_address")
+PLAIN = ("url", "program", "mint", "escrow_address", "promise")
 
 
 class SpeakingChain:
