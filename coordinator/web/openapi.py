@@ -20,10 +20,14 @@ _PARAMETERS = {
     "digest": "SHA-256 of an artifact: 64 hexadecimal digits.",
     "round": "A round of the job, counted from 0.",
     "node": "Address of a node, in base58.",
+    "key": "Id of an API key: 12 hexadecimal digits.",
+    "session": "Id of a session: 64 hexadecimal digits.",
 }
 _SCHEMAS = {
     "digest": {"type": "string", "pattern": "^[0-9a-f]{64}$"},
     "round": {"type": "integer", "minimum": 0},
+    "key": {"type": "string", "pattern": "^[0-9a-f]{12}$"},
+    "session": {"type": "string", "pattern": "^[0-9a-f]{64}$"},
     "node": {"type": "string", "pattern": "^[1-9A-HJ-NP-Za-km-z]{32,44}$"},
 }
 _ID = {"type": "string", "pattern": "^[0-9a-f]{32}$"}
@@ -79,7 +83,7 @@ def _types(routes: Sequence[Route]) -> list[Any]:
 def _operation(route: Route, schemas: dict[str, Any]) -> dict[str, Any]:
     answers: dict[str, Any] = {str(route.status): _content(_phrase(route.status), route.answer, schemas)}
     guarded = not access_of(route.handler).public
-    for status in sorted({*route.errors, *((401, 403) if guarded else ()), 500}):
+    for status in sorted({*route.errors, *((401, 403, 429) if guarded else (429,)), 500}):
         answers[str(status)] = _content(_phrase(status), Problem, schemas)
     operation: dict[str, Any] = {
         "operationId": _operation_id(route),

@@ -9,6 +9,7 @@ from coordinator.services.artifacts import ArtifactStore
 from coordinator.services.checks import DatasetChecks
 from coordinator.services.uploads import UploadService
 from coordinator.version import release
+from coordinator.web.accounts import AccountRoutes
 from coordinator.web.api import Api
 from coordinator.web.auth import Auth
 from coordinator.web.auth.gate import install
@@ -60,6 +61,7 @@ def setup(
         *Checks(checks).routes(),
         *interface.routes(),
         *LedgerRoutes(books).routes(),
+        *AccountRoutes(auth).routes(),
     ]
     interface.describe_with(routes, release())
     register(app, routes)

@@ -11,7 +11,7 @@ from aiohttp.typedefs import Handler
 
 from coordinator.config import Config
 from coordinator.domain.account import LOCAL_PRINCIPAL, Principal, Scope
-from coordinator.errors import ForbiddenError, TooManyError, UnauthorisedError, UnavailableError
+from coordinator.errors import ConflictError, ForbiddenError, TooManyError, UnauthorisedError, UnavailableError
 from coordinator.services.accounts import KEY_PREFIX, Accounts
 from coordinator.services.passkeys import Passkeys
 from coordinator.services.passwords import Passwords
@@ -158,6 +158,18 @@ def principal(request: web.Request) -> Principal:
 def visitor(request: web.Request) -> Principal | None:
     """Who the request is from, on a page that everybody may see."""
     return request.get(_PRINCIPAL)
+
+
+def person(request: web.Request) -> Principal:
+    """Who it is, where there are accounts.
+
+    Raises:
+        ConflictError: an open coordinator.
+    """
+    who = principal(request)
+    if not who.name:
+        raise ConflictError("this coordinator is open (--open) and has no accounts: start it without, and sign up")
+    return who
 
 
 def cookie_name(request: web.Request) -> str:

@@ -8,11 +8,11 @@ from urllib.parse import parse_qsl, quote
 import msgspec
 from aiohttp import hdrs, web
 
-from coordinator.domain.account import SCOPE_WORDS, Principal, Role, Scope
-from coordinator.errors import ConflictError, CottageError, ForbiddenError, InvalidError
+from coordinator.domain.account import SCOPE_WORDS, Role, Scope
+from coordinator.errors import CottageError, ForbiddenError, InvalidError
 from coordinator.services.signin import WalletAnswer
 from coordinator.web.auth import Auth, needs, principal, public, visitor
-from coordinator.web.auth.gate import address_of, cookie_name
+from coordinator.web.auth.gate import address_of, cookie_name, person
 from coordinator.web.http import answer, read_body, say_when
 from coordinator.web.pages.render import CSRF_COOKIE, CSRF_FIELD, Renderer, check_csrf
 from transport.wire import codec
@@ -136,7 +136,7 @@ class AccountPages:
     async def link_wallet(self, request: web.Request) -> web.Response:
         """Let a wallet sign this account in."""
         said: WalletAnswer = codec.decode_json(await read_json(request), WalletAnswer)
-        account = await self._accounts.get(_person(request).account_id)
+        account = await self._accounts.get(person(request).account_id)
         await self._auth.sign_in.link_wallet(account, said, address_of(request))
         return answer(Returned("/account"))
 
@@ -158,14 +158,14 @@ class AccountPages:
     async def new_passkey(self, request: web.Request) -> web.Response:
         """What the browser needs to make a passkey."""
         await read_json(request)
-        account = await self._accounts.get(_person(request).account_id)
+        account = await self._accounts.get(person(request).account_id)
         return answer(await self._auth.passkeys.begin_making(account, self._auth.site(request).host))
 
     @needs(Scope.ACCOUNT)
     async def keep_passkey(self, request: web.Request) -> web.Response:
         """Keep the passkey that the browser made."""
         said: dict[str, Any] = codec.decode_json(await read_json(request), dict[str, Any])
-        site, account = self._auth.site(request), await self._accounts.get(_person(request).account_id)
+        site, account = self._auth.site(request), await self._accounts.get(person(request).account_id)
         name = _device(request)
         await self._auth.passkeys.finish_making(account, said, site.host, site.origin, name, address_of(request))
         return answer(Returned("/account"))
@@ -196,7 +196,7 @@ class AccountPages:
     async def password(self, request: web.Request) -> web.StreamResponse:
         """Another password; every other browser is signed out."""
         typed = await read_form(request)
-        who = _person(request)
+        who = person(request)
         try:
             if typed.get("password", "") != typed.get("again", ""):
                 raise InvalidError("the two passwords differ: type the same one twice", "again")
@@ -218,7 +218,7 @@ class AccountPages:
             if unknown := scopes - set(Scope):
                 raise InvalidError(f"there is no scope {min(unknown)[:40]!r}", "scopes")
             _, text = await self._accounts.create_key(
-                _person(request), typed.get("name", ""), frozenset(Scope(one) for one in scopes),
+                person(request), typed.get("name", ""), frozenset(Scope(one) for one in scopes),
                 LIVES.get(typed.get("life", "90")), address_of(request),
             )  # fmt: skip
         except CottageError as error:
@@ -358,15 +358,3 @@ _SYSTEMS: Final = (
     ("Android", "Android"), ("iPhone", "iPhone"), ("iPad", "iPad"), ("Windows", "Windows"), ("Mac OS X", "macOS"),
     ("Linux", "Linux"),
 )  # fmt: skip
-
-
-def _person(request: web.Request) -> Principal:
-    """Who it is, where there are accounts.
-
-    Raises:
-        ConflictError: an open coordinator.
-    """
-    who = principal(request)
-    if not who.name:
-        raise ConflictError("this coordinator is open (--open) and has no accounts: start it without, and sign up")
-    return who

@@ -1,0 +1,65 @@
+"""Accounts in the REST interface. Times are Unix seconds."""
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+ScopeName = Literal["jobs:read", "jobs:write", "data:write", "account", "operate"]
+
+
+class AccountView(msgspec.Struct, frozen=True):
+    """Who the request is from, and what it may do. ``open``: the coordinator has no sign-in."""
+
+    id: str
+    name: str
+    role: Literal["operator", "submitter"]
+    scopes: tuple[ScopeName, ...]
+    open: bool
+
+
+class NewKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``days`` until it expires; None: never."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=100)]
+    scopes: Annotated[tuple[ScopeName, ...], Meta(min_length=1, max_length=5)] = (
+        "jobs:read",
+        "jobs:write",
+        "data:write",
+    )
+    days: Annotated[int, Meta(ge=1, le=3650)] | None = 90
+
+
+class KeyView(msgspec.Struct, frozen=True):
+    """An API key. ``text`` is there in the answer that makes it, and never again."""
+
+    id: str
+    name: str
+    scopes: tuple[ScopeName, ...]
+    created: float
+    expires: float | None
+    used: float | None
+    text: str = ""
+
+
+class SessionView(msgspec.Struct, frozen=True):
+    """A browser that is signed in."""
+
+    id: str
+    method: str
+    agent: str
+    address: str
+    created: float
+    seen: float
+
+
+class TrailView(msgspec.Struct, frozen=True):
+    """Something that was done. ``via``: how who did it was known; ``address``: where the request came from."""
+
+    id: int
+    account: str
+    time: float
+    action: str
+    subject: str
+    via: str
+    address: str
