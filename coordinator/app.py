@@ -22,6 +22,7 @@ from coordinator.services.context import Context
 from coordinator.services.conversation import Conversation
 from coordinator.services.disputes import Disputes, Judge, Referee
 from coordinator.services.drawing import Drawing
+from coordinator.services.files import Files
 from coordinator.services.handout import Handout
 from coordinator.services.jobs import JobService
 from coordinator.services.leases import Leases
@@ -194,7 +195,7 @@ async def build(config: Config, clock: Clock | None = None) -> AsyncIterator[tup
         stack.push_async_callback(store.close)
         artifacts = ArtifactStore(config.data / "artifacts")
         clock = clock or SystemClock()
-        uploads = UploadService(config.data / "uploads", artifacts, clock)
+        uploads = UploadService(config.data / "uploads", artifacts, clock, keep=Files(store, clock).keep)
         tools = TrainerTools(artifacts, config.data / "scratch", config.prepare_seconds, config.prepare_memory_mb)
         test_wallet = wallet.address if has_wallet else None
         parts = assemble(

@@ -17,6 +17,7 @@ from coordinator.services.artifacts import ArtifactStore
 from coordinator.services.chain import Chain
 from coordinator.services.choices import find_choices
 from coordinator.services.context import Context
+from coordinator.services.files import Files
 from coordinator.services.links import Links
 from coordinator.services.models import ModelWorkshop
 from coordinator.services.naming import names_in, readable
@@ -45,6 +46,7 @@ from ledger.client import job_bytes
 from ledger.errors import LedgerError
 from transport.wire import api
 from transport.wire.codec import encode_json
+from transport.wire.ids import Digest
 from transport.wire.job import JobSpec, TokenizerSpec
 
 FUND_SECONDS = 30.0  # The embedded ledger answers within one; a cluster confirms within a few.
@@ -75,6 +77,7 @@ class JobService:
         self._links = links
         self._runs = runs
         self._settlement = settlement
+        self._files = Files(context.store, context.clock)
         self._chain = chain
         self._models = models
         self._artifacts = artifacts
@@ -180,6 +183,10 @@ class JobService:
         """Refuse a job of another account as if it were not there."""
         async with self._context.store.transaction() as tx:
             await self._found(await tx.find(Job, ("id", "=", job), ("account_id", "=", account_id)), job)
+
+    async def check_files(self, account_id: str, wanted: Iterable[tuple[str, Digest]]) -> None:
+        """Refuse files of other accounts as if they were not there."""
+        await self._files.check(account_id, wanted)
 
     async def list(self, limit: int, before: float | None, account_id: str = LOCAL_ACCOUNT) -> Sequence[api.JobView]:
         """Jobs of an account, newest first."""

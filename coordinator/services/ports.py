@@ -1,11 +1,12 @@
 """What the web layer may ask for. ``JobService`` and ``NetworkService`` implement these; tests may bring their own."""
 
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from typing import Protocol
 
 from coordinator.domain.account import LOCAL_ACCOUNT
 from transport.wire import api, ledger, market
 from transport.wire.evidence import RoundEvidence
+from transport.wire.ids import Digest
 from transport.wire.job import JobSpec, TokenizerSpec
 from transport.wire.network import RelayEnvelope, RelayOrder, RelayQuestion
 from transport.wire.node import IceServers
@@ -19,6 +20,9 @@ class Jobs(Protocol):
 
     async def check_owner(self, job: str, account_id: str) -> None:
         """NotFoundError unless the job is there and the account's; the web layer asks before anything else."""
+
+    async def check_files(self, account_id: str, wanted: Iterable[tuple[str, Digest]]) -> None:
+        """NotFoundError unless every digest, given with its field, is a file that the account uploaded."""
 
     async def choices(self, spec: JobSpec) -> Sequence[api.Choice]:
         """Other jobs that would be cheaper or sooner, each quoted."""

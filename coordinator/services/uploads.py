@@ -15,7 +15,7 @@ import hashlib
 import os
 import secrets
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +43,9 @@ MAX_OPEN_BYTES = 400 << 30  # Twice the largest single upload.
 MIN_FREE_BYTES = 1 << 30  # Left on the disk for the database and the checkpoints of running jobs.
 IDLE_S = 48 * 3600.0  # An upload that nobody continues for two days is given up.
 MAX_STATE_BYTES = 16 << 10
+
+
+Keep = Callable[[str, str, NewUpload], Awaitable[None]]
 
 
 class _State(msgspec.Struct):
@@ -81,13 +84,15 @@ class UploadService:
         clock: Clock | None = None,
         max_open: int = MAX_OPEN,
         max_open_bytes: int = MAX_OPEN_BYTES,
+        keep: Keep | None = None,
     ) -> None:
-        """Continue with what lies in ``root``."""
+        """Continue with what lies in ``root``. ``keep`` notes whose an artifact is: account, digest, what it was begun with."""
         self._root = root
         self._artifacts = artifacts
         self._clock = clock or SystemClock()
         self._max_open = max_open
         self._max_open_bytes = max_open_bytes
+        self._keep = keep
         self._slots: dict[str, _Slot] = {}
         root.mkdir(parents=True, exist_ok=True)
 
@@ -221,6 +226,8 @@ class UploadService:
                 self._save(upload, state)
                 path.unlink()
                 raise
+            if self._keep is not None:
+                await self._keep(state.account_id, state.artifact, state.new)
             self._save(upload, state)
             path.unlink()  # Only now: a crash before this line finds the bytes here and checks them again.
         self._slots.pop(upload, None)

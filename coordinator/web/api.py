@@ -142,7 +142,7 @@ class Api:
     async def create(self, request: web.Request) -> web.Response:
         """POST jobs."""
         new = await read_document(request, api.NewJob)
-        await own_origin(request, self._jobs, new.spec)
+        await own_origin(request, self._jobs, new.spec, whole=True)
         made = await self._jobs.create(new, principal(request).account_id)
         return answer(made, 201, {"Location": f"{API}/jobs/{made.id}"})
 

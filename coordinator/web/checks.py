@@ -3,8 +3,9 @@
 from aiohttp import web
 
 from coordinator.domain.account import Scope
+from coordinator.services import ports
 from coordinator.services.checks import DatasetChecks
-from coordinator.web.auth import needs
+from coordinator.web.auth import needs, principal
 from coordinator.web.documents import read_document
 from coordinator.web.http import API, answer, integer
 from coordinator.web.route import Query, Route
@@ -17,8 +18,9 @@ _WAIT = Query("wait", f"Seconds that the answer may take to hold the end, at mos
 class Checks:
     """Handlers of the checks' route."""
 
-    def __init__(self, checks: DatasetChecks) -> None:
+    def __init__(self, checks: DatasetChecks, jobs: ports.Jobs) -> None:
         self._checks = checks
+        self._jobs = jobs
 
     def routes(self) -> list[Route]:
         """One route: asking again says how far it is."""
@@ -32,4 +34,8 @@ class Checks:
     async def check(self, request: web.Request) -> web.Response:
         """POST checks."""
         seconds = integer(request, "wait", 0, 0, MAX_WAIT)
-        return answer(await self._checks.get(await read_document(request, CheckRequest), float(seconds)))
+        asked = await read_document(request, CheckRequest)
+        wanted = [("dataset.artifact", asked.dataset.artifact)]
+        wanted += [("tokenizer.file", asked.tokenizer.file)] if asked.tokenizer.file is not None else []
+        await self._jobs.check_files(principal(request).account_id, wanted)
+        return answer(await self._checks.get(asked, float(seconds)))

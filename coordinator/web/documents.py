@@ -10,6 +10,7 @@ from aiohttp import web
 
 from coordinator.errors import InvalidError, TooLargeError
 from coordinator.services import ports
+from coordinator.services.files import sources
 from coordinator.web.auth import principal
 from coordinator.web.http import MAX_JSON_BYTES, read_body
 from transport.wire import codec
@@ -55,14 +56,19 @@ async def read_document(request: web.Request, kind: type[T]) -> T:
     return document  # type: ignore[no-any-return]
 
 
-async def own_origin(request: web.Request, jobs: ports.Jobs, spec: JobSpec) -> None:
-    """See that the job whose model another one starts from is the caller's own.
+async def own_origin(request: web.Request, jobs: ports.Jobs, spec: JobSpec, whole: bool = False) -> None:
+    """See that the job whose model another one starts from is the caller's own, and the files that it names too.
 
+    Args:
+        whole: the dataset too, which a quote does not need yet.
     Raises:
-        NotFoundError: it is not, or is not there.
+        NotFoundError: one is not, or is not there.
     """
+    account_id = principal(request).account_id
     if spec.model.from_job is not None:
-        await jobs.check_owner(spec.model.from_job, principal(request).account_id)
+        await jobs.check_owner(spec.model.from_job, account_id)
+    wanted = sources(spec)
+    await jobs.check_files(account_id, wanted if whole else [pair for pair in wanted if pair[0] != "dataset.artifact"])
 
 
 def parse_yaml(data: bytes) -> Any:

@@ -58,7 +58,7 @@ def setup(
     interface = Api(jobs, network, streams)
     routes = [
         *Transfers(jobs, uploads, artifacts, authorise).routes(),
-        *Checks(checks).routes(),
+        *Checks(checks, jobs).routes(),
         *interface.routes(),
         *LedgerRoutes(books).routes(),
         *AccountRoutes(auth).routes(),

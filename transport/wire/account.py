@@ -14,7 +14,7 @@ class AccountView(msgspec.Struct, frozen=True):
     id: str
     name: str
     role: Literal["operator", "submitter"]
-    scopes: tuple[ScopeName, ...]
+    scopes: tuple[str, ...]
     open: bool
 
 
@@ -35,7 +35,7 @@ class KeyView(msgspec.Struct, frozen=True):
 
     id: str
     name: str
-    scopes: tuple[ScopeName, ...]
+    scopes: tuple[str, ...]
     created: float
     expires: float | None
     used: float | None

@@ -170,7 +170,7 @@ class Submit:
         spec = filled.spec
         try:
             tokenizer = spec.tokenizer
-            await own_origin(request, self._jobs, spec)
+            await own_origin(request, self._jobs, spec, whole=True)
             if spec.model.from_job is not None:
                 tokenizer = await self._jobs.tokenizer(spec.model.from_job)
             if tokenizer.kind == "file" and tokenizer.file is None:
@@ -211,7 +211,7 @@ class Submit:
 
     async def _create(self, request: web.Request, filled: Filled, spec: JobSpec) -> web.Response:
         try:
-            await own_origin(request, self._jobs, spec)
+            await own_origin(request, self._jobs, spec, whole=True)
             made = await self._jobs.create(NewJob(spec, filled.submitter), principal(request).account_id)
         except CottageError as error:
             errors = {place(error.field): error.detail}

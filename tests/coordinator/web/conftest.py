@@ -14,6 +14,7 @@ from coordinator.config import Config
 from coordinator.errors import ForbiddenError
 from coordinator.services.artifacts import ArtifactStore
 from coordinator.services.checks import DatasetChecks
+from coordinator.services.files import Files
 from coordinator.services.models import TrainerTools
 from coordinator.services.passwords import Passwords
 from coordinator.services.uploads import UploadService
@@ -42,7 +43,9 @@ class House:
         self.uploads = UploadService(folder / "uploads", self.artifacts)
         config = Config(folder, "http://ledger.test", open=open_to_all)
         cheap = Passwords(PasswordHasher(1, 8, 1))
-        self.auth = Auth(MemoryStore(), SystemClock(), config, cheap)
+        store = MemoryStore()
+        self.files = Files(store, SystemClock())
+        self.auth = Auth(store, SystemClock(), config, cheap)
         self.accounts = self.auth.accounts
         self.app: web.Application | None = None
         self._runner: web.AppRunner | None = None
@@ -58,7 +61,8 @@ class House:
     async def start(self) -> None:
         self.app = app = web.Application()
         self.artifacts = ArtifactStore(self.folder / "artifacts")
-        self.uploads = UploadService(self.folder / "uploads", self.artifacts)
+        self.uploads = UploadService(self.folder / "uploads", self.artifacts, keep=self.files.keep)
+        self.cluster.files = self.files
         self.cluster.artifacts = self.artifacts
         tools = TrainerTools(self.artifacts, self.folder / "scratch", 120.0, 4096)
         self.checks = DatasetChecks(self.folder / "checks", self.artifacts, tools)

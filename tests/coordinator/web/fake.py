@@ -8,7 +8,7 @@ import asyncio
 import hashlib
 import math
 import re
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from itertools import count
 
 import msgspec
@@ -17,6 +17,7 @@ from coordinator.domain.account import LOCAL_ACCOUNT
 from coordinator.errors import ConflictError, FundsError, IllegalTransitionError, InvalidError, NotFoundError
 from coordinator.services.artifacts import ArtifactStore
 from coordinator.services.choices import find_choices
+from coordinator.services.files import Files
 from transport.wire import api, ledger, market
 from transport.wire.evidence import RoundEvidence
 from transport.wire.job import JobSpec, TokenizerSpec
@@ -95,6 +96,7 @@ class Cluster:
         self, artifacts: ArtifactStore | None = None, balance: int = 50_000_000, test_wallet: bool = True
     ) -> None:
         self.artifacts = artifacts
+        self.files: Files | None = None
         self.balance = balance
         self.test_wallet = test_wallet
         self.now = START
@@ -152,6 +154,10 @@ class Cluster:
     async def tokenizer(self, job: str) -> TokenizerSpec:
         self._find(job)
         return TokenizerSpec("bytes")
+
+    async def check_files(self, account_id: str, wanted: Iterable[tuple[str, str]]) -> None:
+        if self.files is not None:
+            await self.files.check(account_id, wanted)
 
     async def create(self, new: api.NewJob, account_id: str = LOCAL_ACCOUNT) -> api.JobView:
         spec = new.spec

@@ -1,5 +1,6 @@
 """What belongs to one account does not exist for another, on any route."""
 
+import json
 import re
 
 import aiohttp
@@ -36,11 +37,22 @@ async def member(town: House, name: str, scopes: frozenset[Scope] = frozenset(Sc
     return {"Authorization": f"Bearer {text}"}
 
 
+async def uploaded(town: House, http: aiohttp.ClientSession, header: dict[str, str], data: bytes) -> str:
+    """Upload a dataset; returns its digest."""
+    async with http.post(f"{town.api}/uploads", json={"length": len(data)}, headers=header) as answer:
+        upload = (await answer.json())["id"]
+    sent = header | {"Tus-Resumable": "1.0.0", "Upload-Offset": "0", "Content-Type": "application/offset+octet-stream"}
+    async with http.patch(f"{town.api}/uploads/{upload}", data=data, headers=sent) as answer:
+        assert answer.status == 204, await answer.text()
+    async with http.get(f"{town.api}/uploads/{upload}", headers=header) as answer:
+        return str((await answer.json())["artifact"])
+
+
 async def job_of(town: House, http: aiohttp.ClientSession, header: dict[str, str]) -> str:
     body = {
         "spec": {
             "name": "secret", "model": {"preset": "tiny-llama"}, "budget": 9_000_000,
-            "dataset": {"artifact": await town.dataset()},
+            "dataset": {"artifact": await uploaded(town, http, header, b"to be or not to be\n" * 200)},
         }
     }  # fmt: skip
     async with http.post(f"{town.api}/jobs", json=body, headers=header) as answer:
@@ -114,6 +126,31 @@ async def test_every_id_of_one_account_is_unknown_to_another_on_every_route(
         assert await answer.json() == []
     async with http.get(f"{town.url}/submit?from={ids['job']}", headers=bob) as answer:
         assert answer.status == 404
+
+
+async def test_whoever_knows_the_digest_of_anothers_file_cannot_use_it(
+    town: House, http: aiohttp.ClientSession
+) -> None:
+    await member(town, "operator")
+    alice, bob = await member(town, "alice"), await member(town, "bob")
+    hers = await uploaded(town, http, alice, b"a secret recipe\n" * 100)
+    spec = {"name": "j", "model": {"preset": "tiny-llama"}, "budget": 9_000_000, "dataset": {"artifact": hers}}
+    for path, body in (
+        ("jobs", {"spec": spec}),
+        ("checks", {"dataset": {"artifact": hers}}),
+        ("quote", {**spec, "tokenizer": {"kind": "file", "file": hers}}),
+        ("quote", {**spec, "model": {"preset": "tiny-llama", "weights": hers}}),
+    ):
+        text = []
+        for digest in (hers, "f" * 64):
+            said = json.loads(json.dumps(body).replace(hers, digest))
+            async with http.post(f"{town.api}/{path}", json=said, headers=bob) as answer:
+                assert answer.status == 404, (path, await answer.text())
+                text.append((await answer.text()).replace(digest, "?"))
+        assert text[0] == text[1]
+    assert await uploaded(town, http, bob, b"a secret recipe\n" * 100) == hers, "who has the file may use it"
+    async with http.post(f"{town.api}/jobs", json={"spec": spec}, headers=bob) as answer:
+        assert answer.status == 201
 
 
 async def test_a_key_does_only_what_its_scopes_say(town: House, http: aiohttp.ClientSession) -> None:
