@@ -8,6 +8,7 @@ _ROLES: dict[str, tuple[str, str, bool]] = {
     # word: (module with main(argv), what it does, keep the word in argv)
     "demo": ("cottage.demo.main", "a whole network on this PC: trains a model, verifies the work, pays for it", False),
     "serve": ("coordinator.cli", "run a coordinator", True),
+    "accounts": ("coordinator.admin.cli", "who may use a coordinator: list, add, password, role, disable, key", False),
     "relay": ("cottage.relay", "carry packets between homes that cannot reach each other directly", False),
     "nettest": ("cottage.nettest", "what this home's line is good for: router, round trips, rates", False),
     "node": ("desktop.agent.cli", "lend this machine: run, status, earnings, limits, nettest, selftest", False),

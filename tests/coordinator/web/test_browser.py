@@ -54,7 +54,7 @@ class Visit:
 
 
 async def visit(chromium: Any, house: House, path: str, **more: Any) -> Visit:
-    context = await chromium.new_context(base_url=house.url, **{"viewport": {"width": 1280, "height": 900}, **more})
+    context = await chromium.new_context(**{"base_url": house.url, "viewport": {"width": 1280, "height": 900}, **more})
     context.set_default_timeout(8000)
     seen = Visit(await context.new_page())
     await seen.page.goto(path)
