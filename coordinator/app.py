@@ -17,6 +17,7 @@ from coordinator.services.beacons import Beacons
 from coordinator.services.books import BookService
 from coordinator.services.canaries import Canaries, Forger
 from coordinator.services.chain import Chain, LedgerChain
+from coordinator.services.checkpoints import Checkpoints
 from coordinator.services.checks import DatasetChecks
 from coordinator.services.context import Context
 from coordinator.services.conversation import Conversation
@@ -26,16 +27,22 @@ from coordinator.services.files import Files
 from coordinator.services.handout import Handout
 from coordinator.services.jobs import JobService
 from coordinator.services.leases import Leases
+from coordinator.services.leavings import Leavings
 from coordinator.services.links import Links
+from coordinator.services.logs import JobLogs
 from coordinator.services.market import MarketService
 from coordinator.services.models import ModelWorkshop, TrainerTools
 from coordinator.services.network import NetworkService
 from coordinator.services.nodes import Nodes
 from coordinator.services.promises import Promises
+from coordinator.services.notices import Notices, OpenSession
+from coordinator.services.noticing import NoticeService
+from coordinator.services.outside import outside_session
 from coordinator.services.relays import Relays
 from coordinator.services.runs import Runs
 from coordinator.services.settlement import Settlement
 from coordinator.services.staffing import Staffing
+from coordinator.services.trials import Generator, Trials
 from coordinator.services.upkeep import Upkeep
 from coordinator.services.uploads import UploadService
 from coordinator.services.verification import Verification
@@ -77,6 +84,9 @@ class Parts:
     network: NetworkService
     market: MarketService
     books: BookService
+    leavings: Leavings
+    notice_settings: NoticeService
+    notices: Notices
     relays: Relays
     handout: Handout
     checks: DatasetChecks | None = None
@@ -99,6 +109,7 @@ class Parts:
             "assembly": self.upkeep.assemble,
             "stakes": self.nodes.watch_stakes,
             "relays": self.relays.watch,
+            "notices": self.notices.run,
             "ice-servers": self.handout.watch,
         } | ({} if self.checks is None else {"checks": self.checks.run})
 
@@ -115,6 +126,8 @@ def assemble(
     entropy: Callable[[int], bytes] = secrets.token_bytes,
     judge: Judge | None = None,
     forger: Forger | None = None,
+    generator: Generator | None = None,
+    outside: OpenSession | None = None,
 ) -> Parts:
     """Wire the services; nothing runs yet."""
     context = Context(config, clock, store, entropy)
@@ -133,7 +146,10 @@ def assemble(
     referee = Referee(context, desk, disputes, runs.advance, judge)
     canaries = Canaries(context, desk, forger)
     beacons = Beacons(context, desk, drawing, runs, chain)
-    conversation = Conversation(context, desk, leases, nodes, runs, verification, links, settlement, promises)
+    logs = JobLogs(context)
+    conversation = Conversation(
+        context, desk, leases, nodes, runs, verification, links, settlement, promises, logs
+    )
     upkeep = Upkeep(context, desk, leases, conversation, runs, settlement, models)
     jobs = JobService(
         context,
@@ -153,25 +169,13 @@ def assemble(
     network = NetworkService(context, nodes, leases, chain, relays, coordinator, test_wallet is not None)
     market = MarketService(context, nodes, leases, links, relays, chain, coordinator)
     books = BookService(context, chain, nodes, leases, coordinator, promises)
+    checkpoints = Checkpoints(context, artifacts, models)
+    leavings = Leavings(checkpoints, Trials(checkpoints, generator), logs)
+    notices = Notices(context, outside or (lambda: outside_session(allowed=config.webhook_networks)), config.mail)
     return Parts(
-        context,
-        desk,
-        leases,
-        nodes,
-        runs,
-        conversation,
-        settlement,
-        beacons,
-        referee,
-        canaries,
-        upkeep,
-        jobs,
-        network,
-        market,
-        books,
-        relays,
-        handout,
-    )
+        context, desk, leases, nodes, runs, conversation, settlement, beacons, referee, canaries, upkeep, jobs, network, market,
+        books, leavings, NoticeService(context, config.mail is not None), notices, relays, handout,
+    )  # fmt: skip
 
 
 @asynccontextmanager
@@ -199,7 +203,17 @@ async def build(config: Config, clock: Clock | None = None) -> AsyncIterator[tup
         tools = TrainerTools(artifacts, config.data / "scratch", config.prepare_seconds, config.prepare_memory_mb)
         test_wallet = wallet.address if has_wallet else None
         parts = assemble(
-            config, clock, store, chain, tools, artifacts, key.address, test_wallet, judge=tools, forger=tools
+            config,
+            clock,
+            store,
+            chain,
+            tools,
+            artifacts,
+            key.address,
+            test_wallet,
+            judge=tools,
+            forger=tools,
+            generator=tools,
         )
         parts = replace(parts, checks=(checks := DatasetChecks(config.data / "checks", artifacts, tools)))
         app = web.Application()
@@ -211,6 +225,8 @@ async def build(config: Config, clock: Clock | None = None) -> AsyncIterator[tup
             parts.network,
             parts.market,
             parts.books,
+            parts.leavings,
+            parts.notice_settings,
             uploads,
             checks,
             artifacts,

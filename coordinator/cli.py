@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import ipaddress
 import logging
 import os
 import signal
@@ -11,7 +12,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from coordinator.app import serve
-from coordinator.config import Config, TurnRelay
+from coordinator.config import Config, MailConfig, TurnRelay
 from coordinator.errors import InvalidError
 from coordinator.services.probe import parse
 from coordinator.services.relays import check_relay_url
@@ -112,6 +113,8 @@ def _config(options: argparse.Namespace) -> Config:
         turn=_turn(options),
         relays=frozenset(options.relay),
         relay_user_rate=options.relay_user_rate,
+        mail=_mail(options),
+        webhook_networks=tuple(options.webhook_network),
     )
 
 
@@ -150,6 +153,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--min-stake", type=_count, default=default.min_stake, help="millionths that a node must have staked")
     _add_sign_in(parser)
     _add_relays(parser)
+    _add_notices(parser)
     return parser
 
 
@@ -176,6 +180,39 @@ def _public_url(text: str) -> str:
     ):
         raise argparse.ArgumentTypeError(f"{text} is no address of a site: write it as https://cottage.example")
     return text.rstrip("/")
+
+
+def _add_notices(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group(
+        "notices", "what submitters are told of their jobs by mail and webhook; see docs/OPERATIONS.md"
+    ).add_argument
+    add("--smtp", metavar="HOST:PORT", help="server that takes mail; without it none is sent")
+    add("--smtp-from", metavar="ADDRESS", default="", help="whom mails are from; needed with --smtp")
+    add(
+        "--smtp-security",
+        choices=["starttls", "tls", "none"],
+        default="starttls",
+        help="of the line to it (%(default)s)",
+    )
+    add("--smtp-user", default="", metavar="NAME", help="to sign in with")
+    add("--smtp-password-file", type=Path, metavar="FILE", help="its password")
+    add("--webhook-network", type=ipaddress.ip_network, action="append", default=[], metavar="CIDR",
+        help="webhooks may also go to this network; may be repeated")  # fmt: skip
+
+
+def _mail(options: argparse.Namespace) -> MailConfig | None:
+    if options.smtp is None:
+        return None
+    host, _, port = options.smtp.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65_536:
+        raise SettingError(f"--smtp is {options.smtp!r}: give a host and a port, such as mail.example.org:587")
+    if "@" not in options.smtp_from:
+        raise SettingError("--smtp-from is missing: name the address that mails are from")
+    password = _secret("--smtp-password-file", options.smtp_password_file) if options.smtp_password_file else ""
+    security, user = options.smtp_security, options.smtp_user
+    return MailConfig(
+        host.strip("[]"), int(port), options.smtp_from, security, user, password, options.public_url or ""
+    )
 
 
 def _add_relays(parser: argparse.ArgumentParser) -> None:
@@ -213,20 +250,20 @@ def _turn(options: argparse.Namespace) -> tuple[TurnRelay, ...]:
         raise SettingError(f"--stun was given {len(options.stun)} times: at most {MAX_URLS} are of use")
     found: dict[tuple[str, str], list[str]] = {}
     for url, file in zip(urls, files * len(urls) if len(files) == 1 else files, strict=False):
-        found.setdefault((parse(url).host, _secret(file)), []).append(url)
+        found.setdefault((parse(url).host, _secret("--turn-secret-file", file)), []).append(url)
     relays = tuple(TurnRelay(tuple(ways), secret) for (_, secret), ways in found.items())
     if len(relays) > MAX_RELAYS or any(len(relay.urls) > MAX_URLS for relay in relays):
         raise SettingError(f"--turn: at most {MAX_RELAYS} relays with {MAX_URLS} URLs each")
     return relays
 
 
-def _secret(file: Path) -> str:
+def _secret(option: str, file: Path) -> str:
     try:
         secret = file.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise SettingError(f"--turn-secret-file {file} cannot be read: {error}") from error
+        raise SettingError(f"{option} {file} cannot be read: {error}") from error
     if not secret:
-        raise SettingError(f"--turn-secret-file {file} is empty: anyone could relay")
+        raise SettingError(f"{option} {file} is empty: anyone could relay, or sign in")
     return secret
 
 

@@ -1,7 +1,9 @@
 """Settings of a coordinator; ``cli`` fills them in. Every default suits one PC with a handful of nodes."""
 
 from dataclasses import dataclass, field
+from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
+from typing import Literal
 
 from coordinator.domain.rate import FLOOR
 
@@ -17,6 +19,25 @@ class TurnRelay:
 
     urls: tuple[str, ...]
     secret: str = field(repr=False)
+
+
+@dataclass(frozen=True)
+class MailConfig:
+    """The SMTP server that notices go through.
+
+    Attributes:
+        public_url: where people reach the coordinator's pages; empty: mails have no links.
+        seconds: for the whole conversation with the server.
+    """
+
+    host: str
+    port: int
+    sender: str
+    security: Literal["starttls", "tls", "none"] = "starttls"
+    user: str = ""
+    password: str = field(default="", repr=False)
+    public_url: str = ""
+    seconds: float = 30.0
 
 
 @dataclass(frozen=True)
@@ -49,6 +70,7 @@ class Config:
         validations: between the first and the last.
         stun: URLs of STUN servers beside the relays, which answer STUN too.
         relays: addresses of the relays that may announce themselves.
+        webhook_networks: that webhooks may go to beside the public Internet.
         relay_user_rate: bytes a second that those relays carry for one node in one job; 0: as many as they will.
     """
 
@@ -89,6 +111,8 @@ class Config:
     turn: tuple[TurnRelay, ...] = ()
     relays: frozenset[str] = frozenset()
     relay_user_rate: float = 0.0
+    mail: MailConfig | None = None
+    webhook_networks: tuple[IPv4Network | IPv6Network, ...] = ()
     prepare_seconds: float = 900.0
     prepare_memory_mb: int = 8_192
 

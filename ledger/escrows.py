@@ -93,6 +93,26 @@ class Escrows(Door):
         prepared = await self.prepare_escrow(submitter, job, coordinator, amount, deadline_unix)
         return await self.confirm(prepared)
 
+    async def prepare_deposit(self, submitter: bytes, job: bytes, total: Amount) -> PreparedTransaction | None:
+        """Bring a job's escrow to ``total`` deposits in all, and its cap with it; None where it has as much already.
+
+        Raises:
+            NoEscrowError: the job has no open escrow.
+            InsufficientFundsError: the submitter's wallet holds less.
+        """
+        signer = keypair(submitter)
+        owner = str(signer.pubkey())
+        state = await self._open_escrow_state(owner, job)
+        missing = Amount(checked(total) - state.deposited)
+        if missing <= 0:
+            return None
+        held = await self.balance(owner)
+        if held < missing:
+            raise InsufficientFundsError(f"{owner} holds {show(held)}, {show(missing)} are needed: fund the wallet")
+        raising = self._market.escrow_extend(signer.pubkey(), job, max(state.cap, total), state.deadline)
+        deposit = self._market.escrow_deposit(signer.pubkey(), parse_address(state.address), missing)
+        return await self._prepare(signer, [raising, deposit])
+
     async def escrow(self, submitter: str, job: bytes, *, final: bool = False) -> EscrowState | None:
         """A job's escrow, or None where it was never opened in this token; ``final``: as it can never be undone."""
         address = self._market.escrow(parse_address(submitter), check_job(job))

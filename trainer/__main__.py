@@ -1,4 +1,4 @@
-"""``python -m trainer``: worker, bench, prepare, check, single, judge, assemble, sample, evaluate.
+"""``python -m trainer``: worker, bench, prepare, check, single, judge, assemble, sample, generate, evaluate.
 
 Exit codes: 0 done; 3 the input cannot be used (JSON ``{"code", "detail"}`` on stderr); 1 anything else.
 Only the verbs that compute import torch.
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from trainer.errors import InputError, TrainerError
+from transport.wire.api import TrialRequest
 from transport.wire.codec import MessageError, convert, decode_json
 from transport.wire.job import DatasetFormat, JobSpec, TokenizerSpec
 from transport.wire.model import ModelConfigError
@@ -140,6 +141,14 @@ def _sample(options: argparse.Namespace) -> int:
     print(
         sample_text(options.model, options.prompt, options.tokens, options.seed, options.temperature, options.threads)
     )
+    return 0
+
+
+def _generate(options: argparse.Namespace) -> int:
+    from trainer.generate import generate
+
+    request = decode_json(options.request.read_bytes(), TrialRequest)
+    generate(options.model, request, options.threads, lambda piece: print(json.dumps(piece), flush=True))
     return 0
 
 
@@ -278,6 +287,12 @@ def _finished_parsers(verbs: "argparse._SubParsersAction[argparse.ArgumentParser
     sample.add_argument("--temperature", type=float, default=0.8)
     sample.add_argument("--threads", type=int, default=1)
     sample.set_defaults(verb=_sample)
+
+    generate = verbs.add_parser("generate", help="continue a prompt with a model folder; prints JSON, line by line")
+    generate.add_argument("--model", type=Path, required=True)
+    generate.add_argument("--request", type=Path, required=True, help="JSON of the TrialRequest")
+    generate.add_argument("--threads", type=int, default=1)
+    generate.set_defaults(verb=_generate)
 
     evaluate = verbs.add_parser("evaluate", help="held-out loss of a model folder; prints JSON")
     evaluate.add_argument("--model", type=Path, required=True)

@@ -468,6 +468,9 @@ class Member:
         if early is None:
             self._inbox.contribution(key, self._replica, made.encoded)
         steps = len(trace.leaves)
+        LOG.info(
+            "round %d: %d steps%s", command.round + 1, steps, "" if loss is None else f", training loss {loss:.4f}"
+        )
         self._say(RoundCommit(*key, root.hex(), steps, digest, tokens, operations, loss, carried, self._busy))
         if early is None:
             self._send_contribution(command, key, made, len(trace.leaves))

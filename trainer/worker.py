@@ -16,6 +16,7 @@ from trainer.environment import configure, env_class
 from trainer.errors import OpeningError, TrainerError
 from trainer.folder import open_files
 from trainer.inbox import Audit, Inbox
+from trainer.logs import ReportHandler
 from trainer.member import Files, Member
 from trainer.outbox import Outbox
 from trainer.pacing import slow_down
@@ -66,7 +67,11 @@ class Worker:
         async with asyncio.timeout(CONNECT_SECONDS):
             reader, writer = await asyncio.open_unix_connection(str(socket))
         loop = asyncio.get_running_loop()
-        self._outbox = Outbox(loop)
+        outbox = self._outbox = Outbox(loop)
+        lines = ReportHandler(
+            outbox.report, lambda seconds, flush: loop.call_soon_threadsafe(loop.call_later, seconds, flush)
+        )
+        log.addHandler(lines)
         with ThreadPoolExecutor(1, "compute") as executor:
             try:
                 async with asyncio.TaskGroup() as group:
@@ -74,6 +79,7 @@ class Worker:
                     code = group.create_task(self._obey(reader, executor, self._outbox), name="obey")
                 return code.result()
             finally:
+                log.removeHandler(lines)
                 self._inbox.close()
                 self._outbox.close()
                 writer.close()
@@ -137,6 +143,7 @@ class Worker:
             if self._pace:
                 slow_down(self._member.stage, self._pace)
             parameters = self._member.stage.parameter_count
+        log.info("%s parameters are loaded on %s, %d threads", f"{parameters:,}", setup.device, setup.threads)
         outbox.report(TaskReady(name, parameters))
 
     async def _read(self, reader: asyncio.StreamReader) -> None:

@@ -22,10 +22,18 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from coordinator.client.client import Client, JobUpdate
 from coordinator.client.errors import ClientError, UnreachableError
-from coordinator.client.show import funding_table, job_panel, jobs_table, quote_table
+from coordinator.client.show import checkpoints_table, funding_table, job_panel, jobs_table, log_text, quote_table
+from coordinator.client.text import money, parse_amount
 from transport.wire import api
 
 _FORMATS = {".jsonl": "jsonl", ".parquet": "parquet", ".npy": "npy"}  # Endings that say what a dataset is.
+
+_ASKS = {
+    "pause": "pause a job once its round is complete; nothing is spent until it is resumed",
+    "resume": "go on with a paused job",
+    "stop": "end a job now and keep the model of its newest verified checkpoint",
+    "cancel": "end a job now; verified work is paid, the rest refunded",
+}
 
 DEFAULT_SERVER = "http://127.0.0.1:8470"
 SERVER_VARIABLE = "COTTAGE_SERVER"
@@ -88,6 +96,27 @@ def _parser() -> argparse.ArgumentParser:
     jobs.add_argument("--limit", type=int, default=20)
     watch = commands.add_parser("watch", parents=[common], help="follow a job until it is over")
     watch.add_argument("job")
+    for name, text in _ASKS.items():
+        commands.add_parser(name, parents=[common], help=text).add_argument("job")
+    logs = commands.add_parser("logs", parents=[common], help="what the coordinator noted and the workers wrote")
+    logs.add_argument("job")
+    logs.add_argument("--search", default="", metavar="TEXT", help="only lines with this text")
+    logs.add_argument(
+        "--level", choices=["debug", "info", "warning", "error"], default="info", help="of the least important"
+    )
+    logs.add_argument("--limit", type=int, default=200, metavar="N", help="at most so many, the newest (%(default)s)")
+    points = commands.add_parser("checkpoints", parents=[common], help="the newest stored states of a job's model")
+    points.add_argument("job")
+    trial = commands.add_parser("try", parents=[common], help="continue a text with a job's newest checkpoint")
+    trial.add_argument("job")
+    trial.add_argument("prompt")
+    trial.add_argument("--tokens", type=int, default=100, metavar="N")
+    trial.add_argument("--temperature", type=float, default=0.8, metavar="T")
+    trial.add_argument("--seed", type=int, default=0)
+    trial.add_argument("--round", type=int, metavar="N", help="of another checkpoint than the newest")
+    budget = commands.add_parser("budget", parents=[common], help="raise a job's cap; one that paused for it goes on")
+    budget.add_argument("job")
+    budget.add_argument("amount", type=_amount, metavar="AMOUNT", help="tokens to add, such as 2.50")
     download = commands.add_parser("download", parents=[common], help="fetch a finished model")
     download.add_argument("job")
     download.add_argument("folder", type=Path, metavar="DIR")
@@ -107,8 +136,51 @@ async def _run(options: argparse.Namespace, out: Console) -> int:
                 return 0
             case "watch":
                 return await _watch(client, options.job, options, out)
+            case "logs":
+                lines = await client.logs(options.job, 0, options.search, options.level, options.limit)
+                _print(out, options, lines, log_text(lines))
+                return 0
+            case "checkpoints":
+                points = await client.checkpoints(options.job)
+                _print(out, options, points, checkpoints_table(points))
+                return 0
+            case "try":
+                return await _try(client, options, out)
+            case "pause" | "resume" | "stop" | "cancel" | "budget":
+                return await _change(client, options, out)
             case _:
                 return await _download(client, options, out)
+
+
+async def _try(client: Client, options: argparse.Namespace, out: Console) -> int:
+    try:
+        wanted = {"prompt": options.prompt, "tokens": options.tokens, "temperature": options.temperature}
+        request = msgspec.convert(wanted | {"seed": options.seed}, api.TrialRequest)
+    except msgspec.ValidationError as error:
+        raise UsageError(str(error)) from error
+    if not options.json:
+        out.print(options.prompt, end="", markup=False, highlight=False)
+    async for piece in client.generate(options.job, request, options.round):
+        if options.json:
+            print(msgspec.json.encode(piece).decode(), flush=True)
+        elif "text" in piece:
+            out.print(piece["text"], end="", markup=False, highlight=False)
+    if not options.json:
+        out.print()
+    return 0
+
+
+async def _change(client: Client, options: argparse.Namespace, out: Console) -> int:
+    if options.command == "budget":
+        view = await client.add_budget(options.job, options.amount)
+        funding = await client.funding(options.job)
+        if funding.missing and not options.json:
+            out.print(f"Raise the cap of this escrow and deposit {money(funding.missing)} into it from your wallet:")
+            out.print(funding_table(funding))
+    else:
+        view = await getattr(client, options.command)(options.job)
+    _print(out, options, view, view.sentence or view.state)
+    return 0
 
 
 async def _quote(client: Client, options: argparse.Namespace, out: Console) -> int:
@@ -168,6 +240,13 @@ async def _download(client: Client, options: argparse.Namespace, out: Console) -
         f"The model is in {folder}: AutoModelForCausalLM.from_pretrained opens it.",
     )
     return 0
+
+
+def _amount(text: str) -> int:
+    try:
+        return parse_amount(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 async def _document(client: Client, options: argparse.Namespace, out: Console) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
+from urllib.parse import urlencode
 
 import aiohttp
 import msgspec
@@ -120,6 +121,67 @@ class Client:
     async def cancel(self, job: str) -> api.JobView:
         """Stop the job: verified work is paid, the rest refunded."""
         return await self._send("POST", f"jobs/{job}/cancel", api.JobView)
+
+    async def pause(self, job: str) -> api.JobView:
+        """Pause it once the round in flight is complete, stored and audited."""
+        return await self._send("POST", f"jobs/{job}/pause", api.JobView)
+
+    async def resume(self, job: str) -> api.JobView:
+        """Go on where it was paused."""
+        return await self._send("POST", f"jobs/{job}/resume", api.JobView)
+
+    async def stop(self, job: str) -> api.JobView:
+        """End it now and keep the model of its newest verified checkpoint."""
+        return await self._send("POST", f"jobs/{job}/stop", api.JobView)
+
+    async def add_budget(self, job: str, amount: int) -> api.JobView:
+        """Raise its cap by ``amount`` millionths."""
+        return await self._send("POST", f"jobs/{job}/budget", api.JobView, api.AddBudget(amount))
+
+    async def share(self, job: str, shared: bool = True) -> api.JobView:
+        """Let everybody look at it, or nobody else."""
+        return await self._send("PUT", f"jobs/{job}/share", api.JobView, api.Share(shared))
+
+    async def checkpoints(self, job: str) -> Sequence[api.CheckpointView]:
+        """Its newest stored states, newest first."""
+        return await self._get(f"jobs/{job}/checkpoints", tuple[api.CheckpointView, ...])
+
+    async def download_checkpoint(self, job: str, round_: int, archive: Path, progress: Progress | None = None) -> Path:
+        """Fetch the model of a checkpoint as a zip archive, made when it is first asked for."""
+        return await self._fetch_to(f"jobs/{job}/checkpoints/{round_}/model.zip", archive, None, progress)
+
+    async def logs(
+        self, job: str, after: int = 0, search: str = "", level: str = "info", limit: int = 200
+    ) -> Sequence[api.LogLine]:
+        """Lines of its log after an id, or the newest; ``search``: text that is in them."""
+        query = urlencode({"after": after, "search": search, "level": level, "limit": limit})
+        return await self._get(f"jobs/{job}/logs?{query}", tuple[api.LogLine, ...])
+
+    async def compare(self, jobs: Sequence[str]) -> Sequence[api.RunCurve]:
+        """Several runs beside each other."""
+        return await self._get(f"compare?jobs={','.join(jobs)}", tuple[api.RunCurve, ...])
+
+    async def generate(
+        self, job: str, request: api.TrialRequest, round_: int | None = None
+    ) -> AsyncIterator[Mapping[str, Any]]:
+        """Continue a prompt with a checkpoint: pieces as they come, ``{"text": ...}`` among them, last ``{"done": ...}``.
+
+        Raises:
+            ProblemError: what the coordinator says is wrong, also in the middle.
+        """
+        path = f"jobs/{job}/generate" + ("" if round_ is None else f"?round={round_}")
+        headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
+        body = msgspec.json.encode(request)
+        async with self._request("POST", path, data=body, headers=headers, timeout=WORK_S) as response:
+            async for line in response.content:
+                name, _, value = line.decode("utf-8", "replace").rstrip("\r\n").partition(": ")
+                if name != "data":
+                    continue
+                piece: dict[str, Any] = msgspec.json.decode(value)
+                if "error" in piece:
+                    found = msgspec.convert(piece["error"], api.Problem)
+                    raise ProblemError(422, found.code, found.detail, found.field)
+                yield piece
 
     async def get(self, job: str) -> api.JobView:
         """The job as it is."""
@@ -254,12 +316,18 @@ class Client:
             ArchiveError: the bytes are not those that the coordinator named.
         """
         view = await self.get(job)
+        return await self._fetch_to(f"jobs/{job}/model.zip", archive, view.model, progress)
+
+    async def _fetch_to(self, path: str, archive: Path, named: str | None, progress: Progress | None) -> Path:
+        """Fetch a file whole, or leave nothing; ``named``: its SHA-256, where it is known."""
         archive.parent.mkdir(parents=True, exist_ok=True)
         fresh = archive.with_name(f".{archive.name}.{secrets.token_hex(4)}")
         try:
-            digest = await self._fetch(f"jobs/{job}/model.zip", fresh, progress)
-            if digest != view.model:
-                raise ArchiveError(f"the archive has SHA-256 {digest}, the job names {view.model}: download it again")
+            digest, said = await self._fetch(path, fresh, progress)
+            if digest != (named or said):
+                raise ArchiveError(
+                    f"the archive has SHA-256 {digest}, the job names {named or said}: download it again"
+                )
             os.replace(fresh, archive)
         finally:
             fresh.unlink(missing_ok=True)
@@ -305,7 +373,8 @@ class Client:
             pass
         return await self._get(f"uploads/{upload.id}", api.Upload)
 
-    async def _fetch(self, path: str, target: Path, progress: Progress | None) -> str:
+    async def _fetch(self, path: str, target: Path, progress: Progress | None) -> tuple[str, str]:
+        """The SHA-256 of what came, and the one that the coordinator says it has."""
         hasher, received = hashlib.sha256(), 0
         async with self._request("GET", path, timeout=None) as response:
             with target.open("wb") as file:
@@ -315,7 +384,7 @@ class Client:
                     received += len(chunk)
                     if progress is not None:
                         progress(received, response.content_length or received)
-        return hasher.hexdigest()
+        return hasher.hexdigest(), response.headers.get("X-Content-SHA256", "")
 
     async def _stream_once(self, job: str, mark: str) -> AsyncIterator[tuple[JobUpdate, str]]:
         headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": mark} if mark else {})

@@ -1,5 +1,6 @@
 """Jobs on a terminal."""
 
+import time
 from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
@@ -10,7 +11,13 @@ from rich.text import Text
 from coordinator.client.text import JOB_SENTENCES, SIGN, amount, count, duration, money, ratio, size, work
 from transport.wire import api
 
-_STYLES: dict[str, str] = {"settled": "green", "failed": "red", "cancelled": "yellow", "running": "cyan"}
+_STYLES: dict[str, str] = {
+    "settled": "green",
+    "failed": "red",
+    "cancelled": "yellow",
+    "running": "cyan",
+    "paused": "yellow",
+}
 
 
 def jobs_table(views: Sequence[api.JobView]) -> RenderableType:
@@ -54,11 +61,12 @@ def job_panel(view: api.JobView, events: Sequence[api.JobEvent] = ()) -> Rendera
     if view.first_validation_loss is not None:
         loss += f" (from {view.first_validation_loss:.3f})"
     lines: list[RenderableType] = [
-        Text.assemble((view.name, "bold"), "  ", _state(view.state), "  ", JOB_SENTENCES[view.state]),
+        Text.assemble((view.name, "bold"), "  ", _state(view.state), "  ", view.sentence or JOB_SENTENCES[view.state]),
         ProgressBar(total=max(1, view.rounds_total), completed=view.rounds_done),
         Text(f"round {view.rounds_done} of {view.rounds_total} · {count(view.tokens_per_second)} tokens/s · {loss}"),
         Text(f"sent {size(view.bytes_sent)}, {ratio(view.bytes_sent, view.bytes_naive)} than the naive amount"),
-        Text(f"paid {money(view.paid)} of {amount(view.escrow)} · time left {duration(view.eta_seconds)}"),
+        Text(f"cost so far {money(view.cost)}, at most {amount(view.cost_projected)} in all; cap {amount(view.cap)}"),
+        Text(f"paid {money(view.paid)} of {amount(view.escrow)} · time left {time_left(view)}"),
     ]
     if view.quote.limit and view.state in ("planned", "running"):
         lines.append(Text(f"limited by {view.quote.limit}", style="dim"))
@@ -66,6 +74,41 @@ def job_panel(view: api.JobView, events: Sequence[api.JobEvent] = ()) -> Rendera
         lines.append(Text(view.reason, style="red" if view.state == "failed" else ""))
     lines += [Text(f"  {event.text}", style="dim") for event in events]
     return Group(*lines)
+
+
+def time_left(view: api.JobView) -> str:
+    """The time that is left, with its uncertainty; never negative."""
+    if view.ready_likely is None or view.ready_low is None or view.ready_high is None:
+        return duration(None)
+    now = time.time()
+    low, likely, high = (duration(max(0.0, at - now)) for at in (view.ready_low, view.ready_likely, view.ready_high))
+    return likely if low == high else f"about {likely} ({low} to {high})"
+
+
+def log_text(lines: Sequence[api.LogLine]) -> RenderableType:
+    """A job's log, oldest first."""
+    shown = Text()
+    for line in lines:
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(line.time))
+        who = f" {line.node}" if line.node else ""
+        shown.append(f"{when} {line.level:<7}{who}  ", style="red" if line.level == "error" else "dim")
+        shown.append(f"{line.text}\n")
+    return shown if lines else Text("No such lines.")
+
+
+def checkpoints_table(views: Sequence[api.CheckpointView]) -> RenderableType:
+    """One row a checkpoint."""
+    if not views:
+        return Text("No checkpoint is stored yet.")
+    table = Table(box=None, pad_edge=False)
+    for title in ("rounds", "tokens", "loss", "validation", "verified", "size", "SHA-256 of its stages"):
+        table.add_column(title)
+    for view in views:
+        losses = ("" if loss is None else f"{loss:.3f}" for loss in (view.train_loss, view.validation_loss))
+        digests = "\n".join(part.sha256 for part in view.parts)
+        checked = "yes" if view.verified else "not yet"
+        table.add_row(str(view.round), count(view.tokens), *losses, checked, size(view.bytes), digests)
+    return table
 
 
 def funding_table(funding: api.Funding) -> RenderableType:

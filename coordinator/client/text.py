@@ -13,6 +13,7 @@ JOB_SENTENCES: dict[JobStateName, str] = {
     "funded": "The budget is in escrow. Nodes are being chosen.",
     "planned": "Nodes are chosen and are getting ready.",
     "running": "Training.",
+    "paused": "Paused: nothing runs and nothing is spent until it is resumed.",
     "verifying": "Training is done. The last audits and the model archive are under way.",
     "settled": "Done: verified work is paid, the rest is refunded.",
     "failed": "Failed: verified work is paid, the rest is refunded.",

@@ -3,17 +3,24 @@
 ::
 
     created -> funded -> planned <-> running -> verifying -> settled
-       |          |          |          |           |
-       +----------+----------+----------+-----------+----> cancelled, failed (the rest of the escrow goes back)
+       |          |  ^       |  ^       |           |  ^
+       |          v  |       v  |       v           |  |
+       |          +--+----- paused -----+-----------+--+  (stopped: the model of the newest checkpoint)
+       |                       |                    |
+       +-----------------------+--------------------+----> cancelled, failed (the rest of the escrow goes back)
+
+What its submitter asks for while a round is in flight is a *wish*: it is granted once the round is complete, its state stored and
+its audits concluded, so that what is paused can be paid, and what is kept was verified.
 """
 
 import enum
 from collections.abc import Mapping
+from typing import Literal
 
 import msgspec
 
 from coordinator.domain.account import LOCAL_ACCOUNT
-from coordinator.errors import IllegalTransitionError
+from coordinator.errors import ConflictError, IllegalTransitionError
 from transport.wire.api import Quote
 from transport.wire.ids import Digest, NodeAddress
 from transport.wire.job import JobSpec
@@ -26,6 +33,7 @@ class JobState(enum.StrEnum):
     FUNDED = "funded"
     PLANNED = "planned"
     RUNNING = "running"
+    PAUSED = "paused"
     VERIFYING = "verifying"
     SETTLED = "settled"
     FAILED = "failed"
@@ -36,9 +44,10 @@ _ENDS = frozenset({JobState.FAILED, JobState.CANCELLED})
 
 NEXT: Mapping[JobState, frozenset[JobState]] = {
     JobState.CREATED: _ENDS | {JobState.FUNDED},
-    JobState.FUNDED: _ENDS | {JobState.PLANNED},
-    JobState.PLANNED: _ENDS | {JobState.RUNNING},
-    JobState.RUNNING: _ENDS | {JobState.PLANNED, JobState.VERIFYING},  # Planned again: no replica is whole.
+    JobState.FUNDED: _ENDS | {JobState.PLANNED, JobState.PAUSED},
+    JobState.PLANNED: _ENDS | {JobState.RUNNING, JobState.PAUSED, JobState.VERIFYING},
+    JobState.RUNNING: _ENDS | {JobState.PLANNED, JobState.PAUSED, JobState.VERIFYING},  # Planned: no replica is whole.
+    JobState.PAUSED: _ENDS | {JobState.FUNDED, JobState.PLANNED, JobState.VERIFYING},
     JobState.VERIFYING: _ENDS | {JobState.SETTLED},
     JobState.SETTLED: frozenset(),
     JobState.FAILED: frozenset(),
@@ -49,11 +58,58 @@ LIVE = frozenset(state for state, following in NEXT.items() if following)
 """States in which something may still happen to a job."""
 
 
+RESTING = frozenset({JobState.CREATED, JobState.PAUSED})
+"""Live states in which nothing happens by itself."""
+
+
+class Wish(enum.StrEnum):
+    """What is to happen once the round in flight is safe: pause, or stop and keep the model as it is."""
+
+    NONE = ""
+    PAUSE = "pause"
+    STOP = "stop"
+
+
+class Action(enum.StrEnum):
+    """What a submitter may ask of a job that is paid for."""
+
+    PAUSE = "pause"
+    RESUME = "resume"
+    STOP = "stop"
+
+
+_AT_WORK = frozenset({JobState.FUNDED, JobState.PLANNED, JobState.RUNNING})
+
+ASKED: Mapping[Action, frozenset[JobState]] = {
+    Action.PAUSE: _AT_WORK | {JobState.PAUSED},
+    Action.RESUME: _AT_WORK | {JobState.PAUSED},
+    Action.STOP: frozenset({JobState.PLANNED, JobState.RUNNING, JobState.PAUSED}),
+}
+"""In which states an action has a meaning; asking for what is so already changes nothing."""
+
+
+class Pace(msgspec.Struct, frozen=True):
+    """How quickly a job comes on.
+
+    Attributes:
+        at: when the last round was completed, or the job began or resumed.
+        fraction: of the training that was done then, 0 to 1.
+        seconds: that the last rounds took, each as if the whole training were like it; oldest first.
+    """
+
+    at: float = 0.0
+    fraction: float = 0.0
+    seconds: tuple[float, ...] = ()
+
+
 class Job(msgspec.Struct, frozen=True):
     """A job as it is stored. Amounts in millionths of the token, times in Unix seconds.
 
     Attributes:
         account_id: of the account that it belongs to: nobody else sees it.
+        wish: what waits for the round in flight. ``halt``: who asked for it, the submitter or the budget.
+        shared: everybody may look at it.
+        warned: four fifths of its budget are spent, and its submitter was told.
         config: the model's config.json, its vocabulary filled in from the tokenizer.
         files: what every worker's folder holds, name -> artifact.
         verified: what verified work has earned so far, of the escrow.
@@ -85,6 +141,11 @@ class Job(msgspec.Struct, frozen=True):
     audits: int = 0
     model: Digest | None = None
     account_id: str = LOCAL_ACCOUNT
+    wish: Wish = Wish.NONE
+    halt: Literal["", "asked", "budget", "deadline"] = ""
+    shared: bool = False
+    warned: bool = False
+    pace: Pace = Pace()
     version: int = 0
 
 
@@ -99,3 +160,57 @@ def advance(job: Job, to: JobState, now: float, reason: str = "") -> Job:
         raise IllegalTransitionError(f"job {job.id} is {job.state}: it cannot become {to}, only {ways}", field="state")
     ended = now if not NEXT[to] else None
     return msgspec.structs.replace(job, state=to, reason=reason, ended=ended)
+
+
+def asked(job: Job, action: Action, *, checkpoint: bool) -> Job:
+    """Return ``job`` with what its submitter asks for as its wish; unchanged where it is so already.
+
+    Args:
+        checkpoint: some state of the model is stored.
+    Raises:
+        ConflictError: the job is in no state for that, or a stop was asked for, or nothing is there to keep.
+    """
+    if job.state not in ASKED[action]:
+        raise ConflictError(
+            f"job {job.id} is {job.state}: {_INSTEAD.get(job.state, 'its life is over')}", field="state"
+        )
+    if job.wish is Wish.STOP and action is not Action.STOP:
+        raise ConflictError(f"job {job.id} is being stopped: its model will be there to download", field="state")
+    match action:
+        case Action.PAUSE if job.state is not JobState.PAUSED and job.wish is Wish.NONE:
+            return msgspec.structs.replace(job, wish=Wish.PAUSE, halt="asked")
+        case Action.RESUME if job.wish is Wish.PAUSE or job.state is JobState.PAUSED:
+            return msgspec.structs.replace(job, wish=Wish.NONE, halt="")
+        case Action.STOP if not checkpoint:
+            raise ConflictError(
+                f"job {job.id} has no checkpoint to keep yet: wait for one, or cancel it, which refunds what is left",
+                field="state",
+            )
+        case Action.STOP:
+            return msgspec.structs.replace(job, wish=Wish.STOP, halt=job.halt or "asked")
+        case _:
+            return job
+
+
+_INSTEAD: Mapping[JobState, str] = {
+    JobState.CREATED: "nobody has paid for it yet: fund or cancel it",
+    JobState.FUNDED: "nothing is trained yet: cancel it, which refunds everything",
+    JobState.VERIFYING: "all is trained: the model is being put together",
+}
+
+
+def raised(job: Job, amount: int) -> int:
+    """The budget with ``amount`` more.
+
+    Raises:
+        ConflictError: nothing can be added in this state, or the price is covered already, or would be more than covered.
+    """
+    if job.state not in _AT_WORK | {JobState.PAUSED}:
+        raise ConflictError(f"job {job.id} is {job.state}: nothing can be added to its budget", field="state")
+    missing = job.quote.price - job.spec.budget
+    if amount > missing:
+        most = f"add {missing} millionths at most" if missing > 0 else "nothing more can be spent"
+        raise ConflictError(
+            f"the price of job {job.id} is {job.quote.price} millionths and fixed: {most}", field="amount"
+        )
+    return job.spec.budget + amount

@@ -161,6 +161,8 @@ class Carrier:
         match row.kind:
             case "event":
                 return await chain.prepare_memo(str(row.payload["text"]), job.submitter, job.id), 0
+            case "fund" if "total" in row.payload:
+                return await chain.prepare_deposit(job.id, int(row.payload["total"])), row.amount
             case "fund":
                 return await chain.prepare_fund(job.id, row.amount, int(row.payload["deadline"])), row.amount
             case "settle":

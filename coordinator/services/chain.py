@@ -49,6 +49,9 @@ class Chain(Protocol):
     async def prepare_fund(self, job: str, amount: int, deadline: int) -> PreparedTransaction:
         """Open a job's escrow from the test wallet."""
 
+    async def prepare_deposit(self, job: str, total: int) -> PreparedTransaction | None:
+        """Bring what the test wallet has deposited for a job to ``total`` in all; None where it has as much already."""
+
     async def nonces(self) -> Sequence[str]:
         """Addresses of the coordinator's nonce accounts, which are created where they are missing."""
 
@@ -150,6 +153,10 @@ class LedgerChain:
         return await self._ledger.prepare_escrow(
             self._test_seed, job_bytes(job), self._coordinator, Amount(amount), deadline
         )
+
+    async def prepare_deposit(self, job: str, total: int) -> PreparedTransaction | None:
+        """Add to a job's escrow from the test wallet."""
+        return await self._ledger.prepare_deposit(self._test_seed, job_bytes(job), Amount(total))
 
     async def nonces(self) -> Sequence[str]:
         """One for each payment that may be on its way, and some that rest."""

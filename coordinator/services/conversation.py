@@ -12,6 +12,7 @@ from coordinator.domain.run import training_of
 from coordinator.services.context import Context
 from coordinator.services.leases import Leases
 from coordinator.services.links import Links
+from coordinator.services.logs import JobLogs
 from coordinator.services.nodes import Nodes, Session
 from coordinator.services.promises import Promises
 from coordinator.services.runs import Runs
@@ -47,6 +48,7 @@ from transport.wire.task import (
     TaskReady,
     Traffic,
     Validation,
+    WorkerLog,
 )
 
 MAX_UNSAVED_METRICS = (
@@ -68,6 +70,7 @@ class Conversation:
         links: Links,
         settlement: Settlement,
         promises: Promises,
+        logs: JobLogs,
     ) -> None:
         self._context = context
         self._settlement = settlement
@@ -78,6 +81,7 @@ class Conversation:
         self._runs = runs
         self._verification = verification
         self._links = links
+        self._logs = logs
         self._traffic: dict[str, Traffic] = {}
         self._rounds: dict[str, tuple[Round, int]] = {}
         self._points: list[MetricRecord] = []
@@ -124,12 +128,13 @@ class Conversation:
         return self._traffic.get(lease.id, lease.traffic)
 
     async def flush(self) -> None:
-        """Store the points of the loss curves that have come in."""
+        """Store the points of the loss curves, and the lines of logs, that have come in."""
         points, self._points = self._points, []
-        if points:
+        if points or self._logs.waiting:
             async with self._context.store.transaction() as tx:
                 for point in points:
                     await tx.insert(point)
+                await self._logs.flush(tx)
             for job in {point.job for point in points}:
                 self._context.bus.publish(job)
 
@@ -192,7 +197,7 @@ class Conversation:
                 work.end(lease, "failed", body.reason)
             case Challenge():
                 pass  # Takes reading the round, so ``_store`` sees to it.
-            case Progress() | Traffic():
+            case Progress() | Traffic() | WorkerLog():
                 self._lossy(work.leases[lease], report)
             case _:
                 assert_never(body)
@@ -204,8 +209,10 @@ class Conversation:
             case Progress() as progress:
                 self._runs.heard(lease.job)
                 self._point(lease, progress)
+            case WorkerLog() as log:
+                self._logs.offer(lease, log)
             case _:
-                self._context.metrics.count("reports_stale_total")  # Only these two may go without a number.
+                self._context.metrics.count("reports_stale_total")  # Only these may go without a number.
 
     def _point(self, lease: Lease, progress: Progress) -> None:
         """A point of the training curve, from the last stage of the lowest replica."""

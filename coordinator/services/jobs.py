@@ -8,7 +8,7 @@ import msgspec
 
 from coordinator.client.text import money
 from coordinator.domain.account import LOCAL_ACCOUNT
-from coordinator.domain.job import NEXT, Job, JobState
+from coordinator.domain.job import LIVE, NEXT, Action, Job, JobState, raised
 from coordinator.domain.lease import Lease
 from coordinator.domain.trust import Audit
 from coordinator.errors import ConflictError, FundsError, InvalidError, NotFoundError, UnavailableError
@@ -18,7 +18,9 @@ from coordinator.services.chain import Chain
 from coordinator.services.choices import find_choices
 from coordinator.services.context import Context
 from coordinator.services.files import Files
+from coordinator.services.halts import spent
 from coordinator.services.links import Links
+from coordinator.services.logs import log_of
 from coordinator.services.models import ModelWorkshop
 from coordinator.services.naming import names_in, readable
 from coordinator.services.nodes import Nodes
@@ -29,7 +31,7 @@ from coordinator.services.quotes import quote
 from coordinator.services.rates import Rates
 from coordinator.services.runs import Runs
 from coordinator.services.settlement import Settlement, escrow_deadline
-from coordinator.services.views import TrafficOf
+from coordinator.services.views import Standing, TrafficOf
 from coordinator.services.work import Desk
 from coordinator.store.ports import R, Transaction, Where
 from coordinator.store.records import (
@@ -131,7 +133,7 @@ class JobService:
             account_id=account_id,
         )
         await self._store(job)
-        return views.job_view(job, (), self._traffic_of, job.reason)
+        return views.job_view(job, (), self._traffic_of, job.reason, Standing(now))
 
     async def funding(self, job: str) -> api.Funding:
         """What the submitter's wallet must do."""
@@ -146,6 +148,7 @@ class JobService:
             mint=self._chain.mint,
             escrow=self._chain.escrow_address(stored.submitter, job),
             max_payees=ROOM,
+            missing=max(0, stored.spec.budget - stored.escrow),
         )
 
     async def fund(self, job: str) -> api.JobView:
@@ -154,9 +157,10 @@ class JobService:
         if stored.test_wallet and stored.state is JobState.CREATED:
             await self._check_balance(stored.submitter, stored.spec)
             await self._fund_from_test_wallet(job)
-        elif stored.escrow == 0:
+        elif stored.escrow < stored.spec.budget and stored.state in LIVE and not stored.test_wallet:
+            see = self._settlement.see_escrow if stored.escrow == 0 else self._settlement.see_deposit
             try:
-                await self._settlement.see_escrow(stored)
+                await see(stored)
             except LedgerError as error:
                 raise UnavailableError(f"the ledger does not answer: {error}; try again") from error
         return await self.get(job)
@@ -170,6 +174,37 @@ class JobService:
                         f"job {job} is {work.job.state}: there is nothing left to cancel", field="state"
                     )
                 await self._runs.stop(work, JobState.CANCELLED, "the submitter cancelled the job")
+        return await self.get(job)
+
+    async def ask(self, job: str, action: Action) -> api.JobView:
+        """Pause, resume, or stop and keep the model; asking for what is so already changes nothing."""
+        async with self._desk.open(job) as work:
+            await self._runs.ask(work, action)
+        return await self.get(job)
+
+    async def add_budget(self, job: str, amount: int) -> api.JobView:
+        """Raise the cap; the test wallet deposits it, an outside wallet is waited for. A job that paused for it goes on."""
+        stored = await self._job(job)
+        if stored.test_wallet:
+            await self._check_balance(stored.submitter, msgspec.structs.replace(stored.spec, budget=amount))
+        async with self._desk.open(job) as work:
+            work.change(spec=msgspec.structs.replace(work.job.spec, budget=raised(work.job, amount)))
+            work.note("budget", f"the budget is raised by {money(amount)} to {money(work.job.spec.budget)}")
+            if stored.test_wallet:
+                await self._settlement.queue_deposit(work, amount)
+        return await self.get(job)
+
+    async def is_shared(self, job: str) -> bool:
+        """Whether everybody may look at it."""
+        async with self._context.store.transaction() as tx:
+            return bool(await tx.find(Job, ("id", "=", job), ("shared", "=", True), limit=1))
+
+    async def share(self, job: str, shared: bool) -> api.JobView:
+        """Let everybody look at the job, or its owner only."""
+        async with self._desk.open(job) as work:
+            if work.job.shared != shared:
+                work.change(shared=shared)
+                work.note("shared", "everybody may look at the job" if shared else "only its owner may look at the job")
         return await self.get(job)
 
     # --- reading ------------------------------------------------------------------------------------------------------------
@@ -280,7 +315,8 @@ class JobService:
         async with self._context.store.transaction() as tx:
             await tx.insert(job)
             text = f"the job is submitted; its price is {money(job.quote.price)}"
-            await tx.insert(EventRecord(job.id, job.created, "created", text))
+            event = await tx.insert(EventRecord(job.id, job.created, "created", text))
+            await tx.insert(log_of(event))
             await tx.insert(OutboxRecord(key, job.id, "event", {"text": memo}, job.created, detail="created"))
         self._context.bus.publish(job.id)
 
@@ -311,7 +347,17 @@ class JobService:
         names = await names_in(tx, [job.reason, job.quote.limit])
         offered = msgspec.structs.replace(job.quote, limit=readable(job.quote.limit, names))
         shown = msgspec.structs.replace(job, quote=offered)
-        return views.job_view(shown, leases, self._traffic_of, readable(job.reason, names))
+        standing = await self._standing(tx, job)
+        return views.job_view(shown, leases, self._traffic_of, readable(job.reason, names), standing)
+
+    async def _standing(self, tx: Transaction, job: Job) -> Standing:
+        position = None
+        if job.state is JobState.FUNDED:
+            before = await tx.find(Job, ("state", "=", JobState.FUNDED), ("created", "<", job.created))
+            position = len(before) + 1
+        runs = await tx.find(RunRecord, ("job", "=", job.id))
+        checkpoint = runs[0].run.base.done if runs and runs[0].run.checkpoints else 0
+        return Standing(self._context.clock.time(), await spent(tx, job.id), position, checkpoint)
 
     async def _quote(self, spec: JobSpec, config: dict[str, object] | None) -> api.Quote:
         if spec.model.from_job is not None and config is None and spec.model.config is None:

@@ -9,8 +9,9 @@ import resource
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,6 +22,7 @@ from coordinator.errors import InvalidError, UnavailableError
 from coordinator.services.artifacts import ArtifactStore
 from coordinator.services.weights import index_weights
 from coordinator.store.records import RoundRecord
+from transport.wire.api import TrialRequest
 from transport.wire.audit import MAX_RECORD_BYTES
 from transport.wire.dataset import CheckRequest, DatasetReport
 from transport.wire.ids import Digest
@@ -167,6 +169,33 @@ class TrainerTools:
             await self._run(arguments, lambda line: progress(int(json.loads(line)["read"])))
             return msgspec.json.decode(report.read_bytes(), type=DatasetReport)
 
+    async def generate(
+        self, archive: Digest, request: TrialRequest, seconds: float
+    ) -> AsyncIterator[Mapping[str, Any]]:
+        """Continue a prompt with a model's archive: what ``trainer generate`` prints, line by line.
+
+        Raises:
+            NotFoundError: the archive is not here. InvalidError: the model cannot read the prompt.
+            UnavailableError: this machine has no PyTorch, or it took longer than ``seconds``, or more memory than it may.
+        """
+        if find_spec("torch") is None:
+            raise UnavailableError("models cannot be tried here: PyTorch is not installed beside the coordinator")
+        lines: asyncio.Queue[bytes] = asyncio.Queue()  # As long as the answer, which is bounded in tokens.
+        with tempfile.TemporaryDirectory(dir=self._scratch) as folder:
+            model, asked = Path(folder) / "model", Path(folder) / "request.json"
+            asked.write_bytes(msgspec.json.encode(request))
+            await asyncio.to_thread(_unpack, self._artifacts.path(archive), model)
+            arguments = ["generate", "--model", str(model), "--request", str(asked)]
+            running = asyncio.create_task(self._run(arguments, lines.put_nowait, seconds), name="generate")
+            running.add_done_callback(lambda _: lines.put_nowait(b""))
+            try:
+                while line := await lines.get():
+                    yield json.loads(line)
+                await running
+            finally:
+                running.cancel()
+                await asyncio.wait([running])
+
     def _tokenizer(self, spec: TokenizerSpec) -> dict[str, Any]:
         document: dict[str, Any] = msgspec.to_builtins(spec)
         if spec.kind == "file":
@@ -177,8 +206,11 @@ class TrainerTools:
             document["path"] = str(self._artifacts.path(spec.file))
         return document
 
-    async def _run(self, arguments: Sequence[str], told: Callable[[bytes], None] | None = None) -> bytes:
+    async def _run(
+        self, arguments: Sequence[str], told: Callable[[bytes], None] | None = None, seconds: float | None = None
+    ) -> bytes:
         """Run a tool to its end; what it printed, but for lines that went to ``told``."""
+        seconds = self._seconds if seconds is None else seconds
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "trainer", *arguments,
             stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
@@ -187,13 +219,13 @@ class TrainerTools:
         assert process.stdout is not None
         assert process.stderr is not None
         try:
-            async with asyncio.timeout(self._seconds), asyncio.TaskGroup() as group:
+            async with asyncio.timeout(seconds), asyncio.TaskGroup() as group:
                 complaining = group.create_task(process.stderr.read(), name="complaint")
                 printing = group.create_task(_printed(process.stdout, told), name="printed")
                 await process.wait()
         except TimeoutError as error:
             raise UnavailableError(
-                f"{arguments[0]} took longer than {self._seconds:g} s: try a smaller dataset"
+                f"{arguments[0]} took longer than {seconds:g} s: ask for less of it, or try a smaller dataset"
             ) from error
         finally:
             if process.returncode is None:
@@ -201,7 +233,7 @@ class TrainerTools:
                 await process.wait()
         complaint = complaining.result()
         if process.returncode == EXIT_REFUSED:
-            raise InvalidError(_complaint(complaint), "dataset")
+            raise InvalidError(_complaint(complaint), "prompt" if arguments[0] == "generate" else "dataset")
         if process.returncode != 0:
             tail = complaint[-500:].decode(errors="replace")
             raise UnavailableError(f"trainer {arguments[0]} ended with {process.returncode}: {tail}")
@@ -209,6 +241,12 @@ class TrainerTools:
 
     def _limit(self) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (self._memory, self._memory))
+
+
+def _unpack(archive: Path, folder: Path) -> None:
+    """Our own archive: plain names, stored as they are."""
+    with zipfile.ZipFile(archive) as packed:
+        packed.extractall(folder)
 
 
 async def _printed(output: asyncio.StreamReader, told: Callable[[bytes], None] | None) -> bytes:

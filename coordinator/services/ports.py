@@ -1,15 +1,19 @@
 """What the web layer may ask for. ``JobService`` and ``NetworkService`` implement these; tests may bring their own."""
 
-from collections.abc import AsyncIterator, Collection, Iterable, Sequence
-from typing import Protocol
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Protocol
 
 from coordinator.domain.account import LOCAL_ACCOUNT
+from coordinator.domain.job import Action
 from transport.wire import api, ledger, market
 from transport.wire.evidence import RoundEvidence
 from transport.wire.ids import Digest
 from transport.wire.job import JobSpec, TokenizerSpec
 from transport.wire.network import RelayEnvelope, RelayOrder, RelayQuestion
 from transport.wire.node import IceServers
+
+LogLevel = Literal["debug", "info", "warning", "error"]
 
 
 class Jobs(Protocol):
@@ -40,6 +44,18 @@ class Jobs(Protocol):
 
     async def cancel(self, job: str) -> api.JobView: ...
 
+    async def ask(self, job: str, action: Action) -> api.JobView:
+        """Pause, resume, or stop and keep the model; asking for what is so already changes nothing."""
+
+    async def add_budget(self, job: str, amount: int) -> api.JobView:
+        """Raise the cap by ``amount`` millionths."""
+
+    async def is_shared(self, job: str) -> bool:
+        """Whether everybody may look at it; False where there is none."""
+
+    async def share(self, job: str, shared: bool) -> api.JobView:
+        """Let everybody look at the job, or its owner only."""
+
     async def get(self, job: str) -> api.JobView: ...
 
     async def list(self, limit: int, before: float | None, account_id: str = LOCAL_ACCOUNT) -> Sequence[api.JobView]:
@@ -61,6 +77,47 @@ class Jobs(Protocol):
 
     def changes(self, job: str | None) -> AsyncIterator[str]:
         """Yields a job id whenever that job (or, for ``None``, any job or node) changed; coalesced, never unbounded."""
+
+
+class Leavings(Protocol):
+    """What a job leaves: checkpoints, a log, a model to try. Raises ``coordinator.errors``."""
+
+    async def checkpoints(self, job: str) -> Sequence[api.CheckpointView]:
+        """Newest first."""
+
+    async def part(self, job: str, round_: int, stage: int) -> Path:
+        """One stage's file of a checkpoint."""
+
+    async def folder(self, job: str, round_: int | None = None) -> str:
+        """The artifact of a checkpoint's model folder; None: the newest."""
+
+    def generate(self, job: str, round_: int | None, request: api.TrialRequest) -> AsyncIterator[Mapping[str, Any]]:
+        """Pieces of text from a checkpoint, one request at a time."""
+
+    async def log(
+        self, job: str, after: int, before: int | None, search: str, level: LogLevel, limit: int
+    ) -> Sequence[api.LogLine]:
+        """A page of the log: after an id, or the newest before one."""
+
+
+class Notices(Protocol):
+    """What an account is told of its jobs, and where. Raises ``coordinator.errors``."""
+
+    async def get(self, account_id: str) -> api.NoticesView: ...
+
+    async def put(self, account_id: str, wanted: api.NewNotices) -> api.NoticesView: ...
+
+    async def confirm(self, account_id: str, token: str) -> api.NoticesView:
+        """Believe that the mail address is the account's, which was sent ``token``."""
+
+    async def rotate(self, account_id: str) -> api.NoticesView:
+        """Another secret for webhooks."""
+
+    async def test(self, account_id: str) -> int:
+        """Queue a test on every channel that is on; how many."""
+
+    async def deliveries(self, account_id: str, limit: int) -> Sequence[api.Delivery]:
+        """What was sent, newest first."""
 
 
 class Books(Protocol):

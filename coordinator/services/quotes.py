@@ -128,12 +128,9 @@ def _priced(
     tokens = total_steps(training, replicas) * training.batch * training.sequence * replicas
     operations = pricing.operations(shape.parameters, tokens)
     price = pricing.price(operations, offer.rate, config.minimum_price)
-    if spec.budget < price:
-        problems = [
-            *problems,
-            f"the budget {money(spec.budget)} is below the price {money(price)}: raise it to {money(price)}",
-        ]
     rounds = period.planned(training, replicas, found)
+    short = _short_budget(spec, price, rounds.rounds)
+    problems = [*problems, *([short] if short and not _pauses(spec, price, rounds.rounds) else [])]
     seconds = period.seconds(training, rounds, found) + rounds.rounds * ROUND_OVERHEAD_S if found else 0.0
     takes = forecast.time(offer.outcomes)
     part = forecast.paid(
@@ -163,11 +160,32 @@ def _priced(
         rate=offer.rate,
         price_likely=middle,
         fee_lamports=OPENING_LAMPORTS,
-        reasons=(*offer.reasons, *_range_reasons(price, low, replicas, config, len(offer.outcomes))),
+        reasons=(
+            *offer.reasons,
+            *([short] if short and not problems else []),
+            *_range_reasons(price, low, replicas, config, len(offer.outcomes)),
+        ),
         hours_low=forecast.hours(seconds, takes.low),
         hours_high=forecast.hours(seconds, takes.high),
         hours_planned=seconds / 3600,
     )
+
+
+def _pauses(spec: JobSpec, price: int, rounds: int) -> bool:
+    """Whether a budget below the price is taken: the document says so, and it pays for a round at least."""
+    return spec.over_budget == "pause" and spec.budget * max(1, rounds) >= price
+
+
+def _short_budget(spec: JobSpec, price: int, rounds: int) -> str:
+    """What a budget below the price means; empty where it covers it."""
+    if spec.budget >= price:
+        return ""
+    below = f"the budget {money(spec.budget)} is below the price {money(price)}"
+    if _pauses(spec, price, rounds):
+        return f"{below}: the job pauses after about {spec.budget * rounds // price} of {rounds} rounds, until more is added"
+    if spec.over_budget == "pause":
+        return f"{below} and covers no round: raise it to {money(-(-price // max(1, rounds)))} at least"
+    return f"{below}: raise it to {money(price)}, or say over_budget: pause to train as far as it goes"
 
 
 def _range_reasons(price: int, low: int, replicas: int, config: Config, seen: int) -> tuple[str, ...]:

@@ -6,13 +6,14 @@ from coordinator.client.text import money
 from coordinator.domain import pricing
 from coordinator.domain import round as rounds
 from coordinator.domain import run as runs
-from coordinator.domain.job import Job, JobState
+from coordinator.domain.job import Action, Job, JobState, Wish
 from coordinator.domain.lease import Lease
 from coordinator.domain.round import Round, Seat
 from coordinator.domain.run import Run
 from coordinator.services.context import Context
 from coordinator.services.drawing import Drawing
 from coordinator.services.evidence import seal_commitments
+from coordinator.services.halts import Halts, fraction_of, paced
 from coordinator.services.nodes import Nodes
 from coordinator.services.settlement import Settlement
 from coordinator.services.staffing import Staffing, holders, seats_ready, shape_of, too_many_faults
@@ -50,6 +51,7 @@ class Runs:
         self._verification = verification
         self._settlement = settlement
         self._drawing = drawing
+        self._halts = Halts(verification, settlement)
         self._heard: dict[str, float] = {}
         self._whole_since: dict[str, float] = {}
         self._since = context.clock.time()
@@ -102,6 +104,20 @@ class Runs:
         if work.job.state in ACTIVE and work.job.verified != verified:
             await self._settlement.settle_if_due(work)
 
+    async def ask(self, work: Work, action: Action) -> None:
+        """Pause, resume, or stop and keep the model: what its submitter asks for, as far as it can be done now.
+
+        Raises:
+            ConflictError: the job is in no state for it. FundsError: its budget is used up.
+        """
+        await self._halts.ask(work, action)
+        if work.job.wish is Wish.STOP and work.run is not None and work.run.round is not None:
+            await self._store_round(work, work.run.round, "void")
+            work.change_run(round=None)
+        if work.job.state is JobState.PAUSED and work.job.wish is Wish.STOP:
+            await self._halts.rests(work, self._rewind)
+        await self.advance(work)
+
     async def stop(self, work: Work, state: JobState, reason: str) -> None:
         """End a job before its time: stop tasks, pay what is verified, refund the rest."""
         if work.run is not None and work.run.round is not None:
@@ -114,9 +130,9 @@ class Runs:
         await self._settlement.finish(work)
 
     async def _pass(self, work: Work) -> None:
-        if work.job.state is JobState.FUNDED:
+        if work.job.state is JobState.FUNDED and not await self._halts.rests(work, self._rewind):
             await self._staffing.plan(work)
-        if work.run is None:
+        if work.run is None or work.job.state is JobState.PAUSED:
             return
         if work.run.round is not None:
             work.change_run(round=rounds.look(work.run.round, work.now))
@@ -126,6 +142,8 @@ class Runs:
             await self._close(work)
             return
         await self._roll_back(work)
+        if await self._halts.rests(work, self._rewind):
+            return
         if not work.run.finished and not (work.run.trained and seats_ready(work)[1]):
             await self._staffing.repair(work)  # For the last validation one replica is enough.
         self._unblock(work)
@@ -159,7 +177,10 @@ class Runs:
         after = runs.begin(run, holders(work), work.now)
         if after.round is None:
             return
+        if await self._halts.must_store(work):
+            after = msgspec.structs.replace(after, round=msgspec.structs.replace(after.round, store=True))
         work.run, begun = after, after.round
+        assert begun is not None
         self._whole_since.pop(work.job.id, None)
         await work.tx.insert(
             RoundRecord(
@@ -198,19 +219,27 @@ class Runs:
         What was paid for them stays paid; the rest of the price is spread over all tokens that are to be trained from here.
         """
         assert work.run is not None
-        lost, work.run = work.run.done, runs.go_back(work.run, before)
+        lost = work.run.done
+        run = await self._rewind(work, before)
+        if not run.checkpoints:  # Nothing can put a worker back to the very beginning but a new start.
+            for lease in [lease for lease in work.leases.values() if lease.seat]:
+                work.end(lease.id, "replaced", "begins anew")
+        again = f"round {run.done + 1}" + (f" to {lost}" if lost > run.done + 1 else "")
+        work.note("lost", f"{why}: {again} is done again")
+        self._context.metrics.count("rounds_lost_total", lost - run.done)
+        return run
+
+    async def _rewind(self, work: Work, before: int | None = None) -> Run:
+        """Put the run back to its last stored point, or the last one before round ``before``."""
+        assert work.run is not None
+        work.run = runs.go_back(work.run, before)
         where: tuple[Where, ...] = (("job", "=", work.job.id), ("state", "=", "complete"))
         done = await work.tx.find(RoundRecord, *where)
         newest = {record.number: record for record in sorted(done, key=lambda record: record.epoch)}
         tokens = sum(record.tokens for number, record in newest.items() if number < work.run.done)
         work.change_run(price_from=runs.PriceFrom(tokens, sum(record.pot for record in done)))
-        work.change(rounds_done=work.run.done, tokens_done=tokens)
-        if not work.run.checkpoints:  # Nothing can put a worker back to the very beginning but a new start.
-            for lease in [lease for lease in work.leases.values() if lease.seat]:
-                work.end(lease.id, "replaced", "begins anew")
-        again = f"round {work.run.done + 1}" + (f" to {lost}" if lost > work.run.done + 1 else "")
-        work.note("lost", f"{why}: {again} is done again")
-        self._context.metrics.count("rounds_lost_total", lost - work.run.done)
+        pace = msgspec.structs.replace(work.job.pace, at=work.now, fraction=fraction_of(work.run))
+        work.change(rounds_done=work.run.done, tokens_done=tokens, pace=pace)
         return work.run
 
     def _may_begin(self, work: Work) -> bool:
@@ -297,7 +326,9 @@ class Runs:
         work.change(
             rounds_done=work.run.done, tokens_done=after, tokens_per_second=speed,
             train_loss=loss if loss is not None else job.train_loss,
+            pace=paced(job.pace, work.run, work.now, over.started),
         )  # fmt: skip
+        await self._halts.warn(work)
         work.note("round", _completed(over.number, len(contributors), work.run.replicas, loss))
         record = await work.tx.update(await self._drawing.prepare(work, record, commits))
         seal_commitments(work, record, commits)

@@ -13,7 +13,7 @@ import msgspec
 
 from coordinator.client.text import money
 from coordinator.domain import pricing
-from coordinator.domain.job import LIVE, Job, JobState
+from coordinator.domain.job import LIVE, Job, JobState, Wish
 from coordinator.errors import FundsError
 from coordinator.services.carrier import Carrier
 from coordinator.services.chain import Chain, Deposit
@@ -83,6 +83,10 @@ class Settlement:
             await self._settle(work, worth)
             await self._promises.queue(work, [commit for commit in commits if commit.payout not in paid])
 
+    async def settle_now(self, work: Work) -> None:
+        """Queue what is verified and more than its fee: the job rests, and nobody knows for how long."""
+        await self._settle(work, self._worth(await self._unsettled(work), pricing.worth_claiming))
+
     async def claim(self, payee: str) -> None:
         """Queue what a payee has earned in all jobs and asks for; what the fee alone would eat waits on.
 
@@ -142,6 +146,30 @@ class Settlement:
             detail = f"from the test wallet {work.job.submitter}"
             await work.store_now(OutboxRecord(key, work.job.id, "fund", payload, work.now, budget, detail))
 
+    async def queue_deposit(self, work: Work, amount: int) -> None:
+        """Add to the escrow from the test wallet; what the row names is the sum of all deposits, so it adds once."""
+        total = work.job.spec.budget
+        payload: dict[str, str | int] = {"total": total}
+        detail = f"from the test wallet {work.job.submitter}"
+        key = f"fund:{work.job.id}:to:{total}"
+        await work.store_now(OutboxRecord(key, work.job.id, "fund", payload, work.now, amount, detail))
+
+    async def see_deposit(self, job: Job) -> None:
+        """Look on the ledger for what was added to a funded job's escrow, and take note of it.
+
+        Raises:
+            FundsError: less than the job's budget is there, or the escrow's cap keeps it from being paid.
+            LedgerError: the ledger does not answer.
+        """
+        state = await self._chain.escrow(job.submitter, job.id)
+        if state is None or state.ended or state.deposited <= job.escrow:
+            missing = money(job.spec.budget - job.escrow)
+            raise FundsError(f"the escrow of job {job.id} holds no more than before: deposit {missing}", field="escrow")
+        if state.cap < state.deposited:
+            cap, held = money(state.cap), money(state.deposited)
+            raise FundsError(f"escrow {state.address} lets at most {cap} be paid: raise its cap to {held}", "escrow")
+        await self._take_note(job, state)
+
     async def see_escrow(self, job: Job) -> None:
         """Look on the ledger for the job's escrow and take note of it.
 
@@ -179,13 +207,14 @@ class Settlement:
         if state.consent != Consent.ADMIT | Consent.END:
             needed = "admit payees and return what is left"
             return f"escrow {state.address} does not let its coordinator {needed}: cancel the job and submit it again"
-        if state.cap < job.quote.price:
-            cap, price = money(state.cap), money(job.quote.price)
-            return f"escrow {state.address} lets at most {cap} be paid, the price is {price}: raise its cap"
-        if state.deposited < job.quote.price:
-            missing = money(job.quote.price - state.deposited)
-            held, price = money(state.deposited), money(job.quote.price)
-            return f"escrow {state.address} holds {held}, the price is {price}: add {missing}"
+        due = min(job.quote.price, job.spec.budget)  # A budget below the price pauses the job where it ends.
+        what = "price" if due == job.quote.price else "budget"
+        if state.cap < due:
+            cap = money(state.cap)
+            return f"escrow {state.address} lets at most {cap} be paid, the {what} is {money(due)}: raise its cap"
+        if state.deposited < due:
+            missing, held = money(due - state.deposited), money(state.deposited)
+            return f"escrow {state.address} holds {held}, the {what} is {money(due)}: add {missing}"
         if state.deadline < job.deadline:
             return f"escrow {state.address} ends at {state.deadline}, before the job's deadline {int(job.deadline)}"
         return ""
@@ -202,6 +231,13 @@ class Settlement:
             work.change(escrow=int(state.deposited))
             work.advance(JobState.FUNDED, f"the job is funded: {money(state.deposited)} is in escrow")
             work.memo("funded", ledger_events.Funded(job=work.job.id, amount=state.deposited))
+            return True
+        if work.job.state in LIVE and work.job.escrow < state.deposited:
+            more = int(state.deposited) - work.job.escrow
+            work.change(escrow=int(state.deposited), warned=False)
+            if work.job.halt == "budget":  # A pause that has not begun is not needed; one that has ends by itself.
+                work.change(halt="", wish=Wish.NONE)
+            work.note("funded", f"{money(more)} came into escrow: {money(state.deposited)} are there in all")
             return True
         if work.job.state in ENDED_EARLY and work.job.escrow == 0:
             work.change(escrow=int(state.deposited))  # Funded while it was being cancelled, or later: give it back.
@@ -300,7 +336,8 @@ class Settlement:
         """Bring one row on; whether it is over."""
         async with self._context.store.transaction() as tx:
             job = await tx.get(Job, row.job)
-        if row.state == "queued" and row.kind == "fund" and job.state is not JobState.CREATED:
+        opening = row.kind == "fund" and "total" not in row.payload
+        if row.state == "queued" and opening and job.state is not JobState.CREATED:
             await self._give_up(row, f"the job is {job.state} already")
             return True
         carried = await self._carrier.carry(job, row)
@@ -329,7 +366,10 @@ class Settlement:
     async def _confirmed(self, job: Job, row: OutboxRecord) -> None:
         self._context.metrics.count("ledger_confirmed_total")
         state = await self._chain.escrow(job.submitter, job.id) if row.kind in ("fund", "refund") else None
-        if row.kind in ("fund", "refund") and (state is None or state.ended != (row.kind == "refund")):
+        behind = (
+            state is None or state.ended != (row.kind == "refund") or state.deposited < int(row.payload.get("total", 0))
+        )
+        if row.kind in ("fund", "refund") and behind:
             raise LedgerUnavailableError(f"the ledger's endpoint is behind the {row.kind} of job {job.id}: ask again")
         told = await self._promises.told(job, row) if row.kind == "promise" else {}
         async with self._desk.open(row.job) as work:
@@ -386,13 +426,16 @@ def _refunded(work: Work, row: OutboxRecord, state: EscrowState) -> OutboxRecord
 async def _receive(work: Work, state: EscrowState, deposits: Sequence[Deposit]) -> None:
     """Add the receipts of an escrow that an outside wallet opened; the test wallet's is the row that opened it."""
     where: tuple[Where, ...] = (("job", "=", work.job.id), ("kind", "=", "fund"))
-    if await work.tx.find(OutboxRecord, *where, ("state", "in", (*_OPEN, "confirmed")), limit=1):
+    rows = await work.tx.find(OutboxRecord, *where, ("state", "in", (*_OPEN, "confirmed")))
+    if any(row.key.startswith("fund:") for row in rows):
         return
     detail = f"from wallet {state.submitter}"
-    unknown = int(state.deposited) - sum(deposit.amount for deposit in deposits)
+    told = {row.signature for row in rows}
+    deposits = [deposit for deposit in deposits if deposit.signature not in told]
+    unknown = int(state.deposited) - sum(deposit.amount for deposit in deposits) - sum(row.amount for row in rows)
     if unknown > 0:  # Sent straight to the escrow's token account, or not in the ledger's history yet.
         deposits = [*deposits, Deposit("", unknown, work.now)]
-    for number, deposit in enumerate(deposits):
+    for number, deposit in enumerate(deposits, len(rows)):
         record = OutboxRecord(f"deposit:{work.job.id}:{number}", work.job.id, "fund", {}, deposit.time, deposit.amount)
         await work.tx.insert(
             msgspec.structs.replace(record, detail=detail, state="confirmed", signature=deposit.signature)

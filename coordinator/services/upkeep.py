@@ -4,9 +4,9 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from coordinator.domain.job import LIVE, Job, JobState
+from coordinator.domain.job import LIVE, RESTING, Action, Job, JobState
 from coordinator.domain.lease import Lease
-from coordinator.errors import CottageError
+from coordinator.errors import CottageError, FundsError
 from coordinator.services.context import Context
 from coordinator.services.conversation import Conversation
 from coordinator.services.leases import Leases
@@ -47,7 +47,7 @@ class Upkeep:
         self._runs = runs
         self._settlement = settlement
         self._models = models
-        self._active: set[str] = set()
+        self._active: dict[str, float] = {}
         self._ended_seen = 0
         self._to_assemble: asyncio.Queue[str] = asyncio.Queue()
         self._assembling: set[str] = set()
@@ -70,7 +70,7 @@ class Upkeep:
             self._context.metrics.count("leases_expired_total")
             async with self._desk.open(held.job) as work:
                 await self._expire(held, work)
-        for job in sorted(self._active):
+        for job in sorted(self._active, key=lambda job: (self._active[job], job)):  # Who came first is served first.
             await self._guarded(job, self._advance)
         await self._conversation.flush()
 
@@ -81,9 +81,10 @@ class Upkeep:
             await self._context.clock.sleep(self._context.config.tick_seconds)
 
     async def watch_escrows(self) -> None:
-        """Notice what outside wallets deposit, for ever."""
+        """Notice what outside wallets deposit, and look after paused jobs, for ever."""
         while True:
             await self.look_for_escrows()
+            await self.look_at_paused()
             await self._context.clock.sleep(ESCROW_POLL_SECONDS)
 
     async def look_for_escrows(self) -> None:
@@ -93,13 +94,45 @@ class Upkeep:
         async with self._context.store.transaction() as tx:
             waiting = await tx.find(Job, ("state", "=", JobState.CREATED), newest=True, limit=MAX_POLLED)
             ended = await tx.find(Job, *unfunded, newest=True, limit=MAX_POLLED, offset=self._ended_seen)
+            at_work = await tx.find(Job, ("state", "in", tuple(sorted(LIVE - {JobState.CREATED}))))
         self._ended_seen = self._ended_seen + MAX_POLLED if len(ended) == MAX_POLLED else 0
-        for look, jobs in ((self._settlement.see_escrow, waiting), (self._settlement.return_deposit, ended)):
+        added = [job for job in at_work if not job.test_wallet and job.escrow < job.spec.budget][-MAX_POLLED:]
+        looks = (
+            (self._settlement.see_escrow, waiting),
+            (self._settlement.see_deposit, added),
+            (self._settlement.return_deposit, ended),
+        )
+        for look, jobs in looks:
             for job in jobs:
                 try:
                     await look(job)
                 except (CottageError, LedgerError):
                     continue  # Not there yet, or not to be asked now: a later turn looks again.
+
+    async def look_at_paused(self) -> None:
+        """Go on with jobs whose budget was added to; what is left paused until its deadline is kept, and the rest refunded."""
+        async with self._context.store.transaction() as tx:
+            paused = await tx.find(Job, ("state", "=", JobState.PAUSED))
+        for job in paused:
+            if job.deadline < self._context.clock.time():
+                await self._guarded(job.id, self._end_paused)
+            elif job.halt == "":
+                await self._guarded(job.id, self._go_on)
+
+    async def _end_paused(self, work: Work) -> None:
+        if work.job.state is not JobState.PAUSED:
+            return
+        if work.run is not None and work.run.checkpoints:
+            work.change(halt="deadline")
+            await self._runs.ask(work, Action.STOP)
+        else:
+            await self._runs.stop(work, JobState.CANCELLED, "its deadline passed while it was paused")
+
+    async def _go_on(self, work: Work) -> None:
+        try:
+            await self._runs.ask(work, Action.RESUME)
+        except FundsError:
+            work.change(halt="budget")  # What was added is not enough for a round.
 
     async def assemble(self) -> None:
         """Put finished models together, one after the other, for ever."""
@@ -159,10 +192,10 @@ class Upkeep:
         await self._runs.advance(work)
 
     def _notice(self, work: Work) -> None:
-        if work.job.state in LIVE and work.job.state is not JobState.CREATED:
-            self._active.add(work.job.id)
+        if work.job.state in LIVE - RESTING:
+            self._active[work.job.id] = work.job.created
         else:
-            self._active.discard(work.job.id)
+            self._active.pop(work.job.id, None)
         if work.job.state is JobState.VERIFYING and work.job.model is None and work.job.id not in self._assembling:
             self._assembling.add(work.job.id)
             self._to_assemble.put_nowait(work.job.id)

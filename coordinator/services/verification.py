@@ -75,6 +75,17 @@ class Verification:
         undrawn = () if work.run is None else work.run.undrawn
         return not undrawn and all(audit.canary for audit in work.audits.values())
 
+    async def conclude_all(self, work: Work) -> bool:
+        """Verify what can be before a job rests, and give tests of auditors up; whether nothing is left open."""
+        if not self.settled(work):
+            return False
+        for audit in list(work.audits.values()):
+            work.audits[audit.id] = msgspec.structs.replace(audit, state="void", detail="the job pauses or stops")
+        work.rounds_ended = True
+        await self.advance(work)
+        where: tuple[Where, ...] = (("job", "=", work.job.id), ("state", "=", "complete"), ("concluded", "=", False))
+        return not work.audits and not await work.tx.find(RoundRecord, *where, limit=1)
+
     async def advance(self, work: Work) -> None:
         """Bring every open audit as far as it goes now, then conclude rounds whose audits are over."""
         self._disputes.advance(work)

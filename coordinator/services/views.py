@@ -4,10 +4,13 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from coordinator.domain.job import LIVE, Job, JobState
+import msgspec
+
+from coordinator.domain.job import LIVE, Job
 from coordinator.domain.lease import Lease
 from coordinator.domain.run import Run
 from coordinator.domain.trust import Audit
+from coordinator.services import standing
 from coordinator.store.records import (
     CommitRecord,
     EventRecord,
@@ -25,13 +28,26 @@ TrafficOf = Callable[[Lease], Traffic | None]
 NO_TRAFFIC = Traffic(0, 0, 0, 0, 0)
 
 
-def job_view(job: Job, leases: Sequence[Lease], traffic_of: TrafficOf, reason: str) -> api.JobView:
+class Standing(msgspec.Struct, frozen=True):
+    """What a job's view takes from beyond the job itself.
+
+    Attributes:
+        now: in Unix seconds. cost: of all work so far, in millionths.
+        position: among the jobs that wait for nodes, from 1. checkpoint: rounds in the newest one.
+    """
+
+    now: float
+    cost: int = 0
+    position: int | None = None
+    checkpoint: int = 0
+
+
+def job_view(job: Job, leases: Sequence[Lease], traffic_of: TrafficOf, reason: str, place: Standing) -> api.JobView:
     """A job with everything that its page shows at the top. ``reason``: the job's, as people read it."""
     training, replicas = job.spec.training, job.quote.replicas
     total = total_steps(training, replicas) * training.batch * training.sequence * replicas
     traffic = [traffic_of(lease) or NO_TRAFFIC for lease in leases]
-    left = max(0, total - job.tokens_done)
-    running = job.state is JobState.RUNNING and job.tokens_per_second > 0
+    ready = standing.ready(job, place.now)
     return api.JobView(
         id=job.id,
         name=job.name,
@@ -58,7 +74,18 @@ def job_view(job: Job, leases: Sequence[Lease], traffic_of: TrafficOf, reason: s
         bytes_artifacts=sum(t.artifacts for t in traffic),
         audits=job.audits,
         model=job.model,
-        eta_seconds=left / job.tokens_per_second if running else None,
+        eta_seconds=None if ready is None else max(0.0, ready.likely - job.pace.at),
+        sentence=standing.sentence(job, leases, place.position, reason),
+        queue_position=place.position,
+        wish=job.wish.value,
+        ready_likely=None if ready is None else ready.likely,
+        ready_low=None if ready is None else ready.low,
+        ready_high=None if ready is None else ready.high,
+        cost=place.cost,
+        cost_projected=standing.projected(job, place.cost),
+        cap=min(job.quote.price, job.spec.budget),
+        checkpoint=place.checkpoint,
+        shared=job.shared,
     )
 
 

@@ -19,8 +19,10 @@ from coordinator.domain.lease import Lease, LeaseEnd
 from coordinator.domain.run import Run
 from coordinator.domain.trust import Audit
 from coordinator.errors import NotFoundError
+from coordinator.services import notices
 from coordinator.services.context import Context
 from coordinator.services.leases import Leases
+from coordinator.services.logs import log_of
 from coordinator.store.ports import R, Transaction
 from coordinator.store.records import DisputeRecord, EventRecord, MetricRecord, OutboxRecord, RunRecord
 from ledger import events as ledger_events
@@ -259,8 +261,9 @@ async def _save(work: Work, before: _Before) -> None:
     work.disputes |= await _save_all(work.tx, work.disputes, before.disputes)
     work.leases |= await _save_all(work.tx, work.leases, before.leases)
     work.audits |= await _save_all(work.tx, work.audits, before.audits)
-    for added in (*work.events, *work.outbox, *work.metrics):
+    for added in (*work.events, *map(log_of, work.events), *work.outbox, *work.metrics):
         await work.tx.insert(added)
+    await notices.queue(work.tx, work.job, work.events)
     work.money = work.money or bool(work.outbox)
 
 

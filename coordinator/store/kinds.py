@@ -17,8 +17,11 @@ from coordinator.store.records import (
     EventRecord,
     FileRecord,
     KeyRecord,
+    LogRecord,
     MetricRecord,
     NodeRecord,
+    NoticeRecord,
+    NoticeSettings,
     OutboxRecord,
     RoundRecord,
     RunRecord,
@@ -44,7 +47,7 @@ class Kind:
 
 
 KINDS: Mapping[type[msgspec.Struct], Kind] = {
-    Job: Kind("jobs", ("id",), ("created", "id"), frozenset({"spec", "quote", "config", "files"})),
+    Job: Kind("jobs", ("id",), ("created", "id"), frozenset({"spec", "quote", "config", "files", "pace"})),
     RunRecord: Kind("runs", ("job",), ("job",), frozenset({"run"})),
     Lease: Kind("leases", ("id",), ("granted", "fence", "id"), frozenset({"traffic"})),
     RoundRecord: Kind(
@@ -62,6 +65,11 @@ KINDS: Mapping[type[msgspec.Struct], Kind] = {
     DisputeRecord: Kind("disputes", ("id",), ("began", "id"), frozenset({"dispute"})),
     OutboxRecord: Kind("outbox", ("id",), ("id",), frozenset({"payload"}), unique="key", numbered=True),
     EventRecord: Kind("events", ("id",), ("id",), numbered=True),
+    LogRecord: Kind("logs", ("id",), ("id",), numbered=True),
+    NoticeSettings: Kind(
+        "notice_settings", ("account_id",), ("account_id",), frozenset({"webhook_kinds", "mail_kinds"})
+    ),
+    NoticeRecord: Kind("notices", ("id",), ("id",), numbered=True),
     MetricRecord: Kind("metrics", ("id",), ("id",), numbered=True),
     NodeRecord: Kind("nodes", ("address",), ("since", "address"), frozenset({"profile"})),
     Account: Kind("accounts", ("id",), ("created", "id"), unique="key"),

@@ -95,6 +95,13 @@ class _Memory:
         self._write(record)
         return record
 
+    async def forget(self, kind: type[msgspec.Struct], *where: Where) -> int:
+        assert where, "everything of a kind is never forgotten at once"
+        found = [record for record in self._all(kind) if all(_meets(record, condition) for condition in where)]
+        for record in found:
+            await self.delete(record)
+        return len(found)
+
     async def delete(self, record: msgspec.Struct) -> None:
         kind = KINDS[type(record)]
         key = kind.key_of(record)
@@ -129,5 +136,7 @@ def _meets(record: msgspec.Struct, condition: Where) -> bool:
             return actual is not None and bool(actual < value)
         case ">":
             return actual is not None and bool(actual > value)
+        case "has":
+            return str(value).lower() in str(actual).lower()
         case "in":
             return actual in cast(tuple[Scalar, ...], value)

@@ -12,7 +12,8 @@ import msgspec
 R = TypeVar("R", bound=msgspec.Struct)
 
 Scalar = str | int | float | bool | None
-Where = tuple[str, Literal["=", "<", ">", "in"], Scalar | Sequence[Scalar]]
+# "has": the text contains this one, in any case.
+Where = tuple[str, Literal["=", "<", ">", "in", "has"], Scalar | Sequence[Scalar]]
 
 
 class Transaction(Protocol):
@@ -33,6 +34,9 @@ class Transaction(Protocol):
 
     async def insert(self, record: R) -> R:
         """Keep a new record and return it, with its number where the kind has one; ConflictError if its key is taken."""
+
+    async def forget(self, kind: type[msgspec.Struct], *where: Where) -> int:
+        """Forget every record that meets all conditions, of which there must be one; how many there were."""
 
     async def update(self, record: R) -> R:
         """Replace a record and return it with its next version; ConflictError unless the stored version is the same."""

@@ -10,6 +10,7 @@ from coordinator.domain.account import Scope
 from coordinator.domain.dispute import Dispute
 from coordinator.domain.draw import Beacon
 from coordinator.domain.run import Run
+from transport.wire.api import NoticeKind
 from transport.wire.ids import Digest, NodeAddress
 from transport.wire.node import NodeProfile
 from transport.wire.task import Plan
@@ -167,6 +168,55 @@ class MetricRecord(msgspec.Struct, frozen=True):
     loss: float
     time: float
     id: int = 0
+
+
+class LogRecord(msgspec.Struct, frozen=True):
+    """A line of a job's log: the coordinator's own (``node`` empty), or what a worker wrote."""
+
+    job: str
+    time: float
+    level: Literal["debug", "info", "warning", "error"]
+    text: str
+    node: str = ""
+    stage: int | None = None
+    replica: int | None = None
+    id: int = 0
+
+
+class NoticeSettings(msgspec.Struct, frozen=True):
+    """What an account is told of its jobs, and where.
+
+    Attributes:
+        secret: signs its webhooks. ``token``: was sent to ``mail``, and comes back to confirm it.
+    """
+
+    account_id: str
+    secret: str
+    webhook: str = ""
+    webhook_kinds: tuple[NoticeKind, ...] = ()
+    mail: str = ""
+    mail_kinds: tuple[NoticeKind, ...] = ()
+    confirmed: bool = False
+    token: str = ""
+    version: int = 0
+
+
+class NoticeRecord(msgspec.Struct, frozen=True):
+    """One notice on one channel. ``body``: JSON, as a webhook gets it; ``due``: when it is tried next; ``answer``: the last."""
+
+    account_id: str
+    job: str
+    kind: NoticeKind
+    channel: Literal["webhook", "mail"]
+    target: str
+    body: str
+    created: float
+    due: float
+    state: Literal["waiting", "sent", "failed"] = "waiting"
+    attempts: int = 0
+    answer: str = ""
+    id: int = 0
+    version: int = 0
 
 
 class NodeRecord(msgspec.Struct, frozen=True):

@@ -95,6 +95,12 @@ class _Sql:
             return msgspec.structs.replace(record, id=result.inserted_primary_key[0])
         return record
 
+    async def forget(self, kind: type[msgspec.Struct], *where: Where) -> int:
+        table = tables.metadata.tables[KINDS[kind].name]
+        assert where, "everything of a kind is never forgotten at once"
+        result = await self._connection.execute(delete(table).where(*(_condition(table.c[w[0]], w) for w in where)))
+        return int(result.rowcount)
+
     async def update(self, record: R) -> R:
         how, table = KINDS[type(record)], tables.metadata.tables[KINDS[type(record)].name]
         version = getattr(record, "version", 0)
@@ -150,6 +156,8 @@ def _condition(column: ColumnElement[Any], where: Where) -> ColumnElement[bool]:
             return column < value
         case ">":
             return column > value
+        case "has":
+            return column.icontains(str(value), autoescape=True)
         case "in":
             return column.in_(cast(Sequence[Scalar], value))
 

@@ -48,6 +48,11 @@ jobs = Table(
     Column("audits", Integer, nullable=False),
     Column("model", _ID),
     Column("account_id", _ID, nullable=False),
+    Column("wish", String(16), nullable=False),
+    Column("halt", String(16), nullable=False),
+    Column("shared", Boolean, nullable=False),
+    Column("warned", Boolean, nullable=False),
+    Column("pace", Text, nullable=False),
     Column("version", Integer, nullable=False),
     Index("jobs_by_state", "state"),
     Index("jobs_by_age", "created"),
@@ -237,6 +242,53 @@ metrics = Table(
     Column("loss", Float, nullable=False),
     Column("time", Float, nullable=False),
     Index("metrics_by_job", "job", "id"),
+    sqlite_autoincrement=True,
+)  # fmt: skip
+
+notice_settings = Table(
+    "notice_settings", metadata,
+    Column("account_id", _ID, primary_key=True),
+    Column("secret", String(100), nullable=False),
+    Column("webhook", String(500), nullable=False),
+    Column("webhook_kinds", Text, nullable=False),
+    Column("mail", String(254), nullable=False),
+    Column("mail_kinds", Text, nullable=False),
+    Column("confirmed", Boolean, nullable=False),
+    Column("token", _ID, nullable=False),
+    Column("version", Integer, nullable=False),
+)  # fmt: skip
+
+notices = Table(
+    "notices", metadata,
+    Column("id", _NUMBER, primary_key=True),
+    Column("account_id", _ID, nullable=False),
+    Column("job", _ID, nullable=False),
+    Column("kind", String(16), nullable=False),
+    Column("channel", String(16), nullable=False),
+    Column("target", String(500), nullable=False),
+    Column("body", Text, nullable=False),
+    Column("created", Float, nullable=False),
+    Column("due", Float, nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("attempts", Integer, nullable=False),
+    Column("answer", Text, nullable=False),
+    Column("version", Integer, nullable=False),
+    Index("notices_by_account", "account_id", "id"),
+    Index("notices_by_state", "state", "due"),
+    sqlite_autoincrement=True,
+)  # fmt: skip
+
+logs = Table(
+    "logs", metadata,
+    Column("id", _NUMBER, primary_key=True),
+    Column("job", _ID, nullable=False),
+    Column("time", Float, nullable=False),
+    Column("level", String(16), nullable=False),
+    Column("text", Text, nullable=False),
+    Column("node", _ID, nullable=False),
+    Column("stage", Integer),
+    Column("replica", Integer),
+    Index("logs_by_job", "job", "id"),
     sqlite_autoincrement=True,
 )  # fmt: skip
 

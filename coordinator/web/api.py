@@ -10,7 +10,7 @@ from aiohttp.typedefs import Handler
 from coordinator.errors import InvalidError, UnavailableError
 from coordinator.services import ports
 from coordinator.web import openapi
-from coordinator.web.auth import principal, public
+from coordinator.web.auth import principal, public, shared
 from coordinator.web.documents import own_origin, read_document
 from coordinator.web.http import API, answer, integer, read_body
 from coordinator.web.route import Query, Route
@@ -95,7 +95,9 @@ class Api:
             Route("GET", _JOBS, self.list_jobs, "Jobs, newest first", list[api.JobView], errors=(422,), queries=_PAGE),
             Route("GET", _JOB, self.get, "One job", api.JobView, errors=(404,)),
             *(
-                Route("GET", f"{_JOB}/{name}", _part(read), text, kind, errors=(404,))
+                Route(
+                    "GET", f"{_JOB}/{name}", (_part if name == "funding" else _shared)(read), text, kind, errors=(404,)
+                )
                 for name, read, text, kind in parts
             ),
             *(
@@ -151,6 +153,7 @@ class Api:
         limit = integer(request, "limit", 50, 1, MAX_PAGE)
         return answer(await self._jobs.list(limit, _before(request), principal(request).account_id))
 
+    @shared
     async def get(self, request: web.Request) -> web.Response:
         """GET jobs/{job}."""
         return answer(await self._jobs.get(job_id(request)))
@@ -165,6 +168,7 @@ class Api:
         await read_body(request)
         return answer(await self._jobs.cancel(job_id(request)))
 
+    @shared
     async def stream(self, request: web.Request) -> web.StreamResponse:
         """GET jobs/{job}/stream."""
         return await self._streams.job(request, job_id(request))
@@ -230,11 +234,15 @@ def _part(read: Callable[[str], Awaitable[Any]]) -> Handler:
     return handler
 
 
+def _shared(read: Callable[[str], Awaitable[Any]]) -> Handler:
+    return shared(_part(read))
+
+
 def _later(read: Callable[[str, int], Awaitable[Any]]) -> Handler:
     async def handler(request: web.Request) -> web.Response:
         return answer(await read(job_id(request), integer(request, "after", 0, 0, MAX_AFTER)))
 
-    return handler
+    return shared(handler)
 
 
 def _before(request: web.Request) -> float | None:

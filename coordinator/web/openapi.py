@@ -19,6 +19,7 @@ _PARAMETERS = {
     "upload": "Id of an upload: 32 hexadecimal digits.",
     "digest": "SHA-256 of an artifact: 64 hexadecimal digits.",
     "round": "A round of the job, counted from 0.",
+    "stage": "A stage of the model, counted from 0.",
     "node": "Address of a node, in base58.",
     "key": "Id of an API key: 12 hexadecimal digits.",
     "session": "Id of a session: 64 hexadecimal digits.",
@@ -28,6 +29,7 @@ _SCHEMAS = {
     "round": {"type": "integer", "minimum": 0},
     "key": {"type": "string", "pattern": "^[0-9a-f]{12}$"},
     "session": {"type": "string", "pattern": "^[0-9a-f]{64}$"},
+    "stage": {"type": "integer", "minimum": 0},
     "node": {"type": "string", "pattern": "^[1-9A-HJ-NP-Za-km-z]{32,44}$"},
 }
 _ID = {"type": "string", "pattern": "^[0-9a-f]{32}$"}

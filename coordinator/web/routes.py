@@ -16,6 +16,8 @@ from coordinator.web.auth.gate import install
 from coordinator.web.checks import Checks
 from coordinator.web.http import protect
 from coordinator.web.ledger import LedgerRoutes
+from coordinator.web.life import LifeRoutes
+from coordinator.web.notices import NoticeRoutes
 from coordinator.web.pages.account import AccountPages
 from coordinator.web.pages.site import Site
 from coordinator.web.route import register
@@ -29,6 +31,8 @@ def setup(
     network: ports.Network,
     market: ports.Market,
     books: ports.Books,
+    leavings: ports.Leavings,
+    notices: ports.Notices,
     uploads: UploadService,
     checks: DatasetChecks,
     artifacts: ArtifactStore,
@@ -44,6 +48,8 @@ def setup(
         network: everything about nodes.
         market: price, demand, regions, earnings, health.
         books: what the ledger's pages show.
+        leavings: checkpoints, logs, models to try.
+        notices: what accounts are told of their jobs.
         uploads: where submitters' files arrive.
         checks: what says what datasets hold.
         artifacts: where files lie.
@@ -53,13 +59,15 @@ def setup(
     """
     site = Site(jobs, network, market, books, uploads, checks, downloads)
     protect(app, site.error_page)
-    install(app, auth, {"job": jobs.check_owner, "upload": uploads.check_owner})
+    install(app, auth, {"job": jobs.check_owner, "upload": uploads.check_owner}, jobs.is_shared)
     streams = Streams(jobs, network)
     interface = Api(jobs, network, streams)
     routes = [
         *Transfers(jobs, uploads, artifacts, authorise).routes(),
         *Checks(checks, jobs).routes(),
         *interface.routes(),
+        *LifeRoutes(jobs, leavings, artifacts).routes(),
+        *NoticeRoutes(notices).routes(),
         *LedgerRoutes(books).routes(),
         *AccountRoutes(auth).routes(),
     ]

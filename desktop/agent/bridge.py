@@ -37,6 +37,7 @@ from transport.wire.task import (
     TaskCommand,
     TaskReport,
     Traffic,
+    WorkerLog,
 )
 from transport.wire.worker import (
     AgentMessage,
@@ -307,6 +308,8 @@ class Bridge:
                 case WorkerReport(body=Progress() as progress):
                     self.progress = progress
                     await self.outside.report(progress, False)
+                case WorkerReport(body=WorkerLog() as said):
+                    await self.outside.report(said, False)
                 case WorkerReport(body=body, split=split):
                     await self._unreported.take(len(payload))
                     self._reports.put_nowait((body, payload, split))

@@ -10,6 +10,7 @@ from transport.wire.task import TaskReport
 MAX_UNACKNOWLEDGED = 200  # Some five for each round: a coordinator away for forty rounds has forgotten the lease.
 REPORTS_PER_S = 20.0  # A coordinator takes fifty messages a second from a node with all its leases.
 REPORTS_BURST = 150.0
+LOG_COST = 20.0  # Of a bucket of their own: one message with lines of a log a second, seven at once.
 
 
 class Pace:
@@ -24,13 +25,25 @@ class Pace:
         self._tokens = REPORTS_BURST
         self._at = clock.now()
 
+    def spares(self, cost: float) -> bool:
+        """Take ``cost`` reports' worth if that can be had at once; whether it could."""
+        self._fill()
+        if self._tokens < cost:
+            return False
+        self._tokens -= cost
+        return True
+
     async def wait(self) -> None:
         """Return when the next report may go."""
-        now = self._clock.now()
-        self._tokens = min(REPORTS_BURST, self._tokens + (now - self._at) * REPORTS_PER_S) - 1
-        self._at = now
+        self._fill()
+        self._tokens -= 1
         if self._tokens < 0:
             await self._clock.sleep(-self._tokens / REPORTS_PER_S)
+
+    def _fill(self) -> None:
+        now = self._clock.now()
+        self._tokens = min(REPORTS_BURST, self._tokens + (now - self._at) * REPORTS_PER_S)
+        self._at = now
 
 
 class Outbox:

@@ -16,19 +16,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+import msgspec
+
 from desktop.agent.artifacts import Artifacts
 from desktop.agent.bridge import Bridge, Outside
 from desktop.agent.errors import AgentError, NotConnectedError, TamperedError, WorkerError
 from desktop.agent.log import LOGGER, printable
 from desktop.agent.peers import Peers
-from desktop.agent.reports import Outbox, Pace
+from desktop.agent.reports import LOG_COST, Outbox, Pace
 from desktop.agent.sandbox.base import SOCKET_NAME, Exit, Sandbox, Worker
 from desktop.agent.states import States
 from desktop.agent.unixsocket import listen
 from desktop.agent.weights import StageWeights
 from transport.clock import Clock
 from transport.wire.node import Assign, HeldLease, Report
-from transport.wire.task import KeptState, Progress, TaskFailed, TaskReady, TaskReport
+from transport.wire.task import KeptState, Progress, TaskFailed, TaskReady, TaskReport, WorkerLog
 from transport.wire.weights import WEIGHT_INDEX
 from transport.wire.worker import Setup
 
@@ -89,7 +91,8 @@ class HeldTask:
         self._worker: Worker | None = None
         self._frozen = False
         self._told_failure = False
-        self._pace = Pace(self.tools.clock)
+        self._pace, self._log_pace = Pace(self.tools.clock), Pace(self.tools.clock)
+        self._lines_dropped = 0
         self._last_progress = -PROGRESS_S
         self._folder = self.tools.folder / f"{self.assign.lease}-{self.assign.fence}"
 
@@ -127,6 +130,12 @@ class HeldTask:
             return  # A worker that has given up has nothing more to say.
         if isinstance(body, Progress) and not self._is_time_for_progress():
             return
+        if isinstance(body, WorkerLog):
+            if not self._log_pace.spares(LOG_COST):
+                self._lines_dropped += len(body.lines) + body.dropped
+                return
+            body = msgspec.structs.replace(body, dropped=body.dropped + self._lines_dropped)
+            self._lines_dropped = 0
         if reliable:
             await self._pace.wait()
         if isinstance(body, TaskFailed):

@@ -58,7 +58,7 @@ from transport.wire.node import (
     Signal,
     Welcome,
 )
-from transport.wire.task import Progress, StopTask, TaskReport, Traffic
+from transport.wire.task import Progress, StopTask, TaskReport, Traffic, WorkerLog
 
 
 @dataclass
@@ -118,8 +118,21 @@ async def opened(
         auth = Auth(store, SystemClock(), replace(config, open=True))
         checks = DatasetChecks(config.data / "checks", artifacts, cast(Inspector, models))
         authorise = parts.nodes.authorise
-        market, books = parts.market, parts.books
-        routes.setup(app, parts.jobs, parts.network, market, books, uploads, checks, artifacts, authorise, auth)
+        market, books, leavings = parts.market, parts.books, parts.leavings
+        routes.setup(
+            app,
+            parts.jobs,
+            parts.network,
+            market,
+            books,
+            leavings,
+            parts.notice_settings,
+            uploads,
+            checks,
+            artifacts,
+            authorise,
+            auth,
+        )
     server = TestServer(app)
     await server.start_server()
     loops = [asyncio.create_task(loop(), name=name) for name, loop in parts.loops().items()]
@@ -241,7 +254,7 @@ class ScriptedNode:
 
     async def _say(self, lease: str, bodies: list[TaskReport]) -> None:
         for body in bodies:
-            lossy = isinstance(body, Progress | Traffic)
+            lossy = isinstance(body, Progress | Traffic | WorkerLog)
             seq = 0 if lossy else self.said.get(lease, 0) + 1
             report = Report(lease, self.fences[lease], seq, body)
             if not lossy:

@@ -181,6 +181,10 @@ class FakeChain:
     async def prepare_fund(self, job: str, amount: int, deadline: int) -> PreparedTransaction:
         return self._prepare(f"fund {job}", lambda: self._fund(job, amount, deadline))
 
+    async def prepare_deposit(self, job: str, total: int) -> PreparedTransaction | None:
+        missing = total - self._open(job).deposited
+        return self._prepare(f"deposit {job} {total}", lambda: self._add(job, missing)) if missing > 0 else None
+
     async def nonces(self) -> Sequence[str]:
         return ()
 
@@ -291,6 +295,10 @@ class FakeChain:
         assert job not in self.escrows, "an escrow is opened once"
         self.wallets[WALLET] -= amount
         self.escrows[job] = Account(WALLET, amount, deadline)
+
+    def _add(self, job: str, amount: int) -> None:
+        self.wallets[WALLET] -= amount
+        self._open(job).deposited += amount
 
     def _settle(self, job: str, payouts: Mapping[str, int]) -> None:
         account = self._open(job)

@@ -21,9 +21,16 @@ LEGAL = {
     ("running", "planned"),
     ("running", "verifying"),
     ("verifying", "settled"),
+    ("funded", "paused"),
+    ("planned", "paused"),
+    ("running", "paused"),
+    ("paused", "funded"),
+    ("paused", "planned"),
+    ("paused", "verifying"),
+    ("planned", "verifying"),
     *(
         (state, end)
-        for state in ("created", "funded", "planned", "running", "verifying")
+        for state in ("created", "funded", "planned", "running", "paused", "verifying")
         for end in ("failed", "cancelled")
     ),
 }

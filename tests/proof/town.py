@@ -73,8 +73,21 @@ class Town:
         auth = Auth(parts.context.store, self.clock, replace(parts.context.config, open=True))
         checks = DatasetChecks(folder / "checks", artifacts, cast(Inspector, FakeModels()))
         authorise = parts.nodes.authorise
-        market, books = parts.market, parts.books
-        routes.setup(app, parts.jobs, parts.network, market, books, uploads, checks, artifacts, authorise, auth)
+        market, books, leavings = parts.market, parts.books, parts.leavings
+        routes.setup(
+            app,
+            parts.jobs,
+            parts.network,
+            market,
+            books,
+            leavings,
+            parts.notice_settings,
+            uploads,
+            checks,
+            artifacts,
+            authorise,
+            auth,
+        )
         runner = web.AppRunner(app, shutdown_timeout=0.1)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()

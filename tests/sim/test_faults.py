@@ -12,21 +12,23 @@ from coordinator.domain.lease import Lease
 from coordinator.domain.trust import Audit
 from coordinator.errors import ConflictError
 from coordinator.store.records import CommitRecord, EventRecord, NodeRecord, OutboxRecord, RoundRecord
-from tests.coordinator.fakes import BUDGET, WALLET, Lie, spec
+from tests.coordinator.fakes import WALLET, Lie, spec
 from tests.sim.world import CrashError, World
 from transport.wire.api import NewJob
+from transport.wire.job import JobSpec
 
 TURNS_WITH_FAULTS = 6_000
 ROUNDS = 20
 TURNS_TO_END = 30_000
 
 
-async def submit(world: World, stages: int, replicas: int) -> str:
+async def submit(world: World, stages: int, replicas: int, document: JobSpec | None = None) -> str:
     """A funded job; the coordinator may die in the middle of it and the submitter tries again."""
+    document = document or spec(stages, replicas, tokens=ROUNDS * 512 * replicas)
     while True:
         parts = world.parts or await world.start()
         try:
-            job = (await parts.jobs.create(NewJob(spec(stages, replicas, tokens=ROUNDS * 512 * replicas)))).id
+            job = (await parts.jobs.create(NewJob(document))).id
         except CrashError:
             world.parts = None
             for node in world.nodes:
@@ -109,7 +111,10 @@ async def check(world: World, job: str, stored: StoredJob) -> None:
     assert all((c.round - 1, (c.stage, c.anchor)) in agreed for c in named), "an anchor is that of the round before"
     states = [e.kind for e in await read(world, EventRecord, job) if e.kind in set(JobState)]
     assert all(JobState(after) in NEXT[JobState(before)] for before, after in itertools.pairwise(states))
-    if stored.state is JobState.SETTLED:
+    if stored.state is JobState.SETTLED and stored.halt:  # Stopped: the model is of the newest stored state.
+        assert set(range(stored.rounds_done)) <= set(complete)
+        assert stored.model is not None
+    elif stored.state is JobState.SETTLED:
         assert sorted(complete) == list(range(stored.rounds_done + 1))
         assert stored.model is not None
 
@@ -121,8 +126,8 @@ def check_money(
     paid = sum(account.paid.values())
     assert account.balance == 0
     assert account.ended
-    assert paid + account.refunded == account.deposited == BUDGET
-    assert (stored.paid, stored.refunded, stored.escrow) == (paid, account.refunded, BUDGET)
+    assert paid + account.refunded == account.deposited == stored.spec.budget
+    assert (stored.paid, stored.refunded, stored.escrow) == (paid, account.refunded, stored.spec.budget)
     due: Counter[str] = Counter()
     for commit in commits:
         if commit.state == "verified":

@@ -49,7 +49,7 @@ from transport.wire.node import (
     NodeMessage,
     Report,
 )
-from transport.wire.task import Progress, StopTask, TaskFailed, TaskReport, Traffic
+from transport.wire.task import Progress, StopTask, TaskFailed, TaskReport, Traffic, WorkerLog
 
 NONCE, HOST = b"n" * 32, "sim"
 
@@ -206,7 +206,7 @@ class SimNode:
 
     def say(self, lease: str, bodies: list[TaskReport]) -> None:
         for body in bodies:
-            lossy = isinstance(body, Progress | Traffic)
+            lossy = isinstance(body, Progress | Traffic | WorkerLog)
             seq = 0 if lossy else self.said[lease] + 1
             report = Report(lease, self.fences[lease], seq, body)
             if not lossy:

@@ -11,7 +11,9 @@ from msgspec import Meta
 from transport.wire.ids import Count, Digest, FiniteLoss, JobId, LongText, NodeAddress, ShortText, UploadId
 from transport.wire.job import DatasetFormat, JobSpec
 
-JobStateName = Literal["created", "funded", "planned", "running", "verifying", "settled", "failed", "cancelled"]
+JobStateName = Literal[
+    "created", "funded", "planned", "running", "paused", "verifying", "settled", "failed", "cancelled"
+]
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -101,7 +103,8 @@ class Choice(msgspec.Struct, frozen=True):
 class Funding(msgspec.Struct, frozen=True):
     """What the submitter's wallet must do: open the escrow of ``job_key`` with ``amount`` for ``coordinator``.
 
-    ``max_payees``: accounts that the escrow must have room for; the job never pays more.
+    ``max_payees``: accounts that the escrow must have room for; the job never pays more. ``missing``: what is still to be
+    deposited; where the escrow is open already, raise its cap by as much.
     """
 
     job_key: str
@@ -113,6 +116,7 @@ class Funding(msgspec.Struct, frozen=True):
     mint: str
     escrow: str = ""
     max_payees: int = 64
+    missing: int = 0
 
 
 class JobNode(msgspec.Struct, frozen=True):
@@ -213,7 +217,14 @@ class Metric(msgspec.Struct, frozen=True):
 
 
 class JobView(msgspec.Struct, frozen=True):
-    """``bytes_*`` as in ``task.Traffic``, summed over the nodes. ``model``: artifact of the model archive once there is one."""
+    """``bytes_*`` as in ``task.Traffic``, summed over the nodes. ``model``: artifact of the model archive once there is one.
+
+    ``sentence`` says where the job stands; ``queue_position`` counts from 1 among jobs that wait for nodes. ``wish``: what
+    happens once the round in flight is safe. ``ready_likely``, between ``ready_low`` and ``ready_high``, is when the training
+    will be done, from the rounds that were measured; None is not known. ``eta_seconds``: the likely time left at the last round's
+    end. ``cost``: of all work so far, ``cost_projected``: of all of it in the end, ``cap``: never more than this, as long as
+    nothing is added. ``checkpoint``: rounds that are in the newest one, 0 without one.
+    """
 
     id: JobId
     name: str
@@ -241,6 +252,138 @@ class JobView(msgspec.Struct, frozen=True):
     audits: int
     model: Digest | None
     eta_seconds: float | None
+    sentence: str = ""
+    queue_position: int | None = None
+    wish: Literal["", "pause", "stop"] = ""
+    ready_likely: float | None = None
+    ready_low: float | None = None
+    ready_high: float | None = None
+    cost: int = 0
+    cost_projected: int = 0
+    cap: int = 0
+    checkpoint: int = 0
+    shared: bool = False
+
+
+class CheckpointPart(msgspec.Struct, frozen=True):
+    """One stage's file of a checkpoint: safetensors, ``bytes`` long."""
+
+    stage: int
+    sha256: Digest
+    bytes: int
+
+
+class CheckpointView(msgspec.Struct, frozen=True):
+    """The model after ``round`` rounds. ``step``: the next inner step; ``tokens``: that it was trained on.
+
+    ``verified``: the audits of all rounds in it are over. ``validation_loss`` where it was measured. ``model``: artifact of its
+    model folder, once somebody has asked for that.
+    """
+
+    round: int
+    step: int
+    tokens: int
+    time: float
+    train_loss: float | None
+    validation_loss: float | None
+    verified: bool
+    bytes: int
+    parts: tuple[CheckpointPart, ...]
+    model: Digest | None = None
+
+
+MAX_PROMPT = 8_000
+MAX_TRIAL_TOKENS = 512
+
+
+class TrialRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Text for a model to continue. ``temperature`` 0 takes the likeliest token; the same ``seed`` gives the same text."""
+
+    prompt: Annotated[str, Meta(min_length=1, max_length=MAX_PROMPT)]
+    tokens: Annotated[int, Meta(ge=1, le=MAX_TRIAL_TOKENS)] = 100
+    temperature: Annotated[float, Meta(ge=0, le=5)] = 0.8
+    top_k: Annotated[int, Meta(ge=1, le=1000)] = 40
+    seed: Annotated[int, Meta(ge=0, le=2**32 - 1)] = 0
+
+
+class LogLine(msgspec.Struct, frozen=True):
+    """A line of a job's log. ``node``: the name of the node whose worker wrote it, empty for the coordinator's own."""
+
+    id: int
+    time: float
+    level: Literal["debug", "info", "warning", "error"]
+    text: str
+    node: str
+    stage: int | None
+    replica: int | None
+
+
+class RunCurve(msgspec.Struct, frozen=True):
+    """One of several runs that are compared: the job as it is, and its loss curves, thinned to a few hundred points."""
+
+    job: "JobView"
+    train: tuple[Metric, ...]
+    validation: tuple[Metric, ...]
+
+
+NoticeKind = Literal["budget", "paused", "done", "failed", "test", "confirm"]
+JobNotice = Literal["budget", "paused", "done", "failed"]
+"""What a submitter may be told of: four fifths of the budget are spent; the job is paused, done, or has failed."""
+
+
+class NewNotices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where to tell what. An empty ``webhook`` or ``mail`` is switched off; a new mail address must be confirmed first."""
+
+    webhook: Annotated[str, Meta(max_length=500, pattern=r"^(https?://[^\s/?#]+[^\s]*)?$")] = ""
+    webhook_kinds: Annotated[tuple[JobNotice, ...], Meta(max_length=4)] = ("budget", "paused", "done", "failed")
+    mail: Annotated[str, Meta(max_length=254, pattern=r"^([^\s@<>,;:\"]+@[^\s@<>,;:\"]+)?$")] = ""
+    mail_kinds: Annotated[tuple[JobNotice, ...], Meta(max_length=4)] = ("budget", "paused", "done", "failed")
+
+
+class NoticesView(msgspec.Struct, frozen=True):
+    """Where an account is told what. ``secret`` verifies a webhook's signature (standardwebhooks.com); ``mails``: whether this
+    coordinator can send any."""
+
+    webhook: str
+    webhook_kinds: tuple[NoticeKind, ...]
+    mail: str
+    mail_kinds: tuple[NoticeKind, ...]
+    confirmed: bool
+    secret: str
+    mails: bool
+
+
+class Confirmation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What was mailed to an address, given back to confirm it."""
+
+    token: Annotated[str, Meta(pattern=r"^[0-9a-f]{32}$")]
+
+
+class Delivery(msgspec.Struct, frozen=True):
+    """One notice on one channel. ``answer``: what the receiver said last; ``due``: when it is tried next, while it waits."""
+
+    id: int
+    job: str
+    kind: NoticeKind
+    channel: Literal["webhook", "mail"]
+    target: str
+    state: Literal["waiting", "sent", "failed"]
+    attempts: int
+    answer: str
+    created: float
+    due: float
+
+
+class AddBudget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Millionths to add to a job's budget; from the test wallet, or to be deposited by the wallet that funds the job."""
+
+    amount: Annotated[int, Meta(ge=1, le=2**63 - 1)]
+
+
+class Share(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Whether everybody may look at the job: its page, curves, nodes and receipts, never its data, logs or files."""
+
+    shared: bool
 
 
 class NodeView(msgspec.Struct, frozen=True):

@@ -210,6 +210,8 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     training: TrainingSpec = TrainingSpec()
     parallel: ParallelSpec = ParallelSpec()
     deadline_hours: Annotated[float, Meta(gt=0, le=24 * 90)] = 24.0
+    over_budget: Literal["refuse", "pause"] = "refuse"
+    """Of a job whose price is above its budget: it is not taken, or trains as far as the budget goes, and then pauses."""
     note: ShortText = ""
 
     def __post_init__(self) -> None:

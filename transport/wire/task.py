@@ -17,7 +17,7 @@ coordinator pass them on. A round is named by ``(epoch, round)``: a round that i
       BisectQuery     ->   BisectAnswer    a dispute: ``transport.wire.audit``
 """
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -239,6 +239,25 @@ class TaskFailed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="f
     tampered: bool = False
 
 
+MAX_LOG_LINES = 64
+MAX_LOG_TEXT = 1000
+
+
+class LogLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``time``: in Unix seconds, by the worker's clock."""
+
+    time: Annotated[float, Meta(ge=0, lt=1e12)]
+    level: Literal["debug", "info", "warning", "error"]
+    text: Annotated[str, Meta(max_length=MAX_LOG_TEXT)]
+
+
+class WorkerLog(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="log"):
+    """Lossy; what a worker has to say to whoever submitted the job. ``dropped``: lines before these that were too many."""
+
+    lines: Annotated[tuple[LogLine, ...], Meta(max_length=MAX_LOG_LINES)]
+    dropped: Count = 0
+
+
 class Traffic(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="traffic"):
     """Lossy; about every two seconds and at the end of each round. Counted by the agent for this lease since it began.
 
@@ -267,4 +286,5 @@ TaskReport = (
     | Challenge
     | TaskFailed
     | Traffic
+    | WorkerLog
 )

@@ -12,9 +12,10 @@ _MARK: Final = "cottage_access"
 
 @dataclass(frozen=True)
 class Access:
-    """``public``: for everybody. ``scope``: None: what its method suggests."""
+    """``public``: for everybody. ``shared``: for everybody where the job is. ``scope``: None: what its method suggests."""
 
     public: bool = False
+    shared: bool = False
     scope: Scope | None = None
 
 
@@ -24,6 +25,12 @@ _DEFAULT: Final = Access()
 def public(handler: H) -> H:
     """For everybody. A handler whose caller proves who it is in another way (a node's token, a signature) is public too."""
     setattr(handler, _MARK, Access(public=True))
+    return handler
+
+
+def shared(handler: H) -> H:
+    """For everybody where the job in the path is shared, else for its owner."""
+    setattr(handler, _MARK, Access(shared=True))
     return handler
 
 

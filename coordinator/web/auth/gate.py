@@ -30,6 +30,7 @@ _PRINCIPAL: Final = web.RequestKey("principal", Principal)
 _READS: Final = frozenset({hdrs.METH_GET, hdrs.METH_HEAD, hdrs.METH_OPTIONS})
 
 CheckOwner = Callable[[str, str], Awaitable[None]]
+IsShared = Callable[[str], Awaitable[bool]]
 
 
 @dataclass(frozen=True)
@@ -108,13 +109,14 @@ class Auth:
         return await self.accounts.by_session(cookie) if 0 < len(cookie) <= MAX_TOKEN else None
 
 
-def install(app: web.Application, auth: Auth, owners: dict[str, CheckOwner]) -> None:
+def install(app: web.Application, auth: Auth, owners: dict[str, CheckOwner], is_shared: IsShared) -> None:
     """Put the gate before every route of ``app``.
 
     Args:
         app: not yet started; its error middleware is there already.
         auth: knows callers.
         owners: by the name of a path's variable: raises NotFoundError unless (id, account) belong together.
+        is_shared: whether everybody may look at a job.
     """
 
     @web.middleware
@@ -129,7 +131,8 @@ def install(app: web.Application, auth: Auth, owners: dict[str, CheckOwner]) -> 
         if who is not None:
             request[_PRINCIPAL] = who
         access = access_of(found.handler)
-        if not access.public:
+        open_to_look = access.shared and request.method in _READS and await is_shared(found.get("job", ""))
+        if not access.public and not open_to_look:
             allowed = principal(request)
             reads = request.method in _READS
             scope = access.scope or (Scope.JOBS_READ if reads else Scope.JOBS_WRITE)

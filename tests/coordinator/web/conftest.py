@@ -1,6 +1,7 @@
 """A real server on a port of its own, over the cluster in memory."""
 
 import asyncio
+import secrets
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
@@ -15,13 +16,15 @@ from coordinator.errors import ForbiddenError
 from coordinator.services.artifacts import ArtifactStore
 from coordinator.services.checks import DatasetChecks
 from coordinator.services.files import Files
+from coordinator.services.context import Context
 from coordinator.services.models import TrainerTools
+from coordinator.services.noticing import NoticeService
 from coordinator.services.passwords import Passwords
 from coordinator.services.uploads import UploadService
 from coordinator.store.memory import MemoryStore
 from coordinator.web.auth import Auth
 from coordinator.web.routes import setup
-from tests.coordinator.web.fake import TOKEN, Books, Cluster, Market, Registry, address
+from tests.coordinator.web.fake import TOKEN, Books, Cluster, Leavings, Market, Registry, address
 from transport.clock import SystemClock
 
 
@@ -73,6 +76,10 @@ class House:
             Registry(self.cluster),
             self.market,
             Books(self.cluster),
+            Leavings(self.cluster),
+            NoticeService(
+                Context(Config(self.folder, ""), SystemClock(), MemoryStore(), secrets.token_bytes), mails=True
+            ),
             self.uploads,
             self.checks,
             self.artifacts,

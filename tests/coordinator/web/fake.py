@@ -8,12 +8,15 @@ import asyncio
 import hashlib
 import math
 import re
-from collections.abc import AsyncIterator, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from itertools import count
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from coordinator.domain.account import LOCAL_ACCOUNT
+from coordinator.domain.job import Action
 from coordinator.errors import ConflictError, FundsError, IllegalTransitionError, InvalidError, NotFoundError
 from coordinator.services.artifacts import ArtifactStore
 from coordinator.services.choices import find_choices
@@ -213,6 +216,34 @@ class Cluster:
         )
         self._say(found, "cancelled", "the submitter cancelled the job; verified work was paid")
         return found.view
+
+    async def ask(self, job: str, action: Action) -> api.JobView:
+        found = self._find(job)
+        match action, found.view.state:
+            case Action.PAUSE, "funded" | "planned" | "running":
+                self._change(found, state="paused", reason="the submitter paused the job")
+            case Action.RESUME, "paused":
+                self._change(found, state="planned", reason="")
+            case Action.STOP, "planned" | "running" | "paused" if found.view.rounds_done:
+                self._change(found, state="verifying", reason="the job was stopped")
+            case _, state:
+                raise ConflictError(f"job {job[:8]} is {state}: nothing to {action}")
+        return found.view
+
+    async def add_budget(self, job: str, amount: int) -> api.JobView:
+        found = self._find(job)
+        if amount > found.view.quote.price - found.view.spec.budget:
+            raise ConflictError("nothing more can be spent", field="amount")
+        spec = msgspec.structs.replace(found.view.spec, budget=found.view.spec.budget + amount)
+        self._change(found, spec=spec)
+        return found.view
+
+    async def is_shared(self, job: str) -> bool:
+        return job in self._jobs and self._jobs[job].view.shared
+
+    async def share(self, job: str, shared: bool) -> api.JobView:
+        self._change(self._find(job), shared=shared)
+        return self._find(job).view
 
     async def get(self, job: str) -> api.JobView:
         return self._find(job).view
@@ -691,3 +722,58 @@ class Books:
     async def evidence(self, job: str, number: int) -> Sequence[RoundEvidence]:
         await self._cluster.get(job)
         raise NotFoundError(f"job {job} has no round {number}", "round")
+
+
+class Leavings:
+    """``ports.Leavings`` over a cluster: checkpoints whose files are made up, a model that repeats its prompt."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    async def checkpoints(self, job: str) -> Sequence[api.CheckpointView]:
+        view = await self._cluster.get(job)
+        return [self._checkpoint(done) for done in range(view.rounds_done, 0, -4)]
+
+    async def part(self, job: str, round_: int, stage: int) -> Path:
+        await self._known(job, round_)
+        return self._files().path(await self._put(f"stage {stage} of {job} after {round_}".encode()))
+
+    async def folder(self, job: str, round_: int | None = None) -> str:
+        await self._known(job, round_)
+        return await self._put(f"model of {job} after {round_}".encode())
+
+    async def generate(
+        self, job: str, round_: int | None, request: api.TrialRequest
+    ) -> AsyncIterator[Mapping[str, Any]]:
+        await self._known(job, round_)
+        yield {"checkpoint": 4}
+        for word in request.prompt.split()[: request.tokens]:
+            yield {"text": f" {word}"}
+        yield {"done": "length", "tokens": request.tokens}
+
+    async def log(
+        self, job: str, after: int, before: int | None, search: str, level: str, limit: int
+    ) -> Sequence[api.LogLine]:
+        events = await self._cluster.events(job, after)
+        lines = [api.LogLine(e.id, e.time, "info", e.text, "", None, None) for e in events if search in e.text]
+        return [line for line in lines if before is None or line.id < before][:limit]
+
+    async def _known(self, job: str, round_: int | None) -> None:
+        if not await self.checkpoints(job) or (round_ or 0) > (await self._cluster.get(job)).rounds_done:
+            raise NotFoundError(f"job {job} has no checkpoint {round_}", "round")
+
+    def _checkpoint(self, done: int) -> api.CheckpointView:
+        part = api.CheckpointPart(0, hashlib.sha256(str(done).encode()).hexdigest(), 1_234_567)
+        return api.CheckpointView(
+            done, done * 5, done * 4096, START, _loss(done), _loss(done), True, part.bytes, (part,)
+        )
+
+    def _files(self) -> ArtifactStore:
+        assert self._cluster.artifacts is not None
+        return self._cluster.artifacts
+
+    async def _put(self, data: bytes) -> str:
+        async def chunks() -> AsyncIterator[bytes]:
+            yield data
+
+        return await self._files().put(chunks(), None, len(data))

@@ -1,0 +1,42 @@
+"""What a job leaves behind, through one door: checkpoints, model folders, the log, and its model to try."""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from coordinator.services.checkpoints import Checkpoints
+from coordinator.services.logs import JobLogs, Level
+from coordinator.services.trials import Trials
+from transport.wire import api
+
+
+class Leavings:
+    """Implements ``ports.Leavings``."""
+
+    def __init__(self, checkpoints: Checkpoints, trials: Trials, logs: JobLogs) -> None:
+        self._checkpoints = checkpoints
+        self._trials = trials
+        self._logs = logs
+
+    async def checkpoints(self, job: str) -> Sequence[api.CheckpointView]:
+        """Newest first."""
+        return await self._checkpoints.list(job)
+
+    async def part(self, job: str, round_: int, stage: int) -> Path:
+        """One stage's file of a checkpoint."""
+        return await self._checkpoints.part(job, round_, stage)
+
+    async def folder(self, job: str, round_: int | None = None) -> str:
+        """The artifact of a checkpoint's model folder."""
+        return await self._checkpoints.folder(job, round_)
+
+    def generate(self, job: str, round_: int | None, request: api.TrialRequest) -> AsyncIterator[Mapping[str, Any]]:
+        """Pieces of text from a checkpoint."""
+        return self._trials.generate(job, round_, request)
+
+    async def log(
+        self, job: str, after: int, before: int | None, search: str, level: Level, limit: int
+    ) -> Sequence[api.LogLine]:
+        """A page of the log; NotFoundError where there is no such job."""
+        await self._checkpoints.known(job)
+        return await self._logs.page(job, after, before, search, level, limit)
