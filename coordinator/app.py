@@ -34,10 +34,10 @@ from coordinator.services.market import MarketService
 from coordinator.services.models import ModelWorkshop, TrainerTools
 from coordinator.services.network import NetworkService
 from coordinator.services.nodes import Nodes
-from coordinator.services.promises import Promises
 from coordinator.services.notices import Notices, OpenSession
 from coordinator.services.noticing import NoticeService
 from coordinator.services.outside import outside_session
+from coordinator.services.promises import Promises
 from coordinator.services.relays import Relays
 from coordinator.services.runs import Runs
 from coordinator.services.settlement import Settlement
@@ -147,9 +147,7 @@ def assemble(
     canaries = Canaries(context, desk, forger)
     beacons = Beacons(context, desk, drawing, runs, chain)
     logs = JobLogs(context)
-    conversation = Conversation(
-        context, desk, leases, nodes, runs, verification, links, settlement, promises, logs
-    )
+    conversation = Conversation(context, desk, leases, nodes, runs, verification, links, settlement, promises, logs)
     upkeep = Upkeep(context, desk, leases, conversation, runs, settlement, models)
     jobs = JobService(
         context,

@@ -21,6 +21,7 @@ import msgspec
 from coordinator.config import MailConfig
 from coordinator.domain.job import Job
 from coordinator.services.context import Context
+from coordinator.services.outside import ForbiddenAddressError
 from coordinator.store.ports import Transaction, Where
 from coordinator.store.records import EventRecord, NoticeRecord, NoticeSettings
 from transport.wire.api import NoticeKind
@@ -129,6 +130,8 @@ class Notices:
                 return await self._post(notice, settings)
             return await self._send(notice)
         except (aiohttp.ClientError, OSError, TimeoutError, smtplib.SMTPException) as error:
+            if isinstance(error.__cause__, ForbiddenAddressError):
+                return False, False, str(error.__cause__)
             return False, True, f"{type(error).__name__}: {error}"[:MAX_ANSWER]
 
     async def _post(self, notice: NoticeRecord, settings: NoticeSettings) -> tuple[bool, bool, str]:

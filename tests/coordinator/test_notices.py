@@ -158,7 +158,8 @@ async def test_a_webhook_cannot_be_led_into_the_coordinators_own_network(receive
         await desk.paused()
     await desk.notices.deliver()
     assert receiver.came == []
-    assert all("public Internet" in row.answer for row in await desk.rows())
+    assert all("no address of the public Internet" in row.answer for row in await desk.rows())
+    assert {row.state for row in await desk.rows()} == {"failed"}
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ def test_places_in_a_queue_read_as_people_say_them() -> None:
     assert places == ["1st", "2nd", "3rd", "4th", "11th", "12th", "13th", "21st", "102nd", "111th"]
 
 
-@pytest.mark.parametrize(("action", "state"), itertools.product(Action, JobState))
+@pytest.mark.parametrize(("action", "state"), list(itertools.product(Action, JobState)))
 def test_an_action_is_taken_in_just_the_states_that_the_table_names(action: Action, state: JobState) -> None:
     before = job(state=state)
     if state not in ASKED[action]:

@@ -15,8 +15,8 @@ from coordinator.config import Config
 from coordinator.errors import ForbiddenError
 from coordinator.services.artifacts import ArtifactStore
 from coordinator.services.checks import DatasetChecks
-from coordinator.services.files import Files
 from coordinator.services.context import Context
+from coordinator.services.files import Files
 from coordinator.services.models import TrainerTools
 from coordinator.services.noticing import NoticeService
 from coordinator.services.passwords import Passwords
