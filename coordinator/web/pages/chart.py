@@ -31,7 +31,7 @@ class Size:
 
 
 SIZES = (Size("wide", 720, 340, 7), Size("narrow", 340, 240, 4))
-HALF = (Size("wide", 520, 220, 5), Size("narrow", 340, 190, 4))
+HALF = (Size("wide", 520, 230, 5), Size("narrow", 340, 190, 4))
 """Of two charts side by side."""
 FULL = (Size("wide", 1060, 240, 10), Size("narrow", 340, 190, 4))
 """Over the whole width."""

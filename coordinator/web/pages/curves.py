@@ -67,7 +67,9 @@ def compare_chart(runs: Sequence[tuple[JobView, Sequence[Metric]]], kind: str) -
         for place, (view, metrics) in enumerate(runs)
     ]
     end = max((view.tokens_done for view, _ in runs), default=0)
-    axes = Axes(f"compare-{kind}", f"Chart of the {kind} loss over tokens", end=end, unit="tokens", up=_losses)
+    axes = Axes(
+        f"compare-{kind}", f"Chart of the {kind} loss over tokens", end=end, unit="tokens", up=_losses, sizes=chart.HALF
+    )
     return chart.draw(axes, lines)
 
 

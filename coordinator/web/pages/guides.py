@@ -82,6 +82,8 @@ def _read(path: Path, below: str) -> Guide:
     for place, token in enumerate(tokens[:-1]):
         for child in token.children or ():
             _point(child, below)
+        if token.attrs.pop("style", "") == "text-align:right":  # The pages take no styles but the sheet's own.
+            token.attrSet("class", "number")
         words = _words(tokens[place + 1])
         if token.type == "heading_open" and token.tag == "h2":
             token.attrSet("id", _anchor(words))
@@ -92,6 +94,9 @@ def _read(path: Path, below: str) -> Guide:
         title = _words(tokens[1])
         del tokens[:3]  # The page has it already: its start, its text, its end.
     html = markdown.renderer.render(tokens, markdown.options, {})
+    html = html.replace(
+        "<pre>", '<pre tabindex="0" role="region" aria-label="Commands or code">'
+    )  # It scrolls sideways.
     html = re.sub(r"<table>(.*?)</table>", _scrolling, html, flags=re.DOTALL)
     return Guide(below + path.stem.casefold(), title, _short(summary), Markup(html), tuple(headings))  # noqa: S704 - html: off
 

@@ -11,9 +11,11 @@ import jinja2
 from aiohttp import web
 
 from coordinator.client import text
+from coordinator.domain.account import Principal
 from coordinator.errors import ForbiddenError
 from coordinator.web.auth import visitor
 from coordinator.web.pages import chart, curves
+from coordinator.web.pages.fresh import is_live, pack, packed
 
 WEB_FOLDER: Final = Path(__file__).resolve().parent.parent
 STATIC_FOLDER: Final = WEB_FOLDER / "static"
@@ -155,13 +157,17 @@ class Renderer:
         self._environment.filters["moment"] = _moment
         self._environment.filters["grouped"] = "{:,}".format
 
+    def html(self, path: str, name: str, csrf: str = "", who: Principal | None = None, **values: Any) -> str:
+        """A page's text. ``csrf``: what its forms bring back; empty where they have it already. ``who``: is signed in."""
+        return self._environment.get_template(name).render(path=path, csrf=csrf, who=who, **values)
+
     def page(self, request: web.Request, name: str, code: int = 200, **values: Any) -> web.Response:
-        """One page, and the cookie that its forms are checked against."""
+        """One page, and the cookie that its forms are checked against; packed and without both where it renews itself."""
+        if code == 200 and is_live(request):
+            return packed(pack(self.html(request.path, name, **values)))
         held = request.cookies.get(CSRF_COOKIE, "")
         token = held if re.fullmatch(r"[0-9a-f]{64}", held) else secrets.token_hex(32)
-        html = self._environment.get_template(name).render(
-            path=request.path, csrf=token, who=visitor(request), **values
-        )
+        html = self.html(request.path, name, csrf=token, who=visitor(request), **values)
         response = web.Response(text=html, status=code, content_type="text/html", headers={"Cache-Control": "no-store"})
         if token != held:
             response.set_cookie(CSRF_COOKIE, token, httponly=True, samesite="Strict", path="/", secure=request.secure)

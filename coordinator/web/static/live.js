@@ -19,6 +19,7 @@ function swap(page) {
   for (const fresh of page.querySelectorAll("[data-live]")) {
     const old = document.querySelector(`[data-live="${fresh.dataset.live}"]`);
     localise(fresh);
+    for (const token of fresh.querySelectorAll("input[name=csrf]")) token.value = document.body.dataset.csrf;
     if (!old || old.innerHTML === fresh.innerHTML) continue;
     const focused = old.contains(document.activeElement) ? document.activeElement.id : "";
     const open = new Set([...old.querySelectorAll("details[open]")].map((one) => one.dataset.name));
@@ -50,7 +51,7 @@ async function refresh() {
   }
   busy = true;
   try {
-    const answer = await fetch(location.pathname + location.search, { headers: { Accept: "text/html" } });
+    const answer = await fetch(location.pathname + location.search, { headers: { Accept: "text/html", "X-Cottage-Live": "1" } });
     if (answer.ok) swap(new DOMParser().parseFromString(await answer.text(), "text/html"));
     document.documentElement.dataset.offline = answer.ok ? "" : "1";
   } catch {
