@@ -36,6 +36,7 @@ from ledger.program.codes import Consent
 from ledger.program.interface import Market
 from ledger.promises import Earnings
 from ledger.states import DisputeState, EscrowState, PreparedTransaction, StakeState
+from ledger.transfers import Transfers
 
 __all__ = [
     "DEFAULT_PAYEES",
@@ -64,7 +65,7 @@ class LedgerConfig:
     treasury: str | None = None
 
 
-class Ledger(Escrows, Disputes):
+class Ledger(Escrows, Disputes, Transfers):
     """A connection to the ledger; made by ``connect``, used as an async context manager or closed by hand.
 
     Addresses are base-58 texts, seeds 32 bytes, jobs the 32 bytes of ``job_bytes(job_id)``.

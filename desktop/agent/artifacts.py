@@ -48,6 +48,10 @@ class Artifacts:
         self._token = token
         self._authorised.set()
 
+    def limit(self, cache_bytes: int) -> None:
+        """Keep at most so many bytes, from the next file on."""
+        self._limit = cache_bytes
+
     async def aclose(self) -> None:
         """Close the connections."""
         if self._http is not None:

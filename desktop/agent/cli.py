@@ -1,7 +1,8 @@
 """``cottage node``: lend this machine.
 
 Exit codes: 0 ended as asked; 1 failed, the text says how; 2 a setting or file is unusable; 3 jobs cannot be run safely here (no
-Docker engine, no image); 4 the coordinator refuses this node; 5 another agent uses the same home folder.
+Docker engine, no image); 4 the coordinator refuses this node; 5 another agent uses the same home folder; 6 one job after the
+other has failed here.
 """
 
 import argparse
@@ -9,7 +10,6 @@ import asyncio
 import contextlib
 import sys
 import time
-from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,9 +17,9 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from desktop.agent import keycli, log, status, withdraw
+from desktop.agent import keycli, log, ownercli, status, support, withdraw
+from desktop.agent.activity import Activity
 from desktop.agent.config import DEFAULT_IMAGE, Home, Settings
-from desktop.agent.earnings import Earnings
 from desktop.agent.errors import AgentError, NoAgentError, SettingsError
 from desktop.agent.lending.cli import add_words
 from desktop.agent.limits import Limits, LimitsChange, LimitsView, show_quantity, show_rate
@@ -63,10 +63,13 @@ def _parser() -> argparse.ArgumentParser:
     _add_settings(run)
     run.add_argument("--worker-argument", action="append", default=[], metavar="TEXT",
                      help="append TEXT to the worker's command line; an aid for tests")  # fmt: skip
+    run.add_argument("--stay", action="store_true",
+                     help="go on when lending is off: the switch of the window, remembered, says when to lend")  # fmt: skip
     run.add_argument("--log-json", action="store_true", help="log one JSON object for each event")
     run.set_defaults(run=_run)
     check = words.add_parser("selftest", help="see whether this machine can run jobs, and what it can do")
     _add_settings(check)
+    check.add_argument("--json", action="store_true", help="one JSON document")
     check.set_defaults(run=_selftest, worker_argument=[], log_json=False)
     limits = words.add_parser("limits", help="how much of the line jobs may use; changed at once where the agent runs")
     limits.add_argument("--home", type=Path, help="the agent's folder")
@@ -81,7 +84,6 @@ def _parser() -> argparse.ArgumentParser:
     test.set_defaults(run=_nettest)
     for word, action, text in (
         ("status", _status, "what the agent is doing"),
-        ("earnings", _earnings, "what jobs have brought"),
         ("claim", _claim, "ask for what has been earned and not been paid, though it be little"),
     ):
         ask = words.add_parser(word, help=text)
@@ -91,8 +93,12 @@ def _parser() -> argparse.ArgumentParser:
     logs = words.add_parser("logs", help="what the agent has said, over restarts")
     logs.add_argument("--home", type=Path, help="the agent's folder")
     logs.add_argument("-n", "--lines", type=int, default=100, help="how many lines, from the end (100)")
+    logs.add_argument(
+        "--support", action="store_true", help="a report for somebody who helps, without anything private"
+    )
     logs.set_defaults(run=_logs)
     add_words(words)
+    ownercli.add_words(words)
     keycli.add_words(words)
     withdraw.add_words(words)
     return parser
@@ -153,31 +159,17 @@ def _run(options: argparse.Namespace) -> int:
     settings = _settings(options, home)
     with home.locked():
         home.remember(settings)
-        from desktop.agent import start  # Loads the network and the ledger, which the other words can do without.
+        from desktop.agent import service  # Loads the network and the ledger, which the other words can do without.
 
-        asyncio.run(start.serve(home, settings, options.worker_argument))
+        asyncio.run(service.serve(home, options.worker_argument, stays=options.stay))
     return 0
 
 
 def _selftest(options: argparse.Namespace) -> int:
-    log.set_up(options.log_json)
     home = Home.at(options.home)
-    settings = _settings(options, home)
-    from desktop.agent import start
-
-    parts = asyncio.run(start.inspect(home, settings))
-    profile = parts.profile
-    table = Table("What", "Result", title=printable(f"{profile.name} can run jobs"))
-    table.add_row("node", parts.key.address)
-    table.add_row("pays into", parts.settings.payout)
-    table.add_row("device", printable(f"{profile.device} ({profile.kind})"))
-    table.add_row("", printable(parts.note))
-    table.add_row("sandbox", profile.sandbox)
-    table.add_row("memory for jobs", f"{profile.memory_mb:,} MB")
-    table.add_row("speed", f"{profile.flops / 1e9:,.1f} GFLOP/s with {parts.settings.threads} threads")
-    table.add_row("environment class", printable(profile.env_class))
-    Console().print(table)
-    return 0
+    with home.locked():
+        home.remember(_settings(options, home))
+        return ownercli.selftest(home, options)
 
 
 def _status(options: argparse.Namespace) -> int:
@@ -205,6 +197,8 @@ def _status(options: argparse.Namespace) -> int:
         line, hours = answer.line, (time.time() - answer.line.at) / 3600
         rates = f"{line_words.rate(line.up)} up, {line_words.rate(line.down)} down"
         console.print(f"line: {line_words.nat(line)}; {rates} (tested {hours:.0f} h ago)", markup=False)
+    if answer.trouble:
+        console.print(f"lending is off: {printable(answer.trouble)}", markup=False)
     console.print(f"earned: {show(answer.verified)} verified, {show(answer.paid)} paid", markup=False)
     return 0
 
@@ -285,36 +279,13 @@ def _limits_of(home: Home, change: LimitsChange | None) -> LimitsView:
             return LimitsView(Limits.of(settings), usage.month, usage.used, applied=False)
 
 
-def _earnings(options: argparse.Namespace) -> int:
-    home = Home.at(options.home)
-    book = Earnings(home.earnings)
-    try:
-        summary = book.summary()
-    finally:
-        book.close()
-    if options.json:
-        print(encode_json(summary).decode())
-        return 0
-    table = Table("Job", "Verified", "Paid", "Receipt", title="What jobs have brought")
-    for job in summary.jobs:
-        table.add_row(job.job, show(job.verified), show(job.paid), printable(job.signature))
-    table.add_row("all", show(summary.verified), show(summary.paid), "")
-    console = Console()
-    console.print(table)
-    if summary.wallet is not None:
-        console.print(f"{summary.wallet.address} held {show(summary.wallet.balance)} when the ledger was last asked")
-    return 0
-
-
 def _logs(options: argparse.Namespace) -> int:
-    home, lines = Home.at(options.home), deque[str](maxlen=max(options.lines, 0))
-    for file in (
-        *sorted(home.path.glob(f"{home.log.name}.*"), reverse=True),
-        home.log,
-    ):  # The oldest has the highest number.
-        with contextlib.suppress(FileNotFoundError), file.open(errors="replace") as text:
-            lines.extend(text)
-    sys.stdout.writelines(lines)
+    home = Home.at(options.home)
+    if options.support:
+        with contextlib.closing(Activity(home.activity)) as activity:
+            sys.stdout.write(support.report(home, activity, ""))
+        return 0
+    sys.stdout.writelines(support.last_lines(home, options.lines))
     return 0
 
 

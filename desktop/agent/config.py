@@ -31,6 +31,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Amounts are millionths of the token; ``up`` and ``down`` bytes a second and ``month`` bytes, 0 for no limit.
     ``always``: lend whatever this computer does; otherwise by the rules of ``desktop.agent.lending``.
+    ``gpu``: the number of the one that is lent, -1 for the processor. ``disk_gb``: for jobs' files. ``watts``: the GPU's power
+    cap, 0 for its own. ``electricity``: what a kWh costs.
     """
 
     coordinator: Annotated[str, Meta(max_length=2000)] = ""
@@ -48,6 +50,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     month: Annotated[int, Meta(ge=0, le=MAX_LIMIT)] = 0
     polite: bool = False
     always: bool = False
+    gpu: Annotated[int, Meta(ge=-1, le=63)] = 0
+    disk_gb: Annotated[int, Meta(ge=1, le=10_000)] = 20
+    watts: Annotated[int, Meta(ge=0, le=2000)] = 0
+    electricity: Annotated[int, Meta(ge=0, le=10**9)] = 0
 
     def completed(self, address: str) -> "Settings":
         """With every open choice made: this machine's name, the node's own wallet, half of the memory, all processors.
@@ -148,6 +154,16 @@ class Home:
     def promises(self) -> Path:
         """What can be claimed from the ledger."""
         return self.path / "promises"
+
+    @property
+    def switch(self) -> Path:
+        """Whether its owner wants it to lend: ``on`` or ``off``."""
+        return self.path / "switch"
+
+    @property
+    def activity(self) -> Path:
+        """What has happened here."""
+        return self.path / "activity.db"
 
     @property
     def earnings(self) -> Path:

@@ -2,17 +2,21 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 from collections.abc import Coroutine
 from dataclasses import dataclass
 
-from desktop.agent import network, status, wallet
+import msgspec
+
+from desktop.agent import meters, network, status, wallet
+from desktop.agent.activity import Kind, Severity
 from desktop.agent.artifacts import Artifacts
+from desktop.agent.books import Books
 from desktop.agent.config import Home, Settings
-from desktop.agent.earnings import Earnings, Summary
-from desktop.agent.errors import NotConnectedError
+from desktop.agent.errors import GaveUpError, NotConnectedError
 from desktop.agent.groups import main_error
-from desktop.agent.lending.keeper import Keeper, Readings
+from desktop.agent.lending.keeper import Keeper, LendingChange, LendingView, Readings
 from desktop.agent.lending.policy import Decision, State
 from desktop.agent.limits import Limits, LimitsChange, LimitsView
 from desktop.agent.log import LOGGER, printable
@@ -27,6 +31,7 @@ from desktop.agent.states import States
 from desktop.agent.tasks import HeldTask, Tools
 from desktop.agent.usage import Share
 from desktop.agent.views import link_views, task_view
+from ledger.money import show
 from transport.clock import Clock
 from transport.errors import BadAddressError
 from transport.identity import NodeKey
@@ -60,6 +65,7 @@ RESEND_BURST = 150  # Reports in a row after a reconnect, and then a pause: a co
 RESEND_PAUSE_S = 4.0
 ORPHAN_S = 600.0  # A coordinator that is away for longer has given the leases to others: their workers only burn power.
 END_TASKS_S = 15.0  # A worker gets two seconds, a container a little longer; then the agent leaves anyway.
+MAX_FAILURES = 5  # In a row: then something is wrong with this computer, and its owner should know.
 MAX_FORGOTTEN = 64  # Ended leases whose last reports are not acknowledged; the oldest are given up.
 
 
@@ -80,13 +86,12 @@ class Parts:
 class Agent:
     """One provider node. ``run`` it once."""
 
-    def __init__(self, parts: Parts) -> None:
-        """Build everything; nothing runs yet."""
-        self._parts = parts
+    def __init__(self, parts: Parts, books: Books) -> None:
+        """Build everything; nothing runs yet. ``books`` stay open."""
+        self._parts, self._books = parts, books
         settings, clock = parts.settings, parts.clock
-        self._earnings = Earnings(parts.home.earnings)
         self._promises = Promises(parts.home.promises)
-        self._artifacts = Artifacts(settings.coordinator, parts.home.cache, clock)
+        self._artifacts = Artifacts(settings.coordinator, parts.home.cache, clock, settings.disk_gb * 10**9)
         self._peers = Peers(parts.key.address, clock)
         self._states = States(parts.key.address, Shelf(parts.home.states), self._peers.carry, clock)
         self._peers.states = self._states
@@ -116,23 +121,26 @@ class Agent:
         )
         self._tasks: dict[str, HeldTask] = {}
         self._running: set[asyncio.Task[None]] = set()
-        self._ledger: LedgerInfo | None = None
+        self.ledger: LedgerInfo | None = None
+        self.finished = False
+        self._failures = 0
+        self._capped = False
+        self._gave_up = ""
+        self._stop = asyncio.Event()
         self._group = asyncio.TaskGroup()
         self._wallet_changed = asyncio.Event()
         self._started = clock.now()
         self._stopping = False
 
-    async def run(self, stop: asyncio.Event) -> None:
-        """Serve until ``stop`` is set; then say goodbye and leave nothing behind.
+    async def work(self, stop: asyncio.Event) -> None:
+        """Lend until ``stop`` is set; then say goodbye and leave nothing behind.
 
         Raises:
             RefusedError: the coordinator does not want this node until its owner changes something.
+            GaveUpError: one job after the other has failed here.
         """
-        answers = status.Answers(
-            self.status, self._earnings.summary, self.limits, self.change_limits, self._keeper.view, self._keeper.change,
-            self.test_line, self.test_peer, self.claim,
-        )  # fmt: skip
-        runner = await status.serve(self._parts.home.socket, answers)
+        self._stop = stop
+        self._cap_power()
         try:
             async with self._group as group:
                 await self._keeper.look(self)  # Whoever sits here now is not to see work come and go.
@@ -153,8 +161,6 @@ class Agent:
         except BaseExceptionGroup as errors:
             raise main_error(errors) from None
         finally:
-            await runner.cleanup()
-            self._parts.home.socket.unlink(missing_ok=True)
             if self._network is not None:
                 if self._peers.tests is not None:
                     await self._peers.tests.aclose()
@@ -163,7 +169,8 @@ class Agent:
             self._share.save(self._parts.clock.time())
             await self._artifacts.aclose()
             await self._parts.sandbox.aclose()
-            self._earnings.close()
+        if self._gave_up:
+            raise GaveUpError(self._gave_up)
 
     async def _end_tasks(self) -> None:
         LOGGER.info("leaving: ending %d tasks", sum(task.alive for task in self._tasks.values()))
@@ -178,6 +185,7 @@ class Agent:
 
     async def _lend(self, stop: asyncio.Event) -> None:
         await self._keeper.run(self)
+        self.finished = True
         stop.set()  # What was to be finished is.
 
     def workers(self) -> tuple[bool, tuple[int, ...]]:
@@ -191,6 +199,14 @@ class Agent:
 
     async def follow(self, decision: Decision, sentence: str) -> None:
         """Let the tasks work, freeze them, or leave."""
+        cause = decision.reasons[0] if decision.reasons else None
+        self._note(
+            "lending",
+            sentence,
+            state=decision.state,
+            cause=cause.cause if cause else "",
+            what=cause.detail if cause else "",
+        )
         for task in self._tasks.values():
             await task.freeze(decision.state is State.PAUSED)
         if decision.state is State.AWAY:
@@ -232,7 +248,7 @@ class Agent:
         self._tell_network.set()
         await self._send_again()
         if welcome.ledger is not None:
-            self._ledger = welcome.ledger
+            self.ledger = welcome.ledger
             self._wallet_changed.set()
             stake = max(self._parts.settings.stake, welcome.min_stake if self._parts.settings.stake else 0)
             self._spawn(wallet.ensure_stake(welcome.ledger, self._parts.key, stake), "stake")
@@ -282,9 +298,34 @@ class Agent:
         task = HeldTask(assign, self._tools)
         LOGGER.info("%s: assigned, job %r", task, printable(assign.spec.name))
         self._tasks[assign.lease] = task
-        run = self._spawn(task.run(), f"task-{assign.lease[:8]}")
+        run = self._spawn(self._live(task), f"task-{assign.lease[:8]}")
         self._running.add(run)
         run.add_done_callback(self._task_ended)
+
+    async def _live(self, task: HeldTask) -> None:
+        """A task from its beginning to its end, with what the owner is told of it."""
+        assign, began = task.assign, self._parts.clock.time()
+        name = printable(assign.spec.name)
+        self._note("job began", f"job {name!r} began", job=assign.job, name=name)
+        await task.run()
+        failed = task.state == "failed"
+        trouble = task.reason if failed else ""
+        seconds = self._parts.clock.time() - began
+        coordinator = self._parts.settings.coordinator
+        self._books.earnings.record_work(coordinator, assign.lease, assign.job, name, began, seconds, trouble)
+        if failed:
+            self._note(
+                "job failed", f"job {name!r} failed: {trouble}", "warning", job=assign.job, name=name, why=trouble
+            )
+        else:
+            self._note("job ended", f"job {name!r} ended after {seconds / 60:.0f} minutes", job=assign.job, name=name)
+        self._failures = self._failures + 1 if failed and task.bridge.progress is None else 0
+        if self._failures >= MAX_FAILURES:
+            self._gave_up = f"{self._failures} jobs in a row failed before their first step; the last one: {trouble}"
+            self._stop.set()
+
+    def _note(self, kind: Kind, text: str, severity: Severity = "info", **detail: str) -> None:
+        self._books.activity.add(self._parts.clock.time(), kind, text, severity, **detail)
 
     def _task_ended(self, run: asyncio.Task[None]) -> None:
         self._running.discard(run)
@@ -340,12 +381,20 @@ class Agent:
 
     def _earned(self, earned: Earned | Promised) -> None:
         if isinstance(earned, Promised):
-            if self._ledger is not None:
-                self._promises.keep(self._ledger, earned)
+            if self.ledger is not None:
+                self._promises.keep(self.ledger, earned)
             return
-        if self._earnings.record(self._parts.settings.coordinator, earned, self._parts.clock.time()):
-            LOGGER.info("job %s: verified %d, paid %d millionths so far", earned.job[:8], earned.verified, earned.paid)
-            self._wallet_changed.set()
+        grown = self._books.earnings.record(self._parts.settings.coordinator, earned, self._parts.clock.time())
+        if grown is None:
+            return
+        LOGGER.info("job %s: verified %d, paid %d millionths so far", earned.job[:8], earned.verified, earned.paid)
+        if grown.verified:
+            text = f"{show(grown.verified)} verified"
+            self._note("earned", text, job=earned.job, amount=str(grown.verified))
+        if grown.paid:
+            text, receipt = f"{show(grown.paid)} paid", earned.signature
+            self._note("paid", text, job=earned.job, amount=str(grown.paid), signature=receipt)
+        self._wallet_changed.set()
 
     async def _send_signal(self, peer: str, envelope: bytes) -> None:
         await self._session.send(Signal(peer, envelope))
@@ -409,20 +458,60 @@ class Agent:
         while True:
             await self._wallet_changed.wait()
             self._wallet_changed.clear()
-            if self._ledger is None:
+            if self.ledger is None:
                 continue
-            held = await wallet.balance(self._ledger, self._parts.settings.payout)
+            held = await wallet.balance(self.ledger, self._parts.settings.payout)
             if held is not None:
-                self._earnings.record_wallet(self._parts.settings.payout, held, self._parts.clock.time())
+                self._books.earnings.record_wallet(self._parts.settings.payout, held, self._parts.clock.time())
 
-    async def claim(self, _: status.ClaimOrder) -> Summary:
+    async def claim(self) -> None:
         """Ask the coordinator to pay what has been earned, though it be little.
 
         Raises:
             NotConnectedError: there is no connection now.
         """
         await self._session.send(Claim())
-        return self._earnings.summary()
+
+    # --- the owner's settings -------------------------------------------------------------------------------------------
+
+    async def adopt(self, settings: Settings) -> None:
+        """Take over settings that need no new start: what the coordinator is told, and what nobody is told."""
+        settings = settings.completed(self._parts.key.address)
+        profile = msgspec.structs.replace(self._parts.profile, name=settings.name, floor=settings.floor)
+        told = (profile, settings.payout) != (self._parts.profile, self._parts.settings.payout)
+        capped = settings.watts != self._parts.settings.watts
+        self._parts = dataclasses.replace(self._parts, settings=settings, profile=profile)
+        self._artifacts.limit(settings.disk_gb * 10**9)
+        if capped:
+            self._cap_power()
+        if told:
+            await self._session.introduce(Introduction(self._parts.key, settings.payout, profile))
+
+    def _cap_power(self) -> None:
+        settings = self._parts.settings
+        if self._parts.profile.kind != "cuda" or not (settings.watts or self._capped):
+            return
+        why = meters.set_power_cap(settings.gpu, settings.watts)
+        self._capped = bool(settings.watts) and not why
+        if why:
+            self._note("settings", f"the power cap of {settings.watts} W is not in force: {why}", "warning", why=why)
+
+    def lending(self) -> LendingView:
+        """When it lends."""
+        return self._keeper.view()
+
+    def lend(self, change: LendingChange) -> LendingView:
+        """Change that at once; raises SettingsError."""
+        return self._keeper.change(change)
+
+    def working(self) -> frozenset[str]:
+        """Jobs in which this node has a seat, or stands by."""
+        return frozenset(task.assign.job for task in self._tasks.values() if task.alive)
+
+    @property
+    def flops(self) -> float:
+        """As measured when it began."""
+        return self._parts.profile.flops
 
     # --- how much of the line it may use --------------------------------------------------------------------------------
 
@@ -453,7 +542,9 @@ class Agent:
 
     def status(self) -> status.Status:
         """Everything that the owner may want to know now."""
-        parts, earned = self._parts, self._earnings.summary()
+        parts, settings = self._parts, self._parts.settings
+        links = self._peers.links()
+        up, down = (sum(getattr(link, way) for link in links.values()) for way in ("send_rate", "receive_rate"))
         return status.Status(
             node=parts.key.address,
             payout=parts.settings.payout,
@@ -466,12 +557,18 @@ class Agent:
             uptime=parts.clock.now() - self._started,
             profile=parts.profile,
             tasks=tuple(task_view(task) for task in self._tasks.values()),
-            links=link_views(self._peers.links()),
+            links=link_views(links),
             dropped=dict(self._peers.dropped),
-            verified=earned.verified,
-            paid=earned.paid,
+            verified=0,
+            paid=0,
             line=self._tests.last,
             lending=self._keeper.sentence(),
             lending_state=self._keeper.decision.state,
             paused=self._keeper.is_paused,
+            reasons=self._keeper.decision.reasons,
+            meters=meters.read(self.workers()[1], up, down),
+            max_celsius=self._keeper.rules.max_celsius,
+            memory_mb=settings.memory_mb,
+            watts=settings.watts,
+            electricity=settings.electricity,
         )

@@ -4,10 +4,14 @@
 
     AgentError                      1
     ├── SettingsError               2   a setting, a file of the home folder or the key is unusable
-    ├── SandboxError                3   no engine, no image, or a restriction is not in force
+    ├── SandboxError                3   a restriction is not in force, or jobs cannot run here for another reason
+    │   ├── NoEngineError               no Docker engine answers
+    │   └── NoImageError                the engine lacks the image that jobs run in
     ├── RefusedError                4   the coordinator does not want this node until its owner changes something
+    ├── GaveUpError                 6   one job after the other has failed here
     ├── HomeBusyError               5   another agent runs with this home folder
     ├── NoAgentError                    no agent runs with this home folder, or it does not answer
+    ├── WithdrawalError                 nothing can be sent from the node's wallet now
     ├── NotConnectedError               nothing can be sent to the coordinator now
     ├── ArtifactError                   an artifact cannot be fetched, stored or trusted
     │   └── StateError                  no peer could give the whole of a stage's state
@@ -37,10 +41,24 @@ class SandboxError(AgentError):
     exit_code = 3
 
 
+class NoEngineError(SandboxError):
+    """No Docker engine answers."""
+
+
+class NoImageError(SandboxError):
+    """The engine lacks the image that jobs run in."""
+
+
 class RefusedError(AgentError):
     """The coordinator refuses this node; trying again changes nothing."""
 
     exit_code = 4
+
+
+class GaveUpError(AgentError):
+    """One job after the other has failed on this computer; it takes no more until its owner says so."""
+
+    exit_code = 6
 
 
 class HomeBusyError(AgentError):
@@ -51,6 +69,10 @@ class HomeBusyError(AgentError):
 
 class NoAgentError(AgentError):
     """No agent answers in this home folder."""
+
+
+class WithdrawalError(AgentError):
+    """Nothing can be sent from the node's wallet; the text says why."""
 
 
 class NotConnectedError(AgentError):

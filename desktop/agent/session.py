@@ -182,6 +182,12 @@ class Session:
         self._why_away = reason
         await self._say_goodbye(reason)
 
+    async def introduce(self, introduction: Introduction) -> None:
+        """Connect anew with another name, wallet or floor; leases are kept, as through a cut."""
+        self._self = introduction
+        if self._socket is not None:
+            await self._socket.close()
+
     def come_back(self) -> None:
         """Connect again, if this node is away."""
         self._back.set()

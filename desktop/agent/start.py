@@ -1,10 +1,8 @@
 """From settings to a running agent: the sandbox is checked and the machine measured before the coordinator hears of it."""
 
 import asyncio
-import contextlib
 import ipaddress
 import shutil
-import signal
 import sys
 from collections.abc import Sequence
 from importlib import metadata
@@ -14,7 +12,7 @@ import msgspec
 from yarl import URL
 
 from desktop.agent.config import Home, Settings
-from desktop.agent.daemon import Agent, Parts
+from desktop.agent.daemon import Parts
 from desktop.agent.errors import SandboxError
 from desktop.agent.gpu import Device, detect, processor
 from desktop.agent.log import LOGGER
@@ -39,7 +37,13 @@ def make_sandbox(settings: Settings, home: Home, device: Device, worker_argument
     if settings.sandbox == "process" and getattr(sys, "frozen", False):
         raise SandboxError("--sandbox process needs Cottage installed with pip: this program has no trainer of its own")
     if settings.sandbox == "docker":
-        return DockerSandbox(limits, settings.image, owner=home.path, gpu=device.kind == "cuda", extra=worker_arguments)
+        return DockerSandbox(
+            limits,
+            settings.image,
+            owner=home.path,
+            gpu=settings.gpu if device.kind == "cuda" else None,
+            extra=worker_arguments,
+        )
     return ProcessSandbox(limits, worker_arguments)
 
 
@@ -52,7 +56,7 @@ async def prepare(home: Home, settings: Settings, worker_arguments: Sequence[str
     """
     key = home.key()
     settings = settings.completed(key.address)
-    device = await asyncio.to_thread(detect)
+    device = await asyncio.to_thread(chosen, settings.gpu)
     LOGGER.info("%s. %s", device.name, device.note)
     await asyncio.to_thread(_empty, home.jobs)
     if settings.sandbox == "process":
@@ -60,13 +64,13 @@ async def prepare(home: Home, settings: Settings, worker_arguments: Sequence[str
     if _is_readable_on_the_way(settings.coordinator):
         LOGGER.warning("%s: others on the way can read and change what is said; use https://", settings.coordinator)
     try:
-        sandbox, bench = await _measured(home, settings, device, worker_arguments)
+        sandbox, bench = await measured(home, settings, device, worker_arguments)
     except SandboxError as error:
         if device.kind == "cpu":
             raise
         LOGGER.warning("%s cannot be used for jobs: %s", device.name, error)
         device = processor(f"{device.name} is here, but jobs cannot use it ({error}): they run on the processor.")
-        sandbox, bench = await _measured(home, settings, device, worker_arguments)
+        sandbox, bench = await measured(home, settings, device, worker_arguments)
     profile = NodeProfile(
         name=settings.name,
         device=device.name,
@@ -75,17 +79,22 @@ async def prepare(home: Home, settings: Settings, worker_arguments: Sequence[str
         flops=bench.flops,
         env_class=bench.env_class,
         sandbox=sandbox.kind,
-        agent_version=_version(),
+        agent_version=version(),
         floor=settings.floor,
     )
     readings = None if settings.always else sensors(home.path)
     return Parts(home, settings, key, profile, sandbox, SystemClock(), device.note, readings)
 
 
-async def _measured(
+def chosen(gpu: int) -> Device:
+    """What is lent: GPU number ``gpu``, or for -1 the processor."""
+    return processor("Its owner lends the processor only.") if gpu < 0 else detect(gpu)
+
+
+async def measured(
     home: Home, settings: Settings, device: Device, worker_arguments: Sequence[str]
 ) -> tuple[Sandbox, Benchmark]:
-    """The sandbox for ``device``, and what it can do in there."""
+    """The sandbox for ``device``, and what it can do in there; raises SandboxError."""
     sandbox = make_sandbox(settings, home, device, worker_arguments)
     try:
         identity = await sandbox.check()
@@ -98,31 +107,18 @@ async def _measured(
         raise
 
 
+def without_coordinator(settings: Settings) -> Settings:
+    """For what can be found out before anybody is lent to."""
+    return msgspec.structs.replace(settings, coordinator="http://localhost")
+
+
 async def inspect(home: Home, settings: Settings) -> Parts:
     """What ``prepare`` finds, with everything let go again; raises as it does. A coordinator need not be set."""
     if not settings.coordinator:
-        settings = msgspec.structs.replace(settings, coordinator="http://localhost")
+        settings = without_coordinator(settings)
     parts = await prepare(home, settings)
     await parts.sandbox.aclose()
     return parts
-
-
-async def serve(home: Home, settings: Settings, worker_arguments: Sequence[str] = ()) -> None:
-    """Run the agent until SIGTERM or SIGINT; raises as ``prepare`` and ``Agent.run`` do."""
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    preparing = asyncio.create_task(prepare(home, settings, worker_arguments), name="prepare")
-    stopped = asyncio.create_task(stop.wait(), name="stop")
-    await asyncio.wait((preparing, stopped), return_when=asyncio.FIRST_COMPLETED)
-    stopped.cancel()
-    if not preparing.done():
-        preparing.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await preparing
-        return
-    await Agent(preparing.result()).run(stop)
 
 
 def _empty(folder: Path) -> None:
@@ -130,7 +126,8 @@ def _empty(folder: Path) -> None:
     folder.mkdir(mode=0o700, parents=True)
 
 
-def _version() -> str:
+def version() -> str:
+    """Of this program."""
     try:
         return metadata.version(PACKAGE)
     except metadata.PackageNotFoundError:

@@ -1,25 +1,26 @@
 """What the agent says of itself on a Unix socket in its home folder, which only its owner can open.
 
-HTTP, so that the desktop windows can ask with what they have: ``GET /v1/status``, ``GET /v1/earnings``, ``GET /v1/limits``,
-``GET /v1/lending``; ``POST /v1/limits`` (a ``LimitsChange``) and ``POST /v1/lending`` (a ``LendingChange``) to change them at
-once, ``POST /v1/nettest`` (an ``Order``) to test the line now and ``POST /v1/nettest/peer`` (a ``PeerOrder``) to test a link.
-All JSON.
+HTTP and JSON, so that the desktop windows can ask with what they have; ``desktop.agent.desk`` answers. ``GET /v1/``: status,
+earnings, limits, lending, settings, activity, selftest, support. ``POST /v1/``: limits, lending, settings, selftest, nettest,
+nettest/peer, claim, withdraw, backup, words; the type of each question stands here or where its subject is.
 """
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
 import aiohttp
 import msgspec
 from aiohttp import web
+from msgspec import Meta
 
 from desktop.agent.earnings import Summary
-from desktop.agent.errors import NoAgentError, NotConnectedError, SettingsError
+from desktop.agent.errors import AgentError, NoAgentError, SettingsError
 from desktop.agent.lending.keeper import LendingChange, LendingView
-from desktop.agent.lending.policy import State
+from desktop.agent.lending.policy import Reason, State
 from desktop.agent.limits import LimitsChange, LimitsView
+from desktop.agent.meters import Meters
 from desktop.agent.unixsocket import listen, short_name
 from transport.nettest.errors import NettestError
 from transport.nettest.result import NetTest, PeerTest
@@ -28,7 +29,9 @@ from transport.wire.ids import NodeAddress
 from transport.wire.node import NodeProfile
 
 ASK_TIMEOUT_S = 5.0
-NETTEST_TIMEOUT_S = 30.0  # A test takes under ten seconds; another one may run before it.
+LONG_TIMEOUT_S = (
+    90.0  # A test of the line takes under ten seconds, and one may run before it; the ledger confirms in sixty.
+)
 
 
 class TaskView(msgspec.Struct, frozen=True):
@@ -78,9 +81,14 @@ class LinkView(msgspec.Struct, frozen=True):
 
 
 class Status(msgspec.Struct, frozen=True):
-    """The whole agent. ``state``: starting, connecting, online, away, refused or stopping; ``reason``: why it is not online.
+    """The whole agent. ``state``: off, starting, connecting, online, away, refused or stopping; ``reason``: why it is not online.
 
-    ``lending``: when it lends, as a sentence; ``paused``: because the owner asked for it.
+    Attributes:
+        lending: when it lends, as a sentence; ``paused``: because the owner asked for it; ``reasons``: the same for programs.
+        on: the owner's switch. ``trouble``: why it went off by itself.
+        today, week: verified today and in seven days.
+        max_celsius, memory_mb, watts: the owner's limits, for the gauges of ``meters``.
+        last_event: number of the newest event of ``GET /v1/activity``.
     """
 
     node: str
@@ -102,6 +110,17 @@ class Status(msgspec.Struct, frozen=True):
     lending: str = ""
     lending_state: State = State.LENDING
     paused: bool = False
+    on: bool = True
+    trouble: str = ""
+    reasons: tuple[Reason, ...] = ()
+    today: int = 0
+    week: int = 0
+    meters: Meters | None = None
+    max_celsius: int = 0
+    memory_mb: int = 0
+    watts: int = 0
+    last_event: int = 0
+    electricity: int = 0
 
 
 class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -121,128 +140,135 @@ class ClaimOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Ask the coordinator for what has been earned so far."""
 
 
-@dataclass(frozen=True)
-class Answers:
-    """Who answers: each makes its document when it is asked. ``change`` raises SettingsError for what cannot be used.
+class WithdrawOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Send ``amount`` tokens (decimals; "" for all) from the node's wallet to ``target``; ``send`` off: say what it costs."""
 
-    ``nettest`` and ``nettest_peer`` raise NettestError where it cannot be tested.
+    target: NodeAddress
+    amount: Annotated[str, Meta(max_length=40)] = ""
+    send: bool = False
+
+
+class BackupOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Write key, settings and rules into a new file."""
+
+    file: Annotated[str, Meta(min_length=1, max_length=4000)]
+    passphrase: Annotated[str, Meta(max_length=1000)]
+
+
+class BackupDone(msgspec.Struct, frozen=True):
+    """The node whose backup ``file`` is."""
+
+    file: str
+    address: str
+
+
+class Words(msgspec.Struct, frozen=True):
+    """The node's key as 24 words; only ever given over the owner's socket."""
+
+    words: str
+
+
+class WordsOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Show the words."""
+
+
+class TestOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Begin a self-test; one that runs goes on."""
+
+
+class Support(msgspec.Struct, frozen=True):
+    """The report for somebody who helps."""
+
+    text: str
+
+
+Gets = Mapping[str, Callable[[], Any]]
+Posts = Mapping[str, tuple[type[Any], Callable[[Any], Any]]]
+
+
+async def serve(path: Path, gets: Gets, posts: Posts) -> web.AppRunner:
+    """Answer on ``path`` until the runner is cleaned up.
+
+    Args:
+        gets: resource -> who makes its document.
+        posts: resource -> type of the question, and who answers it, at once or later; an AgentError or NettestError is told
+            with status 422.
     """
 
-    status: Callable[[], Status]
-    earnings: Callable[[], Summary]
-    limits: Callable[[], LimitsView]
-    change: Callable[[LimitsChange], LimitsView]
-    lending: Callable[[], LendingView]
-    lend: Callable[[LendingChange], LendingView]
-    nettest: Callable[[Order], Awaitable[NetTest]]
-    nettest_peer: Callable[[PeerOrder], Awaitable[PeerTest]]
-    claim: Callable[[ClaimOrder], Awaitable[Summary]]
-
-
-async def serve(path: Path, answers: Answers) -> web.AppRunner:
-    """Answer on ``path`` until the runner is cleaned up."""
-
-    def answer(make: Callable[[], Any]) -> Callable[[web.Request], Any]:
+    def get(make: Callable[[], Any]) -> Callable[[web.Request], Awaitable[web.Response]]:
         async def handle(_: web.Request) -> web.Response:
             return web.Response(body=encode_json(make()), content_type="application/json")
 
         return handle
 
-    def change(kind: type[Any], make: Callable[[Any], Any]) -> Callable[[web.Request], Any]:
+    def post(kind: type[Any], make: Callable[[Any], Any]) -> Callable[[web.Request], Awaitable[web.Response]]:
         async def handle(request: web.Request) -> web.Response:
             try:
-                view = make(decode_json(await request.read(), kind))
-            except (MessageError, SettingsError) as error:
-                return web.json_response({"detail": str(error)}, status=422)
-            return web.Response(body=encode_json(view), content_type="application/json")
-
-        return handle
-
-    def test(kind: type[Any], make: Callable[[Any], Awaitable[Any]]) -> Callable[[web.Request], Any]:
-        async def handle(request: web.Request) -> web.Response:
-            try:
-                found = await make(decode_json(await request.read(), kind))
-            except (MessageError, NettestError, NotConnectedError) as error:
+                found = make(decode_json(await request.read(), kind))
+                if inspect.isawaitable(found):
+                    found = await found
+            except (MessageError, AgentError, NettestError) as error:
                 return web.json_response({"detail": str(error)}, status=422)
             return web.Response(body=encode_json(found), content_type="application/json")
 
         return handle
 
     app = web.Application()
-    app.router.add_get("/v1/status", answer(answers.status))
-    app.router.add_get("/v1/earnings", answer(answers.earnings))
-    app.router.add_get("/v1/limits", answer(answers.limits))
-    app.router.add_get("/v1/lending", answer(answers.lending))
-    app.router.add_post("/v1/limits", change(LimitsChange, answers.change))
-    app.router.add_post("/v1/lending", change(LendingChange, answers.lend))
-    app.router.add_post("/v1/nettest", test(Order, answers.nettest))
-    app.router.add_post("/v1/nettest/peer", test(PeerOrder, answers.nettest_peer))
-    app.router.add_post("/v1/claim", test(ClaimOrder, answers.claim))
+    for resource, make in gets.items():
+        app.router.add_get(f"/v1/{resource}", get(make))
+    for resource, (kind, answer) in posts.items():
+        app.router.add_post(f"/v1/{resource}", post(kind, answer))
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     await web.SockSite(runner, listen(path, 0o600)).start()
     return runner
 
 
-async def ask(path: Path) -> Status:
-    """The status of the agent that answers on ``path``.
+_T = TypeVar("_T")
+
+
+async def ask_for(path: Path, resource: str, kind: type[_T], order: Any = None, seconds: float = ASK_TIMEOUT_S) -> _T:
+    """``GET`` a document, or ``POST`` an order for one.
 
     Raises:
         NoAgentError: none answers.
+        SettingsError: it cannot do that; the text says why.
     """
-    status: Status = decode_json(await _request(path, "GET", "/v1/status"), Status)
-    return status
+    body = None if order is None else encode_json(order)
+    answer: _T = decode_json(
+        await _request(path, "GET" if order is None else "POST", f"/v1/{resource}", body, seconds), kind
+    )
+    return answer
+
+
+async def ask(path: Path) -> Status:
+    """The status of the agent that answers on ``path``; this and the following raise as ``ask_for``."""
+    return await ask_for(path, "status", Status)
 
 
 async def ask_limits(path: Path, change: LimitsChange | None = None) -> LimitsView:
-    """The limits of the agent that answers on ``path``, after ``change`` where one is given.
-
-    Raises:
-        NoAgentError: none answers.
-        SettingsError: the change cannot be made; the text says why.
-    """
-    body = None if change is None else encode_json(change)
-    answer = await _request(path, "GET" if body is None else "POST", "/v1/limits", body)
-    view: LimitsView = decode_json(answer, LimitsView)
-    return view
+    """The limits of the agent that answers on ``path``, after ``change`` where one is given."""
+    return await ask_for(path, "limits", LimitsView, change)
 
 
 async def ask_lending(path: Path, change: LendingChange | None = None) -> LendingView:
-    """When the agent that answers on ``path`` lends, after ``change``; raises as ``ask_limits`` does."""
-    body = None if change is None else encode_json(change)
-    answer = await _request(path, "GET" if body is None else "POST", "/v1/lending", body)
-    view: LendingView = decode_json(answer, LendingView)
-    return view
+    """When the agent that answers on ``path`` lends, after ``change``."""
+    return await ask_for(path, "lending", LendingView, change)
 
 
 async def ask_nettest(path: Path, order: Order) -> NetTest:
-    """Let the agent test its line now.
-
-    Raises:
-        NoAgentError: none answers.
-        SettingsError: it cannot test; the text says why.
-    """
-    answer = await _request(path, "POST", "/v1/nettest", encode_json(order), NETTEST_TIMEOUT_S)
-    test: NetTest = decode_json(answer, NetTest)
-    return test
+    """Let the agent test its line now."""
+    return await ask_for(path, "nettest", NetTest, order, LONG_TIMEOUT_S)
 
 
 async def ask_peer_test(path: Path, order: PeerOrder) -> PeerTest:
-    """Let the agent test the link to a peer now; raises as ``ask_nettest`` does."""
-    answer = await _request(path, "POST", "/v1/nettest/peer", encode_json(order), NETTEST_TIMEOUT_S)
-    test: PeerTest = decode_json(answer, PeerTest)
-    return test
+    """Let the agent test the link to a peer now."""
+    return await ask_for(path, "nettest/peer", PeerTest, order, LONG_TIMEOUT_S)
 
 
 async def ask_claim(path: Path) -> Summary:
-    """Let the agent ask for what it has earned; returns what that is.
-
-    Raises:
-        NoAgentError: none answers.
-        SettingsError: it has no connection to its coordinator now.
-    """
-    summary: Summary = decode_json(await _request(path, "POST", "/v1/claim", encode_json(ClaimOrder())), Summary)
-    return summary
+    """Let the agent ask for what it has earned; returns what that is."""
+    return await ask_for(path, "claim", Summary, ClaimOrder())
 
 
 async def _request(

@@ -8,14 +8,18 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from desktop.agent.config import Home, Settings
 from desktop.agent.daemon import Agent, Parts
+from desktop.agent.desk import Desk, Handles
+from desktop.agent.gpu import processor
 from desktop.agent.lending.keeper import Readings
 from desktop.agent.sandbox.base import Limits, Sandbox
 from desktop.agent.sandbox.process import ProcessSandbox
+from desktop.agent.selftest import Means
 from tests.desktop.coordinator_double import Double
 from transport.clock import Clock, SystemClock
 from transport.wire.job import DatasetSpec, JobSpec, ModelSpec
@@ -24,6 +28,13 @@ from transport.wire.task import Layers, Member, Plan
 
 SCRIPT = Path(__file__).with_name("scripted_worker.py")
 JOB = "0123456789abcdef" * 2
+
+
+async def _nothing(*_: object) -> Any:
+    raise AssertionError("this test asks for no self-test")
+
+
+NO_MEANS = Means(lambda: processor(""), _nothing, _nothing)
 
 
 @dataclass
@@ -68,9 +79,19 @@ def start_agent(tmp_path: Path, coordinator: Double) -> StartAgent:
         chosen = sandbox or ProcessSandbox(Limits(1024, 1), worker_arguments, command=(sys.executable, str(SCRIPT)))
         profile = NodeProfile(name, "test", "cpu", 1024, 1e9, "scripted", chosen.kind)
         home.jobs.mkdir()
-        agent = Agent(Parts(home, settings, key, profile, chosen, clock or SystemClock(), readings=readings))
+        home.remember(settings)
         stop = asyncio.Event()
-        task = asyncio.create_task(agent.run(stop))
+        desk = Desk(home, "test", Handles(lambda on: None if on else stop.set(), stop.set, lambda _: NO_MEANS))
+        agent = Agent(
+            Parts(home, settings, key, profile, chosen, clock or SystemClock(), readings=readings), desk.books
+        )
+        desk.agent = agent
+
+        async def serve() -> None:
+            async with desk:
+                await agent.work(stop)
+
+        task = asyncio.create_task(serve())
         running = Running(agent, key.address, home, stop, task)
         try:
             await coordinator.until(lambda: key.address in coordinator.nodes or task.done() or agent.status().reason)

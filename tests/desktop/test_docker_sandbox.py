@@ -147,7 +147,7 @@ async def test_a_missing_image_says_how_to_make_it(docker_engine: str, tmp_path:
 async def test_a_gpu_job_without_the_nvidia_runtime_says_what_to_install(
     docker_engine: str, tmp_path: Path, job: Path
 ) -> None:
-    sandbox = sandbox_for(tmp_path, gpu=True)
+    sandbox = sandbox_for(tmp_path, gpu=0)
     await sandbox.check()
     with pytest.raises(SandboxError, match="nvidia-container-toolkit"):
         await sandbox.start("ab" * 16, job)
@@ -187,12 +187,12 @@ WEAKER: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("restriction", WEAKER)
 def test_a_container_that_lacks_a_restriction_is_recognised(docker_engine: str, job: Path, restriction: str) -> None:
     client = docker.from_env()
-    options = container_options(LIMITS, job, {}, gpu=False)
+    options = container_options(LIMITS, job, {}, gpu=None)
     options |= WEAKER[restriction]
     container = client.containers.create(IMAGE, ["true"], **options)
     try:
         container.reload()
-        faults = container_faults(container.attrs, LIMITS, job, gpu=False)
+        faults = container_faults(container.attrs, LIMITS, job, gpu=None)
     finally:
         container.remove(force=True)
         client.close()

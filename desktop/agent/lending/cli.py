@@ -13,9 +13,8 @@ from rich.table import Table
 from desktop.agent import status
 from desktop.agent.config import Home
 from desktop.agent.errors import NoAgentError, SettingsError
-from desktop.agent.lending.keeper import MAX_PAUSE_S, LendingChange, LendingView, RulesChange, load, store
-from desktop.agent.lending.policy import Decision, State
-from desktop.agent.lending.rules import ALWAYS, Rules, Wish
+from desktop.agent.lending.keeper import MAX_PAUSE_S, LendingChange, LendingView, RulesChange, change_kept
+from desktop.agent.lending.rules import ALWAYS, Rules
 from desktop.agent.log import printable
 from transport.wire.codec import encode_json
 
@@ -96,10 +95,7 @@ def _rules(options: argparse.Namespace) -> int:
 
 def _without_agent(home: Home, change: RulesChange) -> LendingView:
     with home.locked():
-        kept = load(home.lending)
-        rules = change.apply(kept.rules)
-        store(home.lending, rules, kept.paused_until)
-    return LendingView(State.OFF, "", Decision(State.OFF), rules, Wish(paused_until=kept.paused_until))
+        return change_kept(home.lending, LendingChange(rules=change), time.time())
 
 
 def _change(options: argparse.Namespace) -> RulesChange:

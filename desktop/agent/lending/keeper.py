@@ -79,8 +79,12 @@ class RulesChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LendingChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the owner asks for now. ``pause_s``: 0 ends a pause; ``finish``: complete what runs, then stop."""
+    """What the owner asks for now.
 
+    ``pause_s``: 0 ends a pause; ``finish``: complete what runs, then stop; ``on``: the switch, which ``Desk`` sees to.
+    """
+
+    on: bool | None = None
     pause_s: Annotated[float, Meta(ge=0, le=MAX_PAUSE_S)] | None = None
     finish: bool | None = None
     rules: RulesChange | None = None
@@ -169,6 +173,11 @@ class Keeper:
         """The owner asked for it, and it is not over."""
         return self._clock.time() < self._wish.paused_until
 
+    @property
+    def rules(self) -> Rules:
+        """The owner's rules, kept to or not."""
+        return self._rules
+
     def sentence(self) -> str:
         """For people."""
         return describe(self.decision, self._binding(), self._offset)
@@ -181,6 +190,18 @@ class Keeper:
         if self._readings is None:
             return Facts(at, time.localtime(at).tm_gmtoff, idle_s=math.inf, busy=busy)
         return await asyncio.to_thread(self._readings.read, at, busy, jobs)
+
+
+def change_kept(file: Path, change: LendingChange, now: float) -> LendingView:
+    """The same as ``Keeper.change`` where nothing is lent: for the next start; ``now`` in Unix seconds. Raises SettingsError."""
+    kept = load(file)
+    rules = kept.rules if change.rules is None else change.rules.apply(kept.rules)
+    until = kept.paused_until
+    if change.pause_s is not None:
+        until = now + change.pause_s if change.pause_s else 0.0
+    if (rules, until) != (kept.rules, kept.paused_until):
+        store(file, rules, until)
+    return LendingView(State.OFF, "", Decision(State.OFF), rules, Wish(paused_until=until))
 
 
 def load(file: Path) -> _Kept:

@@ -14,7 +14,7 @@ import docker
 import requests
 from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 
-from desktop.agent.errors import SandboxError
+from desktop.agent.errors import NoEngineError, NoImageError, SandboxError
 from desktop.agent.log import LOGGER, printable
 from desktop.agent.sandbox.base import MAX_LOG_BYTES, SOCKET_NAME, WORKER, Exit, Limits
 from desktop.agent.sandbox.restrictions import (
@@ -118,11 +118,15 @@ class DockerSandbox:
         image: str,
         *,
         owner: Path,
-        gpu: bool = False,
+        gpu: int | None = None,
         extra: Sequence[str] = (),
         entry: Sequence[str] = ENTRY,
     ) -> None:
-        """``owner``: the agent's home folder, whose containers these are. ``extra`` is appended to a worker's arguments."""
+        """Args:
+        owner: the agent's home folder, whose containers these are.
+        gpu: the number of the one that jobs get.
+        extra: appended to a worker's arguments.
+        """
         self._limits = limits
         self._image = image
         self._owner = hashlib.sha256(str(owner).encode()).hexdigest()[:32]
@@ -216,7 +220,7 @@ class DockerSandbox:
         try:
             self._image_id = str(self._client.images.get(self._image).id)
         except ImageNotFound:
-            raise SandboxError(NO_IMAGE.format(image=self._image)) from None
+            raise NoImageError(NO_IMAGE.format(image=self._image)) from None
         return self._image_id
 
     def _sweep(self) -> int:
@@ -264,7 +268,7 @@ def _connect(timeout: float | None = ENGINE_TIMEOUT_S) -> Any:
     try:
         return docker.from_env(timeout=timeout)
     except (DockerException, requests.RequestException) as error:
-        raise SandboxError(NO_ENGINE.format(address=address, error=_root_cause(error))) from error
+        raise NoEngineError(NO_ENGINE.format(address=address, error=_root_cause(error))) from error
 
 
 def _ask(change: Callable[[], None]) -> None:

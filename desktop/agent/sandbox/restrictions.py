@@ -22,7 +22,9 @@ PROFILE = files("desktop.agent.sandbox").joinpath("seccomp.json").read_text()
 Attributes = Mapping[str, Any]
 
 
-def container_options(limits: Limits, folder: Path | None, labels: Mapping[str, str], gpu: bool) -> dict[str, Any]:
+def container_options(
+    limits: Limits, folder: Path | None, labels: Mapping[str, str], gpu: int | None
+) -> dict[str, Any]:
     """Arguments of ``docker.containers.create`` for a container that may do nothing but compute and use its socket."""
     from docker.types import DeviceRequest, LogConfig, Mount, Ulimit
 
@@ -53,7 +55,7 @@ def container_options(limits: Limits, folder: Path | None, labels: Mapping[str, 
             "HF_HUB_OFFLINE": "1",
             "TOKENIZERS_PARALLELISM": "false",
         },
-        "device_requests": [DeviceRequest(device_ids=["0"], capabilities=[["gpu"]])] if gpu else [],
+        "device_requests": [] if gpu is None else [DeviceRequest(device_ids=[str(gpu)], capabilities=[["gpu"]])],
     }
 
 
@@ -76,7 +78,7 @@ def engine_faults(info: Attributes) -> list[str]:
     return faults
 
 
-def container_faults(attributes: Attributes, limits: Limits, folder: Path | None, gpu: bool) -> list[str]:
+def container_faults(attributes: Attributes, limits: Limits, folder: Path | None, gpu: int | None) -> list[str]:
     """Which restrictions are not in force for a container (``docker inspect``); empty where all are."""
     host, config = attributes["HostConfig"], attributes["Config"]
     memory = limits.memory_mb << 20
@@ -101,13 +103,17 @@ def container_faults(attributes: Attributes, limits: Limits, folder: Path | None
         ("IPC namespace", host.get("IpcMode"), "private"),
         ("host name namespace", host.get("UTSMode") or "", ""),
         ("devices", host.get("Devices") or [], []),
-        ("device requests", len(host.get("DeviceRequests") or []), int(gpu)),
+        ("device requests", _gpus(host), [] if gpu is None else [[str(gpu)]]),
         ("volumes", host.get("VolumesFrom") or [], []),
         ("binds", host.get("Binds") or [], []),
         ("mounts", _mounts(attributes), [(str(folder), INSIDE, False)] if folder else []),
         ("temporary files", sorted(host.get("Tmpfs") or ()), ["/tmp"]),  # noqa: S108 - the container's own
     )
     return [f"{name} is {_short(found)}, not {_short(asked)}" for name, found, asked in wanted if found != asked]
+
+
+def _gpus(host: Attributes) -> list[Any]:
+    return [request.get("DeviceIDs") for request in host.get("DeviceRequests") or ()]
 
 
 def _mounts(attributes: Attributes) -> list[tuple[str, str, bool]]:

@@ -1,0 +1,211 @@
+"""``cottage node earnings|withdraw|selftest|settings|on|off``: what the windows' pages do, in the same words."""
+
+import argparse
+import asyncio
+import contextlib
+import datetime as dt
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from desktop.agent import log, settings, status
+from desktop.agent.books import Books
+from desktop.agent.config import Home
+from desktop.agent.earnings import JobEarnings, Summary
+from desktop.agent.errors import NoAgentError
+from desktop.agent.lending.keeper import LendingChange
+from desktop.agent.log import printable
+from desktop.agent.selftest import Check, SelfTest
+from desktop.agent.wallet import Withdrawal
+from ledger.money import UNIT, show
+from transport.wire.codec import encode_json
+
+SOL = 10**9
+_MARKS = {"good": "ok", "warning": "note", "bad": "NO", "running": "...", "waiting": ""}
+_WHY = {
+    "": "",
+    "saving up": "verified; paid once it is worth the ledger's fee, or by `cottage node claim`",
+    "not checked yet": "its rounds wait for their audits",
+    "failed": "it failed here",
+    "nothing verified": "no round with this node counted",
+}
+
+
+def add_words(words: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the words to ``cottage node``; ``selftest`` takes the settings of ``run`` too and is added there."""
+    earned = words.add_parser("earnings", help="what jobs have brought: paid, pending, not paid and why")
+    earned.add_argument(
+        "--proofs", action="store_true", help="with the command that checks each job against the ledger"
+    )
+    take = words.add_parser("withdraw", help="send tokens from the node's own wallet to another address")
+    take.add_argument("amount", nargs="?", default="", help="tokens, such as 12.5 (all)")
+    take.add_argument("--to", required=True, metavar="ADDRESS", help="a wallet of yours")
+    take.add_argument("--yes", action="store_true", help="do not ask")
+    owner = words.add_parser("settings", help="the owner's settings: shown, or changed at once where the agent runs")
+    _add_settings(owner)
+    on = words.add_parser("on", help="switch lending on, where the agent runs with --stay")
+    off = words.add_parser("off", help="hand over what runs and stop lending")
+    for parser, action in (
+        (earned, _earnings), (take, _withdraw), (owner, _settings), (on, _switch(True)), (off, _switch(False)),
+    ):  # fmt: skip
+        parser.add_argument("--home", type=Path, help="the agent's folder")
+        parser.add_argument("--json", action="store_true", help="one JSON document")
+        parser.set_defaults(run=action)
+
+
+def _add_settings(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--coordinator", metavar="URL", help="whom to work for")
+    add("--name", help="how this machine is called on the network page")
+    add("--payout", metavar="ADDRESS", help="the wallet that is paid; '' for the node's own")
+    add("--floor", metavar="AMOUNT", help="the least tokens to work for, for 10^15 operations")
+    add("--electricity", metavar="AMOUNT", help="what a kWh costs, in tokens")
+    add("--threads", type=int, help="processors' worth of computing; 0: all")
+    add("--memory-mb", type=int, help="memory for jobs; 0: half")
+    add("--gpu", type=int, help="the number of the GPU that is lent; -1: the processor")
+    add("--disk-gb", type=int, help="disk for jobs' files")
+    add("--watts", type=int, help="the GPU's power cap; 0: its own")
+
+
+def _settings(options: argparse.Namespace) -> int:
+    home = Home.at(options.home)
+    names = settings.SettingsChange.__struct_fields__
+    change = settings.SettingsChange(**{name: getattr(options, name) for name in names})
+    asked = None if change == settings.SettingsChange() else change
+    running = True
+    try:
+        view = asyncio.run(status.ask_for(home.socket, "settings", settings.SettingsView, asked))
+    except NoAgentError:
+        view, running = _without_agent(home, change), False
+    if options.json:
+        _say(encode_json(view).decode())
+        return 0
+    console = Console()
+    console.print(_settings_table(view))
+    if asked is not None:
+        effects = {
+            "now": "in force", "rejoin": "in force: the coordinator is told", "restart": "in force: what ran was handed over",
+        }  # fmt: skip
+        said = effects[view.effect] if running else "no agent runs here: in force from its next start"
+        console.print(said, markup=False)
+    return 0
+
+
+def _without_agent(home: Home, change: settings.SettingsChange) -> settings.SettingsView:
+    with home.locked():
+        home.remember(change.apply(home.settings(), home.key().address))
+        return settings.view(home, "")
+
+
+def _settings_table(view: settings.SettingsView) -> Table:
+    kept, table = view.settings, Table("What", "Setting")
+    table.add_row("coordinator", printable(kept.coordinator) or "not set")
+    table.add_row("name", printable(kept.name) or "the host name")
+    table.add_row("payout", kept.payout or f"{view.address} (the node's own wallet)")
+    table.add_row("floor", f"{show(kept.floor)} for 10^15 operations" if kept.floor else "any price")
+    table.add_row("electricity", f"{show(kept.electricity)} a kWh" if kept.electricity else "not given")
+    table.add_row("threads", f"{kept.threads or view.processors} of {view.processors}")
+    table.add_row("memory-mb", f"{kept.memory_mb or view.memory_mb_here // 2:,} of {view.memory_mb_here:,}")
+    chosen = next((gpu.name for gpu in view.gpus if gpu.index == kept.gpu), "there is none")
+    table.add_row("gpu", "none, the processor" if kept.gpu < 0 else f"{kept.gpu} ({printable(chosen)})")
+    table.add_row("disk-gb", str(kept.disk_gb))
+    table.add_row("watts", str(kept.watts or "the GPU's own"))
+    return table
+
+
+def _earnings(options: argparse.Namespace) -> int:
+    home = Home.at(options.home)
+    try:
+        summary = asyncio.run(status.ask_for(home.socket, "earnings", Summary))
+    except NoAgentError:
+        summary = _kept_earnings(home)
+    if options.json:
+        _say(encode_json(summary).decode())
+        return 0
+    console = Console()
+    table = Table("Job", "When", "Hours", "Verified", "Paid", "State", title="What jobs have brought")
+    for job in summary.jobs:
+        when = dt.datetime.fromtimestamp(job.first).astimezone().strftime("%Y-%m-%d")
+        hours = f"{job.seconds / 3600:.2f}"
+        table.add_row(_name(job), when, hours, show(job.verified), show(job.paid), job.standing)
+    table.add_row("all", "", "", show(summary.verified), show(summary.paid), "")
+    console.print(table)
+    console.print(f"today {show(summary.today)}, seven days {show(summary.week)}, in all {show(summary.verified)}")
+    for job in summary.jobs:
+        if why := _WHY[job.why]:
+            text = f"{_name(job)}: {job.standing}: {why}"
+            console.print(text + (f": {printable(job.detail)}" if job.detail else ""), markup=False)
+        if options.proofs and job.verified:
+            console.print(f"{_name(job)}: {printable(job.proof)}", markup=False, soft_wrap=True)
+    if summary.wallet is not None:
+        console.print(f"{summary.wallet.address} held {show(summary.wallet.balance)} when the ledger was last asked")
+    return 0
+
+
+def _name(job: JobEarnings) -> str:
+    return f"{printable(job.name)} ({job.job[:8]})" if job.name else job.job[:8]
+
+
+def _kept_earnings(home: Home) -> Summary:
+    with contextlib.closing(Books.at(home)) as books:
+        return books.earnings.summary(time.time())
+
+
+def _withdraw(options: argparse.Namespace) -> int:
+    home, console = Home.at(options.home), Console(stderr=options.json)
+    order = status.WithdrawOrder(options.to, options.amount)
+    cost = asyncio.run(status.ask_for(home.socket, "withdraw", Withdrawal, order, status.LONG_TIMEOUT_S))
+    fee = f"{cost.fee / SOL:.6f} SOL" + (f" and {cost.rent / SOL:.6f} SOL for its token account" if cost.rent else "")
+    console.print(f"{show(cost.amount)} of {show(cost.held)} to {cost.target}; the ledger takes {fee}", markup=False)
+    if not options.yes and console.input("Send it? [y/N] ").strip().lower() not in ("y", "yes"):
+        return 1
+    exact = f"{cost.amount // UNIT}.{cost.amount % UNIT:06d}"  # Not "all" a second time: more may have come meanwhile.
+    order = msgspec.structs.replace(order, amount=exact, send=True)
+    done = asyncio.run(status.ask_for(home.socket, "withdraw", Withdrawal, order, status.LONG_TIMEOUT_S))
+    _say(encode_json(done).decode() if options.json else f"sent: {done.signature}")
+    return 0
+
+
+def selftest(home: Home, options: argparse.Namespace) -> int:
+    """See whether this machine can lend, with the settings of ``home``; the exit code."""
+    log.set_up(options.log_json)
+    found = asyncio.run(_test_alone(home, Console(stderr=options.json)))
+    if options.json:
+        _say(encode_json(found).decode())
+    return 0 if found.can_lend else 3
+
+
+async def _test_alone(home: Home, console: Console) -> SelfTest:
+    from desktop.agent.service import Service  # Loads the network, which the other words can do without.
+
+    found, service = SelfTest(), Service(home, stays=True)
+    told: set[str] = set()
+    async for found in service.steps():
+        for check in found.checks:
+            if check.state in ("good", "warning", "bad") and check.name not in told:
+                told.add(check.name)
+                _tell(console, check)
+    console.print("This computer can lend." if found.can_lend else "This computer cannot lend yet.")
+    return found
+
+
+def _tell(console: Console, check: Check) -> None:
+    console.print(f"{_MARKS[check.state]:4}  {check.name:11}  {printable(check.text)}", markup=False, soft_wrap=True)
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+
+
+def _switch(on: bool) -> Callable[[argparse.Namespace], int]:
+    def act(options: argparse.Namespace) -> int:
+        view = asyncio.run(status.ask_lending(Home.at(options.home).socket, LendingChange(on=on)))
+        _say(encode_json(view).decode() if options.json else ("lending is on" if on else "lending is off"))
+        return 0
+
+    return act

@@ -1,0 +1,196 @@
+"""The agent as a program: keeps the switch, lends in stretches, and answers its owner all the time.
+
+::
+
+    off --the switch--> preparing --the sandbox is safe--> lending --finished, or the switch--> off
+                           ^  |                               |
+        every RETRY_S -----'  '-- jobs cannot run here        '-- settings that need it: a new stretch at once
+"""
+
+import asyncio
+import contextlib
+import signal
+import time
+from collections.abc import AsyncIterator, Sequence
+
+from desktop.agent import start
+from desktop.agent.config import Home, Settings
+from desktop.agent.daemon import Agent
+from desktop.agent.desk import Desk, Handles
+from desktop.agent.errors import AgentError, SandboxError, SettingsError
+from desktop.agent.gpu import Device
+from desktop.agent.limits import Limits
+from desktop.agent.log import LOGGER
+from desktop.agent.nettest import LineTests
+from desktop.agent.selftest import Means, SelfTest, Steps
+from desktop.agent.status import Order
+from desktop.agent.usage import Share
+from transport.clock import SystemClock
+from transport.nettest.result import NetTest
+
+RETRY_S = 30.0  # Docker starts some time after the desktop does.
+
+
+class Service:
+    """One home's program. ``run`` it once; ``stop`` ends it in order."""
+
+    def __init__(self, home: Home, worker_arguments: Sequence[str] = (), *, stays: bool = False) -> None:
+        """``stays``: go on when lending is off, by the switch that is remembered; otherwise lend now, and end with that.
+
+        Raises:
+            SettingsError: the key cannot be used.
+        """
+        self._home, self._arguments, self._stays = home, worker_arguments, stays
+        self.desk = Desk(home, start.version(), Handles(self.switch, self._restart, self._means))
+        self.desk.on = not stays or _remembered(home)
+        self._end, self._wake = asyncio.Event(), asyncio.Event()
+        self._stopped = False
+        self._agent: Agent | None = None
+
+    def stop(self) -> None:
+        """Hand over what runs, and end."""
+        self._stopped = True
+        self._end.set()
+        self._wake.set()
+
+    def switch(self, on: bool) -> None:
+        """Lend, or hand over what runs and rest; remembered."""
+        self.desk.on, self.desk.trouble = on, ""
+        _remember(self._home, on)
+        if not on:
+            self._end.set()
+        self._wake.set()
+
+    def _restart(self) -> None:
+        self._end.set()
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Until ``stop``, or, where it does not stay, until lending ends.
+
+        Raises:
+            AgentError: where it does not stay, why it cannot lend.
+        """
+        async with self.desk:
+            self.desk.device = await asyncio.to_thread(start.chosen, self._home.settings().gpu)
+            self.desk.activity.add(time.time(), "started", "the agent has started")
+            while not self._stopped:
+                if self.desk.on:
+                    await self._lend()
+                elif not self._stays:
+                    break
+                else:
+                    await self._rest(None)
+            self.desk.activity.add(time.time(), "ended", "the agent has ended")
+
+    async def _rest(self, seconds: float | None) -> None:
+        self._wake.clear()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._wake.wait(), seconds)
+
+    async def _lend(self) -> None:
+        """One stretch, and what follows from how it ended."""
+        self._end.clear()
+        try:
+            finished = await self._stretch()
+        except SandboxError as error:
+            self._tell(error)
+            await self._rest(RETRY_S)
+        except AgentError as error:
+            _remember(self._home, on=False)
+            self.desk.on = False
+            self._tell(error)
+        else:
+            self.desk.trouble = ""
+            if finished:
+                self.switch(False)
+
+    def _tell(self, error: AgentError) -> None:
+        if not self._stays:
+            raise error
+        LOGGER.error("%s", error)
+        if str(error) != self.desk.trouble:
+            self.desk.activity.add(time.time(), "stopped", str(error), "error")
+        self.desk.trouble = str(error)
+
+    async def _stretch(self) -> bool:
+        """Lend until told otherwise; whether it ended because what was to be finished is."""
+        self.desk.preparing = True
+        preparing = asyncio.create_task(
+            start.prepare(self._home, self._home.settings(), self._arguments), name="prepare"
+        )
+        ending = asyncio.create_task(self._end.wait(), name="end")
+        try:
+            await asyncio.wait((preparing, ending), return_when=asyncio.FIRST_COMPLETED)
+            if not preparing.done():
+                preparing.cancel()
+                with contextlib.suppress(asyncio.CancelledError, AgentError):
+                    await preparing
+                return False
+            parts = preparing.result()
+        finally:
+            ending.cancel()
+            self.desk.preparing = False
+        self.desk.trouble = ""
+        self._agent = self.desk.agent = Agent(parts, self.desk.books)
+        try:
+            await self._agent.work(self._end)
+            return self._agent.finished
+        finally:
+            self._agent = self.desk.agent = None
+
+    # --- a self-test ----------------------------------------------------------------------------------------------------
+
+    async def steps(self) -> AsyncIterator[SelfTest]:
+        """A self-test without a running service, step by step."""
+        settings = self._home.settings()
+        async for found in Steps(self._home, settings, self._means(settings)).results(time.time()):
+            yield found
+        self.desk.books.close()
+
+    def _means(self, settings: Settings) -> Means:
+        return Means(lambda: start.chosen(settings.gpu), self._flops, self._line)
+
+    async def _flops(self, device: Device) -> float:
+        if self._agent is not None:
+            return self._agent.flops  # Measured when this stretch began; now jobs would disturb it.
+        settings = self._home.settings()
+        if not settings.coordinator:
+            settings = start.without_coordinator(settings)
+        completed = settings.completed(self.desk.address)
+        sandbox, bench = await start.measured(self._home, completed, device, self._arguments)
+        await sandbox.aclose()
+        return bench.flops
+
+    async def _line(self) -> NetTest:
+        if self._agent is not None:
+            return await self._agent.test_line(Order())
+        settings, clock = self._home.settings(), SystemClock()
+        share = Share(self._home.usage, Limits.of(settings), clock.time())
+        tests = LineTests(self._home, self._home.key(), settings.coordinator, share.allowance, clock, lambda _: None)
+        return await tests.run()
+
+
+async def serve(home: Home, worker_arguments: Sequence[str] = (), *, stays: bool = False) -> None:
+    """Run the program until SIGTERM or SIGINT; raises as ``Service.run`` does."""
+    service = Service(home, worker_arguments, stays=stays)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, service.stop)
+    await service.run()
+
+
+def _remembered(home: Home) -> bool:
+    try:
+        return home.switch.read_text().strip() == "on"
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise SettingsError(f"{home.switch} cannot be read: {error.strerror}") from error
+
+
+def _remember(home: Home, on: bool) -> None:
+    try:
+        home.switch.write_text("on\n" if on else "off\n")
+    except OSError as error:
+        LOGGER.warning("the switch cannot be remembered in %s: %s", home.switch, error)

@@ -1,0 +1,86 @@
+"""What an owner may send to somebody who helps: versions, settings, what happened, the log; without what is nobody's business."""
+
+import getpass
+import platform
+import re
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from desktop.agent.activity import Activity
+from desktop.agent.config import Home
+from desktop.agent.errors import SettingsError
+from desktop.agent.meters import gpus
+
+LINES = 200
+EVENTS = 50
+_PRIVATE = frozenset(
+    {"payout", "coordinator", "name"}
+)  # Of the settings; the coordinator's address may hold a password.
+_PATTERNS = (
+    (re.compile(r"(?i)\b[a-z][a-z0-9+.-]*://\S+"), "<address>"),
+    (re.compile(r"\b(?:[a-z]{3,8}\s+){11,}[a-z]{3,8}\b"), "<words>"),  # Twelve words in a row may be a wallet.
+    (re.compile(r"\b[1-9A-HJ-NP-Za-km-z]{32,88}\b"), "<key>"),  # Addresses, signatures, keys.
+    (re.compile(r"\b[0-9a-fA-F]{24,}\b"), "<digest>"),
+    (re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b"), "<ip>"),
+    (re.compile(r"(?<![\w:])(?:[0-9a-fA-F]{1,4}:){3,7}[0-9a-fA-F]{0,4}(?:::)?|\b[0-9a-fA-F:]*::[0-9a-fA-F:]+"), "<ip>"),
+    (re.compile(r"[\w.+-]+@[\w-]+\.[\w.]+"), "<mail>"),
+    (re.compile(r"(?i)(token|secret|password|passphrase|authorization)(\W+)\S+"), r"\1\2<secret>"),
+)
+
+
+def scrub(text: str, home: Path) -> str:
+    """``text`` without addresses, keys, words, folders and the names of the user and this computer."""
+    folders = ((str(home), "<home of the agent>"), (str(Path.home()), "<home>"))
+    for found, put in folders:
+        if len(found) > 1:
+            text = text.replace(found, put)
+    for pattern, put in _PATTERNS:
+        text = pattern.sub(put, text)
+    for name in {_user(), platform.node()} - {"", "root", "localhost"}:
+        text = re.sub(rf"\b{re.escape(name)}\b", "<name>", text)
+    return text
+
+
+def report(home: Home, activity: Activity, version: str) -> str:
+    """The whole as text."""
+    return scrub("\n".join(_lines(home, activity, version)), home.path) + "\n"
+
+
+def _lines(home: Home, activity: Activity, version: str) -> Iterator[str]:
+    yield f"Cottage {version}, Python {platform.python_version()}, {platform.platform()}"
+    yield from (f"GPU {gpu.index}: {gpu.name}, {gpu.memory_mb} MB" for gpu in gpus())
+    try:
+        settings = msgspec.to_builtins(home.settings())
+        yield "settings: " + ", ".join(f"{name}={value}" for name, value in settings.items() if name not in _PRIVATE)
+    except SettingsError as error:
+        yield str(error)
+    yield "what happened, the newest first:"
+    for event in activity.newest(EVENTS).events:
+        yield f"  {event.at:.0f} {event.severity} {event.kind}: {event.text}"
+    yield "the log:"
+    yield from (f"  {line.rstrip()}" for line in last_lines(home, LINES))
+
+
+def last_lines(home: Home, count: int) -> deque[str]:
+    """The end of the agent's log, over its files."""
+    lines = deque[str](maxlen=max(count, 0))
+    for file in (
+        *sorted(home.path.glob(f"{home.log.name}.*"), reverse=True),
+        home.log,
+    ):  # The oldest has the highest number.
+        try:
+            with file.open(errors="replace") as text:
+                lines.extend(text)
+        except FileNotFoundError:
+            continue
+    return lines
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return ""
