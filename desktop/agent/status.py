@@ -35,7 +35,7 @@ LONG_TIMEOUT_S = (
 
 
 class TaskView(msgspec.Struct, frozen=True):
-    """One lease. ``pid``: its worker, where it is a process of this machine."""
+    """One lease. ``pid``: its worker, where it is a process of this machine. ``share``: of the run's tokens that are done."""
 
     lease: str
     job: str
@@ -54,6 +54,7 @@ class TaskView(msgspec.Struct, frozen=True):
     naive: int
     artifacts: int
     dropped: dict[str, int]
+    share: float | None = None
 
 
 class LinkView(msgspec.Struct, frozen=True):

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from desktop.agent.status import LinkView, TaskView
 from desktop.agent.tasks import HeldTask
 from transport.stats import LinkStats
+from transport.wire.node import Assign
 
 
 def task_view(task: HeldTask) -> TaskView:
@@ -28,7 +29,14 @@ def task_view(task: HeldTask) -> TaskView:
         naive=traffic.naive,
         artifacts=traffic.artifacts,
         dropped={verdict.value: count for verdict, count in task.bridge.dropped.items()},
+        share=_share(assign, progress.step) if progress else None,
     )
+
+
+def _share(assign: Assign, step: int) -> float:
+    """How much of the run's tokens is done after ``step`` steps of each replica."""
+    training, replicas = assign.spec.training, {member.replica for member in assign.plan.members}
+    return min(1.0, (step + 1) * training.batch * training.sequence * len(replicas) / training.tokens)
 
 
 def link_views(links: Mapping[str, LinkStats]) -> tuple[LinkView, ...]:

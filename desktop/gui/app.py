@@ -15,11 +15,15 @@ from PySide6.QtCore import QObject, QSettings, Qt
 from PySide6.QtGui import QGuiApplication, QIcon
 from PySide6.QtWidgets import QApplication
 
+from desktop.gui.client import Calls
+from desktop.gui.language import speak
 from desktop.gui.lending import Lending
+from desktop.gui.notices import Notices
+from desktop.gui.settings import LANGUAGE, THEME
 from desktop.gui.single import OnlyOne
-from desktop.gui.theme import DARK, LIGHT, palette_of
+from desktop.gui.theme import DARK, LIGHT, Theme, palette_of, style_of
 from desktop.gui.tray import Tray
-from desktop.gui.window import MainWindow
+from desktop.gui.window import SETTINGS, MainWindow
 
 EXIT_NO_SCREEN = 3
 
@@ -31,30 +35,54 @@ class Desktop(QObject):
         """``home``: the agent's folder; ``command`` starts it; ``hidden``: begin in the tray, where there is one."""
         super().__init__()
         self.lending = Lending(home / "agent.sock", command, home / "agent.log", self)
+        self.settings = settings
+        calls = Calls(home / "agent.sock", self)
         self.tray = Tray(settings, self)
-        self.window = MainWindow(settings, self.tray.is_there)
-        self.lending.changed.connect(self.window.show_snapshot)
-        self.lending.changed.connect(self.tray.show_snapshot)
+        self.window = MainWindow(settings, self.tray.is_there, calls)
+        self.notices = Notices(calls, settings, self.window.activity, self.tray.tell, self)
+        for follower in (self.window, self.tray, self.notices):
+            self.lending.changed.connect(follower.show_snapshot)
+        self.lending.refused.connect(self.window.show_refusal)
+        self.window.settings.look_changed.connect(self._restyle)
         self.window.seen.connect(self.lending.be_seen)
         self.window.went_to_tray.connect(self.tray.explain_once)
         self.tray.open_asked.connect(self.window.bring_forward)
+        self.tray.settings_asked.connect(self._open_settings)
         for part in (self.window, self.tray):
             part.toggle_asked.connect(self.lending.toggle)
-            part.pauses.pause_asked.connect(self.lending.pause)
-            part.pauses.resume_asked.connect(lambda: self.lending.pause(0))
-            part.pauses.finish_asked.connect(self.lending.finish)
             part.quit_asked.connect(end)
-        QGuiApplication.styleHints().colorSchemeChanged.connect(self.recolour)
-        self.recolour(QGuiApplication.styleHints().colorScheme())
+        for pauses in (self.window.home.pauses, self.tray.pauses):
+            pauses.pause_asked.connect(self.lending.pause)
+            pauses.resume_asked.connect(lambda: self.lending.pause(0))
+            pauses.finish_asked.connect(self.lending.finish)
+        QGuiApplication.styleHints().colorSchemeChanged.connect(lambda _: self._restyle())
+        self._restyle()
         self.window.show_snapshot(self.lending.snapshot)
         if not (hidden and self.tray.is_there()):
             self.window.show()
         self.lending.begin()
 
+    def _restyle(self) -> None:
+        """The owner's colours, or those of the desktop."""
+        chosen = {"light": Qt.ColorScheme.Light, "dark": Qt.ColorScheme.Dark}
+        self.recolour(chosen.get(str(self.settings.value(THEME, "system")), QGuiApplication.styleHints().colorScheme()))
+
     def recolour(self, scheme: Qt.ColorScheme) -> None:
         """Wear the colours of ``scheme``; light where the system does not say."""
-        QApplication.setPalette(palette_of(DARK if scheme is Qt.ColorScheme.Dark else LIGHT))
+        wear(DARK if scheme is Qt.ColorScheme.Dark else LIGHT)
         self.tray.recolour()
+
+    def _open_settings(self) -> None:
+        self.window.go(SETTINGS)
+        self.window.bring_forward()
+
+
+def wear(theme: Theme) -> None:
+    """Show every widget in the colours of ``theme``."""
+    QApplication.setPalette(palette_of(theme))
+    app = QApplication.instance()
+    assert isinstance(app, QApplication)
+    app.setStyleSheet(style_of(theme))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -64,12 +92,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write("cottage desktop: there is no screen here; without one, lend with `cottage node run`\n")
         return EXIT_NO_SCREEN
     home = (options.home or platformdirs.user_data_path("cottage") / "node").absolute()
-    app = application(sys.argv[:1])
+    settings = user_settings()
+    app = application(sys.argv[:1], str(settings.value(LANGUAGE, "system")))
     only = OnlyOne(home)
     if not only.is_first:
         return 0  # The window that is open has come forward.
-    command = (*agent_program(), "run", "--home", str(home), *options.agent)
-    desktop = Desktop(home, command, user_settings(), options.hidden)
+    command = (*agent_program(), "run", "--stay", "--home", str(home), *options.agent)
+    desktop = Desktop(home, command, settings, options.hidden)
+    app.aboutToQuit.connect(desktop.lending.leave)
     only.called.connect(desktop.window.bring_forward)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: end())  # Python looks for signals whenever a timer of ours fires.
@@ -88,9 +118,10 @@ def agent_program() -> tuple[str, ...]:
     return (sys.executable, "-m", "desktop.agent")
 
 
-def application(arguments: Sequence[str]) -> QApplication:
-    """The one QApplication, with its name, style and icon."""
+def application(arguments: Sequence[str], language: str = "system") -> QApplication:
+    """The one QApplication, with its name, style, icon and words in ``language``."""
     app = QApplication(list(arguments))
+    speak(app, language)
     app.setApplicationName("cottage")
     app.setApplicationDisplayName("Cottage")
     app.setDesktopFileName("cottage")

@@ -1,19 +1,24 @@
 """Asks the agent over HTTP on its Unix socket. Nothing here waits: every answer and every failure arrives as a signal."""
 
+import json
 import os
 import socket
 import struct
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from PySide6.QtCore import QCoreApplication, QObject, QTimer, Signal
 from PySide6.QtNetwork import QLocalSocket
 
-from desktop.gui.errors import AnswerError
-from desktop.gui.model import plain
+from desktop.gui.errors import AnswerError, RefusalError
+from desktop.gui.model import plain, read_refusal
 
 MAX_ANSWER_BYTES = 1 << 20  # 64 leases and their links take 60 KB.
 MAX_HEAD_BYTES = 16 * 1024  # The agent sends 200 bytes of headers.
 ANSWER_TIMEOUT_MS = 3000  # For the whole answer; the agent takes 2 ms, 100 on a machine under full load.
+MAX_CALLS = 32  # A page asks three things at once.
 MAX_PATH_BYTES = 107  # What the kernel takes as the name of a socket.
 
 _HEAD = b"%s %s HTTP/1.0\r\nHost: agent\r\nAccept: application/json\r\nContent-Length: %d\r\n\r\n"
@@ -29,6 +34,8 @@ class AgentClient(QObject):
     """Nobody listens on the socket."""
     broken = Signal(str)
     """Somebody listens, but gives no usable answer; the text is a sentence for the owner."""
+    refused = Signal(str)
+    """The agent understands and cannot do it (status 422); the text says why, in the agent's words."""
 
     def __init__(self, path: Path, parent: QObject | None = None) -> None:
         """Ask whoever listens on ``path``."""
@@ -42,8 +49,8 @@ class AgentClient(QObject):
         self._deadline = QTimer(self, singleShot=True, interval=ANSWER_TIMEOUT_MS)
         self._deadline.timeout.connect(self._too_late)
 
-    def ask(self, target: str = "/v1/status", body: bytes = b"") -> None:
-        """Ask for ``target``, or send it ``body``; exactly one of the signals follows."""
+    def ask(self, target: str = "/v1/status", body: bytes = b"", patience_ms: int = 0) -> None:
+        """Ask for ``target``, or send it ``body``; exactly one of the signals follows, within ``patience_ms`` where given."""
         if self._socket is not None:
             return
         method = b"POST" if body else b"GET"
@@ -55,7 +62,7 @@ class AgentClient(QObject):
         self._socket.readyRead.connect(self._read)
         self._socket.disconnected.connect(self._finish)
         self._socket.errorOccurred.connect(self._fail)
-        self._deadline.start()
+        self._deadline.start(patience_ms or ANSWER_TIMEOUT_MS)
         try:
             name = self._name()
         except OSError:
@@ -95,6 +102,10 @@ class AgentClient(QObject):
         self._take(self._socket)
         try:
             body = body_of(bytes(self._received))
+        except RefusalError as error:
+            self._end()
+            self.refused.emit(str(error))
+            return
         except AnswerError as error:
             self._break(str(error))
             return
@@ -112,7 +123,7 @@ class AgentClient(QObject):
         self._break(self.tr("Its socket cannot be used: {0}.").format(plain(self._socket.errorString())))
 
     def _too_late(self) -> None:
-        self._break(self.tr("It has not answered for {0} seconds.").format(ANSWER_TIMEOUT_MS // 1000))
+        self._break(self.tr("It has not answered for {0} seconds.").format(self._deadline.interval() // 1000))
 
     def _break(self, text: str) -> None:
         self._end()
@@ -129,16 +140,81 @@ class AgentClient(QObject):
             self._folder = None
 
 
+class Calls(QObject):
+    """Questions of the pages, one after the other. Whoever asks is told, unless it is gone by then."""
+
+    def __init__(self, path: Path, parent: QObject | None = None) -> None:
+        """Ask whoever listens on ``path``."""
+        super().__init__(parent)
+        self._waiting: deque[_Call] = deque()
+        self._now: _Call | None = None
+        self._client = AgentClient(path, self)
+        self._client.answered.connect(lambda body, _: self._settle(lambda call: call.done(body)))
+        self._client.refused.connect(lambda text: self._settle(lambda call: call.failed(text)))
+        self._client.broken.connect(lambda text: self._settle(lambda call: call.failed(text)))
+        absent = self.tr("The agent does not run.")
+        self._client.absent.connect(lambda: self._settle(lambda call: call.failed(absent)))
+
+    def get(self, target: str, done: Callable[[bytes], None], failed: Callable[[str], None] | None = None) -> None:
+        """``done`` gets the document, or ``failed`` a sentence."""
+        self._add(_Call(f"/v1/{target}", b"", done, failed or _ignore, 0))
+
+    def post(
+        self,
+        target: str,
+        order: object,
+        done: Callable[[bytes], None],
+        failed: Callable[[str], None] | None = None,
+        patience_ms: int = 0,
+    ) -> None:
+        """Send ``order`` as JSON; as ``get``."""
+        self._add(_Call(f"/v1/{target}", json.dumps(order).encode(), done, failed or _ignore, patience_ms))
+
+    def _add(self, call: "_Call") -> None:
+        if len(self._waiting) >= MAX_CALLS:
+            call.failed(self.tr("The agent is slow; try again in a moment."))
+            return
+        self._waiting.append(call)
+        self._next()
+
+    def _next(self) -> None:
+        if self._now is None and self._waiting:
+            self._now = self._waiting.popleft()
+            self._client.ask(self._now.target, self._now.body, self._now.patience_ms)
+
+    def _settle(self, tell: "Callable[[_Call], None]") -> None:
+        call, self._now = self._now, None
+        if call is not None:
+            tell(call)
+        self._next()
+
+
+@dataclass(frozen=True)
+class _Call:
+    target: str
+    body: bytes
+    done: Callable[[bytes], None]
+    failed: Callable[[str], None]
+    patience_ms: int
+
+
+def _ignore(_: str) -> None:
+    """The status says soon enough that the agent is gone."""
+
+
 def body_of(answer: bytes) -> bytes:
     """The body of a complete HTTP answer.
 
     Raises:
+        RefusalError: it has status 422 and says why.
         AnswerError: it is no complete answer with status 200.
     """
     head, mark, body = answer.partition(b"\r\n\r\n")
     if not mark or len(head) > MAX_HEAD_BYTES or not head.startswith((b"HTTP/1.0 ", b"HTTP/1.1 ")):
         raise AnswerError(QCoreApplication.translate("AgentClient", "What answers in its place does not speak HTTP."))
     first, *lines = head.split(b"\r\n")
+    if first.split(b" ", 2)[1] == b"422":
+        raise RefusalError(read_refusal(body))
     if first.split(b" ", 2)[1] != b"200":
         said = plain(first.decode("latin-1"), 80)
         raise AnswerError(QCoreApplication.translate("AgentClient", "It answers “{0}”.").format(said))

@@ -2,6 +2,7 @@
 
 GuiError
   AnswerError   the agent's answer cannot be understood
+    RefusalError  it understands, and says why it cannot
   StartError    the agent cannot be started
   StopError     the agent cannot be asked to stop
 """
@@ -13,6 +14,10 @@ class GuiError(Exception):
 
 class AnswerError(GuiError):
     """The agent's answer cannot be understood."""
+
+
+class RefusalError(AnswerError):
+    """The agent understands the question and cannot do what it asks."""
 
 
 class StartError(GuiError):

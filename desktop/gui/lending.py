@@ -1,10 +1,11 @@
 """The switch: what the owner asked for, what the agent says and whether its process lives, as one stream of snapshots.
 
-OFF --toggle--> STARTING --an answer--> RUNNING --toggle--> STOPPING --its process ends--> OFF
- ^------------------+--------------------+ its process ends by itself: OFF with its last words
-any --an answer that cannot be used--> TROUBLE --toggle--> STOPPING
+STARTING --an answer--> RUNNING: the switch is the agent's, which keeps it and answers while lending is off, too
+ ^  toggle   '-------------+--- its process ends by itself: OFF with its last words
+OFF <------ STOPPING <--toggle-- TROUBLE <-- any: an answer that cannot be used
 """
 
+import contextlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,13 +28,16 @@ class Lending(QObject):
 
     changed = Signal(object)
     """A new ``Snapshot``."""
+    refused = Signal(str)
+    """The agent cannot do what the owner asked; a sentence."""
 
     def __init__(self, socket: Path, command: Sequence[str], log: Path, parent: QObject | None = None) -> None:
         """Ask on ``socket``; start the agent by ``command``, with its log in ``log``."""
         super().__init__(parent)
         self.snapshot = Snapshot(Phase.OFF)
         self._command = tuple(command)
-        self._stopping = self._answered = self._lost = self._finishing = False
+        self._stopping = self._answered = self._lost = self._wanted = False
+        self._looked = False
         self._process = AgentProcess(log, self)
         self._process.ended.connect(self._ended)
         self._client = AgentClient(socket, self)
@@ -43,13 +47,14 @@ class Lending(QObject):
         self._orders = AgentClient(socket, self)
         self._orders.answered.connect(lambda *_: self._client.ask())
         self._orders.broken.connect(self._broken)
+        self._orders.refused.connect(self.refused)
         self._timer = QTimer(self, interval=SEEN_INTERVAL_MS)
         self._timer.timeout.connect(self._tick)
         self._patience = QTimer(self, singleShot=True, interval=STOP_PATIENCE_MS)
         self._patience.timeout.connect(self._lost_patience)
 
     def begin(self) -> None:
-        """Look for the agent now and from now on."""
+        """Look for the agent now and from now on, and start it where there is none."""
         self._timer.start()
         self._client.ask()
 
@@ -60,29 +65,43 @@ class Lending(QObject):
             self._client.ask()
 
     def toggle(self) -> None:
-        """Start lending or stop it, whichever the switch stands against; while it is being stopped, nothing."""
+        """Lend or stop, whichever the switch stands against; an agent that cannot be talked to is ended."""
         if self.snapshot.phase is Phase.STOPPING:
             return
         try:
             if self.snapshot.phase is Phase.OFF:
+                self._wanted = True
                 self._start()
+            elif self.snapshot.phase is Phase.STARTING:
+                self._wanted = not self._wanted
+                self._show(Phase.STARTING)
+            elif self.snapshot.phase is Phase.RUNNING:
+                self._order({"on": not self.snapshot.is_on})
             else:
                 self._stop()
         except StartError as error:
+            self._wanted = False
             self._show(Phase.OFF, detail=str(error))
         except StopError as error:
             self._show(Phase.TROUBLE, detail=str(error))
 
     def pause(self, seconds: int) -> None:
         """Ask the agent to pause for so long; 0 ends a pause, and what was to be finished goes on."""
-        self._finishing = self._finishing and seconds > 0
-        order: dict[str, object] = {"pause_s": seconds} if seconds else {"pause_s": 0, "finish": False}
-        self._orders.ask(LENDING, json.dumps(order).encode())
+        self._order({"pause_s": seconds} if seconds else {"pause_s": 0, "finish": False})
 
     def finish(self) -> None:
-        """Ask the agent to complete what runs and then to end."""
-        self._finishing = True
-        self._orders.ask(LENDING, b'{"finish": true}')
+        """Ask the agent to complete what runs and then to switch off."""
+        self._order({"finish": True})
+
+    def leave(self) -> None:
+        """The window ends: an agent that was started for it and lends to nobody ends, too."""
+        status = self.snapshot.status
+        if self._process.is_ours and status is not None and not status.on:
+            with contextlib.suppress(StopError):
+                self._process.ask_to_stop()
+
+    def _order(self, order: dict[str, object]) -> None:
+        self._orders.ask(LENDING, json.dumps(order).encode())
 
     def _start(self) -> None:
         self._show(Phase.STARTING)
@@ -114,9 +133,19 @@ class Lending(QObject):
         self._answered, self._lost = True, False
         if not self._stopping:
             self._patience.stop()
+        if self._wanted:
+            self._wanted = False
+            if not status.on:
+                self._order({"on": True})
+                return  # Its answer follows at once.
         self._show(Phase.STOPPING if self._stopping else Phase.RUNNING, status)
 
     def _absent(self) -> None:
+        if not self._looked:
+            self._looked = True
+            if not self._process.pid and self.snapshot.phase is Phase.OFF:
+                self._open()
+                return
         if not (self._process.is_ours or self._answered):
             self._process.let_go()  # Some other program listened there for a while.
         if not self._process.pid:
@@ -133,13 +162,20 @@ class Lending(QObject):
         else:
             self._show(Phase.STARTING)
 
+    def _open(self) -> None:
+        """The first look found nobody: start the agent, which lends or rests as its owner left it."""
+        try:
+            self._start()
+        except StartError as error:
+            self._show(Phase.OFF, detail=str(error))
+
     def _broken(self, text: str) -> None:
         if not self._stopping:
             self._show(Phase.TROUBLE, detail=text)
 
     def _ended(self) -> None:
-        asked = self._stopping or self._finishing
-        self._stopping = self._answered = self._lost = self._finishing = False
+        asked = self._stopping
+        self._stopping = self._answered = self._lost = self._wanted = False
         self._patience.stop()
         self._show(Phase.OFF, detail="" if asked else self._process.last_words())
 
@@ -149,7 +185,7 @@ class Lending(QObject):
         self._show(Phase.TROUBLE, detail=text.format(STOP_PATIENCE_MS // 1000))
 
     def _show(self, phase: Phase, status: Status | None = None, detail: str = "") -> None:
-        snapshot = Snapshot(phase, status, detail)
+        snapshot = Snapshot(phase, status, detail, self._wanted)
         if snapshot != self.snapshot:
             self.snapshot = snapshot
             self.changed.emit(snapshot)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -10,6 +10,7 @@ from msgspec import Meta
 from desktop.gui.errors import AnswerError
 
 MAX_TASKS = 64  # As many leases as a node may hold.
+MAX_REFUSAL = 1000
 MAX_SHOWN = 300  # Characters of foreign text on a line of the window; the agent's log has the rest.
 
 ShortText = Annotated[str, Meta(max_length=300)]
@@ -40,11 +41,46 @@ class Task(msgspec.Struct, frozen=True):
     round: Count | None = None
     step: Count | None = None
     loss: float | None = None
+    share: Annotated[float, Meta(ge=0, le=1)] | None = None
 
     @property
     def is_live(self) -> bool:
         """It still wants the device."""
         return self.state in ("fetching", "starting", "running")
+
+
+Reals = Annotated[float, Meta(ge=-1e15, le=1e15)]
+
+
+class GpuMeter(msgspec.Struct, frozen=True):
+    """One GPU; None: not told. Memory in MB, power in watts."""
+
+    index: Index
+    name: ShortText
+    memory_mb: Count
+    percent: Count | None = None
+    used_mb: Count | None = None
+    celsius: Annotated[int, Meta(ge=-100, le=1000)] | None = None
+    watts: Reals | None = None
+    power_cap: Reals | None = None
+
+
+class Meters(msgspec.Struct, frozen=True):
+    """How hard the computer works; rates in bytes a second."""
+
+    gpus: Annotated[tuple[GpuMeter, ...], Meta(max_length=64)] = ()
+    processor: Reals | None = None
+    jobs_mb: Count | None = None
+    up: Reals = 0.0
+    down: Reals = 0.0
+
+
+class Reason(msgspec.Struct, frozen=True):
+    """Why it does not lend; ``until``: Unix seconds."""
+
+    cause: ShortText
+    detail: ShortText = ""
+    until: Annotated[float, Meta(ge=0, le=1e11)] | None = None
 
 
 class Status(msgspec.Struct, frozen=True):
@@ -54,7 +90,7 @@ class Status(msgspec.Struct, frozen=True):
     payout: ShortText
     name: ShortText
     coordinator: Annotated[str, Meta(max_length=2100)]
-    state: Literal["starting", "connecting", "online", "away", "refused", "stopping"]
+    state: Literal["off", "starting", "connecting", "online", "away", "refused", "stopping"]
     reason: LongText
     note: LongText
     profile: Profile
@@ -64,6 +100,17 @@ class Status(msgspec.Struct, frozen=True):
     lending: LongText = ""
     lending_state: Literal["off", "lending", "finishing", "paused", "away"] = "lending"
     paused: bool = False
+    on: bool = True
+    trouble: LongText = ""
+    reasons: Annotated[tuple[Reason, ...], Meta(max_length=32)] = ()
+    today: Units = 0
+    week: Units = 0
+    meters: Meters | None = None
+    max_celsius: Count = 0
+    memory_mb: Count = 0
+    watts: Count = 0
+    last_event: Count = 0
+    electricity: Units = 0
 
     @property
     def live(self) -> tuple[Task, ...]:
@@ -71,19 +118,171 @@ class Status(msgspec.Struct, frozen=True):
         return tuple(sorted((task for task in self.tasks if task.is_live), key=lambda task: task.state != "running"))
 
 
-_DECODER = msgspec.json.Decoder(Status)
+class JobEarnings(msgspec.Struct, frozen=True):
+    """What one job has brought; ``standing`` and ``why`` as ``desktop.agent.earnings`` has them."""
+
+    job: ShortText
+    verified: Units
+    paid: Units
+    first: Reals
+    changed: Reals
+    name: ShortText = ""
+    seconds: Reals = 0.0
+    standing: Literal["working", "paid", "pending", "not paid"] = "pending"
+    why: ShortText = ""
+    detail: LongText = ""
+    proof: LongText = ""
+
+
+class Wallet(msgspec.Struct, frozen=True):
+    """The payout wallet as the ledger showed it."""
+
+    address: ShortText
+    balance: Units
+
+
+class Day(msgspec.Struct, frozen=True):
+    """``day``: 2026-11-22."""
+
+    day: ShortText
+    verified: Units
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """Everything earned."""
+
+    verified: Units
+    paid: Units
+    wallet: Wallet | None
+    jobs: Annotated[tuple[JobEarnings, ...], Meta(max_length=1000)]
+    today: Units = 0
+    week: Units = 0
+    days: Annotated[tuple[Day, ...], Meta(max_length=400)] = ()
+
+
+class Event(msgspec.Struct, frozen=True):
+    """Something that happened."""
+
+    number: Count
+    at: Reals
+    severity: Literal["info", "warning", "error"]
+    kind: ShortText
+    text: LongText
+    detail: dict[str, str] = {}
+
+
+class Events(msgspec.Struct, frozen=True):
+    """The newest first."""
+
+    events: Annotated[tuple[Event, ...], Meta(max_length=1000)]
+
+
+class Check(msgspec.Struct, frozen=True):
+    """One step of a self-test."""
+
+    name: ShortText
+    state: Literal["waiting", "running", "good", "warning", "bad"] = "waiting"
+    code: ShortText = ""
+    text: LongText = ""
+    detail: dict[str, str] = {}
+
+
+class SelfTest(msgspec.Struct, frozen=True):
+    """All steps."""
+
+    checks: Annotated[tuple[Check, ...], Meta(max_length=32)]
+    running: bool = False
+    can_lend: bool = False
+
+
+class Withdrawal(msgspec.Struct, frozen=True):
+    """What sending costs, in lamports, or has cost."""
+
+    target: ShortText
+    amount: Units
+    held: Units
+    fee: Units
+    rent: Units
+    sol: Units
+    signature: ShortText = ""
+
+
+class SettingsView(msgspec.Struct, frozen=True):
+    """The owner's settings as they are, and what this computer has; pages know the names of ``settings``."""
+
+    settings: dict[str, str | int | float | bool]
+    address: ShortText
+    processors: Count
+    memory_mb_here: Count
+    gpus: Annotated[tuple[GpuMeter, ...], Meta(max_length=64)]
+    version: ShortText = ""
+    effect: Literal["now", "rejoin", "restart"] = "now"
+
+
+class RulesView(msgspec.Struct, frozen=True):
+    """When it lends; pages know the names of ``rules``."""
+
+    rules: dict[str, str | int | float | bool | list[str]]
+    bound: bool = True
+
+
+class LimitsView(msgspec.Struct, frozen=True):
+    """How much of the line; bytes."""
+
+    limits: dict[str, int | bool | None]
+    month: ShortText
+    used: Count
+
+
+class Support(msgspec.Struct, frozen=True):
+    """A report for somebody who helps."""
+
+    text: Annotated[str, Meta(max_length=1 << 20)]
+
+
+class BackupDone(msgspec.Struct, frozen=True):
+    """A backup was written."""
+
+    file: LongText
+    address: ShortText
+
+
+class Words(msgspec.Struct, frozen=True):
+    """The key as words."""
+
+    words: ShortText
+
+
+class _Refusal(msgspec.Struct, frozen=True):
+    detail: str
+
+
+_T = TypeVar("_T")
+
+
+def read(body: bytes, kind: type[_T]) -> _T:
+    """Understand one of the agent's documents.
+
+    Raises:
+        AnswerError: it is none, or out of bounds; the text says where.
+    """
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise AnswerError(str(error)) from error
 
 
 def read_status(body: bytes) -> Status:
-    """Understand the answer to ``GET /v1/status``.
+    """Understand the answer to ``GET /v1/status``; raises AnswerError."""
+    return read(body, Status)
 
-    Raises:
-        AnswerError: it is no status, or out of bounds; the text says where.
-    """
+
+def read_refusal(body: bytes) -> str:
+    """The agent's reason, or what it said instead of one."""
     try:
-        return _DECODER.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise AnswerError(str(error)) from error
+        return plain(read(body, _Refusal).detail, MAX_REFUSAL)
+    except AnswerError:
+        return plain(body.decode(errors="replace"), 80)
 
 
 def plain(text: str, limit: int = MAX_SHOWN) -> str:
@@ -104,13 +303,19 @@ class Phase(Enum):
 
 @dataclass(frozen=True)
 class Snapshot:
-    """All that the windows show at one moment. ``status`` is there while RUNNING; ``detail`` says why, where that is known."""
+    """All that the windows show at one moment. ``status`` is there while RUNNING; ``detail`` says why, where that is known.
+
+    ``wanted``: the agent is being started in order to lend.
+    """
 
     phase: Phase
     status: Status | None = None
     detail: str = ""
+    wanted: bool = False
 
     @property
     def is_on(self) -> bool:
         """How the switch stands: on wherever there is something that flipping it could stop."""
-        return self.phase in (Phase.STARTING, Phase.RUNNING, Phase.TROUBLE)
+        if self.status is not None and self.phase is Phase.RUNNING:
+            return self.status.on
+        return self.phase is Phase.TROUBLE or (self.phase is Phase.STARTING and self.wanted)

@@ -34,7 +34,7 @@ class PauseMenu(QMenu):
     def show_snapshot(self, snapshot: Snapshot) -> None:
         """Offer what makes sense now."""
         status = snapshot.status
-        runs = snapshot.phase is Phase.RUNNING and status is not None
+        runs = snapshot.phase is Phase.RUNNING and status is not None and status.on
         self.setEnabled(runs)
         self.menuAction().setVisible(runs)
         finishing = status is not None and status.lending_state == "finishing"

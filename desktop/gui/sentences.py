@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from enum import Enum
 
-from PySide6.QtCore import QObject
+from PySide6.QtCore import QDateTime, QLocale, QObject
 
-from desktop.gui.model import Phase, Snapshot, Status, Task, plain
+from desktop.gui.model import Phase, Reason, Snapshot, Status, Task, plain
 
 
 class Mood(Enum):
@@ -13,6 +13,7 @@ class Mood(Enum):
 
     LENDING = "lending"
     WAITING = "waiting"
+    PAUSED = "paused"
     OFF = "off"
     TROUBLE = "trouble"
 
@@ -35,45 +36,100 @@ class Sentences(QObject):
             case Phase.OFF if snapshot.detail:
                 return Sentence(Mood.TROUBLE, self.tr("The agent does not run."), plain(snapshot.detail))
             case Phase.OFF:
-                reason = self.tr("No agent runs on this computer: it is all yours.")
-                return Sentence(Mood.OFF, self.tr("Lending is off."), reason)
+                return self._off()
+            case Phase.STARTING if not snapshot.wanted:
+                return Sentence(Mood.WAITING, self.tr("One moment."), self.tr("Cottage's agent is starting."))
             case Phase.STARTING:
-                reason = self.tr(
-                    "The agent checks its sandbox and measures this computer. The first time takes about a minute."
-                )
-                return Sentence(Mood.WAITING, self.tr("Getting ready."), reason)
+                return self._getting_ready()
             case Phase.STOPPING:
-                return Sentence(
-                    Mood.WAITING, self.tr("Stopping."), self.tr("The agent hands over what it has done and ends.")
-                )
+                return self._stopping()
             case Phase.TROUBLE:
                 return Sentence(Mood.TROUBLE, self.tr("The agent needs your attention."), plain(snapshot.detail))
             case Phase.RUNNING:
                 assert snapshot.status is not None
                 return self._running(snapshot.status)
 
+    def _off(self) -> Sentence:
+        return Sentence(Mood.OFF, self.tr("Lending is off."), self.tr("This computer is all yours."))
+
     def _running(self, status: Status) -> Sentence:
         reason = plain(status.reason)
+        if status.trouble:
+            headline = self.tr("Jobs cannot run here yet.") if status.on else self.tr("Lending has stopped.")
+            return Sentence(Mood.TROUBLE, headline, plain(status.trouble))
+        if not status.on:
+            return self._off() if status.state == "off" else self._stopping()
         match status.state:
-            case "starting" | "connecting":
+            case "off" | "starting":
+                return self._getting_ready()
+            case "connecting":
                 fallback = self.tr("Trying to reach {0}.").format(plain(status.coordinator, 100))
                 return Sentence(Mood.WAITING, self.tr("Not connected."), reason or fallback)
             case "refused":
                 return Sentence(Mood.TROUBLE, self.tr("The coordinator refuses this computer."), reason)
             case "stopping":
-                return Sentence(
-                    Mood.WAITING, self.tr("Stopping."), self.tr("The agent hands over what it has done and ends.")
-                )
+                return self._stopping()
             case "away":
-                return Sentence(Mood.WAITING, self.tr("Paused."), reason)
+                return self._paused(status)
             case "online" if status.lending_state == "finishing":
                 return Sentence(
                     Mood.LENDING, self.tr("Finishing."), self.tr("What runs is completed; then lending stops.")
                 )
             case "online" if status.lending_state == "paused":
-                return Sentence(Mood.WAITING, self.tr("Paused."), plain(status.lending))
+                return self._paused(status)
             case "online":
                 return self._online(status)
+
+    def _getting_ready(self) -> Sentence:
+        reason = self.tr(
+            "The agent checks its sandbox and measures this computer. The first time takes about a minute."
+        )
+        return Sentence(Mood.WAITING, self.tr("Getting ready."), reason)
+
+    def _stopping(self) -> Sentence:
+        reason = self.tr("The agent hands over what it has done; what was verified is paid.")
+        return Sentence(Mood.WAITING, self.tr("Stopping."), reason)
+
+    def _paused(self, status: Status) -> Sentence:
+        if not status.reasons:
+            return Sentence(Mood.PAUSED, self.tr("Paused."), plain(status.lending or status.reason))
+        first = status.reasons[0]
+        headline = self.tr("Paused.")
+        if first.until is not None:
+            headline = self.tr("Paused until {0}.").format(moment(first.until))
+        kept = "" if status.lending_state == "away" else self.tr("The job waits a moment, nothing is lost.")
+        return Sentence(Mood.PAUSED, headline, f"{self._cause(first)} {kept}".strip())
+
+    def _cause(self, reason: Reason) -> str:
+        """Why, and what ends it."""
+        detail = plain(reason.detail, 60)
+        match reason.cause:
+            case "owner":
+                return self.tr("You asked for a pause. It goes on by itself.")
+            case "game":
+                return self.tr("{0} is running. It goes on a minute after that ends.").format(detail)
+            case "in use":
+                return self.tr("Somebody is at the computer. It goes on when nobody is.")
+            case "idle unknown":
+                return self.tr(
+                    "This system does not tell whether somebody is here. Settings, When: lend while I work, too."
+                )
+            case "battery":
+                return self.tr("The computer runs on battery. It goes on when mains are back.")
+            case "hours":
+                return self.tr("These are not your lending hours.")
+            case "temperature":
+                return self.tr("The GPU is at {0} °C. It goes on when it has cooled down.").format(detail)
+            case "vram":
+                return self.tr("Your own programs use {0} GB of the GPU's memory.").format(detail)
+            case "metered":
+                return self.tr("The network costs by the byte.")
+            case "cap":
+                return self.tr("This month's data is used up. Settings, How much: the monthly cap.")
+            case "disk":
+                return self.tr("Only {0} GB are free on the disk.").format(detail)
+            case _:
+                return detail
 
     def _online(self, status: Status) -> Sentence:
         live = status.live
@@ -139,7 +195,27 @@ class Sentences(QObject):
                 return self.tr("lending")
             case Mood.WAITING:
                 return self.tr("waiting")
+            case Mood.PAUSED:
+                return self.tr("paused")
             case Mood.OFF:
                 return self.tr("off")
             case Mood.TROUBLE:
                 return self.tr("needs your attention")
+
+
+def moment(unix_s: float) -> str:
+    """A time of day, with the day where it is another, as people here write it."""
+    then, now = QDateTime.fromSecsSinceEpoch(int(unix_s)), QDateTime.currentDateTime()
+    clock = QLocale().toString(then.time(), QLocale.FormatType.ShortFormat)
+    if then.date() == now.date():
+        return clock
+    if abs(now.date().daysTo(then.date())) < 7:
+        return f"{QLocale().toString(then.date(), 'ddd')} {clock}"
+    return f"{QLocale().toString(then.date(), QLocale.FormatType.ShortFormat)} {clock}"
+
+
+def money(units: int) -> str:
+    """Millionths of the token as people here write an amount: two decimals, more where it is small."""
+    value = abs(units) / 1e6
+    places = 2 if value >= 0.1 or not units else 4 if value >= 0.001 else 6
+    return QLocale().toString(units / 1e6, "f", places)

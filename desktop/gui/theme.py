@@ -1,4 +1,4 @@
-"""Colours, light and dark, and the four shapes of the state. Text on its ground has a contrast of at least 4.5 to 1."""
+"""Colours, light and dark, and the shapes of the states. Text on its ground has a contrast of at least 4.5 to 1."""
 
 from dataclasses import dataclass
 
@@ -25,13 +25,16 @@ class Theme:
     waiting: str
     off: str
     trouble: str
+    gauge: str
+    bar: str
+    edge: str
 
     def mood(self, mood: Mood) -> QColor:
         """The colour of a state."""
         match mood:
             case Mood.LENDING:
                 return QColor(self.lending)
-            case Mood.WAITING:
+            case Mood.WAITING | Mood.PAUSED:
                 return QColor(self.waiting)
             case Mood.OFF:
                 return QColor(self.off)
@@ -41,11 +44,11 @@ class Theme:
 
 LIGHT = Theme(
     ground="#f6f3ef", card="#ffffff", line="#e4ddd5", text="#1d1a17", dim="#6a6159", brand="#a8431a", on_brand="#ffffff",
-    lending="#0f7f57", waiting="#8a5a00", off="#7d746b", trouble="#b3261e",
+    lending="#0f7f57", waiting="#8a5a00", off="#7d746b", trouble="#b3261e", gauge="#a8431a", bar="#a9cdbd", edge="#8c8279",
 )  # fmt: skip
 DARK = Theme(
     ground="#141210", card="#1e1b18", line="#39332d", text="#f3eee9", dim="#a79d93", brand="#f08a54", on_brand="#1d1a17",
-    lending="#2fd18b", waiting="#f2b84b", off="#8f857b", trouble="#ff7b72",
+    lending="#2fd18b", waiting="#f2b84b", off="#8f857b", trouble="#ff7b72", gauge="#f08a54", bar="#285b45", edge="#776d64",
 )  # fmt: skip
 
 
@@ -74,8 +77,40 @@ def palette_of(theme: Theme) -> QPalette:
     return palette
 
 
+def style_of(theme: Theme) -> str:
+    """What a palette cannot say: rounded buttons and fields, and the row of pages."""
+    return f"""
+    QPushButton {{ background: {theme.card}; color: {theme.text}; border: 1px solid {theme.edge}; border-radius: 8px;
+        padding: 6px 14px; }}
+    QPushButton:hover {{ border-color: {theme.brand}; }}
+    QPushButton:pressed {{ background: {theme.line}; }}
+    QPushButton:focus {{ border: 2px solid {theme.brand}; padding: 5px 13px; }}
+    QPushButton:disabled {{ color: {theme.dim}; border-color: {theme.line}; }}
+    QPushButton[role="main"] {{ background: {theme.brand}; color: {theme.on_brand}; border-color: {theme.brand}; }}
+    QPushButton[role="main"]:focus {{ border: 2px solid {theme.text}; }}
+    QPushButton[role="main"]:disabled {{ background: {theme.line}; color: {theme.dim}; border-color: {theme.line}; }}
+    QPushButton[role="page"] {{ background: transparent; border: 2px solid transparent; color: {theme.dim}; padding: 6px 10px; }}
+    QPushButton[role="page"]:checked {{ color: {theme.text}; background: {theme.line}; }}
+    QPushButton[role="page"]:focus {{ border: 2px solid {theme.brand}; }}
+    QPushButton[role="link"] {{ background: transparent; border: 2px solid transparent; color: {theme.brand}; padding: 2px 4px; }}
+    QPushButton[role="link"]:focus {{ border: 2px solid {theme.brand}; }}
+    QLineEdit, QPlainTextEdit {{ background: {theme.ground}; border: 1px solid {theme.edge}; border-radius: 8px;
+        padding: 6px 8px; }}
+    QLineEdit:focus, QPlainTextEdit:focus {{ border: 2px solid {theme.brand}; padding: 5px 7px; }}
+    QRadioButton::indicator {{ width: 12px; height: 12px; border-radius: 8px; border: 2px solid {theme.edge}; }}
+    QRadioButton::indicator:checked {{ border-color: {theme.brand}; background: qradialgradient(cx: 0.5, cy: 0.5, radius: 0.5,
+        fx: 0.5, fy: 0.5, stop: 0 {theme.brand}, stop: 0.55 {theme.brand}, stop: 0.65 {theme.card}, stop: 1 {theme.card}); }}
+    QRadioButton:focus {{ color: {theme.brand}; }}
+    QToolTip {{ background: {theme.card}; color: {theme.text}; border: 1px solid {theme.edge}; }}
+    QTableWidget {{ background: {theme.card}; border: none; selection-background-color: {theme.line};
+        selection-color: {theme.text}; }}
+    QTableWidget::item {{ padding: 2px 8px; }}
+    QHeaderView::section {{ background: {theme.card}; color: {theme.dim}; border: none; padding: 4px 8px; }}
+    """
+
+
 def draw_mood(painter: QPainter, box: QRectF, mood: Mood, theme: Theme) -> None:
-    """The state as a shape: disc with a tick, ring with a dot, ring with bars, ring with an exclamation mark."""
+    """The state as a shape: a disc with a tick, or a ring with a dot, two bars, a dash, or an exclamation mark."""
     unit = box.width() / 64
     colour = theme.mood(mood)
     painter.setRenderHint(QPainter.RenderHint.Antialiasing)
@@ -94,9 +129,11 @@ def draw_mood(painter: QPainter, box: QRectF, mood: Mood, theme: Theme) -> None:
         case Mood.WAITING:
             painter.setBrush(ink)
             painter.drawEllipse(at(32, 32), 5 * unit, 5 * unit)
-        case Mood.OFF:
+        case Mood.PAUSED:
             painter.drawLine(at(25, 23), at(25, 41))
             painter.drawLine(at(39, 23), at(39, 41))
+        case Mood.OFF:
+            painter.drawLine(at(23, 32), at(41, 32))
         case Mood.TROUBLE:
             painter.drawLine(at(32, 19), at(32, 34))
             painter.drawPoint(at(32, 45))

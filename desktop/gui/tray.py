@@ -1,14 +1,13 @@
-"""The tray icon: the state as a shape, and a menu of seven rows."""
+"""The tray icon: the state as a shape, and a menu of at most eight rows."""
 
 from PySide6.QtCore import QObject, QSettings, Signal, SignalInstance
 from PySide6.QtGui import QAction, QGuiApplication
 from PySide6.QtWidgets import QMenu, QSystemTrayIcon
 
-from desktop.gui.model import Phase, Snapshot
+from desktop.gui.model import Phase, Snapshot, Status
 from desktop.gui.pausing import PauseMenu
-from desktop.gui.sentences import Mood, Sentences
+from desktop.gui.sentences import Mood, Sentences, money
 from desktop.gui.theme import mood_icon, theme_of
-from ledger.money import show
 
 HINT_SHOWN = "tray/hint-shown"
 
@@ -18,6 +17,7 @@ class Tray(QObject):
 
     toggle_asked = Signal()
     open_asked = Signal()
+    settings_asked = Signal()
     quit_asked = Signal()
 
     def __init__(self, settings: QSettings, parent: QObject | None = None) -> None:
@@ -30,6 +30,7 @@ class Tray(QObject):
         self.pauses = PauseMenu()
         self.menu.addMenu(self.pauses)
         self._row(self.tr("&Open Cottage"), self.open_asked)
+        self._row(self.tr("S&ettings…"), self.settings_asked)
         self.menu.addSeparator()
         self.quit = self._row("", self.quit_asked)
         self.icon = QSystemTrayIcon(self)
@@ -51,14 +52,31 @@ class Tray(QObject):
         status = snapshot.status
         self.earned.setVisible(status is not None)
         if status is not None:
-            text = self.tr("Earned: {0} verified, {1} paid").format(show(status.verified), show(status.paid))
+            text = self.tr("Earned today {0}, in all {1}").format(money(status.today), money(status.verified))
             self.earned.setText(text)
-        self.icon.setToolTip(self.tr("Cottage: {0}").format(self._words.glance(sentence.mood)))
+        self.icon.setToolTip(self._tip(sentence.mood, status))
         self.toggle.setText(self.tr("&Stop lending") if snapshot.is_on else self.tr("&Start lending"))
         self.toggle.setEnabled(snapshot.phase is not Phase.STOPPING)
         self.pauses.show_snapshot(snapshot)
-        runs = snapshot.phase not in (Phase.OFF, Phase.STOPPING)
+        runs = snapshot.is_on
         self.quit.setText(self.tr("&Quit (lending goes on)") if runs else self.tr("&Quit"))
+
+    def _tip(self, mood: Mood, status: Status | None) -> str:
+        """Nothing from elsewhere: some trays read markup in it."""
+        parts = [self.tr("Cottage: {0}").format(self._words.glance(mood))]
+        gpus = status.meters.gpus if status is not None and status.meters is not None else ()
+        hottest = max((gpu.celsius for gpu in gpus if gpu.celsius is not None), default=None)
+        if hottest is not None:
+            parts.append(self.tr("{0} °C").format(hottest))
+        if status is not None and status.today:
+            parts.append(self.tr("{0} today").format(money(status.today)))
+        return ", ".join(parts)
+
+    def tell(self, text: str, is_warning: bool) -> None:
+        """A notification, where there is a tray to show it."""
+        if self.is_there():
+            kind = QSystemTrayIcon.MessageIcon.Warning if is_warning else QSystemTrayIcon.MessageIcon.Information
+            self.icon.showMessage(self.tr("Cottage"), text, kind)
 
     def recolour(self) -> None:
         """Draw the icon in the colours of now."""

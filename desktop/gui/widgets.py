@@ -1,9 +1,23 @@
 """Small parts of the window: they draw themselves from the palette and tell a screen reader what they show."""
 # ruff: noqa: N802 (Qt's own names of what is overridden)
 
-from PySide6.QtCore import QPoint, QRectF, QSize, Qt
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from PySide6.QtCore import QPoint, QPointF, QRectF, QSize, Qt, Signal
 from PySide6.QtGui import QColor, QFont, QPainter, QPaintEvent, QPen
-from PySide6.QtWidgets import QCheckBox, QFrame, QGridLayout, QLabel, QSizePolicy, QVBoxLayout, QWidget
+from PySide6.QtWidgets import (
+    QButtonGroup,
+    QCheckBox,
+    QFrame,
+    QGridLayout,
+    QHBoxLayout,
+    QLabel,
+    QPushButton,
+    QSizePolicy,
+    QVBoxLayout,
+    QWidget,
+)
 
 from desktop.gui.model import plain
 from desktop.gui.sentences import Mood
@@ -42,6 +56,48 @@ def _breakable(word: str) -> str:
     return _BREAK.join(word[start : start + LONGEST_WORD] for start in range(0, len(word), LONGEST_WORD))
 
 
+def button(text: str, act: Callable[[], object], role: str = "") -> QPushButton:
+    """A button; ``role``: main, page or link, "" for an ordinary one."""
+    made = QPushButton(text)
+    made.setProperty("role", role)
+    made.setAccessibleName(text.replace("&", "").removesuffix("…"))
+    made.clicked.connect(lambda _: act())
+    made.setCursor(Qt.CursorShape.PointingHandCursor)
+    return made
+
+
+class Choice(QWidget):
+    """One of a few, side by side."""
+
+    picked = Signal(str)
+
+    def __init__(self, name: str, options: Sequence[tuple[str, str]]) -> None:
+        """``options``: text and value of each; the first is picked."""
+        super().__init__()
+        self.setAccessibleName(name)
+        row = QHBoxLayout(self)
+        row.setContentsMargins(0, 0, 0, 0)
+        row.setSpacing(4)
+        self._group = QButtonGroup(self)
+        self._values = [value for _, value in options]
+        for number, (text, value) in enumerate(options):
+            one = button(text, partial(self.picked.emit, value), "page")
+            one.setCheckable(True)
+            one.setChecked(number == 0)
+            one.setAccessibleName(f"{name}: {text}")
+            self._group.addButton(one, number)
+            row.addWidget(one)
+
+    @property
+    def value(self) -> str:
+        """What is picked."""
+        return self._values[self._group.checkedId()]
+
+    def pick(self, value: str) -> None:
+        """Pick without a signal."""
+        self._group.button(self._values.index(value)).setChecked(True)
+
+
 class Switch(QCheckBox):
     """Shows how things stand; a click or the space bar asks for a change, and what comes of it is shown later."""
 
@@ -77,10 +133,21 @@ class Switch(QCheckBox):
         painter.setPen(Qt.PenStyle.NoPen)
         painter.setBrush(QColor(theme.lending if self.isChecked() else theme.off))
         painter.drawRoundedRect(track, track.height() / 2, track.height() / 2)
-        knob = track.height() - 8
-        left = track.right() - knob - 4 if self.isChecked() else track.left() + 4
+        gap = track.height() / 10
+        knob = track.height() - 2 * gap
+        left = track.right() - knob - gap if self.isChecked() else track.left() + gap
         painter.setBrush(QColor("white"))
-        painter.drawEllipse(QRectF(left, track.top() + 4, knob, knob))
+        painter.drawEllipse(QRectF(left, track.top() + gap, knob, knob))
+
+
+class Toggle(Switch):
+    """A small switch that moves at once."""
+
+    def sizeHint(self) -> QSize:
+        return QSize(52, 30)
+
+    def nextCheckState(self) -> None:
+        self.setChecked(not self.isChecked())
 
 
 class MoodMark(QWidget):
@@ -99,6 +166,42 @@ class MoodMark(QWidget):
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self)
         draw_mood(painter, QRectF(self.rect()), self._mood, theme_of(self.palette()))
+
+
+class CheckMark(QWidget):
+    """How a step of a test went: a tick, an exclamation mark, a cross, three dots, or nothing yet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setFixedSize(20, 20)
+        self._state = "waiting"
+
+    def set_state(self, state: str) -> None:
+        """Draw another state: good, warning, bad, running or waiting."""
+        self._state = state
+        self.update()
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        theme = theme_of(self.palette())
+        colours = {"good": theme.lending, "warning": theme.waiting, "bad": theme.trouble}
+        painter = QPainter(self)
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        style, cap, join = Qt.PenStyle.SolidLine, Qt.PenCapStyle.RoundCap, Qt.PenJoinStyle.RoundJoin
+        painter.setPen(QPen(QColor(colours.get(self._state, theme.dim)), 2.4, style, cap, join))
+        match self._state:
+            case "good":
+                painter.drawPolyline([QPointF(4, 10), QPointF(8.5, 14.5), QPointF(16, 5.5)])
+            case "warning":
+                painter.drawLine(QPointF(10, 4), QPointF(10, 11))
+                painter.drawPoint(QPointF(10, 15.5))
+            case "bad":
+                painter.drawLine(QPointF(5, 5), QPointF(15, 15))
+                painter.drawLine(QPointF(15, 5), QPointF(5, 15))
+            case "running":
+                for x in (5, 10, 15):
+                    painter.drawPoint(QPointF(x, 10))
+            case _:
+                painter.drawPoint(QPointF(10, 10))
 
 
 class Card(QFrame):

@@ -1,33 +1,27 @@
-"""The one window: the switch, the status sentence, this computer, its task, its earnings."""
+"""The one window: its four pages, and the first run in their place."""
 # ruff: noqa: N802 (Qt's own names of what is overridden)
 
 from collections.abc import Callable
 
 from PySide6.QtCore import QByteArray, QEvent, QSettings, Qt, QTimer, Signal
-from PySide6.QtGui import (
-    QAccessible,
-    QAccessibleAnnouncementEvent,
-    QCloseEvent,
-    QGuiApplication,
-    QHideEvent,
-    QKeySequence,
-    QMoveEvent,
-    QResizeEvent,
-    QShortcut,
-    QShowEvent,
-)
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QPushButton, QScrollArea, QVBoxLayout, QWidget
+from PySide6.QtGui import QCloseEvent, QHideEvent, QKeySequence, QMoveEvent, QResizeEvent, QShortcut, QShowEvent
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QScrollArea, QStackedWidget, QVBoxLayout, QWidget
 
-from desktop.gui.model import Snapshot, Status
-from desktop.gui.pausing import PauseMenu
-from desktop.gui.sentences import Sentences
-from desktop.gui.widgets import Card, MoodMark, Rows, Switch, Text
-from ledger.money import show
+from desktop.gui.activity import ActivityPage
+from desktop.gui.client import Calls
+from desktop.gui.errors import AnswerError
+from desktop.gui.home import HomePage
+from desktop.gui.model import Snapshot, Summary, read
+from desktop.gui.money import EarningsPage, WithdrawSheet
+from desktop.gui.settings import SettingsPages
+from desktop.gui.welcome import Welcome
+from desktop.gui.widgets import Choice, Text
 
 MIN_WIDTH, MIN_HEIGHT = 420, 360
+USUAL_WIDTH, USUAL_HEIGHT = 780, 820
 SAVE_DELAY_MS = 500  # A drag moves the window sixty times a second.
 GEOMETRY = "window/geometry"
-UNKNOWN = "–"
+HOME, EARNINGS, ACTIVITY, SETTINGS, WELCOME = range(5)
 
 
 class MainWindow(QWidget):
@@ -38,174 +32,93 @@ class MainWindow(QWidget):
     went_to_tray = Signal()
     seen = Signal(bool)
 
-    def __init__(self, settings: QSettings, stays_in_tray: Callable[[], bool]) -> None:
+    def __init__(self, settings: QSettings, stays_in_tray: Callable[[], bool], calls: Calls) -> None:
         super().__init__()
-        self._settings, self._stays_in_tray = settings, stays_in_tray
-        self._words = Sentences(self)
-        self._status: Status | None = None
+        self._settings, self._stays_in_tray, self._calls = settings, stays_in_tray, calls
+        self._last_event = self._earned = -1
         self._saving = QTimer(self, singleShot=True, interval=SAVE_DELAY_MS)
         self._saving.timeout.connect(self._save)
         self.setWindowTitle(self.tr("Cottage"))
         self.setMinimumSize(MIN_WIDTH, MIN_HEIGHT)
         self._build()
         self._restore()
+        self.go(HOME if self.welcome.is_done else WELCOME)
 
     # --- parts ----------------------------------------------------------------------------------------------------------
 
     def _build(self) -> None:
-        self.content = QWidget()
-        column = QVBoxLayout(self.content)
-        column.setContentsMargins(16, 16, 16, 16)
-        column.setSpacing(12)
-        for card in (self._switch_card(), self._task_card(), self._earnings_card(), self._computer_card()):
-            column.addWidget(card)
-        column.addStretch()
-        scroll = QScrollArea()
-        scroll.setWidgetResizable(True)
-        scroll.setFrameShape(QFrame.Shape.NoFrame)
-        scroll.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        scroll.setFocusPolicy(Qt.FocusPolicy.NoFocus)
-        self.content.setMinimumSize(1, 1)  # Or the scroll area takes wrapped texts for as tall as they are when narrow.
-        scroll.setWidget(self.content)
-        outer = QVBoxLayout(self)
-        outer.setContentsMargins(0, 0, 0, 0)
-        outer.addWidget(scroll)
+        self.home, self.earnings, self.activity = HomePage(), EarningsPage(self._calls), ActivityPage(self._calls)
+        self.settings, self.welcome = SettingsPages(self._calls, self._settings), Welcome(self._calls, self._settings)
+        self.stack, self.areas = QStackedWidget(), dict[int, QScrollArea]()
+        for number, page in enumerate((self.home, self.earnings, self.activity, self.settings, self.welcome)):
+            if number in (HOME, WELCOME):
+                self.areas[number] = _scrolled(page)
+            self.stack.addWidget(self.areas.get(number, page))
+        names = (self.tr("Overview"), self.tr("Earnings"), self.tr("Activity"), self.tr("Settings"))
+        self.pages = Choice(self.tr("Page"), [(name, str(number)) for number, name in enumerate(names)])
+        self.pages.picked.connect(lambda value: self.go(int(value)))
+        self.title = Text(size=3, bold=True)
+        self.title.say(self.tr("Cottage"))
+        self.title.setWordWrap(False)
+        top, column = QHBoxLayout(), QVBoxLayout(self)
+        top.addWidget(self.title, 1)
+        top.addWidget(self.pages)
+        column.setContentsMargins(16, 12, 16, 16)
+        column.setSpacing(10)
+        column.addLayout(top)
+        column.addWidget(self.stack, 1)
+        self.home.toggle_asked.connect(self.toggle_asked)
+        self.welcome.toggle_asked.connect(self.toggle_asked)
+        self.welcome.done.connect(lambda: self.go(HOME))
+        self.home.earnings.more_asked.connect(lambda: self.go(EARNINGS))
+        for page in (self.home.earnings, self.earnings):
+            page.withdraw_asked.connect(self._withdraw)
         QShortcut(QKeySequence.StandardKey.Close, self, self.close)
         QShortcut(QKeySequence("Ctrl+Q"), self, self.quit_asked.emit)
-        self.switch.setFocus()
+        for number in (HOME, EARNINGS, ACTIVITY, SETTINGS):
+            QShortcut(QKeySequence(f"Ctrl+{number + 1}"), self, lambda number=number: self.go(number))
 
-    def _switch_card(self) -> Card:
-        card, row, texts = Card(), QHBoxLayout(), QVBoxLayout()
-        self.switch = Switch(self.tr("Lend this computer"))
-        self.switch.clicked.connect(lambda _: self.toggle_asked.emit())
-        self.mark, self.headline, self.reason = MoodMark(), Text(size=5, bold=True), Text(dim=True)
-        self.pauses = PauseMenu(self)
-        self.pause = QPushButton(self.tr("&Pause"))
-        self.pause.setMenu(self.pauses)
-        self.pause.setAccessibleName(self.tr("Pause lending, or finish and stop"))
-        row.setSpacing(16)
-        texts.setSpacing(4)
-        texts.addWidget(self.headline)
-        texts.addWidget(self.reason)
-        texts.addWidget(self.pause, 0, Qt.AlignmentFlag.AlignLeft)
-        row.addWidget(self.switch)
-        row.addLayout(texts, 1)
-        row.addWidget(self.mark, 0, Qt.AlignmentFlag.AlignTop)
-        card.body.addLayout(row)
-        return card
+    def go(self, page: int) -> None:
+        """Show HOME, EARNINGS, ACTIVITY, SETTINGS or WELCOME."""
+        self.pages.setVisible(page != WELCOME)
+        self.stack.setCurrentIndex(page)
+        if page != WELCOME:
+            self.pages.pick(str(page))
+        if page == HOME:
+            self.home.switch.setFocus()
 
-    def _task_card(self) -> Card:
-        card = Card(self.tr("Current task"))
-        self.task = Rows()
-        for key, caption in (
-            ("job", self.tr("Job")),
-            ("place", self.tr("Place")),
-            ("state", self.tr("State")),
-            ("progress", self.tr("Progress")),
-        ):
-            self.task.add(key, caption)
-        self.no_task = Text(dim=True)
-        self.no_task.say(self.tr("No task."))
-        self._task_rows = QWidget()
-        self._task_rows.setLayout(self.task)
-        self.task.setContentsMargins(0, 0, 0, 0)
-        card.body.addWidget(self.no_task)
-        card.body.addWidget(self._task_rows)
-        return card
-
-    def _earnings_card(self) -> Card:
-        card, row = Card(self.tr("Earnings")), QHBoxLayout()
-        self.verified, self.paid = Text(size=8, bold=True), Text(size=8, bold=True)
-        for number, caption in (
-            (self.verified, self.tr("Verified, to be paid")),
-            (self.paid, self.tr("Paid out")),
-        ):
-            pair, label = QVBoxLayout(), Text(dim=True)
-            label.say(caption)
-            pair.setSpacing(0)
-            pair.addWidget(number)
-            pair.addWidget(label)
-            pair.addStretch()
-            row.addLayout(pair, 1)
-        card.body.addLayout(row)
-        return card
-
-    def _computer_card(self) -> Card:
-        card = Card(self.tr("This computer"))
-        self.computer = Rows()
-        for key, caption in (
-            ("name", self.tr("Name")),
-            ("device", self.tr("Device")),
-            ("address", self.tr("Address")),
-            ("payout", self.tr("Paid into")),
-            ("coordinator", self.tr("Works for")),
-        ):
-            self.computer.add(key, caption)
-        card.body.addLayout(self.computer)
-        self.copy = QPushButton(self.tr("&Copy address"))
-        self.copy.setAccessibleName(self.tr("Copy this computer's address"))
-        self.copy.clicked.connect(self._copy_address)
-        row = QHBoxLayout()
-        row.addStretch()
-        row.addWidget(self.copy)
-        card.body.addLayout(row)
-        return card
+    def _withdraw(self) -> None:
+        WithdrawSheet(self._calls, self).open()
 
     # --- what is shown --------------------------------------------------------------------------------------------------
 
     def show_snapshot(self, snapshot: Snapshot) -> None:
-        """Show all of ``snapshot``."""
-        sentence = self._words.describe(snapshot)
-        self.mark.set_mood(sentence.mood)
-        self._announce(sentence.headline)
-        self.headline.say(sentence.headline)
-        self.reason.say(sentence.reason)
-        self.switch.setChecked(snapshot.is_on)
-        self.switch.setAccessibleDescription(f"{sentence.headline} {sentence.reason}")
-        self.pauses.show_snapshot(snapshot)
-        self.pause.setVisible(self.pauses.isEnabled())
-        self._status = snapshot.status or self._status
-        self._show_task(snapshot.status)
-        self._show_known(self._status)
-
-    def _announce(self, headline: str) -> None:
-        """Have a screen reader say a new state at once, wherever its user is."""
-        if QAccessible.isActive() and headline != self.headline.text():
-            QAccessible.updateAccessibility(QAccessibleAnnouncementEvent(self.headline, headline))
-
-    def _show_task(self, status: Status | None) -> None:
-        tasks = (status.live or status.tasks[-1:]) if status else ()
-        self.no_task.setVisible(not tasks)
-        self._task_rows.setVisible(bool(tasks))
-        if tasks:
-            task, words = tasks[0], self._words
-            self.task.set_values(
-                job=f"{task.job_name} ({task.job[:8]})",
-                place=words.place(task),
-                state=words.state_of(task),
-                progress=words.progress(task),
-            )
-
-    def _show_known(self, status: Status | None) -> None:
-        """Name, address and earnings stay where the agent has ended: they are still true."""
-        self.copy.setEnabled(status is not None)
-        self.verified.say(show(status.verified) if status else UNKNOWN, self.tr("Verified"))
-        self.paid.say(show(status.paid) if status else UNKNOWN, self.tr("Paid out"))
+        """Show all of ``snapshot``; pages that are in sight ask for what is new."""
+        self.home.show_snapshot(snapshot)
+        self.welcome.show_snapshot(snapshot)
+        status = snapshot.status
         if status is None:
-            self.computer.set_values(**dict.fromkeys(("name", "device", "address", "payout", "coordinator"), UNKNOWN))
             return
-        memory = self.tr("{0:,} MB").format(status.profile.memory_mb)
-        self.computer.set_values(
-            name=status.name,
-            device=f"{status.profile.device} · {memory}",
-            address=status.node,
-            payout=self.tr("its own address") if status.payout == status.node else status.payout,
-            coordinator=status.coordinator,
-        )
+        self.earnings.show_power(status.electricity)
+        if status.verified + status.paid != self._earned:
+            self._earned = status.verified + status.paid
+            self._calls.get("earnings", self._take_earnings)
+        if status.last_event != self._last_event:
+            self._last_event = status.last_event
+            if self.activity.isVisible():
+                self.activity.refresh()
 
-    def _copy_address(self) -> None:
-        if self._status is not None:
-            QGuiApplication.clipboard().setText(self._status.node)
+    def _take_earnings(self, body: bytes) -> None:
+        try:
+            summary = read(body, Summary)
+        except AnswerError:
+            return  # The page of earnings says so where somebody looks.
+        self.home.earnings.show_days(summary.days)
+        self.earnings.show_summary(summary)
+
+    def show_refusal(self, text: str) -> None:
+        """Why the agent cannot do what was asked for."""
+        self.home.say(text)
 
     # --- its life -------------------------------------------------------------------------------------------------------
 
@@ -250,4 +163,14 @@ class MainWindow(QWidget):
     def _restore(self) -> None:
         kept = self._settings.value(GEOMETRY)
         if not (isinstance(kept, QByteArray) and self.restoreGeometry(kept)):
-            self.resize(560, 640)
+            self.resize(USUAL_WIDTH, USUAL_HEIGHT)
+
+
+def _scrolled(page: QWidget) -> QScrollArea:
+    area = QScrollArea()
+    area.setWidgetResizable(True)
+    area.setFrameShape(QFrame.Shape.NoFrame)
+    area.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+    area.setFocusPolicy(Qt.FocusPolicy.NoFocus)
+    area.setWidget(page)
+    return area

@@ -100,6 +100,25 @@ def http(body: bytes, first: str = "HTTP/1.1 200 OK", length: int | None = None)
     return behave
 
 
+def agent(documents: dict[str, bytes], orders: list[tuple[str, Any]] | None = None) -> Behaviour:
+    """Answers for an agent: the document of each resource; what is sent to one is kept in ``orders``."""
+
+    def behave(caller: socket.socket) -> None:
+        asked = caller.recv(65536)
+        head, _, body = asked.partition(b"\r\n\r\n")
+        method, target = head.split(b" ", 2)[:2]
+        name = target.decode().removeprefix("/v1/")
+        if method == b"POST" and orders is not None:
+            orders.append((name, json.loads(body)))
+        found = documents.get(f"POST {name}" if method == b"POST" else name, documents.get(name))
+        first = "HTTP/1.1 200 OK"
+        if found is None:
+            first, found = "HTTP/1.1 422 Unprocessable", b'{"detail": "the agent of this test cannot do that"}'
+        caller.sendall(f"{first}\r\nContent-Length: {len(found)}\r\n\r\n".encode() + found)
+
+    return behave
+
+
 def raw(data: bytes) -> Behaviour:
     """Send ``data`` and nothing else."""
 
@@ -144,6 +163,79 @@ def status(**changes: Any) -> bytes:
         "uptime": 60.0,
         "profile": {"name": "attic", "device": "NVIDIA GeForce RTX 4090", "kind": "cuda", "memory_mb": 24564,
                     "flops": 1e13, "env_class": "x", "sandbox": "docker", "agent_version": "0.1.0"},
-        "tasks": [], "links": [], "dropped": {}, "verified": 1_240_000, "paid": 143_200_000,
+        "tasks": [], "links": [], "dropped": {}, "verified": 153_240_000, "paid": 143_200_000,
+        "today": 1_240_000, "week": 9_870_000, "meters": METERS, "max_celsius": 78, "memory_mb": 16000, "last_event": 7,
     }  # fmt: skip
     return json.dumps(good | changes).encode()
+
+
+METERS = {
+    "gpus": [{"index": 0, "name": "NVIDIA GeForce RTX 4090", "memory_mb": 24564, "percent": 97, "used_mb": 14540, "celsius": 67,
+              "watts": 292.0, "power_cap": 300.0}],
+    "processor": 12.0, "jobs_mb": 3100, "up": 600_000.0, "down": 610_000.0,
+}  # fmt: skip
+DAY_S = 86_400
+
+
+def documents(**changes: bytes) -> dict[str, bytes]:
+    """Every document of an agent that has worked for a while."""
+    now = time.time()
+    amounts = (0, 620_000, 1_400_000, 2_100_000, 1_310_000, 3_200_000, 1_240_000)
+    days = [
+        {"day": time.strftime("%Y-%m-%d", time.localtime(now - (29 - n) * DAY_S)), "verified": amounts[n % 7] * (n > 9)}
+        for n in range(30)
+    ]
+
+    def job(number: int, name: str, **more: Any) -> dict[str, Any]:
+        first = {
+            "job": f"{number:02}" * 16,
+            "name": name,
+            "coordinator": "https://cottage.example",
+            "signature": "5x" * 30,
+        }
+        amounts = {
+            "verified": 1_240_000,
+            "paid": 1_240_000,
+            "first": now - number * DAY_S,
+            "changed": now,
+            "seconds": 9000.0,
+        }
+        proof = "cottage ledger check " + f"{number:02}" * 16
+        return first | amounts | {"standing": "paid", "why": "", "detail": "", "proof": proof} | more
+
+    jobs = [
+        job(0, "tiny-llama-code", standing="working", paid=0),
+        job(1, "a story teller", standing="pending", why="saving up", paid=0),
+        job(2, "gpt2-jsonl"),
+        job(3, "qwen3 (LoRA)", standing="not paid", why="failed", detail="out of memory", verified=0, paid=0),
+    ]
+    earnings = {"verified": 153_240_000, "paid": 143_200_000, "wallet": None, "jobs": jobs, "today": 1_240_000,
+                "week": 9_870_000, "days": days}  # fmt: skip
+    told = [
+        ("job began", "info", {"name": "tiny-llama-code"}), ("lending", "info", {"state": "lending"}),
+        ("lending", "info", {"state": "away", "cause": "game", "what": "bg3"}), ("paid", "info", {"amount": "1240000"}),
+        ("job failed", "warning", {"name": "qwen3 (LoRA)", "why": "out of memory"}), ("earned", "info", {"amount": "1240000"}),
+        ("started", "info", {}),
+    ]  # fmt: skip
+    events = [
+        {"number": 7 - n, "at": now - n * 3700, "severity": severity, "kind": kind, "text": kind, "detail": detail}
+        for n, (kind, severity, detail) in enumerate(told)
+    ]
+    settings = {
+        "settings": {"coordinator": "https://cottage.example", "name": "attic", "payout": "", "sandbox": "docker", "threads": 0,
+                     "memory_mb": 16000, "image": "cottage-trainer:latest", "stake": 0, "floor": 0, "loopback": False, "up": 0,
+                     "down": 0, "month": 0, "polite": False, "always": False, "gpu": 0, "disk_gb": 20, "watts": 0,
+                     "electricity": 300_000},
+        "address": "7Kq9dT3mVxXbq5rQ2nWgYh8sLpZcJfRtAeUvBnMkDiEo", "processors": 16, "memory_mb_here": 32000,
+        "gpus": METERS["gpus"], "version": "0.1.0",
+    }  # fmt: skip
+    rules = {"idle_minutes": 5, "on_battery": False, "for_games": True, "programs": ["blender"], "max_celsius": 78,
+             "band_celsius": 6, "hours": ("0" * 8 + "1" * 16) * 7, "on_metered": False, "free_disk": 10.0,
+             "own_vram": 6.0}  # fmt: skip
+    limits = {"limits": {"up": 5_000_000, "down": None, "month": 500_000_000_000, "polite": True}, "month": "2026-11",
+              "used": 12_340_000_000, "applied": True}  # fmt: skip
+    found = {"earnings": earnings, "activity": {"events": events}, "settings": settings,
+             "lending": {"rules": rules, "bound": True}, "limits": limits,
+             "support": {"text": "Cottage 0.1.0\n<name> <address>\n"}}  # fmt: skip
+    encoded = {name: json.dumps(one).encode() for name, one in found.items()}
+    return {"status": status(tasks=[task(share=0.62)])} | encoded | changes

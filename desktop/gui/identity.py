@@ -1,0 +1,145 @@
+"""The key of this computer, which is its name, its trust and its wallet: a backup of it, and its words."""
+
+from pathlib import Path
+
+from PySide6.QtCore import QSettings
+from PySide6.QtWidgets import QDialog, QFileDialog, QHBoxLayout, QLineEdit, QVBoxLayout, QWidget
+
+from desktop.gui.client import Calls
+from desktop.gui.errors import AnswerError
+from desktop.gui.model import BackupDone, Words, read
+from desktop.gui.widgets import Card, Text, button
+
+PATIENCE_MS = 20_000  # scrypt takes a third of a second, on a crowded machine some.
+MIN_PASSPHRASE = 8
+A_ROW = 4
+SAVED = "backup/saved"
+REMIND_AT = 1_000_000  # Verified millionths from which a lost key would hurt.
+
+
+class IdentityCard(Card):
+    """Both ways to keep the key."""
+
+    def __init__(self, calls: Calls) -> None:
+        super().__init__(self.tr("This computer's key"))
+        self._calls = calls
+        text = Text(dim=True)
+        text.say(
+            self.tr(
+                "The key is the wallet on this computer and its good name. Without a backup, a broken disk loses both."
+            )
+        )
+        row = QHBoxLayout()
+        row.addWidget(button(self.tr("Save a &backup…"), lambda: BackupSheet(calls, self).open()))
+        row.addWidget(button(self.tr("Show the 24 &words…"), lambda: WordsSheet(calls, self).open()))
+        row.addStretch()
+        self.body.addWidget(text)
+        self.body.addLayout(row)
+
+
+class BackupSheet(QDialog):
+    """A passphrase, twice, and a file."""
+
+    def __init__(self, calls: Calls, parent: QWidget | None = None, settings: QSettings | None = None) -> None:
+        super().__init__(parent)
+        self._calls, self._settings = calls, settings
+        self.setWindowTitle(self.tr("Save a backup"))
+        self.setMinimumWidth(420)
+        column, row = QVBoxLayout(self), QHBoxLayout()
+        column.addWidget(
+            _said(
+                self.tr("One encrypted file with key, settings and rules. Without the passphrase nobody can open it.")
+            )
+        )
+        self.first, self.second = QLineEdit(), QLineEdit()
+        for line, name in ((self.first, self.tr("Passphrase")), (self.second, self.tr("Once more"))):
+            line.setEchoMode(QLineEdit.EchoMode.Password)
+            line.setPlaceholderText(name)
+            line.setAccessibleName(name)
+            line.textEdited.connect(lambda _: self._judge())
+            column.addWidget(line)
+        self.said = Text(dim=True)
+        self.save = button(self.tr("&Save as…"), self._choose, "main")
+        row.addStretch()
+        row.addWidget(button(self.tr("&Close"), self.reject))
+        row.addWidget(self.save)
+        column.addWidget(self.said)
+        column.addLayout(row)
+        self._judge()
+
+    def _judge(self) -> None:
+        short, same = len(self.first.text()) < MIN_PASSPHRASE, self.first.text() == self.second.text()
+        self.save.setEnabled(not short and same)
+        if short:
+            self.said.say(self.tr("At least {0} characters.").format(MIN_PASSPHRASE))
+        else:
+            self.said.say("" if same else self.tr("The two differ."))
+
+    def _choose(self) -> None:
+        kind = self.tr("Cottage backup (*.cottage)")
+        name, _ = QFileDialog.getSaveFileName(
+            self, self.tr("Save a backup"), str(Path.home() / "cottage-key.cottage"), kind,
+            options=QFileDialog.Option.DontConfirmOverwrite,
+        )  # fmt: skip
+        if name:
+            self.write(name)
+
+    def write(self, name: str) -> None:
+        """Have the agent write the file ``name``."""
+        order = {"file": name, "passphrase": self.first.text()}
+        self._calls.post("backup", order, self._done, self.said.say, PATIENCE_MS)
+
+    def _done(self, body: bytes) -> None:
+        try:
+            done = read(body, BackupDone)
+        except AnswerError as error:
+            self.said.say(str(error))
+            return
+        if self._settings is not None:
+            self._settings.setValue(SAVED, True)
+        self.first.clear()
+        self.second.clear()
+        self.save.setEnabled(False)
+        self.said.say(self.tr("Saved in {0}. Keep it on another disk.").format(done.file))
+
+
+class WordsSheet(QDialog):
+    """The key as words, once somebody has said that nobody looks over their shoulder."""
+
+    def __init__(self, calls: Calls, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._calls = calls
+        self.setWindowTitle(self.tr("The 24 words"))
+        self.setMinimumWidth(460)
+        column, row = QVBoxLayout(self), QHBoxLayout()
+        column.addWidget(
+            _said(
+                self.tr("Whoever has these words has this computer's wallet. Write them on paper, and on nothing else.")
+            )
+        )
+        column.addWidget(_said(self.tr("Nobody of Cottage will ever ask for them, nor for those of another wallet.")))
+        self.words = Text(bold=True)
+        self.look = button(self.tr("&Show them"), self._ask)
+        row.addStretch()
+        row.addWidget(button(self.tr("&Close"), self.reject))
+        row.addWidget(self.look)
+        column.addWidget(self.words)
+        column.addLayout(row)
+
+    def _ask(self) -> None:
+        self.look.setEnabled(False)
+        self._calls.post("words", {}, self._show, self.words.say)
+
+    def _show(self, body: bytes) -> None:
+        try:
+            words = read(body, Words).words.split()
+        except AnswerError as error:
+            self.words.say(str(error))
+            return
+        self.words.say("   ".join(f"{number} {word}" for number, word in enumerate(words, 1)))
+
+
+def _said(text: str) -> Text:
+    label = Text(dim=True)
+    label.say(text)
+    return label
