@@ -78,11 +78,12 @@ class Desktop(QObject):
 
 
 def wear(theme: Theme) -> None:
-    """Show every widget in the colours of ``theme``."""
-    QApplication.setPalette(palette_of(theme))
+    """Show every widget in the colours of ``theme``. Costly: every widget is styled anew."""
     app = QApplication.instance()
     assert isinstance(app, QApplication)
-    app.setStyleSheet(style_of(theme))
+    if app.styleSheet() != (style := style_of(theme)):
+        QApplication.setPalette(palette_of(theme))
+        app.setStyleSheet(style)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -19,8 +19,9 @@ try:
     from shiboken6 import isValid
 
     from desktop.gui import lending
-    from desktop.gui.app import Desktop, application
-    from desktop.gui.theme import LIGHT, palette_of
+    from desktop.gui.app import Desktop, application, wear
+    from desktop.gui.theme import LIGHT
+    from desktop.gui.welcome import DONE
     from tests.desktop.gui.support import wait_for
 
     MISSING = ""
@@ -49,7 +50,7 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
 
 @pytest.fixture(scope="session")
 def app() -> "QApplication":
-    return application(["cottage"])
+    return application(["cottage"], "en")
 
 
 @pytest.fixture(autouse=True)
@@ -96,14 +97,26 @@ def open_desktop(app: "QApplication", home: Path, tmp_path: Path) -> Iterator[Op
     opened: list[Desktop] = []
 
     def make(*arguments: str, hidden: bool = False) -> Desktop:
-        command = (sys.executable, str(PROGRAM), "run", "--always", "--home", str(home), "--threads", "1", *arguments)
+        command = (
+            sys.executable,
+            str(PROGRAM),
+            "run",
+            "--stay",
+            "--always",
+            "--home",
+            str(home),
+            "--threads",
+            "1",
+            *arguments,
+        )
         settings = QSettings(str(tmp_path / "window.ini"), QSettings.Format.IniFormat)
+        settings.setValue(DONE, True)
         desktop = Desktop(home, command, settings, hidden)
         opened.append(desktop)
         return desktop
 
     yield make
-    QApplication.setPalette(palette_of(LIGHT))
+    wear(LIGHT)
     for desktop in opened:
         close(desktop)
 

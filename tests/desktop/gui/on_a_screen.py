@@ -15,6 +15,7 @@ from PySide6.QtWidgets import QWidget
 from desktop.gui.app import Desktop, application
 from desktop.gui.model import Phase
 from desktop.gui.theme import DARK, LIGHT
+from desktop.gui.welcome import DONE
 from tests.desktop.gui.support import http, listener, status, task, wait_for
 
 
@@ -36,11 +37,13 @@ def corner(window: QWidget) -> QRect:
 
 
 def main(home: Path, shots: Path) -> None:
-    application(["cottage"])
+    application(["cottage"], "en")
     seen: dict[str, object] = {}
     shots.mkdir(parents=True, exist_ok=True)
     with listener(home / "agent.sock", http(status(tasks=[task()]))):
-        desktop = Desktop(home, ("false",), QSettings(str(home / "w.ini"), QSettings.Format.IniFormat))
+        settings = QSettings(str(home / "w.ini"), QSettings.Format.IniFormat)
+        settings.setValue(DONE, True)
+        desktop = Desktop(home, ("false",), settings)
         tray, window = desktop.tray, desktop.window
         wait_for(lambda: desktop.lending.snapshot.phase is Phase.RUNNING, "an answer")
         wait_for(lambda: tray.is_there() and not tray.icon.geometry().isEmpty(), "the tray")

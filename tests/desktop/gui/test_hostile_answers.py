@@ -58,9 +58,9 @@ def test_an_answer_that_cannot_be_used_is_told_and_nothing_freezes(
         pulse = Pulse()
         wait_for(lambda: desktop.lending.snapshot.phase is Phase.TROUBLE, "trouble")
         window = desktop.window
-        assert window.headline.text() == "The agent needs your attention."
-        assert words in window.reason.accessibleName()
-        assert window.switch.isChecked()
+        assert window.home.headline.text() == "The agent needs your attention."
+        assert words in window.home.reason.accessibleName()
+        assert window.home.switch.isChecked()
         assert pulse.longest < LONGEST_PAUSE_MS
     wait_for(lambda: desktop.lending.snapshot.phase is Phase.OFF, "the end of the trouble")
 
@@ -71,14 +71,14 @@ def test_a_window_recovers_when_answers_become_usable_again(open_desktop: Callab
         desktop = open_desktop()
         for phase in (Phase.TROUBLE, Phase.RUNNING, Phase.TROUBLE, Phase.RUNNING):
             wait_for(lambda phase=phase: desktop.lending.snapshot.phase is phase, phase.value)
-        assert desktop.window.computer.value("name").text() == "cellar"
+        assert desktop.window.home.computer.value("name").text() == "cellar"
 
 
 def test_a_field_that_the_window_does_not_know_is_no_trouble(open_desktop: Callable[..., Desktop], home: Path) -> None:
     with listener(home / "agent.sock", http(status(invented_later={"a": [1, 2]}))):
         desktop = open_desktop()
         wait_for(lambda: desktop.lending.snapshot.phase is Phase.RUNNING, "running")
-        assert desktop.window.headline.text() == "Waiting for a job."
+        assert desktop.window.home.headline.text() == "Waiting for a job."
 
 
 def test_text_from_elsewhere_is_shown_as_text(open_desktop: Callable[..., Desktop], home: Path) -> None:
@@ -87,10 +87,10 @@ def test_text_from_elsewhere_is_shown_as_text(open_desktop: Callable[..., Deskto
         desktop = open_desktop()
         wait_for(lambda: desktop.lending.snapshot.phase is Phase.RUNNING, "running")
         shown = "<b>free</b> <img src=x> &quit �gnp��[2J"
-        label = desktop.window.computer.value("name")
+        label = desktop.window.home.computer.value("name")
         assert label.textFormat() is Qt.TextFormat.PlainText
         assert label.text() == shown
-        assert desktop.window.headline.text() == f"Lending to “{shown}”."
+        assert desktop.window.home.headline.text() == f"Lending to “{shown}”."
         assert desktop.tray.state.text() == f"Lending to “{shown.replace('&', '&&')}”."
         assert desktop.tray.icon.toolTip() == "Cottage: lending"
 
@@ -101,8 +101,8 @@ def test_a_name_without_spaces_does_not_widen_the_window(open_desktop: Callable[
         wait_for(lambda: desktop.lending.snapshot.phase is Phase.RUNNING, "running")
         desktop.window.resize(MIN_WIDTH, 700)
         wait_for(lambda: desktop.window.width() == MIN_WIDTH, "a narrow window")
-        assert desktop.window.content.width() <= MIN_WIDTH
-        assert len(desktop.window.reason.accessibleName()) == 300
+        assert desktop.window.home.width() <= MIN_WIDTH
+        assert len(desktop.window.home.reason.accessibleName()) == 300
 
 
 def test_a_socket_in_a_deep_folder_is_reached(app: object, tmp_path: Path) -> None:

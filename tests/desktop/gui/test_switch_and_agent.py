@@ -19,6 +19,7 @@ from tests.desktop.conftest import assignment, plan_of
 from tests.desktop.gui.conftest import PROGRAM, agent_of, close
 from tests.desktop.gui.support import Pulse, save_picture, wait_for
 from transport.identity import NodeKey
+from transport.wire.node import Refused
 
 OpenDesktop = Callable[..., Desktop]
 
@@ -28,11 +29,11 @@ def settings(coordinator: Any) -> tuple[str, ...]:
 
 
 def flip(desktop: Desktop) -> None:
-    QTest.mouseClick(desktop.window.switch, Qt.MouseButton.LeftButton)
+    QTest.mouseClick(desktop.window.home.switch, Qt.MouseButton.LeftButton)
 
 
 def until(desktop: Desktop, headline: str) -> None:
-    wait_for(lambda: desktop.window.headline.text() == headline, headline)
+    wait_for(lambda: desktop.window.home.headline.text() == headline, headline)
 
 
 def test_the_switch_starts_an_agent_and_stops_it(
@@ -40,24 +41,24 @@ def test_the_switch_starts_an_agent_and_stops_it(
 ) -> None:
     desktop = open_desktop(*settings(coordinator_thread))
     until(desktop, "Lending is off.")
-    assert desktop.window.reason.text() == "No agent runs on this computer: it is all yours."
+    assert desktop.window.home.reason.text() == "This computer is all yours."
+    assert not desktop.window.home.switch.isChecked()
     pulse = Pulse()
     flip(desktop)
-    assert desktop.window.headline.text() == "Getting ready."
-    assert desktop.window.switch.isChecked()
+    wait_for(desktop.window.home.switch.isChecked, "the switch")
     until(desktop, "Waiting for a job.")
     node = NodeKey.load_or_generate(home / "node.key").address
-    assert desktop.window.computer.value("address").accessibleName() == f"Address: {node}"
-    assert desktop.window.computer.value("name").text() == "attic"
+    assert desktop.window.home.computer.value("address").accessibleName() == f"Address: {node}"
+    assert desktop.window.home.computer.value("name").text() == "attic"
     assert agent_of(home) is not None
+    pid = agent_of(home)
     flip(desktop)
-    assert desktop.window.headline.text() == "Stopping."
-    assert not desktop.window.switch.isChecked()
-    flip(desktop)  # Too late to change one's mind; nothing happens.
+    wait_for(lambda: not desktop.window.home.switch.isChecked(), "the switch")
     until(desktop, "Lending is off.")
-    assert agent_of(home) is None
+    assert agent_of(home) == pid  # It answers the pages while lending is off.
+    assert (home / "switch").read_text() == "off\n"
     assert coordinator_thread.double.goodbyes == ["the owner stopped the agent"]
-    assert desktop.window.computer.value("name").text() == "attic"
+    assert desktop.window.home.computer.value("name").text() == "attic"
     assert pulse.longest < 700
 
 
@@ -66,18 +67,18 @@ def test_a_task_is_shown_with_its_place_and_state(
 ) -> None:
     desktop, double = open_desktop(*settings(coordinator_thread)), coordinator_thread.double
     window = desktop.window
+    until(desktop, "Lending is off.")
     flip(desktop)
     until(desktop, "Waiting for a job.")
     node = NodeKey.load_or_generate(home / "node.key").address
     assign = assignment(double, plan_of((0, 0, node)), 0, 0, "checkpoint")
     coordinator_thread.run(double.assign(node, assign))
     until(desktop, "Lending to “checkpoint”.")
-    assert window.task.value("job").text() == "checkpoint (01234567)"
-    assert window.task.value("place").text() == "Stage 0, replica 0"
-    assert window.task.value("state").text() == "Running"
-    assert not window.no_task.isVisible()
+    assert window.home.task.text().startswith("Stage 0, replica 0 · Running")
+    assert window.home.meters.isVisible()
+    assert desktop.window.home.earnings.number("today").text() == "0.00"
     assert desktop.tray.state.text() == "Lending to “checkpoint”."
-    assert desktop.tray.earned.text() == "Earned: 0 verified, 0 paid"
+    assert desktop.tray.earned.text() == "Earned today 0.00, in all 0.00"
     save_picture(window, "desktop_lending")
 
 
@@ -85,16 +86,16 @@ def test_a_pause_is_asked_for_in_the_tray_and_ended_in_the_window(
     open_desktop: OpenDesktop, home: Path, coordinator_thread: Any
 ) -> None:
     desktop, double = open_desktop(*settings(coordinator_thread)), coordinator_thread.double
-    assert not desktop.window.pause.isVisible()
+    assert not desktop.window.home.pause.isVisible()
     assert not desktop.tray.pauses.menuAction().isVisible()
+    until(desktop, "Lending is off.")
     flip(desktop)
     until(desktop, "Waiting for a job.")
-    tray, window = desktop.tray.pauses, desktop.window.pauses
+    tray, window = desktop.tray.pauses, desktop.window.home.pauses
     assert not tray.resume.isVisible()
     tray.actions()[0].trigger()
-    until(desktop, "Paused.")
-    assert desktop.window.reason.text().startswith("Paused until ")
-    assert "you asked for a pause" in desktop.window.reason.text()
+    wait_for(lambda: desktop.window.home.headline.text().startswith("Paused until "), "the pause")
+    assert "You asked for a pause" in desktop.window.home.reason.text()
     wait_for(lambda: len(double.goodbyes) == 1, "the goodbye")
     wait_for(lambda: window.resume.isVisible(), "a way back")
     save_picture(desktop.window, "desktop_paused")
@@ -102,16 +103,16 @@ def test_a_pause_is_asked_for_in_the_tray_and_ended_in_the_window(
     until(desktop, "Waiting for a job.")
 
 
-def test_what_is_to_be_finished_ends_the_agent_where_nothing_runs(
+def test_what_is_to_be_finished_ends_lending_where_nothing_runs(
     open_desktop: OpenDesktop, home: Path, coordinator_thread: Any
 ) -> None:
     desktop = open_desktop(*settings(coordinator_thread))
+    until(desktop, "Lending is off.")
     flip(desktop)
     until(desktop, "Waiting for a job.")
     desktop.tray.pauses.finish.trigger()
     until(desktop, "Lending is off.")
-    assert agent_of(home) is None
-    assert not desktop.window.switch.isChecked()
+    assert not desktop.window.home.switch.isChecked()
 
 
 @pytest.mark.parametrize(
@@ -125,6 +126,7 @@ def test_an_agent_outlives_its_window_and_the_next_window_stops_it(
     open_desktop: OpenDesktop, home: Path, coordinator_thread: Any
 ) -> None:
     first = open_desktop(*settings(coordinator_thread))
+    until(first, "Lending is off.")
     flip(first)
     until(first, "Waiting for a job.")
     pid = agent_of(home)
@@ -134,7 +136,26 @@ def test_an_agent_outlives_its_window_and_the_next_window_stops_it(
     assert agent_of(home) == pid is not None
     flip(second)
     until(second, "Lending is off.")
-    assert agent_of(home) is None
+    assert agent_of(home) == pid
+
+
+def test_an_agent_that_lends_to_nobody_ends_with_the_window_that_started_it(
+    open_desktop: OpenDesktop, home: Path, coordinator_thread: Any
+) -> None:
+    desktop = open_desktop(*settings(coordinator_thread))
+    until(desktop, "Lending is off.")
+    assert agent_of(home) is not None
+    desktop.lending.leave()
+    wait_for(lambda: agent_of(home) is None, "the agent's end")
+
+
+def test_the_agent_lends_again_after_a_restart_where_its_owner_had_switched_it_on(
+    open_desktop: OpenDesktop, home: Path, coordinator_thread: Any
+) -> None:
+    (home / "switch").write_text("on\n")
+    desktop = open_desktop(*settings(coordinator_thread))
+    until(desktop, "Waiting for a job.")
+    assert desktop.window.home.switch.isChecked()
 
 
 def test_an_agent_from_a_terminal_is_found_and_its_end_is_no_trouble(
@@ -155,21 +176,23 @@ def test_an_agent_from_a_terminal_is_found_and_its_end_is_no_trouble(
         desktop = open_desktop()
         until(desktop, "Waiting for a job.")
         agent.terminate()
-        until(desktop, "Lending is off.")
+        wait_for(lambda: desktop.lending.snapshot.phase is Phase.OFF, "the end")
+        assert desktop.window.home.headline.text() == "Lending is off."
 
 
 def test_a_killed_agent_is_told_and_the_switch_starts_another(
     open_desktop: OpenDesktop, home: Path, coordinator_thread: Any
 ) -> None:
     desktop = open_desktop(*settings(coordinator_thread))
+    until(desktop, "Lending is off.")
     flip(desktop)
     until(desktop, "Waiting for a job.")
     pid = agent_of(home)
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
     until(desktop, "The agent does not run.")
-    assert str(home / "agent.log") in desktop.window.reason.accessibleName()
-    assert not desktop.window.switch.isChecked()
+    assert str(home / "agent.log") in desktop.window.home.reason.accessibleName()
+    assert not desktop.window.home.switch.isChecked()
     flip(desktop)
     until(desktop, "Waiting for a job.")
     assert agent_of(home) not in (None, pid)
@@ -179,29 +202,41 @@ def test_a_coordinator_that_goes_away_is_told_with_the_agents_reason(
     open_desktop: OpenDesktop, coordinator_thread: Any
 ) -> None:
     desktop = open_desktop(*settings(coordinator_thread))
+    until(desktop, "Lending is off.")
     flip(desktop)
     until(desktop, "Waiting for a job.")
     coordinator_thread.run(coordinator_thread.double.stop())
     until(desktop, "Not connected.")
-    assert desktop.window.reason.text()
-    assert desktop.window.switch.isChecked()
+    assert desktop.window.home.reason.text()
+    assert desktop.window.home.switch.isChecked()
 
 
-def test_an_agent_that_cannot_run_says_why(open_desktop: OpenDesktop, home: Path) -> None:
+def test_what_the_agent_cannot_do_is_said(open_desktop: OpenDesktop, home: Path) -> None:
     desktop = open_desktop()
+    until(desktop, "Lending is off.")
     flip(desktop)
-    until(desktop, "The agent does not run.")
-    assert desktop.window.reason.accessibleName().startswith("no coordinator is set: give --coordinator")
+    wait_for(lambda: "no coordinator is set" in desktop.window.home.reason.text(), "the reason")
+    assert not desktop.window.home.switch.isChecked()
+
+
+def test_a_coordinator_that_refuses_this_computer_switches_it_off_and_is_told(
+    open_desktop: OpenDesktop, home: Path, coordinator_thread: Any
+) -> None:
+    coordinator_thread.double.refusal = Refused("this version is too old")
+    desktop = open_desktop(*settings(coordinator_thread))
+    until(desktop, "Lending is off.")
+    flip(desktop)
+    until(desktop, "Lending has stopped.")
+    assert "this version is too old" in desktop.window.home.reason.text()
+    assert not desktop.window.home.switch.isChecked()
+    assert agent_of(home) is not None
 
 
 def test_a_second_agent_for_the_same_folder_ends_and_the_first_is_shown(
     open_desktop: OpenDesktop, home: Path, coordinator_thread: Any
 ) -> None:
     desktop = open_desktop(*settings(coordinator_thread))
-    flip(desktop)
-    wait_for(lambda: agent_of(home), "the lock")
     other = open_desktop()
-    other.lending.toggle()
     wait_for(lambda: "already runs with" in (home / "agent.log").read_text(), "the end of the second")
     for window in (desktop, other):
         wait_for(lambda window=window: window.lending.snapshot.phase is Phase.RUNNING, "both see the first")
@@ -210,6 +245,5 @@ def test_a_second_agent_for_the_same_folder_ends_and_the_first_is_shown(
 def test_a_program_that_is_not_there_is_named(app: object, home: Path, open_desktop: OpenDesktop) -> None:
     desktop = open_desktop()
     desktop.lending._command = (str(home / "no-such-program"),)
-    flip(desktop)
     until(desktop, "The agent does not run.")
-    assert "no-such-program cannot be started with its log in" in desktop.window.reason.accessibleName()
+    assert "no-such-program cannot be started with its log in" in desktop.window.home.reason.accessibleName()

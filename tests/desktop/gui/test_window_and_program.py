@@ -4,22 +4,24 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from PySide6.QtCore import QSettings, Qt
+from PySide6.QtCore import QEvent, QSettings, Qt
 from PySide6.QtGui import QAccessible, QColor, QGuiApplication
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QAbstractButton, QApplication, QLabel, QScrollArea, QWidget
+from PySide6.QtWidgets import QAbstractButton, QApplication, QLabel, QWidget
 
 from desktop.gui import lending
 from desktop.gui.app import Desktop
+from desktop.gui.client import Calls
 from desktop.gui.model import Phase, Snapshot, read_status
 from desktop.gui.sentences import Mood
 from desktop.gui.theme import DARK, LIGHT, Theme, mood_icon
+from desktop.gui.welcome import DONE
 from desktop.gui.widgets import Text
-from desktop.gui.window import MainWindow
+from desktop.gui.window import HOME, USUAL_WIDTH, MainWindow
 from tests.desktop.gui.conftest import ROOT
 from tests.desktop.gui.support import http, listener, save_picture, status, task, wait_for
 
@@ -31,13 +33,17 @@ def running(**changes: object) -> Snapshot:
 
 
 @pytest.fixture
-def window(app: QApplication, tmp_path: Path) -> MainWindow:
+def window(app: QApplication, tmp_path: Path) -> Iterator[MainWindow]:
     settings = QSettings(str(tmp_path / "window.ini"), QSettings.Format.IniFormat)
-    made = MainWindow(settings, lambda: False)
+    settings.setValue(DONE, True)
+    made = MainWindow(settings, lambda: False, Calls(tmp_path / "agent.sock"))
     made.show_snapshot(running(tasks=[task()]))
     made.show()
     QTest.qWaitForWindowActive(made)
-    return made
+    yield made
+    made.hide()
+    made.deleteLater()
+    QApplication.sendPostedEvents(made, QEvent.Type.DeferredDelete)
 
 
 def controls(window: MainWindow) -> set[QWidget]:
@@ -46,25 +52,29 @@ def controls(window: MainWindow) -> set[QWidget]:
 
 def test_every_control_is_reached_by_the_tab_key(window: MainWindow) -> None:
     reached = set()
-    assert QApplication.focusWidget() is window.switch
-    for _ in range(10):
+    assert QApplication.focusWidget() is window.home.switch
+    for _ in range(20):
         reached.add(QApplication.focusWidget())
         QTest.keyClick(QApplication.focusWidget(), Qt.Key.Key_Tab)
-    assert reached == controls(window) == {window.switch, window.pause, window.copy}
+    by_arrows = {part for part in controls(window) if part.property("role") == "page" and not part.isChecked()}
+    assert len(by_arrows) == 3  # Pages that are not shown: arrow keys go there from the one that is.
+    assert reached - {window.home.earnings.bars} == controls(window) - by_arrows
+    assert {window.home.switch, window.home.pause, window.home.copy, window.home.earnings.withdraw} <= reached
+    assert window.home.earnings.bars in reached
 
 
 def test_the_space_bar_asks_for_a_change_and_the_switch_waits_for_it(window: MainWindow) -> None:
     asked: list[bool] = []
     window.toggle_asked.connect(lambda: asked.append(True))
-    QTest.keyClick(window.switch, Qt.Key.Key_Space)
+    QTest.keyClick(window.home.switch, Qt.Key.Key_Space)
     assert asked == [True]
-    assert window.switch.isChecked()
+    assert window.home.switch.isChecked()
     window.show_snapshot(Snapshot(Phase.STOPPING))
-    assert not window.switch.isChecked()
+    assert not window.home.switch.isChecked()
 
 
 def test_a_screen_reader_hears_every_control_and_every_text(window: MainWindow) -> None:
-    switch = QAccessible.queryAccessibleInterface(window.switch)
+    switch = QAccessible.queryAccessibleInterface(window.home.switch)
     assert switch.role() is QAccessible.Role.CheckBox
     assert switch.text(QAccessible.Text.Name) == "Lend this computer"
     assert "Lending to “tiny-llama”." in switch.text(QAccessible.Text.Description)
@@ -72,13 +82,21 @@ def test_a_screen_reader_hears_every_control_and_every_text(window: MainWindow) 
     for part in (*controls(window), *window.findChildren(QLabel)):
         if part.isVisible():
             assert QAccessible.queryAccessibleInterface(part).text(QAccessible.Text.Name).strip(), part
-    assert window.verified.accessibleName() == "Verified: 1.24"
-    assert window.task.value("progress").accessibleName() == "Progress: Round 12 · step 345 · loss 2.312"
+    assert window.home.earnings.number("today").accessibleName() == "Today: 1.24"
+    assert (
+        window.home.task.accessibleName()
+        == "Job: Stage 1, replica 0 · Running · Round 12 · step 345 · loss 2.312 · 1.2 MB/s"
+    )
+    heat = QAccessible.queryAccessibleInterface(window.home.gauges["heat"])
+    assert (heat.text(QAccessible.Text.Name), heat.text(QAccessible.Text.Description)) == (
+        "Temperature",
+        "67 °C limit 78 °C",
+    )
 
 
 def test_the_address_is_copied_by_keyboard(window: MainWindow) -> None:
-    window.copy.setFocus()
-    QTest.keyClick(window.copy, Qt.Key.Key_Space)
+    window.home.copy.setFocus()
+    QTest.keyClick(window.home.copy, Qt.Key.Key_Space)
     assert QGuiApplication.clipboard().text() == read_status(status()).node
 
 
@@ -92,7 +110,7 @@ def test_without_a_tray_closing_the_window_ends_the_program(window: MainWindow) 
 
 def test_with_a_tray_closing_hides_and_the_key_still_quits(app: QApplication, tmp_path: Path) -> None:
     settings = QSettings(str(tmp_path / "window.ini"), QSettings.Format.IniFormat)
-    window, said = MainWindow(settings, lambda: True), []
+    window, said = MainWindow(settings, lambda: True, Calls(tmp_path / "agent.sock")), []
     window.went_to_tray.connect(lambda: said.append("tray"))
     window.quit_asked.connect(lambda: said.append("quit"))
     window.seen.connect(said.append)
@@ -108,14 +126,15 @@ def test_with_a_tray_closing_hides_and_the_key_still_quits(app: QApplication, tm
 
 def test_the_window_comes_back_as_it_was_left(app: QApplication, tmp_path: Path) -> None:
     settings = QSettings(str(tmp_path / "window.ini"), QSettings.Format.IniFormat)
-    first = MainWindow(settings, lambda: False)
+    calls = Calls(tmp_path / "agent.sock")
+    first = MainWindow(settings, lambda: False, calls)
     first.show()
     first.setGeometry(40, 50, 500, 432)
     wait_for(lambda: settings.value("window/geometry"), "saved without being closed")
-    second = MainWindow(settings, lambda: False)
+    second = MainWindow(settings, lambda: False, calls)
     assert (second.width(), second.height()) == (500, 432)
     settings.setValue("window/geometry", b"nonsense")
-    assert MainWindow(settings, lambda: False).width() == 560
+    assert MainWindow(settings, lambda: False, calls).width() == USUAL_WIDTH
 
 
 @pytest.mark.parametrize("theme", [LIGHT, DARK], ids=["light", "dark"])
@@ -135,20 +154,27 @@ def test_every_text_stands_out_from_its_ground(theme: Theme) -> None:
     assert contrast(theme.on_brand, theme.brand) >= 4.5
 
 
-def test_the_four_states_differ_in_shape_not_only_in_colour(app: QApplication) -> None:
+def test_the_states_differ_in_shape_not_only_in_colour(app: QApplication) -> None:
     shapes = set()
     for mood in Mood:
         picture = mood_icon(mood, LIGHT).pixmap(32, 32).toImage()
         shapes.add(tuple(picture.pixelColor(x, y).alpha() > 128 for x in range(32) for y in range(32)))
         if mood is Mood.LENDING:  # Its tick is cut out of a filled disc.
             assert picture.pixelColor(16, 10).alpha() > 128
-    assert len(shapes) == 4
+    assert len(shapes) == len(Mood)
 
 
 @pytest.mark.parametrize(
     ("changes", "headline"),
     [
-        ({"state": "starting"}, "Not connected."),
+        ({"state": "starting"}, "Getting ready."),
+        ({"state": "off"}, "Getting ready."),
+        ({"state": "off", "on": False}, "Lending is off."),
+        ({"state": "online", "on": False}, "Stopping."),
+        ({"trouble": "no Docker engine"}, "Jobs cannot run here yet."),
+        ({"trouble": "five jobs in a row failed", "on": False}, "Lending has stopped."),
+        ({"lending_state": "paused", "reasons": [{"cause": "game", "detail": "bg3"}]}, "Paused."),
+        ({"state": "away", "reasons": [{"cause": "temperature", "detail": "79"}]}, "Paused."),
         ({"state": "connecting"}, "Not connected."),
         ({"state": "refused", "reason": "too old"}, "The coordinator refuses this computer."),
         ({"state": "stopping"}, "Stopping."),
@@ -161,13 +187,13 @@ def test_the_four_states_differ_in_shape_not_only_in_colour(app: QApplication) -
 )
 def test_each_state_has_its_sentence_and_a_reason(window: MainWindow, changes: dict, headline: str) -> None:
     window.show_snapshot(running(**changes))
-    assert window.headline.text() == headline
-    assert window.reason.text().strip()
+    assert window.home.headline.text() == headline
+    assert window.home.reason.text().strip()
 
 
 def test_a_failed_task_is_shown_with_its_reason(window: MainWindow) -> None:
     window.show_snapshot(running(tasks=[task(state="failed", reason="out of memory")]))
-    assert window.task.value("state").text() == "Failed: out of memory"
+    assert "Failed: out of memory" in window.home.task.text()
 
 
 def test_the_tray_menu_is_short_and_follows_the_state(open_desktop: OpenDesktop, home: Path) -> None:
@@ -178,14 +204,14 @@ def test_the_tray_menu_is_short_and_follows_the_state(open_desktop: OpenDesktop,
         def rows() -> list[str]:
             return [row.text() for row in tray.menu.actions() if row.isVisible() and not row.isSeparator()]
 
-        assert rows() == ["Lending is off.", "&Start lending", "&Open Cottage", "&Quit"]
-        wait_for(lambda: len(rows()) == 6, "an answer")
+        assert rows() == ["Lending is off.", "&Start lending", "&Open Cottage", "S&ettings…", "&Quit"]
+        wait_for(lambda: len(rows()) == 7, "an answer")
         assert rows() == [
-            "Lending to “tiny-llama”.", "Earned: 1.24 verified, 143.2 paid", "&Stop lending", "&Pause",
-            "&Open Cottage", "&Quit (lending goes on)",
+            "Lending to “tiny-llama”.", "Earned today 1.24, in all 153.24", "&Stop lending", "&Pause",
+            "&Open Cottage", "S&ettings…", "&Quit (lending goes on)",
         ]  # fmt: skip
         assert (
-            desktop.window.reason.text()
+            desktop.window.home.reason.text()
             == "Your computer is training a part of this model. Other tasks that it works on: 1."
         )
 
@@ -202,17 +228,16 @@ def test_the_window_wears_the_colours_of_the_desktop(
         window = desktop.window
         wait_for(lambda: window.grab().toImage().pixelColor(3, 3) == QColor(theme.ground), "the ground")
         save_picture(window, f"desktop_status_{scheme.name.lower()}")
-        head = window.switch.mapTo(window, window.switch.rect().center())
+        head = window.home.switch.mapTo(window, window.home.switch.rect().center())
         assert window.grab().toImage().pixelColor(head.x() - 20, head.y()) == QColor(theme.lending)
 
 
 def test_a_window_of_the_usual_size_needs_no_scrolling(window: MainWindow) -> None:
-    area = window.findChild(QScrollArea)
-    assert area is not None
+    area = window.areas[HOME]
     wait_for(lambda: area.verticalScrollBar().maximum() == 0, "everything in sight")
     window.resize(window.minimumSize())
     wait_for(lambda: area.verticalScrollBar().maximum() > 0, "a scroll bar")
-    assert window.content.width() <= area.viewport().width()
+    assert window.home.width() <= area.viewport().width()
 
 
 def test_an_agent_that_lives_but_no_longer_answers_is_told(
@@ -224,7 +249,7 @@ def test_an_agent_that_lives_but_no_longer_answers_is_told(
         wait_for(lambda: desktop.lending.snapshot.phase is Phase.RUNNING, "running")
     for phase in (Phase.STOPPING, Phase.TROUBLE):
         wait_for(lambda phase=phase: desktop.lending.snapshot.phase is phase, phase.value)
-    assert "Flip the switch" in desktop.window.reason.text()
+    assert "Flip the switch" in desktop.window.home.reason.text()
     (home / "agent.sock").unlink()
     with listener(home / "agent.sock", http(status())):
         wait_for(lambda: desktop.lending.snapshot.phase is Phase.RUNNING, "running again")

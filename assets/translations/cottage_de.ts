@@ -1,0 +1,1454 @@
+<?xml version="1.0" encoding="utf-8"?>
+<!DOCTYPE TS>
+<TS version="2.1" language="de">
+<context>
+    <name>ActivityPage</name>
+    <message>
+        <source>What is shown</source>
+        <translation>Was gezeigt wird</translation>
+    </message>
+    <message>
+        <source>Everything</source>
+        <translation>Alles</translation>
+    </message>
+    <message>
+        <source>Problems</source>
+        <translation>Probleme</translation>
+    </message>
+    <message>
+        <source>Jobs</source>
+        <translation>Aufträge</translation>
+    </message>
+    <message>
+        <source>Money</source>
+        <translation>Geld</translation>
+    </message>
+    <message>
+        <source>What has happened</source>
+        <translation>Was geschehen ist</translation>
+    </message>
+    <message>
+        <source>&amp;Copy for support</source>
+        <translation>Für &amp;Hilfe kopieren</translation>
+    </message>
+    <message>
+        <source>Sho&amp;w the report</source>
+        <translation>Bericht &amp;zeigen</translation>
+    </message>
+    <message>
+        <source>Without addresses, keys, folders and names.</source>
+        <translation>Ohne Adressen, Schlüssel, Ordner und Namen.</translation>
+    </message>
+    <message>
+        <source>The report for support</source>
+        <translation>Der Bericht für die Hilfe</translation>
+    </message>
+    <message>
+        <source>Nothing of that kind has happened yet.</source>
+        <translation>Nichts dergleichen ist bisher geschehen.</translation>
+    </message>
+    <message>
+        <source>Cottage&apos;s agent started.</source>
+        <translation>Der Agent von Cottage wurde gestartet.</translation>
+    </message>
+    <message>
+        <source>Cottage&apos;s agent ended.</source>
+        <translation>Der Agent von Cottage wurde beendet.</translation>
+    </message>
+    <message>
+        <source>Began work on “{0}”.</source>
+        <translation>Die Arbeit an „{0}“ begann.</translation>
+    </message>
+    <message>
+        <source>Work on “{0}” ended.</source>
+        <translation>Die Arbeit an „{0}“ endete.</translation>
+    </message>
+    <message>
+        <source>Work on “{0}” failed: {1}</source>
+        <translation>Die Arbeit an „{0}“ schlug fehl: {1}</translation>
+    </message>
+    <message>
+        <source>{0} verified.</source>
+        <translation>{0} geprüft.</translation>
+    </message>
+    <message>
+        <source>{0} sent to {1}.</source>
+        <translation>{0} an {1} gesendet.</translation>
+    </message>
+    <message>
+        <source>{0} paid.</source>
+        <translation>{0} ausgezahlt.</translation>
+    </message>
+    <message>
+        <source>Settings were changed: {0}.</source>
+        <translation>Einstellungen geändert: {0}.</translation>
+    </message>
+    <message>
+        <source>Self-test: this computer can lend.</source>
+        <translation>Selbsttest: Dieser Computer kann leihen.</translation>
+    </message>
+    <message>
+        <source>Ready to lend.</source>
+        <translation>Bereit.</translation>
+    </message>
+    <message>
+        <source>Finishing what runs, then off.</source>
+        <translation>Beendet noch, was läuft; dann aus.</translation>
+    </message>
+    <message>
+        <source>Lending went off.</source>
+        <translation>Das Leihen ging aus.</translation>
+    </message>
+    <message>
+        <source>Paused: you asked for it.</source>
+        <translation>Pause: Sie wollten es so.</translation>
+    </message>
+    <message>
+        <source>Paused: {0} was started.</source>
+        <translation>Pause: {0} wurde gestartet.</translation>
+    </message>
+    <message>
+        <source>Paused: somebody is at the computer.</source>
+        <translation>Pause: Jemand ist am Computer.</translation>
+    </message>
+    <message>
+        <source>Paused: on battery.</source>
+        <translation>Pause: Batteriebetrieb.</translation>
+    </message>
+    <message>
+        <source>Paused: outside your hours.</source>
+        <translation>Pause: außerhalb Ihrer Stunden.</translation>
+    </message>
+    <message>
+        <source>Paused: the GPU was at {0} °C.</source>
+        <translation>Pause: Die GPU hatte {0} °C.</translation>
+    </message>
+    <message>
+        <source>Paused: your programs used {0} GB of the GPU&apos;s memory.</source>
+        <translation>Pause: Ihre Programme nutzten {0} GB des GPU-Speichers.</translation>
+    </message>
+    <message>
+        <source>Copied. Look through it before you send it.</source>
+        <translation>Kopiert. Sehen Sie es durch, bevor Sie es senden.</translation>
+    </message>
+</context>
+<context>
+    <name>AgentClient</name>
+    <message>
+        <source>Another user&apos;s program (user number {0}) answers in its place.</source>
+        <translation>An seiner Stelle antwortet das Programm eines anderen Benutzers (Nummer {0}).</translation>
+    </message>
+    <message>
+        <source>Its answer is larger than {0:,} bytes.</source>
+        <translation>Seine Antwort ist größer als {0:,} Bytes.</translation>
+    </message>
+    <message>
+        <source>Its socket cannot be used: {0}.</source>
+        <translation>Sein Socket ist nicht benutzbar: {0}.</translation>
+    </message>
+    <message>
+        <source>It has not answered for {0} seconds.</source>
+        <translation>Er hat seit {0} Sekunden nicht geantwortet.</translation>
+    </message>
+    <message>
+        <source>What answers in its place does not speak HTTP.</source>
+        <translation>Was an seiner Stelle antwortet, spricht kein HTTP.</translation>
+    </message>
+    <message>
+        <source>It answers “{0}”.</source>
+        <translation>Er antwortet „{0}“.</translation>
+    </message>
+    <message>
+        <source>Its answer was cut after {0:,} bytes.</source>
+        <translation>Seine Antwort brach nach {0:,} Bytes ab.</translation>
+    </message>
+</context>
+<context>
+    <name>AgentProcess</name>
+    <message>
+        <source>{0} cannot be started with its log in {1}: {2}.</source>
+        <translation>{0} lässt sich mit dem Protokoll in {1} nicht starten: {2}.</translation>
+    </message>
+    <message>
+        <source>It is not known which process answers; end it where it was started.</source>
+        <translation>Unbekannt, welcher Prozess antwortet; beenden Sie ihn, wo er gestartet wurde.</translation>
+    </message>
+    <message>
+        <source>The process {0} cannot be stopped: {1}.</source>
+        <translation>Der Prozess {0} lässt sich nicht beenden: {1}.</translation>
+    </message>
+    <message>
+        <source>It ended without a word; its log is {0}.</source>
+        <translation>Er endete ohne ein Wort; sein Protokoll ist {0}.</translation>
+    </message>
+</context>
+<context>
+    <name>BackupSheet</name>
+    <message>
+        <source>Save a backup</source>
+        <translation>Sicherung speichern</translation>
+    </message>
+    <message>
+        <source>One encrypted file with key, settings and rules. Without the passphrase nobody can open it.</source>
+        <translation>Eine verschlüsselte Datei mit Schlüssel, Einstellungen und Regeln. Ohne das Kennwort kann niemand sie öffnen.</translation>
+    </message>
+    <message>
+        <source>Passphrase</source>
+        <translation>Kennwort</translation>
+    </message>
+    <message>
+        <source>Once more</source>
+        <translation>Noch einmal</translation>
+    </message>
+    <message>
+        <source>&amp;Save as…</source>
+        <translation>&amp;Speichern unter …</translation>
+    </message>
+    <message>
+        <source>&amp;Close</source>
+        <translation>S&amp;chließen</translation>
+    </message>
+    <message>
+        <source>At least {0} characters.</source>
+        <translation>Mindestens {0} Zeichen.</translation>
+    </message>
+    <message>
+        <source>The two differ.</source>
+        <translation>Die beiden sind verschieden.</translation>
+    </message>
+    <message>
+        <source>Cottage backup (*.cottage)</source>
+        <translation>Cottage-Sicherung (*.cottage)</translation>
+    </message>
+    <message>
+        <source>Saved in {0}. Keep it on another disk.</source>
+        <translation>Gespeichert in {0}. Bewahren Sie sie auf einem anderen Datenträger auf.</translation>
+    </message>
+</context>
+<context>
+    <name>Calls</name>
+    <message>
+        <source>The agent does not run.</source>
+        <translation>Der Agent läuft nicht.</translation>
+    </message>
+    <message>
+        <source>The agent is slow; try again in a moment.</source>
+        <translation>Der Agent ist langsam; versuchen Sie es gleich noch einmal.</translation>
+    </message>
+</context>
+<context>
+    <name>EarningsCard</name>
+    <message>
+        <source>Earnings</source>
+        <translation>Einnahmen</translation>
+    </message>
+    <message>
+        <source>Today</source>
+        <translation>Heute</translation>
+    </message>
+    <message>
+        <source>Last 7 days</source>
+        <translation>Letzte 7 Tage</translation>
+    </message>
+    <message>
+        <source>All time</source>
+        <translation>Insgesamt</translation>
+    </message>
+    <message>
+        <source>To be paid</source>
+        <translation>Noch offen</translation>
+    </message>
+    <message>
+        <source>What was verified on each of the last seven days</source>
+        <translation>Was an jedem der letzten sieben Tage geprüft wurde</translation>
+    </message>
+    <message>
+        <source>&amp;Withdraw…</source>
+        <translation>A&amp;bheben …</translation>
+    </message>
+    <message>
+        <source>All &amp;jobs</source>
+        <translation>Alle Auf&amp;träge</translation>
+    </message>
+</context>
+<context>
+    <name>EarningsPage</name>
+    <message>
+        <source>Days that are shown</source>
+        <translation>Gezeigte Tage</translation>
+    </message>
+    <message>
+        <source>7 days</source>
+        <translation>7 Tage</translation>
+    </message>
+    <message>
+        <source>30 days</source>
+        <translation>30 Tage</translation>
+    </message>
+    <message>
+        <source>What was verified each day</source>
+        <translation>Was an jedem Tag geprüft wurde</translation>
+    </message>
+    <message>
+        <source>Jobs</source>
+        <translation>Aufträge</translation>
+    </message>
+    <message>
+        <source>Jobs and what they brought</source>
+        <translation>Aufträge und was sie einbrachten</translation>
+    </message>
+    <message>
+        <source>Job</source>
+        <translation>Auftrag</translation>
+    </message>
+    <message>
+        <source>When</source>
+        <translation>Wann</translation>
+    </message>
+    <message>
+        <source>Hours</source>
+        <translation>Stunden</translation>
+    </message>
+    <message>
+        <source>Verified</source>
+        <translation>Geprüft</translation>
+    </message>
+    <message>
+        <source>Paid</source>
+        <translation>Bezahlt</translation>
+    </message>
+    <message>
+        <source>State</source>
+        <translation>Stand</translation>
+    </message>
+    <message>
+        <source>No job has come to this computer yet.</source>
+        <translation>Noch kam kein Auftrag auf diesen Computer.</translation>
+    </message>
+    <message>
+        <source>Copy the &amp;proof&apos;s command</source>
+        <translation>&amp;Prüfbefehl kopieren</translation>
+    </message>
+    <message>
+        <source>Save as CS&amp;V…</source>
+        <translation>Als CS&amp;V speichern …</translation>
+    </message>
+    <message>
+        <source>&amp;Withdraw…</source>
+        <translation>A&amp;bheben …</translation>
+    </message>
+    <message>
+        <source>Before electricity, which costs you {0} a kWh (Settings, Money).</source>
+        <translation>Vor Stromkosten von {0} je kWh (Einstellungen, Geld).</translation>
+    </message>
+    <message>
+        <source>Before electricity. Settings, Money: what a kWh costs you.</source>
+        <translation>Vor Stromkosten. Einstellungen, Geld: was eine kWh kostet.</translation>
+    </message>
+    <message>
+        <source>{0} in {1} days, {2} in all</source>
+        <translation>{0} in {1} Tagen, {2} insgesamt</translation>
+    </message>
+    <message>
+        <source>▶ Working</source>
+        <translation>▶ In Arbeit</translation>
+    </message>
+    <message>
+        <source>✓ Paid</source>
+        <translation>✓ Bezahlt</translation>
+    </message>
+    <message>
+        <source>… Pending</source>
+        <translation>… Offen</translation>
+    </message>
+    <message>
+        <source>✕ Not paid</source>
+        <translation>✕ Nicht bezahlt</translation>
+    </message>
+    <message>
+        <source>Verified. It is paid once it is worth the ledger&apos;s fee.</source>
+        <translation>Geprüft. Es wird bezahlt, sobald es die Gebühr lohnt.</translation>
+    </message>
+    <message>
+        <source>Its rounds wait for their audits.</source>
+        <translation>Seine Runden warten auf ihre Prüfung.</translation>
+    </message>
+    <message>
+        <source>It failed on this computer: {0}</source>
+        <translation>Er schlug auf diesem Computer fehl: {0}</translation>
+    </message>
+    <message>
+        <source>No round with this computer counted.</source>
+        <translation>Keine Runde mit diesem Computer zählte.</translation>
+    </message>
+    <message>
+        <source>The command checks the coordinator&apos;s word against the ledger.</source>
+        <translation>Der Befehl prüft das Wort des Koordinators am Ledger.</translation>
+    </message>
+    <message>
+        <source>Choose a job to read why it stands so.</source>
+        <translation>Wählen Sie einen Auftrag, um zu lesen, warum er so steht.</translation>
+    </message>
+    <message>
+        <source>Save earnings</source>
+        <translation>Einnahmen speichern</translation>
+    </message>
+    <message>
+        <source>{0} cannot be written: {1}.</source>
+        <translation>{0} lässt sich nicht schreiben: {1}.</translation>
+    </message>
+</context>
+<context>
+    <name>HomePage</name>
+    <message>
+        <source>Lend this computer</source>
+        <translation>Diesen Computer verleihen</translation>
+    </message>
+    <message>
+        <source>&amp;Pause</source>
+        <translation>&amp;Pause</translation>
+    </message>
+    <message>
+        <source>Pause lending, or finish and stop</source>
+        <translation>Pause machen, oder beenden und aufhören</translation>
+    </message>
+    <message>
+        <source>How far the job is</source>
+        <translation>Wie weit der Auftrag ist</translation>
+    </message>
+    <message>
+        <source>Load</source>
+        <translation>Last</translation>
+    </message>
+    <message>
+        <source>Memory lent</source>
+        <translation>Speicher</translation>
+    </message>
+    <message>
+        <source>Temperature</source>
+        <translation>Temperatur</translation>
+    </message>
+    <message>
+        <source>Power</source>
+        <translation>Leistung</translation>
+    </message>
+    <message>
+        <source>Line</source>
+        <translation>Leitung</translation>
+    </message>
+    <message>
+        <source>This computer</source>
+        <translation>Dieser Computer</translation>
+    </message>
+    <message>
+        <source>Name</source>
+        <translation>Name</translation>
+    </message>
+    <message>
+        <source>Address</source>
+        <translation>Adresse</translation>
+    </message>
+    <message>
+        <source>Paid into</source>
+        <translation>Zahlt an</translation>
+    </message>
+    <message>
+        <source>Works for</source>
+        <translation>Arbeitet für</translation>
+    </message>
+    <message>
+        <source>&amp;Copy address</source>
+        <translation>Adresse &amp;kopieren</translation>
+    </message>
+    <message>
+        <source>Copy this computer&apos;s address</source>
+        <translation>Adresse dieses Computers kopieren</translation>
+    </message>
+    <message>
+        <source>{0} MB/s</source>
+        <translation>{0} MB/s</translation>
+    </message>
+    <message>
+        <source>Job</source>
+        <translation>Auftrag</translation>
+    </message>
+    <message>
+        <source>{0} · {1:,} MB for jobs</source>
+        <translation>{0} · {1:,} MB für Aufträge</translation>
+    </message>
+    <message>
+        <source>Mbit/s</source>
+        <translation>Mbit/s</translation>
+    </message>
+    <message>
+        <source>of {0} GB</source>
+        <translation>von {0} GB</translation>
+    </message>
+    <message>
+        <source>limit {0} °C</source>
+        <translation>Grenze {0} °C</translation>
+    </message>
+    <message>
+        <source>cap {0} W</source>
+        <translation>Grenze {0} W</translation>
+    </message>
+    <message>
+        <source>its own address</source>
+        <translation>die eigene Adresse</translation>
+    </message>
+</context>
+<context>
+    <name>IdentityCard</name>
+    <message>
+        <source>This computer&apos;s key</source>
+        <translation>Der Schlüssel dieses Computers</translation>
+    </message>
+    <message>
+        <source>The key is the wallet on this computer and its good name. Without a backup, a broken disk loses both.</source>
+        <translation>Der Schlüssel ist die Geldbörse auf diesem Computer und sein guter Name. Ohne Sicherung nimmt ein Plattenschaden beides mit.</translation>
+    </message>
+    <message>
+        <source>Save a &amp;backup…</source>
+        <translation>&amp;Sicherung speichern …</translation>
+    </message>
+    <message>
+        <source>Show the 24 &amp;words…</source>
+        <translation>Die 24 &amp;Wörter zeigen …</translation>
+    </message>
+</context>
+<context>
+    <name>Lending</name>
+    <message>
+        <source>Its answer cannot be understood ({0}). If Cottage was updated, stop lending and start again.</source>
+        <translation>Seine Antwort ist nicht zu verstehen ({0}). Nach einer Aktualisierung: aufhören und neu beginnen.</translation>
+    </message>
+    <message>
+        <source>It has been ending for {0} seconds. Flip the switch to ask it once more.</source>
+        <translation>Er endet seit {0} Sekunden. Der Schalter bittet ihn noch einmal.</translation>
+    </message>
+</context>
+<context>
+    <name>MainWindow</name>
+    <message>
+        <source>Cottage</source>
+        <translation>Cottage</translation>
+    </message>
+    <message>
+        <source>Overview</source>
+        <translation>Übersicht</translation>
+    </message>
+    <message>
+        <source>Earnings</source>
+        <translation>Einnahmen</translation>
+    </message>
+    <message>
+        <source>Activity</source>
+        <translation>Verlauf</translation>
+    </message>
+    <message>
+        <source>Settings</source>
+        <translation>Einstellungen</translation>
+    </message>
+    <message>
+        <source>Page</source>
+        <translation>Seite</translation>
+    </message>
+</context>
+<context>
+    <name>PauseMenu</name>
+    <message>
+        <source>&amp;Pause</source>
+        <translation>&amp;Pause</translation>
+    </message>
+    <message>
+        <source>For &amp;1 hour</source>
+        <translation>&amp;1 Stunde</translation>
+    </message>
+    <message>
+        <source>For &amp;4 hours</source>
+        <translation>&amp;4 Stunden</translation>
+    </message>
+    <message>
+        <source>Until &amp;tomorrow</source>
+        <translation>Bis &amp;morgen</translation>
+    </message>
+    <message>
+        <source>&amp;Go on</source>
+        <translation>&amp;Weitermachen</translation>
+    </message>
+    <message>
+        <source>&amp;Finish the current job, then stop</source>
+        <translation>Auftrag noch &amp;beenden, dann aufhören</translation>
+    </message>
+</context>
+<context>
+    <name>Sentences</name>
+    <message>
+        <source>The agent does not run.</source>
+        <translation>Der Agent läuft nicht.</translation>
+    </message>
+    <message>
+        <source>One moment.</source>
+        <translation>Einen Augenblick.</translation>
+    </message>
+    <message>
+        <source>Cottage&apos;s agent is starting.</source>
+        <translation>Der Agent von Cottage startet.</translation>
+    </message>
+    <message>
+        <source>The agent needs your attention.</source>
+        <translation>Der Agent braucht Sie.</translation>
+    </message>
+    <message>
+        <source>Lending is off.</source>
+        <translation>Das Leihen ist aus.</translation>
+    </message>
+    <message>
+        <source>This computer is all yours.</source>
+        <translation>Dieser Computer gehört ganz Ihnen.</translation>
+    </message>
+    <message>
+        <source>Jobs cannot run here yet.</source>
+        <translation>Hier können noch keine Aufträge laufen.</translation>
+    </message>
+    <message>
+        <source>Lending has stopped.</source>
+        <translation>Das Leihen wurde angehalten.</translation>
+    </message>
+    <message>
+        <source>Trying to reach {0}.</source>
+        <translation>Versucht, {0} zu erreichen.</translation>
+    </message>
+    <message>
+        <source>Not connected.</source>
+        <translation>Nicht verbunden.</translation>
+    </message>
+    <message>
+        <source>The coordinator refuses this computer.</source>
+        <translation>Der Koordinator lehnt diesen Computer ab.</translation>
+    </message>
+    <message>
+        <source>Finishing.</source>
+        <translation>Wird beendet.</translation>
+    </message>
+    <message>
+        <source>What runs is completed; then lending stops.</source>
+        <translation>Was läuft, wird fertig; dann hört das Leihen auf.</translation>
+    </message>
+    <message>
+        <source>The agent checks its sandbox and measures this computer. The first time takes about a minute.</source>
+        <translation>Der Agent prüft seine Abschottung und misst diesen Computer. Beim ersten Mal dauert das etwa eine Minute.</translation>
+    </message>
+    <message>
+        <source>Getting ready.</source>
+        <translation>Bereitet vor.</translation>
+    </message>
+    <message>
+        <source>The agent hands over what it has done; what was verified is paid.</source>
+        <translation>Der Agent übergibt, was getan ist; was geprüft wurde, wird bezahlt.</translation>
+    </message>
+    <message>
+        <source>Stopping.</source>
+        <translation>Hört auf.</translation>
+    </message>
+    <message>
+        <source>Paused.</source>
+        <translation>Pause.</translation>
+    </message>
+    <message>
+        <source>Paused until {0}.</source>
+        <translation>Pause bis {0}.</translation>
+    </message>
+    <message>
+        <source>The job waits a moment, nothing is lost.</source>
+        <translation>Der Auftrag wartet kurz, nichts geht verloren.</translation>
+    </message>
+    <message>
+        <source>You asked for a pause. It goes on by itself.</source>
+        <translation>Sie wollten eine Pause. Danach geht es von selbst weiter.</translation>
+    </message>
+    <message>
+        <source>{0} is running. It goes on a minute after that ends.</source>
+        <translation>{0} läuft. Eine Minute nach dessen Ende geht es weiter.</translation>
+    </message>
+    <message>
+        <source>Somebody is at the computer. It goes on when nobody is.</source>
+        <translation>Jemand ist am Computer. Ist niemand da, geht es weiter.</translation>
+    </message>
+    <message>
+        <source>This system does not tell whether somebody is here. Settings, When: lend while I work, too.</source>
+        <translation>Dieses System sagt nicht, ob jemand da ist. Einstellungen, Wann: auch leihen, während ich arbeite.</translation>
+    </message>
+    <message>
+        <source>The computer runs on battery. It goes on when mains are back.</source>
+        <translation>Der Computer läuft auf Batterie. Am Netz geht es weiter.</translation>
+    </message>
+    <message>
+        <source>These are not your lending hours.</source>
+        <translation>Dies sind nicht Ihre Leihstunden.</translation>
+    </message>
+    <message>
+        <source>The GPU is at {0} °C. It goes on when it has cooled down.</source>
+        <translation>Die GPU hat {0} °C. Ist sie abgekühlt, geht es weiter.</translation>
+    </message>
+    <message>
+        <source>Your own programs use {0} GB of the GPU&apos;s memory.</source>
+        <translation>Ihre eigenen Programme nutzen {0} GB des GPU-Speichers.</translation>
+    </message>
+    <message>
+        <source>The network costs by the byte.</source>
+        <translation>Das Netz kostet je Byte.</translation>
+    </message>
+    <message>
+        <source>This month&apos;s data is used up. Settings, How much: the monthly cap.</source>
+        <translation>Das Datenvolumen des Monats ist verbraucht. Einstellungen, Wie viel: die Monatsgrenze.</translation>
+    </message>
+    <message>
+        <source>Only {0} GB are free on the disk.</source>
+        <translation>Nur {0} GB sind auf der Platte frei.</translation>
+    </message>
+    <message>
+        <source>Waiting for a job.</source>
+        <translation>Wartet auf einen Auftrag.</translation>
+    </message>
+    <message>
+        <source>Connected. Nobody needs this computer right now.</source>
+        <translation>Verbunden. Gerade braucht niemand diesen Computer.</translation>
+    </message>
+    <message>
+        <source>Preparing “{0}”.</source>
+        <translation>Bereitet „{0}“ vor.</translation>
+    </message>
+    <message>
+        <source>Fetching its files and starting it.</source>
+        <translation>Holt die Dateien und startet.</translation>
+    </message>
+    <message>
+        <source>A spare for this job: it steps in when another computer leaves.</source>
+        <translation>Ersatz für diesen Auftrag: springt ein, wenn ein anderer Computer geht.</translation>
+    </message>
+    <message>
+        <source>Standing by for “{0}”.</source>
+        <translation>Steht bereit für „{0}“.</translation>
+    </message>
+    <message>
+        <source>Your computer is training a part of this model.</source>
+        <translation>Ihr Computer trainiert einen Teil dieses Modells.</translation>
+    </message>
+    <message>
+        <source>Your computer is training a part of this model. Other tasks that it works on: {0}.</source>
+        <translation>Ihr Computer trainiert einen Teil dieses Modells. Weitere Aufgaben, an denen er arbeitet: {0}.</translation>
+    </message>
+    <message>
+        <source>Lending to “{0}”.</source>
+        <translation>Leiht an „{0}“.</translation>
+    </message>
+    <message>
+        <source>Spare</source>
+        <translation>Ersatz</translation>
+    </message>
+    <message>
+        <source>Stage {0}, replica {1}</source>
+        <translation>Stufe {0}, Replik {1}</translation>
+    </message>
+    <message>
+        <source>Fetching its files</source>
+        <translation>Holt die Dateien</translation>
+    </message>
+    <message>
+        <source>Starting</source>
+        <translation>Startet</translation>
+    </message>
+    <message>
+        <source>Running</source>
+        <translation>Läuft</translation>
+    </message>
+    <message>
+        <source>Ended</source>
+        <translation>Beendet</translation>
+    </message>
+    <message>
+        <source>Failed</source>
+        <translation>Fehlgeschlagen</translation>
+    </message>
+    <message>
+        <source>Round {0}</source>
+        <translation>Runde {0}</translation>
+    </message>
+    <message>
+        <source>step {0}</source>
+        <translation>Schritt {0}</translation>
+    </message>
+    <message>
+        <source>loss {0:.3f}</source>
+        <translation>Verlust {0:.3f}</translation>
+    </message>
+    <message>
+        <source>lending</source>
+        <translation>leiht</translation>
+    </message>
+    <message>
+        <source>waiting</source>
+        <translation>wartet</translation>
+    </message>
+    <message>
+        <source>paused</source>
+        <translation>Pause</translation>
+    </message>
+    <message>
+        <source>off</source>
+        <translation>aus</translation>
+    </message>
+    <message>
+        <source>needs your attention</source>
+        <translation>braucht Sie</translation>
+    </message>
+</context>
+<context>
+    <name>SettingsPages</name>
+    <message>
+        <source>When</source>
+        <translation>Wann</translation>
+    </message>
+    <message>
+        <source>How much</source>
+        <translation>Wie viel</translation>
+    </message>
+    <message>
+        <source>Money</source>
+        <translation>Geld</translation>
+    </message>
+    <message>
+        <source>Notifications</source>
+        <translation>Meldungen</translation>
+    </message>
+    <message>
+        <source>Privacy &amp; about</source>
+        <translation>Datenschutz &amp; Info</translation>
+    </message>
+    <message>
+        <source>Settings</source>
+        <translation>Einstellungen</translation>
+    </message>
+    <message>
+        <source>&amp;Undo</source>
+        <translation>&amp;Zurücknehmen</translation>
+    </message>
+    <message>
+        <source>Changes are in force at once.</source>
+        <translation>Änderungen gelten sofort.</translation>
+    </message>
+    <message>
+        <source>lends</source>
+        <translation>leiht</translation>
+    </message>
+    <message>
+        <source>does not lend</source>
+        <translation>leiht nicht</translation>
+    </message>
+    <message>
+        <source>Lend once nobody has touched the computer for</source>
+        <translation>Leihen, wenn niemand den Computer benutzt hat seit</translation>
+    </message>
+    <message>
+        <source>“At once”: lend while somebody works here, too.</source>
+        <translation>„Sofort“: auch leihen, während jemand hier arbeitet.</translation>
+    </message>
+    <message>
+        <source> min</source>
+        <translation> min</translation>
+    </message>
+    <message>
+        <source>at once</source>
+        <translation>sofort</translation>
+    </message>
+    <message>
+        <source>Step aside for games</source>
+        <translation>Für Spiele Platz machen</translation>
+    </message>
+    <message>
+        <source>For programs that cover the whole screen, and those below; within two seconds.</source>
+        <translation>Für Programme im Vollbild und die folgenden; binnen zwei Sekunden.</translation>
+    </message>
+    <message>
+        <source>Programs to step aside for</source>
+        <translation>Programme, die Vorrang haben</translation>
+    </message>
+    <message>
+        <source>Names as the process list has them, separated by commas.</source>
+        <translation>Namen wie in der Prozessliste, durch Kommas getrennt.</translation>
+    </message>
+    <message>
+        <source>Lend on battery</source>
+        <translation>Auf Batterie leihen</translation>
+    </message>
+    <message>
+        <source>Lend over networks that cost by the byte</source>
+        <translation>Auch über Netze leihen, die je Byte kosten</translation>
+    </message>
+    <message>
+        <source>Hours of the week</source>
+        <translation>Stunden der Woche</translation>
+    </message>
+    <message>
+        <source>Drag over the hours, or use arrow keys and space bar. Filled hours are lent.</source>
+        <translation>Über die Stunden ziehen, oder Pfeiltasten und Leertaste. Gefüllte Stunden werden verliehen.</translation>
+    </message>
+    <message>
+        <source>What is lent</source>
+        <translation>Was verliehen wird</translation>
+    </message>
+    <message>
+        <source>What runs is handed over when you change it.</source>
+        <translation>Was läuft, wird bei einer Änderung übergeben.</translation>
+    </message>
+    <message>
+        <source>GPU memory kept for you</source>
+        <translation>GPU-Speicher, der Ihnen bleibt</translation>
+    </message>
+    <message>
+        <source>Jobs step aside when your programs want more.</source>
+        <translation>Aufträge machen Platz, wenn Ihre Programme mehr wollen.</translation>
+    </message>
+    <message>
+        <source>Hottest that the GPU may get</source>
+        <translation>So heiß darf die GPU werden</translation>
+    </message>
+    <message>
+        <source>It pauses there, and goes on once it has cooled down.</source>
+        <translation>Dort wird pausiert; abgekühlt geht es weiter.</translation>
+    </message>
+    <message>
+        <source>It goes on when cooler by</source>
+        <translation>Weiter geht es, wenn sie kühler ist um</translation>
+    </message>
+    <message>
+        <source>Disk that stays free</source>
+        <translation>Platte, die frei bleibt</translation>
+    </message>
+    <message>
+        <source>Processors</source>
+        <translation>Prozessoren</translation>
+    </message>
+    <message>
+        <source>all</source>
+        <translation>alle</translation>
+    </message>
+    <message>
+        <source>Main memory for jobs</source>
+        <translation>Hauptspeicher für Aufträge</translation>
+    </message>
+    <message>
+        <source>With processors and GPU: what runs is handed over first.</source>
+        <translation>Wie bei Prozessoren und GPU: Was läuft, wird erst übergeben.</translation>
+    </message>
+    <message>
+        <source>half</source>
+        <translation>die Hälfte</translation>
+    </message>
+    <message>
+        <source>Disk for jobs&apos; files</source>
+        <translation>Platte für Dateien der Aufträge</translation>
+    </message>
+    <message>
+        <source>Power cap of the GPU</source>
+        <translation>Leistungsgrenze der GPU</translation>
+    </message>
+    <message>
+        <source>Most drivers let only an administrator set it; Activity says where that is so.</source>
+        <translation>Die meisten Treiber erlauben das nur Administratoren; der Verlauf sagt es dann.</translation>
+    </message>
+    <message>
+        <source>its own</source>
+        <translation>ihre eigene</translation>
+    </message>
+    <message>
+        <source>Upload</source>
+        <translation>Hochladen</translation>
+    </message>
+    <message>
+        <source>no limit</source>
+        <translation>ohne Grenze</translation>
+    </message>
+    <message>
+        <source>Download</source>
+        <translation>Herunterladen</translation>
+    </message>
+    <message>
+        <source>A calendar month, both ways</source>
+        <translation>Ein Kalendermonat, beide Richtungen</translation>
+    </message>
+    <message>
+        <source>Yield to the household&apos;s own traffic</source>
+        <translation>Dem eigenen Verkehr des Haushalts weichen</translation>
+    </message>
+    <message>
+        <source>Paid into</source>
+        <translation>Zahlt an</translation>
+    </message>
+    <message>
+        <source>Empty: the wallet on this computer. Not the address of an exchange: some lose such payments.</source>
+        <translation>Leer: die Geldbörse auf diesem Computer. Nicht die Adresse einer Börse: manche verlieren solche Zahlungen.</translation>
+    </message>
+    <message>
+        <source>the wallet on this computer</source>
+        <translation>die Geldbörse auf diesem Computer</translation>
+    </message>
+    <message>
+        <source>Work for no less than</source>
+        <translation>Arbeitet nicht für weniger als</translation>
+    </message>
+    <message>
+        <source>Tokens for 10^15 operations. Empty: for any price.</source>
+        <translation>Token für 10^15 Operationen. Leer: für jeden Preis.</translation>
+    </message>
+    <message>
+        <source>any price</source>
+        <translation>jeder Preis</translation>
+    </message>
+    <message>
+        <source>A kWh costs you</source>
+        <translation>Eine kWh kostet Sie</translation>
+    </message>
+    <message>
+        <source>In tokens; predictions take it off.</source>
+        <translation>In Token; Vorhersagen ziehen es ab.</translation>
+    </message>
+    <message>
+        <source>not given</source>
+        <translation>nicht angegeben</translation>
+    </message>
+    <message>
+        <source>Cottage never asks for the secret words of another wallet. Whoever does wants to rob you.</source>
+        <translation>Cottage fragt nie nach den geheimen Wörtern einer anderen Geldbörse. Wer das tut, will Sie berauben.</translation>
+    </message>
+    <message>
+        <source>Colours</source>
+        <translation>Farben</translation>
+    </message>
+    <message>
+        <source>as the desktop</source>
+        <translation>wie der Desktop</translation>
+    </message>
+    <message>
+        <source>light</source>
+        <translation>hell</translation>
+    </message>
+    <message>
+        <source>dark</source>
+        <translation>dunkel</translation>
+    </message>
+    <message>
+        <source>Language</source>
+        <translation>Sprache</translation>
+    </message>
+    <message>
+        <source>From the next start of this window.</source>
+        <translation>Ab dem nächsten Start dieses Fensters.</translation>
+    </message>
+    <message>
+        <source>When lending stops by itself or needs you</source>
+        <translation>Wenn das Leihen von selbst aufhört oder Sie braucht</translation>
+    </message>
+    <message>
+        <source>When a job failed here</source>
+        <translation>Wenn ein Auftrag hier fehlschlug</translation>
+    </message>
+    <message>
+        <source>When a payment arrived</source>
+        <translation>Wenn eine Zahlung kam</translation>
+    </message>
+    <message>
+        <source>When a job ended</source>
+        <translation>Wenn ein Auftrag endete</translation>
+    </message>
+    <message>
+        <source>When lending pauses or goes on</source>
+        <translation>Wenn das Leihen pausiert oder weitergeht</translation>
+    </message>
+    <message>
+        <source>Name of this computer</source>
+        <translation>Name dieses Computers</translation>
+    </message>
+    <message>
+        <source>Everybody sees it on the network page.</source>
+        <translation>Alle sehen ihn auf der Netzseite.</translation>
+    </message>
+    <message>
+        <source>the host name</source>
+        <translation>der Rechnername</translation>
+    </message>
+    <message>
+        <source>Works for</source>
+        <translation>Arbeitet für</translation>
+    </message>
+    <message>
+        <source>What leaves this computer</source>
+        <translation>Was diesen Computer verlässt</translation>
+    </message>
+    <message>
+        <source>To the coordinator: name, device, speed, memory, rates of the line, the wallet that is paid, and the work.</source>
+        <translation>An den Koordinator: Name, Gerät, Tempo, Speicher, Raten der Leitung, die bezahlte Geldbörse und die Arbeit.</translation>
+    </message>
+    <message>
+        <source>To peers of a job: the work, and the address of this line.</source>
+        <translation>An Partner eines Auftrags: die Arbeit und die Adresse dieser Leitung.</translation>
+    </message>
+    <message>
+        <source>Nothing else. There is no telemetry, and nothing to switch off.</source>
+        <translation>Sonst nichts. Es gibt keine Telemetrie und nichts abzuschalten.</translation>
+    </message>
+    <message>
+        <source>Jobs run in containers: they see neither your files nor your network, only the GPU and a folder of their own.</source>
+        <translation>Aufträge laufen in Containern: Sie sehen weder Ihre Dateien noch Ihr Netz, nur die GPU und einen eigenen Ordner.</translation>
+    </message>
+    <message>
+        <source>Settings of this window: {0}</source>
+        <translation>Einstellungen dieses Fensters: {0}</translation>
+    </message>
+    <message>
+        <source>the processor</source>
+        <translation>der Prozessor</translation>
+    </message>
+    <message>
+        <source>the processor (there is no NVIDIA GPU)</source>
+        <translation>der Prozessor (es gibt keine NVIDIA-GPU)</translation>
+    </message>
+    <message>
+        <source>Cottage {0}, Apache License 2.0.</source>
+        <translation>Cottage {0}, Apache-Lizenz 2.0.</translation>
+    </message>
+    <message>
+        <source>The agent was started with --always: it lends whatever these rules say.</source>
+        <translation>Der Agent wurde mit --always gestartet: Er leiht, was auch immer diese Regeln sagen.</translation>
+    </message>
+    <message>
+        <source>Used in {0}: {1} GB</source>
+        <translation>Verbraucht in {0}: {1} GB</translation>
+    </message>
+    <message>
+        <source>Saved. It is in force.</source>
+        <translation>Gespeichert. Es gilt.</translation>
+    </message>
+    <message>
+        <source>Undone.</source>
+        <translation>Zurückgenommen.</translation>
+    </message>
+</context>
+<context>
+    <name>Tray</name>
+    <message>
+        <source>&amp;Open Cottage</source>
+        <translation>Cottage ö&amp;ffnen</translation>
+    </message>
+    <message>
+        <source>S&amp;ettings…</source>
+        <translation>&amp;Einstellungen …</translation>
+    </message>
+    <message>
+        <source>Earned today {0}, in all {1}</source>
+        <translation>Heute verdient {0}, insgesamt {1}</translation>
+    </message>
+    <message>
+        <source>&amp;Stop lending</source>
+        <translation>Auf&amp;hören zu leihen</translation>
+    </message>
+    <message>
+        <source>&amp;Start lending</source>
+        <translation>Zu leihen be&amp;ginnen</translation>
+    </message>
+    <message>
+        <source>&amp;Quit (lending goes on)</source>
+        <translation>&amp;Beenden (das Leihen geht weiter)</translation>
+    </message>
+    <message>
+        <source>&amp;Quit</source>
+        <translation>&amp;Beenden</translation>
+    </message>
+    <message>
+        <source>Cottage: {0}</source>
+        <translation>Cottage: {0}</translation>
+    </message>
+    <message>
+        <source>{0} °C</source>
+        <translation>{0} °C</translation>
+    </message>
+    <message>
+        <source>{0} today</source>
+        <translation>{0} heute</translation>
+    </message>
+    <message>
+        <source>Cottage</source>
+        <translation>Cottage</translation>
+    </message>
+    <message>
+        <source>Cottage stays here in the tray. Click the icon to see the window again.</source>
+        <translation>Cottage bleibt hier in der Leiste. Ein Klick auf das Symbol bringt das Fenster zurück.</translation>
+    </message>
+</context>
+<context>
+    <name>Welcome</name>
+    <message>
+        <source>Welcome to Cottage</source>
+        <translation>Willkommen bei Cottage</translation>
+    </message>
+    <message>
+        <source>Lend this computer while you do not need it, and be paid for the work that was checked. First, what it can do:</source>
+        <translation>Verleihen Sie diesen Computer, während Sie ihn nicht brauchen, und werden Sie für geprüfte Arbeit bezahlt. Zuerst, was er kann:</translation>
+    </message>
+    <message>
+        <source>The address of the network to lend to</source>
+        <translation>Die Adresse des Netzes, an das geliehen wird</translation>
+    </message>
+    <message>
+        <source>Check &amp;again</source>
+        <translation>Noch einmal &amp;prüfen</translation>
+    </message>
+    <message>
+        <source>&amp;Continue</source>
+        <translation>&amp;Weiter</translation>
+    </message>
+    <message>
+        <source>Where shall the earnings go?</source>
+        <translation>Wohin sollen die Einnahmen gehen?</translation>
+    </message>
+    <message>
+        <source>Into a &amp;wallet on this computer. It is made already.</source>
+        <translation>In eine &amp;Geldbörse auf diesem Computer. Es gibt sie schon.</translation>
+    </message>
+    <message>
+        <source>To an &amp;address of mine:</source>
+        <translation>An eine &amp;Adresse von mir:</translation>
+    </message>
+    <message>
+        <source>a Solana wallet address</source>
+        <translation>eine Solana-Adresse</translation>
+    </message>
+    <message>
+        <source>The address that is paid</source>
+        <translation>Die Adresse, die bezahlt wird</translation>
+    </message>
+    <message>
+        <source>Cottage never asks for the secret words of another wallet. Whoever does wants to rob you.</source>
+        <translation>Cottage fragt nie nach den geheimen Wörtern einer anderen Geldbörse. Wer das tut, will Sie berauben.</translation>
+    </message>
+    <message>
+        <source>Save a &amp;backup of the wallet now…</source>
+        <translation>Jetzt eine &amp;Sicherung der Geldbörse speichern …</translation>
+    </message>
+    <message>
+        <source>&amp;Back</source>
+        <translation>&amp;Zurück</translation>
+    </message>
+    <message>
+        <source>Ready.</source>
+        <translation>Bereit.</translation>
+    </message>
+    <message>
+        <source>It lends once nobody has used the computer for five minutes, on mains only, and steps aside for games. All of that can be changed in the settings.</source>
+        <translation>Er wird verliehen, wenn ihn fünf Minuten niemand benutzt hat, nur am Netz, und macht Platz für Spiele. All das lässt sich in den Einstellungen ändern.</translation>
+    </message>
+    <message>
+        <source>Lend this computer</source>
+        <translation>Diesen Computer verleihen</translation>
+    </message>
+    <message>
+        <source>Start lending</source>
+        <translation>Zu leihen beginnen</translation>
+    </message>
+    <message>
+        <source>&amp;Later</source>
+        <translation>&amp;Später</translation>
+    </message>
+    <message>
+        <source>Step {0} of 3</source>
+        <translation>Schritt {0} von 3</translation>
+    </message>
+    <message>
+        <source>Checking; measuring takes about a minute the first time.</source>
+        <translation>Prüft; das Messen dauert beim ersten Mal etwa eine Minute.</translation>
+    </message>
+    <message>
+        <source>This computer can lend.</source>
+        <translation>Dieser Computer kann verliehen werden.</translation>
+    </message>
+    <message>
+        <source>You can go on: it lends as soon as what is marked has been mended.</source>
+        <translation>Sie können weitergehen: Geliehen wird, sobald das Markierte behoben ist.</translation>
+    </message>
+    <message>
+        <source>The address of the network is missing.</source>
+        <translation>Die Adresse des Netzes fehlt.</translation>
+    </message>
+    <message>
+        <source>The address is missing.</source>
+        <translation>Die Adresse fehlt.</translation>
+    </message>
+    <message>
+        <source>Device</source>
+        <translation>Gerät</translation>
+    </message>
+    <message>
+        <source>Docker</source>
+        <translation>Docker</translation>
+    </message>
+    <message>
+        <source>Speed</source>
+        <translation>Tempo</translation>
+    </message>
+    <message>
+        <source>Disk</source>
+        <translation>Platte</translation>
+    </message>
+    <message>
+        <source>Memory</source>
+        <translation>Speicher</translation>
+    </message>
+    <message>
+        <source>Network</source>
+        <translation>Netz</translation>
+    </message>
+    <message>
+        <source>Line</source>
+        <translation>Leitung</translation>
+    </message>
+    <message>
+        <source>Earnings</source>
+        <translation>Einnahmen</translation>
+    </message>
+    <message>
+        <source>No NVIDIA GPU can be used; the processor earns far less. {0}</source>
+        <translation>Keine NVIDIA-GPU ist benutzbar; der Prozessor verdient weit weniger. {0}</translation>
+    </message>
+    <message>
+        <source>Keeps jobs away from your files and your network</source>
+        <translation>Hält Aufträge von Ihren Dateien und Ihrem Netz fern</translation>
+    </message>
+    <message>
+        <source>Docker does not run here: install it, start it, then check again. {0}</source>
+        <translation>Docker läuft hier nicht: installieren, starten, noch einmal prüfen. {0}</translation>
+    </message>
+    <message>
+        <source>The image that jobs run in is missing. {0}</source>
+        <translation>Das Abbild, in dem Aufträge laufen, fehlt. {0}</translation>
+    </message>
+    <message>
+        <source>{0} GFLOP/s, measured</source>
+        <translation>{0} GFLOP/s, gemessen</translation>
+    </message>
+    <message>
+        <source>{0} GB free, {1} GB for jobs</source>
+        <translation>{0} GB frei, {1} GB für Aufträge</translation>
+    </message>
+    <message>
+        <source>{0} of {1} MB for jobs</source>
+        <translation>{0} von {1} MB für Aufträge</translation>
+    </message>
+    <message>
+        <source>{0} computers are connected, {1} of them work</source>
+        <translation>{0} Computer sind verbunden, {1} davon arbeiten</translation>
+    </message>
+    <message>
+        <source>Up {0}, down {1} Mbit/s; router: {2}</source>
+        <translation>Hinauf {0}, herunter {1} Mbit/s; Router: {2}</translation>
+    </message>
+    <message>
+        <source>Between {0} and {1} an hour, after {2} for electricity</source>
+        <translation>Zwischen {0} und {1} je Stunde, nach {2} für Strom</translation>
+    </message>
+</context>
+<context>
+    <name>WithdrawSheet</name>
+    <message>
+        <source>Withdraw</source>
+        <translation>Abheben</translation>
+    </message>
+    <message>
+        <source>Send tokens from this computer&apos;s own wallet to another of yours.</source>
+        <translation>Token aus der Geldbörse dieses Computers an eine andere von Ihnen senden.</translation>
+    </message>
+    <message>
+        <source>To the &amp;address</source>
+        <translation>An die &amp;Adresse</translation>
+    </message>
+    <message>
+        <source>a Solana wallet address</source>
+        <translation>eine Solana-Adresse</translation>
+    </message>
+    <message>
+        <source>A&amp;mount</source>
+        <translation>&amp;Betrag</translation>
+    </message>
+    <message>
+        <source>all</source>
+        <translation>alle</translation>
+    </message>
+    <message>
+        <source>The address is &amp;mine, and right</source>
+        <translation>Die Adresse ist &amp;meine und stimmt</translation>
+    </message>
+    <message>
+        <source>Show the &amp;fee</source>
+        <translation>&amp;Gebühr zeigen</translation>
+    </message>
+    <message>
+        <source>&amp;Send</source>
+        <translation>&amp;Senden</translation>
+    </message>
+    <message>
+        <source>&amp;Close</source>
+        <translation>S&amp;chließen</translation>
+    </message>
+    <message>
+        <source>The fee is shown before anything is sent.</source>
+        <translation>Die Gebühr wird gezeigt, bevor etwas gesendet wird.</translation>
+    </message>
+    <message>
+        <source>Asking the ledger…</source>
+        <translation>Fragt den Ledger …</translation>
+    </message>
+    <message>
+        <source>Sending; the ledger confirms within a minute…</source>
+        <translation>Sendet; der Ledger bestätigt binnen einer Minute …</translation>
+    </message>
+    <message>
+        <source>{0} were sent. Receipt: {1}</source>
+        <translation>{0} wurden gesendet. Beleg: {1}</translation>
+    </message>
+    <message>
+        <source>{0} of {1} go to {2}. The ledger takes {3} SOL.</source>
+        <translation>{0} von {1} gehen an {2}. Der Ledger nimmt {3} SOL.</translation>
+    </message>
+    <message>
+        <source>The address has no account for this token yet; making one takes {0} SOL.</source>
+        <translation>Die Adresse hat noch kein Konto für dieses Token; es anzulegen kostet {0} SOL.</translation>
+    </message>
+    <message>
+        <source>This computer&apos;s wallet has too little SOL: send it some first.</source>
+        <translation>Die Geldbörse dieses Computers hat zu wenig SOL: Senden Sie ihr zuerst welche.</translation>
+    </message>
+</context>
+<context>
+    <name>WordsSheet</name>
+    <message>
+        <source>The 24 words</source>
+        <translation>Die 24 Wörter</translation>
+    </message>
+    <message>
+        <source>Whoever has these words has this computer&apos;s wallet. Write them on paper, and on nothing else.</source>
+        <translation>Wer diese Wörter hat, hat die Geldbörse dieses Computers. Schreiben Sie sie auf Papier, und auf nichts anderes.</translation>
+    </message>
+    <message>
+        <source>Nobody of Cottage will ever ask for them, nor for those of another wallet.</source>
+        <translation>Niemand von Cottage wird je nach ihnen fragen, noch nach denen einer anderen Geldbörse.</translation>
+    </message>
+    <message>
+        <source>&amp;Show them</source>
+        <translation>&amp;Zeigen</translation>
+    </message>
+    <message>
+        <source>&amp;Close</source>
+        <translation>S&amp;chließen</translation>
+    </message>
+</context>
+</TS>
