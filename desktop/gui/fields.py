@@ -151,6 +151,7 @@ class TextRow(Row):
         control.editingFinished.connect(self._finished)
 
     def _finished(self) -> None:
+        self._line.setModified(False)
         if self._line.text() != self._show(self._before):
             self._ask(self._read(self._line.text().strip()))
 

@@ -72,6 +72,7 @@ class Double:
         app = web.Application(client_max_size=1 << 30)
         app.router.add_get("/api/v1/node", self._node)
         app.router.add_post("/api/v1/relays/credentials", self._credentials)
+        app.router.add_get("/api/v1/network", self._network)
         app.router.add_get("/api/v1/artifacts/{digest}", self._get)
         app.router.add_put("/api/v1/artifacts/{digest}", self._put)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
@@ -80,6 +81,9 @@ class Double:
         await site.start()
         self.port = self._runner.addresses[0][1]
         return self.url
+
+    async def _network(self, _: web.Request) -> web.Response:
+        return web.json_response({"nodes_online": 10, "nodes_busy": 4, "price_per_petaflop": 2000, "notice": ""})
 
     async def stop(self) -> None:
         """End abruptly, as a killed process does; ``start`` takes the same port again."""

@@ -285,10 +285,16 @@ async def test_the_self_test_says_of_each_step_what_it_found(home: Home, coordin
     assert found["gpu"] == ("good", "found")
     assert found["sandbox"] == ("warning", "unprotected")
     assert found["speed"] == ("good", "measured")
-    assert found["coordinator"] == ("bad", "no answer")  # The double has no page of the network.
-    assert found["earnings"] == ("warning", "not known")
+    assert found["coordinator"] == ("good", "answers")
+    assert found["line"] == ("good", "tested")
+    assert found["earnings"] == ("good", "some")
+    assert good.prediction is not None
     assert not good.running
-    assert not good.can_lend
+    assert good.can_lend
+    home.remember(msgspec.structs.replace(home.settings(), coordinator="http://127.0.0.1:9"))
+    away = {check.name: (check.state, check.code) for check in (await found_by(home, CARD, 1e12, LINE)).checks}
+    assert away["coordinator"] == ("bad", "no answer")
+    assert away["earnings"] == ("warning", "not known")
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from typing import Any
 from PySide6.QtCore import QElapsedTimer, QEventLoop, QTimer
 from PySide6.QtWidgets import QWidget
 
-SHOTS = Path(__file__).parents[3] / "build" / "screenshots"
+SHOTS = Path(__file__).parents[3] / "build" / "shots"
 
 
 def wait_for(condition: Callable[[], object], what: str, patience_s: float = 30) -> None:

@@ -1,6 +1,7 @@
 """Whatever answers in the agent's place: the window says what is wrong, and never stands still."""
 
 import json
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -67,7 +68,12 @@ def test_an_answer_that_cannot_be_used_is_told_and_nothing_freezes(
 
 def test_a_window_recovers_when_answers_become_usable_again(open_desktop: Callable[..., Desktop], home: Path) -> None:
     answers = iter([http(b"nonsense"), http(status()), silent, http(status(name="cellar"))])
-    with listener(home / "agent.sock", lambda caller: next(answers, http(status(name="cellar")))(caller)):
+
+    def behave(caller: socket.socket) -> None:
+        is_status = b"/v1/status" in caller.recv(4096, socket.MSG_PEEK)
+        (next(answers, http(status(name="cellar"))) if is_status else http(b"{}"))(caller)
+
+    with listener(home / "agent.sock", behave):
         desktop = open_desktop()
         for phase in (Phase.TROUBLE, Phase.RUNNING, Phase.TROUBLE, Phase.RUNNING):
             wait_for(lambda phase=phase: desktop.lending.snapshot.phase is phase, phase.value)
@@ -92,7 +98,7 @@ def test_text_from_elsewhere_is_shown_as_text(open_desktop: Callable[..., Deskto
         assert label.text() == shown
         assert desktop.window.home.headline.text() == f"Lending to “{shown}”."
         assert desktop.tray.state.text() == f"Lending to “{shown.replace('&', '&&')}”."
-        assert desktop.tray.icon.toolTip() == "Cottage: lending"
+        assert desktop.tray.icon.toolTip() == "Cottage: lending, 67 °C, 1.24 today"
 
 
 def test_a_name_without_spaces_does_not_widen_the_window(open_desktop: Callable[..., Desktop], home: Path) -> None:

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from PySide6.QtCore import QDateTime, Qt
+from PySide6.QtCore import QDateTime, QSettings, Qt
 from PySide6.QtTest import QTest
 
 from desktop.gui.app import Desktop
 from desktop.gui.model import Phase
 from desktop.gui.pausing import until_tomorrow
+from desktop.gui.welcome import DONE
 from tests.desktop.conftest import assignment, plan_of
 from tests.desktop.gui.conftest import PROGRAM, agent_of, close
 from tests.desktop.gui.support import Pulse, save_picture, wait_for
@@ -242,8 +243,10 @@ def test_a_second_agent_for_the_same_folder_ends_and_the_first_is_shown(
         wait_for(lambda window=window: window.lending.snapshot.phase is Phase.RUNNING, "both see the first")
 
 
-def test_a_program_that_is_not_there_is_named(app: object, home: Path, open_desktop: OpenDesktop) -> None:
-    desktop = open_desktop()
-    desktop.lending._command = (str(home / "no-such-program"),)
+def test_a_program_that_is_not_there_is_named(app: object, home: Path, tmp_path: Path) -> None:
+    window = QSettings(str(tmp_path / "window.ini"), QSettings.Format.IniFormat)
+    window.setValue(DONE, True)
+    desktop = Desktop(home, (str(home / "no-such-program"),), window)
     until(desktop, "The agent does not run.")
     assert "no-such-program cannot be started with its log in" in desktop.window.home.reason.accessibleName()
+    close(desktop)

@@ -7,10 +7,11 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.desktop.gui.conftest import ROOT
+from tests.desktop.gui.conftest import PROGRAM, ROOT
 from tests.desktop.gui.support import SHOTS
 from tests.desktop.screens import screen
 from tests.support.wait import until_true
@@ -38,6 +39,25 @@ def test_the_icon_is_drawn_in_the_tray_and_its_menu_brings_the_window_back(home:
     seen = json.loads(done.stdout)
     assert seen["hidden"]
     assert seen["rows"][0] == "Lending to “tiny-llama”."
+    assert [line for line in done.stderr.splitlines() if line.startswith("qt.")] == []
+
+
+@pytest.mark.skipif(bool(why_not()), reason=why_not())
+def test_a_computer_lends_three_clicks_after_the_first_start(home: Path, coordinator_thread: Any) -> None:
+    agent = (sys.executable, str(PROGRAM), "run", "--stay", "--always", "--home", str(home), "--threads", "1")
+    there = ("--coordinator", coordinator_thread.double.url, "--sandbox", "process", "--loopback", "--name", "attic")
+    with screen("openbox", "tint2") as display:
+        words = (sys.executable, "-m", "tests.desktop.gui.first_run_on_a_screen", str(home), str(SHOTS), *agent, *there)
+        surroundings = os.environ | {"DISPLAY": display, "QT_QPA_PLATFORM": "xcb", "XDG_RUNTIME_DIR": str(home)}
+        done = subprocess.run(
+            words, cwd=ROOT, env=surroundings, capture_output=True, text=True, timeout=170, check=False
+        )
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout)
+    assert seen["checks"]["coordinator"] == "10 computers are connected, 4 of them work"
+    assert seen["rows"][:3] == ["Waiting for a job.", "Earned today 0.00, in all 0.00", "&Stop lending"]
+    [hello] = coordinator_thread.double.hellos
+    assert (hello.profile.name, hello.payout) == ("attic", hello.node)
     assert [line for line in done.stderr.splitlines() if line.startswith("qt.")] == []
 
 
