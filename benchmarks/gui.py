@@ -1,8 +1,8 @@
 """The provider's window opens quickly, stays small and idle, and answers while the agent moves data.
 
-The real program on an X display of its own (Xvfb, openbox, tint2), with an agent's answers from a Unix socket once a second. Cold:
-the files of Qt and of Cottage are put out of the page cache before the start. Latency: how late a timer of 10 ms fires in the
-window's event loop, first in calm and then while `benchmarks/peer_link.py` drives a link between two processes at full speed.
+The real program on an X display of its own (Xvfb, openbox, tint2), with an agent's answers from a Unix socket once a second.
+Cold: the files of Qt and of Cottage are put out of the page cache before the start. Latency: how late a timer of 10 ms fires in
+the window's event loop, first in calm and then while `benchmarks/peer_link.py` drives a link between two processes at full speed.
 There is no peer: no other client publishes such figures.
 """
 

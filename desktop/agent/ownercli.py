@@ -1,4 +1,4 @@
-"""``cottage node earnings|withdraw|selftest|settings|on|off``: what the windows' pages do, in the same words."""
+"""``cottage node earnings|send|selftest|settings|on|off``: what the windows' pages do, in the same words."""
 
 import argparse
 import asyncio
@@ -42,7 +42,7 @@ def add_words(words: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     earned.add_argument(
         "--proofs", action="store_true", help="with the command that checks each job against the ledger"
     )
-    take = words.add_parser("withdraw", help="send tokens from the node's own wallet to another address")
+    take = words.add_parser("send", help="send tokens from the node's own wallet to another address")
     take.add_argument("amount", nargs="?", default="", help="tokens, such as 12.5 (all)")
     take.add_argument("--to", required=True, metavar="ADDRESS", help="a wallet of yours")
     take.add_argument("--yes", action="store_true", help="do not ask")
@@ -51,7 +51,7 @@ def add_words(words: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     on = words.add_parser("on", help="switch lending on, where the agent runs with --stay")
     off = words.add_parser("off", help="hand over what runs and stop lending")
     for parser, action in (
-        (earned, _earnings), (take, _withdraw), (owner, _settings), (on, _switch(True)), (off, _switch(False)),
+        (earned, _earnings), (take, _send), (owner, _settings), (on, _switch(True)), (off, _switch(False)),
     ):  # fmt: skip
         parser.add_argument("--home", type=Path, help="the agent's folder")
         parser.add_argument("--json", action="store_true", help="one JSON document")
@@ -156,7 +156,7 @@ def _kept_earnings(home: Home) -> Summary:
         return books.earnings.summary(time.time())
 
 
-def _withdraw(options: argparse.Namespace) -> int:
+def _send(options: argparse.Namespace) -> int:
     home, console = Home.at(options.home), Console(stderr=options.json)
     order = status.WithdrawOrder(options.to, options.amount)
     cost = asyncio.run(status.ask_for(home.socket, "withdraw", Withdrawal, order, status.LONG_TIMEOUT_S))
