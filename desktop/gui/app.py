@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import platformdirs
-from PySide6.QtCore import QObject, QSettings, Qt
+from PySide6.QtCore import QObject, QSettings, Qt, QTimer
 from PySide6.QtGui import QGuiApplication, QIcon
 from PySide6.QtWidgets import QApplication
 
@@ -99,11 +99,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not only.is_first:
         return 0  # The window that is open has come forward.
     command = (*agent_program(), "run", "--stay", "--home", str(home), *options.agent)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(
+            number, lambda *_: QTimer.singleShot(0, end)
+        )  # Python looks for signals whenever a timer of ours fires.
     desktop = Desktop(home, command, settings, options.hidden)
     app.aboutToQuit.connect(desktop.lending.leave)
     only.called.connect(desktop.window.bring_forward)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: end())  # Python looks for signals whenever a timer of ours fires.
     return app.exec()
 
 

@@ -19,6 +19,9 @@ from desktop.gui.process import AgentProcess
 
 LENDING = "/v1/lending"
 SEEN_INTERVAL_MS = 1000
+MISSES = (
+    3  # Unusable answers in a row, until an agent that answered before counts as troubled: a busy computer is slow.
+)
 UNSEEN_INTERVAL_MS = 5000  # In the tray nobody watches numbers move.
 STOP_PATIENCE_MS = 40_000  # The agent gives a worker 20 s to hand over what it has.
 
@@ -38,6 +41,7 @@ class Lending(QObject):
         self._command = tuple(command)
         self._stopping = self._answered = self._lost = self._wanted = False
         self._looked = False
+        self._misses = 0
         self._process = AgentProcess(log, self)
         self._process.ended.connect(self._ended)
         self._client = AgentClient(socket, self)
@@ -130,7 +134,7 @@ class Lending(QObject):
             )
             self._broken(text.format(error))
             return
-        self._answered, self._lost = True, False
+        self._answered, self._lost, self._misses = True, False, 0
         if not self._stopping:
             self._patience.stop()
         if self._wanted:
@@ -170,6 +174,9 @@ class Lending(QObject):
             self._show(Phase.OFF, detail=str(error))
 
     def _broken(self, text: str) -> None:
+        self._misses += 1
+        if self.snapshot.phase is Phase.RUNNING and self._misses < MISSES:
+            return
         if not self._stopping:
             self._show(Phase.TROUBLE, detail=text)
 

@@ -56,7 +56,11 @@ def main(home: Path, shots: Path, command: list[str]) -> None:
             lambda number=number: welcome.steps.currentIndex() == number or window.stack.currentIndex() == HOME,
             "the step",
         )
-    wait_for(lambda: window.home.headline.text() == "Waiting for a job.", "lending", 60)
+    try:
+        wait_for(lambda: window.home.headline.text() == "Waiting for a job.", "lending", 60)
+    except AssertionError:
+        sys.stderr.write(f"it says: {window.home.headline.text()} {window.home.reason.text()}\n")
+        raise
     shoot("first_run_4_lending")
     tray.menu.popup(tray.icon.geometry().center())
     wait_for(lambda: tray.menu.windowHandle().isExposed(), "the menu")

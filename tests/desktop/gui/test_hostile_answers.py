@@ -10,6 +10,7 @@ from PySide6.QtCore import Qt
 
 from desktop.gui import client
 from desktop.gui.app import Desktop
+from desktop.gui.lending import MISSES
 from desktop.gui.model import Phase
 from desktop.gui.window import MIN_WIDTH
 from tests.desktop.gui.support import Behaviour, Pulse, endless, http, listener, raw, silent, status, task, wait_for
@@ -67,7 +68,7 @@ def test_an_answer_that_cannot_be_used_is_told_and_nothing_freezes(
 
 
 def test_a_window_recovers_when_answers_become_usable_again(open_desktop: Callable[..., Desktop], home: Path) -> None:
-    answers = iter([http(b"nonsense"), http(status()), silent, http(status(name="cellar"))])
+    answers = iter([http(b"nonsense"), http(status()), *MISSES * [silent], http(status(name="cellar"))])
 
     def behave(caller: socket.socket) -> None:
         is_status = b"/v1/status" in caller.recv(4096, socket.MSG_PEEK)
