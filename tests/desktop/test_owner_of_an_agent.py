@@ -353,11 +353,11 @@ async def test_a_backup_and_the_words_are_had_over_the_socket_only_by_asking(
     async with start_agent() as running:
         file = tmp_path / "key.cottage"
         order = status.BackupOrder(str(file), "a long passphrase")
-        done = await status.ask_for(running.home.socket, "backup", status.BackupDone, order)
+        done = await status.ask_for(running.home.socket, "backup", status.BackupDone, order, status.LONG_TIMEOUT_S)
         assert done.address == running.address
         assert file.stat().st_mode & 0o777 == 0o600
         with pytest.raises(SettingsError, match="never overwritten"):
-            await status.ask_for(running.home.socket, "backup", status.BackupDone, order)
+            await status.ask_for(running.home.socket, "backup", status.BackupDone, order, status.LONG_TIMEOUT_S)
         words = await status.ask_for(running.home.socket, "words", status.Words, status.WordsOrder())
         assert len(words.words.split()) == 24
         assert running.home.socket.stat().st_mode & 0o777 == 0o600
