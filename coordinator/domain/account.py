@@ -59,13 +59,14 @@ class Account(msgspec.Struct, frozen=True):
 
 
 class Principal(msgspec.Struct, frozen=True):
-    """Who a request is from. ``session``: the browser's; empty with an API key and on an open coordinator."""
+    """Who a request is from. ``session``: the browser's; ``key``: the API key's id; both empty on an open coordinator."""
 
     account_id: str
     scopes: frozenset[Scope]
     name: str = ""
     role: Role = Role.SUBMITTER
     session: str = ""
+    key: str = ""
 
 
 LOCAL_PRINCIPAL = Principal(LOCAL_ACCOUNT, ROLE_SCOPES[Role.OPERATOR], "", Role.OPERATOR)

@@ -228,7 +228,8 @@ class Accounts:
             if len(held) >= MAX_KEYS:
                 raise ConflictError(f"there are {len(held)} keys already: revoke one first")
             await tx.insert(record)
-            await self._note(tx, who.account_id, who.account_id, "", "key.created", record.id, address)
+            via = "session" if who.session else f"key {who.key}" if who.key else ""
+            await self._note(tx, who.account_id, who.account_id, via, "key.created", record.id, address)
         return record, f"{KEY_PREFIX}{record.id}_{secret}"
 
     async def by_key(self, text: str) -> Principal:
@@ -250,7 +251,7 @@ class Accounts:
                 raise refused
             if key.used is None or now - key.used > TOUCH_S:
                 await tx.update(msgspec.structs.replace(key, used=now))
-            who = await self._principal(tx, key.account_id, frozenset(key.scopes), "")
+            who = await self._principal(tx, key.account_id, frozenset(key.scopes), "", key.id)
         if who is None:
             raise refused
         return who
@@ -293,14 +294,14 @@ class Accounts:
             return await tx.find(TrailRecord, *where, newest=True, limit=limit)
 
     async def _principal(
-        self, tx: Transaction, account_id: str, scopes: frozenset[Scope] | None, session: str
+        self, tx: Transaction, account_id: str, scopes: frozenset[Scope] | None, session: str, key: str = ""
     ) -> Principal | None:
         found = await tx.find(Account, ("id", "=", account_id))
         if not found or found[0].disabled:
             return None
         account, allowed = found[0], ROLE_SCOPES[found[0].role]
         return Principal(
-            account.id, allowed if scopes is None else scopes & allowed, account.name, account.role, session
+            account.id, allowed if scopes is None else scopes & allowed, account.name, account.role, session, key
         )
 
     async def _end_all(self, tx: Transaction, account_id: str) -> None:

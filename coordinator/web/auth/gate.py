@@ -1,6 +1,7 @@
 """The one place where a request meets what it may do."""
 
 import ipaddress
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
@@ -26,6 +27,8 @@ SECURE_COOKIE: Final = "__Host-cottage_session"  # Browsers take this name over 
 MAX_TOKEN = 200
 ADDRESS_RATE, ADDRESS_BURST = 20.0, 200.0  # A page and what it loads are ten requests; a family shares an address.
 ACCOUNT_RATE, ACCOUNT_BURST = 50.0, 500.0
+_MAKERS: Final = frozenset({"/api/v1/jobs", "/submit"})
+_MADE: Final = re.compile(r"/jobs/([0-9a-f]{32})$")
 _PRINCIPAL: Final = web.RequestKey("principal", Principal)
 _READS: Final = frozenset({hdrs.METH_GET, hdrs.METH_HEAD, hdrs.METH_OPTIONS})
 
@@ -75,6 +78,18 @@ class Auth:
             origin = f"{request.scheme}://{request.host}"
             return Site(origin, request.host, urlsplit(origin).hostname or "")
         raise UnavailableError("wallets and passkeys need --public-url, which this coordinator's operator has not set")
+
+    async def note(self, request: web.Request, who: Principal | None, location: str) -> None:
+        """Write what was done to a job into its account's trail. ``location``: where the answer leads to."""
+        if who is None or self.open_to_all or request.method in _READS:
+            return
+        job = request.match_info.get("job")
+        made = _MADE.search(location) if request.path in _MAKERS else None
+        if job is None and made is None:
+            return
+        action = "created" if made else request.path.rstrip("/").rpartition("/")[2]
+        via = "session" if who.session else f"key {who.key}"
+        await self.accounts.note(who, via, f"job.{action}", made[1] if made else str(job), address_of(request))
 
     def throttle(self, request: web.Request, who: Principal | None) -> None:
         """Count a request.
@@ -141,7 +156,14 @@ def install(app: web.Application, auth: Auth, owners: dict[str, CheckOwner], is_
             for name, check in owners.items():
                 if name in found:
                     await check(found[name], allowed.account_id)
-        return await handler(request)
+        try:
+            response = await handler(request)
+        except web.HTTPSeeOther as gone:
+            await auth.note(request, who, str(gone.location))
+            raise
+        if response.status < 400:
+            await auth.note(request, who, response.headers.get(hdrs.LOCATION, ""))
+        return response
 
     app.middlewares.append(gate)
 

@@ -9,12 +9,14 @@ from aiohttp import web
 
 from coordinator.domain.account import LOCAL_ACCOUNT, Principal, Role, Scope
 from coordinator.services.accounts import ABSOLUTE_S, IDLE_S, Accounts
+from coordinator.services.throttle import Throttle
 from coordinator.store.memory import MemoryStore
 from coordinator.store.records import CredentialRecord
 from coordinator.web.auth import access_of
-from coordinator.web.auth.gate import SESSION_COOKIE
+from coordinator.web.auth.gate import ADDRESS_BURST, SESSION_COOKIE
 from coordinator.web.pages.render import CSRF_COOKIE
 from tests.coordinator.web.conftest import House
+from transport.clock import VirtualClock
 from transport.wire.api import NewUpload
 
 FORM = f"csrf={'0' * 64}"
@@ -151,6 +153,48 @@ async def test_whoever_knows_the_digest_of_anothers_file_cannot_use_it(
     assert await uploaded(town, http, bob, b"a secret recipe\n" * 100) == hers, "who has the file may use it"
     async with http.post(f"{town.api}/jobs", json={"spec": spec}, headers=bob) as answer:
         assert answer.status == 201
+
+
+async def test_what_is_done_to_a_job_is_in_its_accounts_trail_and_in_no_others(
+    town: House, http: aiohttp.ClientSession
+) -> None:
+    await member(town, "operator")
+    alice, bob = await member(town, "alice"), await member(town, "bob")
+    job = await job_of(town, http, alice)
+    for action in ("fund", "cancel"):
+        async with http.post(f"{town.api}/jobs/{job}/{action}", headers=alice) as answer:
+            assert answer.status == 200
+    async with http.post(f"{town.api}/jobs/{job}/cancel", headers=bob) as answer:
+        assert answer.status == 404
+    hers = await town.accounts.by_key(alice["Authorization"].removeprefix("Bearer "))
+    done = [(one.action, one.subject, one.via) for one in await town.accounts.trail(hers.account_id, None, 3)]
+    via = f"key {hers.key}"
+    assert done == [("job.cancel", job, via), ("job.fund", job, via), ("job.created", job, via)]
+    async with http.get(f"{town.api}/account/trail", headers=bob) as answer:
+        assert job not in await answer.text()
+    async with http.get(f"{town.api}/account/trail?of=everybody", headers=alice) as answer:
+        assert answer.status == 403
+
+
+async def test_a_stranger_who_asks_too_often_is_told_when_to_come_back(
+    town: House, http: aiohttp.ClientSession
+) -> None:
+    told = set()
+    for _ in range(int(ADDRESS_BURST) + 60):
+        async with http.get(f"{town.url}/healthz") as answer:
+            told.add(answer.status)
+            if answer.status == 429:
+                assert int(answer.headers["Retry-After"]) >= 1
+                break
+    assert told == {200, 429}
+
+
+def test_the_throttle_remembers_a_bounded_number_of_keys() -> None:
+    throttle = Throttle(VirtualClock(), 1.0, 2.0, max_keys=100)
+    assert [throttle.take("a") for _ in range(3)] == [0.0, 0.0, 1.0]
+    for number in range(1000):
+        throttle.take(str(number))
+    assert len(throttle) == 100
 
 
 async def test_a_key_does_only_what_its_scopes_say(town: House, http: aiohttp.ClientSession) -> None:
