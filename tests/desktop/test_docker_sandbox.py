@@ -33,7 +33,7 @@ def job(tmp_path: Path) -> Path:
     return folder
 
 
-def sandbox_for(tmp_path: Path, *entry: str, limits: Limits = LIMITS, gpu: bool = False) -> DockerSandbox:
+def sandbox_for(tmp_path: Path, *entry: str, limits: Limits = LIMITS, gpu: int | None = None) -> DockerSandbox:
     return DockerSandbox(limits, IMAGE, owner=tmp_path, gpu=gpu, entry=entry or ("python3", "-m", "trainer"))
 
 
