@@ -5,6 +5,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import signal
 import shutil
 import subprocess
 from collections.abc import AsyncIterator
@@ -109,13 +110,16 @@ def test_the_agent_runs_without_python(installed: Path, bare: dict[str, str]) ->
         check=False,
     )
     assert refused.returncode == 3
-    assert "needs Cottage installed with pip" in refused.stderr
+    assert "needs Cottage installed with pip" in refused.stdout
 
 
 async def test_its_switch_is_flipped_and_the_computer_joins_a_coordinator(
     installed: Path, bare: dict[str, str], docker_engine: str, tmp_path: Path
 ) -> None:
     window, agent = programs(installed)
+    remembered = tmp_path / ".config" / "cottage" / "window.ini"
+    remembered.parent.mkdir(parents=True)
+    remembered.write_text("[welcome]\ndone=true\n")
     double = Double()
     await double.start()
     try:
@@ -128,11 +132,12 @@ async def test_its_switch_is_flipped_and_the_computer_joins_a_coordinator(
                 assert double.hellos[0].profile.name == "attic"
                 assert double.hellos[0].profile.sandbox == "docker"
                 picture(display, "bundle_joined")
-            # The window is closed; the agent goes on, and ends when it is asked to.
+            # The window is closed; the agent goes on, finishes when it is asked to, and ends when it is ended.
             status = json.loads(await asked(agent, "status", "--json", env=bare))
             assert status["state"] == "online"
             await asked(agent, "finish", env=bare)
             await double.until(lambda: double.goodbyes)
+            os.kill(status["pid"], signal.SIGTERM)
             await asyncio.to_thread(until_true, lambda: not os.path.exists(f"/proc/{status['pid']}/exe"))
     finally:
         await double.stop()
