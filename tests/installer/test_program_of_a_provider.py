@@ -5,8 +5,8 @@ import contextlib
 import importlib.util
 import json
 import os
-import signal
 import shutil
+import signal
 import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
