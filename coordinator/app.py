@@ -39,6 +39,7 @@ from coordinator.services.noticing import NoticeService
 from coordinator.services.outside import outside_session
 from coordinator.services.promises import Promises
 from coordinator.services.relays import Relays
+from coordinator.services.replays import Replays
 from coordinator.services.runs import Runs
 from coordinator.services.settlement import Settlement
 from coordinator.services.staffing import Staffing
@@ -230,6 +231,7 @@ async def build(config: Config, clock: Clock | None = None) -> AsyncIterator[tup
             artifacts,
             parts.nodes.authorise,
             auth,
+            Replays(store, clock),
             config.data / "downloads",
         )
         app.router.add_get("/metrics", _metrics(parts))

@@ -3,9 +3,11 @@
 CottageError
 ├── NotFoundError            404
 ├── InvalidError             422   a document, a config, a dataset, a value out of its bounds
+│   └── KeyReusedError             an idempotency key that was another request's
 ├── TooLargeError            413
 ├── ConflictError            409   not possible in this state: illegal transition, wrong offset, duplicate
-│   └── IllegalTransitionError
+│   ├── IllegalTransitionError
+│   └── InProgressError            the same request is being worked on
 ├── FundsError               402   balance or escrow does not cover it
 ├── UnauthorisedError        401   nobody is signed in, or what they signed in with is not valid any more
 ├── ForbiddenError           403
@@ -75,3 +77,11 @@ class TooManyError(CottageError):
 
 class UnavailableError(CottageError):
     status, code = 503, "unavailable"
+
+
+class InProgressError(ConflictError):
+    code = "in_progress"
+
+
+class KeyReusedError(InvalidError):
+    code = "key_reused"

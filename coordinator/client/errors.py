@@ -12,14 +12,15 @@ class ClientError(Exception):
 
 
 class ProblemError(ClientError):
-    """The coordinator's answer to what it could not do."""
+    """The coordinator's answer to what it could not do. ``retry_after``: seconds after which it asks to be asked again."""
 
-    def __init__(self, status: int, code: str, detail: str, field: str = "") -> None:
+    def __init__(self, status: int, code: str, detail: str, field: str = "", retry_after: float | None = None) -> None:
         super().__init__(detail)
         self.status = status
         self.code = code
         self.detail = detail
         self.field = field
+        self.retry_after = retry_after
 
 
 class UnreachableError(ClientError, ConnectionError):

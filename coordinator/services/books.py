@@ -56,14 +56,16 @@ class BookService:
                 await _job(tx, job)
             return await _shown(tx, await tx.find(OutboxRecord, *where, newest=True, limit=limit))
 
-    async def audits(self, state: str | None, job: str | None, offset: int, limit: int) -> Sequence[ledger.NodeAudit]:
+    async def audits(
+        self, state: str | None, job: str | None, offset: int, limit: int, after: tuple[int, str] | None = None
+    ) -> Sequence[ledger.NodeAudit]:
         """Audits, those of the latest rounds first."""
         # A step that was forged to test an auditor must look like any other to it: such audits are never listed.
         where: list[Where] = [("canary", "=", False)]
         where += [("state", "=", state)] if state is not None else []
         where += [("job", "=", job)] if job is not None else []
         async with self._context.store.transaction() as tx:
-            found = await tx.find(Audit, *where, newest=True, limit=limit, offset=offset)
+            found = await tx.find(Audit, *where, newest=True, limit=limit, offset=offset, after=after)
             names = await names_in(tx, [audit.detail for audit in found])
         return [_audit(audit, "audited", names) for audit in found]
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -27,12 +27,14 @@ from coordinator.services.nodes import Nodes
 from coordinator.services.origins import Origins
 from coordinator.services.outlook import Outlook
 from coordinator.services.payees import ROOM
+from coordinator.services.ports import MAX_ROWS, Window
 from coordinator.services.quotes import quote
 from coordinator.services.rates import Rates
 from coordinator.services.runs import Runs
 from coordinator.services.settlement import Settlement, escrow_deadline
 from coordinator.services.views import Standing, TrafficOf
 from coordinator.services.work import Desk
+from coordinator.store.kinds import KINDS
 from coordinator.store.ports import R, Transaction, Where
 from coordinator.store.records import (
     CommitRecord,
@@ -52,7 +54,6 @@ from transport.wire.ids import Digest
 from transport.wire.job import JobSpec, TokenizerSpec
 
 FUND_SECONDS = 30.0  # The embedded ledger answers within one; a cluster confirms within a few.
-MAX_PAGE = 5_000  # Rows in one answer: the newest, but what is read in parts (events, points) comes from its beginning.
 
 
 class JobService:
@@ -106,8 +107,11 @@ class JobService:
         """That of a finished job's model."""
         return await self._origins.tokenizer(job)
 
-    async def create(self, new: api.NewJob, account_id: str = LOCAL_ACCOUNT) -> api.JobView:
+    async def create(self, new: api.NewJob, account_id: str = LOCAL_ACCOUNT, job: str | None = None) -> api.JobView:
         """Check everything, prepare the files, store the job as the account's."""
+        if job is not None and await self._exists(job):
+            await self.check_owner(job, account_id)
+            return await self.get(job)
         spec = await self._origins.started(new.spec)
         submitter = self._submitter(new)
         _refuse(spec, await self.quote(spec))
@@ -118,8 +122,8 @@ class JobService:
         final = await self._quote(spec, prepared.config)
         _refuse(spec, final)
         now = self._context.clock.time()
-        job = Job(
-            id=self._context.new_id(),
+        made = Job(
+            id=job or self._context.new_id(),
             name=spec.name,
             state=JobState.CREATED,
             spec=spec,
@@ -132,8 +136,8 @@ class JobService:
             files=prepared.files,
             account_id=account_id,
         )
-        await self._store(job)
-        return views.job_view(job, (), self._traffic_of, job.reason, Standing(now))
+        await self._store(made)
+        return views.job_view(made, (), self._traffic_of, made.reason, Standing(now))
 
     async def funding(self, job: str) -> api.Funding:
         """What the submitter's wallet must do."""
@@ -223,12 +227,16 @@ class JobService:
         """Refuse files of other accounts as if they were not there."""
         await self._files.check(account_id, wanted)
 
-    async def list(self, limit: int, before: float | None, account_id: str = LOCAL_ACCOUNT) -> Sequence[api.JobView]:
+    async def list(
+        self, limit: int, before: float | tuple[float, str] | None, account_id: str = LOCAL_ACCOUNT
+    ) -> Sequence[api.JobView]:
         """Jobs of an account, newest first."""
         where: list[Where] = [("account_id", "=", account_id)]
-        where += [] if before is None else [("created", "<", before)]
+        where += [("created", "<", before)] if isinstance(before, float) else []
+        after = before if isinstance(before, tuple) else None
         async with self._context.store.transaction() as tx:
-            return [await self._view(tx, job) for job in await tx.find(Job, *where, newest=True, limit=limit)]
+            found = await tx.find(Job, *where, newest=True, limit=limit, after=after)
+            return [await self._view(tx, job) for job in found]
 
     async def nodes(self, job: str) -> Sequence[api.JobNode]:
         """Each node's part."""
@@ -244,42 +252,49 @@ class JobService:
         run = runs[0].run if runs else None
         return views.job_nodes(stored, run, leases, commits, audits, paid, known, self._traffic_of)
 
-    async def rounds(self, job: str) -> Sequence[api.RoundView]:
+    async def rounds(self, job: str, window: Window | None = None) -> Sequence[api.RoundView]:
         """Rounds that count."""
-        records = await self._newest(RoundRecord, job)
+        records = await self._rows(RoundRecord, job, window, lambda record: record.state != "void")
         return [view for record in records if (view := views.round_view(record)) is not None]
 
-    async def commits(self, job: str) -> Sequence[api.CommitView]:
+    async def commits(self, job: str, window: Window | None = None) -> Sequence[api.CommitView]:
         """Commitments and what they brought."""
-        records = await self._newest(CommitRecord, job)
+        records = await self._rows(CommitRecord, job, window)
         async with self._context.store.transaction() as tx:
             rows = await tx.find(OutboxRecord, ("job", "=", job), ("kind", "=", "settle"), ("state", "=", "confirmed"))
         paid = {row.id: row.signature for row in rows}
         return [views.commit_view(record, paid.get(record.settlement or 0, "")) for record in records]
 
-    async def audits(self, job: str) -> Sequence[api.AuditView]:
+    async def audits(self, job: str, window: Window | None = None) -> Sequence[api.AuditView]:
         """Audits, drawn and concluded."""
-        audits = await self._newest(Audit, job)
-        names = await self._names(audit.detail for audit in audits)
-        told = [audit for audit in audits if audit.over or not audit.canary]  # An auditor under test must not know it.
+        # An auditor under test must not know it.
+        told = await self._rows(Audit, job, window, lambda audit: audit.over or not audit.canary)
+        names = await self._names(audit.detail for audit in told)
         return [views.audit_view(audit, readable(audit.detail, names)) for audit in told]
 
-    async def receipts(self, job: str) -> Sequence[api.Receipt]:
+    async def receipts(self, job: str, window: Window | None = None) -> Sequence[api.Receipt]:
         """Ledger transactions."""
-        rows = await self._newest(OutboxRecord, job)
+        rows = await self._rows(OutboxRecord, job, window)
         names = await self._names(row.detail for row in rows)
         return [views.receipt(row, readable(row.detail, names)) for row in rows]
 
-    async def metrics(self, job: str, after: int) -> Sequence[api.Metric]:
+    async def metrics(self, job: str, after: int, limit: int = MAX_ROWS) -> Sequence[api.Metric]:
         """Points of the loss curves beyond the first ``after``."""
-        records = await self._part(MetricRecord, job, offset=after)
+        records = await self._part(MetricRecord, job, offset=after, limit=limit)
         return [views.metric_view(record) for record in records]
 
-    async def events(self, job: str, after: int) -> Sequence[api.JobEvent]:
+    async def events(self, job: str, after: int, limit: int = MAX_ROWS) -> Sequence[api.JobEvent]:
         """Lines of the timeline with a larger id than ``after``."""
-        events = await self._part(EventRecord, job, ("id", ">", after))
+        events = await self._part(EventRecord, job, ("id", ">", after), limit=limit)
         names = await self._names(event.text for event in events)
         return [views.event_view(event, readable(event.text, names)) for event in events]
+
+    async def mark(self, job: str) -> tuple[int, int]:
+        """Points that there are, and the last event."""
+        async with self._context.store.transaction() as tx:
+            points = await tx.sums(MetricRecord, "round", (), ("job", "=", job))
+            last = await tx.find(EventRecord, ("job", "=", job), newest=True, limit=1)
+        return points.get((), (0, 0))[0], last[0].id if last else 0
 
     def changes(self, job: str | None) -> AsyncIterator[str]:
         """News of one job, or of everything."""
@@ -337,6 +352,10 @@ class JobService:
         async with self._context.store.transaction() as tx:
             return await self._found(await tx.find(Job, ("id", "=", job)), job)
 
+    async def _exists(self, job: str) -> bool:
+        async with self._context.store.transaction() as tx:
+            return bool(await tx.find(Job, ("id", "=", job)))
+
     async def _found(self, jobs: Sequence[Job], job: str) -> Job:
         if not jobs:
             raise NotFoundError(f"there is no job {job}: look it up in the list of jobs", "job")
@@ -370,14 +389,30 @@ class JobService:
         async with self._context.store.transaction() as tx:
             return await names_in(tx, texts)
 
-    async def _newest(self, kind: type[R], job: str) -> Sequence[R]:
-        """The last rows, oldest first."""
-        return (await self._part(kind, job, newest=True))[::-1]
-
-    async def _part(self, kind: type[R], job: str, *where: Where, newest: bool = False, offset: int = 0) -> Sequence[R]:
+    async def _rows(
+        self, kind: type[R], job: str, window: Window | None, shown: Callable[[R], bool] = lambda _row: True
+    ) -> Sequence[R]:
+        """The rows of the window that are shown, oldest first; without a window, the last ones that there are."""
+        if window is None:
+            return [row for row in (await self._part(kind, job, newest=True))[::-1] if shown(row)]
+        found: list[R] = []
+        after = window.after
         async with self._context.store.transaction() as tx:
             await self._found(await tx.find(Job, ("id", "=", job)), job)
-            return await tx.find(kind, ("job", "=", job), *where, newest=newest, limit=MAX_PAGE, offset=offset)
+            while len(found) < window.limit:
+                rows = await tx.find(kind, ("job", "=", job), limit=window.limit, after=after)
+                found += [row for row in rows if shown(row)]
+                if len(rows) < window.limit:
+                    break
+                after = KINDS[kind].place_of(rows[-1])
+        return found[: window.limit]
+
+    async def _part(
+        self, kind: type[R], job: str, *where: Where, newest: bool = False, offset: int = 0, limit: int = MAX_ROWS
+    ) -> Sequence[R]:
+        async with self._context.store.transaction() as tx:
+            await self._found(await tx.find(Job, ("id", "=", job)), job)
+            return await tx.find(kind, ("job", "=", job), *where, newest=newest, limit=limit, offset=offset)
 
 
 def _refuse(spec: JobSpec, offered: api.Quote) -> None:

@@ -1,6 +1,7 @@
 """What the web layer may ask for. ``JobService`` and ``NetworkService`` implement these; tests may bring their own."""
 
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -15,9 +16,22 @@ from transport.wire.node import IceServers
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 
+MAX_ROWS = 5_000  # In one answer.
+
+
+@dataclass(frozen=True)
+class Window:
+    """A part of a list: ``limit`` items behind the place ``after`` in its order (None: from its beginning)."""
+
+    after: tuple[Any, ...] | None
+    limit: int
+
 
 class Jobs(Protocol):
-    """Everything about jobs. Raises ``coordinator.errors``."""
+    """Everything about jobs. Raises ``coordinator.errors``.
+
+    Lists of a job begin with the oldest. Without a window they are what a page shows: the newest 5,000.
+    """
 
     async def quote(self, spec: JobSpec) -> api.Quote:
         """Price and plan on the network as it is; problems are in the quote, not raised."""
@@ -34,8 +48,12 @@ class Jobs(Protocol):
     async def tokenizer(self, job: str) -> TokenizerSpec:
         """That of a finished job's model."""
 
-    async def create(self, new: api.NewJob, account_id: str = LOCAL_ACCOUNT) -> api.JobView:
-        """Checked at the door (document, config, dataset, size of the network); refused whole or stored whole."""
+    async def create(self, new: api.NewJob, account_id: str = LOCAL_ACCOUNT, job: str | None = None) -> api.JobView:
+        """Checked at the door (document, config, dataset, size of the network); refused whole or stored whole.
+
+        Args:
+            job: the id that it is to have; where the account has a job of this id already, that is the answer.
+        """
 
     async def funding(self, job: str) -> api.Funding: ...
 
@@ -58,22 +76,27 @@ class Jobs(Protocol):
 
     async def get(self, job: str) -> api.JobView: ...
 
-    async def list(self, limit: int, before: float | None, account_id: str = LOCAL_ACCOUNT) -> Sequence[api.JobView]:
-        """The account's jobs, newest first."""
+    async def list(
+        self, limit: int, before: float | tuple[float, str] | None, account_id: str = LOCAL_ACCOUNT
+    ) -> Sequence[api.JobView]:
+        """The account's jobs, newest first. ``before``: only those created before this time, or behind the job (created, id)."""
 
     async def nodes(self, job: str) -> Sequence[api.JobNode]: ...
 
-    async def rounds(self, job: str) -> Sequence[api.RoundView]: ...
+    async def rounds(self, job: str, window: Window | None = None) -> Sequence[api.RoundView]: ...
 
-    async def commits(self, job: str) -> Sequence[api.CommitView]: ...
+    async def commits(self, job: str, window: Window | None = None) -> Sequence[api.CommitView]: ...
 
-    async def audits(self, job: str) -> Sequence[api.AuditView]: ...
+    async def audits(self, job: str, window: Window | None = None) -> Sequence[api.AuditView]: ...
 
-    async def receipts(self, job: str) -> Sequence[api.Receipt]: ...
+    async def receipts(self, job: str, window: Window | None = None) -> Sequence[api.Receipt]: ...
 
-    async def metrics(self, job: str, after: int) -> Sequence[api.Metric]: ...
+    async def metrics(self, job: str, after: int, limit: int = MAX_ROWS) -> Sequence[api.Metric]: ...
 
-    async def events(self, job: str, after: int) -> Sequence[api.JobEvent]: ...
+    async def events(self, job: str, after: int, limit: int = MAX_ROWS) -> Sequence[api.JobEvent]: ...
+
+    async def mark(self, job: str) -> tuple[int, int]:
+        """How many points there are, and the id of the last event; 0 where there is none."""
 
     def changes(self, job: str | None) -> AsyncIterator[str]:
         """Yields a job id whenever that job (or, for ``None``, any job or node) changed; coalesced, never unbounded."""
@@ -128,8 +151,10 @@ class Books(Protocol):
     ) -> Sequence[ledger.LedgerEntry]:
         """Transactions, newest first; ``kinds`` empty: of every kind; ``before``: only those with a smaller id."""
 
-    async def audits(self, state: str | None, job: str | None, offset: int, limit: int) -> Sequence[ledger.NodeAudit]:
-        """Audits, those of the latest rounds first."""
+    async def audits(
+        self, state: str | None, job: str | None, offset: int, limit: int, after: tuple[int, str] | None = None
+    ) -> Sequence[ledger.NodeAudit]:
+        """Audits, those of the latest rounds first; ``after``: only those behind the audit (round, id)."""
 
     async def totals(self) -> ledger.LedgerTotals: ...
 

@@ -187,7 +187,7 @@ def audit_view(audit: Audit, detail: str) -> api.AuditView:
 
 def receipt(record: OutboxRecord, detail: str) -> api.Receipt:
     """A ledger transaction. ``detail``: as people read it."""
-    return api.Receipt(record.kind, record.signature, record.state, record.amount, record.created, detail)
+    return api.Receipt(record.kind, record.signature, record.state, record.amount, record.created, detail, record.id)
 
 
 def event_view(record: EventRecord, text: str) -> api.JobEvent:

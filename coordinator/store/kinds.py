@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -23,6 +24,7 @@ from coordinator.store.records import (
     NoticeRecord,
     NoticeSettings,
     OutboxRecord,
+    ReplayRecord,
     RoundRecord,
     RunRecord,
     SessionRecord,
@@ -44,6 +46,10 @@ class Kind:
     def key_of(self, record: msgspec.Struct) -> tuple[object, ...]:
         """The record's key."""
         return tuple(getattr(record, field) for field in self.key)
+
+    def place_of(self, record: msgspec.Struct) -> tuple[Any, ...]:
+        """Where the record stands in the order of its kind."""
+        return tuple(getattr(record, field) for field in self.order)
 
 
 KINDS: Mapping[type[msgspec.Struct], Kind] = {
@@ -71,6 +77,7 @@ KINDS: Mapping[type[msgspec.Struct], Kind] = {
     ),
     NoticeRecord: Kind("notices", ("id",), ("id",), numbered=True),
     MetricRecord: Kind("metrics", ("id",), ("id",), numbered=True),
+    ReplayRecord: Kind("replays", ("account_id", "key"), ("created", "account_id", "key")),
     NodeRecord: Kind("nodes", ("address",), ("since", "address"), frozenset({"profile"})),
     Account: Kind("accounts", ("id",), ("created", "id"), unique="key"),
     SessionRecord: Kind("sessions", ("id",), ("created", "id")),

@@ -9,7 +9,7 @@ import msgspec
 
 from coordinator.errors import ConflictError, NotFoundError
 from coordinator.store.kinds import KINDS
-from coordinator.store.ports import R, Scalar, Transaction, Where
+from coordinator.store.ports import Place, R, Scalar, Transaction, Where
 
 Key = tuple[object, ...]
 Rows = dict[Key, msgspec.Struct]
@@ -53,11 +53,19 @@ class _Memory:
         return cast(R, found)
 
     async def find(
-        self, kind: type[R], *where: Where, newest: bool = False, limit: int | None = None, offset: int = 0
+        self,
+        kind: type[R],
+        *where: Where,
+        newest: bool = False,
+        limit: int | None = None,
+        offset: int = 0,
+        after: Place | None = None,
     ) -> list[R]:
-        order = KINDS[kind].order
+        place = KINDS[kind].place_of
         found = [record for record in self._all(kind) if all(_meets(record, condition) for condition in where)]
-        found.sort(key=lambda record: tuple(getattr(record, field) for field in order), reverse=newest)
+        found.sort(key=place, reverse=newest)
+        if after is not None:
+            found = [record for record in found if (place(record) < after if newest else place(record) > after)]
         return cast(list[R], found[offset : None if limit is None else offset + limit])
 
     async def sums(

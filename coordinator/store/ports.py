@@ -12,6 +12,7 @@ import msgspec
 R = TypeVar("R", bound=msgspec.Struct)
 
 Scalar = str | int | float | bool | None
+Place = tuple[Scalar, ...]
 # "has": the text contains this one, in any case.
 Where = tuple[str, Literal["=", "<", ">", "in", "has"], Scalar | Sequence[Scalar]]
 
@@ -23,9 +24,19 @@ class Transaction(Protocol):
         """The record with this key; NotFoundError where there is none."""
 
     async def find(
-        self, kind: type[R], *where: Where, newest: bool = False, limit: int | None = None, offset: int = 0
+        self,
+        kind: type[R],
+        *where: Where,
+        newest: bool = False,
+        limit: int | None = None,
+        offset: int = 0,
+        after: Place | None = None,
     ) -> list[R]:
-        """Records that meet every condition, in the order of their kind (``newest``: reversed)."""
+        """Records that meet every condition, in the order of their kind (``newest``: reversed).
+
+        Args:
+            after: only those that come behind this place: the values of the fields that the kind is ordered by.
+        """
 
     async def sums(
         self, kind: type[msgspec.Struct], field: str, by: Sequence[str], *where: Where

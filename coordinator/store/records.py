@@ -328,3 +328,23 @@ class FileRecord(msgspec.Struct, frozen=True):
     length: int
     created: float
     version: int = 0
+
+
+class ReplayRecord(msgspec.Struct, frozen=True):
+    """A changing request with its idempotency key, and how it was answered.
+
+    Attributes:
+        fingerprint: SHA-256 over method, path and body.
+        resource: the id that what the request makes gets.
+        status: of the answer; 0: it was not answered with success yet.
+    """
+
+    account_id: str
+    key: str
+    fingerprint: str
+    resource: str
+    created: float
+    status: int = 0
+    location: str = ""
+    body: bytes = b""
+    version: int = 0

@@ -9,7 +9,7 @@ from typing import Any, cast
 import msgspec
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import ColumnElement, Connection, RowMapping, and_, delete, event, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, RowMapping, and_, delete, event, func, insert, select, tuple_, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import StaticPool
@@ -17,7 +17,7 @@ from sqlalchemy.pool import StaticPool
 from coordinator.errors import ConflictError, NotFoundError
 from coordinator.store import tables
 from coordinator.store.kinds import KINDS, Kind
-from coordinator.store.ports import R, Scalar, Transaction, Where
+from coordinator.store.ports import Place, R, Scalar, Transaction, Where
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 BUSY_MS = 10_000  # Another process (a backup, say) may hold the file for as long before a write gives up.
@@ -64,11 +64,20 @@ class _Sql:
         return found[0]
 
     async def find(
-        self, kind: type[R], *where: Where, newest: bool = False, limit: int | None = None, offset: int = 0
+        self,
+        kind: type[R],
+        *where: Where,
+        newest: bool = False,
+        limit: int | None = None,
+        offset: int = 0,
+        after: Place | None = None,
     ) -> list[R]:
         how, table = KINDS[kind], tables.metadata.tables[KINDS[kind].name]
         order = [table.c[field].desc() if newest else table.c[field].asc() for field in how.order]
         query = select(table).where(*(_condition(table.c[w[0]], w) for w in where)).order_by(*order)
+        if after is not None:
+            here, there = tuple_(*(table.c[field] for field in how.order)), tuple_(*after)
+            query = query.where(here < there if newest else here > there)
         rows = await self._connection.execute(query.limit(limit).offset(offset or None))
         return [_decode(kind, how, row) for row in rows.mappings()]
 

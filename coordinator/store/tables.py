@@ -398,3 +398,17 @@ files = Table(
     Column("version", Integer, nullable=False),
     PrimaryKeyConstraint("account_id", "artifact"),
 )  # fmt: skip
+
+replays = Table(
+    "replays", metadata,
+    Column("account_id", _ID, primary_key=True),
+    Column("key", String(200), primary_key=True),
+    Column("fingerprint", _ID, nullable=False),
+    Column("resource", _ID, nullable=False),
+    Column("created", Float, nullable=False),
+    Column("status", Integer, nullable=False),
+    Column("location", String(400), nullable=False),
+    Column("body", LargeBinary, nullable=False),
+    Column("version", Integer, nullable=False),
+    Index("replays_by_time", "created"),
+)  # fmt: skip

@@ -5,18 +5,17 @@ from aiohttp import web
 from coordinator.domain.account import Scope
 from coordinator.errors import ForbiddenError
 from coordinator.store.records import KeyRecord
+from coordinator.web import pagination as pages
 from coordinator.web.auth import Auth, needs, principal
 from coordinator.web.auth.gate import address_of, person
 from coordinator.web.documents import read_document
-from coordinator.web.http import API, answer, integer
-from coordinator.web.route import Query, Route
+from coordinator.web.http import API, answer
+from coordinator.web.parameters import Query
+from coordinator.web.route import Route
 from transport.wire.account import AccountView, KeyView, NewKey, SessionView, TrailView
 
-MAX_TRAIL = 200
 MAX_ID = 2**62
 DAY_S = 86_400.0
-_BEFORE = Query("before", "Only entries with a smaller id: turns the page.")
-_LIMIT = Query("limit", f"At most this many, 1 to {MAX_TRAIL}; 50 if left out.")
 _OF = Query("of", "everybody: all accounts' (operators only).", "string")
 
 
@@ -35,10 +34,17 @@ class AccountRoutes:
         trail = "What was done with the account, newest first"
         return [
             Route("GET", base, self.account, "Who the request is from", AccountView),
-            Route("GET", f"{base}/keys", self.keys, "API keys", list[KeyView]),
-            Route("POST", f"{base}/keys", self.new_key, made, KeyView, NewKey, 201, (409, 413, 422)),
+            Route("GET", f"{base}/keys", self.keys, "API keys", list[KeyView], pager=pages.KEYS),
+            Route("POST", f"{base}/keys", self.new_key, made, KeyView, NewKey, 201, (409, 413, 422), secret=True),
             Route("DELETE", f"{base}/keys/{{key}}", self.revoke, "End an API key at once", None, None, 204, (404,)),
-            Route("GET", f"{base}/sessions", self.sessions, "Browsers that are signed in", list[SessionView]),
+            Route(
+                "GET",
+                f"{base}/sessions",
+                self.sessions,
+                "Browsers that are signed in",
+                list[SessionView],
+                pager=pages.SESSIONS,
+            ),
             Route("DELETE", f"{base}/sessions/{{session}}", self.end, over, None, None, 204, (404,)),
             Route(
                 "GET",
@@ -47,7 +53,8 @@ class AccountRoutes:
                 trail,
                 list[TrailView],
                 errors=(422,),
-                queries=(_BEFORE, _LIMIT, _OF),
+                queries=(_OF,),
+                pager=pages.TRAIL,
             ),
         ]
 
@@ -61,7 +68,7 @@ class AccountRoutes:
     @needs(Scope.ACCOUNT)
     async def keys(self, request: web.Request) -> web.Response:
         """GET account/keys."""
-        return answer([_key(one) for one in await self._accounts.keys(principal(request).account_id)])
+        return pages.KEYS.cut(request, [_key(one) for one in await self._accounts.keys(principal(request).account_id)])
 
     @needs(Scope.ACCOUNT)
     async def new_key(self, request: web.Request) -> web.Response:
@@ -82,7 +89,9 @@ class AccountRoutes:
     async def sessions(self, request: web.Request) -> web.Response:
         """GET account/sessions."""
         found = await self._accounts.sessions(principal(request).account_id)
-        return answer([SessionView(s.id, s.method, s.agent, s.address, s.created, s.seen) for s in found])
+        return pages.SESSIONS.cut(
+            request, [SessionView(s.id, s.method, s.agent, s.address, s.created, s.seen) for s in found]
+        )
 
     @needs(Scope.ACCOUNT)
     async def end(self, request: web.Request) -> web.Response:
@@ -98,10 +107,11 @@ class AccountRoutes:
         everybody = request.query.get("of") == "everybody"
         if everybody and Scope.OPERATE not in who.scopes:
             raise ForbiddenError("everybody's trail is for operators: leave `of` out to see your own", "of")
-        before = integer(request, "before", MAX_ID, 0, MAX_ID)
-        limit = integer(request, "limit", 50, 1, MAX_TRAIL)
-        found = await self._accounts.trail(None if everybody else who.account_id, before, limit)
-        return answer([TrailView(t.id, t.account_id, t.time, t.action, t.subject, t.via, t.address) for t in found])
+        window = pages.TRAIL.window(request)
+        before = MAX_ID if window.after is None else window.after[0]
+        found = await self._accounts.trail(None if everybody else who.account_id, before, window.limit)
+        told = [TrailView(t.id, t.account_id, t.time, t.action, t.subject, t.via, t.address) for t in found]
+        return pages.TRAIL.page(request, told)
 
 
 def _key(record: KeyRecord, text: str = "") -> KeyView:

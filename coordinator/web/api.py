@@ -4,16 +4,19 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from aiohttp import web
+from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
 
-from coordinator.errors import InvalidError, UnavailableError
+from coordinator.errors import UnavailableError
 from coordinator.services import ports
 from coordinator.web import openapi
+from coordinator.web import pagination as pages
 from coordinator.web.auth import principal, public, shared
 from coordinator.web.documents import own_origin, read_document
 from coordinator.web.http import API, answer, integer, read_body
-from coordinator.web.route import Query, Route
+from coordinator.web.once import RESOURCE
+from coordinator.web.parameters import Query
+from coordinator.web.route import Route
 from coordinator.web.stream import Streams
 from coordinator.web.transfers import job_id
 from transport.wire import api, codec
@@ -21,18 +24,19 @@ from transport.wire.job import JobSpec
 from transport.wire.network import RelayEnvelope, RelayOrder, RelayQuestion
 from transport.wire.node import IceServers
 
-MAX_PAGE = 200  # Jobs in one answer: a megabyte of JSON.
+MAX_POINTS = 5_000  # Points or events in one answer: half a megabyte of JSON.
 MAX_AFTER = 10**15
 MAX_ANNOUNCEMENT = 2 << 20  # A relay's report of a megabyte in base64, and its signature.
 READY_S = 5.0
 _JOBS, _JOB = f"{API}/jobs", f"{API}/jobs/{{job}}"
-_PAGE = (
-    Query("limit", f"At most this many, 1 to {MAX_PAGE}; 50 if left out."),
-    Query("before", "Only jobs created before this time, in Unix seconds.", "number"),
-)
 _CHANGES = (403, 404, 409, 422, 503)
-_AFTER_METRIC = Query("after", "How many points the caller has already: only later ones are sent.")
-_AFTER_EVENT = Query("after", "Id of the last event that the caller has.")
+_AFTER: dict[str, Any] = {"minimum": 0, "maximum": MAX_AFTER}
+_AFTER_METRIC = Query("after", "How many points the caller has already: only later ones are sent.", bounds=_AFTER)
+_AFTER_EVENT = Query("after", "Id of the last event that the caller has.", bounds=_AFTER)
+_LIMIT = Query(
+    "limit", f"At most this many, 1 to {MAX_POINTS:,}, which it is if left out.",
+    bounds={"minimum": 1, "maximum": MAX_POINTS},
+)  # fmt: skip
 
 
 class Api:
@@ -54,7 +58,7 @@ class Api:
         made = "Submit a job; it waits for its escrow"
         cheaper = "Other jobs that would be cheaper or sooner, each quoted"
         return [
-            Route("POST", f"{API}/quote", self.quote, priced, api.Quote, JobSpec, 200, refused, yaml=True),
+            Route("POST", f"{API}/quote", self.quote, priced, api.Quote, JobSpec, 200, refused, yaml=True, safe=True),
             Route(
                 "POST",
                 f"{API}/choices",
@@ -65,6 +69,7 @@ class Api:
                 200,
                 refused,
                 yaml=True,
+                safe=True,
             ),
             Route("POST", _JOBS, self.create, made, api.JobView, api.NewJob, 201, refused, yaml=True),
         ]
@@ -79,30 +84,35 @@ class Api:
 
     def _reading(self) -> list[Route]:
         parts = (
-            ("nodes", self._jobs.nodes, "Each node's part in the job", list[api.JobNode]),
-            ("rounds", self._jobs.rounds, "Outer rounds, with their losses", list[api.RoundView]),
-            ("commits", self._jobs.commits, "Commitments of the nodes, and what they brought", list[api.CommitView]),
-            ("audits", self._jobs.audits, "Audits, drawn and concluded", list[api.AuditView]),
-            ("receipts", self._jobs.receipts, "Ledger transactions of the job", list[api.Receipt]),
-            ("funding", self._jobs.funding, "What the wallet must put into escrow", api.Funding),
+            ("rounds", self._jobs.rounds, pages.ROUNDS, "Outer rounds, with their losses", api.RoundView),
+            (
+                "commits",
+                self._jobs.commits,
+                pages.COMMITS,
+                "The nodes' commitments, and what each brought",
+                api.CommitView,
+            ),
+            ("audits", self._jobs.audits, pages.AUDITS, "Audits, drawn and concluded", api.AuditView),
+            ("receipts", self._jobs.receipts, pages.RECEIPTS, "Ledger transactions of the job", api.Receipt),
         )
         later = (
-            ("metrics", self._jobs.metrics, "Points of the loss curves", list[api.Metric], _AFTER_METRIC),
-            ("events", self._jobs.events, "What happened", list[api.JobEvent], _AFTER_EVENT),
+            ("metrics", self._jobs.metrics, _counted, "Points of the loss curves", list[api.Metric], _AFTER_METRIC),
+            ("events", self._jobs.events, _last_id, "What happened", list[api.JobEvent], _AFTER_EVENT),
         )
         live, stream = "The job live: events job, metrics, events, end", "text/event-stream"
+        seats, escrow = "Each node's part in the job", "What the wallet must put into escrow"
         return [
-            Route("GET", _JOBS, self.list_jobs, "Jobs, newest first", list[api.JobView], errors=(422,), queries=_PAGE),
-            Route("GET", _JOB, self.get, "One job", api.JobView, errors=(404,)),
+            Route("GET", _JOBS, self.list_jobs, "Jobs, newest first", list[api.JobView], pager=pages.JOBS),
+            Route("GET", _JOB, self.get, "One job", api.JobView),
+            Route("GET", f"{_JOB}/funding", self.funding, escrow, api.Funding),
+            Route("GET", f"{_JOB}/nodes", self.seats, seats, list[api.JobNode], pager=pages.SEATS),
             *(
-                Route(
-                    "GET", f"{_JOB}/{name}", (_part if name == "funding" else _shared)(read), text, kind, errors=(404,)
-                )
-                for name, read, text, kind in parts
+                Route("GET", f"{_JOB}/{name}", _part(read, pager), text, list[kind], pager=pager)  # type: ignore[valid-type]
+                for name, read, pager, text, kind in parts
             ),
             *(
-                Route("GET", f"{_JOB}/{name}", _later(read), text, kind, errors=(404, 422), queries=(query,))
-                for name, read, text, kind, query in later
+                Route("GET", f"{_JOB}/{name}", _later(read, last), text, kind, queries=(query, _LIMIT), listed=True)
+                for name, read, last, text, kind, query in later
             ),
             Route("GET", f"{_JOB}/stream", self.stream, live, stream, errors=(404, 503)),
         ]
@@ -114,8 +124,8 @@ class Api:
         refused = (403, 409, 413, 422)
         ask = "A node asks for credentials at every relay, to measure them; signed by its key"
         return [
-            Route("GET", f"{API}/nodes", self.nodes, "Nodes of the network", list[api.NodeView]),
-            Route("GET", f"{API}/relays", self.relays, "Relays, and for whom they relay", list[api.RelayView]),
+            Route("GET", f"{API}/nodes", self.nodes, "Nodes of the network", list[api.NodeView], pager=pages.NODES),
+            Route("GET", f"{API}/relays", self.relays, "Relays, and for whom", list[api.RelayView], pager=pages.RELAYS),
             Route("POST", f"{API}/relays/announce", self.announce, report, RelayOrder, RelayEnvelope, 200, refused),
             Route("POST", f"{API}/relays/credentials", self.credentials, ask, IceServers, RelayQuestion, 200, refused),
             Route("GET", f"{API}/network", self.view, "The network at a glance", api.NetworkView),
@@ -125,9 +135,10 @@ class Api:
             Route("GET", "/openapi.json", self.describe, "This document", dict[str, Any]),
         ]
 
-    def describe_with(self, routes: Sequence[Route], version: str) -> None:
+    def describe_with(self, routes: Sequence[Route], version: str) -> dict[str, Any]:
         """Write the document that ``/openapi.json`` serves."""
         self._document = openapi.document(routes, version)
+        return self._document
 
     async def quote(self, request: web.Request) -> web.Response:
         """POST quote."""
@@ -143,20 +154,30 @@ class Api:
 
     async def create(self, request: web.Request) -> web.Response:
         """POST jobs."""
-        new = await read_document(request, api.NewJob)
+        new, account = await read_document(request, api.NewJob), principal(request).account_id
         await own_origin(request, self._jobs, new.spec, whole=True)
-        made = await self._jobs.create(new, principal(request).account_id)
+        made = await self._jobs.create(new, account, request.get(RESOURCE))
         return answer(made, 201, {"Location": f"{API}/jobs/{made.id}"})
 
     async def list_jobs(self, request: web.Request) -> web.Response:
         """GET jobs."""
-        limit = integer(request, "limit", 50, 1, MAX_PAGE)
-        return answer(await self._jobs.list(limit, _before(request), principal(request).account_id))
+        window = pages.JOBS.window(request)
+        found = await self._jobs.list(window.limit, window.after, principal(request).account_id)
+        return pages.JOBS.page(request, found)
 
     @shared
     async def get(self, request: web.Request) -> web.Response:
         """GET jobs/{job}."""
         return answer(await self._jobs.get(job_id(request)))
+
+    async def funding(self, request: web.Request) -> web.Response:
+        """GET jobs/{job}/funding."""
+        return answer(await self._jobs.funding(job_id(request)))
+
+    @shared
+    async def seats(self, request: web.Request) -> web.Response:
+        """GET jobs/{job}/nodes."""
+        return pages.SEATS.cut(request, await self._jobs.nodes(job_id(request)))
 
     async def fund(self, request: web.Request) -> web.Response:
         """POST jobs/{job}/fund."""
@@ -174,14 +195,14 @@ class Api:
         return await self._streams.job(request, job_id(request))
 
     @public
-    async def nodes(self, _request: web.Request) -> web.Response:
+    async def nodes(self, request: web.Request) -> web.Response:
         """GET nodes."""
-        return answer(await self._network.nodes())
+        return pages.NODES.cut(request, await self._network.nodes())
 
     @public
-    async def relays(self, _request: web.Request) -> web.Response:
+    async def relays(self, request: web.Request) -> web.Response:
         """GET relays."""
-        return answer(await self._network.relays())
+        return pages.RELAYS.cut(request, await self._network.relays())
 
     @public
     async def announce(self, request: web.Request) -> web.Response:
@@ -227,32 +248,32 @@ class Api:
         return answer(self._document)
 
 
-def _part(read: Callable[[str], Awaitable[Any]]) -> Handler:
+def _part(read: Callable[[str, ports.Window], Awaitable[Sequence[Any]]], pager: pages.Pager) -> Handler:
+    @shared
     async def handler(request: web.Request) -> web.Response:
-        return answer(await read(job_id(request)))
+        return pager.page(request, await read(job_id(request), pager.window(request)))
 
     return handler
 
 
-def _shared(read: Callable[[str], Awaitable[Any]]) -> Handler:
-    return shared(_part(read))
-
-
-def _later(read: Callable[[str, int], Awaitable[Any]]) -> Handler:
+def _later(
+    read: Callable[[str, int, int], Awaitable[Sequence[Any]]], last: Callable[[int, Sequence[Any]], int]
+) -> Handler:
     async def handler(request: web.Request) -> web.Response:
-        return answer(await read(job_id(request), integer(request, "after", 0, 0, MAX_AFTER)))
+        after, limit = integer(request, "after", 0, 0, MAX_AFTER), integer(request, "limit", MAX_POINTS, 1, MAX_POINTS)
+        found = await read(job_id(request), after, limit + 1)
+        headers: dict[str, str] = {}
+        if len(found) > limit:
+            there = request.rel_url.update_query(after=last(after, found[:limit]))
+            headers[hdrs.LINK] = f'<{there}>; rel="next"'
+        return answer(found[:limit], headers=headers)
 
     return shared(handler)
 
 
-def _before(request: web.Request) -> float | None:
-    text = request.query.get("before")
-    if text is None:
-        return None
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < 1e12:
-        raise InvalidError(f"before is {text[:40]!r}: give Unix seconds, as in a job's created", "before")
-    return value
+def _counted(after: int, points: Sequence[api.Metric]) -> int:
+    return after + len(points)
+
+
+def _last_id(_after: int, events: Sequence[api.JobEvent]) -> int:
+    return events[-1].id

@@ -8,7 +8,8 @@ from coordinator.services.checks import DatasetChecks
 from coordinator.web.auth import needs, principal
 from coordinator.web.documents import read_document
 from coordinator.web.http import API, answer, integer
-from coordinator.web.route import Query, Route
+from coordinator.web.parameters import Query
+from coordinator.web.route import Route
 from transport.wire.dataset import Check, CheckRequest
 
 MAX_WAIT = 20  # Seconds; proxies cut what is silent for 30.
@@ -27,7 +28,19 @@ class Checks:
         says = "Check a dataset row by row; the same request again says how far it is, and at the end what was found"
         refused = (403, 404, 413, 422, 503)
         return [
-            Route("POST", f"{API}/checks", self.check, says, Check, CheckRequest, 200, refused, (_WAIT,), yaml=True)
+            Route(
+                "POST",
+                f"{API}/checks",
+                self.check,
+                says,
+                Check,
+                CheckRequest,
+                200,
+                refused,
+                (_WAIT,),
+                yaml=True,
+                safe=True,
+            )
         ]
 
     @needs(Scope.DATA_WRITE)

@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
+from http import HTTPStatus
 from typing import Any, Final
 
 import msgspec
@@ -15,6 +16,8 @@ from transport.wire import codec
 from transport.wire.api import Problem
 
 API = "/api/v1"
+PROBLEM = "application/problem+json"
+BODY: Final = web.RequestKey("body", bytes)  # A body that has been read already.
 MAX_JSON_BYTES = 1 << 20  # A job with the largest config.json in use has 30 KB.
 BODY_SECONDS = 60.0  # A document that takes longer is somebody holding a connection open.
 CHUNK_BYTES = 1 << 18
@@ -36,14 +39,28 @@ HEADERS: Final = {
 _log = logging.getLogger(__name__)
 
 
-def answer(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
+def answer(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
     """``value`` (a Struct, a sequence of them, plain data) as JSON."""
     return web.Response(
         body=msgspec.json.encode(value),
         status=status,
         content_type="application/json",
-        headers={"Cache-Control": "no-store", **(headers or {})},
+        headers={hdrs.CACHE_CONTROL: "no-store", **(headers or {})},
     )
+
+
+def problem_answer(request: web.Request, status: int, found: Problem) -> web.Response:
+    """An error as RFC 9457 has it."""
+    whole = msgspec.structs.replace(
+        found,
+        type=f"/docs/api#{found.code}",
+        title=HTTPStatus(status).phrase if status in HTTPStatus._value2member_map_ else "Error",
+        status=status,
+        instance=request.path[:200],
+    )
+    response = answer(whole, status)
+    response.content_type = PROBLEM
+    return response
 
 
 async def read_body(request: web.Request, limit: int = MAX_JSON_BYTES) -> bytes:
@@ -55,7 +72,9 @@ async def read_body(request: web.Request, limit: int = MAX_JSON_BYTES) -> bytes:
     """
     if (request.content_length or 0) > limit:
         raise TooLargeError(f"a body of {request.content_length:,} bytes: at most {limit:,} are taken here")
-    body = bytearray()
+    body = bytearray(request.get(BODY, b""))
+    if len(body) > limit:
+        raise TooLargeError(f"a body of {len(body):,} bytes: at most {limit:,} are taken here")
     try:
         async with asyncio.timeout(BODY_SECONDS):
             async for chunk in request.content.iter_any():
@@ -112,7 +131,7 @@ def protect(app: web.Application, error_page: ErrorPage) -> None:
             if isinstance(error, web.HTTPException) and error.status < 400:
                 raise
             status, found = _understood(request, error)
-            shown = error_page(request, status, found) or answer(found, status)
+            shown = error_page(request, status, found) or problem_answer(request, status, found)
             say_when(shown, error)
             if status == 401:
                 shown.headers[hdrs.WWW_AUTHENTICATE] = "Bearer"

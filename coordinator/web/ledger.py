@@ -6,22 +6,23 @@ from aiohttp import web
 
 from coordinator.errors import InvalidError, NotFoundError
 from coordinator.services import ports
+from coordinator.web import pagination as pages
 from coordinator.web.auth import public
-from coordinator.web.http import API, answer, integer
-from coordinator.web.route import Query, Route
+from coordinator.web.http import API, answer
+from coordinator.web.parameters import Query
+from coordinator.web.route import Route
 from coordinator.web.transfers import job_id
 from transport.wire import ledger
 from transport.wire.evidence import RoundEvidence
 
 KINDS = ("fund", "event", "settle", "promise", "refund", "slash", "verdict", "table")
 AUDIT_STATES = ("drawn", "opening", "replaying", "passed", "failed", "void")
-MAX_ENTRIES = 200  # In one answer.
 MAX_ID = 2**62
 MAX_ROUND = 10**6
+_KINDS = "^({0})(,({0}))*$".format("|".join(KINDS))
 _ADDRESS = re.compile(r"[1-9A-HJ-NP-Za-km-z]{32,44}")
-_JOB = re.compile(r"[0-9a-f]{32}")
-_LIMIT = Query("limit", f"At most this many, 1 to {MAX_ENTRIES}; 50 if left out.")
-_OF_JOB = Query("job", "Only those of this job.", "string")
+_JOB = re.compile(r"^[0-9a-f]{32}$")
+_OF_JOB = Query("job", "Only those of this job.", "string", bounds={"pattern": _JOB.pattern})
 
 
 class LedgerRoutes:
@@ -32,20 +33,22 @@ class LedgerRoutes:
 
     def routes(self) -> list[Route]:
         """Every route of these handlers."""
-        before = Query("before", "Only entries with a smaller id: turns the page.")
-        offset = Query("offset", "How many to leave out: turns the page.")
-        kind = Query("kind", f"Only these kinds, separated by commas: {', '.join(KINDS)}.", "string")
-        state = Query("state", f"Only audits in this state: {', '.join(AUDIT_STATES)}.", "string")
+        kind = Query(
+            "kind", f"Only these kinds, separated by commas: {', '.join(KINDS)}.", "string", bounds={"pattern": _KINDS}
+        )
+        state = Query(
+            "state", f"Only audits in this state: {', '.join(AUDIT_STATES)}.", "string", bounds={"enum": AUDIT_STATES}
+        )
         proof = "What is published about a round: commitments, draw, audits and shares, whose Merkle roots are on the ledger"
         entries, audits = list[ledger.LedgerEntry], list[ledger.NodeAudit]
         return [
             Route(
                 "GET", f"{API}/ledger", self.entries, "Ledger transactions of all jobs, newest first", entries,
-                errors=(404, 422), queries=(kind, _OF_JOB, before, _LIMIT),
+                queries=(kind, _OF_JOB), pager=pages.ENTRIES,
             ),
             Route(
                 "GET", f"{API}/ledger/audits", self.audits, "Audits of all jobs, those of the latest rounds first", audits,
-                errors=(422,), queries=(state, _OF_JOB, offset, _LIMIT),
+                queries=(state, _OF_JOB), pager=pages.ALL_AUDITS,
             ),
             Route("GET", f"{API}/ledger/totals", self.totals, "Where all the money is", ledger.LedgerTotals),
             Route(
@@ -69,16 +72,17 @@ class LedgerRoutes:
     @public
     async def entries(self, request: web.Request) -> web.Response:
         """GET ledger."""
-        before = integer(request, "before", MAX_ID, 0, MAX_ID)
-        limit = integer(request, "limit", 50, 1, MAX_ENTRIES)
-        return answer(await self._books.entries(kinds(request), job_of(request), before, limit))
+        window = pages.ENTRIES.window(request)
+        before = None if window.after is None else window.after[0]
+        found = await self._books.entries(kinds(request), job_of(request), before, window.limit)
+        return pages.ENTRIES.page(request, found)
 
     @public
     async def audits(self, request: web.Request) -> web.Response:
         """GET ledger/audits."""
-        offset = integer(request, "offset", 0, 0, MAX_ID)
-        limit = integer(request, "limit", 50, 1, MAX_ENTRIES)
-        return answer(await self._books.audits(audit_state(request), job_of(request), offset, limit))
+        window = pages.ALL_AUDITS.window(request)
+        found = await self._books.audits(audit_state(request), job_of(request), 0, window.limit, window.after)
+        return pages.ALL_AUDITS.page(request, found)
 
     @public
     async def totals(self, _request: web.Request) -> web.Response:

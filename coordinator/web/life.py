@@ -15,7 +15,8 @@ from coordinator.services.artifacts import ArtifactStore
 from coordinator.web.auth import principal
 from coordinator.web.documents import read_document
 from coordinator.web.http import API, answer, integer, read_body
-from coordinator.web.route import Query, Route
+from coordinator.web.parameters import Query
+from coordinator.web.route import Route
 from coordinator.web.transfers import job_id
 from transport.wire import api
 

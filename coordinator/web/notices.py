@@ -7,7 +7,8 @@ from coordinator.services import ports
 from coordinator.web.auth import needs, principal
 from coordinator.web.documents import read_document
 from coordinator.web.http import API, answer, integer, read_body
-from coordinator.web.route import Query, Route
+from coordinator.web.parameters import Query
+from coordinator.web.route import Route
 from transport.wire import api
 
 _NOTICES = f"{API}/notices"

@@ -9,7 +9,9 @@ import msgspec
 
 from coordinator.web.auth import access_of
 from coordinator.web.auth.gate import SESSION_COOKIE
-from coordinator.web.route import Query, Route
+from coordinator.web.http import PROBLEM
+from coordinator.web.parameters import Query
+from coordinator.web.route import Route
 from transport.wire.api import Problem
 
 CHECKSUM_MISMATCH = 460  # Of tus 1.0.0; no status of HTTP.
@@ -33,6 +35,29 @@ _SCHEMAS = {
     "node": {"type": "string", "pattern": "^[1-9A-HJ-NP-Za-km-z]{32,44}$"},
 }
 _ID = {"type": "string", "pattern": "^[0-9a-f]{32}$"}
+TAGS = {
+    "quote": "What a job would take and cost.",
+    "jobs": "Jobs from their submission to their model.",
+    "uploads": "Datasets, weights and tokenizers on their way in.",
+    "artifacts": "Files under their SHA-256; nodes use them.",
+    "network": "The network as a whole.",
+    "nodes": "Machines that are lent.",
+    "relays": "Relays between homes.",
+    "ledger": "Where the money is.",
+    "service": "The coordinator itself.",
+}
+ABOUT = """\
+Amounts are integers in millionths of the token; times are Unix seconds.
+
+**Errors** are `application/problem+json` (RFC 9457). `code` is stable; `detail` names the value and the way out,
+`field` the place.
+
+**Lists** come in pages. The header `Link` with `rel="next"` is the address of the next page; without it there is none.
+
+**Versions.** The path names the version. Within `v1` nothing is taken away and nothing changes its meaning; fields, routes, codes
+and event kinds are added, and a reader must pass over what it does not know. What replaces a route stands beside it for a year,
+and the old one says so with the headers `Deprecation` and `Sunset` (RFC 9745, RFC 8594).\
+"""
 
 
 def document(routes: Sequence[Route], version: str) -> dict[str, Any]:
@@ -48,14 +73,19 @@ def document(routes: Sequence[Route], version: str) -> dict[str, Any]:
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, by_type)
+    used = {tag for methods in paths.values() for operation in methods.values() for tag in operation["tags"]}
     return {
         "openapi": "3.1.0",
         "info": {
             "title": "Cottage coordinator",
             "version": version,
-            "description": "Amounts are integers in millionths of the token; times are Unix seconds.",
+            "description": ABOUT,
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
+        "servers": [{"url": "/"}],
+        "tags": [
+            {"name": tag, "description": TAGS.get(tag, "")} for tag in (*TAGS, *sorted(used - set(TAGS))) if tag in used
+        ],
         "paths": paths,
         "components": {
             "schemas": components,
@@ -83,18 +113,22 @@ def _types(routes: Sequence[Route]) -> list[Any]:
 
 
 def _operation(route: Route, schemas: dict[str, Any]) -> dict[str, Any]:
-    answers: dict[str, Any] = {str(route.status): _content(_phrase(route.status), route.answer, schemas)}
-    guarded = not access_of(route.handler).public
-    for status in sorted({*route.errors, *((401, 403, 429) if guarded else (429,)), 500}):
-        answers[str(status)] = _content(_phrase(status), Problem, schemas)
+    answers: dict[str, Any] = {str(route.status): _answer(route, schemas)}
+    if route.method == "GET" and not isinstance(route.answer, str):
+        answers["304"] = {"description": "It is what the reader has already, as If-None-Match says."}
+    for status in sorted(route.problems):
+        answers[str(status)] = {
+            "description": _phrase(status),
+            "content": {PROBLEM: {"schema": schemas[repr(Problem)]}},
+        }
     operation: dict[str, Any] = {
         "operationId": _operation_id(route),
         "summary": route.summary,
-        "tags": [route.path.removeprefix("/api/v1/").strip("/").split("/")[0]],
+        "tags": [_tag(route)],
         "responses": answers,
     }
     if parameters := [_path_parameter(name) for name in re.findall(r"{(\w+)}", route.path)] + [
-        _parameter(query) for query in route.queries
+        _parameter(query) for query in route.parameters
     ]:
         operation["parameters"] = parameters
     if route.body is not None:
@@ -103,9 +137,27 @@ def _operation(route: Route, schemas: dict[str, Any]) -> dict[str, Any]:
             operation["requestBody"]["content"]["application/yaml"] = {"schema": schemas[repr(route.body)]}
     if route.token:
         operation["security"] = [{"node": []}]
-    elif guarded:
+    elif not access_of(route.handler).public:
         operation["security"] = [{"key": []}, {"session": []}]
     return operation
+
+
+def _answer(route: Route, schemas: dict[str, Any]) -> dict[str, Any]:
+    told = _content(_phrase(route.status), route.answer, schemas)
+    headers = {}
+    if route.pager is not None or route.listed:
+        headers["Link"] = "Address of the next page, with rel=next; missing on the last."
+    if route.method == "GET" and not isinstance(route.answer, str):
+        headers["ETag"] = "Send it as If-None-Match to be told whether anything changed."
+    if route.status == HTTPStatus.CREATED:
+        headers["Location"] = "Address of what was made."
+    if headers:
+        told["headers"] = {name: {"description": text, "schema": {"type": "string"}} for name, text in headers.items()}
+    return told
+
+
+def _tag(route: Route) -> str:
+    return route.path.removeprefix("/api/v1/").split("/")[0] if route.path.startswith("/api/v1/") else "service"
 
 
 def _phrase(status: int) -> str:
@@ -138,5 +190,5 @@ def _parameter(query: Query) -> dict[str, Any]:
         "in": "header" if query.header else "query",
         "required": query.required,
         "description": query.text,
-        "schema": {"type": query.kind},
+        "schema": {"type": query.kind, **query.bounds},
     }

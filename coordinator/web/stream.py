@@ -1,29 +1,44 @@
-"""Server-Sent Events: what a page or a program watches live, with a bounded amount kept for a slow reader.
+"""Server-Sent Events: what a page or a program watches live, at a cost that a slow reader cannot raise.
 
-Nothing is queued. A change only marks the stream as due; when the reader has taken what was written, the present state is
-read and sent, so a reader that stalls skips what happened meanwhile and gets the latest.
+A reader is a place in a feed (``feed``). While it takes nothing, nothing is written for it: at most ``BUFFER_BYTES`` and a piece
+wait in this process and ``SOCKET_BYTES`` in the system, and after ``STALL_S`` it is cut off. Every event that is not merely
+the present state has an id; who connects again sends it as ``Last-Event-ID`` and misses nothing.
 """
 
 import asyncio
 import re
+import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from coordinator.errors import UnavailableError
 from coordinator.services import ports
+from coordinator.web.feed import TERMINAL, Feed, JobSource, Mark, NetworkSource, Source
 
-MAX_STREAMS = 512  # A stream costs a socket and a task; a coordinator for 1,000 nodes has a few dozen watchers.
-LOOK_S = 5.0  # Looked at this often though nothing was announced; also shows that the line is alive.
-PAUSE_S = 0.25  # Between two pushes: nobody reads faster, and a busy job changes a hundred times a second.
-STALL_S = 30.0  # A reader that takes nothing for this long is cut off.
-BATCH = 1000
-TERMINAL = frozenset({"settled", "failed", "cancelled"})
+HEART_S = 15.0  # A comment is written when nothing else was for so long: it shows that the line is alive, and finds out whether.
+LOOK_S = 2.0  # A stream whose reader has gone is noticed within this time, and makes room.
+STALL_S = 30.0  # A reader that does not take a piece within this time is cut off.
+LIFE_S = 3600.0  # Then a stream ends, and its reader connects again where it was: nobody keeps a connection for ever.
+PIECE_BYTES = 16 << 10
+BUFFER_BYTES = 16 << 10
+SOCKET_BYTES = 128 << 10  # 20 Mbit/s at a round trip of 50 ms.
+RETRY_MS = 2000
 _RESUME = re.compile(r"([0-9]{1,15})-([0-9]{1,15})")
+
+__all__ = ["TERMINAL", "Limits", "Streams"]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Streams that are open at a time: of all readers, and of one account or address."""
+
+    total: int = 4096
+    each: int = 128
 
 
 class Writer:
@@ -31,71 +46,59 @@ class Writer:
 
     def __init__(self, response: web.StreamResponse) -> None:
         self._response = response
-        self._last: dict[str, bytes] = {}
         self._written = time.monotonic()
 
-    async def send(self, event: str, value: Any, mark: str = "") -> None:
-        """Write one event; ``mark`` comes back as ``Last-Event-ID`` when the reader connects again."""
-        head = f"event: {event}\n" + (f"id: {mark}\n" if mark else "")
-        await self._write(head.encode() + b"data: " + msgspec.json.encode(value) + b"\n\n")
-
-    async def send_new(self, event: str, value: Any) -> None:
-        """Write one event unless the last of its kind said the same."""
-        encoded = msgspec.json.encode(value)
-        if self._last.get(event) != encoded:
-            self._last[event] = encoded
-            await self.send(event, msgspec.Raw(encoded))
-
     async def alive(self) -> None:
-        """Write a comment if nothing has been written for a while, which finds out whether anybody is there."""
-        if time.monotonic() - self._written > LOOK_S:
-            await self._write(b": alive\n\n")
+        """Write a comment if nothing was written for ``HEART_S``."""
+        if time.monotonic() - self._written >= HEART_S:
+            await self.write(b": alive\n\n")
 
-    async def _write(self, data: bytes) -> None:
-        async with asyncio.timeout(STALL_S):
-            await self._response.write(data)
+    async def write(self, data: bytes) -> None:
+        """Write piece by piece, so that what waits for a reader is never more than a buffer and a piece.
+
+        Raises:
+            TimeoutError: the reader took nothing for ``STALL_S``.
+            ConnectionError: it has gone.
+        """
+        for start in range(0, len(data), PIECE_BYTES):
+            async with asyncio.timeout(STALL_S):
+                await self._response.write(data[start : start + PIECE_BYTES])
         self._written = time.monotonic()
 
 
 class Streams:
     """All open streams of the process."""
 
-    def __init__(self, jobs: ports.Jobs, network: ports.Network) -> None:
+    def __init__(
+        self,
+        jobs: ports.Jobs,
+        network: ports.Network,
+        limits: Limits | None = None,
+        reader_of: Callable[[web.Request], str] = lambda request: request.remote or "",
+    ) -> None:
+        """Nothing is followed before somebody watches.
+
+        Args:
+            reader_of: whose a request is: the streams of one reader are counted together.
+        """
         self._jobs = jobs
         self._network = network
+        self._limits = limits or Limits()
+        self._reader_of = reader_of
+        self._open: Counter[str] = Counter()
+        self._feeds: dict[str, Feed] = {}
+        self._turn = asyncio.Lock()
         self._due: set[asyncio.Event] = set()
         self._closing = False
 
     async def job(self, request: web.Request, job: str) -> web.StreamResponse:
         """``job`` (JobView), ``metrics``, ``events`` as they come; ``end`` once the job is over."""
         await self._jobs.get(job)
-        resumed = _RESUME.fullmatch(request.headers.get("Last-Event-ID", ""))
-        metrics, events = (int(resumed[1]), int(resumed[2])) if resumed else (0, 0)
-
-        async def push(out: Writer) -> bool:
-            nonlocal metrics, events
-            view = await self._jobs.get(job)
-            while points := (await self._jobs.metrics(job, metrics))[:BATCH]:
-                metrics += len(points)
-                await out.send("metrics", points, f"{metrics}-{events}")
-            while news := (await self._jobs.events(job, events))[:BATCH]:
-                events = news[-1].id
-                await out.send("events", news, f"{metrics}-{events}")
-            await out.send_new("job", view)
-            if view.state in TERMINAL:
-                await out.send("end", {"state": view.state})
-            return view.state not in TERMINAL
-
-        return await self._serve(request, self._jobs.changes(job), push)
+        return await self._serve(request, job, lambda: JobSource(self._jobs, job))
 
     async def network(self, request: web.Request) -> web.StreamResponse:
         """``network`` (NetworkView) whenever a node or a job changed."""
-
-        async def push(out: Writer) -> bool:
-            await out.send_new("network", await self._network.view())
-            return True
-
-        return await self._serve(request, self._jobs.changes(None), push)
+        return await self._serve(request, "", lambda: NetworkSource(self._jobs, self._network))
 
     async def close(self, _app: web.Application) -> None:
         """End every stream, so that the process can stop."""
@@ -103,46 +106,106 @@ class Streams:
         for due in self._due:
             due.set()
 
-    async def _serve(
-        self, request: web.Request, changes: AsyncIterator[str], push: Callable[[Writer], Awaitable[bool]]
-    ) -> web.StreamResponse:
-        if len(self._due) >= MAX_STREAMS:
-            raise UnavailableError(f"{MAX_STREAMS} streams are open already: poll the resource instead")
-        response = web.StreamResponse(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+    async def _serve(self, request: web.Request, name: str, source: Callable[[], Source]) -> web.StreamResponse:
+        reader = self._reader_of(request)
+        if self._open.total() >= self._limits.total or self._open[reader] >= self._limits.each:
+            raise UnavailableError(
+                f"{self._open.total():,} streams are open, {self._open[reader]:,} of them yours: "
+                "close some, or poll the resource instead"
+            )
+        response = web.StreamResponse(headers={hdrs.CACHE_CONTROL: "no-store", "X-Accel-Buffering": "no"})
         response.content_type = "text/event-stream"
-        await response.prepare(request)
         if request.method == "HEAD":
+            await response.prepare(request)
             return response
+        self._open[reader] += 1
         due = asyncio.Event()
         self._due.add(due)
-        pump = asyncio.create_task(_mark(changes, due), name="sse-changes")
         try:
-            await self._run(request, Writer(response), due, push)
+            feed = await self._enter(name, source, due)
+            try:
+                await response.prepare(request)
+                _bound(request.transport)
+                await self._run(request, Writer(response), feed, due)
+            finally:
+                await self._leave(name, feed, due)
         except (TimeoutError, ConnectionError):
             if request.transport is not None:
                 request.transport.abort()
         finally:
             self._due.discard(due)
-            pump.cancel()
-            await asyncio.wait([pump])
+            self._open -= Counter({reader: 1})
         return response
 
-    async def _run(
-        self, request: web.Request, out: Writer, due: asyncio.Event, push: Callable[[Writer], Awaitable[bool]]
-    ) -> None:
-        while not self._closing and not _gone(request) and await push(out):
-            await out.alive()
-            await asyncio.sleep(PAUSE_S)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_S):
-                    await due.wait()
+    async def _enter(self, name: str, source: Callable[[], Source], due: asyncio.Event) -> Feed:
+        async with self._turn:
+            feed = self._feeds.get(name)
+            if feed is None or feed.failed:
+                feed = self._feeds[name] = await Feed.open(source())
+            feed.enter(due)
+            return feed
+
+    async def _leave(self, name: str, feed: Feed, due: asyncio.Event) -> None:
+        if feed.leave(due):
+            if self._feeds.get(name) is feed:
+                del self._feeds[name]
+            await feed.close()
+
+    async def _run(self, request: web.Request, out: Writer, feed: Feed, due: asyncio.Event) -> None:
+        await out.write(f"retry: {RETRY_MS}\n\n".encode())
+        ends = time.monotonic() + LIFE_S
+        mark, number, version = _mark_of(request, feed), -1, 0
+        while not (self._closing or feed.failed or _gone(request)) and time.monotonic() < ends:
             due.clear()
+            found = feed.after(number, mark, PIECE_BYTES)
+            if found is None:
+                mark, number = await _catch_up(feed, out, mark)
+                continue
+            data, number, mark = found
+            if number == feed.next:
+                if version != feed.version:
+                    data, version = data + feed.state, feed.version
+                if feed.end:
+                    await out.write(data + feed.end)
+                    return
+            if data:
+                await out.write(data)
+            if number == feed.next and version == feed.version and not await _woken(due):
+                await out.alive()
+
+
+async def _catch_up(feed: Feed, out: Writer, mark: Mark) -> tuple[Mark, int]:
+    """Write what lies between ``mark`` and where the feed is; returns both as they are at the same moment."""
+    while mark != feed.mark:
+        found = await feed.source.news(mark, feed.mark)
+        if found is None:  # Rows that the feed has seen are gone: there is nothing to wait for.
+            return feed.mark, feed.next
+        await out.write(found.data)
+        mark = found.mark
+    return mark, feed.next
+
+
+async def _woken(due: asyncio.Event) -> bool:
+    try:
+        async with asyncio.timeout(LOOK_S):
+            return await due.wait()
+    except TimeoutError:
+        return False
+
+
+def _mark_of(request: web.Request, feed: Feed) -> Mark:
+    """Where the reader was; never ahead of the feed."""
+    seen = _RESUME.fullmatch(request.headers.get("Last-Event-ID", ""))
+    if seen is None:
+        return Mark()
+    return Mark(min(int(seen[1]), feed.mark.points), min(int(seen[2]), feed.mark.event))
+
+
+def _bound(transport: Any) -> None:
+    if transport is not None:
+        transport.set_write_buffer_limits(high=BUFFER_BYTES)
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
 
 
 def _gone(request: web.Request) -> bool:
     return request.transport is None or request.transport.is_closing()
-
-
-async def _mark(changes: AsyncIterator[str], due: asyncio.Event) -> None:
-    async for _ in changes:
-        due.set()

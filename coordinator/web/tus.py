@@ -21,7 +21,8 @@ from coordinator.services.uploads import Checksum, UploadService
 from coordinator.web.auth import needs, principal, public
 from coordinator.web.documents import read_document
 from coordinator.web.http import API, answer, read_chunks
-from coordinator.web.route import Query, Route
+from coordinator.web.parameters import Query
+from coordinator.web.route import Route
 from transport.wire import codec
 from transport.wire.api import NewUpload, Upload
 

@@ -17,6 +17,7 @@ from coordinator.domain.lease import Lease
 from coordinator.domain.round import Round
 from coordinator.domain.run import Holder, Run, begin
 from coordinator.errors import ConflictError, NotFoundError
+from coordinator.store.kinds import KINDS
 from coordinator.store.memory import MemoryStore
 from coordinator.store.ports import Store
 from coordinator.store.records import EventRecord, MetricRecord, NodeRecord, OutboxRecord, RunRecord
@@ -201,3 +202,16 @@ def test_migrating_twice_changes_nothing(tmp_path: Path) -> None:
     with upgraded(tmp_path / "m.db") as connection:
         migrate(connection)
         assert set(metadata.tables) <= set(inspect(connection).get_table_names())
+
+
+async def test_a_list_goes_on_behind_any_place_forwards_and_backwards(store: Store) -> None:
+    async with store.transaction() as tx:
+        for number in range(9):
+            await tx.insert(lease(number, granted=float(number // 3), fence=number % 2 + 1))
+    async with store.transaction() as tx:
+        for newest in (False, True):
+            whole = await tx.find(Lease, newest=newest)
+            for index, record in enumerate(whole):
+                place = KINDS[Lease].place_of(record)
+                assert await tx.find(Lease, newest=newest, after=place) == whole[index + 1 :]
+                assert await tx.find(Lease, newest=newest, after=place, limit=2) == whole[index + 1 : index + 3]

@@ -20,6 +20,7 @@ from coordinator.services.artifacts import ArtifactStore
 from coordinator.services.chain import LedgerChain
 from coordinator.services.checks import DatasetChecks, Inspector
 from coordinator.services.models import ModelWorkshop
+from coordinator.services.replays import Replays
 from coordinator.services.uploads import UploadService
 from coordinator.store.memory import MemoryStore
 from coordinator.web import routes
@@ -72,7 +73,7 @@ class Town:
         parts = self.parts
         auth = Auth(parts.context.store, self.clock, replace(parts.context.config, open=True))
         checks = DatasetChecks(folder / "checks", artifacts, cast(Inspector, FakeModels()))
-        authorise = parts.nodes.authorise
+        authorise, replays = parts.nodes.authorise, Replays(parts.context.store, self.clock)
         market, books, leavings = parts.market, parts.books, parts.leavings
         routes.setup(
             app,
@@ -87,6 +88,7 @@ class Town:
             artifacts,
             authorise,
             auth,
+            replays,
         )
         runner = web.AppRunner(app, shutdown_timeout=0.1)
         await runner.setup()

@@ -17,11 +17,19 @@ JobStateName = Literal[
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """Every error of the interface. ``detail`` names the value and the way out; ``code`` is stable, for programs."""
+    """Every error of the interface (RFC 9457, ``application/problem+json``).
+
+    ``detail`` names the value and the way out; ``code`` is stable, for programs; ``field`` is the part of the request that it is
+    about, where it is about one. ``type`` leads to what the code means, ``instance`` is the path that was asked for.
+    """
 
     code: str
     detail: str
     field: str = ""
+    type: str = "about:blank"
+    title: str = ""
+    status: int = 0
+    instance: str = ""
 
 
 class NewUpload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -188,7 +196,7 @@ class CommitView(msgspec.Struct, frozen=True):
 
 
 class Receipt(msgspec.Struct, frozen=True):
-    """One ledger transaction of the job."""
+    """One ledger transaction of the job; ``id`` as in the ledger's list."""
 
     kind: Literal["fund", "event", "settle", "promise", "refund", "slash", "verdict", "table"]
     signature: str
@@ -196,6 +204,7 @@ class Receipt(msgspec.Struct, frozen=True):
     amount: int
     time: float
     detail: str
+    id: int = 0
 
 
 class JobEvent(msgspec.Struct, frozen=True):

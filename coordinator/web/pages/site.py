@@ -14,6 +14,7 @@ from coordinator.web.pages.downloads import Downloads
 from coordinator.web.pages.guides import Guides
 from coordinator.web.pages.ledger import LedgerPages
 from coordinator.web.pages.market import MarketPages
+from coordinator.web.pages.reference import Reference
 from coordinator.web.pages.render import STATIC_FOLDER, Renderer
 from coordinator.web.pages.submit import Submit
 from coordinator.web.pages.views import Views
@@ -51,11 +52,13 @@ class Site:
         downloads: Path | None,
     ) -> None:
         self._renderer = renderer = Renderer()
+        self.reference = Reference(renderer)
         self._parts = (
             Views(jobs, network, market, renderer),
             MarketPages(network, market, renderer),
             LedgerPages(jobs, books, renderer),
             Submit(jobs, network, uploads, checks, renderer),
+            self.reference,
             Guides(renderer),
             Downloads(renderer, downloads),
         )

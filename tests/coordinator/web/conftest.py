@@ -20,6 +20,7 @@ from coordinator.services.files import Files
 from coordinator.services.models import TrainerTools
 from coordinator.services.noticing import NoticeService
 from coordinator.services.passwords import Passwords
+from coordinator.services.replays import Replays
 from coordinator.services.uploads import UploadService
 from coordinator.store.memory import MemoryStore
 from coordinator.web.auth import Auth
@@ -46,9 +47,9 @@ class House:
         self.uploads = UploadService(folder / "uploads", self.artifacts)
         config = Config(folder, "http://ledger.test", open=open_to_all)
         cheap = Passwords(PasswordHasher(1, 8, 1))
-        store = MemoryStore()
-        self.files = Files(store, SystemClock())
-        self.auth = Auth(store, SystemClock(), config, cheap)
+        self.store = MemoryStore()
+        self.files = Files(self.store, SystemClock())
+        self.auth = Auth(self.store, SystemClock(), config, cheap)
         self.accounts = self.auth.accounts
         self.app: web.Application | None = None
         self._runner: web.AppRunner | None = None
@@ -85,6 +86,7 @@ class House:
             self.artifacts,
             authorise,
             self.auth,
+            Replays(self.store, SystemClock()),
             self.folder / "downloads",
         )
         self._runner = web.AppRunner(app, shutdown_timeout=1.0)

@@ -8,10 +8,10 @@ import asyncio
 import hashlib
 import math
 import re
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -21,6 +21,7 @@ from coordinator.errors import ConflictError, FundsError, IllegalTransitionError
 from coordinator.services.artifacts import ArtifactStore
 from coordinator.services.choices import find_choices
 from coordinator.services.files import Files
+from coordinator.services.ports import MAX_ROWS, Window
 from transport.wire import api, ledger, market
 from transport.wire.evidence import RoundEvidence
 from transport.wire.job import JobSpec, TokenizerSpec
@@ -36,6 +37,7 @@ PRICE_PER_PETAFLOP = 250_000_000
 TOKEN = "node-token-of-the-fake-cluster"
 _ALPHABET = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 _STAGES, _REPLICAS = 2, 2
+V = TypeVar("V")
 _OVER = ("settled", "failed", "cancelled")
 
 
@@ -162,7 +164,9 @@ class Cluster:
         if self.files is not None:
             await self.files.check(account_id, wanted)
 
-    async def create(self, new: api.NewJob, account_id: str = LOCAL_ACCOUNT) -> api.JobView:
+    async def create(self, new: api.NewJob, account_id: str = LOCAL_ACCOUNT, job: str | None = None) -> api.JobView:
+        if job in self._jobs:
+            return self._jobs[job].view
         spec = new.spec
         if self.artifacts is not None and not self.artifacts.has(spec.dataset.artifact):
             raise InvalidError(f"no dataset {spec.dataset.artifact[:12]} is here: upload it first", "dataset.artifact")
@@ -171,12 +175,12 @@ class Cluster:
             raise InvalidError(quote.problems[0], "budget" if "budget" in quote.problems[0] else "model")
         if spec.budget > self.balance:
             raise FundsError(f"the wallet holds {self.balance:,}, the budget is {spec.budget:,}: lower it", "budget")
-        number = next(self._ids)
-        job = _Job(_new_view(f"{number:032x}", spec, new.submitter or address("test wallet"), quote, self.now))
-        job.account_id = account_id
-        self._jobs[job.view.id] = job
-        self._say(job, "created", f"job {spec.name} was submitted")
-        return job.view
+        name = job or f"{next(self._ids):032x}"
+        made = _Job(_new_view(name, spec, new.submitter or address("test wallet"), quote, self.now))
+        made.account_id = account_id
+        self._jobs[name] = made
+        self._say(made, "created", f"job {spec.name} was submitted")
+        return made.view
 
     async def funding(self, job: str) -> api.Funding:
         found = self._find(job)
@@ -248,9 +252,13 @@ class Cluster:
     async def get(self, job: str) -> api.JobView:
         return self._find(job).view
 
-    async def list(self, limit: int, before: float | None, account_id: str = LOCAL_ACCOUNT) -> Sequence[api.JobView]:
+    async def list(
+        self, limit: int, before: float | tuple[float, str] | None, account_id: str = LOCAL_ACCOUNT
+    ) -> Sequence[api.JobView]:
         mine = (job.view for job in self._jobs.values() if job.account_id == account_id)
-        views = sorted(mine, key=lambda view: (-view.created, view.id))
+        views = sorted(mine, key=lambda view: (view.created, view.id), reverse=True)
+        if isinstance(before, tuple):
+            return [view for view in views if (view.created, view.id) < before][:limit]
         return [view for view in views if before is None or view.created < before][:limit]
 
     async def nodes(self, job: str) -> Sequence[api.JobNode]:
@@ -288,24 +296,28 @@ class Cluster:
             )
         return parts
 
-    async def rounds(self, job: str) -> Sequence[api.RoundView]:
-        return self._find(job).rounds
+    async def rounds(self, job: str, window: Window | None = None) -> Sequence[api.RoundView]:
+        return _window(self._find(job).rounds, window, lambda one: (one.round, one.epoch))
 
-    async def commits(self, job: str) -> Sequence[api.CommitView]:
-        return self._find(job).commits
+    async def commits(self, job: str, window: Window | None = None) -> Sequence[api.CommitView]:
+        return _window(self._find(job).commits, window, lambda one: (one.round, one.epoch, one.replica, one.stage))
 
-    async def audits(self, job: str) -> Sequence[api.AuditView]:
-        return self._find(job).audits
+    async def audits(self, job: str, window: Window | None = None) -> Sequence[api.AuditView]:
+        return _window(self._find(job).audits, window, lambda one: (one.round, one.audit))
 
-    async def receipts(self, job: str) -> Sequence[api.Receipt]:
-        return self._find(job).receipts
+    async def receipts(self, job: str, window: Window | None = None) -> Sequence[api.Receipt]:
+        return _window(self._find(job).receipts, window, lambda one: (one.id,))
 
-    async def metrics(self, job: str, after: int) -> Sequence[api.Metric]:
+    async def metrics(self, job: str, after: int, limit: int = MAX_ROWS) -> Sequence[api.Metric]:
         self.metric_reads += 1
-        return self._find(job).metrics[after:]
+        return self._find(job).metrics[after : after + limit]
 
-    async def events(self, job: str, after: int) -> Sequence[api.JobEvent]:
-        return [event for event in self._find(job).events if event.id > after]
+    async def events(self, job: str, after: int, limit: int = MAX_ROWS) -> Sequence[api.JobEvent]:
+        return [event for event in self._find(job).events if event.id > after][:limit]
+
+    async def mark(self, job: str) -> tuple[int, int]:
+        found = self._find(job)
+        return len(found.metrics), found.events[-1].id if found.events else 0
 
     async def changes(self, job: str | None) -> AsyncIterator[str]:
         woken = asyncio.Event()
@@ -510,7 +522,7 @@ class Cluster:
     def _receipt(self, found: _Job, kind: str, amount: int, text: str) -> None:
         name = f"{found.view.id} {len(found.receipts)}"
         found.receipts.append(
-            api.Receipt(kind, signature(name), "confirmed", amount, self.now, text)  # type: ignore[arg-type]
+            api.Receipt(kind, signature(name), "confirmed", amount, self.now, text, len(found.receipts) + 1)  # type: ignore[arg-type]
         )
 
 
@@ -535,6 +547,13 @@ class Registry:
     async def announce_relay(self, envelope: RelayEnvelope) -> RelayOrder:
         self._cluster.announced.append(envelope)
         return RelayOrder(10.0)
+
+
+def _window(rows: Sequence[V], window: Window | None, place: Callable[[V], tuple[object, ...]]) -> Sequence[V]:
+    if window is None:
+        return rows
+    found = sorted(rows, key=place)
+    return [row for row in found if window.after is None or place(row) > window.after][: window.limit]
 
 
 def _new_view(job: str, spec: JobSpec, submitter: str, quote: api.Quote, now: float) -> api.JobView:
@@ -683,7 +702,9 @@ class Books:
         ]
         return fitting[:limit]
 
-    async def audits(self, state: str | None, job: str | None, offset: int, limit: int) -> Sequence[ledger.NodeAudit]:
+    async def audits(
+        self, state: str | None, job: str | None, offset: int, limit: int, after: tuple[int, str] | None = None
+    ) -> Sequence[ledger.NodeAudit]:
         views = [view for view in await self._cluster.list(1000, None) if job in (None, view.id)]
         found = [
             ledger.NodeAudit(view.id, "audited", 0, audit)
@@ -691,6 +712,8 @@ class Books:
             for audit in await self._cluster.audits(view.id)
             if state in (None, audit.state)
         ]
+        found.sort(key=lambda one: (one.audit.round, one.audit.audit), reverse=True)
+        found = [one for one in found if after is None or (one.audit.round, one.audit.audit) < after]
         return found[offset : offset + limit]
 
     async def totals(self) -> ledger.LedgerTotals:

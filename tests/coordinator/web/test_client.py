@@ -19,7 +19,8 @@ from coordinator.client import ArchiveError, Client
 from coordinator.client.archive import unpack
 from coordinator.client.cli import main
 from coordinator.client.text import amount, count, duration, parse_amount, ratio, short, size, speed
-from coordinator.web.pages.chart import loss_chart, nice_ticks
+from coordinator.web.pages.chart import nice_ticks
+from coordinator.web.pages.curves import loss_chart
 from tests.coordinator.web.conftest import House
 from tests.coordinator.web.fake import address
 from tests.coordinator.web.test_api import archive
@@ -96,7 +97,7 @@ async def test_each_kind_of_failure_has_its_exit_status_and_a_reason(
 ) -> None:
     async def no_wait(_seconds: float) -> None: ...
 
-    monkeypatch.setattr(Client.__init__, "__defaults__", (no_wait,))
+    monkeypatch.setattr(Client.__init__, "__defaults__", (None, no_wait, 4))
     (files / "list.yaml").write_text("- 1\n")
     (files / "broken.json").write_text("{")
     (files / "bad.yaml").write_text(YAML.replace("9000000", "0"))

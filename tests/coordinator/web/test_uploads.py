@@ -103,7 +103,7 @@ async def test_an_upload_cut_in_the_middle_goes_on_after_a_restart_of_the_coordi
 async def test_the_client_goes_on_by_itself_when_the_coordinator_restarts(
     house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("coordinator.client.client.PIECE_BYTES", 300_000)
+    monkeypatch.setattr("coordinator.client.files.PIECE_BYTES", 300_000)
     path = tmp_path / "prose.txt"
     path.write_bytes(PROSE)
     stopped = asyncio.Event()

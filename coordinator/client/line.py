@@ -1,0 +1,196 @@
+"""The line to one coordinator: requests, answers as types, errors as exceptions, and trying again where that is safe."""
+
+import asyncio
+import contextlib
+import random
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any, Final, TypeVar
+
+import aiohttp
+import msgspec
+from yarl import URL
+
+from coordinator.client.errors import ClientError, ProblemError, UnreachableError
+from transport.clock import backoff
+from transport.wire import api, codec
+
+MAX_ANSWER_BYTES = 64 << 20
+MAX_EVENT_BYTES = 4 << 20
+ASK_S = 60.0
+WORK_S = 1200.0  # To submit a job: the coordinator trains its tokenizer and lays out its data before it answers.
+SILENCE_S = 60.0  # A stream says that it is alive every few seconds; a file comes without long pauses.
+ATTEMPTS = 12  # With the growing pauses between them, two minutes: a coordinator restarts in a few seconds.
+MAX_PAUSE_S = 60.0  # However long the coordinator asks to wait.
+_TRANSIENT = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, asyncio.TimeoutError, ConnectionError)
+_LATER: Final = frozenset({429, 502, 503, 504})
+_ROOT = "/api/v1/"
+
+T = TypeVar("T")
+Sleep = Callable[[float], Any]
+
+
+class Line:
+    """Opens its connections with the first request."""
+
+    def __init__(self, base_url: str, token: str | None, attempts: int, sleep: Sleep) -> None:
+        self._base = base_url.rstrip("/")
+        self._token = token
+        self._attempts = attempts
+        self._sleep = sleep
+        self._opened: aiohttp.ClientSession | None = None
+
+    async def close(self) -> None:
+        """Close the connections."""
+        if self._opened is not None:
+            await self._opened.close()
+            self._opened = None
+
+    async def get(self, path: str, kind: type[T]) -> T:
+        """One resource."""
+
+        async def once() -> T:
+            async with self.request("GET", path) as response:
+                found: T = decode(await read(response, MAX_ANSWER_BYTES), kind)
+                return found
+
+        return await self.again(once)
+
+    async def change(self, method: str, path: str, kind: type[T] | None, body: Any = None) -> T:
+        """Ask for a change, once: if the answer is lost, the same key is sent again, and the coordinator answers as before."""
+        data = None if body is None else msgspec.json.encode(body)
+        headers = {"Idempotency-Key": secrets.token_hex(16)}
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+
+        async def once() -> T:
+            async with self.request(method, path, data=data, headers=headers, timeout=WORK_S) as response:
+                answer = await read(response, MAX_ANSWER_BYTES)
+                found: Any = None if kind is None else decode(answer, kind)
+                return found  # type: ignore[no-any-return]
+
+        return await self.again(once)
+
+    async def pages(self, path: str, kind: type[T]) -> AsyncIterator[T]:
+        """Every item of a list, page by page as they are needed."""
+        whole: Any = tuple[kind, ...]  # type: ignore[valid-type]
+        there = path
+        while there:
+            here = there
+
+            async def once(here: str = here) -> tuple[tuple[T, ...], str]:
+                async with self.request("GET", here) as response:
+                    items = decode(await read(response, MAX_ANSWER_BYTES), whole)
+                    following = response.links.get("next")
+                return items, "" if following is None else URL(str(following["url"])).raw_path_qs.partition(_ROOT)[2]
+
+            items, there = await self.again(once)
+            for item in items:
+                yield item
+
+    async def list(self, path: str, kind: type[T], limit: int | None = None) -> tuple[T, ...]:
+        """All of a list, or its first ``limit`` items."""
+        found: list[T] = []
+        async with contextlib.aclosing(self.pages(path, kind)) as items:  # type: ignore[type-var]
+            async for item in items:
+                if limit is not None and len(found) >= limit:
+                    break
+                found.append(item)
+        return tuple(found)
+
+    async def again(self, once: Callable[[], Awaitable[T]]) -> T:
+        """Do something that may be repeated until it works, is refused, or the attempts are used up."""
+        failures = 0
+        while True:
+            try:
+                return await once()
+            except (UnreachableError, ProblemError) as error:
+                working = isinstance(error, ProblemError) and error.code == "in_progress"
+                if not working and not is_passing(error):
+                    raise
+                failures += 0 if working else 1  # What the coordinator still works on is waited for.
+                if failures >= self._attempts:
+                    raise
+                await self.pause(max(1, failures), error)
+
+    async def pause(self, failures: int, error: ClientError | None = None) -> None:
+        """Wait before another attempt, as long as the coordinator asks for, or longer each time."""
+        asked = error.retry_after if isinstance(error, ProblemError) else None
+        await self._sleep(backoff(failures, random.random) if asked is None else min(asked, MAX_PAUSE_S))
+
+    @contextlib.asynccontextmanager
+    async def request(
+        self,
+        method: str,
+        path: str,
+        data: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        timeout: float | None = ASK_S,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """One request; its body may be read inside. ``timeout`` seconds for all of it; ``None``: only silence ends it."""
+        limits = aiohttp.ClientTimeout(
+            total=timeout, sock_connect=10.0, sock_read=SILENCE_S if timeout is None else timeout
+        )
+        sent = dict(headers or {}) | ({"Authorization": f"Bearer {self._token}"} if self._token else {})
+        try:
+            async with self._session().request(
+                method, f"{self._base}{_ROOT}{path}", data=data, headers=sent, timeout=limits, allow_redirects=False
+            ) as response:
+                if response.status >= 400:
+                    raise _problem(response, await read(response, MAX_EVENT_BYTES))
+                if response.status >= 300:
+                    raise UnreachableError(
+                        f"{self._base} sends on to {response.headers.get('Location', '')[:200]!r}: use that address"
+                    )
+                yield response
+        except ClientError:
+            raise
+        except _TRANSIENT as error:
+            raise UnreachableError(
+                f"{self._base} does not answer ({error or type(error).__name__}): is it running?"
+            ) from error
+        except (aiohttp.ClientError, ValueError) as error:
+            raise UnreachableError(f"{self._base} does not answer as a coordinator does: {error}") from error
+
+    def _session(self) -> aiohttp.ClientSession:
+        if self._opened is None or self._opened.closed:
+            self._opened = aiohttp.ClientSession(read_bufsize=MAX_EVENT_BYTES)
+        return self._opened
+
+
+async def read(response: aiohttp.ClientResponse, limit: int) -> bytes:
+    """The whole answer, or ``limit`` bytes and one more of it, which then cannot be decoded."""
+    body = bytearray()
+    async for chunk in response.content.iter_any():
+        body += chunk
+        if len(body) > limit:
+            break
+    return bytes(body)
+
+
+def decode(data: bytes, kind: Any) -> Any:
+    """An answer as a type.
+
+    Raises:
+        UnreachableError: it is not one that a coordinator gives.
+    """
+    try:
+        return codec.decode_json(data, kind, MAX_ANSWER_BYTES)
+    except codec.MessageError as error:
+        raise UnreachableError(f"the answer is not one that a coordinator of this version gives: {error}") from error
+
+
+def is_passing(error: ClientError) -> bool:
+    """Whether the same request may work later."""
+    return isinstance(error, UnreachableError) or (isinstance(error, ProblemError) and error.status in _LATER)
+
+
+def _problem(response: aiohttp.ClientResponse, body: bytes) -> ClientError:
+    after = response.headers.get("Retry-After", "")
+    wait = float(after) if after.isascii() and after.isdigit() and len(after) < 7 else None
+    try:
+        found = msgspec.json.decode(body, type=api.Problem)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        text = f"HTTP {response.status}: {body[:200].decode('utf-8', 'replace')}"
+        return ProblemError(response.status, "http", text, retry_after=wait)
+    return ProblemError(response.status, found.code, found.detail, found.field, wait)

@@ -1,0 +1,234 @@
+"""What is watched live, read and encoded once for everybody who watches it.
+
+A feed holds the newest frames, at most ``KEPT_BYTES`` of them, and the present state of its subject. Readers share both: a reader
+is a place among the frames and nothing more, so one that stalls costs no memory here. One that comes late, or has fallen behind
+what is held, reads its own way up from the store in small batches and then joins.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+
+from coordinator.services import ports
+
+PAUSE_S = 0.25  # Between two looks: nobody reads faster, and a busy job changes a hundred times a second.
+LOOK_S = 5.0  # Looked at this often though nothing was announced.
+KEPT_BYTES = 256 << 10
+LOOK_FRAMES = 64  # Taken in one look: a flood of news must not keep the state from being told.
+BATCH = 500  # Points or events in one frame: some fifty kilobytes.
+TERMINAL = frozenset({"settled", "failed", "cancelled"})
+
+
+class Mark(NamedTuple):
+    """How far a reader is: points of the curves that it has, and the id of its last event."""
+
+    points: int = 0
+    event: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.points}-{self.event}"
+
+
+class Frame(NamedTuple):
+    """Bytes of one event of the stream, and the mark of who has read it."""
+
+    data: bytes
+    mark: Mark
+
+
+class Source(Protocol):
+    """A subject."""
+
+    async def mark(self) -> Mark:
+        """Where its news end now."""
+
+    async def news(self, after: Mark, until: Mark | None = None) -> Frame | None:
+        """The next frame behind a mark, with nothing behind ``until``; None where there is none."""
+
+    async def state(self) -> tuple[bytes, bytes]:
+        """Its present state as a frame, and one that ends the stream; empty while there may be more."""
+
+    def changes(self) -> AsyncIterator[str]:
+        """Yields whenever it changed."""
+
+
+def frame(event: str, value: Any, mark: Mark | None = None) -> bytes:
+    """One event of a stream of Server-Sent Events."""
+    head = f"event: {event}\n" + (f"id: {mark}\n" if mark is not None else "")
+    return head.encode() + b"data: " + msgspec.json.encode(value) + b"\n\n"
+
+
+class JobSource:
+    """A job: ``metrics`` and ``events`` as they come, ``job`` as it is, ``end`` once it is over."""
+
+    def __init__(self, jobs: ports.Jobs, job: str) -> None:
+        self._jobs = jobs
+        self._job = job
+
+    async def mark(self) -> Mark:
+        """Points and events that there are."""
+        return Mark(*await self._jobs.mark(self._job))
+
+    async def news(self, after: Mark, until: Mark | None = None) -> Frame | None:
+        """Points come before events: a reader sees the curve that an event speaks of."""
+        wanted = BATCH if until is None else min(BATCH, until.points - after.points)
+        if wanted > 0 and (points := await self._jobs.metrics(self._job, after.points, wanted)):
+            mark = after._replace(points=after.points + len(points))
+            return Frame(frame("metrics", points, mark), mark)
+        if until is not None and after.event >= until.event:
+            return None
+        found = await self._jobs.events(self._job, after.event, BATCH)
+        if events := [event for event in found if until is None or event.id <= until.event]:
+            mark = after._replace(event=events[-1].id)
+            return Frame(frame("events", events, mark), mark)
+        return None
+
+    async def state(self) -> tuple[bytes, bytes]:
+        """The job's view."""
+        view = await self._jobs.get(self._job)
+        over = view.state in TERMINAL
+        return frame("job", view), frame("end", {"state": view.state}) if over else b""
+
+    def changes(self) -> AsyncIterator[str]:
+        """News of the job."""
+        return self._jobs.changes(self._job)
+
+
+class NetworkSource:
+    """The network as it is."""
+
+    def __init__(self, jobs: ports.Jobs, network: ports.Network) -> None:
+        self._jobs = jobs
+        self._network = network
+
+    async def mark(self) -> Mark:
+        """It has no history."""
+        return Mark()
+
+    async def news(self, after: Mark, until: Mark | None = None) -> Frame | None:
+        """It has no history."""
+        return None
+
+    async def state(self) -> tuple[bytes, bytes]:
+        """The network's view."""
+        return frame("network", await self._network.view()), b""
+
+    def changes(self) -> AsyncIterator[str]:
+        """News of any job or node."""
+        return self._jobs.changes(None)
+
+
+class Feed:
+    """One subject and its readers. Make it with ``open``; ``close`` it when the last reader is gone."""
+
+    def __init__(self, source: Source, mark: Mark, state: bytes, end: bytes) -> None:
+        self.source = source
+        self.mark = mark
+        self.state = state
+        self.end = end
+        self.version = 1  # Of the state.
+        self.next = 0  # Number of the frame that comes next.
+        self.failed = False
+        self._frames: deque[Frame] = deque()
+        self._bytes = 0
+        self._readers: set[asyncio.Event] = set()
+        self._task = asyncio.create_task(self._follow(), name="feed")
+
+    @classmethod
+    async def open(cls, source: Source) -> "Feed":
+        """Read where the subject stands and follow it."""
+        mark = await source.mark()
+        state, end = await source.state()
+        return cls(source, mark, state, end)
+
+    async def close(self) -> None:
+        """Follow it no longer."""
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+    def enter(self, reader: asyncio.Event) -> None:
+        """Set ``reader`` at every change from now on."""
+        self._readers.add(reader)
+
+    def leave(self, reader: asyncio.Event) -> bool:
+        """Stop that. True: nobody reads any more."""
+        self._readers.discard(reader)
+        return not self._readers
+
+    def after(self, number: int, mark: Mark, most: int) -> tuple[bytes, int, Mark] | None:
+        """What a reader at frame ``number`` and ``mark`` reads next: as many frames as fit ``most`` bytes, but one at least.
+
+        Returns:
+            the bytes, and where the reader then is. None: the frame is not held any more.
+        """
+        first = self.next - len(self._frames)
+        if number < first:
+            return None
+        data = bytearray()
+        for place in range(number - first, len(self._frames)):
+            held = self._frames[place]
+            if data and len(data) + len(held.data) > most:
+                break
+            data += held.data
+            number, mark = number + 1, held.mark
+        return bytes(data), number, mark
+
+    async def _follow(self) -> None:
+        due = asyncio.Event()
+        due.set()  # Something may have happened since ``open`` had read.
+        pump = asyncio.create_task(_set(self.source.changes(), due), name="feed-changes")
+        try:
+            while not self.end:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_S):
+                        await due.wait()
+                due.clear()
+                if await self._look():
+                    due.set()
+                await asyncio.sleep(PAUSE_S)
+        except Exception:
+            self.failed = True  # Its readers end and connect anew; the error is in the log of who waits for this task.
+            raise
+        finally:
+            pump.cancel()
+            await asyncio.wait([pump])
+            self._wake()
+
+    async def _look(self) -> bool:
+        """Take what is new; True: there may be more."""
+        changed = False
+        for _ in range(LOOK_FRAMES):
+            found = await self.source.news(self.mark)
+            if found is None:
+                more = False
+                break
+            self._frames.append(found)
+            self._bytes += len(found.data)
+            self.mark = found.mark
+            self.next += 1
+            changed = True
+            while self._bytes > KEPT_BYTES and len(self._frames) > 1:
+                self._bytes -= len(self._frames.popleft().data)
+        else:
+            more = True
+        state, end = await self.source.state()
+        if state != self.state or end != self.end:
+            self.state, self.end = state, end
+            self.version += 1
+            changed = True
+        if changed:
+            self._wake()
+        return more
+
+    def _wake(self) -> None:
+        for reader in self._readers:
+            reader.set()
+
+
+async def _set(changes: AsyncIterator[str], due: asyncio.Event) -> None:
+    async for _ in changes:
+        due.set()
