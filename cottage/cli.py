@@ -1,6 +1,7 @@
 """The umbrella command: finds the role that a word belongs to and loads only that role's packages."""
 
 import importlib
+import os
 import sys
 from collections.abc import Callable, Sequence
 
@@ -23,6 +24,13 @@ _ROLES: dict[str, tuple[str, str, bool]] = {
     "cancel": ("coordinator.client.cli", "end a job now", True),
     "budget": ("coordinator.client.cli", "raise a job's cap", True),
     "checkpoints": ("coordinator.client.cli", "a job's stored states", True),
+    "show": ("coordinator.client.cli", "one job as it is now", True),
+    "job": ("coordinator.client.cli", "the same as show", True),
+    "upload": ("coordinator.client.cli", "upload a dataset, weights or a tokenizer", True),
+    "login": ("coordinator.client.cli", "keep an API key for a coordinator", True),
+    "logout": ("coordinator.client.cli", "forget it", True),
+    "keys": ("coordinator.client.cli", "list, make and revoke API keys", True),
+    "completion": ("cottage.completion", "completion for bash, zsh or fish", False),
     "logs": ("coordinator.client.cli", "a job's log", True),
     "try": ("coordinator.client.cli", "continue a text with a job's newest checkpoint", True),
     "download": ("coordinator.client.cli", "fetch a finished model", True),
@@ -38,6 +46,10 @@ EXIT_USAGE = 2
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``cottage WORD ...``; the exit status is the role's own, or 2 where the word is unknown."""
+    if "_ARGCOMPLETE" in os.environ:
+        from cottage.completion import complete
+
+        complete({word: text for word, (_, text, _) in _ROLES.items()})
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("-h", "--help", "help"):
         print(_usage())

@@ -1,17 +1,13 @@
-"""``cottage submit``, ``quote``, ``jobs``, ``watch`` and ``download``: the SDK on the command line.
-
-Exit status: 0 done; 1 the job failed or was cancelled, or the coordinator refused; 2 wrong use; 3 the coordinator does not
-answer; 130 interrupted.
-"""
+"""The SDK on the command line: ``cottage submit``, ``jobs``, ``watch``, ``download`` and what else a submitter does."""
 
 import argparse
 import asyncio
+import getpass
 import json
-import os
 import re
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,23 +17,25 @@ from rich.live import Live
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from coordinator.client.client import Client, JobUpdate
-from coordinator.client.errors import ClientError, UnreachableError
-from coordinator.client.show import checkpoints_table, funding_table, job_panel, jobs_table, log_text, quote_table
-from coordinator.client.text import money, parse_amount
+from coordinator.client.errors import ClientError, ProblemError, UnreachableError
+from coordinator.client.login import LoginFileError, remember, token_for
+from coordinator.client.options import parser
+from coordinator.client.show import (
+    checkpoints_table,
+    funding_table,
+    job_panel,
+    jobs_table,
+    keys_table,
+    log_text,
+    quote_table,
+)
+from coordinator.client.text import money
 from transport.wire import api
 
 _FORMATS = {".jsonl": "jsonl", ".parquet": "parquet", ".npy": "npy"}  # Endings that say what a dataset is.
 
-_ASKS = {
-    "pause": "pause a job once its round is complete; nothing is spent until it is resumed",
-    "resume": "go on with a paused job",
-    "stop": "end a job now and keep the model of its newest verified checkpoint",
-    "cancel": "end a job now; verified work is paid, the rest refunded",
-}
-
-DEFAULT_SERVER = "http://127.0.0.1:8470"
-SERVER_VARIABLE = "COTTAGE_SERVER"
 EXIT_REFUSED, EXIT_USAGE, EXIT_UNREACHABLE, EXIT_INTERRUPTED = 1, 2, 3, 130
+EXIT_SIGNED_OUT = 4
 _EVENTS_SHOWN = 5
 _FLOAT = re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$")
 
@@ -48,7 +46,7 @@ class UsageError(Exception):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; ``argv`` begins with its name."""
-    options = _parser().parse_args(list(sys.argv[1:] if argv is None else argv))
+    options = parser().parse_args(list(sys.argv[1:] if argv is None else argv))
     out = Console()
     try:
         return asyncio.run(_run(options, out))
@@ -57,99 +55,58 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_UNREACHABLE
     except ClientError as error:
         print(f"cottage: {error}", file=sys.stderr)
+        if isinstance(error, ProblemError) and error.status in (401, 403):
+            print(
+                "cottage: `cottage login` keeps an API key; one is made on the coordinator's account page",
+                file=sys.stderr,
+            )
+            return EXIT_SIGNED_OUT
         return EXIT_REFUSED
-    except (UsageError, OSError) as error:
+    except (UsageError, LoginFileError, OSError) as error:
         print(f"cottage: {error}", file=sys.stderr)
         return EXIT_USAGE
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="cottage", description="Train a model on the network.")
-    commands = parser.add_subparsers(dest="command", required=True)
-    common = argparse.ArgumentParser(add_help=False)
-    server = os.environ.get(SERVER_VARIABLE, DEFAULT_SERVER)
-    common.add_argument(
-        "--server", default=server, metavar="URL", help=f"the coordinator (or ${SERVER_VARIABLE}); now {server}"
-    )
-    common.add_argument("--json", action="store_true", help="print JSON, for programs")
-    files = argparse.ArgumentParser(add_help=False)
-    files.add_argument("document", type=Path, metavar="JOB", help="the job document, YAML or JSON")
-    files.add_argument("--data", type=Path, metavar="FILE", help="upload this dataset and put it into the document")
-    files.add_argument(
-        "--weights",
-        type=Path,
-        metavar="PATH",
-        help="upload this model.safetensors, or a folder with shards, to start from",
-    )
-    files.add_argument("--tokenizer", type=Path, metavar="FILE", help="upload this tokenizer.json")
-
-    commands.add_parser("quote", parents=[common, files], help="what a job would cost")
-    submit = commands.add_parser("submit", parents=[common, files], help="submit a job and fund it")
-    submit.add_argument("--watch", action="store_true", help="follow it until it is over")
-    submit.add_argument(
-        "--wallet", metavar="ADDRESS", help="the wallet that funds it; without it, the test wallet does"
-    )
-    submit.add_argument("--yes", action="store_true", help="do not ask before funding")
-    jobs = commands.add_parser("jobs", parents=[common], help="list jobs")
-    jobs.add_argument("--limit", type=int, default=20)
-    watch = commands.add_parser("watch", parents=[common], help="follow a job until it is over")
-    watch.add_argument("job")
-    for name, text in _ASKS.items():
-        commands.add_parser(name, parents=[common], help=text).add_argument("job")
-    logs = commands.add_parser("logs", parents=[common], help="what the coordinator noted and the workers wrote")
-    logs.add_argument("job")
-    logs.add_argument("--search", default="", metavar="TEXT", help="only lines with this text")
-    logs.add_argument(
-        "--level", choices=["debug", "info", "warning", "error"], default="info", help="of the least important"
-    )
-    logs.add_argument("--limit", type=int, default=200, metavar="N", help="at most so many, the newest (%(default)s)")
-    points = commands.add_parser("checkpoints", parents=[common], help="the newest stored states of a job's model")
-    points.add_argument("job")
-    trial = commands.add_parser("try", parents=[common], help="continue a text with a job's newest checkpoint")
-    trial.add_argument("job")
-    trial.add_argument("prompt")
-    trial.add_argument("--tokens", type=int, default=100, metavar="N")
-    trial.add_argument("--temperature", type=float, default=0.8, metavar="T")
-    trial.add_argument("--seed", type=int, default=0)
-    trial.add_argument("--round", type=int, metavar="N", help="of another checkpoint than the newest")
-    budget = commands.add_parser("budget", parents=[common], help="raise a job's cap; one that paused for it goes on")
-    budget.add_argument("job")
-    budget.add_argument("amount", type=_amount, metavar="AMOUNT", help="tokens to add, such as 2.50")
-    download = commands.add_parser("download", parents=[common], help="fetch a finished model")
-    download.add_argument("job")
-    download.add_argument("folder", type=Path, metavar="DIR")
-    return parser
-
-
 async def _run(options: argparse.Namespace, out: Console) -> int:
-    async with Client(options.server) as client:
+    if options.command == "logout":
+        return _forget(options, out)
+    token = options.token or token_for(options.server)
+    if options.command == "login":
+        token = _ask_key(options, out)
+    async with Client(options.server, token) as client:
         match options.command:
-            case "quote":
-                return await _quote(client, options, out)
-            case "submit":
-                return await _submit(client, options, out)
-            case "jobs":
-                views = await client.jobs(options.limit)
-                _print(out, options, views, jobs_table(views))
-                return 0
+            case "login":
+                return await _login(client, token, options, out)
             case "watch":
                 return await _watch(client, options.job, options, out)
-            case "logs":
-                lines = await client.logs(options.job, 0, options.search, options.level, options.limit)
-                _print(out, options, lines, log_text(lines))
-                return 0
-            case "checkpoints":
-                points = await client.checkpoints(options.job)
-                _print(out, options, points, checkpoints_table(points))
-                return 0
-            case "try":
-                return await _try(client, options, out)
-            case "pause" | "resume" | "stop" | "cancel" | "budget":
-                return await _change(client, options, out)
-            case _:
-                return await _download(client, options, out)
+            case command:
+                return await _COMMANDS[command](client, options, out)
+
+
+async def _jobs(client: Client, options: argparse.Namespace, out: Console) -> int:
+    views = await client.jobs(options.limit)
+    _print(out, options, views, jobs_table(views))
+    return 0
+
+
+async def _show(client: Client, options: argparse.Namespace, out: Console) -> int:
+    view = await client.get(options.job)
+    _print(out, options, view, job_panel(view, (await client.events(view.id))[-_EVENTS_SHOWN:]))
+    return 0
+
+
+async def _logs(client: Client, options: argparse.Namespace, out: Console) -> int:
+    lines = await client.logs(options.job, 0, options.search, options.level, options.limit)
+    _print(out, options, lines, log_text(lines))
+    return 0
+
+
+async def _checkpoints(client: Client, options: argparse.Namespace, out: Console) -> int:
+    points = await client.checkpoints(options.job)
+    _print(out, options, points, checkpoints_table(points))
+    return 0
 
 
 async def _try(client: Client, options: argparse.Namespace, out: Console) -> int:
@@ -227,6 +184,56 @@ async def _watch(client: Client, job: str, options: argparse.Namespace, out: Con
     return 0 if view.state == "settled" else EXIT_REFUSED
 
 
+async def _upload_alone(client: Client, options: argparse.Namespace, out: Console) -> int:
+    path = options.file
+    kind: Any = options.format or _FORMATS.get(path.suffix, "text")
+    with _bar(out, options) as bar:
+        task = bar.add_task(path.name, total=path.stat().st_size)
+        upload = await client.upload(
+            path, options.purpose, kind, options.text_field, lambda done, _all: bar.update(task, completed=done),
+            options.resume,
+        )  # fmt: skip
+    _print(out, options, upload, f"artifact: {upload.artifact}")
+    return 0
+
+
+def _ask_key(options: argparse.Namespace, out: Console) -> str:
+    if options.token:
+        return str(options.token)
+    if not sys.stdin.isatty():
+        return sys.stdin.readline().strip()
+    out.print(f"Make a key at {options.server}/account, then paste it here.", soft_wrap=True)
+    return getpass.getpass("API key: ").strip()
+
+
+async def _login(client: Client, token: str | None, options: argparse.Namespace, out: Console) -> int:
+    if not token:
+        raise UsageError("no key was given: paste one, or name it with --token")
+    who = await client.account()  # Only a key that works is kept.
+    path = remember(options.server, token)
+    _print(out, options, who, f"Signed in to {options.server} as {who.name or who.id}. The key is in {path}.")
+    return 0
+
+
+def _forget(options: argparse.Namespace, out: Console) -> int:
+    path = remember(options.server, None)
+    _print(out, options, {"file": str(path)}, f"The key for {options.server} is no longer in {path}.")
+    return 0
+
+
+async def _keys(client: Client, options: argparse.Namespace, out: Console) -> int:
+    if options.revoke:
+        await client.revoke_key(options.revoke)
+        _print(out, options, {"revoked": options.revoke}, f"{options.revoke} is revoked.")
+    elif options.new:
+        made = await client.new_key(options.new, options.scope, options.days)
+        _print(out, options, made, f"{made.text}\nThis is the only time that it is shown.")
+    else:
+        found = await client.keys()
+        _print(out, options, found, keys_table(found))
+    return 0
+
+
 async def _download(client: Client, options: argparse.Namespace, out: Console) -> int:
     with _bar(out, options) as bar:
         task = bar.add_task("model", total=None)
@@ -240,13 +247,6 @@ async def _download(client: Client, options: argparse.Namespace, out: Console) -
         f"The model is in {folder}: AutoModelForCausalLM.from_pretrained opens it.",
     )
     return 0
-
-
-def _amount(text: str) -> int:
-    try:
-        return parse_amount(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 async def _document(client: Client, options: argparse.Namespace, out: Console) -> dict[str, Any]:
@@ -334,3 +334,19 @@ def _print(out: Console, options: argparse.Namespace, value: Any, shown: Any) ->
         print(msgspec.json.encode(value).decode())
     else:
         out.print(shown, soft_wrap=isinstance(shown, str))
+
+
+_COMMANDS: dict[str, Callable[[Client, argparse.Namespace, Console], Awaitable[int]]] = {
+    "quote": _quote,
+    "submit": _submit,
+    "upload": _upload_alone,
+    "jobs": _jobs,
+    "show": _show,
+    "job": _show,
+    "logs": _logs,
+    "checkpoints": _checkpoints,
+    "try": _try,
+    **dict.fromkeys(("pause", "resume", "stop", "cancel", "budget"), _change),
+    "download": _download,
+    "keys": _keys,
+}

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from datetime import UTC, datetime
 
 from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
@@ -10,6 +11,7 @@ from rich.text import Text
 
 from coordinator.client.text import JOB_SENTENCES, SIGN, amount, count, duration, money, ratio, size, work
 from transport.wire import api
+from transport.wire.account import KeyView
 
 _STYLES: dict[str, str] = {
     "settled": "green",
@@ -33,6 +35,22 @@ def jobs_table(views: Sequence[api.JobView]) -> RenderableType:
         rounds = f"{view.rounds_done} of {view.rounds_total}"
         table.add_row(view.id, Text(view.name), _state(view.state), rounds, loss, amount(view.paid))
     return table
+
+
+def keys_table(keys: Sequence[KeyView]) -> RenderableType:
+    """One row an API key."""
+    if not keys:
+        return Text("No keys yet: `cottage keys --new NAME` makes one.")
+    table = Table(box=None, pad_edge=False)
+    for title in ("id", "name", "may", "expires", "last used"):
+        table.add_column(title, no_wrap=title == "id")
+    for key in keys:
+        table.add_row(key.id, Text(key.name), ", ".join(key.scopes), _day(key.expires), _day(key.used))
+    return table
+
+
+def _day(moment: float | None) -> str:
+    return "never" if moment is None else datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%d")
 
 
 def quote_table(quote: api.Quote) -> RenderableType:

@@ -742,6 +742,10 @@ class Books:
             raise NotFoundError(f"there is no node {node}", "node")
         return ledger.NodeAccount(known[node], "", None, (), {}, (), (), ())
 
+    async def promise(self, job: str) -> ledger.PromiseView:
+        await self._cluster.get(job)
+        raise NotFoundError(f"job {job} has promised nothing", "job")
+
     async def evidence(self, job: str, number: int) -> Sequence[RoundEvidence]:
         await self._cluster.get(job)
         raise NotFoundError(f"job {job} has no round {number}", "round")

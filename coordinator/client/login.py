@@ -1,0 +1,65 @@
+"""API keys on this machine: one a coordinator, in a file that only its owner reads."""
+
+import os
+from pathlib import Path
+
+import msgspec
+import platformdirs
+
+TOKEN_VARIABLE = "COTTAGE_TOKEN"  # noqa: S105 - the name of a variable
+CONFIG_VARIABLE = "COTTAGE_CONFIG"
+
+
+class LoginFileError(Exception):
+    """The file of keys cannot be read; the text says which one and the way out."""
+
+
+def file_of_keys() -> Path:
+    """Where the keys are: ``$COTTAGE_CONFIG``, or the folder that the system has for settings."""
+    named = os.environ.get(CONFIG_VARIABLE)
+    folder = Path(named) if named else platformdirs.user_config_path("cottage")
+    return folder / "keys.json"
+
+
+def token_for(server: str) -> str | None:
+    """The key for a coordinator: from ``$COTTAGE_TOKEN``, or that of ``cottage login``; None where there is none.
+
+    Raises:
+        LoginFileError: the file is damaged.
+    """
+    return os.environ.get(TOKEN_VARIABLE) or _read().get(_name(server))
+
+
+def remember(server: str, token: str | None) -> Path:
+    """Keep the key for a coordinator, or with None forget it; returns the file.
+
+    Raises:
+        LoginFileError: the file is damaged.
+        OSError: it cannot be written.
+    """
+    path, keys = file_of_keys(), _read()
+    if token is None:
+        keys.pop(_name(server), None)
+    else:
+        keys[_name(server)] = token
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    fresh = path.with_suffix(".new")
+    fresh.unlink(missing_ok=True)
+    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(msgspec.json.format(msgspec.json.encode(keys)) + b"\n")
+    os.replace(fresh, path)
+    return path
+
+
+def _read() -> dict[str, str]:
+    path = file_of_keys()
+    if not path.exists():
+        return {}
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, str])
+    except msgspec.MsgspecError as error:
+        raise LoginFileError(f"{path} is damaged ({error}): delete it and run `cottage login` again") from error
+
+
+def _name(server: str) -> str:
+    return server.rstrip("/").lower()
