@@ -39,6 +39,7 @@ from transport.clock import Clock, SystemClock
 from transport.wire.api import NewUpload, Upload
 
 MAX_OPEN = 256  # Unfinished uploads at a time, so that nobody can fill the disk with empty promises.
+MAX_OPEN_OF_ACCOUNT = 32  # A model in shards and its dataset; one tenant cannot keep the others out.
 MAX_OPEN_BYTES = 400 << 30  # Twice the largest single upload.
 MIN_FREE_BYTES = 1 << 30  # Left on the disk for the database and the checkpoints of running jobs.
 IDLE_S = 48 * 3600.0  # An upload that nobody continues for two days is given up.
@@ -108,7 +109,7 @@ class UploadService:
             TooLargeError: it does not fit beside the other unfinished ones, or on the disk.
             UnavailableError: too many are unfinished.
         """
-        self._make_room(new)
+        self._make_room(new, account_id)
         upload = secrets.token_hex(16)
         self._data(upload).touch()
         self._save(upload, _State(new, self._clock.time(), account_id=account_id))
@@ -233,8 +234,8 @@ class UploadService:
         self._slots.pop(upload, None)
         return self._view(upload, state)
 
-    def _make_room(self, new: NewUpload) -> None:
-        now, count, promised = self._clock.time(), 0, 0
+    def _make_room(self, new: NewUpload, account_id: str) -> None:
+        now, count, promised, own = self._clock.time(), 0, 0, 0
         for document in self._root.glob("*.json"):
             state = self._load(document.stem)
             if now - state.touched > IDLE_S:
@@ -242,6 +243,9 @@ class UploadService:
             elif state.artifact is None and state.problem is None:
                 count += 1
                 promised += state.new.length
+                own += state.account_id == account_id != LOCAL_ACCOUNT
+        if own >= MAX_OPEN_OF_ACCOUNT:
+            raise UnavailableError(f"{own} uploads of yours are unfinished: finish or give up one")
         if count >= self._max_open:
             raise UnavailableError(f"{count} uploads are unfinished: finish one, or try again later")
         room = min(self._max_open_bytes, shutil.disk_usage(self._root).free - MIN_FREE_BYTES) - promised

@@ -1,0 +1,28 @@
+"""Hostile uploads leave nothing behind and take nobody's room; ``benchmarks/hostile_uploads.py --cases N`` does more."""
+
+import pytest
+
+from coordinator.domain.account import LOCAL_ACCOUNT
+from coordinator.errors import UnavailableError
+from coordinator.services.artifacts import ArtifactStore
+from coordinator.services.uploads import MAX_OPEN_OF_ACCOUNT, UploadService
+from tests.coordinator.upload_storm import storm
+from transport.wire.api import NewUpload
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_whatever_is_uploaded_nothing_stays_but_what_was_taken(seed: int) -> None:
+    ends = await storm(150, seed)
+    assert ends.get("taken", 0) > 10
+    assert ends.get("invalid", 0) > 10
+    assert sum(ends.values()) == 150
+
+
+async def test_one_account_cannot_keep_the_others_out(tmp_path: object) -> None:
+    uploads = UploadService(tmp_path / "u", ArtifactStore(tmp_path / "a"))  # type: ignore[operator]
+    for _ in range(MAX_OPEN_OF_ACCOUNT):
+        await uploads.create(NewUpload(5), "a" * 32)
+    with pytest.raises(UnavailableError, match="of yours"):
+        await uploads.create(NewUpload(5), "a" * 32)
+    await uploads.create(NewUpload(5), "b" * 32)
+    await uploads.create(NewUpload(5), LOCAL_ACCOUNT)
