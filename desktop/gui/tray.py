@@ -36,6 +36,7 @@ class Tray(QObject):
         self.icon = QSystemTrayIcon(self)
         self.icon.setContextMenu(self.menu)
         self.icon.activated.connect(self._activated)
+        self.recolour()
         self.show_snapshot(Snapshot(Phase.OFF))
         self.icon.show()
 
@@ -46,8 +47,9 @@ class Tray(QObject):
     def show_snapshot(self, snapshot: Snapshot) -> None:
         """Show the state and what was earned."""
         sentence = self._words.describe(snapshot)
-        self._mood = sentence.mood
-        self.recolour()
+        if sentence.mood is not self._mood:
+            self._mood = sentence.mood
+            self.recolour()
         self.state.setText(_literal(sentence.headline))
         status = snapshot.status
         self.earned.setVisible(status is not None)
