@@ -179,6 +179,12 @@ class Connection:
             raise TransactionFailedError("", reason, code, refused.logs) from refused
         return "sent"
 
+    async def slot_of(self, signature: Signature) -> int | None:
+        """Slot of the block that holds a transaction; None while the endpoint knows of none."""
+        ask = self._client.get_signature_statuses
+        found = (await self._ask(lambda: ask([signature], search_transaction_history=True))).value[0]
+        return None if found is None else int(found.slot)
+
     async def standing(self, signature: Signature) -> Standing:
         """What became of a transaction, as far as the endpoint remembers."""
         ask = self._client.get_signature_statuses

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from solders.instruction import Instruction
 from solders.keypair import Keypair
 from solders.pubkey import Pubkey
+from solders.signature import Signature
 
 from ledger.addresses import check_job, keypair, parse_address
 from ledger.connection import Connection
@@ -82,6 +83,10 @@ class Door:
     async def block_after(self, slot: int) -> tuple[int, str] | None:
         """Slot and hash (base 58) of the first final block after ``slot``; None while there is none yet."""
         return await self._connection.block_after(slot)
+
+    async def slot_of(self, signature: str) -> int | None:
+        """Slot of the block that holds a transaction; None while the endpoint knows of none. Of a final one it never changes."""
+        return await self._connection.slot_of(Signature.from_string(signature))
 
     async def outcome(self, signature: str, last_valid_block_height: int) -> Outcome:
         """What became of a transaction that carries a blockhash.

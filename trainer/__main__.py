@@ -177,6 +177,7 @@ def _judge(options: argparse.Namespace) -> int:
                 options.folder,
                 options.threads,
                 limits,
+                options.env_class,
             )
         )
     )
@@ -256,6 +257,9 @@ def _judge_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     judge.add_argument("--opening", type=Path)
     judge.add_argument("--job", type=Path)
     judge.add_argument("--folder", type=Path, help="of the job: config.json, train.bin, heldout.bin")
+    judge.add_argument(
+        "--class", dest="env_class", help="environment class of the dispute: refused on a machine of another"
+    )
     judge.add_argument("--threads", type=int, default=1, help="as the environment class of the dispute says")
     judge.add_argument("--memory-mb", type=int, default=8192, help="that it may take")
     judge.add_argument("--seconds", type=int, default=120, help="of processor time")

@@ -58,13 +58,22 @@ def judge_record(
     folder: Path,
     threads: int,
     limits: tuple[int, int],
+    expected_class: str | None = None,
 ) -> dict[str, Any]:
     """The SHA-256 of the record that belongs at place ``index`` of a step's trace: JSON.
 
+    Args:
+        expected_class: of the dispute; None: whatever this process is of will do.
     Raises:
-        TrainerError: files that cannot be used, or a step without such an operation.
+        OperationError: this process is of another class. TrainerError: files that cannot be used, or a step without such an
+            operation.
     """
     configure(threads)
+    if expected_class not in (None, env_class(threads, "cpu")):
+        raise OperationError(
+            f"this process is of environment class {env_class(threads, 'cpu')}, the dispute of {expected_class}: only a "
+            "machine of that class can tell"
+        )
     spec = decode_json(job.read_bytes(), JobSpec)
     replay = decode_json(replay_file.read_bytes(), ReplayStep)
     files = open_files(folder, spec)

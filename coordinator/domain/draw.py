@@ -4,6 +4,7 @@
     lot   = SHA-256(seed, "member", replica, stage)      one for each commitment
     drawn : the first 8 bytes of the lot, modulo 10^6, lie below the member's rate
     step  : the round's last one where the third 8 bytes are a multiple of LAST, else the second 8 bytes modulo the steps
+    outer : SHA-256(seed, "outer", replica, stage) below the rate divided by OUTER; everybody's of a stage whose members differ
 
 The commitments and the rates were stored before the block existed, so nobody can know the draw before it is too late to change
 anything, and everybody can repeat it afterwards. Where rates leave fewer than ``least`` steps, the rest is drawn uniformly.
@@ -20,6 +21,9 @@ from transport.merkle import merkle_root
 from transport.wire.ids import Digest
 
 WHOLE = 1_000_000  # Rates are in millionths: integers, so that every machine draws the same.
+OUTER = (
+    2  # An outer step is shown with 8 bytes a parameter; nobody saves work by a false one, so half of the rate will do.
+)
 LAST = 4  # One draw in four takes the last step: it alone shows whether the contribution is what the round gives.
 _DOMAIN = b"cottage-draw-1"
 
@@ -30,6 +34,7 @@ class Drawable(msgspec.Struct, frozen=True):
     Attributes:
         leaves: steps under ``root``.
         rate: probability that one of them is drawn, in millionths.
+        outer: what the member says of the outer step; None: nothing, so that cannot be drawn.
     """
 
     stage: int
@@ -37,10 +42,14 @@ class Drawable(msgspec.Struct, frozen=True):
     root: Digest
     leaves: int
     rate: Annotated[int, Meta(ge=0, le=WHOLE)] = 0
+    outer: Digest | None = None
 
 
 class Drawn(msgspec.Struct, frozen=True):
-    """A step that is audited. ``twice``: two auditors of different owners have to find it right."""
+    """A step that is audited; the number of the member's steps stands for the outer step after them.
+
+    ``twice``: two auditors of different owners have to find it right.
+    """
 
     stage: int
     replica: int
@@ -52,7 +61,7 @@ class Beacon(msgspec.Struct, frozen=True):
     """Where a round's draw comes from, kept so that anyone can repeat it.
 
     Attributes:
-        after: the ledger's slot as it was read once all commitments and rates were stored; None before that.
+        after: the ledger's slot in which the root of the commitments and rates was written; None before that is known.
         slot, block: of the first final block after it; None and empty before it is known.
         least: steps that are drawn whatever the rates say.
         twice: how often a drawn step goes to two auditors, in millionths.
@@ -102,7 +111,18 @@ def draw(seed: bytes, commitments: Sequence[Drawable], least: int, twice: int = 
             step = member.leaves - 1 if _number(lot, 16) % LAST == 0 else _number(lot, 8) % member.leaves
             picked.append((member.stage, member.replica, step))
     picked += _fill(seed, able, picked, least)
+    picked += [(member.stage, member.replica, member.leaves) for member in able if _is_outer(seed, member, able)]
     return tuple(Drawn(*place, twice=_is_twice(seed, place, twice)) for place in picked)
+
+
+def _is_outer(seed: bytes, member: Drawable, able: Sequence[Drawable]) -> bool:
+    """Whether the member's outer step is drawn. All replicas of a stage do the same one: where they differ, all are looked at."""
+    if member.outer is None:
+        return False
+    if any(other.stage == member.stage and other.outer not in (None, member.outer) for other in able):
+        return True
+    lot = hashlib.sha256(seed + f"outer:{member.replica}:{member.stage}".encode()).digest()
+    return _number(lot, 0) % WHOLE < member.rate // OUTER
 
 
 def _fill(

@@ -19,6 +19,9 @@ HALF = 8  # Audits passed in a row after which a newcomer's part has halved; it 
 SLASH_BPS = (
     5_000  # Of a stake that one slash can take, in ten-thousandths: as accounts are opened (``ledger.program``).
 )
+PROBATION = (
+    2  # Audits passed in a row after a fault until which everything is looked at: who evades once does not get far.
+)
 MARGIN = 2  # Half as much again as needed: audits can be void where no auditor fits.
 
 
@@ -55,6 +58,8 @@ def rate(standing: Standing, exposure: Exposure | None, floor: int = FLOOR) -> i
         exposure: None where the network asks for no stake: then only conduct counts, and identities cost nothing.
         floor: of the most trusted node.
     """
+    if standing.faults and standing.passed < PROBATION:
+        return WHOLE
     conduct = min(WHOLE, floor << min(standing.faults, 10))
     newcomer = NEWCOMER * HALF // (HALF + standing.passed)
     return min(WHOLE, max(conduct, newcomer, 0 if exposure is None else at_stake(exposure)))

@@ -148,7 +148,7 @@ def _applied(current: Round, seat: Seat, event: RoundApplied, now: float) -> Sea
     at = seat.applied_at if seat.parameters else now
     return msgspec.structs.replace(
         seat, parameters=seat.parameters or event.parameters, checkpoint=given, manifest=seat.manifest or event.kept,
-        own=seat.own or event.moments, applied_at=at,
+        own=seat.own or event.moments, applied_at=at, outer=seat.outer or event.outer,
     )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from typing import Literal
 
 import msgspec
 
+from transport.wire.audit import OuterRecord
 from transport.wire.ids import Digest, NodeAddress
 from transport.wire.task import KeptState, Layers, Member, Plan
 
@@ -31,7 +32,7 @@ class Seat(msgspec.Struct, frozen=True):
         state, kept, moments: what it begins from, where it has not got the anchor.
         local: what it had committed to carry into this round; ``None`` where it begins afresh.
         held: replica -> digest of its contribution; ``held_at``: when this member first said so.
-        applied_at: when it came to ``parameters``.
+        applied_at: when it came to ``parameters``; ``outer``: what its outer step did.
         manifest: of the state that it keeps since; ``own``: of its optimizer's moments.
     """
 
@@ -51,6 +52,7 @@ class Seat(msgspec.Struct, frozen=True):
     checkpoint: Digest | None = None
     manifest: Digest | None = None
     own: Digest | None = None
+    outer: OuterRecord | None = None
     local: Digest | None = None
 
 

@@ -18,6 +18,7 @@ from typing import Literal
 import msgspec
 
 from coordinator.domain.draw import Drawn
+from transport.wire.audit import OpenOuter, OuterRecord, ReplayOuter
 from transport.wire.ids import Digest, NodeAddress
 from transport.wire.task import AuditReport, OpenStep, Plan, ReplayStep, StepOpened, TaskCommand
 
@@ -27,7 +28,9 @@ Blame = Literal["", "gone", "refused", "misstated", "unconfirmed", "wrong", "bli
 EVASIONS = frozenset(
     {"refused", "misstated"}
 )  # Ways out of an audit: no step was opened, or one that nobody can re-run.
-MAX_EVASIONS = 2  # An honest worker may lose its records once, with its process; a second time looks like a habit.
+MAX_EVASIONS = (
+    2  # An honest machine may hang once, whatever is drawn of it meanwhile; a second time looks like a habit.
+)
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -38,10 +41,24 @@ class Verdict(msgspec.Struct, frozen=True):
     detail: str = ""
 
 
+class OuterClaim(msgspec.Struct, frozen=True):
+    """What a member says of an outer step.
+
+    Attributes:
+        contributors: replica -> digest of what it committed to contribute: what came in must be that.
+        parameters: digest of those that came of it.
+    """
+
+    contributors: dict[int, Digest]
+    record: OuterRecord
+    parameters: Digest
+
+
 class Audit(msgspec.Struct, frozen=True):
     """One drawn step.
 
     Attributes:
+        outer: it is of the outer step after the round's ``leaves`` steps, of which the member says this.
         pseudo_gradient: what the member committed to beside ``root``.
         anchor: the agreed parameters that its round began with; None where only a checkpoint, or the beginning, says.
         carried, local: what the member committed to carry into the next round, and what it had carried into this one.
@@ -51,6 +68,7 @@ class Audit(msgspec.Struct, frozen=True):
         twice: two auditors of different owners have to find it right, where there are two.
         challenger: who asked for it, and so re-runs it and is paid from a slash; None: it was drawn.
         canary: the step was forged by the coordinator, and it is the auditor who is tested; ``node`` has nothing to answer for.
+        silent: in a dispute about it the prover did not answer.
         blame: why it failed. ``misstated``: its leaf names another environment class than it had said to be of. ``blind``: a
             canary whose auditor found it right.
     """
@@ -89,7 +107,15 @@ class Audit(msgspec.Struct, frozen=True):
     twice: bool = False
     canary: bool = False
     challenger: NodeAddress | None = None
+    outer: OuterClaim | None = None
+    silent: bool = False
     version: int = 0
+
+    @property
+    def place(self) -> str:
+        """What is looked at, in words."""
+        what = f"step {self.step}" if self.outer is None else "the outer step"
+        return f"{what} of stage {self.stage} of replica {self.replica}"
 
     @property
     def over(self) -> bool:
@@ -99,8 +125,15 @@ class Audit(msgspec.Struct, frozen=True):
     def command_for(self, lease: str) -> TaskCommand | None:
         """What the holder of ``lease`` must have been told about this audit."""
         if self.state == "opening" and lease == self.lease:
+            if self.outer is not None:
+                return OpenOuter(self.id, self.epoch, self.round)
             return OpenStep(self.id, self.epoch, self.round, self.step)
         if self.state == "replaying" and lease == self.auditor_lease and self.opening is not None:
+            if self.outer is not None:
+                return ReplayOuter(
+                    self.id, self.plan, self.stage, self.round, self.outer.contributors, self.outer.record,
+                    self.outer.parameters, self.opening,
+                )  # fmt: skip
             return ReplayStep(
                 audit=self.id,
                 plan=self.plan,
@@ -138,7 +171,10 @@ def audit_id(seed: bytes, drawn: Drawn) -> str:
 
 
 def choose_auditor(audit: Audit, ready: Sequence[Auditor]) -> Auditor | None:
-    """Another node of another owner with the same environment class, spares first, the rest by lot; None: nobody."""
+    """Another node of another owner with the same environment class, spares first, the rest by lot; None: nobody.
+
+    An outer step gives the same bits on every processor, so there any class will do.
+    """
     if audit.challenger is not None and audit.challenger not in audit.tried:
         return next(
             (a for a in ready if a.node == audit.challenger), None
@@ -146,7 +182,8 @@ def choose_auditor(audit: Audit, ready: Sequence[Auditor]) -> Auditor | None:
     owners = {audit.payout} | {a.payout for a in ready if a.node in audit.tried}
     fitting = [
         a for a in ready
-        if a.node != audit.node and a.node not in audit.tried and a.payout not in owners and a.env_class == audit.env_class
+        if a.node != audit.node and a.node not in audit.tried and a.payout not in owners
+        and (a.env_class == audit.env_class or audit.outer is not None)
     ]  # fmt: skip
     lot = {a.lease: hashlib.sha256(f"{audit.seed}:{audit.id}:{a.node}".encode()).digest() for a in fitting}
     return min(fitting, key=lambda a: (not a.spare, lot[a.lease])) if fitting else None
@@ -277,7 +314,11 @@ def overdue(audit: Audit) -> Audit:
         convicted = _convict(audit)
         lone = len(against(audit)) == 1 and convicted.blame == "wrong"
         # One accuser with nobody to confirm it may be the liar himself: the work goes unpaid, nothing more.
-        return msgspec.structs.replace(convicted, blame="unconfirmed") if lone else convicted
+        return (
+            msgspec.structs.replace(convicted, blame="refused" if audit.silent else "unconfirmed")
+            if lone
+            else convicted
+        )
     if audit.over:
         return audit
     if audit.state == "replaying" and audit.verdicts:
@@ -303,15 +344,15 @@ def cleared(audit: Audit, detail: str) -> Audit:
     return msgspec.structs.replace(audit, state="passed", auditor=None, auditor_lease=None, detail=detail)
 
 
-def consequence(audit: Audit, blamed_before: Collection[Blame]) -> Literal["none", "forfeit", "expel", "ban"]:
+def consequence(audit: Audit, before: Collection[Audit]) -> Literal["none", "forfeit", "expel", "ban"]:
     """What a concluded audit costs the prover.
 
     ``forfeit``: its share of the round. ``expel``: everything of the job that is not paid yet, and its place. ``ban``: its stake
-    too. A misstated class never costs stake: that a leaf names one is no proof that the work is wrong. A finding that no
-    second auditor confirmed costs the share and no more.
+    too, which nothing costs but a lie that somebody has seen: neither silence, nor a misstated class, nor a finding that no
+    second auditor confirmed. What a machine misses under one lease, which ends with the first of it, is one evasion.
 
     Args:
-        blamed_before: why other audits of the same node in this job failed.
+        before: other audits of the same node in this job that failed.
     """
     if audit.state != "failed":
         return "none"
@@ -319,10 +360,8 @@ def consequence(audit: Audit, blamed_before: Collection[Blame]) -> Literal["none
         return "ban"
     if audit.blame == "blind":
         return "expel"  # Of its auditor: it is no proof of a lie that somebody else could check, so no stake is lost.
-    evasions = [blame for blame in (*blamed_before, audit.blame) if blame in EVASIONS]
-    if audit.blame not in EVASIONS or len(evasions) < MAX_EVASIONS:
-        return "forfeit"
-    return "expel" if "misstated" in evasions else "ban"
+    occasions = {other.lease for other in (*before, audit) if other.blame in EVASIONS}
+    return "expel" if audit.blame in EVASIONS and len(occasions) >= MAX_EVASIONS else "forfeit"
 
 
 def against(audit: Audit) -> tuple[Verdict, ...]:

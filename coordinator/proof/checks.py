@@ -159,8 +159,10 @@ def _order(chain: OnLedger, found: RoundEvidence) -> Iterator[Finding]:
     if before is None or found.draw is None:
         return
     used = f"memo {before.signature} and block {found.draw.block}"
-    ordered = before.slot <= found.draw.after < found.draw.slot and (after is None or after.slot >= found.draw.slot)
-    detail = f"commitments in slot {before.slot}, drawn by slot {found.draw.slot}"
+    ordered = before.slot == found.draw.after < found.draw.slot and (after is None or after.slot >= found.draw.slot)
+    detail = (
+        f"commitments in slot {before.slot}, drawn by the first block after slot {found.draw.after}, {found.draw.slot}"
+    )
     yield _judge("order", _name(found), ordered, detail + (f", outcome in slot {after.slot}" if after else ""), used)
 
 

@@ -1,6 +1,6 @@
 """The draw of a round, done again: the one place that knows how audits are drawn."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from coordinator.domain import draw as draws
 from coordinator.domain.draw import Drawable, Drawn
@@ -33,7 +33,7 @@ def check(chain: OnLedger, found: RoundEvidence, early: bool) -> Iterator[Findin
 
 def _again(found: RoundEvidence, draw: DrawLeaf, subject: str) -> Iterator[Finding]:
     able = [
-        Drawable(one.stage, one.replica, one.root, one.leaves, one.rate)
+        Drawable(one.stage, one.replica, one.root, one.leaves, one.rate, one.outer)
         for one in found.commitments
         if one.rate is not None
     ]
@@ -45,13 +45,18 @@ def _again(found: RoundEvidence, draw: DrawLeaf, subject: str) -> Iterator[Findi
     if seed.hex() != draw.seed:
         yield Finding("draw", subject, "fail", f"the seed is {seed.hex()[:16]}…, published is {draw.seed[:16]}…", used)
     elif again != drawn:
-        yield Finding("draw", subject, "fail", f"drawn {_words(drawn)}; should be {_words(again)}", used)
+        yield Finding("draw", subject, "fail", f"drawn {_words(drawn, able)}; should be {_words(again, able)}", used)
     elif audited != {(one.stage, one.replica, one.step) for one in drawn}:
-        yield Finding("draw", subject, "fail", f"drawn {_words(drawn)}, and other steps were audited", "audits")
+        yield Finding("draw", subject, "fail", f"drawn {_words(drawn, able)}, and other steps were audited", "audits")
     else:
-        yield Finding("draw", subject, "pass", f"{_words(drawn)}, the same when drawn again", used)
+        yield Finding("draw", subject, "pass", f"{_words(drawn, able)}, the same when drawn again", used)
 
 
-def _words(steps: set[Drawn]) -> str:
+def _words(steps: set[Drawn], able: Sequence[Drawable]) -> str:
+    after = {(one.replica, one.stage, one.leaves) for one in able}
     named = sorted((one.replica, one.stage, one.step) for one in steps)
-    return ", ".join(f"step {step} of stage {stage}, replica {replica}" for replica, stage, step in named) or "nothing"
+    places = [
+        f"{'the outer step' if (replica, stage, step) in after else f'step {step}'} of stage {stage}, replica {replica}"
+        for replica, stage, step in named
+    ]
+    return ", ".join(places) or "nothing"

@@ -74,6 +74,7 @@ class Canaries:
             if (
                 self._forger is not None
                 and not audit.canary
+                and audit.outer is None
                 and audit.state == "passed"
                 and len(self._waiting) < MAX_WAITING
                 and int.from_bytes(self._context.entropy(8), "big") % WHOLE < self._context.config.canaries

@@ -93,6 +93,9 @@ class Chain(Protocol):
 
     async def slot(self) -> int: ...
 
+    async def slot_of(self, signature: str) -> int | None:
+        """Slot of the block that holds a confirmed transaction; None where the endpoint does not know it."""
+
     async def block_after(self, slot: int) -> tuple[int, str] | None:
         """Slot and hash of the first final block after ``slot``; None while there is none."""
 
@@ -215,6 +218,10 @@ class LedgerChain:
     async def slot(self) -> int:
         """The newest slot."""
         return await self._ledger.slot()
+
+    async def slot_of(self, signature: str) -> int | None:
+        """Where a transaction is."""
+        return await self._ledger.slot_of(signature)
 
     async def block_after(self, slot: int) -> tuple[int, str] | None:
         """The first final block after a slot."""

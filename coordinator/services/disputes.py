@@ -15,6 +15,7 @@ import msgspec
 from coordinator.domain import dispute as disputes
 from coordinator.domain import trust
 from coordinator.domain.dispute import SIDES, Dispute, Side
+from coordinator.domain.job import Job
 from coordinator.domain.trust import Audit
 from coordinator.errors import CottageError
 from coordinator.services.context import Context
@@ -37,6 +38,13 @@ class Judge(Protocol):
         Args:
             inputs: artifact with the operation's inputs.
             record: what the side committed to.
+        """
+
+    async def belongs(self, job: Job, dispute: Dispute, env_class: str, record: bytes) -> bool | None:
+        """Whether a record is the one that stands at the disputed place when the step is run again; None: it cannot be run here.
+
+        Args:
+            env_class: of the dispute.
         """
 
 
@@ -122,14 +130,12 @@ class Disputes:
 def outcome(dispute: Dispute) -> Literal["guilty", "false", "open"]:
     """What an ended dispute proved: of the prover, of the challenger, or nothing.
 
-    A silent prover loses. A silent challenger has withdrawn, and one that now comes to the same as the prover has erred about
-    this: neither proves a lie, and what it reported may be about something else than the step, so another auditor decides.
+    Silence proves nothing: machines hang, and what the prover has opened is here for another auditor, who decides. A challenger
+    that now comes to the same as the prover has erred about this, and what it reported may be about something else than the step.
     """
-    if dispute.winner == "challenger":
-        return "guilty"
-    if dispute.winner == "prover" and dispute.why in PROVEN:
-        return "false"
-    return "open"
+    if dispute.winner is None or dispute.why not in PROVEN:
+        return "open"
+    return "guilty" if dispute.winner == "challenger" else "false"
 
 
 def concluded(audit: Audit, dispute: Dispute, deadline: float) -> Audit:
@@ -140,7 +146,8 @@ def concluded(audit: Audit, dispute: Dispute, deadline: float) -> Audit:
         case "false":
             return trust.cleared(audit, f"falsely accused: {dispute.detail}")
         case "open":
-            return msgspec.structs.replace(audit, deadline=deadline)
+            silent = dispute.why == "silence" and dispute.loser == "prover"
+            return msgspec.structs.replace(audit, deadline=deadline, silent=silent)
 
 
 class Referee:
@@ -174,13 +181,16 @@ class Referee:
     async def poll(self) -> None:
         """Rule on everything that waits."""
         for record in list(self._waiting.values()):
-            right, detail = await self._rule(record.dispute)
+            async with self._context.store.transaction() as tx:
+                job, audit = await tx.get(Job, record.job), await tx.get(Audit, record.id)
+            right, detail = await self._rule(job, audit, record.dispute)
             self._waiting.pop(record.id, None)
             async with self._desk.open(record.job) as work:
                 self._disputes.ruled(work, record.id, right, detail)
                 await self._advance(work)
 
-    async def _rule(self, dispute: Dispute) -> tuple[Side | None, str]:
+    async def _rule(self, job: Job, audit: Audit, dispute: Dispute) -> tuple[Side | None, str]:
+        """Run the operation that is left; where both sides' own do what they say, run the step up to there to see whose it is."""
         found: dict[Side, bool | None] = {}
         if self._judge is None:
             return None, "no operation can be run here"
@@ -192,9 +202,17 @@ class Referee:
                 log.warning("dispute %s: the operation cannot be run: %s", dispute.id, error.detail)
                 return None, f"operation {dispute.index} cannot be run here"
         right = [side for side in SIDES if found[side]]
+        what = f"operation {dispute.index} of step {dispute.step}"
         if len(right) == 1:
-            return right[0], f"operation {dispute.index} of step {dispute.step} gives what the {right[0]} said"
-        return None, f"operation {dispute.index} of step {dispute.step} does not tell who is right"
+            return right[0], f"{what} gives what the {right[0]} said"
+        try:
+            due = [s for s in SIDES if await self._judge.belongs(job, dispute, audit.env_class, dispute.said[s].record)]
+        except CottageError as error:
+            log.warning("dispute %s: the step cannot be run again: %s", dispute.id, error.detail)
+            due = []
+        if len(due) == 1:
+            return due[0], f"{what} is the one that the {due[0]} recorded"
+        return None, f"{what} does not tell who is right"
 
     def _notice(self, work: Work) -> None:
         for record in (*work.ended_disputes, *work.disputes.values()):

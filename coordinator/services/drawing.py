@@ -15,8 +15,9 @@ from coordinator.domain import trust
 from coordinator.domain.draw import Beacon, Drawable, Drawn
 from coordinator.domain.lease import Lease
 from coordinator.domain.rate import Exposure, Standing
-from coordinator.domain.trust import Audit, Auditor
+from coordinator.domain.trust import Audit, Auditor, OuterClaim
 from coordinator.services.context import Context
+from coordinator.services.evidence import outer_claim_of
 from coordinator.services.work import Work
 from coordinator.store.ports import Where
 from coordinator.store.records import CommitRecord, NodeRecord, RoundRecord
@@ -27,8 +28,20 @@ KEPT_ROUNDS = 2  # Of which workers keep the records.
 
 def drawable_of(commits: Sequence[CommitRecord], beacon: Beacon) -> list[Drawable]:
     """Commitments of a round that can be drawn, with the rates that were fixed for them."""
-    able = draws.ordered([Drawable(c.stage, c.replica, c.root, c.leaves) for c in commits if c.drawable])
+    able = draws.ordered(
+        [Drawable(c.stage, c.replica, c.root, c.leaves, outer=outer_claim_of(c)) for c in commits if c.drawable]
+    )
     return [msgspec.structs.replace(c, rate=rate) for c, rate in zip(able, beacon.rates, strict=True)]
+
+
+def _outer_claim(record: RoundRecord, commit: CommitRecord, commits: Sequence[CommitRecord]) -> OuterClaim:
+    """What a member that was drawn says of its outer step, and what had come in: what the contributors committed to."""
+    assert commit.outer is not None
+    assert commit.parameters is not None
+    given = {
+        c.replica: c.pseudo_gradient for c in commits if c.stage == commit.stage and c.replica in record.contributors
+    }
+    return OuterClaim(given, commit.outer, commit.parameters)
 
 
 class Drawing:
@@ -72,7 +85,9 @@ class Drawing:
         beacon = msgspec.structs.replace(record.beacon, slot=slot, block=block)
         record = await work.tx.update(msgspec.structs.replace(record, beacon=beacon, seed=seed.hex()))
         for drawn in draws.draw(seed, drawable, beacon.least, beacon.twice):
-            await self._open(work, record, seats[drawn.stage, drawn.replica], drawn, seed)
+            commit = seats[drawn.stage, drawn.replica]
+            outer = None if drawn.step < commit.leaves else _outer_claim(record, commit, commits)
+            await self._open(work, record, commit, drawn, seed, outer=outer)
 
     async def challenge(self, work: Work, lease: str, wanted: Challenge) -> None:
         """Open an audit that somebody asks for, while the prover still has its records; one of each round for each who asks."""
@@ -118,6 +133,7 @@ class Drawing:
         drawn: Drawn,
         seed: bytes,
         challenger: str | None = None,
+        outer: OuterClaim | None = None,
     ) -> None:
         lease = work.leases.get(commit.lease) or await work.tx.get(Lease, commit.lease)
         audit = Audit(
@@ -146,12 +162,12 @@ class Drawing:
             seed=seed.hex(),
             twice=drawn.twice,
             challenger=challenger,
+            outer=outer,
         )
         work.audits[audit.id] = audit
         work.change(audits=work.job.audits + 1)
-        place = f"stage {commit.stage} of replica {commit.replica}"
         how = "was drawn for an audit" if challenger is None else f"is challenged by node {challenger}"
-        work.note("audit", f"round {record.number + 1}: step {drawn.step} of {place} {how}")
+        work.note("audit", f"round {record.number + 1}: {audit.place} {how}")
 
     async def _rate(self, work: Work, commit: CommitRecord) -> int:
         node = await work.tx.get(NodeRecord, commit.node)

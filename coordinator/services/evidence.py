@@ -14,6 +14,7 @@ from coordinator.services.work import Work
 from coordinator.store.ports import Transaction, Where
 from coordinator.store.records import CommitRecord, OutboxRecord, RoundRecord
 from ledger import events as ledger_events
+from transport.wire.audit import outer_claim
 from transport.wire.evidence import (
     AuditLeaf,
     AuditVerdict,
@@ -28,6 +29,7 @@ from transport.wire.evidence import (
     leaves_of,
     root_of,
 )
+from transport.wire.ids import Digest
 
 
 def evidence_of(record: RoundRecord, commits: Sequence[CommitRecord], audits: Iterable[Audit]) -> RoundEvidence:
@@ -69,11 +71,12 @@ def seal_commitments(work: Work, record: RoundRecord, commits: Sequence[CommitRe
     _queue(work, evidence_of(record, commits, ()), "commitments")
 
 
-async def is_sealed(tx: Transaction, record: RoundRecord) -> bool:
-    """Whether the ledger has what the round's members committed to, or never will: only then may a block decide the draw."""
+async def seal_of(tx: Transaction, record: RoundRecord) -> OutboxRecord | None:
+    """The row that tells the ledger what the round's members committed to."""
     found = evidence_of(record, await _commits(tx, record), ())
     key = _key(found, "commitments", root_of(leaves_of(found, "commitments")))
-    return not await tx.find(OutboxRecord, ("key", "=", key), ("state", "in", ("queued", "sent")))
+    rows = await tx.find(OutboxRecord, ("key", "=", key), limit=1)
+    return rows[0] if rows else None
 
 
 async def seal_outcome(work: Work, record: RoundRecord) -> None:
@@ -135,7 +138,15 @@ def _commitment(commit: CommitRecord, rate: int | None) -> CommitmentLeaf:
         tokens=commit.tokens,
         operations=commit.operations,
         rate=rate,
+        outer=outer_claim_of(commit),
     )
+
+
+def outer_claim_of(commit: CommitRecord) -> Digest | None:
+    """What a member says of the outer step, as one digest; None: nothing."""
+    if commit.outer is None or commit.parameters is None:
+        return None
+    return outer_claim(commit.outer, commit.parameters)
 
 
 def _draw(record: RoundRecord, drawn: Sequence[Audit]) -> DrawLeaf | None:

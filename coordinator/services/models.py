@@ -4,7 +4,9 @@ The coordinator never imports torch; what handles a stranger's data runs outside
 """
 
 import asyncio
+import hashlib
 import json
+import re
 import resource
 import sys
 import tempfile
@@ -17,6 +19,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from coordinator.domain.dispute import Dispute
 from coordinator.domain.job import Job
 from coordinator.errors import InvalidError, UnavailableError
 from coordinator.services.artifacts import ArtifactStore
@@ -33,6 +36,9 @@ from transport.wire.weights import WEIGHT_INDEX
 MAX_HEADER = 4 << 20  # Of a safetensors file: names and places of its tensors.
 MAX_DIAGNOSIS = 16 << 10  # Bytes of a tool's complaint that are read.
 EXIT_REFUSED = 3  # The tool's own word that its input is at fault; anything else is the tool's fault.
+
+_THREADS = re.compile(r"\|threads-(\d{1,4})$")
+"""How an environment class ends, see ``trainer.environment``."""
 
 
 @dataclass(frozen=True)
@@ -139,6 +145,35 @@ class TrainerTools:
         except InvalidError:
             return None
         return bool(json.loads(printed)["agrees"])
+
+    async def belongs(self, job: Job, dispute: Dispute, env_class: str, record: bytes) -> bool | None:
+        """Whether a record is the one that stands at the disputed place when the step is run again from its opening.
+
+        None where it cannot be run here: on a processor of another class, on a GPU's work, or a job with weights of its own.
+
+        Raises:
+            NotFoundError: the opening is not here any more. UnavailableError: the tool failed.
+        """
+        threads = _THREADS.search(env_class)
+        if threads is None or job.spec.model.weights is not None:
+            return None
+        opening = self._artifacts.path(dispute.replay.opening)
+        with tempfile.TemporaryDirectory(dir=self._scratch) as folder:
+            at = Path(folder)
+            for name in ("config.json", "train.bin", "heldout.bin"):
+                (at / name).symlink_to(self._artifacts.path(job.files[name]).resolve())
+            (at / "replay.json").write_bytes(msgspec.json.encode(dispute.replay))
+            (at / "job.json").write_bytes(msgspec.json.encode(job.spec))
+            arguments = [
+                "judge", "--record", str(dispute.index), "--step", str(dispute.step), "--replay", str(at / "replay.json"),
+                "--opening", str(opening), "--job", str(at / "job.json"), "--folder", str(at),
+                "--threads", threads[1], "--class", env_class,
+            ]  # fmt: skip
+            try:
+                printed = await self._run(arguments)
+            except InvalidError:
+                return None
+        return bool(json.loads(printed)["record"] == hashlib.sha256(record).hexdigest())
 
     async def inspect(self, request: CheckRequest, progress: Callable[[int], None]) -> DatasetReport:
         """Read a dataset row by row and say what it holds.

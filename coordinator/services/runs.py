@@ -379,7 +379,16 @@ class Runs:
         where: tuple[Where, ...] = (("job", "=", work.job.id), ("state", "=", "complete"))
         before = await work.tx.find(RoundRecord, *where, ("number", "=", over.number - 1))
         newest = max(before, key=lambda record: record.epoch, default=None)
-        return {} if newest is None else dict(enumerate(newest.parameters))
+        if newest is None:
+            return {}
+        where = (("job", "=", work.job.id), ("epoch", "=", newest.epoch), ("round", "=", newest.number))
+        said = [(c.stage, c.parameters) for c in await work.tx.find(CommitRecord, *where) if c.parameters]
+        # Where members differ, each has its outer step audited; until then nobody can be held to what another said.
+        return {
+            stage: agreed
+            for stage, agreed in enumerate(newest.parameters)
+            if said.count((stage, agreed)) == sum(s == stage for s, _ in said)
+        }
 
     async def _payout(self, work: Work, lease: str) -> str:
         """Where the holder of a lease that ended earlier is paid."""
@@ -490,6 +499,8 @@ def _commit(
             "anchor": anchor,
             "carried": seat.commit.carried,
             "local": seat.local,
+            "outer": seat.outer,
+            "parameters": seat.parameters,
         },
         CommitRecord,
     )

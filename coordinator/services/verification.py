@@ -47,7 +47,12 @@ class Verification:
         if audit is not None and audit.auditor_lease == lease and audit.auditor is not None:
             deadline = work.now + self._context.config.audit_patience_seconds
             after = work.audits[audit.id] = trust.judged(audit, audit.auditor, report, deadline)
-            if report.verdict == "mismatch" and not after.over and len(trust.against(after)) == 1:
+            if (
+                report.verdict == "mismatch"
+                and audit.outer is None
+                and not after.over
+                and len(trust.against(after)) == 1
+            ):
                 self._disputes.open(work, after, audit.auditor)
 
     def bisected(self, work: Work, lease: str, answer: BisectAnswer) -> None:
@@ -149,27 +154,24 @@ class Verification:
             if audit is not None:
                 work.audits[audit.id] = audit
                 work.change(audits=work.job.audits + 1)
-                place = f"step {audit.step} of stage {audit.stage} of replica {audit.replica}"
-                work.note("audit", f"round {audit.round + 1}: {place} is looked at again")
+                work.note("audit", f"round {audit.round + 1}: {audit.place} is looked at again")
 
     async def _follow(self, work: Work, audit: Audit) -> None:
         """Draw the consequences of an audit that has just ended."""
         self._context.metrics.count(f"audits_{audit.state}_total")
-        place = (
-            f"the audit of round {audit.round + 1}, step {audit.step}, stage {audit.stage} of replica {audit.replica}"
-        )
+        place = f"the audit of round {audit.round + 1}, {audit.place},"
         work.note("audit", f"{place} {_OUTCOMES[audit.state]}" + (f": {audit.detail}" if audit.detail else ""))
         await _remember(work, audit)
         own: tuple[Where, ...] = (("job", "=", work.job.id), ("node", "=", audit.node), ("canary", "=", False))
         earlier = await work.tx.find(Audit, *own, ("state", "=", "failed"))
-        match trust.consequence(audit, [other.blame for other in earlier if other.id != audit.id]):
+        match trust.consequence(audit, [other for other in earlier if other.id != audit.id]):
             case "forfeit":
                 await self._forfeit(work, audit)
             case "expel":
                 await self._ban(work, audit.node, audit, audit.detail or audit.blame, slash=False)
             case "ban":
                 await self._ban(work, audit.node, audit, audit.detail or audit.blame, slash=True)
-                if audit.blame == "wrong":
+                if audit.blame == "wrong" and await _is_in_the_model(work, audit):
                     work.forged.append((audit.epoch, audit.round))
             case "none":
                 pass
@@ -235,6 +237,14 @@ class Verification:
                 work.change(verified=work.job.verified + commit.amount)
             await seal_outcome(work, await work.tx.update(msgspec.structs.replace(record, concluded=True)))
         await correct_outcomes(work)
+
+
+async def _is_in_the_model(work: Work, audit: Audit) -> bool:
+    """Whether what was forged is in the states since: a step always is, an outer step where the others went on from it."""
+    if audit.outer is None:
+        return True
+    record = await work.tx.get(RoundRecord, audit.job, audit.epoch, audit.round)
+    return record.parameters[audit.stage] == audit.outer.parameters
 
 
 async def _remember(work: Work, audit: Audit) -> None:

@@ -11,6 +11,7 @@ from coordinator.domain.dispute import Dispute
 from coordinator.domain.draw import Beacon
 from coordinator.domain.run import Run
 from transport.wire.api import NoticeKind
+from transport.wire.audit import OuterRecord
 from transport.wire.ids import Digest, NodeAddress
 from transport.wire.node import NodeProfile
 from transport.wire.task import Plan
@@ -64,6 +65,8 @@ class CommitRecord(msgspec.Struct, frozen=True):
     Attributes:
         anchor: the agreed parameters that it began with; None where only its checkpoint says what they were.
         carried, local: what it commits to carry into the next round, and what it had carried into this one.
+        outer, parameters: what it says of the outer step, and of the parameters that came of it; None: nothing yet when the
+            round ended.
         settlement: the outbox row that pays it.
         promised: the outbox row that made it claimable from the ledger; from then on nobody can take it back.
     """
@@ -89,6 +92,8 @@ class CommitRecord(msgspec.Struct, frozen=True):
     carried: Digest | None = None
     local: Digest | None = None
     promised: int | None = None
+    outer: OuterRecord | None = None
+    parameters: Digest | None = None
     version: int = 0
 
     @property

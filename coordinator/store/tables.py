@@ -137,6 +137,8 @@ commits = Table(
     Column("carried", _ID),
     Column("local", _ID),
     Column("promised", BigInteger),
+    Column("outer", Text, nullable=False),
+    Column("parameters", _ID),
     Column("version", Integer, nullable=False),
     PrimaryKeyConstraint("job", "epoch", "round", "stage", "replica"),
     Index("commits_by_node", "node"),
@@ -179,6 +181,8 @@ audits = Table(
     Column("twice", Boolean, nullable=False),
     Column("canary", Boolean, nullable=False),
     Column("challenger", _ID),
+    Column("outer", Text, nullable=False),
+    Column("silent", Boolean, nullable=False),
     Column("version", Integer, nullable=False),
     Index("audits_by_job", "job", "state"),
 )  # fmt: skip

@@ -29,6 +29,7 @@ class Cheat:
     Attributes:
         nodes: number -> what is odd about it.
         found_by: of a drawn step: the chance that its audit shows the lie; None: it is not found by the audits of its own work.
+        at_once: the others' claims show it, so that it is looked at for certain.
         ends: how it ends: ``slashed``, ``expelled``, ``forfeited`` or ``harmless``.
     """
 
@@ -37,6 +38,7 @@ class Cheat:
     found_by: float | None
     ends: str
     settings: dict[str, Any] = field(default_factory=dict)
+    at_once: bool = False
 
     @property
     def suspect(self) -> int:
@@ -45,6 +47,8 @@ class Cheat:
 
     def rounds(self, rate: int) -> float | None:
         """Rounds that it lives on average at a rate, by the formula."""
+        if self.at_once:
+            return 1.0
         return None if self.found_by is None else WHOLE / (rate * self.found_by)
 
 
@@ -65,6 +69,7 @@ CATALOGUE = (
     Cheat("NaN gradients", _lies("nan"), LAST_STEP, "slashed"),
     Cheat("scaled gradients", _lies("scaled"), LAST_STEP, "slashed"),
     Cheat("sign-flipped gradients", _lies("flipped"), LAST_STEP, "slashed"),
+    Cheat("says something else of the outer step", _lies("outer"), ANY, "slashed", at_once=True),
     Cheat("begins from another anchor", _lies("anchor"), ANY, "slashed"),
     Cheat("forges the commitment", _lies("root"), ANY, "slashed"),
     Cheat("claims another environment class", _lies("class"), ANY, "forfeited"),

@@ -1,17 +1,26 @@
 """A dispute over real training: real openings, real players on both sides, and the operation run by a real judge process."""
 
+import hashlib
+import json
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import msgspec
 
 from coordinator.domain import dispute as disputes
 from coordinator.domain.bisection import most_questions
 from coordinator.domain.dispute import SIDES, Dispute, Side
+from coordinator.domain.job import Job
 from coordinator.services.artifacts import ArtifactStore
 from coordinator.services.models import TrainerTools
-from tests.trainer.small import Committed, commit_round, pipeline, training
+from tests.trainer.small import Committed, commit_round, job, pipeline, training
 from tests.trainer.test_disputes import flip
 from tests.trainer.test_replay import auditor, command
 from trainer.data import TokenFile
+from trainer.environment import env_class
+from trainer.folder import load_config
 from trainer.operations.tracer import Meddle
 from trainer.player import Player
 from transport.identity import NodeKey
@@ -65,3 +74,30 @@ async def test_one_wrong_bit_of_a_real_step_is_found_and_a_process_of_its_own_sa
         verdicts[side] = await tools.agrees(inputs, over.said[side].record)
         assert await tools.agrees(inputs, over.said[disputes.other(side)].record) is None, "inputs of another record"
     assert verdicts == {"prover": True, "challenger": False}
+
+
+async def test_where_both_sides_do_what_they_say_the_step_is_run_again_to_see_whose_operation_it_is(
+    folder: Path, tokens: TokenFile, tmp_path: Path
+) -> None:
+    """The records differ in what was done, not in what came of it: only the step itself says which one belongs there."""
+    done = commit_round(pipeline("llama", 2, tokens, training(commit_every=STEPS)), 1, STEPS, 12)
+    record = player(done, folder).leaves(1, LIED)[LIED]
+    other = record.replace(b"aten.", b"atem.", 1)
+    assert other != record
+    artifacts = ArtifactStore(tmp_path / "artifacts")
+    spec = msgspec.structs.replace(job(), training=done.spec)
+    (folder / "config.json").write_text(json.dumps(load_config(folder, spec)))
+    files = {name: await artifacts.put_file(folder / name) for name in ("config.json", "train.bin", "heldout.bin")}
+    opening = done.opening(STEPS - 1)
+    digest = hashlib.sha256(opening).hexdigest()
+    await artifacts.put(chunks(opening), digest, len(opening))
+    replay = msgspec.structs.replace(command(done, STEPS - 1), opening=digest)
+    prover, challenger = (NodeKey(bytes([number]) * 32).address for number in (1, 2))
+    dispute = Dispute("d" * 32, prover, challenger, replay, 0, 0.0, step=1, index=LIED)
+    tools = TrainerTools(artifacts, tmp_path / "scratch", 240.0, 16_384)
+    stored = cast(Job, SimpleNamespace(spec=spec, files=files))
+    here = env_class(1, "cpu")
+    assert await tools.belongs(stored, dispute, here, record) is True
+    assert await tools.belongs(stored, dispute, here, other) is False
+    assert await tools.belongs(stored, dispute, here.replace("torch-", "torch-0"), record) is None
+    assert await tools.belongs(stored, dispute, "NVIDIA H100|cuda-13", record) is None

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+import msgspec
 from solders.pubkey import Pubkey
 
 from coordinator.domain.job import Job
@@ -32,6 +33,7 @@ from transport.wire.task import (
     BisectQuery,
     OpenOuter,
     OpenStep,
+    OuterRecord,
     Progress,
     ReplayOuter,
     ReplayStep,
@@ -140,6 +142,7 @@ class FakeChain:
         self.slashed: dict[str, int] = {}
         self.memos: list[str] = []
         self.executed: dict[str, str] = {}
+        self.slots: dict[str, int] = {}
         self.signed: list[tuple[str, str]] = []
         self.height = 0
         self.blocks_by_themselves = 1  # 0 where a test moves the height.
@@ -238,6 +241,10 @@ class FakeChain:
         self.fault("ask")
         return self.height
 
+    async def slot_of(self, signature: str) -> int | None:
+        self.fault("ask")
+        return self.slots.get(signature)
+
     async def block_after(self, slot: int) -> tuple[int, str] | None:
         self.fault("ask")
         if self.height <= slot:
@@ -283,6 +290,7 @@ class FakeChain:
 
     def _execute(self, prepared: PreparedTransaction) -> None:
         self.executed[prepared.signature] = prepared.wire.decode()
+        self.slots[prepared.signature] = self.height
         self._actions[prepared.signature]()
 
     def _open(self, job: str) -> Account:
@@ -354,7 +362,7 @@ def unavailable(what: str) -> None:
 
 Lie = Literal[
     "root", "substitute", "anchor", "class", "skips", "one step", "stale", "copied", "zero", "nan", "scaled", "flipped", "mute",
-    "silent",
+    "silent", "outer",
 ]  # fmt: skip
 FALSE_CONTRIBUTIONS = frozenset({"stale", "copied", "zero", "nan", "scaled", "flipped"})
 
@@ -385,6 +393,7 @@ class Peers:
         self.anchors: dict[tuple[str, int, int], set[str]] = {}
         self.trees: dict[str, Tree] = {}
         self.openings: dict[str, str] = {}
+        self.outers: dict[str, tuple[OuterRecord, str]] = {}
         self.violations: list[str] = []
 
 
@@ -410,7 +419,9 @@ class FakeTask:
     ``lie``: commits to a ``root`` without leaves, contributes a ``substitute`` for what its last leaf binds, trains from
     another ``anchor``, or names another environment ``class``; ``skips`` all steps, or forges ``one step``; binds a false
     contribution in its last leaf (``FALSE_CONTRIBUTIONS``); is ``mute`` when it is to open a step; forges one and is ``silent``
-    in the dispute. ``accuse``: finds every step that it re-runs wrong. ``blind``: finds every step right that it is to re-run, of
+    in the dispute; says something else of an ``outer`` step than it comes to.
+
+    ``accuse``: finds every step that it re-runs wrong. ``blind``: finds every step right that it is to re-run, of
     everybody or of these nodes.
     """
 
@@ -432,6 +443,7 @@ class FakeTask:
         self.accuse = accuse
         self.trained = False
         self.roots: dict[tuple[int, int], str] = {}
+        self.outers: dict[tuple[int, int], tuple[OuterRecord, str]] = {}
         self.env_class = env_class
         self.anchor_round = 0
         self.anchor = digest("initial", assign.stage)
@@ -466,8 +478,13 @@ class FakeTask:
                 return []
             case BisectQuery():
                 return self._dispute(command)
-            case OpenOuter() | ReplayOuter():
-                return []
+            case OpenOuter():
+                opening = digest("outer opening", command.audit)
+                self.peers.outers[opening] = self.outers[command.epoch, command.round]
+                return [StepOpened(command.audit, opening)]
+            case ReplayOuter():
+                right = self.peers.outers[command.opening] == (command.record, command.parameters)
+                return [AuditReport(command.audit, "match" if right and not self.accuse else "mismatch", "seen")]
 
     def _judge(self, command: ReplayStep) -> AuditReport:
         tree = self.peers.trees[command.root]
@@ -586,6 +603,7 @@ class FakeTask:
         stage, _ = self._seat()
         if any(self.held.get(replica) != held for replica, held in command.contributors.items()):
             self.peers.violations.append(f"round {command.round}: a contribution that is not held is applied")
+        before = self.anchor
         if self.applied is None:
             self.anchor = digest(self.anchor, sorted(command.contributors.items()))
             self.anchor_round = command.round + 1
@@ -597,5 +615,12 @@ class FakeTask:
             self.peers.stored.add(name)
         own = digest("moments", self.assign.job, self._seat(), self.anchor_round, self.anchor)
         self.peers.moments[own] = (*self._seat(), self.anchor_round)
-        self.applied = RoundApplied(command.epoch, command.round, self.anchor, stored, name, own)
+        if self.applied is not None:
+            self.applied = msgspec.structs.replace(self.applied, checkpoint=stored)
+            return [self.applied]
+        record, said = OuterRecord(digest("outer", before), digest("outer", self.anchor)), self.anchor
+        self.outers[command.epoch, command.round] = record, said
+        if self.lie == "outer":
+            record, said = OuterRecord(record.before, digest("false", record.after)), digest("false", said)
+        self.applied = RoundApplied(command.epoch, command.round, said, stored, name, own, record)
         return [self.applied]

@@ -4,6 +4,8 @@ import hashlib
 from dataclasses import dataclass
 from functools import cached_property
 
+from coordinator.domain.dispute import Dispute
+from coordinator.domain.job import Job
 from transport.merkle import MerkleTree
 from transport.wire.audit import (
     FIRST,
@@ -113,10 +115,14 @@ class Committed:
 
 
 class ScriptedJudge:
-    """Runs an operation by knowing what it gives."""
+    """Runs an operation by knowing what it gives. ``due``: record that belongs at the disputed place; None: it cannot be told."""
 
-    def __init__(self) -> None:
+    def __init__(self, due: bytes | None = None) -> None:
         self.ruled = 0
+        self.due = due
+
+    async def belongs(self, job: Job, dispute: Dispute, env_class: str, record: bytes) -> bool | None:
+        return None if self.due is None else record == self.due
 
     async def agrees(self, inputs: str, record: bytes) -> bool | None:
         self.ruled += 1

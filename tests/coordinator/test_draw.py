@@ -98,6 +98,25 @@ def test_nobody_is_drawn_twice_before_everybody_was_drawn_once(seed: bytes) -> N
     assert len(set(draws.draw(seed, committed, 20))) == 20
 
 
+@given(seed=seeds)
+def test_members_of_a_stage_that_differ_about_the_outer_step_all_have_it_looked_at(seed: bytes) -> None:
+    same = [Drawable(s, p, digest(s, p), 5, 0, digest("outer", s)) for p in range(3) for s in range(2)]
+    assert draws.draw(seed, same, 0) == ()
+    odd = [msgspec.structs.replace(c, outer=digest("false")) if (c.stage, c.replica) == (1, 2) else c for c in same]
+    assert {(d.stage, d.replica, d.step) for d in draws.draw(seed, odd, 0)} == {(1, 0, 5), (1, 1, 5), (1, 2, 5)}
+    silent = [msgspec.structs.replace(c, outer=None) if c.replica == 0 else c for c in odd]
+    assert {(d.stage, d.replica) for d in draws.draw(seed, silent, 0)} == {(1, 1), (1, 2)}
+
+
+def test_outer_steps_are_drawn_half_as_often_as_the_rate_says_and_steps_as_before() -> None:
+    committed = [Drawable(0, 0, digest(1), 5, 400_000, digest("outer"))]
+    without = [msgspec.structs.replace(committed[0], outer=None)]
+    runs = [digest(run).encode() for run in range(4_000)]
+    drawn = [draws.draw(seed, committed, 0) for seed in runs]
+    assert sum(any(d.step == 5 for d in found) for found in drawn) / len(runs) == pytest.approx(0.2, abs=0.03)
+    assert [tuple(d for d in found if d.step < 5) for found in drawn] == [draws.draw(s, without, 0) for s in runs]
+
+
 def test_a_draw_that_was_published_is_the_same_in_every_version() -> None:
     """Whoever checks an old job recomputes its draw: a change of the function needs another domain string."""
     committed = [Drawable(s, p, digest(s, p), 20, 300_000) for p in range(3) for s in range(2)]
@@ -134,6 +153,10 @@ def test_newcomers_are_looked_at_every_other_round_and_old_nodes_once_in_twenty(
     assert rates.rate(Standing(passed=8), None) == 250_000
     assert rates.rate(Standing(passed=72), None) == FLOOR == rates.rate(Standing(passed=10_000), None)
     assert rates.rate(Standing(passed=10_000, faults=1), None) == 2 * FLOOR
+
+
+def test_after_a_fault_everything_is_looked_at_until_two_audits_have_passed() -> None:
+    assert [rates.rate(Standing(passed, 1), None) for passed in range(4)] == [WHOLE, WHOLE, 400_000, 363_636]
 
 
 @settings(max_examples=500)

@@ -9,6 +9,7 @@ from coordinator.domain import trust
 from coordinator.domain.trust import Audit, Auditor
 from tests.coordinator.fakes import digest
 from transport.identity import NodeKey
+from transport.wire.audit import OpenOuter, OuterRecord, ReplayOuter
 from transport.wire.task import AuditReport, Layers, OpenStep, Plan, ReplayStep, StepOpened
 
 
@@ -33,6 +34,12 @@ def report(verdict: str) -> AuditReport:
 
 def opened(audit: Audit = AUDIT) -> Audit:
     return trust.opened(audit, StepOpened(AUDIT.id, OPENING), 20.0)
+
+
+def evaded(*blames: trust.Blame) -> list[Audit]:
+    """Audits that failed before, each under a lease of its own."""
+    failed = [msgspec.structs.replace(AUDIT, id=f"{n}", lease=f"lease {n}", state="failed") for n in range(len(blames))]
+    return [msgspec.structs.replace(audit, blame=blame) for audit, blame in zip(failed, blames, strict=True)]
 
 
 def judged_by(*verdicts: str) -> Audit:
@@ -63,7 +70,7 @@ def test_the_second_auditor_is_of_yet_another_owner() -> None:
 def test_a_match_passes() -> None:
     audit = trust.judged(trust.assigned(opened(), SECOND, 30.0), SECOND.node, report("match"), 40.0)
     assert audit.state == "passed"
-    assert trust.consequence(audit, ["refused"]) == "none"
+    assert trust.consequence(audit, evaded("refused")) == "none"
 
 
 def test_one_accusation_waits_for_a_second_auditor() -> None:
@@ -88,16 +95,16 @@ def test_one_accusation_costs_the_share_and_no_more_where_no_second_auditor_exis
     audit = trust.judged(trust.assigned(opened(), SECOND, 30.0), SECOND.node, report("malformed"), 40.0)
     audit = trust.overdue(audit)
     assert (audit.state, audit.blame) == ("failed", "unconfirmed")
-    assert trust.consequence(audit, ["unconfirmed"] * 5) == "forfeit"
+    assert trust.consequence(audit, evaded(*["unconfirmed"] * 5)) == "forfeit"
 
 
 def test_a_class_that_two_auditors_find_misstated_costs_the_share_and_the_second_time_the_place_but_no_stake() -> None:
     audit = judged_by("incomparable", "incomparable")
     assert (audit.state, audit.blame) == ("failed", "misstated")
     assert trust.consequence(audit, []) == "forfeit"
-    assert trust.consequence(audit, ["gone", "wrong"]) == "forfeit"
-    assert trust.consequence(audit, ["misstated"]) == "expel"
-    assert trust.consequence(audit, ["refused"]) == "expel"
+    assert trust.consequence(audit, evaded("gone", "wrong")) == "forfeit"
+    assert trust.consequence(audit, evaded("misstated")) == "expel"
+    assert trust.consequence(audit, evaded("refused")) == "expel"
 
 
 def test_a_misstated_class_found_by_the_only_auditor_is_not_void() -> None:
@@ -117,7 +124,7 @@ def test_of_two_different_findings_the_milder_one_is_believed(verdicts: tuple[st
 
 
 def test_a_refusal_after_a_misstated_class_costs_the_place_but_no_stake() -> None:
-    assert trust.consequence(trust.overdue(AUDIT), ["misstated"]) == "expel"
+    assert trust.consequence(trust.overdue(AUDIT), evaded("misstated")) == "expel"
 
 
 def test_auditors_are_told_what_was_committed_and_agreed() -> None:
@@ -129,14 +136,45 @@ def test_auditors_are_told_what_was_committed_and_agreed() -> None:
 def test_a_prover_that_left_forfeits_its_share_and_no_stake() -> None:
     audit = trust.prover_gone(AUDIT)
     assert (audit.state, audit.blame) == ("failed", "gone")
-    assert trust.consequence(audit, ["refused"] * 5) == "forfeit"
+    assert trust.consequence(audit, evaded(*["refused"] * 5)) == "forfeit"
 
 
-def test_a_prover_that_refuses_twice_is_banned() -> None:
+def test_a_prover_that_refuses_twice_loses_its_place_and_never_its_stake() -> None:
     refused = trust.opened(AUDIT, StepOpened(AUDIT.id, None, "lost it"), 20.0)
-    assert trust.consequence(refused, ["gone"]) == "forfeit"
-    assert trust.consequence(refused, ["refused"]) == "ban"
-    assert trust.consequence(trust.overdue(AUDIT), ["refused"]) == "ban"
+    assert trust.consequence(refused, evaded("gone")) == "forfeit"
+    assert trust.consequence(refused, evaded("refused")) == "expel"
+    assert trust.consequence(trust.overdue(AUDIT), evaded("refused")) == "expel"
+
+
+def test_a_machine_that_hangs_once_is_not_blamed_for_each_opening_that_it_misses_meanwhile() -> None:
+    missed = [msgspec.structs.replace(trust.overdue(AUDIT), id=f"{n}") for n in range(3)]
+    assert trust.consequence(missed[2], missed[:2]) == "forfeit"
+    came_back = msgspec.structs.replace(missed[2], lease="another")
+    assert trust.consequence(came_back, missed[:2]) == "expel"
+
+
+def test_silence_in_a_dispute_costs_a_place_in_the_end_but_no_stake_while_nobody_else_has_seen_a_lie() -> None:
+    accused = msgspec.structs.replace(judged_by("mismatch"), silent=True)
+    lone = trust.overdue(accused)
+    assert (lone.state, lone.blame) == ("failed", "refused")
+    assert trust.consequence(lone, []) == "forfeit"
+    seen = trust.judged(trust.assigned(accused, THIRD, 50.0), THIRD.node, report("mismatch"), 60.0)
+    assert (seen.blame, trust.consequence(seen, [])) == ("wrong", "ban")
+
+
+OUTER = msgspec.structs.replace(
+    AUDIT, step=2, outer=trust.OuterClaim({0: digest("g")}, OuterRecord(digest("x"), digest("y")), digest("p")),
+)  # fmt: skip
+
+
+def test_an_outer_step_is_opened_and_run_again_by_any_class() -> None:
+    assert OUTER.command_for("prover") == OpenOuter(AUDIT.id, 1, 2)
+    other_class = Auditor("y", address(5), address(105), "gpu", spare=True)
+    assert trust.choose_auditor(AUDIT, [other_class]) is None
+    assert trust.choose_auditor(OUTER, [other_class]) == other_class
+    asked = trust.assigned(opened(OUTER), other_class, 30.0).command_for("y")
+    assert isinstance(asked, ReplayOuter)
+    assert (asked.contributors, asked.parameters, asked.opening) == ({0: digest("g")}, digest("p"), OPENING)
 
 
 def test_a_prover_that_leaves_after_it_has_opened_is_still_judged() -> None:

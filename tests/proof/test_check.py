@@ -69,7 +69,7 @@ async def test_the_draws_come_from_blocks_made_after_the_commitments_were_on_the
     for one in case.published.rounds:
         memo = next(e for e in case.ledger.roots("commitments") if e.fields["round"] == one.round)
         assert one.draw is not None
-        assert memo.slot <= one.draw.after < one.draw.slot
+        assert memo.slot == one.draw.after < one.draw.slot
 
 
 async def test_the_command_tells_what_it_used_and_ends_with_status_0(
@@ -202,6 +202,12 @@ def _late(case: Case) -> Case:
     return Case(replace(case.ledger, events=moved), case.published)
 
 
+def _chosen(case: Case) -> Case:
+    """A draw from the first block after some slot later than the memo's: the coordinator waited for a block that it liked."""
+    moved = [replace(e, slot=e.slot - 1) if e.fields.get("what") == "commitments" else e for e in case.ledger.events]
+    return Case(replace(case.ledger, events=moved), case.published)
+
+
 def _document(case: Case) -> Case:
     assert case.published is not None
     return replace(case, published=replace(case.published, document="00" * 32))
@@ -238,6 +244,7 @@ def _lost_payout() -> Forge:
         ("a round that is hidden", _hidden, "every round"),
         ("two different roots of one round", _two_roots, "commitments root"),
         ("commitments written after the draw", _late, "order"),
+        ("a block that was chosen by waiting", _chosen, "order"),
         ("another job document", _document, "document"),
         ("a payout whose event is missing", _lost_payout(), "sums"),
         ("a deposit whose event is missing", events(lambda e: e.kind != "deposited"), "sums"),

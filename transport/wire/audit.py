@@ -128,6 +128,12 @@ class OuterRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     left_out: Annotated[tuple[ReplicaIndex, ...], Meta(max_length=MAX_REPLICAS)] = ()
 
 
+def outer_claim(record: OuterRecord, parameters: str) -> Digest:
+    """One digest for all that a member says of an outer step: equal ones say the same."""
+    spelled = f"{record.before} {record.after} {list(record.left_out)} {parameters}"
+    return hashlib.sha256(spelled.encode()).hexdigest()
+
+
 class OpenOuter(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="open_outer"):
     """Show the outer step of a round: its state before and the pseudo-gradients. The answer is a ``StepOpened``."""
 

@@ -28,9 +28,10 @@ from transport.wire.ids import (
 RootOf = Literal["commitments", "outcome"]
 
 
-class CommitmentLeaf(msgspec.Struct, frozen=True, tag="commitment"):
+class CommitmentLeaf(msgspec.Struct, frozen=True, tag="commitment", omit_defaults=True):
     """One member's commitment. ``leaves``: its steps. ``rate``: probability in millionths that one of them is drawn, fixed before
-    the draw was known; None where it did not count, so that nothing of it can be drawn."""
+    the draw was known; None where it did not count, so that nothing of it can be drawn. ``outer``: ``audit.outer_claim`` of the
+    round's outer step; None where it had said nothing of it when the round ended."""
 
     stage: StageIndex
     replica: ReplicaIndex
@@ -42,10 +43,12 @@ class CommitmentLeaf(msgspec.Struct, frozen=True, tag="commitment"):
     tokens: Count
     operations: Count
     rate: Count | None
+    outer: Digest | None = None
 
 
 class DrawnStep(msgspec.Struct, frozen=True):
-    """A step that the draw picked, by its place in the committed tree. ``twice``: two auditors have to find it right."""
+    """A step that the draw picked, by its place in the committed tree; the place after the last one is the round's outer step.
+    ``twice``: two auditors have to find it right."""
 
     stage: StageIndex
     replica: ReplicaIndex
@@ -54,8 +57,8 @@ class DrawnStep(msgspec.Struct, frozen=True):
 
 
 class DrawLeaf(msgspec.Struct, frozen=True, tag="draw"):
-    """The draw. ``slot`` and ``block``: the first block of the ledger after slot ``after``, which was read once the commitments
-    were there; ``seed`` follows from it and from them, ``steps`` from the seed and the rates."""
+    """The draw. ``slot`` and ``block``: the first block of the ledger after slot ``after``, in which the commitments' root was
+    written; ``seed`` follows from it and from them, ``steps`` from the seed and the rates."""
 
     after: Count
     slot: Count
