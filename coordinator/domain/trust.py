@@ -258,6 +258,15 @@ def prover_gone(audit: Audit) -> Audit:
     return _fail(audit, "gone", "the node left before it opened the step")
 
 
+def sent_away(audit: Audit) -> Audit:
+    """The coordinator itself ends the prover's lease, and with it the records that it was to open: nobody is to blame."""
+    if audit.state != "opening":
+        return audit
+    return msgspec.structs.replace(
+        audit, state="void", detail="the job had the node begin anew before it opened the step"
+    )
+
+
 def auditor_gone(audit: Audit, deadline: float) -> Audit:
     """The auditor's lease ended, or it took too long: somebody else may try until ``deadline``."""
     if audit.state != "replaying" or audit.auditor is None:

@@ -1,9 +1,11 @@
 """Drives jobs: reports come in, rounds begin and end, seats are filled, money is queued. Everything on an open desk."""
 
+from collections.abc import Collection
+
 import msgspec
 
 from coordinator.client.text import money
-from coordinator.domain import pricing
+from coordinator.domain import pricing, trust
 from coordinator.domain import round as rounds
 from coordinator.domain import run as runs
 from coordinator.domain.job import Action, Job, JobState, Wish
@@ -222,8 +224,7 @@ class Runs:
         lost = work.run.done
         run = await self._rewind(work, before)
         if not run.checkpoints:  # Nothing can put a worker back to the very beginning but a new start.
-            for lease in [lease for lease in work.leases.values() if lease.seat]:
-                work.end(lease.id, "replaced", "begins anew")
+            _begin_anew(work, [lease.id for lease in work.leases.values() if lease.seat])
         again = f"round {run.done + 1}" + (f" to {lost}" if lost > run.done + 1 else "")
         work.note("lost", f"{why}: {again} is done again")
         self._context.metrics.count("rounds_lost_total", lost - run.done)
@@ -298,8 +299,7 @@ class Runs:
         self._context.metrics.count("rounds_void_total")
         work.note("void", f"round {over.number + 1} has lost all replicas: it is done again from the last checkpoint")
         await self._store_round(work, over, "void")
-        for lease in runs.beyond_repair(work.run):
-            work.end(lease, "replaced", "begins anew")
+        _begin_anew(work, runs.beyond_repair(work.run))
         work.run = runs.close(work.run)
 
     async def _complete(self, work: Work, over: Round) -> None:
@@ -451,6 +451,14 @@ class Runs:
     async def _unconcluded(self, work: Work) -> bool:
         where: tuple[Where, ...] = (("job", "=", work.job.id), ("state", "=", "complete"), ("concluded", "=", False))
         return bool(await work.tx.find(RoundRecord, *where, limit=1))
+
+
+def _begin_anew(work: Work, leases: Collection[str]) -> None:
+    """Have workers start again. What they were to open is gone with them, which is not their doing."""
+    for audit in [audit for audit in work.audits.values() if audit.lease in leases]:
+        work.audits[audit.id] = trust.sent_away(audit)
+    for lease in leases:
+        work.end(lease, "replaced", "begins anew")
 
 
 def _completed(number: int, contributors: int, replicas: int, loss: float | None) -> str:

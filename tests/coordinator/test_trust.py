@@ -139,6 +139,11 @@ def test_a_prover_that_left_forfeits_its_share_and_no_stake() -> None:
     assert trust.consequence(audit, evaded(*["refused"] * 5)) == "forfeit"
 
 
+def test_a_prover_that_was_told_to_begin_anew_is_not_to_blame_for_what_it_cannot_open() -> None:
+    assert (trust.sent_away(AUDIT).state, trust.consequence(trust.sent_away(AUDIT), [])) == ("void", "none")
+    assert trust.sent_away(opened()) == opened(), "what is opened already can be run again by others"
+
+
 def test_a_prover_that_refuses_twice_loses_its_place_and_never_its_stake() -> None:
     refused = trust.opened(AUDIT, StepOpened(AUDIT.id, None, "lost it"), 20.0)
     assert trust.consequence(refused, evaded("gone")) == "forfeit"
