@@ -383,7 +383,7 @@ class Member:
         took, waited = time.perf_counter() - began, self._inbox.waited - waited
         LOG.info(
             "round %d: %d steps in %.2f s, of which %.2f s waiting for neighbours",
-            command.round, len(trace.leaves), took, waited,
+            command.round + 1, len(trace.leaves), took, waited,
         )  # fmt: skip
         self._busy = max(0.0, took - waited)
         self._commit(command, key, trace, sum(losses) / len(losses) if losses else None, made)
@@ -468,9 +468,8 @@ class Member:
         if early is None:
             self._inbox.contribution(key, self._replica, made.encoded)
         steps = len(trace.leaves)
-        LOG.info(
-            "round %d: %d steps%s", command.round + 1, steps, "" if loss is None else f", training loss {loss:.4f}"
-        )
+        if loss is not None:
+            LOG.info("round %d: training loss %.4f", command.round + 1, loss)
         self._say(RoundCommit(*key, root.hex(), steps, digest, tokens, operations, loss, carried, self._busy))
         if early is None:
             self._send_contribution(command, key, made, len(trace.leaves))
@@ -510,7 +509,7 @@ class Member:
         before = self._outer
         self._outer, self._outer_record = outer_step(self._method, self.stage, before, contributions, command.round)
         if self._outer.left_out:
-            LOG.info("round %d: left out the pseudo-gradients of replicas %s", command.round, self._outer.left_out)
+            LOG.info("round %d: left out the pseudo-gradients of replicas %s", command.round + 1, self._outer.left_out)
         self._kept_outer[key] = _KeptOuter(before, contributions)
         for old in sorted(self._kept_outer)[:-KEPT_ROUNDS]:
             del self._kept_outer[old]

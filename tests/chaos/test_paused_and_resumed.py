@@ -43,4 +43,4 @@ async def test_a_job_that_was_paused_and_resumed_gives_the_losses_of_one_that_ra
             assert again.validation_loss == ended.validation_loss
             assert await weights(client, job, tmp_path / "paused") == model
             said = [line.text for line in await client.logs(job, limit=1000)]
-            assert any("training loss" in line and "4 steps" in line for line in said), "workers' words came here"
+            assert any("4 steps in" in line for line in said), "workers' words came here"

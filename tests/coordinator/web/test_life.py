@@ -1,5 +1,6 @@
 """The life of a job over HTTP: what changes it, what it leaves, and who may look."""
 
+import asyncio
 import hashlib
 import json
 from typing import Any
@@ -8,6 +9,7 @@ import aiohttp
 import pytest
 
 from coordinator.client import Client
+from coordinator.client.cli import main
 from coordinator.client.errors import ProblemError
 from tests.coordinator.web.conftest import House
 from tests.coordinator.web.test_tenants import job_of, member
@@ -145,3 +147,26 @@ async def test_an_accounts_notices_are_its_own(town: House, http: aiohttp.Client
         assert await answer.json() == []
     async with http.get(f"{town.api}/notices") as answer:
         assert answer.status == 401
+
+
+async def test_the_commands_say_where_the_job_stands(house: House, capsys: pytest.CaptureFixture[str]) -> None:
+    job = await started(house)
+
+    async def run(*words: str) -> tuple[int, str]:
+        status = await asyncio.to_thread(main, [*words, "--server", house.url])
+        shown = capsys.readouterr()
+        return status, shown.out + shown.err
+
+    assert await run("pause", job) == (0, "paused\n")
+    status, shown = await run("pause", job)
+    assert (status, "nothing to pause" in shown) == (1, True)
+    assert (await run("resume", job))[0] == 0
+    assert "submitted" in (await run("logs", job, "--search", "submitted"))[1]
+    assert "1.23 MB" in (await run("checkpoints", job))[1]
+    assert "to be or not" in (await run("try", job, "to be or not", "--tokens", "4"))[1]
+    assert (await run("try", job, "x", "--tokens", "9999"))[0] == 2
+    with pytest.raises(SystemExit, match="2"):
+        await run("budget", job, "1e3")
+    assert "write a number such as 12.50" in capsys.readouterr().err
+    status, shown = await run("stop", job, "--json")
+    assert (status, json.loads(shown)["state"]) == (0, "verifying")
