@@ -192,7 +192,7 @@ class Storm:
 
     async def start_everybody(self) -> None:
         """Start them again, with their disks as they were left."""
-        await self._start_coordinator(self.ledger_url)
+        await self.start_coordinator(self.ledger_url)
         for provider in self.providers:
             await self.run_node(provider)
 
@@ -216,14 +216,14 @@ class Storm:
         url = await wait_for_file(folder / "url", role, STARTING_SECONDS)
         self.ledger_url = url
         self._ledger = await Ledger.connect(LedgerConfig(url))
-        await self._start_coordinator(url)
+        await self.start_coordinator(url)
         weather = self.weather
         for number in range(weather.stages * weather.replicas + weather.spares):
             await self._add(f"node{number}")
-        await self._until_online(len(self.providers))
+        await self.until_online(len(self.providers))
         return self._ledger
 
-    async def _start_coordinator(self, ledger_url: str) -> None:
+    async def start_coordinator(self, ledger_url: str) -> None:
         """Start it, or start it again where it was."""
         weather, folder = self.weather, self.folder / "coordinator"
         folder.mkdir(exist_ok=True)
@@ -261,7 +261,8 @@ class Storm:
         provider.role = await self.household.start(f"node-{provider.name}", words)
         return provider.role
 
-    async def _until_online(self, count: int) -> None:
+    async def until_online(self, count: int) -> None:
+        """Wait until so many nodes are there."""
         deadline = time.monotonic() + READY_SECONDS
         async with Client(self.web) as client:
             while (await client.network()).nodes_online < count:
