@@ -17,6 +17,7 @@ from coordinator.domain.pricing import HOUR, LEAVES_HOURS
 OUTSIDE = 0.1  # Of jobs, on both sides together.
 RECENT = 60  # Earlier jobs that count.
 ASSUMED = (0.5, 3.0, 0.6, 2.2, 0.7, 1.6, 0.85, 1.3, 0.95, 1.1)  # Taken beside planned, the widest first: they go first.
+STUMBLES = 2  # Rounds that a replica misses although nobody leaves for good: a line is cut, a machine stalls.
 TAUGHT = 4  # Earlier jobs that stand for one assumed one.
 
 
@@ -47,12 +48,12 @@ def paid(outcomes: Sequence[Outcome], replicas: int, members: int, rounds: int, 
     """Shares of a job's price: what leaves takes its replica's part of a round along.
 
     Who leaves is assumed to follow a Poisson process, once in LEAVES_HOURS for each of ``members``; earlier jobs say where
-    that is too good. Of that process one loss more than 19 of 20 times is counted, since each is a large part of a short job.
+    that is too good. Of that process so many losses are counted as 19 of 20 jobs have at most, and STUMBLES besides.
     """
     leaving = members * hours / LEAVES_HOURS
     parts = replicas * max(1, rounds)
     least = 1 / replicas
-    model = 1 - (_most(leaving) + 1) / parts if leaving > OUTSIDE / 2 else 1.0
+    model = 1 - (_most(leaving) + STUMBLES) / parts
     known = sorted(outcome.paid for outcome in outcomes[:RECENT])
     seen = known[max(0, math.floor((len(known) + 1) * OUTSIDE / 2) - 1)] if known else 1.0
     low = min(1.0, max(least, min(model, seen)))

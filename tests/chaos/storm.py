@@ -219,7 +219,7 @@ class Storm:
         await self.start_coordinator(url)
         weather = self.weather
         for number in range(weather.stages * weather.replicas + weather.spares):
-            await self._add(f"node{number}")
+            await self.add(f"node{number}")
         await self.until_online(len(self.providers))
         return self._ledger
 
@@ -245,7 +245,8 @@ class Storm:
         self.coordinator = await self.household.start("coordinator", words)
         self.web = await wait_for_file(folder / "url", self.coordinator, STARTING_SECONDS)
 
-    async def _add(self, name: str) -> None:
+    async def add(self, name: str) -> None:
+        """One more node."""
         home = self.folder / "nodes" / name
         home.mkdir(parents=True)
         provider = Provider(name, home, NodeKey.load_or_generate(home / "node.key"))
@@ -319,7 +320,7 @@ class Storm:
             total = total or max(1, job.rounds_total)
             share = job.rounds_done / total
             if joined < weather.joiners and share >= (joined + 1) / (weather.joiners + 2):
-                await self._add(f"joiner{joined}")
+                await self.add(f"joiner{joined}")
                 joined += 1
             if job.state == "running" and len(self.kills) < weather.kills * min(1.0, 1.1 * share + 0.05):
                 await self._strike(await client.nodes(job_id), job.rounds_done)
