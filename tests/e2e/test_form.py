@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not Path(CHROMIUM).exists(), reason=f"no Chromium at {CHROMIUM}: apt-get install chromium"),
 ]
-UPLOAD_RATE = 3 << 20  # Bytes a second, so that a kill meets the upload in its middle.
+PIECE = 4 << 20  # As the page's script sends them.
 ROWS = 90_000
 BAR = "document.querySelector('[data-upload=dataset] progress').value"
 CHOSEN = "() => document.querySelector('[name=\"dataset.artifact\"]').value.length === 64"
@@ -38,16 +38,30 @@ def write_rows(path: Path) -> None:
     path.write_bytes(b"\n".join(rows) + b"\n")
 
 
-async def page_of(driver: Any, storm: Storm) -> Any:
+class Gate:
+    """Lets as many pieces of uploads through as ``allowed`` says, so that a kill meets the upload in its middle."""
+
+    def __init__(self) -> None:
+        self.allowed = 1
+        self._passed = 0
+
+    async def __call__(self, route: Any) -> None:
+        if route.request.method == "PATCH":
+            while self._passed >= self.allowed:
+                await asyncio.sleep(0.05)
+            self._passed += 1
+        try:
+            await route.continue_()
+        except playwright.Error:
+            self._passed -= 1  # The page that sent it is gone.
+
+
+async def page_of(driver: Any, storm: Storm, gate: Gate) -> Any:
     browser = await driver.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
     context = await browser.new_context(base_url=storm.web, viewport={"width": 1280, "height": 900})
     context.set_default_timeout(60_000)
-    page = await context.new_page()
-    session = await context.new_cdp_session(page)
-    slow = {"offline": False, "latency": 1, "downloadThroughput": -1, "uploadThroughput": UPLOAD_RATE}
-    await session.send("Network.enable")
-    await session.send("Network.emulateNetworkConditions", slow)
-    return page
+    await context.route("**/api/v1/uploads/*", gate)
+    return await context.new_page()
 
 
 async def test_a_dataset_goes_up_through_a_reload_and_a_kill_is_looked_at_and_paid_for(tmp_path: Path) -> None:
@@ -57,17 +71,20 @@ async def test_a_dataset_goes_up_through_a_reload_and_a_kill_is_looked_at_and_pa
         await storm.start()
         await storm.add("node0")  # It measures its machine while the upload is under way.
         async with playwright.async_playwright() as driver:
-            page = await page_of(driver, storm)
+            gate = Gate()
+            page = await page_of(driver, storm, gate)
             await page.goto("/submit")
             await page.check("[name='dataset.format'][value=jsonl]")
             await page.set_input_files("[data-upload=dataset] input[type=file]", data)
-            await page.wait_for_function(f"() => {BAR} > 1.2e6")
+            await page.wait_for_function(f"() => {BAR} >= {PIECE}")
             await page.reload()
             await page.check("[name='dataset.format'][value=jsonl]")
             await page.set_input_files("[data-upload=dataset] input[type=file]", data)
-            await page.wait_for_function(f"() => {BAR} > 4.5e6")
+            gate.allowed = 2
+            await page.wait_for_function(f"() => {BAR} >= {2 * PIECE}")
             assert storm.coordinator is not None
             await storm.household.kill(storm.coordinator)
+            gate.allowed = 1000
             await page.wait_for_function(
                 "() => document.querySelector('#status-dataset\\\\.artifact').textContent.includes('cut')"
             )

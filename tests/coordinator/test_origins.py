@@ -1,0 +1,91 @@
+"""A job that starts from another job's model: its config, weights and tokenizer come out of that job's archive."""
+
+import json
+import zipfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from coordinator.domain.job import JobState
+from coordinator.errors import ConflictError, InvalidError, NotFoundError
+from coordinator.services.artifacts import ArtifactStore
+from coordinator.services.origins import Origins
+from tests.coordinator.bench import Bench
+from tests.coordinator.fakes import spec
+from transport.wire.job import JobSpec, LoraSpec, ModelSpec, TokenizerSpec
+from transport.wire.model import resolve
+
+CONFIG = {
+    "model_type": "llama", "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 2, "max_position_embeddings": 64, "vocab_size": 259, "tie_word_embeddings": False,
+}  # fmt: skip
+WEIGHTS = {"model.norm.weight": np.arange(16, dtype=np.float32)}
+
+
+async def finished(bench: Bench, artifacts: ArtifactStore, folder: Path, **changes: Any) -> str:
+    """A settled job whose model's archive is there."""
+    save_file(WEIGHTS, folder / "model.safetensors")
+    with zipfile.ZipFile(folder / "model.zip", "w") as packed:
+        packed.write(folder / "model.safetensors", "model.safetensors")
+        packed.writestr("config.json", json.dumps(CONFIG))
+
+    async def tokenizer() -> AsyncIterator[bytes]:
+        yield b'{"model": {"type": "BPE"}}'
+
+    job = await bench.job()
+    files = {"tokenizer.json": await artifacts.put(tokenizer(), None, 1000)}
+    model = await artifacts.put_file(folder / "model.zip")
+    async with bench.parts.desk.open(job) as work:
+        settled = msgspec.structs.replace(
+            work.job, state=JobState.SETTLED, model=model, files=files, config=dict(CONFIG)
+        )
+        work.job = msgspec.structs.replace(settled, **changes)
+    return job
+
+
+def starting_from(job: str) -> JobSpec:
+    return msgspec.structs.replace(spec(1, 1), model=ModelSpec(from_job=job))
+
+
+async def test_config_weights_and_tokenizer_are_those_of_the_finished_model(tmp_path: Path) -> None:
+    bench, artifacts = Bench(), ArtifactStore(tmp_path / "artifacts")
+    job = await finished(bench, artifacts, tmp_path)
+    origins = Origins(bench.parts.context, artifacts)
+    made = await origins.started(starting_from(job))
+    assert made.model.from_job == job
+    assert made.model.config == CONFIG
+    assert made.tokenizer == await origins.tokenizer(job)
+    (weights,) = made.model.weight_files
+    np.testing.assert_array_equal(load_file(artifacts.path(weights))["model.norm.weight"], WEIGHTS["model.norm.weight"])
+    assert resolve(made.model, 259)["vocab_size"] == 259
+    assert await origins.started(made) == made, "asked again, the same document"
+    plain = spec(1, 1)
+    assert await origins.started(plain) is plain
+
+
+async def test_a_quote_needs_no_archive_to_know_the_models_size(tmp_path: Path) -> None:
+    bench, artifacts = Bench(), ArtifactStore(tmp_path / "artifacts")
+    job = await finished(bench, artifacts, tmp_path)
+    own = msgspec.structs.replace(spec(1, 1), model=ModelSpec(config=CONFIG), tokenizer=TokenizerSpec("bytes"))
+    quote = await bench.parts.jobs.quote(starting_from(job))
+    assert quote.problems == ()
+    assert quote.parameters == (await bench.parts.jobs.quote(own)).parameters
+
+
+async def test_what_is_no_whole_model_yet_cannot_be_started_from(tmp_path: Path) -> None:
+    bench, artifacts = Bench(), ArtifactStore(tmp_path / "artifacts")
+    origins = Origins(bench.parts.context, artifacts)
+    with pytest.raises(NotFoundError, match="there is no job"):
+        await origins.started(starting_from("0" * 32))
+    with pytest.raises(ConflictError, match="has no model yet"):
+        await origins.started(starting_from(await bench.job()))
+    training = msgspec.structs.replace(spec(1, 1).training, lora=LoraSpec())
+    adapted = msgspec.structs.replace(spec(1, 1), model=ModelSpec("tiny-llama", weights="a" * 64), training=training)
+    job = await finished(bench, artifacts, tmp_path, spec=adapted)
+    with pytest.raises(InvalidError, match="trained an adapter"):
+        await origins.started(starting_from(job))
