@@ -99,8 +99,7 @@ class Lending(QObject):
 
     def leave(self) -> None:
         """The window ends: an agent that was started for it and lends to nobody ends, too."""
-        status = self.snapshot.status
-        if self._process.is_ours and status is not None and not status.on:
+        if self._process.is_ours and not self.snapshot.is_on:
             with contextlib.suppress(StopError):
                 self._process.ask_to_stop()
 
