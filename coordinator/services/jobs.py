@@ -238,6 +238,13 @@ class JobService:
             found = await tx.find(Job, *where, newest=True, limit=limit, after=after)
             return [await self._view(tx, job) for job in found]
 
+    async def list_shared(self, limit: int, before: float | None) -> Sequence[api.JobView]:
+        """Jobs that everybody may look at, newest first."""
+        where: list[Where] = [("shared", "=", True)]
+        where += [] if before is None else [("created", "<", before)]
+        async with self._context.store.transaction() as tx:
+            return [await self._view(tx, job) for job in await tx.find(Job, *where, newest=True, limit=limit)]
+
     async def nodes(self, job: str) -> Sequence[api.JobNode]:
         """Each node's part."""
         async with self._context.store.transaction() as tx:

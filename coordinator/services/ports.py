@@ -81,6 +81,9 @@ class Jobs(Protocol):
     ) -> Sequence[api.JobView]:
         """The account's jobs, newest first. ``before``: only those created before this time, or behind the job (created, id)."""
 
+    async def list_shared(self, limit: int, before: float | None) -> Sequence[api.JobView]:
+        """Jobs that everybody may look at, newest first."""
+
     async def nodes(self, job: str) -> Sequence[api.JobNode]: ...
 
     async def rounds(self, job: str, window: Window | None = None) -> Sequence[api.RoundView]: ...

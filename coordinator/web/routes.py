@@ -61,7 +61,7 @@ def setup(
         replays: remembers what was answered to changing requests.
         downloads: folder of the installers that are offered; None: none are.
     """
-    site = Site(jobs, network, market, books, uploads, checks, downloads)
+    site = Site(jobs, leavings, network, market, books, uploads, checks, downloads)
     protect(app, site.error_page)
     install(app, auth, {"job": jobs.check_owner, "upload": uploads.check_owner}, jobs.is_shared)
     streams = Streams(jobs, network, reader_of=_reader)

@@ -17,7 +17,7 @@ from coordinator.web.http import answer, read_body, say_when
 from coordinator.web.pages.render import CSRF_COOKIE, CSRF_FIELD, Renderer, check_csrf
 from transport.wire import codec
 
-MAX_FORM_BYTES = 16 << 10
+MAX_FORM_BYTES = 40_000  # A text to try a model with, at its longest, escaped.
 MAX_FIELDS = 40
 MAX_TRAIL = 50
 SESSION_SECONDS: Final = 30 * 86_400

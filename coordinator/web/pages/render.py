@@ -103,6 +103,7 @@ EVENT_ICONS: Final = {
 # Address, name, and the addresses that belong under it.
 NAVIGATION: Final = (
     ("/network", "Network", ("/network", "/machines", "/lenders", "/status", "/nodes/")),
+    ("/runs", "Runs", ("/runs",)),
     ("/jobs", "Jobs", ("/jobs", "/compare")),
     ("/earn", "Lend", ("/earn", "/earnings", "/download")),
     ("/ledger", "Ledger", ("/ledger",)),

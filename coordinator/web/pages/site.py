@@ -12,6 +12,7 @@ from coordinator.services.uploads import UploadService
 from coordinator.web.auth import public
 from coordinator.web.pages.downloads import Downloads
 from coordinator.web.pages.guides import Guides
+from coordinator.web.pages.job import JobPages
 from coordinator.web.pages.ledger import LedgerPages
 from coordinator.web.pages.market import MarketPages
 from coordinator.web.pages.reference import Reference
@@ -31,7 +32,7 @@ _TITLES = {
     503: "Not now",
 }
 PLACES = {
-    "/network": "Network", "/machines": "Machines", "/lenders": "Lenders", "/status": "Status",
+    "/network": "Network", "/machines": "Machines", "/lenders": "Lenders", "/status": "Status", "/runs": "Public runs",
     "/jobs": "Jobs", "/compare": "Compare runs", "/submit": "Train a model", "/earn": "What would my GPU earn",
     "/earnings": "Earnings", "/download": "Download", "/ledger": "Ledger", "/ledger/audits": "Audits", "/docs": "Documents",
 }  # fmt: skip
@@ -44,6 +45,7 @@ class Site:
     def __init__(
         self,
         jobs: ports.Jobs,
+        leavings: ports.Leavings,
         network: ports.Network,
         market: ports.Market,
         books: ports.Books,
@@ -54,7 +56,8 @@ class Site:
         self._renderer = renderer = Renderer()
         self.reference = Reference(renderer)
         self._parts = (
-            Views(jobs, network, market, renderer),
+            Views(jobs, network, renderer),
+            JobPages(jobs, leavings, network, market, renderer),
             MarketPages(network, market, renderer),
             LedgerPages(jobs, books, renderer),
             Submit(jobs, network, uploads, checks, renderer),

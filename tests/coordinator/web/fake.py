@@ -261,6 +261,10 @@ class Cluster:
             return [view for view in views if (view.created, view.id) < before][:limit]
         return [view for view in views if before is None or view.created < before][:limit]
 
+    async def list_shared(self, limit: int, before: float | None) -> Sequence[api.JobView]:
+        views = sorted((job.view for job in self._jobs.values() if job.view.shared), key=lambda view: -view.created)
+        return [view for view in views if before is None or view.created < before][:limit]
+
     async def nodes(self, job: str) -> Sequence[api.JobNode]:
         view = self._find(job).view
         if view.state in ("created", "funded"):
@@ -453,6 +457,14 @@ class Cluster:
             train_loss=loss,
             validation_loss=validation,
             paid=view.paid + pot,
+            cost=view.paid + pot,
+            cost_projected=view.quote.price,
+            cap=min(view.quote.price, view.spec.budget),
+            sentence=f"Training: {number + 1} of {view.rounds_total} rounds are done.",
+            ready_likely=self.now + (view.rounds_total - number - 1) * ROUND_S,
+            ready_low=self.now + (view.rounds_total - number - 1) * ROUND_S * 0.9,
+            ready_high=self.now + (view.rounds_total - number - 1) * ROUND_S * 1.3,
+            checkpoint=number,
             bytes_sent=view.bytes_sent + sent,
             bytes_naive=view.bytes_naive + sent * 23,
             bytes_artifacts=view.bytes_artifacts + 8_800_000,

@@ -1,0 +1,262 @@
+"""The page of one job, its buttons, its log, and trying its model."""
+
+from collections.abc import Awaitable, Sequence
+from typing import Any, TypeVar, cast, get_args
+
+import msgspec
+from aiohttp import hdrs, web
+
+from coordinator.client.text import parse_amount
+from coordinator.domain.job import Action
+from coordinator.errors import CottageError, NotFoundError
+from coordinator.services import ports
+from coordinator.web.auth import shared, visitor
+from coordinator.web.pages import atlas
+from coordinator.web.pages.account import read_form
+from coordinator.web.pages.fresh import Fresh, is_live
+from coordinator.web.pages.pipeline import drawing, pipeline
+from coordinator.web.pages.render import NODE_LOOKS, Renderer, server_of
+from coordinator.web.stream import TERMINAL
+from coordinator.web.transfers import job_id
+from transport.wire import api
+
+T = TypeVar("T")
+
+MAX_EVENTS_SHOWN = 300
+MAX_POINTS_READ = 100_000  # For one page; a chart has some hundred pixels.
+MAX_ROWS_SHOWN = 500  # Of commitments, audits and receipts; all of them are in the interface.
+LINES_PER_PAGE = 300
+MAX_SEARCH = 200
+MAX_ID = 10**15
+# Which buttons a job has, by its state.
+PAUSABLE = frozenset({"funded", "planned", "running"})
+STOPPABLE = frozenset({"planned", "running", "paused"})
+
+
+class JobPages:
+    """Handlers of one job. A shared one is shown to everybody, without its buttons, log and files."""
+
+    def __init__(
+        self,
+        jobs: ports.Jobs,
+        leavings: ports.Leavings,
+        network: ports.Network,
+        market: ports.Market,
+        renderer: Renderer,
+    ) -> None:
+        self._jobs = jobs
+        self._leavings = leavings
+        self._network = network
+        self._market = market
+        self._renderer = renderer
+        self._fresh = Fresh()
+
+    def register(self, app: web.Application) -> None:
+        """Add the pages to ``app``."""
+        for path, show in (
+            ("/jobs/{job}", self.job),
+            ("/jobs/{job}/cancel", self.confirm_cancel),
+            ("/jobs/{job}/stop", self.confirm_stop),
+            ("/jobs/{job}/logs", self.log),
+        ):
+            app.router.add_get(path, show)
+        for word, do in (
+            ("fund", self.fund),
+            ("cancel", self.cancel),
+            ("pause", self.pause),
+            ("resume", self.resume),
+            ("stop", self.stop),
+            ("budget", self.budget),
+            ("share", self.share),
+            ("try", self.try_model),
+        ):
+            app.router.add_post(f"/jobs/{{job}}/{word}", do)
+
+    @shared
+    async def job(self, request: web.Request) -> web.Response:
+        """One job, whole."""
+        if not is_live(request):
+            return await self._job(request)
+        job, server, mine = job_id(request), server_of(request), await self._is_mine(request, job_id(request))
+
+        async def make() -> str:
+            return self._renderer.html(request.path, "job.html", **await self._values(job, server, mine=mine))
+
+        return await self._fresh.answer((job, mine, server), make)
+
+    async def confirm_cancel(self, request: web.Request) -> web.Response:
+        """What cancelling means, before it is done."""
+        return self._renderer.page(request, "cancel.html", job=await self._jobs.get(job_id(request)))
+
+    async def confirm_stop(self, request: web.Request) -> web.Response:
+        """What stopping means, before it is done."""
+        return self._renderer.page(request, "stop.html", job=await self._jobs.get(job_id(request)))
+
+    async def cancel(self, request: web.Request) -> web.StreamResponse:
+        """Cancel, and show the job again."""
+        await read_form(request)
+        return await self._change(request, self._jobs.cancel(job_id(request)))
+
+    async def fund(self, request: web.Request) -> web.StreamResponse:
+        """Fund, or look for the escrow, and show the job again."""
+        await read_form(request)
+        return await self._change(request, self._jobs.fund(job_id(request)))
+
+    async def pause(self, request: web.Request) -> web.StreamResponse:
+        """Pause once the round in flight is safe."""
+        await read_form(request)
+        return await self._change(request, self._jobs.ask(job_id(request), Action.PAUSE))
+
+    async def resume(self, request: web.Request) -> web.StreamResponse:
+        """Go on."""
+        await read_form(request)
+        return await self._change(request, self._jobs.ask(job_id(request), Action.RESUME))
+
+    async def stop(self, request: web.Request) -> web.StreamResponse:
+        """End now and keep the model."""
+        await read_form(request)
+        return await self._change(request, self._jobs.ask(job_id(request), Action.STOP))
+
+    async def budget(self, request: web.Request) -> web.StreamResponse:
+        """Raise the cap."""
+        typed = await read_form(request)
+        try:
+            amount = parse_amount(typed.get("amount", ""))
+        except ValueError as error:
+            return await self._job(request, str(error), 422)
+        if amount == 0:
+            return await self._job(request, "nothing would be added: type an amount above 0", 422)
+        return await self._change(request, self._jobs.add_budget(job_id(request), amount))
+
+    async def share(self, request: web.Request) -> web.StreamResponse:
+        """Show the job to everybody, or to nobody else."""
+        typed = await read_form(request)
+        return await self._change(request, self._jobs.share(job_id(request), typed.get("shared") == "1"))
+
+    async def log(self, request: web.Request) -> web.Response:
+        """The job's log, the newest lines, searchable."""
+        job, search = job_id(request), request.query.get("search", "").replace("\0", "")[:MAX_SEARCH]
+        level = request.query.get("level", "info")
+        level = level if level in get_args(ports.LogLevel) else "info"
+        text = request.query.get("before", "")
+        before = int(text) if text.isascii() and text.isdigit() and 0 < len(text) <= 15 else MAX_ID
+        lines = await self._leavings.log(job, 0, before, search, cast(ports.LogLevel, level), LINES_PER_PAGE)
+        ordered = sorted(lines, key=lambda line: line.id)
+        return self._renderer.page(
+            request,
+            "logs.html",
+            job=await self._jobs.get(job),
+            lines=ordered,
+            search=search,
+            level=level,
+            levels=get_args(ports.LogLevel),
+            first=before == MAX_ID,
+            more=ordered[0].id if len(lines) == LINES_PER_PAGE else None,
+        )
+
+    async def try_model(self, request: web.Request) -> web.Response:
+        """Let the newest checkpoint continue a text; for browsers without scripts, which wait for all of it."""
+        typed, job = await read_form(request), job_id(request)
+        said, refused, status = "", "", 200
+        try:
+            asked = msgspec.convert({"prompt": typed.get("prompt", "")}, api.TrialRequest)
+            async for piece in self._leavings.generate(job, None, asked):
+                said += str(piece.get("text", ""))
+        except msgspec.ValidationError:
+            refused, status = f"the text must have 1 to {api.MAX_PROMPT:,} characters", 422
+        except CottageError as error:
+            refused, status = error.detail, error.status
+        view = await self._jobs.get(job)
+        return self._renderer.page(
+            request, "try.html", status, job=view, prompt=typed.get("prompt", ""), said=said, refused=refused
+        )
+
+    async def _change(self, request: web.Request, change: Awaitable[api.JobView]) -> web.StreamResponse:
+        try:
+            await change
+        except NotFoundError:
+            raise
+        except CottageError as error:
+            return await self._job(request, error.detail, error.status)
+        raise web.HTTPSeeOther(f"/jobs/{job_id(request)}", headers={hdrs.CACHE_CONTROL: "no-store"})
+
+    async def _job(self, request: web.Request, refused: str = "", status: int = 200) -> web.Response:
+        job = job_id(request)
+        values = await self._values(job, server_of(request), mine=await self._is_mine(request, job))
+        return self._renderer.page(request, "job.html", status, **values | {"refused": refused})
+
+    async def _values(self, job: str, server: str, *, mine: bool) -> dict[str, Any]:
+        """What the page of a job shows. ``mine``: to its owner."""
+        view = await self._jobs.get(job)
+        nodes = await self._jobs.nodes(job)
+        shape = pipeline(nodes)
+        members = {node.node for node in nodes if node.state not in ("lost", "rejected")}
+        return {
+            "job": view,
+            "mine": mine,
+            "over": view.state in TERMINAL,
+            "pausable": view.state in PAUSABLE,
+            "stoppable": view.state in STOPPABLE and view.rounds_done > 0,
+            "nodes": nodes,
+            "pipeline": shape,
+            "drawing": drawing(shape, await self._market.links(members), NODE_LOOKS),
+            "marks": atlas.marks(await self._market.regions(members))[0],
+            "map_size": (atlas.WIDTH, atlas.HEIGHT),
+            "rounds": _latest(await self._jobs.rounds(job), MAX_ROWS_SHOWN),
+            "commits": _latest(await self._jobs.commits(job), MAX_ROWS_SHOWN),
+            "audits": _latest(await self._jobs.audits(job), MAX_ROWS_SHOWN),
+            "receipts": _latest(await self._jobs.receipts(job), MAX_ROWS_SHOWN),
+            "checkpoints": await self._leavings.checkpoints(job),
+            "metrics": await points_of(self._jobs, job),
+            "events": _latest(await self._happened(job), MAX_EVENTS_SHOWN),
+            "funding": await self._jobs.funding(job) if mine and view.state not in TERMINAL else None,
+            "network": await self._network.view(),
+            "refused": "",
+            "settings": settings(view),
+            "names": {node.node: node.name for node in nodes},
+            "server": server,
+        }
+
+    async def _is_mine(self, request: web.Request, job: str) -> bool:
+        """Whether the job is the reader's own."""
+        who = visitor(request)
+        if who is None:
+            return False
+        try:
+            await self._jobs.check_owner(job, who.account_id)
+        except NotFoundError:
+            return False
+        return True
+
+    async def _happened(self, job: str) -> list[api.JobEvent]:
+        """All events, which come in parts."""
+        events: list[api.JobEvent] = []
+        while len(events) < MAX_POINTS_READ and (part := await self._jobs.events(job, events[-1].id if events else 0)):
+            events += part
+        return events
+
+
+async def points_of(jobs: ports.Jobs, job: str) -> list[api.Metric]:
+    """All points of a job's curves, which come in parts."""
+    points: list[api.Metric] = []
+    while len(points) < MAX_POINTS_READ and (part := await jobs.metrics(job, len(points))):
+        points += part
+    return points
+
+
+def settings(view: api.JobView) -> list[tuple[str, str]]:
+    """The job document as pairs, flat, in the words of the interface."""
+    flat: list[tuple[str, str]] = []
+    queue: list[tuple[str, Any]] = [("", msgspec.to_builtins(view.spec))]
+    while queue:
+        name, value = queue.pop(0)
+        if isinstance(value, dict) and value:
+            queue[0:0] = [(f"{name}.{key}" if name else str(key), part) for key, part in value.items()]
+        elif value not in (None, ""):
+            flat.append((name, str(value)))
+    return flat
+
+
+def _latest(rows: Sequence[T], limit: int) -> list[T]:
+    """The last rows, newest first."""
+    return list(rows)[: -limit - 1 : -1]
