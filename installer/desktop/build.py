@@ -1,7 +1,8 @@
-"""``python -m installer.desktop.build``: the bundle in build/desktop/cottage, and a Debian package of it beside.
+"""``python -m installer.desktop.build``: the bundle in build/desktop/cottage, and packages of it beside.
 
-Needs PyInstaller (``pip install -e '.[desktop,agent,installer]'``) and dpkg-deb. PyInstaller builds for the system that it
-runs on: packages of Windows and macOS are built there from the same specification.
+Needs PyInstaller (``pip install -e '.[desktop,agent,installer]'``) and dpkg-deb; makeself for the package that needs no root.
+PyInstaller builds for the system that it runs on: on Windows, with NSIS, ``--windows`` makes the installer from the same
+specification.
 """
 
 import argparse
@@ -27,12 +28,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--to", type=Path, default=ROOT / "build" / "desktop", help="the folder (build/desktop)")
     parser.add_argument("--small", action="store_true", help="xz instead of zstd: three minutes for a quarter less")
+    parser.add_argument("--run", action="store_true", help="also a .run that installs for one user, without root")
+    parser.add_argument("--windows", action="store_true", help="an installer for Windows instead of Linux packages")
     options = parser.parse_args()
     target = options.to.resolve()
     folder = bundle(target)
-    package = debian(folder, target, small=options.small)
-    for path, size in ((folder, size_of(folder)), (package, package.stat().st_size)):
-        sys.stdout.write(f"{path}: {size / 1e6:,.0f} MB\n")
+    if options.windows:
+        packages = [windows(folder, target)]
+    else:
+        packages = [debian(folder, target, small=options.small)]
+        packages += [portable(folder, target)] if options.run else []
+    sys.stdout.write(f"{folder}: {size_of(folder) / 1e6:,.0f} MB\n")
+    for package in packages:
+        sys.stdout.write(f"{package}: {package.stat().st_size / 1e6:,.0f} MB\n")
     return 0
 
 
@@ -58,10 +66,7 @@ def debian(folder: Path, target: Path, *, small: bool = False) -> Path:
         ("cottage-agent.service", "usr/lib/systemd/user/cottage-agent.service"),
     ):
         _copy(TEMPLATES / template, tree / place, 0o644)
-    icons, share = ROOT / "assets" / "icons", tree / "usr/share/icons/hicolor"
-    for size in SIZES:
-        _copy(icons / f"cottage-{size}.png", share / f"{size}x{size}/apps/cottage.png", 0o644)
-    _copy(icons / "cottage.svg", share / "scalable/apps/cottage.svg", 0o644)
+    _icons(tree / "usr" / "share" / "icons")
     programs = tree / "usr" / "bin"
     programs.mkdir(parents=True)
     for name in ("cottage", "cottage-agent"):
@@ -83,6 +88,33 @@ def debian(folder: Path, target: Path, *, small: bool = False) -> Path:
     return package
 
 
+def portable(folder: Path, target: Path) -> Path:
+    """A shell archive that installs the bundle in the home folder of who runs it (makeself)."""
+    tree = target / "portable"
+    shutil.rmtree(tree, ignore_errors=True)
+    shutil.copytree(folder, tree / "cottage", symlinks=True)
+    for script in ("install.sh", "uninstall.sh", "agent.sh"):
+        _copy(HERE / "portable" / script, tree / script, 0o755)
+    for template in ("cottage.desktop", "autostart.desktop", "cottage-agent.service"):
+        _copy(TEMPLATES / template, tree / template, 0o644)
+    _icons(tree / "icons")
+    package = target / f"Cottage-{VERSION}-x86_64.run"
+    squeeze = ["--zstd", "--complevel", "3"] if shutil.which("zstd") else ["--gzip", "--complevel", "6"]
+    command = ["makeself", *squeeze, "--sha256", "--nox11", "--tar-quietly", "--quiet", str(tree), str(package)]
+    subprocess.run([*command, f"Cottage {VERSION}", "./install.sh"], check=True, stdout=subprocess.DEVNULL)
+    shutil.rmtree(tree)
+    return package
+
+
+def windows(folder: Path, target: Path, version: str = VERSION) -> Path:
+    """An installer for Windows of a bundle that was built there (NSIS)."""
+    package = target / f"Cottage-Setup-{version}.exe"
+    values = {"VERSION": version, "PAYLOAD": folder, "OUTPUT": package}
+    defined = [f"-D{name}={value}" for name, value in values.items()]
+    subprocess.run(["makensis", "-V2", "-WX", *defined, str(HERE / "windows" / "cottage.nsi")], check=True)
+    return package
+
+
 def glibc_of(files: Iterable[Path]) -> str:
     """The oldest C library on which all of ``files`` load: the newest version of a symbol that one of them asks for."""
     found = [(2, 28)]  # Of Python's own wheels.
@@ -96,6 +128,13 @@ def glibc_of(files: Iterable[Path]) -> str:
 def size_of(folder: Path) -> int:
     """Bytes of all files in it, each once."""
     return sum(path.lstat().st_size for path in folder.rglob("*") if not path.is_dir())
+
+
+def _icons(share: Path) -> None:
+    icons, theme = ROOT / "assets" / "icons", share / "hicolor"
+    for size in SIZES:
+        _copy(icons / f"cottage-{size}.png", theme / f"{size}x{size}/apps/cottage.png", 0o644)
+    _copy(icons / "cottage.svg", theme / "scalable/apps/cottage.svg", 0o644)
 
 
 def _copy(source: Path, target: Path, mode: int) -> None:

@@ -1,0 +1,47 @@
+#!/bin/sh
+# Removes Cottage from the home folder. --images: the sandbox images of its Docker engine, too. --purge: those, what was
+# downloaded and the settings. The node's key, which is the way to what it has earned, stays unless --key is given as well.
+set -eu
+
+fail() {
+  echo "Cottage: $1" >&2
+  exit 1
+}
+
+images= purge= key=
+for word; do
+  case $word in
+    --images) images=yes ;;
+    --purge) images=yes purge=yes ;;
+    --key) key=yes ;;
+    *) fail "$word is not known: --images, --purge or --key" ;;
+  esac
+done
+
+opt=$HOME/.local/opt/cottage
+share=${XDG_DATA_HOME:-$HOME/.local/share}
+config=${XDG_CONFIG_HOME:-$HOME/.config}
+node=$share/cottage/node
+[ -x "$opt/cottage-agent" ] || fail "it is not installed in $opt"
+. "$opt/agent.sh"
+
+stop_agent
+if [ -n "$images" ] && command -v docker >/dev/null; then
+  docker images --quiet --filter reference=cottage-trainer --filter reference='*/cottage-trainer' | sort -u |
+    xargs -r docker image rm --force >/dev/null || echo "Cottage: Docker kept an image; docker image ls shows it" >&2
+fi
+if [ -n "$purge" ] && [ -d "$node" ]; then
+  find "$node" -mindepth 1 -maxdepth 1 ! -name node.key -exec rm -rf {} +
+fi
+[ -z "$key" ] || rm -f "$node/node.key"
+rmdir "$node" "$share/cottage" 2>/dev/null || true
+
+rm -f "$HOME/.local/bin/cottage" "$HOME/.local/bin/cottage-agent" "$share/applications/cottage.desktop" \
+  "$config/autostart/cottage.desktop" "$config/systemd/user/cottage-agent.service" "$opt.installed"
+find "$share/icons/hicolor" -path '*/apps/cottage.*' -delete 2>/dev/null || true
+rm -rf "$opt"
+if [ -e "$node/node.key" ]; then
+  echo "Cottage is removed. The key of this node stays in $node; cottage node backup keeps it elsewhere."
+else
+  echo "Cottage is removed."
+fi

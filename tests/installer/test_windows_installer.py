@@ -1,0 +1,124 @@
+"""The installer for Windows, compiled by NSIS and run by Wine over a payload of three files; the real payload is built on Windows."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from installer.desktop import build
+
+WINE = shutil.which("wine64") or shutil.which("wine64", path="/usr/lib/wine")
+LACKING = [] if shutil.which("makensis") else ["makensis"]
+LACKING += [] if WINE else ["wine64"]
+RUN = r"HKCU\Software\Microsoft\Windows\CurrentVersion\Run"
+LISTED = r"HKCU\Software\Microsoft\Windows\CurrentVersion\Uninstall\Cottage"
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.skipif(bool(LACKING), reason=f"the installer for Windows is tried with {', '.join(LACKING)}"),
+]
+
+
+class Windows:
+    """A Wine prefix of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self._env = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(folder),
+            "WINEPREFIX": str(folder / "prefix"),
+            "WINEDEBUG": "-all",
+            "WINEDLLOVERRIDES": "mscoree,mshtml=",  # Offers to download them otherwise.
+        }
+        self.drive = folder / "prefix" / "drive_c"
+
+    def run(self, *words: str, expect: int = 0) -> str:
+        assert WINE is not None
+        done = subprocess.run((WINE, *words), env=self._env, capture_output=True, text=True, timeout=180, check=False)
+        assert done.returncode == expect, done.stderr
+        return done.stdout
+
+    def value(self, key: str, name: str) -> str | None:
+        """A value of the registry; None where there is none."""
+        assert WINE is not None
+        words = (WINE, "reg", "query", key, "/v", name)
+        done = subprocess.run(words, env=self._env, capture_output=True, text=True, timeout=180, check=False)
+        found = [line.split(None, 2)[2] for line in done.stdout.splitlines() if line.split()[:1] == [name]]
+        return found[0] if done.returncode == 0 and found else None
+
+    def version(self, name: str) -> None:
+        self.run("reg", "add", r"HKCU\Software\Wine", "/v", "Version", "/d", name, "/f")
+
+    def files(self) -> set[str]:
+        """Files of Cottage, wherever they lie."""
+        (home,) = (path for path in (self.drive / "users").iterdir() if path.name != "Public")
+        places = home / "AppData" / "Local" / "Programs", home / "AppData" / "Roaming" / "Microsoft" / "Windows"
+        return {path.name for place in places for path in place.rglob("*") if path.is_file()}
+
+    def end(self) -> None:
+        server = shutil.which("wineserver") or shutil.which("wineserver64", path="/usr/lib/wine")
+        assert server is not None
+        subprocess.run((server, "-k"), env=self._env, check=False, timeout=60)
+
+
+@pytest.fixture
+def windows(tmp_path: Path) -> Iterator[Windows]:
+    machine = Windows(tmp_path)
+    try:
+        machine.run("wineboot", "--init")
+        machine.version("win10")
+        yield machine
+    finally:
+        machine.end()
+
+
+def setup(folder: Path, version: str, *names: str) -> str:
+    """An installer whose payload has these files."""
+    payload = folder / f"payload-{version}"
+    for name in names:
+        (payload / name).parent.mkdir(parents=True, exist_ok=True)
+        (payload / name).write_text(version)
+    return str(build.windows(payload, folder, version))
+
+
+def test_it_installs_upgrades_and_leaves_without_a_trace_or_a_question(windows: Windows, tmp_path: Path) -> None:
+    first = setup(tmp_path, "0.1.0", "cottage.exe", "cottage-agent.exe", "old/gone.dll")
+    second = setup(tmp_path, "0.2.0", "cottage.exe", "cottage-agent.exe", "new/come.dll")
+
+    windows.run(first, "/S")
+    assert windows.files() == {"cottage.exe", "cottage-agent.exe", "gone.dll", "uninstall.exe", "Cottage.lnk"}
+    assert windows.value(LISTED, "DisplayVersion") == "0.1.0"
+    started = windows.value(RUN, "Cottage")
+    assert started is not None
+    assert started.endswith(r'\AppData\Local\Programs\Cottage\cottage.exe" --hidden')
+
+    windows.run("reg", "delete", RUN, "/v", "Cottage", "/f")  # The owner does not want it to start by itself.
+    windows.run(second, "/S")
+    assert windows.files() == {"cottage.exe", "cottage-agent.exe", "come.dll", "uninstall.exe", "Cottage.lnk"}
+    assert windows.value(LISTED, "DisplayVersion") == "0.2.0"
+    assert windows.value(RUN, "Cottage") is None
+
+    uninstall = windows.value(LISTED, "UninstallString")
+    assert uninstall is not None
+    folder = uninstall.strip('"').rpartition("\\")[0]
+    windows.run(uninstall.strip('"'), "/S", f"_?={folder}")  # Otherwise it goes on from a copy, and nobody knows how long.
+    assert windows.files() <= {"uninstall.exe"}  # It cannot remove itself where it has to stay.
+    assert windows.value(LISTED, "DisplayVersion") is None
+    assert windows.value(r"HKCU\Software\Cottage", "Installed") is None
+
+
+def test_it_refuses_an_old_windows_without_a_click_and_never_empties_a_folder_that_it_is_given(
+    windows: Windows, tmp_path: Path
+) -> None:
+    package = setup(tmp_path, "0.1.0", "cottage.exe")
+    documents = windows.drive / "documents"
+    documents.mkdir()
+    (documents / "letter.txt").write_text("dear")
+    windows.run(package, "/S", r"/D=C:\documents")
+    assert [path.name for path in documents.iterdir()] == ["letter.txt"]
+    assert "cottage.exe" in windows.files()
+    windows.version("win7")
+    windows.run(package, "/S", expect=2)
