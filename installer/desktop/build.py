@@ -99,8 +99,18 @@ def portable(folder: Path, target: Path) -> Path:
         _copy(TEMPLATES / template, tree / template, 0o644)
     _icons(tree / "icons")
     package = target / f"Cottage-{VERSION}-x86_64.run"
-    squeeze = ["--zstd", "--complevel", "3"] if shutil.which("zstd") else ["--gzip", "--complevel", "6"]
-    command = ["makeself", *squeeze, "--sha256", "--nox11", "--tar-quietly", "--quiet", str(tree), str(package)]
+    command = [
+        "makeself",
+        "--gzip",
+        "--complevel",
+        "6",
+        "--sha256",
+        "--nox11",
+        "--tar-quietly",
+        "--quiet",
+        str(tree),
+        str(package),
+    ]
     subprocess.run([*command, f"Cottage {VERSION}", "./install.sh"], check=True, stdout=subprocess.DEVNULL)
     shutil.rmtree(tree)
     return package

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import importlib.util
 import json
 import os
 import shutil
@@ -24,22 +23,20 @@ from tests.support.wait import until_true
 
 ROOT = Path(__file__).parents[2]
 SHOTS = ROOT / "build" / "shots"
-LACKING = [name for name in ("Xvfb", "openbox", "tint2", "xdotool", "dpkg-deb") if shutil.which(name) is None]
-LACKING += [] if importlib.util.find_spec("PyInstaller") else ["PyInstaller"]
+LACKING = [name for name in ("Xvfb", "openbox", "tint2", "xdotool") if shutil.which(name) is None]
 
 pytestmark = [
     pytest.mark.e2e,
-    pytest.mark.skipif(bool(LACKING), reason=f"the provider's program is built and run with {', '.join(LACKING)}"),
+    pytest.mark.skipif(bool(LACKING), reason=f"the provider's program is run with {', '.join(LACKING)}"),
 ]
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def installed(package: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the package's files lie."""
-    folder = tmp_path_factory.mktemp("desktop")
-    package = build.debian(build.bundle(folder), folder)
-    subprocess.run(("dpkg-deb", "-x", str(package), str(folder / "root")), check=True)
-    return folder / "root"
+    folder = tmp_path_factory.mktemp("installed")
+    subprocess.run(("dpkg-deb", "-x", str(package), str(folder)), check=True)
+    return folder
 
 
 @pytest.fixture

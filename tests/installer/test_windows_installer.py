@@ -1,4 +1,4 @@
-"""The installer for Windows, compiled by NSIS and run by Wine over a payload of three files; the real payload is built on Windows."""
+"""The installer for Windows, compiled by NSIS and run by Wine over a payload of three files: the real one is built there."""
 
 import os
 import shutil
@@ -104,7 +104,9 @@ def test_it_installs_upgrades_and_leaves_without_a_trace_or_a_question(windows: 
     uninstall = windows.value(LISTED, "UninstallString")
     assert uninstall is not None
     folder = uninstall.strip('"').rpartition("\\")[0]
-    windows.run(uninstall.strip('"'), "/S", f"_?={folder}")  # Otherwise it goes on from a copy, and nobody knows how long.
+    windows.run(
+        uninstall.strip('"'), "/S", f"_?={folder}"
+    )  # Otherwise it goes on from a copy, and nobody knows how long.
     assert windows.files() <= {"uninstall.exe"}  # It cannot remove itself where it has to stay.
     assert windows.value(LISTED, "DisplayVersion") is None
     assert windows.value(r"HKCU\Software\Cottage", "Installed") is None
