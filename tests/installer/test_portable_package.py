@@ -1,0 +1,117 @@
+"""The package for one user, without root: installed, upgraded while the agent runs, removed."""
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from installer.desktop import build
+from tests.support.docker import IMAGE
+from tests.support.wait import until_true
+
+LACKING = [name for name in ("makeself", "setpriv") if shutil.which(name) is None]
+LACKING += [] if os.geteuid() == 0 else ["root, to become an ordinary user"]
+USER = 4243
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.skipif(bool(LACKING), reason=f"the package for one user is tried with {', '.join(LACKING)}"),
+]
+
+
+@pytest.fixture(scope="module")
+def archive(bundle: Path) -> Path:
+    return build.portable(bundle, bundle.parent)
+
+
+class Owner:
+    """Somebody who is not root, and may use the engine through a socket in the home folder."""
+
+    def __init__(self, home: Path, engine: str) -> None:
+        self.home = home
+        self._engine = engine.removeprefix("unix://")
+        os.chmod(self._engine, 0o666)
+        (home / "docker.sock").touch()
+
+    def words(self, *words: str) -> list[str]:
+        become = ("setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups")
+        env = {
+            "PATH": "/usr/bin:/bin", "HOME": str(self.home), "LANG": "C.UTF-8", "TMPDIR": str(self.home),
+            "DOCKER_HOST": f"unix://{self.home}/docker.sock",
+        }  # fmt: skip
+        inside = shlex.join((*become, "env", "-i", *(f"{name}={value}" for name, value in env.items()), *words))
+        mount = shlex.join(("mount", "--bind", self._engine, str(self.home / "docker.sock")))
+        return ["unshare", "--mount", "--propagation", "private", "sh", "-c", f"{mount} && exec {inside}"]
+
+    def run(self, *words: str, expect: int = 0) -> str:
+        """Run a command; what it prints, complaints included."""
+        done = subprocess.run(
+            self.words(*words), capture_output=True, text=True, timeout=180, check=False, cwd=self.home
+        )
+        assert done.returncode == expect, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    def agent_pid(self) -> int:
+        """The process of the agent that answers; 0 where none does."""
+        words = self.words(str(self.home / ".local/bin/cottage-agent"), "status", "--json")
+        done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+        return int(json.loads(done.stdout)["pid"]) if done.returncode == 0 else 0
+
+
+@pytest.fixture
+def owner(docker_engine: str) -> Iterator[Owner]:
+    with tempfile.TemporaryDirectory(prefix="cottage-home-") as folder:
+        os.chown(folder, USER, USER)
+        yield Owner(Path(folder), docker_engine)
+
+
+def test_it_installs_upgrades_a_running_agent_and_leaves_only_the_key(archive: Path, owner: Owner) -> None:
+    home = owner.home
+    mine = shutil.copy(archive, home / archive.name)
+    install = ("sh", str(mine), "--quiet", "--", "--quiet")
+    owner.run(*install)
+    opt, agent = home / ".local/opt/cottage", home / ".local/bin/cottage-agent"
+    autostart = home / ".config/autostart/cottage.desktop"
+    assert f"Exec={opt}/cottage --hidden" in autostart.read_text()
+    assert f"ExecStart={opt}/cottage-agent run" in (home / ".config/systemd/user/cottage-agent.service").read_text()
+    assert json.loads(owner.run(str(agent), "rules", "--json"))["rules"]["idle_minutes"] == 5
+
+    autostart.unlink()  # The owner does not want it to start by itself.
+    (opt / "of-an-older-version").touch()
+    settings = ("--coordinator", "http://127.0.0.1:9", "--always", "--image", IMAGE, "--threads", "1")
+    process = subprocess.Popen(owner.words(str(agent), "run", *settings), stderr=subprocess.DEVNULL)
+    try:
+        until_true(owner.agent_pid)
+        before = owner.agent_pid()
+        owner.run(*install)
+        assert process.wait(10) == 0
+        until_true(lambda: owner.agent_pid() not in (0, before))  # With the settings that it had.
+    finally:
+        process.kill()
+        process.wait()
+    assert not (opt / "of-an-older-version").exists()
+    assert not autostart.exists()
+
+    assert "is removed" in owner.run("sh", str(opt / "uninstall.sh"), "--purge")
+    left = {str(path.relative_to(home)) for path in home.rglob("*") if path.is_file() or path.is_symlink()}
+    assert left == {archive.name, "docker.sock", ".local/share/cottage/node/node.key"}
+
+
+def test_root_is_told_to_take_the_other_package_and_a_damaged_one_is_refused(archive: Path, owner: Owner) -> None:
+    done = subprocess.run(
+        ("sh", str(archive), "--quiet", "--", "--quiet"), capture_output=True, text=True, timeout=180, check=False
+    )
+    assert done.returncode != 0
+    assert "not as root" in done.stderr
+    whole = archive.read_bytes()
+    damaged = owner.home / "damaged.run"
+    damaged.write_bytes(whole[:-100_000] + bytes(100_000))
+    os.chown(damaged, USER, USER)
+    owner.run("sh", str(damaged), "--quiet", "--", "--quiet", expect=2)
+    assert not (owner.home / ".local").exists()
