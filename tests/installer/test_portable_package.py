@@ -1,5 +1,6 @@
 """The package for one user, without root: installed, upgraded while the agent runs, removed."""
 
+import fcntl
 import json
 import os
 import shlex
@@ -58,10 +59,16 @@ class Owner:
         return done.stdout + done.stderr
 
     def agent_pid(self) -> int:
-        """The process of the agent that answers; 0 where none does."""
-        words = self.words(str(self.home / ".local/bin/cottage-agent"), "status", "--json")
-        done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
-        return int(json.loads(done.stdout)["pid"]) if done.returncode == 0 else 0
+        """The process that holds the agent's folder; 0 where none does."""
+        lock = self.home / ".local/share/cottage/node/agent.lock"
+        if not lock.exists():
+            return 0
+        with lock.open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return int(file.read() or 0)
+        return 0
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import os
 import shlex
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 MIRRORS = {
@@ -29,6 +29,7 @@ class Tree:
 
     def __init__(self, folder: Path, release: str) -> None:
         """Make the system ``release`` in ``folder``; a minute or two."""
+        self.release = release
         self._root = folder / release
         words = ("debootstrap", "--variant=minbase", release, str(self._root), MIRRORS[release])
         done = subprocess.run(words, capture_output=True, text=True, timeout=PACKAGES_S, check=False)
@@ -41,32 +42,32 @@ class Tree:
         return self._root / path.lstrip("/")
 
     def words(
-        self, *words: str, user: int = 0, env: Mapping[str, str] | None = None, shared: Sequence[Path] = ()
+        self,
+        *words: str,
+        user: int = 0,
+        env: Mapping[str, str] | None = None,
+        shared: Mapping[Path, Path] | None = None,
     ) -> list[str]:
         """The command line that runs ``words`` in the system, whose mounts end with it.
 
         Args:
             user: its number.
             env: all that the program finds.
-            shared: folders of this machine that the system has in the same place.
+            shared: what of this machine the system has, and where; the place of a file must exist.
         """
         lines = ["set -e"]
-        for path in (*BASE, *map(str, shared)):
-            place = self.file(path)
-            lines += [
-                f"mkdir -p {shlex.quote(str(place))}",
-                f"mount --rbind {shlex.quote(path)} {shlex.quote(str(place))}",
-            ]
+        for path, place in ({Path(base): Path(base) for base in BASE} | dict(shared or {})).items():
+            inside = self.file(str(place))
+            lines += [f"mkdir -p {shlex.quote(str(inside))}"] if path.is_dir() else []
+            lines.append(f"mount --rbind {shlex.quote(str(path))} {shlex.quote(str(inside))}")
         found = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/", "LANG": "C.UTF-8", **(env or {})}
-        inside = ["env", "-i", *(f"{name}={value}" for name, value in found.items()), *words]
-        lines.append(f"exec chroot --userspec={user}:{user} {shlex.join([str(self._root), *inside])}")
+        program = ["env", "-i", *(f"{name}={value}" for name, value in found.items()), *words]
+        lines.append(f"exec chroot --userspec={user}:{user} {shlex.join([str(self._root), *program])}")
         return ["unshare", "--mount", "--propagation", "private", "sh", "-c", "\n".join(lines)]
 
-    def run(self, *words: str, user: int = 0, env: Mapping[str, str] | None = None, limit: int = COMMAND_S) -> str:
-        """Run a command in the system to its end; returns what it prints."""
-        done = subprocess.run(
-            self.words(*words, user=user, env=env), capture_output=True, text=True, timeout=limit, check=False
-        )
+    def run(self, *words: str, env: Mapping[str, str] | None = None, limit: int = COMMAND_S) -> str:
+        """Run a command in the system as root, to its end; returns what it prints."""
+        done = subprocess.run(self.words(*words, env=env), capture_output=True, text=True, timeout=limit, check=False)
         assert done.returncode == 0, f"{shlex.join(words)}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
         return done.stdout
 

@@ -1,14 +1,16 @@
-# For install.sh and uninstall.sh: ends the agent of $opt, which hands over its work first, and starts it again.
+# For install.sh and uninstall.sh: ends the agent of this user, which hands over its work first, and starts it again.
 stopped=
 
 stop_agent() {
-  [ -x "$opt/cottage-agent" ] || return 0
-  pid=$("$opt/cottage-agent" status --json 2>/dev/null | tr ',{' '\n\n' | sed -n 's/^ *"pid": *\([0-9][0-9]*\).*/\1/p' | head -n 1)
-  [ -n "$pid" ] || return 0
+  lock=$share/cottage/node/agent.lock
+  if [ ! -e "$lock" ] || flock --nonblock "$lock" true; then
+    return 0
+  fi
+  pid=$(cat "$lock")
   stopped=$pid
   kill "$pid" 2>/dev/null || return 0
   waited=0
-  while kill -0 "$pid" 2>/dev/null; do
+  until flock --nonblock "$lock" true; do
     [ "$waited" -lt 90 ] || fail "the agent (process $pid) does not end; end it and try again."
     sleep 1
     waited=$((waited + 1))

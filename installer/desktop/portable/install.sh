@@ -10,7 +10,7 @@ fail() {
 
 [ "$(id -u)" -ne 0 ] || fail "run this as the user who lends, not as root. For all users of a computer there is a Debian package."
 [ "$(uname -m)" = x86_64 ] || fail "this package is for x86_64; this computer is $(uname -m)."
-said=$(./cottage/cottage-agent rules --json 2>&1) || fail "it does not run on this system: $(echo "$said" | tail -n 1)"
+said=$(./cottage/cottage-agent --help 2>&1) || fail "it does not run on this system: $(echo "$said" | tail -n 1)"
 
 opt=$HOME/.local/opt/cottage
 share=${XDG_DATA_HOME:-$HOME/.local/share}
