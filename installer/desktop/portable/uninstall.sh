@@ -30,6 +30,7 @@ if [ -n "$images" ] && command -v docker >/dev/null; then
   docker images --quiet --filter reference=cottage-trainer --filter reference='*/cottage-trainer' | sort -u |
     xargs -r docker image rm --force >/dev/null || echo "Cottage: Docker kept an image; docker image ls shows it" >&2
 fi
+[ -z "$purge" ] || rm -rf "${XDG_CACHE_HOME:-$HOME/.cache}/cottage"
 if [ -n "$purge" ] && [ -d "$node" ]; then
   find "$node" -mindepth 1 -maxdepth 1 ! -name node.key -exec rm -rf {} +
 fi
