@@ -57,7 +57,7 @@ payouts: setup
 soak: setup
 	COTTAGE_SOAK_S=600 $(BIN)/python benchmarks/soak.py
 
-# The provider's program as a folder and as a Debian package, in build/desktop.
+# The provider's program as a folder and as a Debian package, in build/desktop. ARGS=--run: also for one user, without root.
 desktop: setup
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[installer]'
 	$(BIN)/python -m installer.desktop.build $(ARGS)
