@@ -11,10 +11,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from PIL import Image
+from PIL import Image, ImageChops
+from PySide6.QtGui import QColor
 from Xlib import X
 from Xlib.display import Display
 
+from desktop.gui.theme import LIGHT
 from installer.desktop import build
 from tests.desktop.coordinator_double import Double
 from tests.desktop.screens import screen
@@ -23,6 +25,8 @@ from tests.support.wait import until_true
 
 ROOT = Path(__file__).parents[2]
 SHOTS = ROOT / "build" / "shots"
+SAME, BUTTON_AREA = 3, 1000  # Of 256 levels; of 84 x 28 pixels, less the word on it.
+BELOW_THE_TITLE = (0, 60, 1024, 700)  # Without the icons of the window and of the task bar, which have the same colour.
 LACKING = [name for name in ("Xvfb", "openbox", "tint2", "xdotool") if shutil.which(name) is None]
 
 pytestmark = [
@@ -72,12 +76,18 @@ async def asked(agent: Path, *words: str, env: dict[str, str]) -> str:
     return output.decode()
 
 
-def picture(display: str, name: str) -> None:
+def seen(display: str) -> Image.Image:
+    """What is on the screen."""
     root = Display(display).screen().root
     size = root.get_geometry()
     raw = root.get_image(0, 0, size.width, size.height, X.ZPixmap, 0xFFFFFFFF)
+    return Image.frombytes("RGB", (size.width, size.height), raw.data, "raw", "BGRX")
+
+
+def picture(display: str, name: str) -> None:
+    """Keep what is on the screen for people to look at."""
     SHOTS.mkdir(parents=True, exist_ok=True)
-    Image.frombytes("RGB", (size.width, size.height), raw.data, "raw", "BGRX").save(SHOTS / f"{name}.png")
+    seen(display).save(SHOTS / f"{name}.png")
 
 
 def test_the_package_names_what_it_needs_and_leaves_out_what_nobody_needs(installed: Path) -> None:
@@ -141,13 +151,33 @@ async def test_its_switch_is_flipped_and_the_computer_joins_a_coordinator(
 
 
 def flip(display: str) -> None:
-    """As an owner does with the keyboard: the switch has the focus."""
+    """As an owner does with the keyboard who has never seen it: Continue, Continue, and the switch; each has the focus."""
     env = os.environ | {"DISPLAY": display}
 
     def found() -> list[str]:
         words = ("xdotool", "search", "--onlyvisible", "--name", "^Cottage$")
         return subprocess.run(words, env=env, capture_output=True, text=True, check=False).stdout.split()
 
-    until_true(found)
-    picture(display, "bundle_off")
-    subprocess.run(("xdotool", "windowfocus", "--sync", found()[0], "key", "space"), env=env, check=True)
+    def press(name: str) -> None:
+        picture(display, name)
+        subprocess.run(("xdotool", "windowfocus", "--sync", found()[0], "key", "space"), env=env, check=True)
+
+    until_true(found, 120)
+    until_true(lambda: button(display), 180)  # The self-test is over.
+    first = button(display)
+    press("bundle_first_run_1")
+    until_true(lambda: button(display) not in (None, first))
+    press("bundle_first_run_2")
+    until_true(lambda: button(display) is None)
+    press("bundle_first_run_3")
+
+
+def button(display: str) -> tuple[int, ...] | None:
+    """Where the button in the colour of the house is; None while there is none that can be pressed."""
+    colour = QColor(LIGHT.brand)
+    screen_now = seen(display).crop(BELOW_THE_TITLE)
+    near = ImageChops.difference(
+        screen_now, Image.new("RGB", screen_now.size, (colour.red(), colour.green(), colour.blue()))
+    )
+    same = near.convert("L").point(lambda value: 255 if value < SAME else 0)
+    return same.getbbox() if same.histogram()[255] > BUTTON_AREA else None

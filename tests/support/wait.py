@@ -6,9 +6,9 @@ from collections.abc import Callable
 LIMIT_S = 30.0
 
 
-def until_true(check: Callable[[], object]) -> None:
-    """Ask again and again until it is; fails after half a minute."""
-    end = time.monotonic() + LIMIT_S
+def until_true(check: Callable[[], object], limit: float = LIMIT_S) -> None:
+    """Ask again and again until it is; fails after ``limit`` seconds, half a minute if left out."""
+    end = time.monotonic() + limit
     while not check():
         assert time.monotonic() < end, "it did not come about"
         time.sleep(0.02)
