@@ -72,6 +72,8 @@ class Welcome(QWidget):
         self.first = button(self.tr("&Continue"), self._to_wallet, "main")
         for part in (self.address_label, self.address, self.said, self._row(self.again, self.first)):
             card.body.addWidget(part)
+        for part in (self.address_label, self.address):
+            part.hide()  # Until the agent says that it has none.
         card.body.addStretch()
         self._judge(SelfTest(()))
         return card
@@ -94,7 +96,7 @@ class Welcome(QWidget):
         self.wallet_said = Text()
         save = button(
             self.tr("Save a &backup of the wallet now…"),
-            lambda: BackupSheet(self._calls, self, self._settings).open(),
+            self._backup,
             "link",
         )
         self.second = button(self.tr("&Continue"), self._to_switch, "main")
@@ -174,7 +176,8 @@ class Welcome(QWidget):
             return
         for check in test.checks:
             if (line := self.lines.get(check.name)) is not None:
-                line.show_check(check, self._name(check.name), self._words(check))
+                over = check.state not in ("waiting", "running")
+                line.show_check(check, self._name(check.name), self._words(check) if over else plain(check.text))
         self._judge(test)
         if not test.running:
             self._look.stop()
