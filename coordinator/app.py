@@ -14,6 +14,7 @@ from coordinator.config import Config
 from coordinator.domain.account import Scope
 from coordinator.services.artifacts import ArtifactStore
 from coordinator.services.beacons import Beacons
+from coordinator.services.bonds import Bonds
 from coordinator.services.books import BookService
 from coordinator.services.canaries import Canaries, Forger
 from coordinator.services.chain import Chain, LedgerChain
@@ -79,6 +80,7 @@ class Parts:
     settlement: Settlement
     beacons: Beacons
     referee: Referee
+    bonds: Bonds
     canaries: Canaries
     upkeep: Upkeep
     jobs: JobService
@@ -105,6 +107,7 @@ class Parts:
             "settlement": self.settlement.run,
             "beacons": self.beacons.run,
             "referee": self.referee.run,
+            "bonds": self.bonds.run,
             "canaries": self.canaries.run,
             "escrows": self.upkeep.watch_escrows,
             "assembly": self.upkeep.assemble,
@@ -172,8 +175,8 @@ def assemble(
     leavings = Leavings(checkpoints, Trials(checkpoints, generator), logs)
     notices = Notices(context, outside or (lambda: outside_session(allowed=config.webhook_networks)), config.mail)
     return Parts(
-        context, desk, leases, nodes, runs, conversation, settlement, beacons, referee, canaries, upkeep, jobs, network, market,
-        books, leavings, NoticeService(context, config.mail is not None), notices, relays, handout,
+        context, desk, leases, nodes, runs, conversation, settlement, beacons, referee,
+        Bonds(context, desk, chain), canaries, upkeep, jobs, network, market, books, leavings, NoticeService(context, config.mail is not None), notices, relays, handout,
     )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ MAX_MEMO_BYTES = 566  # What the memo program is documented to take in one trans
 MAX_NODES = 8  # Addresses that fit one "assigned" beside the rest; more make further events.
 
 JobId = Annotated[str, Meta(pattern=r"\A[0-9a-f]{32}\Z")]
+AuditId = Annotated[str, Meta(pattern=r"\A[0-9a-f]{32}\Z")]
 Address = Annotated[str, Meta(pattern=r"\A[1-9A-HJ-NP-Za-km-z]{32,44}\Z")]
 Digest = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 Units = Annotated[int, Meta(ge=0, le=2**63 - 1)]
@@ -76,6 +77,17 @@ class Rooted(_Event, frozen=True):
     root: Digest
 
 
+class Ruled(_Event, frozen=True):
+    """A dispute over an audit ended; ``evidence`` is the digest of all that was said in it."""
+
+    round: Count
+    audit: AuditId
+    node: Address
+    challenger: Address
+    winner: Literal["prover", "challenger", "nobody"]
+    evidence: Digest
+
+
 class Settled(_Event, frozen=True):
     """Everything was paid or refunded."""
 
@@ -91,7 +103,7 @@ class Slashed(_Event, frozen=True):
     reason: Digest
 
 
-Event: TypeAlias = Created | Funded | Assigned | Committed | Verified | Rooted | Settled | Slashed
+Event: TypeAlias = Created | Funded | Assigned | Committed | Verified | Rooted | Ruled | Settled | Slashed
 
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(Event)

@@ -16,6 +16,7 @@ from coordinator.client.files import Progress, digest_of, download_file, upload_
 from coordinator.client.line import ATTEMPTS, WORK_S, Line, Sleep, decode, is_passing
 from transport.wire import api, ledger
 from transport.wire.account import AccountView, KeyView
+from transport.wire.disputes import DisputeDetail, DisputeView
 from transport.wire.evidence import RoundEvidence
 from transport.wire.job import DatasetFormat, JobSpec
 
@@ -202,6 +203,15 @@ class Client:
     async def job_ledger(self, job: str) -> ledger.JobLedger:
         """The job's escrow, as the ledger has it."""
         return await self._line.get(f"jobs/{job}/ledger", ledger.JobLedger)
+
+    async def disputes(self, job: str | None = None, offset: int = 0, limit: int = 50) -> Sequence[DisputeView]:
+        """Disputes, newest first."""
+        of_job = "" if job is None else f"&job={job}"
+        return await self._get(f"disputes?offset={offset}&limit={limit}{of_job}", tuple[DisputeView, ...])
+
+    async def dispute(self, audit: str) -> DisputeDetail:
+        """A dispute, with every answer once it is over."""
+        return await self._get(f"disputes/{audit}", DisputeDetail)
 
     async def promise(self, job: str) -> ledger.PromiseView:
         """What the job's payees can claim from the ledger."""

@@ -79,6 +79,13 @@ class Spoken(msgspec.Struct, frozen=True):
     inputs: Digest | None = None
 
 
+class Said(msgspec.Struct, frozen=True):
+    """One answer of one side, as it came."""
+
+    side: Side
+    answer: BisectAnswer
+
+
 class Dispute(msgspec.Struct, frozen=True):
     """A difference between a prover and a challenger.
 
@@ -90,6 +97,7 @@ class Dispute(msgspec.Struct, frozen=True):
         base: what the chain was before the segment, then before the step that differs; None while not known.
         step, index: what differs, once found.
         questions: that each side was asked.
+        log: every answer that was taken, in order: whoever has it can play the dispute again.
         winner: once it is over; None then too where nobody could tell.
     """
 
@@ -109,6 +117,7 @@ class Dispute(msgspec.Struct, frozen=True):
     winner: Side | None = None
     why: Why = ""
     detail: str = ""
+    log: tuple[Said, ...] = ()
 
     @property
     def over(self) -> bool:
@@ -168,7 +177,7 @@ def answered(dispute: Dispute, side: Side, given: BisectAnswer, deadline: float)
     ask = question(dispute)
     if ask is None or given.ask != ask or dispute.said[side].answer is not None:
         return dispute
-    after = dispute
+    dispute = after = msgspec.structs.replace(dispute, log=(*dispute.log, Said(side, given)))
     try:
         spoken = _taken(dispute, side, ask, given)
         after = msgspec.structs.replace(dispute, said={**dispute.said, side: spoken})

@@ -6,6 +6,7 @@ from typing import Literal
 
 from ledger.history import LedgerEvent
 from ledger.states import EscrowState
+from transport.wire.disputes import DisputeEvidence
 from transport.wire.evidence import RootOf, RoundEvidence
 
 Verdict = Literal["pass", "fail", "note"]
@@ -73,6 +74,7 @@ class Published:
     over: bool
     early: bool
     rounds: Sequence[RoundEvidence]
+    disputes: Sequence[DisputeEvidence]
     wallets: Mapping[str, str]
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from coordinator.client.text import money
 from coordinator.domain import pricing
-from coordinator.proof import draws
+from coordinator.proof import disputes, draws
 from coordinator.proof.case import Case, Finding, OnLedger, Published
 from ledger.history import LedgerEvent
 from transport.merkle import MerkleTree, verify_proof
@@ -40,6 +40,7 @@ def findings(case: Case) -> Iterator[Finding]:
         yield from draws.check(case.ledger, found, case.published.early)
         yield from _order(case.ledger, found)
         yield from _shares(found)
+    yield from disputes.check(case.ledger, case.published)
     yield from _pots(case.published)
     yield from _payouts(case.ledger, case.published)
 

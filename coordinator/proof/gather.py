@@ -9,7 +9,9 @@ from ledger.addresses import job_bytes
 from ledger.client import Ledger, LedgerConfig
 from ledger.errors import AddressError, NoEscrowError
 from transport.wire.codec import encode_json
+from transport.wire.disputes import DisputeEvidence
 
+PAGE = 50
 _EARLY = frozenset({"failed", "cancelled"})
 _OVER = _EARLY | {"settled"}
 
@@ -34,6 +36,7 @@ async def gather(job: str, rpc: str | None, program: str | None, mint: str | Non
     async with Client(server) as client:
         view, books = await client.get(job), await client.job_ledger(job)
         numbers = sorted({one.round for one in await client.rounds(job) if one.state == "complete" and one.tokens})
+        disputes = await _disputes(client, job)
         rounds = [found for number in numbers for found in await client.evidence(job, number)]
     config = LedgerConfig(rpc or books.rpc, program or books.program, mint or books.mint)
     payees = {share.payout for one in rounds for share in one.shares}
@@ -49,10 +52,23 @@ async def gather(job: str, rpc: str | None, program: str | None, mint: str | Non
         over=view.state in _OVER,
         early=view.state in _EARLY,
         rounds=rounds,
+        disputes=disputes,
         wallets=wallets,
     )
     slots = sorted({one.draw.after for one in rounds if one.draw is not None})
     return Case(await _on_ledger(config, job, view.submitter, slots), said)
+
+
+async def _disputes(client: Client, job: str) -> list[DisputeEvidence]:
+    """Every dispute of a job that is over."""
+    found: list[DisputeEvidence] = []
+    offset = 0
+    while page := await client.disputes(job, offset, PAGE):
+        for one in page:
+            evidence = (await client.dispute(one.audit)).evidence
+            found += [] if evidence is None else [evidence]
+        offset += len(page)
+    return found
 
 
 async def _on_ledger(config: LedgerConfig, job: str, submitter: str | None, slots: Sequence[int]) -> OnLedger:

@@ -11,15 +11,17 @@ from coordinator.errors import NotFoundError
 from coordinator.services import views
 from coordinator.services.chain import Chain
 from coordinator.services.context import Context
+from coordinator.services.disputes import evidence_digest, evidence_of
 from coordinator.services.evidence import read_evidence
 from coordinator.services.leases import Leases
 from coordinator.services.naming import names_in, readable
 from coordinator.services.nodes import Nodes
 from coordinator.services.promises import Promises
 from coordinator.store.ports import Scalar, Transaction, Where
-from coordinator.store.records import CommitRecord, NodeRecord, OutboxRecord, RoundRecord
+from coordinator.store.records import CommitRecord, DisputeRecord, NodeRecord, OutboxRecord, RoundRecord
 from ledger.errors import LedgerError
 from ledger.states import EscrowState
+from transport.wire import disputes as wire
 from transport.wire import ledger
 from transport.wire.evidence import RoundEvidence
 
@@ -132,6 +134,22 @@ class BookService:
             payouts=tuple(shown),
         )
 
+    async def disputes(self, job: str | None, offset: int, limit: int) -> Sequence[wire.DisputeView]:
+        """Disputes, newest first."""
+        where: tuple[Where, ...] = () if job is None else (("job", "=", job),)
+        async with self._context.store.transaction() as tx:
+            records = await tx.find(DisputeRecord, *where, newest=True, limit=limit, offset=offset)
+            return [await _dispute(tx, record) for record in records]
+
+    async def dispute(self, audit: str) -> wire.DisputeDetail:
+        """A dispute, with all that was said once it is over."""
+        async with self._context.store.transaction() as tx:
+            records = await tx.find(DisputeRecord, ("id", "=", audit))
+            if not records:
+                raise NotFoundError(f"there is no dispute over audit {audit}: the list has all of them", "audit")
+            evidence = evidence_of(records[0]) if records[0].over else None
+            return wire.DisputeDetail(await _dispute(tx, records[0]), evidence)
+
     async def promise(self, job: str) -> ledger.PromiseView:
         """What of a job can be claimed from the ledger."""
         return await self._promises.view(job)
@@ -171,6 +189,16 @@ class BookService:
             unlock_at=state.unlock_at,
             treasury=state.treasury,
         )
+
+
+async def _dispute(tx: Transaction, record: DisputeRecord) -> wire.DisputeView:
+    dispute, replay = record.dispute, record.dispute.replay
+    memos = await tx.find(OutboxRecord, ("key", "=", f"ruled:{record.id}:{record.job}"))
+    return wire.DisputeView(
+        record.id, record.job, replay.round, replay.stage, replay.replica, dispute.prover, dispute.challenger, record.over,
+        dispute.winner, dispute.why, dispute.detail, dispute.step, dispute.index, dispute.questions, record.began,
+        record.ended, evidence_digest(record) if record.over else None, memos[0].signature if memos else "",
+    )  # fmt: skip
 
 
 async def _job(tx: Transaction, job: str) -> Job:

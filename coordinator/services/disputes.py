@@ -21,12 +21,39 @@ from coordinator.errors import CottageError
 from coordinator.services.context import Context
 from coordinator.services.work import Desk, Work
 from coordinator.store.records import DisputeRecord
+from ledger import events as ledger_events
 from transport.wire.audit import BisectAnswer, ReplayStep
+from transport.wire.disputes import DisputeEvidence, SaidAnswer, digest_of
 from transport.wire.ids import Digest
 
 PROVEN = frozenset({"malformed", "contradiction", "operation"})  # Ways to lose that nobody gets into by being slow.
 
 log = logging.getLogger(__name__)
+
+
+def evidence_of(record: DisputeRecord) -> DisputeEvidence:
+    """A dispute as it is published once it is over."""
+    dispute = record.dispute
+    return DisputeEvidence(
+        audit=record.id,
+        job=record.job,
+        prover=dispute.prover,
+        challenger=dispute.challenger,
+        first=dispute.first,
+        replay=dispute.replay,
+        said=tuple(SaidAnswer(one.side, one.answer) for one in dispute.log),
+        step=dispute.step,
+        index=dispute.index,
+        questions=dispute.questions,
+        winner=dispute.winner,
+        why=dispute.why,
+        detail=dispute.detail,
+    )
+
+
+def evidence_digest(record: DisputeRecord) -> Digest:
+    """What the ledger is told of a dispute that is over."""
+    return digest_of(evidence_of(record))
 
 
 class Judge(Protocol):
@@ -115,6 +142,11 @@ class Disputes:
         work.dispute(msgspec.structs.replace(record, dispute=after, over=after.over, ended=ended))
         if not after.over:
             return
+        event = ledger_events.Ruled(
+            job=work.job.id, round=after.replay.round, audit=record.id, node=after.prover, challenger=after.challenger,
+            winner=after.winner or "nobody", evidence=evidence_digest(msgspec.structs.replace(record, dispute=after)),
+        )  # fmt: skip
+        work.memo(f"ruled:{record.id}", event)
         who = "nobody" if after.winner is None else f"the {after.winner}"
         work.note(
             "dispute",

@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol
 from coordinator.domain.account import LOCAL_ACCOUNT
 from coordinator.domain.job import Action
 from transport.wire import api, ledger, market
+from transport.wire.disputes import DisputeDetail, DisputeView
 from transport.wire.evidence import RoundEvidence
 from transport.wire.ids import Digest
 from transport.wire.job import JobSpec, TokenizerSpec
@@ -165,6 +166,12 @@ class Books(Protocol):
         """A job's escrow, as the ledger has it now."""
 
     async def node(self, node: str) -> ledger.NodeAccount: ...
+
+    async def disputes(self, job: str | None, offset: int, limit: int) -> Sequence[DisputeView]:
+        """Disputes, newest first."""
+
+    async def dispute(self, audit: str) -> DisputeDetail:
+        """A dispute, with all that was said once it is over."""
 
     async def promise(self, job: str) -> ledger.PromiseView:
         """The newest promise of earnings of a job; NotFoundError where there is none."""

@@ -10,11 +10,10 @@ from collections.abc import Mapping
 import msgspec
 
 from coordinator.domain import trust
-from coordinator.domain.dispute import Dispute
 from coordinator.domain.job import JobState
 from coordinator.domain.trust import Audit, Auditor
 from coordinator.services.context import Context
-from coordinator.services.disputes import Disputes
+from coordinator.services.disputes import Disputes, evidence_digest
 from coordinator.services.evidence import correct_outcomes, seal_outcome
 from coordinator.services.nodes import Nodes
 from coordinator.services.work import Work
@@ -205,19 +204,18 @@ class Verification:
         await work.tx.update(msgspec.structs.replace(record, banned=True, reason=reason))
         work.expelled.append(node)
         if slash and record.stake > 0:
-            proof = hashlib.sha256(msgspec.json.encode(self._evidence(work, audit))).hexdigest()
+            dispute = next((record for record in work.ended_disputes if record.id == audit.id), None)
+            proof = (
+                hashlib.sha256(msgspec.json.encode(audit)).hexdigest() if dispute is None else evidence_digest(dispute)
+            )
             payload: dict[str, str | int] = {"node": node, "reason": proof}
+            if dispute is not None and node == dispute.dispute.prover:
+                payload |= {"accuser": dispute.dispute.challenger, "audit": audit.id}
             if audit.challenger is not None and node == audit.node:
                 payload["challenger"] = (await work.tx.get(NodeRecord, audit.challenger)).payout
             key = f"slash:{audit.id}:{node}" if node != audit.node else f"slash:{audit.id}"
             detail = f"{node}: {reason}"[:500]
             work.queue(OutboxRecord(key, work.job.id, "slash", payload, work.now, detail=detail))
-
-    @staticmethod
-    def _evidence(work: Work, audit: Audit) -> Audit | tuple[Audit, Dispute]:
-        """What the slash names by its digest: the audit, and the dispute where there was one."""
-        dispute = next((record.dispute for record in work.ended_disputes if record.id == audit.id), None)
-        return audit if dispute is None else (audit, dispute)
 
     async def _conclude(self, work: Work) -> None:
         """Verify the shares of complete rounds whose audits are over."""

@@ -13,6 +13,7 @@ from coordinator.web.parameters import Query
 from coordinator.web.route import Route
 from coordinator.web.transfers import job_id
 from transport.wire import ledger
+from transport.wire.disputes import DisputeDetail, DisputeView
 from transport.wire.evidence import RoundEvidence
 
 KINDS = ("fund", "event", "settle", "promise", "refund", "slash", "verdict", "table")
@@ -50,6 +51,14 @@ class LedgerRoutes:
                 "GET", f"{API}/ledger/audits", self.audits, "Audits of all jobs, those of the latest rounds first", audits,
                 queries=(state, _OF_JOB), pager=pages.ALL_AUDITS,
             ),
+            Route(
+                "GET", f"{API}/disputes", self.disputes, "Disputes of all jobs, newest first", list[DisputeView],
+                errors=(422,), queries=(_OF_JOB, offset, _LIMIT),
+            ),
+            Route(
+                "GET", f"{API}/disputes/{{audit}}", self.dispute, "A dispute, with every answer once it is over",
+                DisputeDetail, errors=(404,),
+            ),
             Route("GET", f"{API}/ledger/totals", self.totals, "Where all the money is", ledger.LedgerTotals),
             Route(
                 "GET", f"{API}/jobs/{{job}}/ledger", self.job, "A job's escrow, as the ledger has it", ledger.JobLedger,
@@ -83,6 +92,18 @@ class LedgerRoutes:
         window = pages.ALL_AUDITS.window(request)
         found = await self._books.audits(audit_state(request), job_of(request), 0, window.limit, window.after)
         return pages.ALL_AUDITS.page(request, found)
+
+    @public
+    async def disputes(self, request: web.Request) -> web.Response:
+        """GET disputes."""
+        offset = integer(request, "offset", 0, 0, MAX_ID)
+        limit = integer(request, "limit", 50, 1, MAX_ENTRIES)
+        return answer(await self._books.disputes(job_of(request), offset, limit))
+
+    @public
+    async def dispute(self, request: web.Request) -> web.Response:
+        """GET disputes/{audit}."""
+        return answer(await self._books.dispute(audit_id(request)))
 
     @public
     async def totals(self, _request: web.Request) -> web.Response:
@@ -144,6 +165,18 @@ def job_of(request: web.Request) -> str | None:
     if job is not None and not _JOB.fullmatch(job):
         raise InvalidError(f"job is {job[:40]!r}: an id has 32 hexadecimal digits", "job")
     return job
+
+
+def audit_id(request: web.Request) -> str:
+    """The audit that the path names.
+
+    Raises:
+        NotFoundError: no audit's id.
+    """
+    audit = request.match_info["audit"]
+    if not _JOB.fullmatch(audit):
+        raise NotFoundError(f"{audit[:40]!r} is no audit: an id has 32 hexadecimal digits", "audit")
+    return audit
 
 
 def node_of(request: web.Request) -> str:

@@ -17,6 +17,7 @@ from transport.wire.api import Problem
 CHECKSUM_MISMATCH = 460  # Of tus 1.0.0; no status of HTTP.
 _REFERENCE = "#/components/schemas/{name}"
 _PARAMETERS = {
+    "audit": "Audit, as 32 hexadecimal digits.",
     "job": "Id of a job: 32 hexadecimal digits.",
     "upload": "Id of an upload: 32 hexadecimal digits.",
     "digest": "SHA-256 of an artifact: 64 hexadecimal digits.",

@@ -32,6 +32,7 @@ from ledger.local.server import build_app
 from ledger.local.store import Store
 from ledger.money import Amount
 from tests.coordinator.fakes import COORDINATOR, WALLET, FakeArtifacts, FakeModels, Peers, spec
+from tests.coordinator.rerun import ScriptedJudge
 from tests.sim.world import SimClock, SimNode, World
 from transport.wire.api import NewJob
 from transport.wire.codec import decode
@@ -61,7 +62,7 @@ class Town:
         chain = LedgerChain(ledger, rpc, COORDINATOR_SEED, WALLET_SEED, COORDINATOR)
         self.parts = assemble(
             config, clock, MemoryStore(), chain, cast(ModelWorkshop, FakeModels()),
-            cast(ArtifactStore, FakeArtifacts()), COORDINATOR, WALLET,
+            cast(ArtifactStore, FakeArtifacts()), COORDINATOR, WALLET, judge=ScriptedJudge(),
         )  # fmt: skip
         self.nodes = [SimNode(cast(World, self), number, **special.get(number, {})) for number in range(1, 6)]
 
@@ -136,6 +137,7 @@ class Town:
         await self.parts.upkeep.tick()
         while self.parts.upkeep.waiting():
             await self.parts.upkeep.assemble_one(self.parts.upkeep.next_assembly())
+        await self.parts.referee.poll()
         await self.parts.settlement.drain()
         await self.parts.beacons.poll()
 

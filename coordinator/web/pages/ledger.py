@@ -52,7 +52,7 @@ class LedgerPages:
         shown = request.query.get("show", "all")
         kinds = next((kinds for word, kinds, _ in FILTERS if word == shown), ())
         shown = shown if any(word == shown for word, _, _ in FILTERS) else "all"
-        before, job = _number(request, "before"), job_of(request)
+        before, job = number_in(request, "before"), job_of(request)
         found = list(await self._books.entries(kinds, job, before or MAX_ID, PER_PAGE + 1))
         return self._renderer.page(
             request,
@@ -70,7 +70,7 @@ class LedgerPages:
     @public
     async def audits(self, request: web.Request) -> web.Response:
         """Audits of all jobs, in pages."""
-        offset, state, job = _number(request, "offset") or 0, audit_state(request), job_of(request)
+        offset, state, job = number_in(request, "offset") or 0, audit_state(request), job_of(request)
         found = list(await self._books.audits(state, job, offset, PER_PAGE + 1))
         return self._renderer.page(
             request,
@@ -153,7 +153,7 @@ def _round(found: RoundEvidence) -> dict[str, Any]:
     }
 
 
-def _number(request: web.Request, name: str) -> int | None:
+def number_in(request: web.Request, name: str) -> int | None:
     """A number from a link of ours; whatever else somebody typed is no number."""
     text = request.query.get(name, "")
     return int(text) if text.isascii() and text.isdigit() and 0 < len(text) <= 15 else None

@@ -10,6 +10,7 @@ from coordinator.services import ports
 from coordinator.services.checks import DatasetChecks
 from coordinator.services.uploads import UploadService
 from coordinator.web.auth import public
+from coordinator.web.pages.disputes import DisputePages
 from coordinator.web.pages.downloads import Downloads
 from coordinator.web.pages.guides import Guides
 from coordinator.web.pages.job import JobPages
@@ -34,7 +35,8 @@ _TITLES = {
 PLACES = {
     "/network": "Network", "/machines": "Machines", "/lenders": "Lenders", "/status": "Status", "/runs": "Public runs",
     "/jobs": "Jobs", "/compare": "Compare runs", "/submit": "Train a model", "/earn": "What would my GPU earn",
-    "/earnings": "Earnings", "/download": "Download", "/ledger": "Ledger", "/ledger/audits": "Audits", "/docs": "Documents",
+    "/earnings": "Earnings", "/download": "Download", "/ledger": "Ledger", "/ledger/audits": "Audits",
+    "/ledger/disputes": "Disputes", "/docs": "Documents",
 }  # fmt: skip
 _PROGRAMS = ("/api/", "/healthz", "/readyz", "/openapi.json")
 
@@ -60,6 +62,7 @@ class Site:
             JobPages(jobs, leavings, network, market, renderer),
             MarketPages(network, market, renderer),
             LedgerPages(jobs, books, renderer),
+            DisputePages(books, renderer),
             Submit(jobs, network, uploads, checks, renderer),
             self.reference,
             Guides(renderer),
