@@ -176,7 +176,8 @@ def assemble(
     notices = Notices(context, outside or (lambda: outside_session(allowed=config.webhook_networks)), config.mail)
     return Parts(
         context, desk, leases, nodes, runs, conversation, settlement, beacons, referee,
-        Bonds(context, desk, chain), canaries, upkeep, jobs, network, market, books, leavings, NoticeService(context, config.mail is not None), notices, relays, handout,
+        Bonds(context, desk, chain), canaries, upkeep, jobs, network, market, books, leavings,
+        NoticeService(context, config.mail is not None), notices, relays, handout,
     )  # fmt: skip
 
 

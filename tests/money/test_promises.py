@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -12,6 +13,7 @@ import msgspec
 import pytest
 from solders.pubkey import Pubkey
 
+from coordinator.client.claim import SavedPromise, main
 from coordinator.domain.trust import Audit
 from coordinator.errors import NotFoundError
 from coordinator.services.carrier import MAX_ATTEMPTS
@@ -32,6 +34,7 @@ from tests.money.storm import FINAL_SLOTS, SEED, Size, Storm, sea, storm
 from tests.money.storm import payee as earner
 from tests.money.test_money_under_fault import ROUGH, kill_at
 from transport.identity import NodeKey
+from transport.wire.codec import encode_json
 from transport.wire.node import Promised
 
 DEAR = 1_000_000_000_000  # Of a SOL: a fee is five tokens, so what waits must be 50 to be promised, and 100 to be paid alone.
@@ -132,6 +135,35 @@ async def test_what_is_promised_stays_when_the_coordinator_is_gone_and_the_submi
     for who, promised in told.items():
         await claim(bench.ledger, job, promised)
         assert await bench.ledger.balance(who) == SMALL
+
+
+async def test_the_command_claims_with_a_list_that_was_saved(
+    place: tuple[Any, Pay], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world, bench = place
+    small, other = payee(1), payee(2)
+    job = await bench.opened(world, [{small.address: SMALL, other.address: SMALL}])
+    await bench.settle(world, job)
+    view = await bench.parts.books.promise(job)
+    file, key = tmp_path / "list.json", tmp_path / "key"
+    saved = SavedPromise(view, bench.ledger._connection.url, bench.ledger.program, bench.ledger.mint)
+    file.write_bytes(encode_json(saved))
+    key.write_text(small.seed.hex())
+    await bench.ledger.faucet(small.address, Amount(0))
+    words = [job, "--promise", str(file), "--key", str(key)]
+    assert await asyncio.to_thread(main, words[:3]) == 0
+    assert "2 payees" in capsys.readouterr().out
+    assert await asyncio.to_thread(main, words) == 0
+    assert await bench.ledger.balance(small.address) == SMALL
+    assert await asyncio.to_thread(main, words) == 1
+    assert "has been paid all" in capsys.readouterr().err
+    assert await asyncio.to_thread(main, [*words, "--payee", WALLET]) == 1
+    raised = msgspec.structs.replace(view.payees[0], cumulative=view.payees[0].cumulative + 1)
+    forged = msgspec.structs.replace(view, payees=(raised, *view.payees[1:]))
+    file.write_bytes(encode_json(msgspec.structs.replace(saved, promise=forged)))
+    assert await asyncio.to_thread(main, words) == 1
+    assert "not, or no longer, what was promised" in capsys.readouterr().err
+    assert await asyncio.to_thread(main, ["7Kq"]) == 2
 
 
 async def test_one_promise_stands_for_many_and_only_a_worthwhile_one_is_written(place: tuple[Any, Pay]) -> None:
