@@ -52,7 +52,7 @@ async def disputed(place: Town) -> tuple[str, DisputeView]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def place(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Town]:
-    async with town(tmp_path_factory.mktemp("town"), {LIAR: {"lie": "skips"}}) as made:
+    async with town(tmp_path_factory.mktemp("town"), {LIAR: {"lie": "skips"}}, audits=4) as made:
         yield made
 
 
@@ -192,7 +192,7 @@ async def test_the_pages_show_each_question_and_the_operation_that_was_left(
 
 
 async def test_a_false_accusation_loses_its_bond_to_whom_it_accused(tmp_path: Path) -> None:
-    async with town(tmp_path, {number: {"accuse": True} for number in range(1, 6)}) as place:
+    async with town(tmp_path, {number: {"accuse": True} for number in range(1, 6)}, audits=4) as place:
         _, one = await disputed(place)
         assert one.winner == "prover"
         state = await place.ledger.dispute(one.challenger, audit_bytes(one.audit))

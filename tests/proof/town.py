@@ -52,12 +52,14 @@ class Town:
         ledger: a client of its own.
     """
 
-    def __init__(self, ledger: Ledger, rpc: str, clock: SimClock, folder: Path, special: Mapping[int, Any]) -> None:
+    def __init__(
+        self, ledger: Ledger, rpc: str, clock: SimClock, folder: Path, special: Mapping[int, Any], audits: int
+    ) -> None:
         self.ledger, self.rpc, self.clock, self.url = ledger, rpc, clock, ""
         self.peers = Peers()
         config = Config(
             data=folder, ledger_url=rpc, start_grace_seconds=1.0, audit_seconds=30.0, audit_patience_seconds=5.0,
-            settle_every=2, validations=0, min_stake=1,
+            settle_every=2, validations=0, min_stake=1, audits_per_round=audits,
         )  # fmt: skip
         chain = LedgerChain(ledger, rpc, COORDINATOR_SEED, WALLET_SEED, COORDINATOR)
         self.parts = assemble(
@@ -148,7 +150,7 @@ class Town:
 
 
 @asynccontextmanager
-async def town(folder: Path, special: Mapping[int, Any] | None = None) -> AsyncIterator[Town]:
+async def town(folder: Path, special: Mapping[int, Any] | None = None, audits: int = 1) -> AsyncIterator[Town]:
     """A ledger, a coordinator and five nodes. ``special``: number of a node -> what is odd about it, as ``SimNode`` has it."""
     clock = SimClock()
     clock.t = float(int(time.time()))
@@ -161,7 +163,7 @@ async def town(folder: Path, special: Mapping[int, Any] | None = None) -> AsyncI
         async with await Ledger.connect(LedgerConfig(rpc)) as ledger:
             await ledger.faucet(COORDINATOR, Amount(0))
             await ledger.faucet(WALLET, Amount(1_000_000_000_000))
-            made = Town(ledger, rpc, clock, folder, special or {})
+            made = Town(ledger, rpc, clock, folder, special or {}, audits)
             for node in made.nodes:
                 await made.stake(node)
             pages = await made.serve(folder)
