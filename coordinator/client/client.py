@@ -204,14 +204,13 @@ class Client:
         """The job's escrow, as the ledger has it."""
         return await self._line.get(f"jobs/{job}/ledger", ledger.JobLedger)
 
-    async def disputes(self, job: str | None = None, offset: int = 0, limit: int = 50) -> Sequence[DisputeView]:
-        """Disputes, newest first."""
-        of_job = "" if job is None else f"&job={job}"
-        return await self._get(f"disputes?offset={offset}&limit={limit}{of_job}", tuple[DisputeView, ...])
+    async def disputes(self, job: str | None = None) -> Sequence[DisputeView]:
+        """All disputes, or those of one job, newest first."""
+        return await self._line.list("disputes" if job is None else f"disputes?job={job}", DisputeView)
 
     async def dispute(self, audit: str) -> DisputeDetail:
         """A dispute, with every answer once it is over."""
-        return await self._get(f"disputes/{audit}", DisputeDetail)
+        return await self._line.get(f"disputes/{audit}", DisputeDetail)
 
     async def promise(self, job: str) -> ledger.PromiseView:
         """What the job's payees can claim from the ledger."""

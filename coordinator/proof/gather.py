@@ -11,7 +11,6 @@ from ledger.errors import AddressError, NoEscrowError
 from transport.wire.codec import encode_json
 from transport.wire.disputes import DisputeEvidence
 
-PAGE = 50
 _EARLY = frozenset({"failed", "cancelled"})
 _OVER = _EARLY | {"settled"}
 
@@ -61,14 +60,8 @@ async def gather(job: str, rpc: str | None, program: str | None, mint: str | Non
 
 async def _disputes(client: Client, job: str) -> list[DisputeEvidence]:
     """Every dispute of a job that is over."""
-    found: list[DisputeEvidence] = []
-    offset = 0
-    while page := await client.disputes(job, offset, PAGE):
-        for one in page:
-            evidence = (await client.dispute(one.audit)).evidence
-            found += [] if evidence is None else [evidence]
-        offset += len(page)
-    return found
+    details = [await client.dispute(one.audit) for one in await client.disputes(job)]
+    return [detail.evidence for detail in details if detail.evidence is not None]
 
 
 async def _on_ledger(config: LedgerConfig, job: str, submitter: str | None, slots: Sequence[int]) -> OnLedger:

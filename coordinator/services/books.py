@@ -134,11 +134,13 @@ class BookService:
             payouts=tuple(shown),
         )
 
-    async def disputes(self, job: str | None, offset: int, limit: int) -> Sequence[wire.DisputeView]:
+    async def disputes(
+        self, job: str | None, offset: int, limit: int, after: tuple[float, str] | None = None
+    ) -> Sequence[wire.DisputeView]:
         """Disputes, newest first."""
         where: tuple[Where, ...] = () if job is None else (("job", "=", job),)
         async with self._context.store.transaction() as tx:
-            records = await tx.find(DisputeRecord, *where, newest=True, limit=limit, offset=offset)
+            records = await tx.find(DisputeRecord, *where, newest=True, limit=limit, offset=offset, after=after)
             return [await _dispute(tx, record) for record in records]
 
     async def dispute(self, audit: str) -> wire.DisputeDetail:

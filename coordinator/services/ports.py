@@ -167,7 +167,9 @@ class Books(Protocol):
 
     async def node(self, node: str) -> ledger.NodeAccount: ...
 
-    async def disputes(self, job: str | None, offset: int, limit: int) -> Sequence[DisputeView]:
+    async def disputes(
+        self, job: str | None, offset: int, limit: int, after: tuple[float, str] | None = None
+    ) -> Sequence[DisputeView]:
         """Disputes, newest first."""
 
     async def dispute(self, audit: str) -> DisputeDetail:

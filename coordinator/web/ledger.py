@@ -53,7 +53,7 @@ class LedgerRoutes:
             ),
             Route(
                 "GET", f"{API}/disputes", self.disputes, "Disputes of all jobs, newest first", list[DisputeView],
-                errors=(422,), queries=(_OF_JOB, offset, _LIMIT),
+                queries=(_OF_JOB,), pager=pages.DISPUTES,
             ),
             Route(
                 "GET", f"{API}/disputes/{{audit}}", self.dispute, "A dispute, with every answer once it is over",
@@ -96,9 +96,8 @@ class LedgerRoutes:
     @public
     async def disputes(self, request: web.Request) -> web.Response:
         """GET disputes."""
-        offset = integer(request, "offset", 0, 0, MAX_ID)
-        limit = integer(request, "limit", 50, 1, MAX_ENTRIES)
-        return answer(await self._books.disputes(job_of(request), offset, limit))
+        window = pages.DISPUTES.window(request)
+        return pages.DISPUTES.page(request, await self._books.disputes(job_of(request), 0, window.limit, window.after))
 
     @public
     async def dispute(self, request: web.Request) -> web.Response:

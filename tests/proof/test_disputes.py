@@ -25,8 +25,11 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 BOND, LIAR = 10_000_000, 2
 
 
-async def disputed(place: Town) -> tuple[str, DisputeView]:
-    """A job in which a dispute was bonded by its challenger, decided, and all of it carried to the ledger."""
+async def disputed(place: Town, over: bool = True) -> tuple[str, DisputeView]:
+    """A job in which a dispute was bonded by its challenger, decided, and all of it carried to the ledger.
+
+    ``over`` False: the job need not end, as where everybody who could do it has been sent away.
+    """
     job, bonded = await place.submit(), set[str]()
     seeds = {node.key.address: node.key.seed for node in place.nodes}
     for _ in range(MAX_TURNS):
@@ -41,10 +44,12 @@ async def disputed(place: Town) -> tuple[str, DisputeView]:
                 await place.ledger.confirm(opening)
         await place.parts.bonds.poll()
         view, receipts = await place.parts.jobs.get(job), await place.parts.jobs.receipts(job)
-        if view.state in OVER and all(receipt.state not in ("queued", "sent") for receipt in receipts):
-            # Who is sent away leaves its other disputes undecided.
-            shown = await place.parts.books.disputes(job, 0, 10)
-            found = [one for one in shown if one.audit in bonded and one.winner is not None]
+        # Who is sent away leaves its other disputes undecided.
+        shown = await place.parts.books.disputes(job, 0, 10)
+        found = [one for one in shown if one.audit in bonded and one.winner is not None]
+        told = all(receipt.state not in ("queued", "sent") for receipt in receipts)
+        verdicts = over or any(receipt.kind == "verdict" for receipt in receipts)
+        if told and verdicts and ((found and not over) or view.state in OVER):
             assert found, "nothing was disputed"
             return job, found[0]
     raise AssertionError(f"job {job} is {view.state}")
@@ -193,7 +198,7 @@ async def test_the_pages_show_each_question_and_the_operation_that_was_left(
 
 async def test_a_false_accusation_loses_its_bond_to_whom_it_accused(tmp_path: Path) -> None:
     async with town(tmp_path, {number: {"accuse": True} for number in range(1, 6)}, audits=4) as place:
-        _, one = await disputed(place)
+        _, one = await disputed(place, over=False)
         assert one.winner == "prover"
         state = await place.ledger.dispute(one.challenger, audit_bytes(one.audit))
         assert state is not None
