@@ -23,6 +23,7 @@ from coordinator.services.choices import find_choices
 from coordinator.services.files import Files
 from coordinator.services.ports import MAX_ROWS, Window
 from transport.wire import api, ledger, market
+from transport.wire.disputes import DisputeDetail, DisputeView
 from transport.wire.evidence import RoundEvidence
 from transport.wire.job import JobSpec, TokenizerSpec
 from transport.wire.model import PRESETS
@@ -753,6 +754,14 @@ class Books:
         if node not in known:
             raise NotFoundError(f"there is no node {node}", "node")
         return ledger.NodeAccount(known[node], "", None, (), {}, (), (), ())
+
+    async def disputes(
+        self, job: str | None, offset: int, limit: int, after: tuple[float, str] | None = None
+    ) -> Sequence[DisputeView]:
+        return ()
+
+    async def dispute(self, audit: str) -> DisputeDetail:
+        raise NotFoundError(f"there is no dispute over audit {audit}", "audit")
 
     async def promise(self, job: str) -> ledger.PromiseView:
         await self._cluster.get(job)
