@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.client import Client
 from coordinator.errors import InvalidError
 from coordinator.web.pages import atlas, chart, gpus
 from coordinator.web.pages.downloads import system_of
@@ -22,7 +21,9 @@ from coordinator.web.pages.pipeline import drawing, pipeline
 from coordinator.web.pages.render import NODE_LOOKS
 from tests.coordinator.web.conftest import House
 from tests.coordinator.web.fake import Market, address
-from transport.wire.api import JobNode, NodeView
+from transport.wire.api import JobNode, NewJob, NodeView
+from transport.wire.codec import convert
+from transport.wire.job import JobSpec
 from transport.wire.market import Market as MarketView
 from transport.wire.market import Region
 
@@ -49,16 +50,10 @@ class Links(HTMLParser):
 async def test_every_link_of_every_page_leads_somewhere_and_no_id_is_there_twice(
     house: House, http: aiohttp.ClientSession
 ) -> None:
-    async with Client(house.url) as client:
-        job = await client.create_job(
-            {
-                "name": "linked",
-                "model": {"preset": "tiny-llama"},
-                "dataset": {"artifact": await house.dataset()},
-                "budget": 9_000_000,
-            }
-        )
-        await client.fund(job.id)
+    wanted = {"model": {"preset": "tiny-llama"}, "dataset": {"artifact": await house.dataset()}, "budget": 9_000_000}
+    # Not over the client, which would choose another id than that which the cluster's other pages know.
+    job = await house.cluster.create(NewJob(convert({**wanted, "name": "linked"}, JobSpec)))
+    await house.cluster.fund(job.id)
     for _ in range(4):
         house.cluster.step(job.id)
     due, seen = {"/"}, set[str]()
@@ -73,6 +68,8 @@ async def test_every_link_of_every_page_leads_somewhere_and_no_id_is_there_twice
         assert sorted(set(links.ids)) == sorted(links.ids), path
         for link in links.to:
             target, _, anchor = link.partition("#")
+            if target.startswith("https://") and path.startswith("/docs"):
+                continue  # Documents name their sources.
             assert not target.startswith(("http:", "//", "javascript:")), f"{path} leads away, to {link}"
             if not target:
                 assert anchor in links.ids, f"{path} has no {anchor}"
