@@ -21,12 +21,12 @@ from tests.trainer.test_replay import auditor, command
 from trainer.data import TokenFile
 from trainer.environment import env_class
 from trainer.folder import load_config
-from trainer.operations.tracer import Meddle
+from trainer.operations.tracer import Meddle, record_of
 from trainer.player import Player
 from transport.identity import NodeKey
 from transport.wire.audit import BisectQuery, InputsAnswer
 
-STEPS, LIED = 3, 300
+STEPS = 3
 
 
 async def chunks(data: bytes) -> AsyncIterator[bytes]:
@@ -35,6 +35,12 @@ async def chunks(data: bytes) -> AsyncIterator[bytes]:
 
 def player(done: Committed, folder: Path, meddle: Callable[[], Meddle | None] = lambda: None) -> Player:
     return Player(auditor(folder, done.spec), command(done, STEPS - 1), done.opening(STEPS - 1), meddle)
+
+
+def product_of(done: Committed, folder: Path) -> int:
+    """An operation in the middle of a step on which everything after it rests: a product of matrices."""
+    leaves = player(done, folder).leaves(0, 600)
+    return next(index for index in range(300, len(leaves)) if "mm" in record_of(leaves[index]).name)
 
 
 async def played(dispute: Dispute, players: dict[Side, Player], artifacts: ArtifactStore) -> Dispute:
@@ -56,13 +62,14 @@ async def test_one_wrong_bit_of_a_real_step_is_found_and_a_process_of_its_own_sa
     """The challenger accuses an honest prover: in its own re-run one bit of one operation is another."""
     done = commit_round(pipeline("llama", 2, tokens, training(commit_every=STEPS)), 1, STEPS, 12)
     artifacts = ArtifactStore(tmp_path / "artifacts")
+    lied = product_of(done, folder)
     players: dict[Side, Player] = {
-        "prover": player(done, folder), "challenger": player(done, folder, flip(LIED)),
+        "prover": player(done, folder), "challenger": player(done, folder, flip(lied)),
     }  # fmt: skip
     prover, challenger = (NodeKey(bytes([number]) * 32).address for number in (1, 2))
     begun = Dispute("d" * 32, prover, challenger, command(done, STEPS - 1), 0, 0.0)
     over = await played(begun, players, artifacts)
-    assert (over.phase, over.step, over.index) == ("judging", 0, LIED), over.detail
+    assert (over.phase, over.step, over.index) == ("judging", 0, lied), over.detail
     trace = over.said["prover"].trace
     assert trace is not None
     assert over.questions <= 1 + most_questions(STEPS) + 1 + most_questions(trace.operations) + 1 + 1
@@ -81,7 +88,8 @@ async def test_where_both_sides_do_what_they_say_the_step_is_run_again_to_see_wh
 ) -> None:
     """The records differ in what was done, not in what came of it: only the step itself says which one belongs there."""
     done = commit_round(pipeline("llama", 2, tokens, training(commit_every=STEPS)), 1, STEPS, 12)
-    record = player(done, folder).leaves(1, LIED)[LIED]
+    at = product_of(done, folder)
+    record = player(done, folder).leaves(1, at)[at]
     other = record.replace(b"aten.", b"atem.", 1)
     assert other != record
     artifacts = ArtifactStore(tmp_path / "artifacts")
@@ -93,7 +101,7 @@ async def test_where_both_sides_do_what_they_say_the_step_is_run_again_to_see_wh
     await artifacts.put(chunks(opening), digest, len(opening))
     replay = msgspec.structs.replace(command(done, STEPS - 1), opening=digest)
     prover, challenger = (NodeKey(bytes([number]) * 32).address for number in (1, 2))
-    dispute = Dispute("d" * 32, prover, challenger, replay, 0, 0.0, step=1, index=LIED)
+    dispute = Dispute("d" * 32, prover, challenger, replay, 0, 0.0, step=1, index=at)
     tools = TrainerTools(artifacts, tmp_path / "scratch", 240.0, 16_384)
     stored = cast(Job, SimpleNamespace(spec=spec, files=files))
     here = env_class(1, "cpu")

@@ -69,9 +69,12 @@ def flip(at: int) -> Callable[[], Meddle]:
     def change(index: int, _name: str, written: Sequence[Value]) -> None:
         if index == at:
             assert isinstance(written[0], Tensor)
-            flat = written[0].untyped_storage()
-            start = written[0].storage_offset() * written[0].element_size()
-            torch.empty(0, dtype=torch.uint8).set_(flat, start, (1,), (1,)).bitwise_xor_(1)
+            flat, size = written[0].untyped_storage(), written[0].element_size()
+            start = written[0].storage_offset() * size
+            byte, bit = (
+                (2, 0x40) if written[0].dtype is torch.float32 else (0, 1)
+            )  # Of a fraction the highest: no sum hides it.
+            torch.empty(0, dtype=torch.uint8).set_(flat, start + byte, (1,), (1,)).bitwise_xor_(bit)
 
     return lambda: change
 
