@@ -38,9 +38,9 @@ def player(done: Committed, folder: Path, meddle: Callable[[], Meddle | None] = 
 
 
 def product_of(done: Committed, folder: Path) -> int:
-    """An operation in the middle of a step on which everything after it rests: a product of matrices."""
-    leaves = player(done, folder).leaves(0, 600)
-    return next(index for index in range(300, len(leaves)) if "mm" in record_of(leaves[index]).name)
+    """A product of matrices on the way forward: all after it rests on it, while AdamW's first step hides much of a gradient."""
+    leaves = player(done, folder).leaves(0, 200)
+    return next(index for index in range(100, len(leaves)) if "mm" in record_of(leaves[index]).name)
 
 
 async def played(dispute: Dispute, players: dict[Side, Player], artifacts: ArtifactStore) -> Dispute:

@@ -19,6 +19,7 @@ from coordinator.config import Config
 from coordinator.services.artifacts import ArtifactStore
 from coordinator.services.checks import DatasetChecks, Inspector
 from coordinator.services.models import ModelWorkshop
+from coordinator.services.replays import Replays
 from coordinator.services.uploads import UploadService
 from coordinator.store.sql import SqlStore
 from coordinator.web import routes
@@ -132,6 +133,7 @@ async def opened(
             artifacts,
             authorise,
             auth,
+            Replays(store, SystemClock()),
         )
     server = TestServer(app)
     await server.start_server()

@@ -197,6 +197,11 @@ SELECTS = (
         "Rows that cannot be read",
         (("refuse", "refuse the dataset"), ("skip", "leave them out")),
     ),
+    Select(
+        "over_budget",
+        "Where the budget is too small",
+        (("refuse", "do not start"), ("pause", "train as far as it goes, then pause with what was learned")),
+    ),
 )
 _YES_NO: Mapping[str, bool] = {"true": True, "false": False}
 _CHOICES = {

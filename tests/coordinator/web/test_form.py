@@ -62,6 +62,7 @@ ODD = JobSpec(
     ),
     ParallelSpec(2, 3),
     1.5,
+    "pause",
     "a note",
 )  # fmt: skip
 

@@ -117,12 +117,12 @@ async def test_people_get_pages_and_programs_get_problems(house: House, http: ai
         async with http.get(house.url + path, headers=HTML) as response:
             assert (response.status, response.content_type) == (404, "text/html")
         async with http.get(house.url + path) as response:
-            assert (response.status, response.content_type) == (404, "application/json")
+            assert (response.status, response.content_type) == (404, "application/problem+json")
     for path in ("/static/..%2f..%2fapi.py", "/static/../api.py", "/static/nothing.js", "/static/"):
         async with http.get(house.url + path) as response:
             assert response.status in (403, 404)
     async with http.get(f"{house.api}/nothing", headers=HTML) as response:
-        assert response.content_type == "application/json"
+        assert response.content_type == "application/problem+json"
 
 
 @pytest.mark.parametrize(
@@ -299,6 +299,7 @@ def test_the_codecs_words_are_made_plain() -> None:
     assert plain("Expected `str` of length <= 100") == "must have at most 100 characters"
 
 
+PROBLEM = {"type", "title", "status", "detail", "instance", "code", "field"}  # RFC 9457, and two of our own.
 _JSON: Any = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=12), inner, max_size=4),
@@ -316,7 +317,7 @@ async def test_no_document_makes_the_coordinator_stumble(house: House, body: dic
         for path in ("quote", "jobs", "uploads"):
             async with http.post(f"{house.api}/{path}", json=body) as response:
                 assert 400 <= response.status < 500
-                assert set(await response.json()) == {"code", "detail", "field"}
+                assert set(await response.json()) == PROBLEM
 
 
 def test_the_pages_and_the_desktop_have_one_icon() -> None:
