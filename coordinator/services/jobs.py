@@ -401,7 +401,7 @@ class JobService:
     ) -> Sequence[R]:
         """The rows of the window that are shown, oldest first; without a window, the last ones that there are."""
         if window is None:
-            return [row for row in (await self._part(kind, job, newest=True))[::-1] if shown(row)]
+            return [row for row in (await self._part(kind, job, newest=True, limit=MAX_ROWS))[::-1] if shown(row)]
         found: list[R] = []
         after = window.after
         async with self._context.store.transaction() as tx:

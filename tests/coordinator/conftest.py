@@ -25,17 +25,8 @@ from coordinator.store.sql import SqlStore
 from coordinator.web import routes
 from coordinator.web.auth import Auth
 from coordinator.web.signal import PATH, NodeSocket
-from tests.coordinator.fakes import (
-    COORDINATOR,
-    WALLET,
-    FakeArtifacts,
-    FakeChain,
-    FakeModels,
-    FakeTask,
-    Lie,
-    Peers,
-    profile,
-)
+from tests.coordinator.fake_task import FakeTask
+from tests.coordinator.fakes import COORDINATOR, WALLET, FakeArtifacts, FakeChain, FakeModels, Lie, Peers, profile
 from transport.clock import SystemClock
 from transport.identity import NodeKey
 from transport.wire.codec import decode, encode

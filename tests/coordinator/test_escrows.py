@@ -340,12 +340,12 @@ async def test_the_newest_rows_are_returned_in_the_order_of_time(monkeypatch: py
         await bench.parts.settlement.finish(work)
         for number in range(5):
             await work.tx.insert(EventRecord(job, 0.0, "round", f"line {number}"))
-    monkeypatch.setattr(jobs_module, "MAX_PAGE", 2)
+    monkeypatch.setattr(jobs_module, "MAX_ROWS", 2)
     assert [commit.round for commit in await bench.parts.jobs.commits(job)] == [3, 4]
     assert [r.round for r in await bench.parts.jobs.rounds(job)] == [3, 4]
     assert [receipt.kind for receipt in await bench.parts.jobs.receipts(job)] == ["settle", "refund"]
-    first = await bench.parts.jobs.events(job, 0)
-    second = await bench.parts.jobs.events(job, first[-1].id)
+    first = await bench.parts.jobs.events(job, 0, 2)
+    second = await bench.parts.jobs.events(job, first[-1].id, 2)
     assert (first[0].kind, second[0].id) == ("created", first[-1].id + 1), (
         "the timeline is read in parts, from its start"
     )

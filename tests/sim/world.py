@@ -21,6 +21,7 @@ from coordinator.services.nodes import RefusedError, Session
 from coordinator.store.memory import MemoryStore
 from coordinator.store.ports import Transaction
 from ledger.errors import LedgerUnavailableError
+from tests.coordinator.fake_task import FakeTask
 from tests.coordinator.fakes import (
     COORDINATOR,
     WALLET,
@@ -28,7 +29,6 @@ from tests.coordinator.fakes import (
     FakeChain,
     FakeForger,
     FakeModels,
-    FakeTask,
     Lie,
     Peers,
     profile,

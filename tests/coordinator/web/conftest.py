@@ -25,7 +25,8 @@ from coordinator.services.uploads import UploadService
 from coordinator.store.memory import MemoryStore
 from coordinator.web.auth import Auth
 from coordinator.web.routes import setup
-from tests.coordinator.web.fake import TOKEN, Books, Cluster, Leavings, Market, Registry, address
+from tests.coordinator.web.fake import TOKEN, Cluster, address
+from tests.coordinator.web.fake_services import Books, Leavings, Market, Registry
 from transport.clock import SystemClock
 
 

@@ -8,10 +8,9 @@ import asyncio
 import hashlib
 import math
 import re
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from itertools import count
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -22,13 +21,10 @@ from coordinator.services.artifacts import ArtifactStore
 from coordinator.services.choices import find_choices
 from coordinator.services.files import Files
 from coordinator.services.ports import MAX_ROWS, Window
-from transport.wire import api, ledger, market
-from transport.wire.disputes import DisputeDetail, DisputeView
-from transport.wire.evidence import RoundEvidence
+from transport.wire import api
 from transport.wire.job import JobSpec, TokenizerSpec
 from transport.wire.model import PRESETS
-from transport.wire.network import RelayEnvelope, RelayOrder, RelayQuestion
-from transport.wire.node import IceServer, IceServers
+from transport.wire.network import RelayEnvelope
 from transport.wire.rounds import total_rounds
 
 START = 1_795_000_000.0
@@ -53,7 +49,7 @@ def signature(name: str) -> str:
     return address(name) + address(name + "'")
 
 
-_NODES = (
+NODES = (
     ("attic-4090", "NVIDIA GeForce RTX 4090", "cuda", 24_564, 6.1e13),
     ("kitchen-3060", "NVIDIA GeForce RTX 3060", "cuda", 12_288, 1.1e13),
     ("studio-4070", "NVIDIA GeForce RTX 4070 Ti", "cuda", 12_282, 3.4e13),
@@ -272,7 +268,7 @@ class Cluster:
             return []
         over = view.state in _OVER
         parts = []
-        for index, (name, device, *_rest) in enumerate(_NODES):
+        for index, (name, device, *_rest) in enumerate(NODES):
             place = index if index < _STAGES * _REPLICAS else None
             state = "done" if over else "training" if place is not None else "spare"
             share = view.paid // 4 if place is not None else 0
@@ -342,8 +338,8 @@ class Cluster:
         return api.NetworkView(
             nodes_online=5,
             nodes_busy=4 if running else 0,
-            memory_mb=sum(node[3] for node in _NODES),
-            flops=sum(node[4] for node in _NODES),
+            memory_mb=sum(node[3] for node in NODES),
+            flops=sum(node[4] for node in NODES),
             jobs_running=len(running),
             jobs_done=sum(job.view.state == "settled" for job in self._jobs.values()),
             paid_total=sum(job.view.paid for job in self._jobs.values()),
@@ -373,7 +369,7 @@ class Cluster:
                 earned=1_234_567 * (5 - index),
                 since=START - 86_400 * (index + 1),
             )
-            for index, (name, device, kind, memory, flops) in enumerate(_NODES)
+            for index, (name, device, kind, memory, flops) in enumerate(NODES)
         ]
 
     # What happens
@@ -387,8 +383,8 @@ class Cluster:
                 self._change(found, state="planned")
                 self._say(found, "planned", f"{_STAGES} stages x {_REPLICAS} replicas on 4 nodes, 1 spare")
             case "planned":
-                self._change(found, state="running", first_validation_loss=_loss(0), validation_loss=_loss(0))
-                found.metrics.append(api.Metric(0, 0, 0, "validation", _loss(0), self.now))
+                self._change(found, state="running", first_validation_loss=loss_at(0), validation_loss=loss_at(0))
+                found.metrics.append(api.Metric(0, 0, 0, "validation", loss_at(0), self.now))
                 self._say(found, "running", "all members are ready; round 1 begins")
             case "running" if found.view.rounds_done < found.view.rounds_total:
                 self._round(found)
@@ -434,10 +430,10 @@ class Cluster:
         tokens = view.tokens_total // view.rounds_total
         for point in range(1, POINTS_PER_ROUND + 1):
             done = view.tokens_done + tokens * point // POINTS_PER_ROUND
-            loss = _loss(done / view.tokens_total) + 0.06 * math.sin(done / 997) + 0.04 * math.sin(done / 131)
+            loss = loss_at(done / view.tokens_total) + 0.06 * math.sin(done / 997) + 0.04 * math.sin(done / 131)
             found.metrics.append(api.Metric(number, number * 5 + point, done, "train", loss, self.now))
         done = view.tokens_done + tokens if number + 1 < view.rounds_total else view.tokens_total
-        validation = _loss(done / view.tokens_total) + 0.02
+        validation = loss_at(done / view.tokens_total) + 0.02
         found.metrics.append(api.Metric(number + 1, number * 5 + 5, done, "validation", validation, self.now))
         found.rounds.append(
             api.RoundView(number, 0, "complete", tokens, loss, validation, (0, 1), self.now - ROUND_S, self.now)
@@ -476,7 +472,7 @@ class Cluster:
     def _commit(self, found: _Job, number: int, tokens: int, pot: int) -> None:
         share = 0
         for index in range(4):
-            name = _NODES[index][0]
+            name = NODES[index][0]
             last = index == 3
             amount = pot - share if last else pot // 4
             share += amount
@@ -497,7 +493,7 @@ class Cluster:
                     amount,
                 )
             )
-        drawn = _NODES[number % 4][0]
+        drawn = NODES[number % 4][0]
         found.audits.append(
             api.AuditView(
                 f"{number:032x}",
@@ -506,7 +502,7 @@ class Cluster:
                 number % 2,
                 number % 4 // 2,
                 address(drawn),
-                address(_NODES[(number + 1) % 4][0]),
+                address(NODES[(number + 1) % 4][0]),
                 "passed",
                 "re-executed bit for bit",
             )
@@ -537,29 +533,6 @@ class Cluster:
         found.receipts.append(
             api.Receipt(kind, signature(name), "confirmed", amount, self.now, text, len(found.receipts) + 1)  # type: ignore[arg-type]
         )
-
-
-class Registry:
-    """``ports.Network`` over a cluster: both ports have a method called ``nodes``."""
-
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
-
-    async def view(self) -> api.NetworkView:
-        return await self._cluster.view()
-
-    async def nodes(self) -> Sequence[api.NodeView]:
-        return await self._cluster.network_nodes()
-
-    async def relays(self) -> Sequence[api.RelayView]:
-        return self._cluster.relays
-
-    async def relay_credentials(self, question: RelayQuestion, host: str) -> IceServers:
-        return IceServers((IceServer(("turn:relay.test:3478?transport=udp",), f"1:{question.node}", host),))
-
-    async def announce_relay(self, envelope: RelayEnvelope) -> RelayOrder:
-        self._cluster.announced.append(envelope)
-        return RelayOrder(10.0)
 
 
 def _window(rows: Sequence[V], window: Window | None, place: Callable[[V], tuple[object, ...]]) -> Sequence[V]:
@@ -615,213 +588,6 @@ def _parameters(spec: JobSpec) -> int:
     return 12 * layers * hidden**2 + 2 * spec.tokenizer.vocabulary * hidden
 
 
-def _loss(done: float) -> float:
+def loss_at(done: float) -> float:
     """Cross-entropy after a part of the training: falls fast, then slowly."""
     return 3.1 + 4.5 * math.exp(-6 * done)
-
-
-class Market:
-    """``ports.Market`` over a cluster: three regions, a price that rose, a wallet that earns."""
-
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
-        self.region_list = [
-            market.Region("Frankfurt", 1, 3, 3, 1.06e14),
-            market.Region("relay in New York, east", 1, 1, 1, 9.8e12),
-            market.Region("the moon", 1, 0, 0, 0.0),
-            market.Region("", 0, 1, 0, 4.2e11),
-        ]
-
-    async def regions(self, nodes: Collection[str] | None = None) -> Sequence[market.Region]:
-        return self.region_list if nodes is None else self.region_list[:2]
-
-    async def links(self, nodes: Collection[str]) -> Sequence[market.Link]:
-        names = [address(node[0]) for node in _NODES[:4]]
-        pairs = ((0, 1, 12.3, "direct"), (2, 3, 48.0, "relay"), (0, 2, 95.1, "direct"))
-        return [market.Link(names[a], names[b], rtt, 0.001, kind) for a, b, rtt, kind in pairs]  # type: ignore[arg-type]
-
-    async def now(self) -> market.Market:
-        return market.Market(
-            rate=PRICE_PER_PETAFLOP,
-            least=2_000,
-            reason="10^15 operations cost what four of five nodes work for, and 1.5 hours of work are queued",
-            offered=sum(node[4] for node in _NODES),
-            willing=sum(node[4] for node in _NODES[:4]),
-            queued=6 * 10**17,
-            queued_jobs=2,
-            history=tuple(
-                market.PricePoint(START - 3600 * (24 - hour), PRICE_PER_PETAFLOP * (40 + hour) // 64)
-                for hour in range(24)
-            ),
-            paid_week=5_000_000_000,
-            capacity_week=7 * 86_400 * 2e13,
-        )
-
-    async def earnings(self, wallet: str) -> market.Earnings:
-        if not re.fullmatch(r"[1-9A-HJ-NP-Za-km-z]{32,44}", wallet):
-            raise InvalidError(f"{wallet[:60]!r} is no address: copy it from the app", "address")
-        machines = tuple(n for n in await self._cluster.network_nodes() if wallet in (n.payout, n.node))
-        today = int(START) // 86_400
-        days = tuple(
-            market.Earned((today - back) * 86_400, (29 - back) * 1_234_567 % 7_000_000 if machines else 0)
-            for back in range(29, -1, -1)
-        )
-        payouts = tuple(
-            market.Payout(f"{1:032x}", START - 900 * n, 1_234_567 + n, "confirmed" if n else "sent", signature(f"{n}"))
-            for n in range(6 if machines else 0)
-        )
-        paid = sum(day.amount for day in days)
-        return market.Earnings(
-            wallet, machines, paid, *((1_234_567, 456_789, 12) if machines else (0, 0, 0)), days, payouts
-        )
-
-    async def health(self) -> market.Health:
-        today = int(START) // 86_400
-        return market.Health(
-            started=START - 86_400,
-            checks=(
-                market.Check("Coordinator and database", "good", "answer"),
-                market.Check("Ledger", "bad", "does not answer: connection refused. Training goes on, payouts wait."),
-                market.Check("Relays", "warn", "1 of 2 are up"),
-            ),
-            versions={"Cottage": "0.3", "protocol of nodes": "1", "Python": "3.11"},
-            days=tuple(
-                market.Day((today - back) * 86_400, {"lost": 2, "ledger": 1} if back == 3 else {}) for back in range(14)
-            ),
-        )
-
-
-class Books:
-    """``ports.Books`` over a cluster: what its jobs' receipts say; nothing of it can be proven."""
-
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
-
-    async def entries(
-        self, kinds: Sequence[str], job: str | None, before: int | None, limit: int
-    ) -> Sequence[ledger.LedgerEntry]:
-        views = await self._cluster.list(1000, None)
-        told = [(view, receipt) for view in views for receipt in await self._cluster.receipts(view.id)]
-        numbered = [
-            ledger.LedgerEntry(
-                number, view.id, view.name, one.kind, one.state, one.amount, one.signature, one.time, one.detail, {}
-            )
-            for number, (view, one) in enumerate(sorted(told, key=lambda pair: pair[1].time), 1)
-        ]
-        fitting = [
-            one
-            for one in reversed(numbered)
-            if (not kinds or one.kind in kinds) and job in (None, one.job) and (before is None or one.id < before)
-        ]
-        return fitting[:limit]
-
-    async def audits(
-        self, state: str | None, job: str | None, offset: int, limit: int, after: tuple[int, str] | None = None
-    ) -> Sequence[ledger.NodeAudit]:
-        views = [view for view in await self._cluster.list(1000, None) if job in (None, view.id)]
-        found = [
-            ledger.NodeAudit(view.id, "audited", 0, audit)
-            for view in views
-            for audit in await self._cluster.audits(view.id)
-            if state in (None, audit.state)
-        ]
-        found.sort(key=lambda one: (one.audit.round, one.audit.audit), reverse=True)
-        found = [one for one in found if after is None or (one.audit.round, one.audit.audit) < after]
-        return found[offset : offset + limit]
-
-    async def totals(self) -> ledger.LedgerTotals:
-        views = await self._cluster.list(1000, None)
-        sums = [sum(getattr(view, name) for view in views) for name in ("escrow", "paid", "refunded")]
-        return ledger.LedgerTotals(sums[0], sums[1], sums[2], sums[0] - sums[1] - sums[2], 0, 0)
-
-    async def job(self, job: str) -> ledger.JobLedger:
-        view = await self._cluster.get(job)
-        held = view.escrow - view.paid - view.refunded
-        return ledger.JobLedger(
-            job=job,
-            escrow=address("escrow" + job),
-            submitter=view.submitter,
-            coordinator=address("coordinator"),
-            program=address("program"),
-            mint=address("mint"),
-            rpc="http://127.0.0.1:8899",
-            on_chain=True,
-            totals=ledger.LedgerTotals(view.escrow, view.paid, view.refunded, held, 0, 0),
-        )
-
-    async def node(self, node: str) -> ledger.NodeAccount:
-        known = {view.node: view for view in await self._cluster.network_nodes()}
-        if node not in known:
-            raise NotFoundError(f"there is no node {node}", "node")
-        return ledger.NodeAccount(known[node], "", None, (), {}, (), (), ())
-
-    async def disputes(
-        self, job: str | None, offset: int, limit: int, after: tuple[float, str] | None = None
-    ) -> Sequence[DisputeView]:
-        return ()
-
-    async def dispute(self, audit: str) -> DisputeDetail:
-        raise NotFoundError(f"there is no dispute over audit {audit}", "audit")
-
-    async def promise(self, job: str) -> ledger.PromiseView:
-        await self._cluster.get(job)
-        raise NotFoundError(f"job {job} has promised nothing", "job")
-
-    async def evidence(self, job: str, number: int) -> Sequence[RoundEvidence]:
-        await self._cluster.get(job)
-        raise NotFoundError(f"job {job} has no round {number}", "round")
-
-
-class Leavings:
-    """``ports.Leavings`` over a cluster: checkpoints whose files are made up, a model that repeats its prompt."""
-
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
-
-    async def checkpoints(self, job: str) -> Sequence[api.CheckpointView]:
-        view = await self._cluster.get(job)
-        return [self._checkpoint(done) for done in range(view.rounds_done, 0, -4)]
-
-    async def part(self, job: str, round_: int, stage: int) -> Path:
-        await self._known(job, round_)
-        return self._files().path(await self._put(f"stage {stage} of {job} after {round_}".encode()))
-
-    async def folder(self, job: str, round_: int | None = None) -> str:
-        await self._known(job, round_)
-        return await self._put(f"model of {job} after {round_}".encode())
-
-    async def generate(
-        self, job: str, round_: int | None, request: api.TrialRequest
-    ) -> AsyncIterator[Mapping[str, Any]]:
-        await self._known(job, round_)
-        yield {"checkpoint": 4}
-        for word in request.prompt.split()[: request.tokens]:
-            yield {"text": f" {word}"}
-        yield {"done": "length", "tokens": request.tokens}
-
-    async def log(
-        self, job: str, after: int, before: int | None, search: str, level: str, limit: int
-    ) -> Sequence[api.LogLine]:
-        events = await self._cluster.events(job, after)
-        lines = [api.LogLine(e.id, e.time, "info", e.text, "", None, None) for e in events if search in e.text]
-        return [line for line in lines if before is None or line.id < before][:limit]
-
-    async def _known(self, job: str, round_: int | None) -> None:
-        if not await self.checkpoints(job) or (round_ or 0) > (await self._cluster.get(job)).rounds_done:
-            raise NotFoundError(f"job {job} has no checkpoint {round_}", "round")
-
-    def _checkpoint(self, done: int) -> api.CheckpointView:
-        part = api.CheckpointPart(0, hashlib.sha256(str(done).encode()).hexdigest(), 1_234_567)
-        return api.CheckpointView(
-            done, done * 5, done * 4096, START, _loss(done), _loss(done), True, part.bytes, (part,)
-        )
-
-    def _files(self) -> ArtifactStore:
-        assert self._cluster.artifacts is not None
-        return self._cluster.artifacts
-
-    async def _put(self, data: bytes) -> str:
-        async def chunks() -> AsyncIterator[bytes]:
-            yield data
-
-        return await self._files().put(chunks(), None, len(data))

@@ -20,7 +20,8 @@ from coordinator.web.pages.market import ranked
 from coordinator.web.pages.pipeline import drawing, pipeline
 from coordinator.web.pages.render import NODE_LOOKS
 from tests.coordinator.web.conftest import House
-from tests.coordinator.web.fake import Market, address
+from tests.coordinator.web.fake import address
+from tests.coordinator.web.fake_services import Market
 from transport.wire.api import JobNode, NewJob, NodeView
 from transport.wire.codec import convert
 from transport.wire.job import JobSpec

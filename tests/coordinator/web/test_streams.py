@@ -16,7 +16,8 @@ from coordinator.web import stream
 from coordinator.web.http import protect
 from coordinator.web.stream import Limits, Streams
 from tests.coordinator.web.conftest import House
-from tests.coordinator.web.fake import Cluster, Registry
+from tests.coordinator.web.fake import Cluster
+from tests.coordinator.web.fake_services import Registry
 from tests.coordinator.web.test_api import spec, submitted
 from transport.wire.api import NewJob
 

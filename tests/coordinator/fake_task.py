@@ -1,0 +1,244 @@
+"""A worker in memory that keeps the rules of the wire, and can be told to lie."""
+
+import msgspec
+
+from tests.coordinator.fakes import FALSE_CONTRIBUTIONS, Lie, Peers, Tree
+from tests.coordinator.rerun import Committed
+from tests.coordinator.rerun import digest as digest
+from transport.wire.node import Assign
+from transport.wire.task import (
+    AbandonRound,
+    ApplyRound,
+    AuditReport,
+    BeginRound,
+    BisectQuery,
+    OpenOuter,
+    OpenStep,
+    OuterRecord,
+    Progress,
+    ReplayOuter,
+    ReplayStep,
+    RoundApplied,
+    RoundCommit,
+    RoundHolding,
+    StepOpened,
+    StopTask,
+    TaskCommand,
+    TaskReady,
+    TaskReport,
+    Traffic,
+    Validation,
+)
+
+
+class FakeTask:
+    """A worker that keeps the rules of the wire. ``act`` takes a command; ``work`` does what has become possible since.
+
+    ``lie``: commits to a ``root`` without leaves, contributes a ``substitute`` for what its last leaf binds, trains from
+    another ``anchor``, or names another environment ``class``; ``skips`` all steps, or forges ``one step``; binds a false
+    contribution in its last leaf (``FALSE_CONTRIBUTIONS``); is ``mute`` when it is to open a step; forges one and is ``silent``
+    in the dispute; says something else of an ``outer`` step than it comes to.
+
+    ``accuse``: finds every step that it re-runs wrong. ``blind``: finds every step right that it is to re-run, of
+    everybody or of these nodes.
+    """
+
+    def __init__(
+        self,
+        assign: Assign,
+        node: str,
+        peers: Peers,
+        lie: Lie | None = None,
+        env_class: str = "cpu",
+        accuse: bool = False,
+        blind: bool | frozenset[str] = False,
+    ) -> None:
+        self.assign = assign
+        self.blind = blind
+        self.node = node
+        self.peers = peers
+        self.lie = lie
+        self.accuse = accuse
+        self.trained = False
+        self.roots: dict[tuple[int, int], str] = {}
+        self.outers: dict[tuple[int, int], tuple[OuterRecord, str]] = {}
+        self.env_class = env_class
+        self.anchor_round = 0
+        self.anchor = digest("initial", assign.stage)
+        self.begun: BeginRound | None = None
+        self.abandoned = False
+        self.applied: RoundApplied | None = None
+        self.held: dict[int, str] = {}
+        self.stopped = False
+
+    def start(self) -> list[TaskReport]:
+        return [TaskReady(self.env_class, 1000)]
+
+    def act(self, command: TaskCommand) -> list[TaskReport]:
+        match command:
+            case BeginRound():
+                return self._begin(command)
+            case AbandonRound():
+                self.abandoned = True
+                return []
+            case ApplyRound():
+                return self._apply(command)
+            case OpenStep() if self.lie == "mute":
+                return [StepOpened(command.audit, None, "no")]
+            case OpenStep():
+                opening = digest("opening", command.audit)
+                self.peers.openings[opening] = self.roots[command.epoch, command.round]
+                return [StepOpened(command.audit, opening)]
+            case ReplayStep():
+                return [self._judge(command)]
+            case StopTask():
+                self.stopped = True
+                return []
+            case BisectQuery():
+                return self._dispute(command)
+            case OpenOuter():
+                opening = digest("outer opening", command.audit)
+                self.peers.outers[opening] = self.outers[command.epoch, command.round]
+                return [StepOpened(command.audit, opening)]
+            case ReplayOuter():
+                right = self.peers.outers[command.opening] == (command.record, command.parameters)
+                return [AuditReport(command.audit, "match" if right and not self.accuse else "mismatch", "seen")]
+
+    def _judge(self, command: ReplayStep) -> AuditReport:
+        tree = self.peers.trees[command.root]
+        prover = command.plan.node_of(command.stage, command.replica)
+        if self.blind is True or (self.blind and prover in self.blind):
+            return AuditReport(command.audit, "match")
+        contribution = tree.gradient == tree.honest_gradient or command.step < command.leaves - 1
+        bound = tree.gradient == command.pseudo_gradient and command.anchor in (None, tree.anchor)
+        if self.accuse or tree.forged or not bound or not contribution or command.step in tree.work.wrong:
+            return AuditReport(command.audit, "mismatch", "seen")
+        if tree.env_class != self.env_class:
+            return AuditReport(command.audit, "incomparable", f"the prover names {tree.env_class}")
+        return AuditReport(command.audit, "match")
+
+    def _dispute(self, query: BisectQuery) -> list[TaskReport]:
+        """Stand by what was said: a liar by its commitment, a false accuser by its invention."""
+        work, replay = self.peers.trees[query.replay.root].work, query.replay
+        if self.lie == "silent":
+            return []
+        is_prover = replay.plan.node_of(replay.stage, replay.replica) == self.node
+        return [work.answer(query, bent=replay.step in work.wrong if is_prover else self.accuse)]
+
+    def work(self) -> list[TaskReport]:
+        """Train if the whole pipeline is there, and report what peers have sent."""
+        if self.begun is None or self.assign.stage is None:
+            return []
+        return [*self._train(self.begun), *self.look()]
+
+    def _train(self, begun: BeginRound) -> list[TaskReport]:
+        stage, replica = self._seat()
+        key = (self.assign.job, begun.plan.epoch, begun.round)
+        here = self.peers.begun.get((*key, replica), set())
+        if self.trained or self.abandoned or begun.steps == 0 or len(here) < len(begun.plan.layers):
+            return []
+        self.trained = True
+        honest = digest(key, stage, replica, "gradient")
+        bound = digest(self.lie, honest) if self.lie in FALSE_CONTRIBUTIONS else honest
+        gradient = digest("ten times", bound) if self.lie == "substitute" else bound
+        self.peers.sent.setdefault((*key, stage), {})[replica] = gradient
+        last = stage == len(begun.plan.layers) - 1
+        anchor = digest("false", self.anchor) if self.lie == "anchor" else self.anchor
+        env_class = "of its own" if self.lie == "class" else self.env_class
+        name = digest(key, stage, replica)
+        wrong: frozenset[int] = frozenset()
+        if self.lie == "skips":
+            wrong = frozenset(range(begun.steps))
+        elif self.lie in ("one step", "silent"):
+            wrong = frozenset({int(name[:8], 16) % begun.steps})
+        work = Committed(name, begun.first_step, begun.steps, wrong, env_class, anchor)
+        root = digest(name, "root") if self.lie == "root" else work.tree.root.hex()
+        self.roots[begun.plan.epoch, begun.round] = root
+        self.peers.trees[root] = Tree(bound, anchor, env_class, self.lie == "root", work, honest)
+        commit = RoundCommit(
+            begun.plan.epoch, begun.round, root, begun.steps, gradient,
+            tokens=begun.steps * 256, operations=1, loss=5.0 / (1 + begun.round) if last else None,
+        )  # fmt: skip
+        step = begun.first_step + begun.steps - 1
+        return [Progress(begun.plan.epoch, begun.round, step, begun.steps * 256, commit.loss), commit]
+
+    def look(self) -> list[TaskReport]:
+        """Report pseudo-gradients that have come in since the last look."""
+        if self.begun is None:
+            return []
+        key = (self.assign.job, self.begun.plan.epoch, self.begun.round, self._seat()[0])
+        now = dict(self.peers.sent.get(key, {}))
+        if now == self.held:
+            return []
+        self.held = now
+        return [RoundHolding(key[1], key[2], now), Traffic(1, 2, 3, 30, 4)]
+
+    def _seat(self) -> tuple[int, int]:
+        assert self.assign.stage is not None
+        assert self.assign.replica is not None
+        return self.assign.stage, self.assign.replica
+
+    def _begin(self, command: BeginRound) -> list[TaskReport]:
+        if self.begun is not None and (command.plan.epoch, command.round) == (self.begun.plan.epoch, self.begun.round):
+            return []
+        stage, replica = self._seat()
+        self.begun, self.abandoned, self.applied, self.held, self.trained = command, False, None, {}, False
+        self.peers.begun.setdefault((self.assign.job, command.plan.epoch, command.round, replica), set()).add(stage)
+        if command.plan.node_of(stage, replica) != self.node:
+            self.peers.violations.append(f"{self.node} was begun on a seat that the plan gives to somebody else")
+        if command.kept is not None and not set(command.kept.holders) & self.peers.keepers[command.kept.manifest]:
+            self.peers.violations.append("a state is named that none of its holders keeps")
+        if command.moments is not None:
+            self.peers.resumed += command.moments.holders == (self.node,)
+            if self.peers.moments[command.moments.manifest] != (stage, replica, command.round):
+                self.peers.violations.append("moments of another seat or round are named")
+        if command.state is not None and command.state not in self.peers.stored:
+            self.peers.violations.append("a state is named that was never stored")
+        source = command.state if command.kept is None else command.kept.manifest
+        if source is not None:
+            number, of_stage, self.anchor = self.peers.checkpoints[source]
+            self.anchor_round = number
+            if of_stage != stage:
+                self.peers.violations.append("a checkpoint of another stage")
+        if self.anchor_round != command.round:
+            self.peers.violations.append(
+                f"round {command.round} was begun from the anchor of round {self.anchor_round}"
+            )
+        anchors = self.peers.anchors.setdefault(
+            (self.assign.job, command.plan.epoch, command.round * 1000 + stage), set()
+        )
+        anchors.add(self.anchor)
+        if len(anchors) > 1:
+            self.peers.violations.append(f"round {command.round}, stage {stage}: replicas begin from different anchors")
+        if command.validate and stage == len(command.plan.layers) - 1:
+            return [Validation(command.plan.epoch, command.round, 5.0 / (1 + command.round), 100)]
+        return []
+
+    def _apply(self, command: ApplyRound) -> list[TaskReport]:
+        if self.begun is None or (command.epoch, command.round) != (self.begun.plan.epoch, self.begun.round):
+            self.peers.violations.append(f"round {command.round} is applied but was not begun")
+            return []
+        stage, _ = self._seat()
+        if any(self.held.get(replica) != held for replica, held in command.contributors.items()):
+            self.peers.violations.append(f"round {command.round}: a contribution that is not held is applied")
+        before = self.anchor
+        if self.applied is None:
+            self.anchor = digest(self.anchor, sorted(command.contributors.items()))
+            self.anchor_round = command.round + 1
+        name = digest("checkpoint", self.assign.job, stage, self.anchor_round, self.anchor)
+        self.peers.checkpoints[name] = (self.anchor_round, stage, self.anchor)
+        self.peers.keepers.setdefault(name, set()).add(self.node)
+        stored = name if command.checkpoint else None
+        if stored:
+            self.peers.stored.add(name)
+        own = digest("moments", self.assign.job, self._seat(), self.anchor_round, self.anchor)
+        self.peers.moments[own] = (*self._seat(), self.anchor_round)
+        if self.applied is not None:
+            self.applied = msgspec.structs.replace(self.applied, checkpoint=stored)
+            return [self.applied]
+        record, said = OuterRecord(digest("outer", before), digest("outer", self.anchor)), self.anchor
+        self.outers[command.epoch, command.round] = record, said
+        if self.lie == "outer":
+            record, said = OuterRecord(record.before, digest("false", record.after)), digest("false", said)
+        self.applied = RoundApplied(command.epoch, command.round, said, stored, name, own, record)
+        return [self.applied]
