@@ -276,7 +276,7 @@ async def nodes(house: House, count: int, first: int = 1, **options: Any) -> Asy
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def until(condition: Callable[[], Any], seconds: float = 15.0) -> None:
+async def until(condition: Callable[[], Any], seconds: float = 60.0) -> None:
     """Wait until the condition holds; fails the test after ``seconds``."""
     async with asyncio.timeout(seconds):
         while True:

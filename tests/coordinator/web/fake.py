@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import msgspec
 
+from coordinator.client.text import JOB_SENTENCES
 from coordinator.domain.account import LOCAL_ACCOUNT
 from coordinator.domain.job import Action
 from coordinator.errors import ConflictError, FundsError, IllegalTransitionError, InvalidError, NotFoundError
@@ -521,6 +522,9 @@ class Cluster:
         return self._jobs[job]
 
     def _change(self, found: _Job, **values: object) -> None:
+        """Without a sentence of its own, a new state gets the general one."""
+        if "state" in values:
+            values = {"sentence": JOB_SENTENCES.get(str(values["state"]), ""), **values}
         found.view = msgspec.structs.replace(found.view, **values)
         self.wake()
 
