@@ -6,7 +6,9 @@ later with its disk as it was left; at most one node of each stage is down at a 
 
 import asyncio
 import random
+import secrets
 import statistics
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -29,6 +31,7 @@ from transport.wire.job import DatasetSpec, JobSpec, ModelSpec, ParallelSpec, To
 
 ANY_BUDGET = 10**15
 POLL_SECONDS = 0.25
+LOOPBACK = "127.0.0.1"
 READY_SECONDS = 900.0  # A dozen agents that start at once on two busy cores.
 DOWN_SECONDS = (0.5, 6.0)
 PRICE_PER_PETAFLOP = 1_000_000_000
@@ -147,7 +150,8 @@ class Storm:
     weather: Weather
     household: Household = field(init=False)
     providers: list[Provider] = field(default_factory=list)
-    host: str = "127.0.0.1"
+    host: str = LOOPBACK
+    token: str | None = None
     web: str = ""
     ledger_url: str = ""
     coordinator: Role | None = None
@@ -175,7 +179,7 @@ class Storm:
     async def to_the_end(self) -> Outcome:
         """Everything, in order."""
         ledger = await self.start()
-        async with Client(self.web) as client:
+        async with Client(self.web, self.token) as client:
             job = await self.submit(client, ledger)
             began = time.time()
             job = await self._watch(client, job.id)
@@ -239,11 +243,24 @@ class Storm:
             "-m",
             "cottage",
             "serve",
-            *(["--open"] if self.host == "127.0.0.1" else []),
+            *(["--open"] if self.host == LOOPBACK else []),
             *(str(word) for pair in values.items() for word in pair),
         ]
         self.coordinator = await self.household.start("coordinator", words)
         self.web = await wait_for_file(folder / "url", self.coordinator, STARTING_SECONDS)
+        if self.host != LOOPBACK and self.token is None:
+            await self._account(folder, "add", "storm", "--password-stdin")
+            self.token = await self._account(folder, "key", "storm")
+
+    async def _account(self, data: Path, *words: str) -> str:
+        """What ``cottage accounts`` says; only a coordinator on a loopback address is open to everybody."""
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "cottage", "accounts", "--data", str(data), *words,
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        said, _ = await process.communicate(secrets.token_urlsafe().encode())
+        assert process.returncode == 0, said
+        return said.decode().strip()
 
     async def add(self, name: str) -> None:
         """One more node."""
@@ -265,7 +282,7 @@ class Storm:
     async def until_online(self, count: int) -> None:
         """Wait until so many nodes are there."""
         deadline = time.monotonic() + READY_SECONDS
-        async with Client(self.web) as client:
+        async with Client(self.web, self.token) as client:
             while (await client.network()).nodes_online < count:
                 self.household.check()
                 assert time.monotonic() < deadline, f"fewer than {count} nodes came online"
