@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Literal
 
 from solders.pubkey import Pubkey
@@ -82,6 +83,9 @@ class FakeArtifacts:
 
     def has(self, _digest: str) -> bool:
         return True
+
+    def path(self, _digest: str) -> Path:
+        return Path(__file__)
 
 
 @dataclass
