@@ -222,27 +222,40 @@ async def build(config: Config, clock: Clock | None = None) -> AsyncIterator[tup
         app = web.Application()
         NodeSocket(parts.context, parts.nodes, parts.conversation).setup(app)
         auth = Auth(store, clock, config)
-        routes.setup(
-            app,
-            parts.jobs,
-            parts.network,
-            parts.market,
-            parts.books,
-            parts.leavings,
-            parts.notice_settings,
-            uploads,
-            checks,
-            artifacts,
-            parts.nodes.authorise,
-            auth,
-            Replays(store, clock),
-            config.data / "downloads",
-        )
+        add_interface(app, parts, uploads, checks, artifacts, auth)
         app.router.add_get("/metrics", _metrics(parts))
         if not config.open and not await auth.accounts.any():
             log.warning("no account yet: make the operator's on the page /sign-up, with the code %s", auth.setup.make())
         await parts.recover()
         yield app, parts
+
+
+def add_interface(
+    app: web.Application,
+    parts: Parts,
+    uploads: UploadService,
+    checks: DatasetChecks,
+    artifacts: ArtifactStore,
+    auth: Auth,
+) -> None:
+    """Add the REST interface and the pages of ``parts`` to ``app``, which has not started."""
+    context = parts.context
+    routes.setup(
+        app,
+        parts.jobs,
+        parts.network,
+        parts.market,
+        parts.books,
+        parts.leavings,
+        parts.notice_settings,
+        uploads,
+        checks,
+        artifacts,
+        parts.nodes.authorise,
+        auth,
+        Replays(context.store, context.clock),
+        context.config.data / "downloads",
+    )
 
 
 async def serve(config: Config, ready: Callable[[str], None], stopping: asyncio.Event) -> None:

@@ -14,15 +14,13 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from coordinator.app import Parts, assemble
+from coordinator.app import Parts, add_interface, assemble
 from coordinator.config import Config
 from coordinator.services.artifacts import ArtifactStore
 from coordinator.services.checks import DatasetChecks, Inspector
 from coordinator.services.models import ModelWorkshop
-from coordinator.services.replays import Replays
 from coordinator.services.uploads import UploadService
 from coordinator.store.sql import SqlStore
-from coordinator.web import routes
 from coordinator.web.auth import Auth
 from coordinator.web.signal import PATH, NodeSocket
 from tests.coordinator.fake_task import FakeTask
@@ -109,23 +107,7 @@ async def opened(
         uploads = UploadService(config.data / "uploads", artifacts)
         auth = Auth(store, SystemClock(), replace(config, open=True))
         checks = DatasetChecks(config.data / "checks", artifacts, cast(Inspector, models))
-        authorise = parts.nodes.authorise
-        market, books, leavings = parts.market, parts.books, parts.leavings
-        routes.setup(
-            app,
-            parts.jobs,
-            parts.network,
-            market,
-            books,
-            leavings,
-            parts.notice_settings,
-            uploads,
-            checks,
-            artifacts,
-            authorise,
-            auth,
-            Replays(store, SystemClock()),
-        )
+        add_interface(app, parts, uploads, checks, artifacts, auth)
     server = TestServer(app)
     await server.start_server()
     loops = [asyncio.create_task(loop(), name=name) for name, loop in parts.loops().items()]
@@ -276,7 +258,7 @@ async def nodes(house: House, count: int, first: int = 1, **options: Any) -> Asy
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def until(condition: Callable[[], Any], seconds: float = 60.0) -> None:
+async def until(condition: Callable[[], Any], seconds: float = 15.0) -> None:
     """Wait until the condition holds; fails the test after ``seconds``."""
     async with asyncio.timeout(seconds):
         while True:

@@ -25,7 +25,7 @@ async def reached(house: House, job: str, rounds: int) -> None:
     async def done() -> bool:
         return (await house.parts.jobs.get(job)).rounds_done >= rounds
 
-    await until(done, 180.0)
+    await until(done, 60.0)
 
 
 async def ended(house: House, job: str) -> JobView:
@@ -33,7 +33,7 @@ async def ended(house: House, job: str) -> JobView:
         view = await house.parts.jobs.get(job)
         return view.state in ("settled", "failed", "cancelled") and view.paid + view.refunded == view.escrow
 
-    await until(done, 180.0)
+    await until(done, 60.0)
     return await house.parts.jobs.get(job)
 
 

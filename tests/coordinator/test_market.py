@@ -21,7 +21,7 @@ async def test_what_wallets_earned_is_what_the_job_paid(house: House) -> None:
         await house.parts.jobs.fund(job.id)
         queued = await market.now()
         assert (queued.queued_jobs, queued.queued > 0) == (1, True)
-        await until(lambda: done(house, job.id))
+        await until(lambda: done(house, job.id), 60.0)
         view = await house.parts.jobs.get(job.id)
         records = await house.parts.network.nodes()
         earned = [await market.earnings(wallet) for wallet in {node.payout for node in records}]

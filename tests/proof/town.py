@@ -14,16 +14,14 @@ from typing import Any, cast
 import msgspec
 from aiohttp import web
 
-from coordinator.app import assemble
+from coordinator.app import add_interface, assemble
 from coordinator.config import Config
 from coordinator.services.artifacts import ArtifactStore
 from coordinator.services.chain import LedgerChain
 from coordinator.services.checks import DatasetChecks, Inspector
 from coordinator.services.models import ModelWorkshop
-from coordinator.services.replays import Replays
 from coordinator.services.uploads import UploadService
 from coordinator.store.memory import MemoryStore
-from coordinator.web import routes
 from coordinator.web.auth import Auth
 from ledger.client import Ledger, LedgerConfig
 from ledger.local.genesis import open_chain
@@ -76,23 +74,7 @@ class Town:
         parts = self.parts
         auth = Auth(parts.context.store, self.clock, replace(parts.context.config, open=True))
         checks = DatasetChecks(folder / "checks", artifacts, cast(Inspector, FakeModels()))
-        authorise, replays = parts.nodes.authorise, Replays(parts.context.store, self.clock)
-        market, books, leavings = parts.market, parts.books, parts.leavings
-        routes.setup(
-            app,
-            parts.jobs,
-            parts.network,
-            market,
-            books,
-            leavings,
-            parts.notice_settings,
-            uploads,
-            checks,
-            artifacts,
-            authorise,
-            auth,
-            replays,
-        )
+        add_interface(app, parts, uploads, checks, artifacts, auth)
         runner = web.AppRunner(app, shutdown_timeout=0.1)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
