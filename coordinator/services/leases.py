@@ -1,6 +1,7 @@
 """The terms of live leases, in memory: renewed by heartbeats, ended by the reaper.
 
-The database says which leases live; only their remaining time is kept here. After a restart everybody gets a full term.
+The database says which leases live; only their remaining time is kept here. After a restart everybody gets a full term,
+and while the whole process stands still (a suspended machine, a loop that is held up) no term runs out: it heard nobody.
 """
 
 from collections.abc import Iterable
@@ -10,6 +11,8 @@ from coordinator.domain.lease import Lease, Term
 from coordinator.services.context import Context
 from transport.wire.node import HeldLease
 
+LONGEST_LOOK = 0.25  # Of a term. Looks are many times as frequent; a longer pause between two says that nobody looked.
+
 
 class Leases:
     """Which node holds what until when."""
@@ -18,6 +21,8 @@ class Leases:
         self._context = context
         self._live: dict[str, Lease] = {}
         self._terms: dict[str, Term] = {}
+        self._looked = context.clock.now()
+        self._attended = 0.0
 
     async def recover(self) -> None:
         """Read the live leases of an earlier process and give each a full term."""
@@ -32,7 +37,7 @@ class Leases:
             self._terms.pop(lease.id, None)
             return
         if lease.id not in self._terms:
-            expires = self._context.clock.now() + self._context.config.lease_seconds
+            expires = self._now() + self._context.config.lease_seconds
             self._terms[lease.id] = Term(lease.node, lease.fence, expires)
         self._live[lease.id] = lease
 
@@ -54,23 +59,30 @@ class Leases:
 
     def renew(self, node: str, held: Iterable[HeldLease]) -> tuple[str, ...]:
         """Renew what the node names; returns what is not its (any more)."""
-        now, seconds = self._context.clock.now(), self._context.config.lease_seconds
+        now, seconds = self._now(), self._context.config.lease_seconds
         renewed, gone = rules.renew(self._terms, node, held, now, seconds)
         self._terms.update(renewed)
         return gone
 
     def expired(self) -> tuple[str, ...]:
         """Leases whose time is over."""
-        return rules.expired(self._terms, self._context.clock.now())
+        return rules.expired(self._terms, self._now())
 
     def expire(self, leases: Iterable[str]) -> None:
         """Let the reaper end these at its next turn."""
         for lease in leases:
             if lease in self._terms:
                 term = self._terms[lease]
-                self._terms[lease] = Term(term.node, term.fence, self._context.clock.now())
+                self._terms[lease] = Term(term.node, term.fence, self._now())
 
     def share_a_job(self, one: str, other: str) -> bool:
         """Whether two nodes are in the plan of one job."""
         jobs = {lease.job for lease in self._live.values() if lease.node == one and lease.seat}
         return any(lease.job in jobs for lease in self._live.values() if lease.node == other and lease.seat)
+
+    def _now(self) -> float:
+        """Seconds for which this process has attended to its nodes."""
+        now = self._context.clock.now()
+        self._attended += min(now - self._looked, LONGEST_LOOK * self._context.config.lease_seconds)
+        self._looked = now
+        return self._attended

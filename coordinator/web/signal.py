@@ -11,7 +11,7 @@ from coordinator.services.conversation import Conversation
 from coordinator.services.nodes import Nodes, RefusedError, Session
 from coordinator.web.auth import public
 from transport.wire.codec import MessageError, decode, encode
-from transport.wire.node import Challenge, CoordinatorMessage, Hello, NodeMessage, Refused
+from transport.wire.node import Challenge, CoordinatorMessage, Heartbeat, Hello, NodeMessage, Refused
 
 PATH = "/api/v1/node"
 MAX_FRAME = 256 * 1024  # The largest message is a signalling envelope of 128 KB.
@@ -20,6 +20,7 @@ HELLO_SECONDS = 10.0  # To answer the challenge; signing takes a millisecond.
 CLOSE_SECONDS = 2.0
 RATE = 50.0  # Messages a second: four leases with progress, traffic and heartbeats need five.
 BURST = 400.0  # After a reconnect a node sends everything that was not acknowledged.
+MAX_UNHANDLED = 512  # Messages of one node that wait for their turn; then its connection is read no further.
 MAX_REASON = 120  # Bytes that a close frame carries.
 
 log = logging.getLogger(__name__)
@@ -104,13 +105,11 @@ class NodeSocket:
 
     async def _talk(self, host: str, socket: web.WebSocketResponse, outgoing: _Outgoing) -> None:
         session: Session | None = None
-        bucket = _Bucket(self._context.clock.now())
         try:
-            session = await self._greet(host, socket, outgoing)
-            if session is None:
-                return
-            while (message := await self._read(socket, outgoing, bucket)) is not None:
-                await self._conversation.receive(session, message)
+            entered = await self._greet(host, socket, outgoing)
+            if entered is not None:
+                session, hello = entered
+                await self._converse(session, hello, socket, outgoing)
         except MessageError as error:
             self._context.metrics.count("messages_malformed_total")
             outgoing.close(f"malformed message: {error}")
@@ -121,7 +120,48 @@ class NodeSocket:
             if session is not None:
                 self._nodes.leave(session)
 
-    async def _greet(self, host: str, socket: web.WebSocketResponse, outgoing: _Outgoing) -> Session | None:
+    async def _converse(
+        self, session: Session, hello: Hello, socket: web.WebSocketResponse, outgoing: _Outgoing
+    ) -> None:
+        """Handle messages in their order while the connection is read on.
+
+        Heartbeats count when they arrive, and pings are answered: a coordinator with much to do takes nobody for dead.
+        """
+        waiting: asyncio.Queue[NodeMessage | Exception | None] = asyncio.Queue(MAX_UNHANDLED)
+        reading = asyncio.create_task(self._read_on(session, socket, outgoing, waiting), name="read-from-node")
+        try:
+            await self._conversation.begin(session, hello)
+            while (message := await waiting.get()) is not None and outgoing.closing is None:
+                if isinstance(message, Exception):
+                    raise message
+                await self._conversation.receive(session, message)
+        finally:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+
+    async def _read_on(
+        self,
+        session: Session,
+        socket: web.WebSocketResponse,
+        outgoing: _Outgoing,
+        waiting: asyncio.Queue[NodeMessage | Exception | None],
+    ) -> None:
+        """Until the connection is over: its end, or what is wrong with it, comes last in ``waiting``."""
+        bucket = _Bucket(self._context.clock.now())
+        try:
+            while (message := await self._read(socket, outgoing, bucket)) is not None:
+                if isinstance(message, Heartbeat):
+                    await self._conversation.receive(session, message)
+                else:
+                    await waiting.put(message)
+        except Exception as error:  # noqa: BLE001 - raised where messages are handled, once those before it are.
+            await waiting.put(error)
+        else:
+            await waiting.put(None)
+
+    async def _greet(
+        self, host: str, socket: web.WebSocketResponse, outgoing: _Outgoing
+    ) -> tuple[Session, Hello] | None:
         nonce = self._context.entropy(32)
         outgoing.send(Challenge(nonce, host))
         try:
@@ -141,8 +181,7 @@ class NodeSocket:
             outgoing.send(Refused(refused.reason[:4000], refused.retry_seconds))
             outgoing.close(refused.reason)
             return None
-        await self._conversation.begin(session, hello)
-        return session
+        return session, hello
 
     async def _read(self, socket: web.WebSocketResponse, outgoing: _Outgoing, bucket: _Bucket) -> NodeMessage | None:
         """The next message; None when the connection is over."""

@@ -262,9 +262,9 @@ async def until(condition: Callable[[], Any], seconds: float = 15.0) -> None:
     """Wait until the condition holds; fails the test after ``seconds``."""
     async with asyncio.timeout(seconds):
         while True:
-            result = condition()
+            result, pause = condition(), 0.01
             if isinstance(result, Awaitable):
-                result = await result
+                result, pause = await result, 0.1  # It reads the store, where the coordinator that is waited for works.
             if result:
                 return
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(pause)

@@ -18,6 +18,7 @@ from transport.wire.api import NewJob
 from transport.wire.codec import decode, encode
 from transport.wire.node import (
     PROTOCOL,
+    Assign,
     Beat,
     Challenge,
     CoordinatorMessage,
@@ -210,7 +211,9 @@ async def test_a_node_cannot_report_for_the_lease_of_another(house: House) -> No
             await welcomed(socket)
             stolen = Report(lease, victim.fences[lease], victim.said[lease] + 1, TaskFailed("sabotage"))
             await socket.send_bytes(encode(stolen))
-            assert decode(await socket.receive_bytes(), CoordinatorMessage) == Beat(0.2, (lease,))
+            while isinstance(answer := decode(await socket.receive_bytes(), CoordinatorMessage), Assign):
+                pass  # As a spare of the job.
+            assert answer == Beat(0.2, (lease,))
         assert not any("sabotage" in event.text for event in await house.parts.jobs.events(job, 0))
 
 
