@@ -19,8 +19,14 @@ def main(argv: Sequence[str]) -> int:
     epilog = "; ".join(f"{shell}: {text}" for shell, text in USE.items())
     parser = argparse.ArgumentParser(prog="cottage completion", description=__doc__, epilog=epilog)
     parser.add_argument("shell", choices=tuple(USE))
-    print(shellcode(["cottage"], shell=parser.parse_args(list(argv)).shell))
+    print(script(parser.parse_args(list(argv)).shell))
     return 0
+
+
+def script(shell: str) -> str:
+    """What ``shell`` loads. argcomplete has one text for bash and zsh, which begins with the mark of a zsh function."""
+    text = shellcode(["cottage"], shell=shell)
+    return text.removeprefix("#compdef cottage\n") if shell == "bash" else text
 
 
 def complete(words: dict[str, str]) -> None:
@@ -35,6 +41,8 @@ def complete(words: dict[str, str]) -> None:
     (commands,) = [action for action in whole._actions if isinstance(action, argparse._SubParsersAction)]
     for word, text in words.items():
         if word not in commands.choices:
-            commands.add_parser(word, help=text)
+            added = commands.add_parser(word, help=text)
+            if word == "completion":
+                added.add_argument("shell", choices=tuple(USE))
     argcomplete.autocomplete(whole)
     sys.exit(0)

@@ -5,6 +5,7 @@ import asyncio
 import getpass
 import json
 import re
+import shlex
 import sys
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
@@ -186,12 +187,16 @@ async def _watch(client: Client, job: str, options: argparse.Namespace, out: Con
 
 async def _upload_alone(client: Client, options: argparse.Namespace, out: Console) -> int:
     path = options.file
+
+    def begun(upload: api.Upload) -> None:
+        print(f"If it is cut: cottage upload {shlex.quote(str(path))} --resume {upload.id}", file=sys.stderr)
+
     kind: Any = options.format or _FORMATS.get(path.suffix, "text")
     with _bar(out, options) as bar:
         task = bar.add_task(path.name, total=path.stat().st_size)
         upload = await client.upload(
             path, options.purpose, kind, options.text_field, lambda done, _all: bar.update(task, completed=done),
-            options.resume,
+            options.resume, begun,
         )  # fmt: skip
     _print(out, options, upload, f"artifact: {upload.artifact}")
     return 0

@@ -298,6 +298,7 @@ class Client:
         text_field: str = "text",
         progress: Progress | None = None,
         resume: str | None = None,
+        begun: Callable[[api.Upload], None] | None = None,
     ) -> api.Upload:
         """Upload a file and have it checked; goes on where it stopped after a cut or a restart of the coordinator.
 
@@ -308,12 +309,13 @@ class Client:
             text_field: of a JSONL or Parquet dataset.
             progress: called with the bytes that the coordinator holds, and the whole length.
             resume: id of an upload that another process began.
+            begun: called with the upload before its first bytes go: whoever keeps its id can go on with it.
         """
         length = path.stat().st_size
         if length == 0:
             raise ProblemError(422, "invalid", f"{path.name} is empty: choose a file with something in it", purpose)
         new = api.NewUpload(length, path.name[:200], purpose, format, text_field)
-        return await upload_file(self._line, path, new, resume, progress or _quiet)
+        return await upload_file(self._line, path, new, resume, progress or _quiet, begun or (lambda _upload: None))
 
     async def get_upload(self, upload: str) -> api.Upload:
         """How far an upload is."""

@@ -19,12 +19,20 @@ Progress = Callable[[int, int], None]
 """Called with the bytes that are there, and the whole length."""
 
 
-async def upload_file(line: Line, path: Path, new: api.NewUpload, resume: str | None, progress: Progress) -> api.Upload:
+async def upload_file(
+    line: Line,
+    path: Path,
+    new: api.NewUpload,
+    resume: str | None,
+    progress: Progress,
+    begun: Callable[[api.Upload], None],
+) -> api.Upload:
     """Send a file and have it checked; see ``Client.upload``."""
     if resume is None:
         upload = await line.change("POST", "uploads", api.Upload, new)
     else:
         upload = await line.get(f"uploads/{resume}", api.Upload)
+    begun(upload)
     failures = 0
     while upload.artifact is None:
         try:
