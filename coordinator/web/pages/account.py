@@ -1,7 +1,7 @@
 """Signing in and up, and the account's own page: keys, ways to sign in, sessions, the trail."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 from urllib.parse import parse_qsl, quote
 
@@ -228,28 +228,27 @@ class AccountPages:
     @needs(Scope.ACCOUNT)
     async def revoke_key(self, request: web.Request) -> web.StreamResponse:
         """End a key."""
-        await read_form(request)
-        key = request.match_info["key"]
-        await self._accounts.revoke_key(principal(request).account_id, key, address_of(request))
-        raise web.HTTPSeeOther("/account#keys")
+        return await self._end(request, "key", self._accounts.revoke_key, "keys")
 
     @needs(Scope.ACCOUNT)
     async def end_session(self, request: web.Request) -> web.StreamResponse:
         """Sign another browser out."""
-        await read_form(request)
-        session = request.match_info["session"]
-        await self._accounts.end_session(principal(request).account_id, session, address_of(request))
-        raise web.HTTPSeeOther("/account#sessions")
+        return await self._end(request, "session", self._accounts.end_session, "sessions")
 
     @needs(Scope.ACCOUNT)
     async def remove_credential(self, request: web.Request) -> web.StreamResponse:
         """A wallet or passkey signs in no more."""
-        await read_form(request)
-        credential = request.match_info["credential"]
-        await self._accounts.remove_credential(principal(request).account_id, credential, address_of(request))
-        raise web.HTTPSeeOther("/account#ways")
+        return await self._end(request, "credential", self._accounts.remove_credential, "ways")
 
     # --- helpers ------------------------------------------------------------------------------------------------------------
+
+    async def _end(
+        self, request: web.Request, what: str, end: Callable[[str, str, str], Awaitable[None]], part: str
+    ) -> web.StreamResponse:
+        """Take one of the account's things away, and show that part of its page again."""
+        await read_form(request)
+        await end(principal(request).account_id, request.match_info[what], address_of(request))
+        raise web.HTTPSeeOther(f"/account#{part}")
 
     def _door(
         self,

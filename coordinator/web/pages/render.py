@@ -140,7 +140,6 @@ class Renderer:
             "earned_chart": curves.earned_chart,
             "navigation": NAVIGATION,
             "incident_words": INCIDENT_WORDS,
-            "reference": "/openapi.json",
             "job_looks": JOB_LOOKS,
             "node_looks": NODE_LOOKS,
             "check_looks": CHECK_LOOKS,

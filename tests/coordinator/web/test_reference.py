@@ -7,6 +7,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from markupsafe import escape
 
 from coordinator import errors
 from coordinator.web.pages.guides import DOCS_FOLDER
@@ -32,6 +33,17 @@ async def test_the_reference_names_every_operation_and_every_link_in_it_leads_so
         assert anchor in ids
 
 
+async def test_every_document_is_shown_at_its_own_address(house: House, http: aiohttp.ClientSession) -> None:
+    files = [*DOCS_FOLDER.glob("*.md"), *DOCS_FOLDER.glob("decisions/*.md")]
+    assert len(files) > 30
+    for file in files:
+        name = file.relative_to(DOCS_FOLDER).with_suffix("")
+        (heading,) = re.findall(r"^# (.+)$", file.read_text(), re.M)[:1]
+        async with http.get(f"{house.url}/docs/{str(name).casefold()}") as response:
+            shown = re.findall(r"<h1>(.*?)</h1>", await response.text())
+        assert shown[:1] == [str(escape(heading.replace("`", "")))], f"{name} is hidden behind another page"
+
+
 @pytest.mark.parametrize(
     "kind", [one for one in vars(errors).values() if isinstance(one, type) and one.__module__ == "coordinator.errors"]
 )
@@ -40,7 +52,7 @@ def test_every_code_of_an_error_is_explained_with_its_status(kind: type[errors.C
 
 
 async def test_the_example_of_the_documents_runs(house: House, tmp_path: Path) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", (DOCS_FOLDER / "API.md").read_text(), re.S)
+    (code,) = re.findall(r"```python\n(.*?)```", (DOCS_FOLDER / "PROGRAMS.md").read_text(), re.S)
     names: dict[str, Any] = {}
     exec(code, names)
     (tmp_path / "corpus.txt").write_text("to be or not to be\n" * 200)
