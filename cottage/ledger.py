@@ -15,6 +15,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from coordinator.client.claim import main as claim
 
         return claim(words[1:])
+    if words[:1] and words[0] in ("entries", "audits", "totals"):
+        from coordinator.client.cli import main as books
+
+        return books(["ledger", *words])
     from ledger.cli import main as read
 
     return read(words)

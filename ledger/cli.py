@@ -116,6 +116,12 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser(
         "check", help="compare a coordinator's word with the ledger; check --help tells how", add_help=False
     )
+    for word, text in (
+        ("entries", "transactions of all jobs"),
+        ("audits", "audits of all jobs"),
+        ("totals", "its sums"),
+    ):
+        commands.add_parser(word, help=f"{text}, as a coordinator has them; {word} --help tells more", add_help=False)
     commands.add_parser("claim", help="have paid what a job has promised; claim --help tells how", add_help=False)
     commands.add_parser("deploy", help="bring the market program to a cluster; deploy --help tells how", add_help=False)
     commands.add_parser("serve", help="serve the embedded ledger; serve --help tells its options", add_help=False)

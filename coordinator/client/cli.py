@@ -20,6 +20,17 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from coordinator.client.client import Client, JobUpdate
 from coordinator.client.errors import ClientError, ProblemError, UnreachableError
 from coordinator.client.login import LoginFileError, remember, token_for
+from coordinator.client.looks import (
+    FORMATS,
+    audits_table,
+    check_table,
+    entries_table,
+    format_of,
+    notices_table,
+    totals_table,
+    trail_table,
+)
+from coordinator.client.looks import check as look_through
 from coordinator.client.options import parser
 from coordinator.client.show import (
     checkpoints_table,
@@ -32,8 +43,6 @@ from coordinator.client.show import (
 )
 from coordinator.client.text import money
 from transport.wire import api
-
-_FORMATS = {".jsonl": "jsonl", ".parquet": "parquet", ".npy": "npy"}  # Endings that say what a dataset is.
 
 EXIT_REFUSED, EXIT_USAGE, EXIT_UNREACHABLE, EXIT_INTERRUPTED = 1, 2, 3, 130
 EXIT_SIGNED_OUT = 4
@@ -99,6 +108,10 @@ async def _show(client: Client, options: argparse.Namespace, out: Console) -> in
 
 
 async def _logs(client: Client, options: argparse.Namespace, out: Console) -> int:
+    if options.follow:
+        async for line in client.follow_logs(options.job, options.search, options.level, options.limit):
+            _print(out, options, line, log_text([line], end=""))
+        return 0
     lines = await client.logs(options.job, 0, options.search, options.level, options.limit)
     _print(out, options, lines, log_text(lines))
     return 0
@@ -186,20 +199,34 @@ async def _watch(client: Client, job: str, options: argparse.Namespace, out: Con
 
 
 async def _upload_alone(client: Client, options: argparse.Namespace, out: Console) -> int:
-    path = options.file
+    upload = await _send(client, options, out, options.purpose, options.resume)
+    _print(out, options, upload, f"artifact: {upload.artifact}")
+    return 0
+
+
+async def _check(client: Client, options: argparse.Namespace, out: Console) -> int:
+    artifact = str(options.file)
+    if not re.fullmatch(r"[0-9a-f]{64}", artifact):
+        artifact = str((await _send(client, options, out, "dataset", None)).artifact)
+    found = await look_through(client, artifact, options, format_of(options.file, options.format), out)
+    _print(out, options, found, check_table(found))
+    return 0 if found.report is not None and not found.report.problem else EXIT_REFUSED
+
+
+async def _send(
+    client: Client, options: argparse.Namespace, out: Console, purpose: Any, resume: str | None
+) -> api.Upload:
+    path: Path = options.file
 
     def begun(upload: api.Upload) -> None:
         print(f"If it is cut: cottage upload {shlex.quote(str(path))} --resume {upload.id}", file=sys.stderr)
 
-    kind: Any = options.format or _FORMATS.get(path.suffix, "text")
+    kind: Any = format_of(path, options.format)
     with _bar(out, options) as bar:
         task = bar.add_task(path.name, total=path.stat().st_size)
-        upload = await client.upload(
-            path, options.purpose, kind, options.text_field, lambda done, _all: bar.update(task, completed=done),
-            options.resume, begun,
-        )  # fmt: skip
-    _print(out, options, upload, f"artifact: {upload.artifact}")
-    return 0
+        return await client.upload(
+            path, purpose, kind, options.text_field, lambda done, _all: bar.update(task, completed=done), resume, begun
+        )
 
 
 def _ask_key(options: argparse.Namespace, out: Console) -> str:
@@ -239,6 +266,44 @@ async def _keys(client: Client, options: argparse.Namespace, out: Console) -> in
     return 0
 
 
+async def _trail(client: Client, options: argparse.Namespace, out: Console) -> int:
+    trail = await client.trail(options.limit, options.everybody)
+    _print(out, options, trail, trail_table(trail))
+    return 0
+
+
+async def _notices(client: Client, options: argparse.Namespace, out: Console) -> int:
+    now = await client.notices()
+    if options.confirm:
+        now = await client.confirm_notices(options.confirm)
+    elif options.webhook is not None or options.mail is not None or options.when is not None:
+        given = {"webhook": options.webhook, "mail": options.mail}
+        given |= {"webhook_kinds": options.when, "mail_kinds": options.when}
+        kept = {name: getattr(now, name) for name in given}
+        wanted = kept | {name: value for name, value in given.items() if value is not None}
+        now = await client.set_notices(wanted)
+    if options.test:
+        await client.test_notices()
+    sent = await client.deliveries(options.limit)
+    _print(out, options, {"notices": now, "deliveries": sent}, notices_table(now, sent))
+    return 0
+
+
+async def _ledger(client: Client, options: argparse.Namespace, out: Console) -> int:
+    match options.list:
+        case "totals":
+            totals = await client.ledger_totals()
+            _print(out, options, totals, totals_table(totals))
+            return EXIT_REFUSED if totals.difference else 0
+        case "audits":
+            audits = await client.ledger_audits(options.state, options.job, options.limit)
+            _print(out, options, audits, audits_table(audits))
+        case _:
+            entries = await client.ledger_entries(options.kind or (), options.job, options.limit)
+            _print(out, options, entries, entries_table(entries))
+    return 0
+
+
 async def _download(client: Client, options: argparse.Namespace, out: Console) -> int:
     with _bar(out, options) as bar:
         task = bar.add_task("model", total=None)
@@ -267,8 +332,8 @@ async def _document(client: Client, options: argparse.Namespace, out: Console) -
                 raise UsageError(f"{options.document}: {place} is {part!r}, not a table")
             if purpose == "tokenizer":
                 part["kind"] = "file"
-            elif path.suffix in _FORMATS:
-                part.setdefault("format", _FORMATS[path.suffix])
+            elif path.suffix in FORMATS:
+                part.setdefault("format", FORMATS[path.suffix])
             part[key] = await _upload(client, path, purpose, part, options, out)
     if options.weights is not None:
         await _upload_weights(client, document, options, out)
@@ -354,4 +419,8 @@ _COMMANDS: dict[str, Callable[[Client, argparse.Namespace, Console], Awaitable[i
     **dict.fromkeys(("pause", "resume", "stop", "cancel", "budget"), _change),
     "download": _download,
     "keys": _keys,
+    "trail": _trail,
+    "notices": _notices,
+    "check": _check,
+    "ledger": _ledger,
 }

@@ -5,24 +5,30 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 from urllib.parse import urlencode
 
 import msgspec
 
+from coordinator.client.account import Account
 from coordinator.client.archive import unpack
+from coordinator.client.books import Books
 from coordinator.client.errors import ClientError, ProblemError, UnreachableError
-from coordinator.client.files import Progress, digest_of, download_file, upload_file
+from coordinator.client.files import TUS, Progress, digest_of, download_file, upload_file
 from coordinator.client.line import ATTEMPTS, WORK_S, Line, Sleep, decode, is_passing
-from transport.wire import api, ledger
-from transport.wire.account import AccountView, KeyView
-from transport.wire.disputes import DisputeDetail, DisputeView
-from transport.wire.evidence import RoundEvidence
+from transport.wire import api
+from transport.wire.dataset import Check, CheckRequest
 from transport.wire.job import DatasetFormat, JobSpec
 
 LARGEST_PAGE = 200  # Of jobs.
+LOG_LINES = 1_000  # Of a log in one answer.
+FOLLOW_S = 2.0  # Between two looks at a log.
+CHECK_S = 20  # That one answer about a check may take.
 FEW_ATTEMPTS = 4  # Of a short call: two seconds, which a coordinator that starts again may need.
 _TERMINAL = frozenset({"settled", "failed", "cancelled"})
+
+
+T = TypeVar("T")
 
 
 class JobUpdate(msgspec.Struct, frozen=True):
@@ -38,7 +44,7 @@ class JobUpdate(msgspec.Struct, frozen=True):
         return self.job is not None and self.job.state in _TERMINAL
 
 
-class Client:
+class Client(Account, Books):
     """One coordinator. Use it as an async context manager, or call ``close``.
 
     Every call raises ProblemError where the coordinator refuses, and UnreachableError where it does not answer. A call whose
@@ -84,9 +90,46 @@ class Client:
         """Every node of the network."""
         return await self._line.list("nodes", api.NodeView)
 
+    async def relays(self) -> Sequence[api.RelayView]:
+        """Relays between homes, and what they carried for whom."""
+        return await self._line.list("relays", api.RelayView)
+
+    async def watch_network(self) -> AsyncIterator[api.NetworkView]:
+        """The network at a glance, again whenever a node or a job changed; ends only when the caller stops."""
+
+        async def once(_mark: str) -> AsyncIterator[tuple[api.NetworkView, str]]:
+            async for fields in self._events("network/stream", ""):
+                if fields.get("event") == "network":
+                    yield decode(fields["data"].encode(), api.NetworkView), ""
+
+        async for view in self._followed(once):
+            yield view
+
     async def quote(self, spec: JobSpec | Mapping[str, Any]) -> api.Quote:
         """Price and plan on the network as it is; what forbids the job is in ``problems``."""
         return await self._line.change("POST", "quote", api.Quote, spec)
+
+    async def choices(self, spec: JobSpec | Mapping[str, Any]) -> Sequence[api.Choice]:
+        """Other jobs that would be cheaper or sooner, each quoted."""
+        return await self._line.change("POST", "choices", tuple[api.Choice, ...], spec)
+
+    async def check(self, request: CheckRequest | Mapping[str, Any], wait: int = 0) -> Check:
+        """Check a dataset row by row before paying for it; asking again says how far it is.
+
+        Args:
+            request: which dataset, with which tokenizer.
+            wait: seconds that the answer may take to hold the end, at most 20.
+        """
+        return await self._line.change("POST", f"checks?wait={wait}", Check, request)
+
+    async def checked(
+        self, request: CheckRequest | Mapping[str, Any], on_progress: Callable[[Check], None] | None = None
+    ) -> Check:
+        """As ``check``, until it has ended: ``state`` is then ``done`` or ``failed``."""
+        while (found := await self.check(request, CHECK_S)).state in ("queued", "running"):
+            if on_progress is not None:
+                on_progress(found)
+        return found
 
     # Jobs
 
@@ -136,7 +179,14 @@ class Client:
 
     async def checkpoints(self, job: str) -> Sequence[api.CheckpointView]:
         """Its newest stored states, newest first."""
-        return await self._line.get(f"jobs/{job}/checkpoints", tuple[api.CheckpointView, ...])
+        return await self._line.list(f"jobs/{job}/checkpoints", api.CheckpointView)
+
+    async def download_stage(
+        self, job: str, round_: int, stage: int, target: Path, progress: Progress | None = None
+    ) -> Path:
+        """Fetch one stage's file of a checkpoint (safetensors), check its SHA-256, and return where it lies: ``target``."""
+        path = f"jobs/{job}/checkpoints/{round_}/stages/{stage}"
+        return await download_file(self._line, path, await digest_of(self._line, path), target, progress or _quiet)
 
     async def download_checkpoint(self, job: str, round_: int, archive: Path, progress: Progress | None = None) -> Path:
         """Fetch the model of a checkpoint as a zip archive, made when it is first asked for."""
@@ -144,11 +194,33 @@ class Client:
         return await download_file(self._line, path, await digest_of(self._line, path), archive, progress or _quiet)
 
     async def logs(
-        self, job: str, after: int = 0, search: str = "", level: str = "info", limit: int = 200
+        self,
+        job: str,
+        after: int = 0,
+        search: str = "",
+        level: str = "info",
+        limit: int = 200,
+        attempts: int | None = None,
     ) -> Sequence[api.LogLine]:
         """Lines of its log after an id, or the newest; ``search``: text that is in them."""
         query = urlencode({"after": after, "search": search, "level": level, "limit": limit})
-        return await self._line.get(f"jobs/{job}/logs?{query}", tuple[api.LogLine, ...])
+        return await self._line.get(f"jobs/{job}/logs?{query}", tuple[api.LogLine, ...], attempts)
+
+    async def follow_logs(
+        self, job: str, search: str = "", level: str = "info", limit: int = 200
+    ) -> AsyncIterator[api.LogLine]:
+        """The newest ``limit`` lines of its log, oldest first, then every line as it comes, until the job is over."""
+        after, most = 0, limit
+        while True:
+            over = (await self._line.get(f"jobs/{job}", api.JobView, ATTEMPTS)).state in _TERMINAL
+            while lines := await self.logs(job, after, search, level, most, ATTEMPTS):
+                for line in lines:
+                    yield line
+                after, most = lines[-1].id, LOG_LINES
+            if over:
+                return
+            most = LOG_LINES
+            await self._line.wait(FOLLOW_S)
 
     async def compare(self, jobs: Sequence[str]) -> Sequence[api.RunCurve]:
         """Several runs beside each other."""
@@ -200,30 +272,6 @@ class Client:
         """Audits, drawn and concluded."""
         return await self._line.list(f"jobs/{job}/audits", api.AuditView)
 
-    async def job_ledger(self, job: str) -> ledger.JobLedger:
-        """The job's escrow, as the ledger has it."""
-        return await self._line.get(f"jobs/{job}/ledger", ledger.JobLedger)
-
-    async def disputes(self, job: str | None = None) -> Sequence[DisputeView]:
-        """All disputes, or those of one job, newest first."""
-        return await self._line.list("disputes" if job is None else f"disputes?job={job}", DisputeView)
-
-    async def dispute(self, audit: str) -> DisputeDetail:
-        """A dispute, with every answer once it is over."""
-        return await self._line.get(f"disputes/{audit}", DisputeDetail)
-
-    async def promise(self, job: str) -> ledger.PromiseView:
-        """What the job's payees can claim from the ledger."""
-        return await self._line.get(f"jobs/{job}/promise", ledger.PromiseView)
-
-    async def evidence(self, job: str, number: int) -> Sequence[RoundEvidence]:
-        """What is published about a round (counted from 0): once for each time that it was completed."""
-        return await self._line.get(f"jobs/{job}/rounds/{number}/evidence", tuple[RoundEvidence, ...])
-
-    async def node_account(self, node: str) -> ledger.NodeAccount:
-        """A node's stake, audits and earnings."""
-        return await self._line.get(f"nodes/{node}", ledger.NodeAccount)
-
     async def receipts(self, job: str) -> Sequence[api.Receipt]:
         """The job's ledger transactions."""
         return await self._line.list(f"jobs/{job}/receipts", api.Receipt)
@@ -238,22 +286,16 @@ class Client:
 
     async def watch(self, job: str) -> AsyncIterator[JobUpdate]:
         """The job live until it is over, across cuts and restarts of the coordinator."""
-        mark, failures = "", 0
-        while True:
-            lost: ClientError | None = None
-            try:
-                async for update, seen in self._watch_once(job, mark):
-                    mark, failures = seen or mark, 0
-                    yield update
-                    if update.over:
-                        return
-            except (UnreachableError, ProblemError) as error:
-                if not is_passing(error):
-                    raise
-                lost, failures = error, failures + 1
-                if failures >= ATTEMPTS:
-                    raise
-            await self._line.pause(max(1, failures), lost)
+
+        async def once(mark: str) -> AsyncIterator[tuple[JobUpdate, str]]:
+            async for fields in self._events(f"jobs/{job}/stream", mark):
+                if (update := _update(fields)) is not None:
+                    yield update, fields.get("id", "")
+
+        async for update in self._followed(once):
+            yield update
+            if update.over:
+                return
 
     async def wait(self, job: str, on_update: Callable[[JobUpdate], None] | None = None) -> api.JobView:
         """Follow the job until it is over and return how it ended."""
@@ -262,31 +304,6 @@ class Client:
                 if on_update is not None:
                     on_update(update)
         return await self.get(job)
-
-    # The account
-
-    async def account(self) -> AccountView:
-        """Who the token belongs to, and what it may do."""
-        return await self._line.get("account", AccountView)
-
-    async def keys(self) -> Sequence[KeyView]:
-        """API keys of the account; their texts are not among it."""
-        return await self._line.list("account/keys", KeyView)
-
-    async def new_key(self, name: str, scopes: Sequence[str] | None = None, days: int | None = 90) -> KeyView:
-        """Make an API key; ``text`` in the answer is the key, which is never shown again.
-
-        Args:
-            name: what it is for.
-            scopes: what it may do; None: everything that jobs need.
-            days: until it expires; None: never.
-        """
-        body: dict[str, Any] = {"name": name, "days": days} | ({} if scopes is None else {"scopes": scopes})
-        return await self._line.change("POST", "account/keys", KeyView, body)
-
-    async def revoke_key(self, key: str) -> None:
-        """End an API key at once."""
-        await self._line.change("DELETE", f"account/keys/{key}", None)
 
     # Files
 
@@ -316,6 +333,10 @@ class Client:
             raise ProblemError(422, "invalid", f"{path.name} is empty: choose a file with something in it", purpose)
         new = api.NewUpload(length, path.name[:200], purpose, format, text_field)
         return await upload_file(self._line, path, new, resume, progress or _quiet, begun or (lambda _upload: None))
+
+    async def delete_upload(self, upload: str) -> None:
+        """Give an upload up; the coordinator forgets its bytes."""
+        await self._line.change("DELETE", f"uploads/{upload}", None, headers=TUS)
 
     async def get_upload(self, upload: str) -> api.Upload:
         """How far an upload is."""
@@ -348,18 +369,34 @@ class Client:
             archive.unlink(missing_ok=True)
         return folder
 
-    async def _watch_once(self, job: str, mark: str) -> AsyncIterator[tuple[JobUpdate, str]]:
+    async def _followed(self, once: Callable[[str], AsyncIterator[tuple[T, str]]]) -> AsyncIterator[T]:
+        """What streams bring, one after the other, each from the mark where the last one was cut."""
+        mark, failures = "", 0
+        while True:
+            lost: ClientError | None = None
+            try:
+                async for update, seen in once(mark):
+                    mark, failures = seen or mark, 0
+                    yield update
+            except (UnreachableError, ProblemError) as error:
+                if not is_passing(error):
+                    raise
+                lost, failures = error, failures + 1
+                if failures >= ATTEMPTS:
+                    raise
+            await self._line.pause(max(1, failures), lost)
+
+    async def _events(self, path: str, mark: str) -> AsyncIterator[Mapping[str, str]]:
+        """Fields of each Server-Sent Event of a stream, from its mark on, until it ends."""
         headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": mark} if mark else {})
-        async with self._line.request("GET", f"jobs/{job}/stream", headers=headers, timeout=None) as response:
+        async with self._line.request("GET", path, headers=headers, timeout=None) as response:
             fields: dict[str, str] = {}
             async for line in response.content:
                 name, _, value = line.decode("utf-8", "replace").rstrip("\r\n").partition(": ")
                 if name:
                     fields[name] = value
-                elif (update := _update(fields)) is not None:
-                    yield update, fields.get("id", "")
-                    fields = {}
                 else:
+                    yield fields
                     fields = {}
 
 

@@ -15,6 +15,8 @@ from transport.wire import api
 PIECE_BYTES = 8 << 20  # Sent in one request: what a cut costs at most, on a line that notices it late.
 CHUNK_BYTES = 1 << 20
 
+TUS = {"Tus-Resumable": "1.0.0"}
+
 Progress = Callable[[int, int], None]
 """Called with the bytes that are there, and the whole length."""
 
@@ -118,8 +120,7 @@ async def _send_piece(line: Line, path: Path, upload: api.Upload) -> api.Upload:
         raise ClientError(
             f"{path.name} has become shorter than the {upload.length:,} bytes that it had: upload it anew"
         )
-    headers = {
-        "Tus-Resumable": "1.0.0",
+    headers = TUS | {
         "Upload-Offset": str(upload.offset),
         "Upload-Checksum": "sha256 " + base64.b64encode(hashlib.sha256(piece).digest()).decode(),
         "Content-Type": "application/offset+octet-stream",

@@ -46,25 +46,27 @@ class Line:
             await self._opened.close()
             self._opened = None
 
-    async def get(self, path: str, kind: type[T]) -> T:
-        """One resource."""
+    async def get(self, path: str, kind: type[T], attempts: int | None = None) -> T:
+        """One resource. ``attempts``: more than of a short call, for what goes on for long."""
 
         async def once() -> T:
             async with self.request("GET", path) as response:
                 found: T = decode(await read(response, MAX_ANSWER_BYTES), kind)
                 return found
 
-        return await self.again(once)
+        return await self.again(once, attempts)
 
-    async def change(self, method: str, path: str, kind: type[T] | None, body: Any = None) -> T:
+    async def change(
+        self, method: str, path: str, kind: type[T] | None, body: Any = None, headers: Mapping[str, str] | None = None
+    ) -> T:
         """Ask for a change, once: if the answer is lost, the same key is sent again, and the coordinator answers as before."""
         data = None if body is None else msgspec.json.encode(body)
-        headers = {"Idempotency-Key": secrets.token_hex(16)}
+        sent = {**(headers or {}), "Idempotency-Key": secrets.token_hex(16)}
         if body is not None:
-            headers["Content-Type"] = "application/json"
+            sent["Content-Type"] = "application/json"
 
         async def once() -> T:
-            async with self.request(method, path, data=data, headers=headers, timeout=WORK_S) as response:
+            async with self.request(method, path, data=data, headers=sent, timeout=WORK_S) as response:
                 answer = await read(response, MAX_ANSWER_BYTES)
                 found: Any = None if kind is None else decode(answer, kind)
                 return found  # type: ignore[no-any-return]
@@ -98,8 +100,8 @@ class Line:
                 found.append(item)
         return tuple(found)
 
-    async def again(self, once: Callable[[], Awaitable[T]]) -> T:
-        """Do something that may be repeated until it works, is refused, or the attempts are used up."""
+    async def again(self, once: Callable[[], Awaitable[T]], attempts: int | None = None) -> T:
+        """Do something that may be repeated until it works, is refused, or the attempts (None: of a call) are used up."""
         failures = 0
         while True:
             try:
@@ -109,7 +111,7 @@ class Line:
                 if not working and not is_passing(error):
                     raise
                 failures += 0 if working else 1  # What the coordinator still works on is waited for.
-                if failures >= self._attempts:
+                if failures >= (attempts or self._attempts):
                     raise
                 await self.pause(max(1, failures), error)
 
@@ -117,6 +119,10 @@ class Line:
         """Wait before another attempt, as long as the coordinator asks for, or longer each time."""
         asked = error.retry_after if isinstance(error, ProblemError) else None
         await self._sleep(backoff(failures, random.random) if asked is None else min(asked, MAX_PAUSE_S))
+
+    async def wait(self, seconds: float) -> None:
+        """Let time pass, as tests have it pass."""
+        await self._sleep(seconds)
 
     @contextlib.asynccontextmanager
     async def request(

@@ -4,16 +4,19 @@ import argparse
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+from coordinator.client.books import AUDIT_STATES, KINDS
 from coordinator.client.login import TOKEN_VARIABLE
 from coordinator.client.text import parse_amount
+from transport.wire.api import JobNotice
 
 DEFAULT_SERVER = "http://127.0.0.1:8470"
 SERVER_VARIABLE = "COTTAGE_SERVER"
 EXITS = """\
 exit status: 0 done; 1 the job failed or was cancelled, or the coordinator refused; 2 wrong use, or a file that cannot be used;
 3 the coordinator does not answer; 4 not signed in, or not allowed; 130 interrupted"""
+LISTS = ("entries", "audits", "totals")
 ASKS = {
     "pause": "pause a job once its round is complete; nothing is spent until it is resumed",
     "resume": "go on with a paused job",
@@ -31,6 +34,7 @@ def parser() -> argparse.ArgumentParser:
     _following(commands, common)
     _looking(commands, common)
     _account(commands, common)
+    _books(commands, common)
     return whole
 
 
@@ -71,16 +75,24 @@ def _submitting(commands: Any, common: argparse.ArgumentParser) -> None:
     upload.add_argument(
         "--purpose", choices=("dataset", "weights", "tokenizer"), default="dataset", help="default: dataset"
     )
-    upload.add_argument(
+    _dataset(upload)
+    upload.add_argument("--resume", metavar="ID", help="go on with an upload that another process began")
+
+    check = _add(commands, "check", [common], "look through a dataset row by row, before anybody pays for it")
+    check.add_argument("file", type=Path, metavar="FILE", help="uploaded first; or the artifact of an upload")
+    _dataset(check)
+
+
+def _dataset(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
         "--format", choices=("text", "jsonl", "parquet", "npy"), help="default: by the file's ending, or text"
     )
-    upload.add_argument("--text-field", default="text", metavar="NAME", help="field with the text; default: text")
-    upload.add_argument("--resume", metavar="ID", help="go on with an upload that another process began")
+    command.add_argument("--text-field", default="text", metavar="NAME", help="field with the text; default: text")
 
 
 def _following(commands: Any, common: argparse.ArgumentParser) -> None:
     jobs = _add(commands, "jobs", [common], "list jobs, newest first")
-    jobs.add_argument("--limit", type=int, default=20, metavar="N", help="at most so many; default: 20")
+    _limit(jobs)
     for name, text in (
         ("show", "one job as it is now"),
         ("job", "the same as show"),
@@ -107,6 +119,7 @@ def _looking(commands: Any, common: argparse.ArgumentParser) -> None:
     logs.add_argument(
         "--limit", type=int, default=200, metavar="N", help="at most so many, the newest; default: %(default)s"
     )
+    logs.add_argument("--follow", action="store_true", help="then every line as it comes, until the job is over")
     points = _add(commands, "checkpoints", [common], "the newest stored states of a job's model")
     _job(points)
     trial = _add(commands, "try", [common], "continue a text with a job's newest checkpoint")
@@ -136,6 +149,31 @@ def _account(commands: Any, common: argparse.ArgumentParser) -> None:
         help="what a new key may do, again for more; default: all that jobs need",
     )
     keys.add_argument("--revoke", metavar="ID", help="end a key at once")
+    trail = _add(commands, "trail", [common], "what was done with the account, newest first")
+    _limit(trail)
+    trail.add_argument("--everybody", action="store_true", help="all accounts'; for operators")
+    notices = _add(commands, "notices", [common], "where you are told of your jobs, and what became of it")
+    _limit(notices)
+    notices.add_argument("--webhook", metavar="URL", help='tell this address; "" for none')
+    notices.add_argument("--mail", metavar="ADDRESS", help='write to this address, once it is confirmed; "" for none')
+    notices.add_argument(
+        "--when", action="append", choices=get_args(JobNotice), help="tell of this, again for more; default: of all"
+    )
+    notices.add_argument("--confirm", metavar="TOKEN", help="confirm a mail address with what was sent there")
+    notices.add_argument("--test", action="store_true", help="send a test to every address that is switched on")
+
+
+def _books(commands: Any, common: argparse.ArgumentParser) -> None:
+    books = _add(commands, "ledger", [common], "the coordinator's books, which everybody may read")
+    books.add_argument("list", choices=LISTS, help="transactions; audits; or where all the money is")
+    books.add_argument("--job", metavar="JOB", help="only its")
+    books.add_argument("--kind", action="append", choices=KINDS, help="of entries: only these, again for more")
+    books.add_argument("--state", choices=AUDIT_STATES, help="of audits: only those in this state")
+    _limit(books)
+
+
+def _limit(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--limit", type=int, default=20, metavar="N", help="at most so many; default: 20")
 
 
 def _add(commands: Any, name: str, parents: Sequence[argparse.ArgumentParser], text: str) -> argparse.ArgumentParser:

@@ -13,12 +13,13 @@ from coordinator.client.text import JOB_SENTENCES, SIGN, amount, count, duration
 from transport.wire import api
 from transport.wire.account import KeyView
 
-_STYLES: dict[str, str] = {
+STYLES: dict[str, str] = {
     "settled": "green",
     "failed": "red",
     "cancelled": "yellow",
     "running": "cyan",
     "paused": "yellow",
+    "passed": "green",
 }
 
 
@@ -103,14 +104,14 @@ def time_left(view: api.JobView) -> str:
     return likely if low == high else f"about {likely} ({low} to {high})"
 
 
-def log_text(lines: Sequence[api.LogLine]) -> RenderableType:
-    """A job's log, oldest first."""
+def log_text(lines: Sequence[api.LogLine], end: str = "\n") -> RenderableType:
+    """A job's log, oldest first. ``end``: what follows a line."""
     shown = Text()
     for line in lines:
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(line.time))
         who = f" {line.node}" if line.node else ""
         shown.append(f"{when} {line.level:<7}{who}  ", style="red" if line.level == "error" else "dim")
-        shown.append(f"{line.text}\n")
+        shown.append(f"{line.text}{end}")
     return shown if lines else Text("No such lines.")
 
 
@@ -155,4 +156,4 @@ def _range(quote: api.Quote) -> str:
 
 
 def _state(state: str) -> Text:
-    return Text(state, style=_STYLES.get(state, "bold"))
+    return Text(state, style=STYLES.get(state, "bold"))

@@ -9,7 +9,7 @@ import msgspec
 from coordinator.errors import ConflictError, InvalidError, UnavailableError
 from coordinator.services import notices
 from coordinator.services.context import Context
-from coordinator.store.ports import Transaction
+from coordinator.store.ports import Transaction, Where
 from coordinator.store.records import NoticeRecord, NoticeSettings
 from transport.wire import api
 
@@ -96,10 +96,12 @@ class NoticeService:
             raise ConflictError("nothing is switched on: set a webhook, or a mail address and confirm it")
         return made
 
-    async def deliveries(self, account_id: str, limit: int) -> Sequence[api.Delivery]:
-        """What was sent, newest first."""
+    async def deliveries(self, account_id: str, limit: int, before: int | None = None) -> Sequence[api.Delivery]:
+        """What was sent, newest first; ``before``: only those with a smaller id."""
+        where: list[Where] = [("account_id", "=", account_id)]
+        where += [("id", "<", before)] if before is not None else []
         async with self._context.store.transaction() as tx:
-            found = await tx.find(NoticeRecord, ("account_id", "=", account_id), newest=True, limit=limit)
+            found = await tx.find(NoticeRecord, *where, newest=True, limit=limit)
         return [
             api.Delivery(n.id, n.job, n.kind, n.channel, n.target, n.state, n.attempts, n.answer, n.created, n.due)
             for n in found

@@ -143,8 +143,8 @@ class Notices(Protocol):
     async def test(self, account_id: str) -> int:
         """Queue a test on every channel that is on; how many."""
 
-    async def deliveries(self, account_id: str, limit: int) -> Sequence[api.Delivery]:
-        """What was sent, newest first."""
+    async def deliveries(self, account_id: str, limit: int, before: int | None = None) -> Sequence[api.Delivery]:
+        """What was sent, newest first; ``before``: only those with a smaller id."""
 
 
 class Books(Protocol):

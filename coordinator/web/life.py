@@ -12,6 +12,7 @@ from coordinator.domain.job import Action
 from coordinator.errors import CottageError, InvalidError
 from coordinator.services import ports
 from coordinator.services.artifacts import ArtifactStore
+from coordinator.web import pagination as pages
 from coordinator.web.auth import principal
 from coordinator.web.documents import read_document
 from coordinator.web.http import API, answer, integer, read_body
@@ -82,10 +83,15 @@ class LifeRoutes:
         log = "The job's log: what the coordinator noted and its workers wrote; kept after the end"
         trial = "Continue a prompt with a checkpoint: events waiting, checkpoint, text, done or error"
         return [
-            Route("GET", f"{_JOB}/checkpoints", self.checkpoints, listed, list[api.CheckpointView], errors=(404,)),
+            Route(
+                "GET", f"{_JOB}/checkpoints", self.checkpoints, listed, list[api.CheckpointView], errors=(404,),
+                pager=pages.CHECKPOINTS,
+            ),
             Route("GET", f"{point}/model.zip", self.folder, folder, "application/zip", errors=(404, 503)),
             Route("GET", f"{point}/stages/{{stage}}", self.part, part, _SAFETENSORS, errors=(404,)),
-            Route("GET", f"{_JOB}/logs", self.log, log, list[api.LogLine], errors=(404, 422), queries=_LOG_PAGE),
+            Route(
+                "GET", f"{_JOB}/logs", self.log, log, list[api.LogLine], errors=(404, 422), queries=_LOG_PAGE, listed=True
+            ),
             Route(
                 "POST", f"{_JOB}/generate", self.generate, trial, "text/event-stream", api.TrialRequest,
                 errors=_CHANGES, queries=(_ROUND,),
@@ -94,7 +100,7 @@ class LifeRoutes:
 
     async def checkpoints(self, request: web.Request) -> web.Response:
         """GET jobs/{job}/checkpoints."""
-        return answer(await self._leavings.checkpoints(job_id(request)))
+        return pages.CHECKPOINTS.cut(request, await self._leavings.checkpoints(job_id(request)))
 
     async def part(self, request: web.Request) -> web.StreamResponse:
         """GET jobs/{job}/checkpoints/{round}/stages/{stage}."""
@@ -120,7 +126,12 @@ class LifeRoutes:
         after = integer(request, "after", 0, 0, MAX_ID)
         before = integer(request, "before", 0, 0, MAX_ID) if "before" in request.query else None
         limit = integer(request, "limit", 200, 1, MAX_LINES)
-        return answer(await self._leavings.log(job, after, before, search, cast(ports.LogLevel, level), limit))
+        found = await self._leavings.log(job, after, before, search, cast(ports.LogLevel, level), limit + 1)
+        if len(found) <= limit:
+            return answer(found)
+        shown = found[:limit] if after else found[-limit:]  # Without ``after`` the pages lead back in time.
+        beyond = {"after": shown[-1].id} if after else {"before": shown[0].id}
+        return answer(shown, headers={hdrs.LINK: f'<{request.rel_url.update_query(beyond)}>; rel="next"'})
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
         """POST jobs/{job}/generate: Server-Sent Events, until ``done`` or ``error``."""

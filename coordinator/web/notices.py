@@ -4,16 +4,15 @@ from aiohttp import web
 
 from coordinator.domain.account import Scope
 from coordinator.services import ports
+from coordinator.web import pagination as pages
 from coordinator.web.auth import needs, principal
 from coordinator.web.documents import read_document
-from coordinator.web.http import API, answer, integer, read_body
-from coordinator.web.parameters import Query
+from coordinator.web.http import API, answer, read_body
 from coordinator.web.route import Route
 from transport.wire import api
 
 _NOTICES = f"{API}/notices"
 _CHANGES = (403, 409, 422, 503)
-MAX_DELIVERIES = 200
 
 
 class NoticeRoutes:
@@ -28,7 +27,6 @@ class NoticeRoutes:
         rotate = "A new secret for webhooks; the old one signs nothing more"
         confirm = "Confirm a mail address with what was sent there"
         test, log = "Send a test to every address that is switched on; how many", "What was sent, newest first"
-        last = Query("limit", f"At most this many, 1 to {MAX_DELIVERIES}; 50 if left out.")
         return [
             Route("GET", _NOTICES, self.get, settings, api.NoticesView),
             Route("PUT", _NOTICES, self.put, change, api.NoticesView, api.NewNotices, errors=_CHANGES),
@@ -37,7 +35,7 @@ class NoticeRoutes:
                 "POST", f"{_NOTICES}/confirm", self.confirm, confirm, api.NoticesView, api.Confirmation, errors=_CHANGES
             ),
             Route("POST", f"{_NOTICES}/test", self.test, test, dict[str, int], errors=_CHANGES),
-            Route("GET", f"{_NOTICES}/deliveries", self.log, log, list[api.Delivery], errors=(422,), queries=(last,)),
+            Route("GET", f"{_NOTICES}/deliveries", self.log, log, list[api.Delivery], pager=pages.DELIVERIES),
         ]
 
     @needs(Scope.ACCOUNT)
@@ -72,5 +70,7 @@ class NoticeRoutes:
     @needs(Scope.ACCOUNT)
     async def log(self, request: web.Request) -> web.Response:
         """GET notices/deliveries."""
-        limit = integer(request, "limit", 50, 1, MAX_DELIVERIES)
-        return answer(await self._notices.deliveries(principal(request).account_id, limit))
+        window = pages.DELIVERIES.window(request)
+        before = None if window.after is None else window.after[0]
+        found = await self._notices.deliveries(principal(request).account_id, window.limit, before)
+        return pages.DELIVERIES.page(request, found)

@@ -22,6 +22,7 @@ from coordinator.web.parameters import Query
 from transport.wire.ids import JobId
 
 Number = Annotated[int, Meta(ge=0, lt=2**62)]
+Behind = Annotated[int, Meta(gt=-(2**62), le=0)]  # The newest first.
 Moment = Annotated[float, Meta(ge=0, lt=1e12)]
 Name = Annotated[str, Meta(max_length=200, pattern="^[^\\x00]*$")]
 MAX_CURSOR = 400  # Characters: the longest has a relay's address of 200.
@@ -124,4 +125,6 @@ ALL_AUDITS = Pager("all-audits", lambda one: (one.audit.round, one.audit.audit),
 DISPUTES = Pager("disputes", lambda one: (one.began, one.audit), tuple[Moment, Name], 50, 200)
 KEYS = Pager("keys", lambda one: (one.created, one.id), tuple[Moment, Name])
 SESSIONS = Pager("sessions", lambda one: (one.created, one.id), tuple[Moment, Name])
+CHECKPOINTS = Pager("checkpoints", lambda one: (-one.round,), tuple[Behind])
+DELIVERIES = Pager("deliveries", lambda one: (one.id,), tuple[Number], 50, 200)
 TRAIL = Pager("trail", lambda one: (one.id,), tuple[Number], 50, 200)

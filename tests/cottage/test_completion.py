@@ -52,6 +52,7 @@ def run(argv: list[str], environment: dict[str, str]) -> list[str]:
         ("cottage wat", {"watch"}),
         ("cottage pau", {"pause"}),
         ("cottage nod", {"node"}),
+        ("cottage logs --fol", {"--follow"}),
         ("cottage logs --level w", {"warning"}),
         ("cottage completion ", {"bash", "zsh", "fish"}),
         ("cottage upload --purpose to", {"tokenizer"}),

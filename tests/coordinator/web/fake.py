@@ -124,7 +124,7 @@ class Cluster:
             problems.append(
                 f"each of {stages} stages needs {memory:,} MB: the largest node has 24,564 MB; use more stages"
             )
-        if spec.budget < price:
+        if spec.budget < price and spec.over_budget == "refuse":
             problems.append(
                 f"the budget of {spec.budget:,} is below the price of {price:,}: raise it or train on fewer tokens"
             )

@@ -200,7 +200,8 @@ class Leavings:
     ) -> Sequence[api.LogLine]:
         events = await self._cluster.events(job, after)
         lines = [api.LogLine(e.id, e.time, "info", e.text, "", None, None) for e in events if search in e.text]
-        return [line for line in lines if before is None or line.id < before][:limit]
+        found = [line for line in lines if before is None or line.id < before]
+        return found[:limit] if after else found[-limit:]
 
     async def _known(self, job: str, round_: int | None) -> None:
         if not await self.checkpoints(job) or (round_ or 0) > (await self._cluster.get(job)).rounds_done:

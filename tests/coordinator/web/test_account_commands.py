@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.client import files
+from coordinator.client import Client, files
 from coordinator.client.cli import main
 from coordinator.client.line import Line
 from coordinator.client.login import CONFIG_VARIABLE, TOKEN_VARIABLE, file_of_keys
 from coordinator.domain.account import Scope
+from cottage.cli import main as umbrella
 from tests.coordinator.web.conftest import House
 from tests.coordinator.web.test_tenants import member
 from transport.wire import api
@@ -202,3 +203,79 @@ async def test_what_cannot_be_uploaded_is_refused_with_its_reason(
     ):
         assert await cottage("upload", str(tmp_path / argv[0]), *argv[1:]) == status, argv
         assert says in capsys.readouterr().err
+
+
+async def test_a_dataset_is_looked_through_before_anybody_pays(
+    town: House, cottage: Cottage, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert await cottage("login", "--token", await key_of(town)) == 0
+    file = tmp_path / "data.jsonl"
+    file.write_text('{"body": "to be"}\n{"title": "no text"}\n{"body": "write to jane@acme.org"}\n' * 2)
+    capsys.readouterr()
+    assert await cottage("check", str(file), "--text-field", "body") == 1, "two rows cannot be trained on"
+    told = capsys.readouterr().out
+    assert "6 rows, 4 of them usable" in told
+    assert re.search(r"error: .+\n  row 2\b", told)
+    assert "jane@acme.org" not in told
+    file.write_text("".join(f'{{"body": "line {number} of a play"}}\n' for number in range(200)))
+    assert await cottage("check", str(file), "--text-field", "body", "--json") == 0
+    report = json.loads(capsys.readouterr().out)["report"]
+    assert (report["rows"], report["problem"]) == (200, "")
+    file.write_bytes(b"PAR1 and then nothing of the kind PAR1")
+    assert await cottage("check", str(file), "--format", "parquet") == 1
+
+
+async def test_the_trail_says_what_was_done_and_the_operator_sees_everybodys(
+    town: House, cottage: Cottage, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ada, bob = await key_of(town), await key_of(town, "bob")
+    assert await cottage("keys", "--new", "laptop", "--token", bob) == 0
+    capsys.readouterr()
+    assert await cottage("trail", "--token", bob) == 0
+    assert "key.created" in capsys.readouterr().out
+    assert await cottage("trail", "--everybody", "--token", bob) == 4
+    capsys.readouterr()
+    assert await cottage("trail", "--everybody", "--json", "--token", ada) == 0
+    assert len({one["account"] for one in json.loads(capsys.readouterr().out)}) == 2
+
+
+async def test_notices_are_set_tested_and_their_deliveries_shown(
+    town: House, cottage: Cottage, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert await cottage("login", "--token", await key_of(town)) == 0
+    assert await cottage("notices", "--test") == 1
+    assert "switched on" in capsys.readouterr().err
+    assert await cottage("notices", "--webhook", "https://hooks.example.org/x", "--when", "done", "--json") == 0
+    now = json.loads(capsys.readouterr().out)["notices"]
+    assert (now["webhook"], now["webhook_kinds"]) == ("https://hooks.example.org/x", ["done"])
+    assert await cottage("notices", "--mail", "ada@example.org", "--test") == 0
+    told = capsys.readouterr().out
+    assert "not confirmed yet" in told
+    assert re.search(r"test .*https://hooks.example.org/x +waiting", told)
+    assert now["secret"] not in told
+    assert await cottage("notices", "--webhook", "") == 0
+    assert "webhook  none" in capsys.readouterr().out
+    assert await cottage("notices", "--confirm", "0" * 32) == 1
+
+
+async def test_the_books_are_open_to_everybody(
+    town: House, cottage: Cottage, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key = await key_of(town)
+    async with Client(town.url, key) as client:
+        spec = {"name": "x", "model": {"preset": "tiny-llama"}, "budget": 9_000_000}
+        data = (await client.upload(Path(__file__))).artifact
+        job = (await client.create_job({**spec, "dataset": {"artifact": data}})).id
+        await client.fund(job)
+    town.cluster.run(job)
+    capsys.readouterr()
+    for words, says in (
+        (["entries", "--kind", "fund"], "9.00"),
+        (["entries", "--job", "0" * 32], "No such transactions"),
+        (["audits", "--state", "passed", "--limit", "1"], "passed"),
+        (["totals"], "deposited"),
+    ):
+        assert await asyncio.to_thread(umbrella, ["ledger", *words]) == 0
+        shown = capsys.readouterr().out
+        assert says in shown, words
+        assert len(shown.splitlines()) < 8
