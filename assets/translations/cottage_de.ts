@@ -88,6 +88,10 @@
         <translation>Selbsttest: Dieser Computer kann leihen.</translation>
     </message>
     <message>
+        <source>Version {0} is there.</source>
+        <translation>Version {0} ist da.</translation>
+    </message>
+    <message>
         <source>Ready to lend.</source>
         <translation>Bereit.</translation>
     </message>
@@ -417,6 +421,10 @@
         <translation>Wie weit der Auftrag ist</translation>
     </message>
     <message>
+        <source>&amp;Restart to update</source>
+        <translation>&amp;Jetzt aktualisieren</translation>
+    </message>
+    <message>
         <source>Load</source>
         <translation>Last</translation>
     </message>
@@ -463,6 +471,18 @@
     <message>
         <source>Copy this computer&apos;s address</source>
         <translation>Adresse dieses Computers kopieren</translation>
+    </message>
+    <message>
+        <source>Version {0} is ready. What runs is handed over first.</source>
+        <translation>Version {0} ist bereit. Was läuft, wird zuerst abgegeben.</translation>
+    </message>
+    <message>
+        <source>Version {0} is there. The system&apos;s updates install it: apt-get install cottage</source>
+        <translation>Version {0} ist da. Die Aktualisierung des Systems installiert sie: apt-get install cottage</translation>
+    </message>
+    <message>
+        <source>Version {0} is there. Install it as you installed this one.</source>
+        <translation>Version {0} ist da. Installieren Sie sie wie diese.</translation>
     </message>
     <message>
         <source>{0} MB/s</source>
@@ -1081,6 +1101,14 @@
     <message>
         <source>Works for</source>
         <translation>Arbeitet für</translation>
+    </message>
+    <message>
+        <source>Fetch new versions</source>
+        <translation>Neue Versionen holen</translation>
+    </message>
+    <message>
+        <source>In the background, signed; you say when to restart. Debian packages are updated by the system.</source>
+        <translation>Im Hintergrund und signiert; wann neu gestartet wird, sagen Sie. Debian-Pakete aktualisiert das System.</translation>
     </message>
     <message>
         <source>What leaves this computer</source>

@@ -17,7 +17,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from desktop.agent import keycli, log, ownercli, status, support, withdraw
+from desktop.agent import keycli, log, ownercli, status, support, upkeepcli, withdraw
 from desktop.agent.activity import Activity
 from desktop.agent.config import DEFAULT_IMAGE, Home, Settings
 from desktop.agent.errors import AgentError, NoAgentError, SettingsError
@@ -26,6 +26,7 @@ from desktop.agent.limits import Limits, LimitsChange, LimitsView, show_quantity
 from desktop.agent.log import printable
 from desktop.agent.testscreen import show as show_test
 from desktop.agent.testscreen import show_link, with_bar
+from desktop.agent.updates import restart
 from desktop.agent.usage import load_usage
 from ledger.errors import AmountError
 from ledger.money import parse, show
@@ -65,6 +66,9 @@ def _parser() -> argparse.ArgumentParser:
                      help="append TEXT to the worker's command line; an aid for tests")  # fmt: skip
     run.add_argument("--stay", action="store_true",
                      help="go on when lending is off: the switch of the window, remembered, says when to lend")  # fmt: skip
+    run.add_argument(
+        "--trial", action="store_true", help=argparse.SUPPRESS
+    )  # Of a new version: answer, do nothing else.
     run.add_argument("--log-json", action="store_true", help="log one JSON object for each event")
     run.set_defaults(run=_run)
     check = words.add_parser("selftest", help="see whether this machine can run jobs, and what it can do")
@@ -101,6 +105,7 @@ def _parser() -> argparse.ArgumentParser:
     ownercli.add_words(words)
     keycli.add_words(words)
     withdraw.add_words(words)
+    upkeepcli.add_words(words)
     return parser
 
 
@@ -158,10 +163,14 @@ def _run(options: argparse.Namespace) -> int:
     log.set_up(options.log_json, file=home.log)
     settings = _settings(options, home)
     with home.locked():
-        home.remember(settings)
+        if not options.trial:
+            home.remember(settings)
         from desktop.agent import service  # Loads the network and the ledger, which the other words can do without.
 
-        asyncio.run(service.serve(home, options.worker_argument, stays=options.stay))
+        told = Home(home.path, trial=options.trial)
+        folder, version = asyncio.run(service.serve(told, options.worker_argument, stays=options.stay))
+    if folder is not None and version:
+        restart.replace_self(folder, version, home, sys.argv[1:])
     return 0
 
 

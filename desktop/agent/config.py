@@ -32,7 +32,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Amounts are millionths of the token; ``up`` and ``down`` bytes a second and ``month`` bytes, 0 for no limit.
     ``always``: lend whatever this computer does; otherwise by the rules of ``desktop.agent.lending``.
     ``gpu``: the number of the one that is lent, -1 for the processor. ``disk_gb``: for jobs' files. ``watts``: the GPU's power
-    cap, 0 for its own. ``electricity``: what a kWh costs.
+    cap, 0 for its own. ``electricity``: what a kWh costs. ``updates``: new versions are fetched without being asked for.
     """
 
     coordinator: Annotated[str, Meta(max_length=2000)] = ""
@@ -54,6 +54,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     disk_gb: Annotated[int, Meta(ge=1, le=10_000)] = 20
     watts: Annotated[int, Meta(ge=0, le=2000)] = 0
     electricity: Annotated[int, Meta(ge=0, le=10**9)] = 0
+    updates: bool = True
 
     def completed(self, address: str) -> "Settings":
         """With every open choice made: this machine's name, the node's own wallet, half of the memory, all processors.
@@ -97,9 +98,13 @@ def _parse_url(text: str) -> URL:
 
 @dataclass(frozen=True)
 class Home:
-    """The folder of one agent: its key, settings, cache and sockets. Nobody else may read it."""
+    """The folder of one agent: its key, settings, cache and sockets. Nobody else may read it.
+
+    ``trial``: seen by a new version on probation, which answers apart (``desktop.agent.updates.restart``).
+    """
 
     path: Path
+    trial: bool = False
 
     @classmethod
     def at(cls, path: Path | None) -> "Home":
@@ -118,7 +123,7 @@ class Home:
     @property
     def socket(self) -> Path:
         """Where the running agent answers questions about itself."""
-        return self.path / "agent.sock"
+        return self.path / ("trial.sock" if self.trial else "agent.sock")
 
     @property
     def jobs(self) -> Path:
@@ -159,6 +164,16 @@ class Home:
     def switch(self) -> Path:
         """Whether its owner wants it to lend: ``on`` or ``off``."""
         return self.path / "switch"
+
+    @property
+    def updates(self) -> Path:
+        """What is being fetched of a new version."""
+        return self.path / "updates"
+
+    @property
+    def seen_updates(self) -> Path:
+        """Which manifests were seen."""
+        return self.path / "updates.json"
 
     @property
     def activity(self) -> Path:

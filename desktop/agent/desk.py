@@ -3,7 +3,7 @@
 import asyncio
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol
@@ -18,12 +18,13 @@ from desktop.agent.activity import Activity, Events
 from desktop.agent.books import Books
 from desktop.agent.config import Home, Settings
 from desktop.agent.earnings import Summary
-from desktop.agent.errors import NotConnectedError, SettingsError
+from desktop.agent.errors import NotConnectedError, SettingsError, UpdateError
 from desktop.agent.gpu import Device
 from desktop.agent.lending.keeper import LendingChange, LendingView, change_kept
 from desktop.agent.lending.policy import State
 from desktop.agent.limits import Limits, LimitsChange, LimitsView
 from desktop.agent.selftest import Means, SelfTest, Steps
+from desktop.agent.updates.keeper import UpdateOrder, UpdateView
 from desktop.agent.usage import load_usage
 from ledger.errors import AmountError
 from ledger.money import parse
@@ -72,12 +73,15 @@ class Handles:
     """What the desk may ask of whoever keeps the agent.
 
     ``switch``: lend or not; ``restart``: hand over what runs and begin anew with the settings of now.
-    ``means``: what a self-test asks.
+    ``means``: what a self-test asks. ``update``: look for a new version, or restart into it; raises UpdateError.
+    ``newest``: what is known of one.
     """
 
     switch: Callable[[bool], None]
     restart: Callable[[], None]
     means: Callable[[Settings], Means]
+    update: Callable[[UpdateOrder], Awaitable[UpdateView]] | None = None
+    newest: Callable[[], UpdateView] = lambda: UpdateView("off", "")
 
 
 class Desk:
@@ -117,6 +121,7 @@ class Desk:
             "nettest": (local.Order, self.test_line), "nettest/peer": (local.PeerOrder, self.test_peer),
             "claim": (local.ClaimOrder, self.claim), "withdraw": (local.WithdrawOrder, self.withdraw),
             "backup": (local.BackupOrder, self.backup), "words": (local.WordsOrder, self.words),
+            "update": (UpdateOrder, self.update),
         }  # fmt: skip
         self._runner = await local.serve(self.home.socket, gets, posts)
         return self
@@ -139,7 +144,7 @@ class Desk:
         told = self.agent.status() if self.agent is not None else self._status_of_rest()
         earned = self.earnings()
         return msgspec.structs.replace(
-            told, on=self.on, trouble=self.trouble, last_event=self.activity.last,
+            told, on=self.on, trouble=self.trouble, last_event=self.activity.last, update=self.handles.newest(),
             verified=earned.verified, paid=earned.paid, today=earned.today, week=earned.week,
         )  # fmt: skip
 
@@ -223,6 +228,12 @@ class Desk:
         elif after != before and self.agent is not None:
             await self.agent.adopt(after)
         return owner.view(self.home, self.version, effect)
+
+    async def update(self, order: UpdateOrder) -> UpdateView:
+        """Raises UpdateError."""
+        if self.handles.update is None:
+            raise UpdateError("this agent follows no updates")
+        return await self.handles.update(order)
 
     def begin_test(self, _: local.TestOrder) -> SelfTest:
         """Begin a self-test, unless one runs."""

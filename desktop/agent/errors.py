@@ -11,6 +11,7 @@
     ├── GaveUpError                 6   one job after the other has failed here
     ├── HomeBusyError               5   another agent runs with this home folder
     ├── NoAgentError                    no agent runs with this home folder, or it does not answer
+    ├── UpdateError                 a new version cannot be had, believed or put in place
     ├── WithdrawalError                 nothing can be sent from the node's wallet now
     ├── NotConnectedError               nothing can be sent to the coordinator now
     ├── ArtifactError                   an artifact cannot be fetched, stored or trusted
@@ -69,6 +70,10 @@ class HomeBusyError(AgentError):
 
 class NoAgentError(AgentError):
     """No agent answers in this home folder."""
+
+
+class UpdateError(AgentError):
+    """A new version cannot be fetched, believed or put in place; this one goes on."""
 
 
 class WithdrawalError(AgentError):

@@ -70,6 +70,7 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
     add("--gpu", type=int, help="the number of the GPU that is lent; -1: the processor")
     add("--disk-gb", type=int, help="disk for jobs' files")
     add("--watts", type=int, help="the GPU's power cap; 0: its own")
+    add("--updates", action=argparse.BooleanOptionalAction, help="fetch new versions in the background")
 
 
 def _settings(options: argparse.Namespace) -> int:
@@ -115,6 +116,7 @@ def _settings_table(view: settings.SettingsView) -> Table:
     table.add_row("gpu", "none, the processor" if kept.gpu < 0 else f"{kept.gpu} ({printable(chosen)})")
     table.add_row("disk-gb", str(kept.disk_gb))
     table.add_row("watts", str(kept.watts or "the GPU's own"))
+    table.add_row("updates", "fetched in the background" if kept.updates else "not looked for")
     return table
 
 

@@ -17,13 +17,16 @@ from desktop.agent import start
 from desktop.agent.config import Home, Settings
 from desktop.agent.daemon import Agent
 from desktop.agent.desk import Desk, Handles
-from desktop.agent.errors import AgentError, SandboxError, SettingsError
+from desktop.agent.errors import AgentError, SandboxError, SettingsError, UpdateError
 from desktop.agent.gpu import Device
 from desktop.agent.limits import Limits
 from desktop.agent.log import LOGGER
 from desktop.agent.nettest import LineTests
 from desktop.agent.selftest import Means, SelfTest, Steps
 from desktop.agent.status import Order
+from desktop.agent.updates.folder import Folder
+from desktop.agent.updates.keeper import UpdateOrder, Updates, UpdateView
+from desktop.agent.updates.release import Release, Way, installation, this_release, version
 from desktop.agent.usage import Share
 from transport.clock import SystemClock
 from transport.nettest.result import NetTest
@@ -34,15 +37,29 @@ RETRY_S = 30.0  # Docker starts some time after the desktop does.
 class Service:
     """One home's program. ``run`` it once; ``stop`` ends it in order."""
 
-    def __init__(self, home: Home, worker_arguments: Sequence[str] = (), *, stays: bool = False) -> None:
+    def __init__(
+        self,
+        home: Home,
+        worker_arguments: Sequence[str] = (),
+        *,
+        stays: bool = False,
+        release: Release | None = None,
+        way: tuple[Way, Folder | None] | None = None,
+    ) -> None:
         """``stays``: go on when lending is off, by the switch that is remembered; otherwise lend now, and end with that.
+        A home on trial only answers. ``release`` and ``way``: this program's own by default.
 
         Raises:
             SettingsError: the key cannot be used.
         """
         self._home, self._arguments, self._stays = home, worker_arguments, stays
-        self.desk = Desk(home, start.version(), Handles(self.switch, self._restart, self._means))
-        self.desk.on = not stays or _remembered(home)
+        self._updates = Updates(
+            home, release or this_release(), way or installation(), SystemClock(), self._tell_update
+        )
+        handles = Handles(self.switch, self._restart, self._means, self._update, lambda: self._updates.view)
+        self.desk = Desk(home, version(), handles)
+        self.desk.on = not home.trial and (not stays or _remembered(home))
+        self.restart_into = ""
         self._end, self._wake = asyncio.Event(), asyncio.Event()
         self._stopped = False
         self._agent: Agent | None = None
@@ -73,15 +90,26 @@ class Service:
         """
         async with self.desk:
             self.desk.device = await asyncio.to_thread(start.chosen, self._home.settings().gpu)
+            if self._home.trial:
+                await self._wake.wait()
+                return
             self.desk.activity.add(time.time(), "started", "the agent has started")
-            while not self._stopped:
-                if self.desk.on:
-                    await self._lend()
-                elif not self._stays:
-                    break
-                else:
-                    await self._rest(None)
+            watching = asyncio.create_task(self._updates.watch(lambda: self._home.settings().updates), name="updates")
+            try:
+                await self._live()
+            finally:
+                watching.cancel()
+                await asyncio.wait((watching,))
             self.desk.activity.add(time.time(), "ended", "the agent has ended")
+
+    async def _live(self) -> None:
+        while not self._stopped:
+            if self.desk.on:
+                await self._lend()
+            elif not self._stays:
+                break
+            else:
+                await self._rest(None)
 
     async def _rest(self, seconds: float | None) -> None:
         self._wake.clear()
@@ -139,6 +167,26 @@ class Service:
         finally:
             self._agent = self.desk.agent = None
 
+    # --- a new version --------------------------------------------------------------------------------------------------
+
+    async def _update(self, order: UpdateOrder) -> UpdateView:
+        if not order.restart:
+            return await self._updates.look()
+        view = self._updates.view
+        if view.stage != "ready":
+            raise UpdateError(f"no new version is ready: {view.text or 'this is the newest'}")
+        self.restart_into = view.version
+        self.stop()
+        return view
+
+    def _tell_update(self, text: str, version: str) -> None:
+        self.desk.activity.add(time.time(), "update", text, version=version)
+
+    @property
+    def folder(self) -> Folder | None:
+        """Where this program's versions are."""
+        return self._updates.folder
+
     # --- a self-test ----------------------------------------------------------------------------------------------------
 
     async def steps(self) -> AsyncIterator[SelfTest]:
@@ -171,13 +219,18 @@ class Service:
         return await tests.run()
 
 
-async def serve(home: Home, worker_arguments: Sequence[str] = (), *, stays: bool = False) -> None:
-    """Run the program until SIGTERM or SIGINT; raises as ``Service.run`` does."""
+async def serve(home: Home, worker_arguments: Sequence[str] = (), *, stays: bool = False) -> tuple[Folder | None, str]:
+    """Run the program until SIGTERM or SIGINT; raises as ``Service.run`` does.
+
+    Returns:
+        the version to become, and where it is; "" for none.
+    """
     service = Service(home, worker_arguments, stays=stays)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, service.stop)
     await service.run()
+    return service.folder, service.restart_into
 
 
 def _remembered(home: Home) -> bool:

@@ -5,7 +5,6 @@ import ipaddress
 import shutil
 import sys
 from collections.abc import Sequence
-from importlib import metadata
 from pathlib import Path
 
 import msgspec
@@ -21,10 +20,10 @@ from desktop.agent.sandbox.base import Limits, Sandbox
 from desktop.agent.sandbox.docker import DockerSandbox
 from desktop.agent.sandbox.process import ProcessSandbox
 from desktop.agent.sensors.here import sensors
+from desktop.agent.updates.release import version
 from transport.clock import SystemClock
 from transport.wire.node import NodeProfile
 
-PACKAGE = "cottage"
 NO_PROTECTION = (
     "--sandbox process: jobs run as plain processes with YOUR rights and can read your files and use your network. "
     "This is for the demo and for development only; lend a machine with --sandbox docker."
@@ -124,14 +123,6 @@ async def inspect(home: Home, settings: Settings) -> Parts:
 def _empty(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(mode=0o700, parents=True)
-
-
-def version() -> str:
-    """Of this program."""
-    try:
-        return metadata.version(PACKAGE)
-    except metadata.PackageNotFoundError:
-        return "from source"
 
 
 def _is_readable_on_the_way(coordinator: str) -> bool:

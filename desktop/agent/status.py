@@ -2,7 +2,7 @@
 
 HTTP and JSON, so that the desktop windows can ask with what they have; ``desktop.agent.desk`` answers. ``GET /v1/``: status,
 earnings, limits, lending, settings, activity, selftest, support. ``POST /v1/``: limits, lending, settings, selftest, nettest,
-nettest/peer, claim, withdraw, backup, words; the type of each question stands here or where its subject is.
+nettest/peer, update, claim, withdraw, backup, words; the type of each question stands here or where its subject is.
 """
 
 import inspect
@@ -22,6 +22,7 @@ from desktop.agent.lending.policy import Reason, State
 from desktop.agent.limits import LimitsChange, LimitsView
 from desktop.agent.meters import Meters
 from desktop.agent.unixsocket import listen, short_name
+from desktop.agent.updates.keeper import UpdateOrder, UpdateView
 from transport.nettest.errors import NettestError
 from transport.nettest.result import NetTest, PeerTest
 from transport.wire.codec import MessageError, decode_json, encode_json
@@ -32,6 +33,9 @@ ASK_TIMEOUT_S = 5.0
 LONG_TIMEOUT_S = (
     90.0  # A test of the line takes under ten seconds, and one may run before it; the ledger confirms in sixty.
 )
+
+
+DOWNLOAD_TIMEOUT_S = 3600.0  # Of 70 MB over a slow line; what came is kept.
 
 
 class TaskView(msgspec.Struct, frozen=True):
@@ -90,6 +94,7 @@ class Status(msgspec.Struct, frozen=True):
         today, week: verified today and in seven days.
         max_celsius, memory_mb, watts: the owner's limits, for the gauges of ``meters``.
         last_event: number of the newest event of ``GET /v1/activity``.
+        update: whether a newer version is there.
     """
 
     node: str
@@ -122,6 +127,7 @@ class Status(msgspec.Struct, frozen=True):
     watts: int = 0
     last_event: int = 0
     electricity: int = 0
+    update: UpdateView = UpdateView("off", "")
 
 
 class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -270,6 +276,11 @@ async def ask_peer_test(path: Path, order: PeerOrder) -> PeerTest:
 async def ask_claim(path: Path) -> Summary:
     """Let the agent ask for what it has earned; returns what that is."""
     return await ask_for(path, "claim", Summary, ClaimOrder())
+
+
+async def ask_update(path: Path, order: UpdateOrder) -> UpdateView:
+    """Let the agent look for a new version, or restart into it."""
+    return await ask_for(path, "update", UpdateView, order, DOWNLOAD_TIMEOUT_S)
 
 
 async def _request(

@@ -107,10 +107,8 @@ class ActivityPage(QWidget):
         detail = {name: plain(text, 200) for name, text in event.detail.items()}
         name = detail.get("name", "")
         match event.kind:
-            case "started":
-                return self.tr("Cottage's agent started.")
-            case "ended":
-                return self.tr("Cottage's agent ended.")
+            case "started" | "ended" | "update":
+                return self._program(event.kind, detail)
             case "job began":
                 return self.tr("Began work on “{0}”.").format(name)
             case "job ended":
@@ -131,6 +129,11 @@ class ActivityPage(QWidget):
                 return self._lending(detail) or plain(event.text)
             case _:
                 return plain(event.text)
+
+    def _program(self, kind: str, detail: dict[str, str]) -> str:
+        if kind == "update":
+            return self.tr("Version {0} is there.").format(detail.get("version", ""))
+        return self.tr("Cottage's agent started.") if kind == "started" else self.tr("Cottage's agent ended.")
 
     def _lending(self, detail: dict[str, str]) -> str:
         what = detail.get("what", "")

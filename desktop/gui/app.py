@@ -18,6 +18,7 @@ from PySide6.QtWidgets import QApplication
 from desktop.gui.client import Calls
 from desktop.gui.language import speak
 from desktop.gui.lending import Lending
+from desktop.gui.model import Snapshot
 from desktop.gui.notices import Notices
 from desktop.gui.settings import LANGUAGE, THEME
 from desktop.gui.single import OnlyOne
@@ -26,6 +27,7 @@ from desktop.gui.tray import Tray
 from desktop.gui.window import SETTINGS, MainWindow
 
 EXIT_NO_SCREEN = 3
+VERSIONS = "cottage-versions"  # As ``desktop.agent.updates.folder`` lays them out.
 
 
 class Desktop(QObject):
@@ -36,12 +38,14 @@ class Desktop(QObject):
         super().__init__()
         self.lending = Lending(home / "agent.sock", command, home / "agent.log", self)
         self.settings = settings
+        self.is_outdated, self._running = False, ""
         calls = Calls(home / "agent.sock", self)
         self.tray = Tray(settings, self)
         self.window = MainWindow(settings, self.tray.is_there, calls)
         self.notices = Notices(calls, settings, self.window.activity, self.tray.tell, self)
         for follower in (self.window, self.tray, self.notices):
             self.lending.changed.connect(follower.show_snapshot)
+        self.lending.changed.connect(self._follow_version)
         self.lending.refused.connect(self.window.show_refusal)
         self.window.settings.look_changed.connect(self._restyle)
         self.window.seen.connect(self.lending.be_seen)
@@ -61,6 +65,20 @@ class Desktop(QObject):
         if not (hidden and self.tray.is_there()):
             self.window.show()
         self.lending.begin()
+
+    def _follow_version(self, snapshot: Snapshot) -> None:
+        """Where the agent has become another version, this window does, too."""
+        if snapshot.status is None or not (running := snapshot.status.update.running):
+            return
+        self.is_outdated = bool(self._running) and running != self._running and next_window() is not None
+        self._running = running
+        if self.is_outdated:
+            end()
+
+    def leave(self) -> None:
+        """The window ends; the agent stays where the next window takes its place at once."""
+        if not self.is_outdated:
+            self.lending.leave()
 
     def _restyle(self) -> None:
         """The owner's colours, or those of the desktop."""
@@ -104,14 +122,28 @@ def main(argv: Sequence[str] | None = None) -> int:
             number, lambda *_: QTimer.singleShot(0, end)
         )  # Python looks for signals whenever a timer of ours fires.
     desktop = Desktop(home, command, settings, options.hidden)
-    app.aboutToQuit.connect(desktop.lending.leave)
+    app.aboutToQuit.connect(desktop.leave)
     only.called.connect(desktop.window.bring_forward)
-    return app.exec()
+    code = app.exec()
+    if desktop.is_outdated and (program := next_window()) is not None:
+        hidden = [] if desktop.window.isVisible() else ["--hidden"]
+        given = [word for word in sys.argv[1:] if word != "--hidden"]
+        only.let_go()
+        os.execv(program, [str(program), *hidden, *given])  # noqa: S606 - a program of ours, without a shell
+    return code
 
 
 def end() -> None:
     """Leave the event loop. ``quit`` would ask the window first, which only hides itself while there is a tray."""
     QApplication.exit(0)
+
+
+def next_window() -> Path | None:
+    """This program in the version in use, where versions lie side by side."""
+    versions = Path(sys.executable).parent.parent
+    if not getattr(sys, "frozen", False) or versions.name != VERSIONS:
+        return None
+    return versions.with_name("cottage") / "cottage"
 
 
 def agent_program() -> tuple[str, ...]:

@@ -5,11 +5,11 @@ from PySide6.QtGui import QAccessible, QAccessibleAnnouncementEvent, QGuiApplica
 from PySide6.QtWidgets import QGridLayout, QHBoxLayout, QPushButton, QVBoxLayout, QWidget
 
 from desktop.gui.charts import Gauge, ProgressLine, Reading
-from desktop.gui.model import GpuMeter, Meters, Snapshot, Status
+from desktop.gui.model import GpuMeter, Meters, Snapshot, Status, UpdateView, plain
 from desktop.gui.money import EarningsCard
 from desktop.gui.pausing import PauseMenu
 from desktop.gui.sentences import Sentences
-from desktop.gui.widgets import Card, MoodMark, Rows, Switch, Text
+from desktop.gui.widgets import Card, MoodMark, Rows, Switch, Text, button
 
 UNKNOWN = "–"
 LINE_MBIT = 100.0  # A full gauge of the line where its owner sets no limit.
@@ -20,6 +20,7 @@ class HomePage(QWidget):
     """Shows snapshots."""
 
     toggle_asked = Signal()
+    update_asked = Signal()
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,7 +31,13 @@ class HomePage(QWidget):
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(12)
         self.earnings = EarningsCard()
-        for card in (self._switch_card(), self._meters_card(), self.earnings, self._computer_card()):
+        for card in (
+            self._update_card(),
+            self._switch_card(),
+            self._meters_card(),
+            self.earnings,
+            self._computer_card(),
+        ):
             column.addWidget(card)
         column.addStretch()
 
@@ -56,6 +63,16 @@ class HomePage(QWidget):
         card.body.addWidget(self.progress)
         card.body.addWidget(self.task)
         return card
+
+    def _update_card(self) -> Card:
+        self.update_card, row = Card(), QHBoxLayout()
+        self.update_text = Text()
+        self.restart = button(self.tr("&Restart to update"), self.update_asked.emit)
+        row.addWidget(self.update_text, 1)
+        row.addWidget(self.restart)
+        self.update_card.body.addLayout(row)
+        self.update_card.setVisible(False)
+        return self.update_card
 
     def _meters_card(self) -> Card:
         self.meters = Card()
@@ -109,6 +126,20 @@ class HomePage(QWidget):
         self._show_meters(snapshot.status)
         self.earnings.show_status(self._status)
         self._show_known(self._status)
+        if snapshot.status is not None:
+            self._show_update(snapshot.status.update)
+
+    def _show_update(self, update: UpdateView) -> None:
+        """A card only where its owner has something to do."""
+        version = plain(update.version, 40)
+        texts = {
+            "ready": self.tr("Version {0} is ready. What runs is handed over first."),
+            "apt": self.tr("Version {0} is there. The system's updates install it: apt-get install cottage"),
+            "by hand": self.tr("Version {0} is there. Install it as you installed this one."),
+        }
+        self.update_card.setVisible(update.stage in texts)
+        self.update_text.say(texts.get(update.stage, "").format(version))
+        self.restart.setVisible(update.stage == "ready")
 
     def say(self, text: str) -> None:
         """Why what was asked for cannot be done, until the next change."""

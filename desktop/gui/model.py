@@ -83,6 +83,15 @@ class Reason(msgspec.Struct, frozen=True):
     until: Annotated[float, Meta(ge=0, le=1e11)] | None = None
 
 
+class UpdateView(msgspec.Struct, frozen=True):
+    """Whether a newer version of the agent is there; ``stage`` as ``desktop.agent.updates`` has it, "" from an older agent."""
+
+    stage: ShortText = ""
+    running: ShortText = ""
+    version: ShortText = ""
+    text: LongText = ""
+
+
 class Status(msgspec.Struct, frozen=True):
     """The whole agent. Fields that this window does not know are ignored: the agent may be newer. Amounts are smallest units."""
 
@@ -111,6 +120,7 @@ class Status(msgspec.Struct, frozen=True):
     watts: Count = 0
     last_event: Count = 0
     electricity: Units = 0
+    update: UpdateView = UpdateView()
 
     @property
     def live(self) -> tuple[Task, ...]:

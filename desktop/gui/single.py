@@ -31,6 +31,10 @@ class OnlyOne(QObject):
             caller.connectToServer(name)
             caller.waitForConnected(CALL_TIMEOUT_MS)
 
+    def let_go(self) -> None:
+        """Another may open from now on."""
+        self._lock.unlock()
+
     def _take(self) -> None:
         while self._server.hasPendingConnections():
             caller = self._server.nextPendingConnection()

@@ -68,6 +68,7 @@ class MainWindow(QWidget):
         column.addLayout(top)
         column.addWidget(self.stack, 1)
         self.home.toggle_asked.connect(self.toggle_asked)
+        self.home.update_asked.connect(self._update)
         self.welcome.toggle_asked.connect(self.toggle_asked)
         self.welcome.done.connect(lambda: self.go(HOME))
         self.home.earnings.more_asked.connect(lambda: self.go(EARNINGS))
@@ -86,6 +87,9 @@ class MainWindow(QWidget):
             self.pages.pick(str(page))
         if page == HOME:
             self.home.switch.setFocus()
+
+    def _update(self) -> None:
+        self._calls.post("update", {"restart": True}, lambda _: None, self.home.say)
 
     def _withdraw(self) -> None:
         WithdrawSheet(self._calls, self).open()

@@ -11,9 +11,16 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
+
+import msgspec
+
+from desktop.agent.updates.release import FILE, Release, checked_url, platform_name
+from transport.identity import parse_address
+from transport.wire.codec import decode_json, encode_json
 
 ROOT = Path(__file__).resolve().parents[2]
 VERSION = str(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"])
@@ -29,28 +36,43 @@ def main() -> int:
     parser.add_argument("--to", type=Path, default=ROOT / "build" / "desktop", help="the folder (build/desktop)")
     parser.add_argument("--small", action="store_true", help="xz instead of zstd: three minutes for a quarter less")
     parser.add_argument("--run", action="store_true", help="also a .run that installs for one user, without root")
+    parser.add_argument(
+        "--release", type=Path, help="JSON with key and url: whose updates this build follows (nobody's)"
+    )
     parser.add_argument("--windows", action="store_true", help="an installer for Windows instead of Linux packages")
     options = parser.parse_args()
     target = options.to.resolve()
-    folder = bundle(target)
+    folder = bundle(target, release=release_of(options.release))
     if options.windows:
         packages = [windows(folder, target)]
     else:
         packages = [debian(folder, target, small=options.small)]
-        packages += [portable(folder, target)] if options.run else []
+        packages += [portable(folder, target), update_package(folder, target)] if options.run else []
     sys.stdout.write(f"{folder}: {size_of(folder) / 1e6:,.0f} MB\n")
     for package in packages:
         sys.stdout.write(f"{package}: {package.stat().st_size / 1e6:,.0f} MB\n")
     return 0
 
 
-def bundle(target: Path) -> Path:
+def release_of(file: Path | None) -> Release:
+    """What this build says of itself; ``file``: whose updates it follows."""
+    given = Release() if file is None else decode_json(file.read_bytes(), Release)
+    if given.url:
+        checked_url(given.url)
+        parse_address(given.key)
+    return msgspec.structs.replace(given, version=VERSION)
+
+
+def bundle(target: Path, release: Release | None = None) -> Path:
     """The folder with both executables."""
+    told = target / "work" / FILE
+    told.parent.mkdir(parents=True, exist_ok=True)
+    told.write_bytes(encode_json(release or release_of(None)))
     command = [
         sys.executable, "-m", "PyInstaller", "--noconfirm", "--log-level", "WARN", "--distpath", str(target), "--workpath",
         str(target / "work"), str(HERE / "cottage.spec"),
     ]  # fmt: skip
-    subprocess.run(command, cwd=ROOT, check=True)
+    subprocess.run(command, cwd=ROOT, check=True, env=os.environ | {"COTTAGE_RELEASE": str(told)})
     return target / "cottage"
 
 
@@ -88,17 +110,18 @@ def debian(folder: Path, target: Path, *, small: bool = False) -> Path:
     return package
 
 
-def portable(folder: Path, target: Path) -> Path:
+def portable(folder: Path, target: Path, version: str = VERSION) -> Path:
     """A shell archive that installs the bundle in the home folder of who runs it (makeself)."""
     tree = target / "portable"
     shutil.rmtree(tree, ignore_errors=True)
     shutil.copytree(folder, tree / "cottage", symlinks=True)
     for script in ("install.sh", "uninstall.sh", "agent.sh"):
         _copy(HERE / "portable" / script, tree / script, 0o755)
+    (tree / "VERSION").write_text(f"{version}\n")
     for template in ("cottage.desktop", "autostart.desktop", "cottage-agent.service"):
         _copy(TEMPLATES / template, tree / template, 0o644)
     _icons(tree / "icons")
-    package = target / f"Cottage-{VERSION}-x86_64.run"
+    package = target / f"Cottage-{version}-x86_64.run"
     command = [
         "makeself",
         "--gzip",
@@ -111,9 +134,25 @@ def portable(folder: Path, target: Path) -> Path:
         str(tree),
         str(package),
     ]
-    subprocess.run([*command, f"Cottage {VERSION}", "./install.sh"], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([*command, f"Cottage {version}", "./install.sh"], check=True, stdout=subprocess.DEVNULL)
     shutil.rmtree(tree)
     return package
+
+
+def update_package(folder: Path, target: Path, version: str = VERSION) -> Path:
+    """What an installation of ``portable`` fetches to become this version; ``installer.desktop.sign`` signs it."""
+    package = target / f"Cottage-{version}-{platform_name()}.tar.gz"
+    with tarfile.open(package, "w:gz", compresslevel=6) as archive:
+        archive.add(folder, ".", filter=_nobodys)
+        for script in ("uninstall.sh", "agent.sh"):
+            archive.add(HERE / "portable" / script, script, filter=_nobodys)
+    return package
+
+
+def _nobodys(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    member.uid = member.gid = 0
+    member.uname = member.gname = ""
+    return member
 
 
 def windows(folder: Path, target: Path, version: str = VERSION) -> Path:

@@ -1,10 +1,12 @@
 """The package for one user, without root: installed, upgraded while the agent runs, removed."""
 
+import asyncio
 import fcntl
 import json
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -12,9 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from installer.desktop import build
+from desktop.agent.updates.release import Release
+from installer.desktop import build, sign
+from tests.desktop.updates.support import KEY, Server, manifest_of
 from tests.support.docker import IMAGE
 from tests.support.wait import until_true
+from transport.wire.codec import encode_json
 
 LACKING = [name for name in ("makeself", "setpriv") if shutil.which(name) is None]
 LACKING += [] if os.geteuid() == 0 else ["root, to become an ordinary user"]
@@ -57,6 +62,13 @@ class Owner:
         )
         assert done.returncode == expect, done.stdout + done.stderr
         return done.stdout + done.stderr
+
+    def said(self, *words: str) -> str:
+        """What a command prints; "" where it fails."""
+        done = subprocess.run(
+            self.words(*words), capture_output=True, text=True, timeout=60, check=False, cwd=self.home
+        )
+        return done.stdout if done.returncode == 0 else ""
 
     def agent_pid(self) -> int:
         """The process that holds the agent's folder; 0 where none does."""
@@ -108,6 +120,53 @@ def test_it_installs_upgrades_a_running_agent_and_leaves_only_the_key(archive: P
     assert "is removed" in owner.run("sh", str(opt / "uninstall.sh"), "--purge")
     left = {str(path.relative_to(home)) for path in home.rglob("*") if path.is_file() or path.is_symlink()}
     assert left == {archive.name, "docker.sock", ".local/share/cottage/node/node.key"}
+
+
+def released(bundle: Path, target: Path, release: Release) -> Path:
+    """The bundle as another release of the same program."""
+    subprocess.run(("cp", "-al", bundle, target), check=True)
+    [file] = target.rglob("release.json")
+    file.unlink()
+    file.write_bytes(encode_json(release))
+    return target
+
+
+async def test_it_replaces_itself_by_a_signed_version_and_goes_on(bundle: Path, owner: Owner, tmp_path: Path) -> None:
+    home = owner.home
+    async with Server() as server:
+        releases = [Release(version, KEY.address, server.url) for version in ("0.1.0", "0.2.0")]
+        old, new = (released(bundle, tmp_path / release.version, release) for release in releases)
+        await asyncio.to_thread(build.portable, old, tmp_path)
+        mine = shutil.copy(tmp_path / f"Cottage-{build.VERSION}-x86_64.run", home / "old.run")
+        await asyncio.to_thread(owner.run, "sh", str(mine), "--quiet", "--", "--quiet")
+        package = await asyncio.to_thread(build.update_package, new, tmp_path, "0.2.0")
+        _, described = sign.described(package)
+        server.files[f"channel/{package.name}"] = package.read_bytes()
+        server.publish(manifest_of(described))
+        opt, agent = home / ".local/opt/cottage", str(home / ".local/bin/cottage-agent")
+        process = await asyncio.create_subprocess_exec(*owner.words(agent, "run", "--stay"))
+        try:
+            async with asyncio.timeout(60):
+                while not (home / ".local/share/cottage/node/agent.sock").exists():
+                    await asyncio.sleep(0.1)
+            view = json.loads(await asyncio.to_thread(owner.run, agent, "update", "--json"))
+            assert (view["stage"], view["version"]) == ("ready", "0.2.0"), view
+            before = owner.agent_pid()
+            await asyncio.to_thread(owner.run, agent, "update", "--restart")
+            async with asyncio.timeout(120):
+                while opt.readlink() != Path("cottage-versions/0.2.0"):
+                    await asyncio.sleep(0.1)
+                while not (said := owner.said(agent, "status", "--json")):
+                    await asyncio.sleep(0.5)
+            assert (json.loads(said)["update"]["running"], owner.agent_pid()) == ("0.2.0", before)
+            assert "0.1.0" in await asyncio.to_thread(owner.run, agent, "update", "--back")
+            os.kill(before, signal.SIGTERM)
+            assert await process.wait() == 0
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        assert opt.readlink() == Path("cottage-versions/0.1.0")
 
 
 def test_root_is_told_to_take_the_other_package_and_a_damaged_one_is_refused(archive: Path, owner: Owner) -> None:

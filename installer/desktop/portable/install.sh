@@ -13,17 +13,32 @@ fail() {
 said=$(./cottage/cottage-agent --help 2>&1) || fail "it does not run on this system: $(echo "$said" | tail -n 1)"
 
 opt=$HOME/.local/opt/cottage
+versions=$HOME/.local/opt/cottage-versions
+version=$(cat VERSION)
 share=${XDG_DATA_HOME:-$HOME/.local/share}
 config=${XDG_CONFIG_HOME:-$HOME/.config}
 . ./agent.sh
 
 stop_agent
 mkdir -p "$HOME/.local/opt" "$HOME/.local/bin" "$share/applications" "$config/autostart" "$config/systemd/user"
-rm -rf "$opt.new" "$opt.old"
-cp -a cottage "$opt.new"
-cp uninstall.sh agent.sh "$opt.new/"
-[ ! -e "$opt" ] || mv "$opt" "$opt.old"
-mv "$opt.new" "$opt"
+mkdir -p "$versions"
+rm -rf "$versions/.new" "$opt.old"
+cp -a cottage "$versions/.new"
+cp uninstall.sh agent.sh "$versions/.new/"
+before=$(readlink "$opt" || true)
+before=${before##*/}
+rm -rf "$versions/$version"
+mv "$versions/.new" "$versions/$version"
+# Before there were versions side by side, this was the folder itself.
+[ -L "$opt" ] || [ ! -e "$opt" ] || mv "$opt" "$opt.old"
+ln -s "cottage-versions/$version" "$opt.new"
+mv -T "$opt.new" "$opt"
+if [ -n "$before" ] && [ "$before" != "$version" ]; then
+  ln -sfn "$before" "$versions/previous"
+fi
+for kept in "$versions"/*; do
+  case ${kept##*/} in "$version" | "$before" | previous) ;; *) rm -rf "$kept" ;; esac
+done
 rm -rf "$opt.old"
 
 ln -sf "$opt/cottage" "$opt/cottage-agent" "$HOME/.local/bin/"

@@ -40,7 +40,7 @@ rmdir "$node" "$share/cottage" 2>/dev/null || true
 rm -f "$HOME/.local/bin/cottage" "$HOME/.local/bin/cottage-agent" "$share/applications/cottage.desktop" \
   "$config/autostart/cottage.desktop" "$config/systemd/user/cottage-agent.service" "$opt.installed"
 find "$share/icons/hicolor" -path '*/apps/cottage.*' -delete 2>/dev/null || true
-rm -rf "$opt"
+rm -rf "$opt" "$opt-versions"
 if [ -e "$node/node.key" ]; then
   echo "Cottage is removed. The key of this node stays in $node; cottage node backup keeps it elsewhere."
 else

@@ -366,3 +366,35 @@ def test_calls_are_answered_in_order_and_a_flood_is_refused(app: QApplication, h
     refused = [text for text in got if text.startswith("The agent is slow")]
     assert [text for text in got if text not in refused] == [str(n) for n in range(33)]
     assert len(refused) == 7
+
+
+# --- a new version ----------------------------------------------------------------------------------------------------
+
+
+def test_a_version_that_is_ready_is_offered_and_a_click_takes_it(opened: Opened) -> None:
+    home = opened.window.home
+    assert home.update_card.isHidden()
+    for stage, offered, clickable in (("fetching", False, False), ("apt", True, False), ("ready", True, True)):
+        update = {"stage": stage, "running": "0.1.0", "version": "0.2.0", "text": ""}
+        opened.docs["status"] = status(update=update)
+        opened.desktop.lending._client.ask()
+        wait_for(lambda: home._status is not None and home._status.update.stage == stage, stage)  # noqa: B023 - within the loop
+        assert (not home.update_card.isHidden(), not home.restart.isHidden()) == (offered, clickable)
+        assert not offered or "0.2.0" in home.update_text.text()
+    opened.docs["update"] = b'{"stage": "ready"}'
+    QTest.mouseClick(home.restart, Qt.MouseButton.LeftButton)
+    wait_for(lambda: opened.ordered("update"), "the order")
+    assert opened.ordered("update") == [{"restart": True}]
+
+
+def test_a_window_becomes_the_version_that_its_agent_became(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    desktop, ended = opened.desktop, list[bool]()
+    monkeypatch.setattr("desktop.gui.app.end", lambda: ended.append(True))
+    for running in ("0.1.0", "0.1.0", "0.2.0"):
+        assert not ended
+        opened.docs["status"] = status(update={"stage": "none", "running": running}, uptime=float(len(opened.orders)))
+        monkeypatch.setattr("desktop.gui.app.next_window", lambda: Path("/new/cottage"))
+        desktop.lending._client.ask()
+        wait_for(lambda: desktop._running == running, running)  # noqa: B023 - within the loop
+    assert ended
+    assert desktop.is_outdated

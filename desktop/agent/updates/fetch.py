@@ -1,0 +1,102 @@
+"""The manifest and its packages over HTTP: from one host, resumed where it was cut, and never more than was promised."""
+
+import asyncio
+import hashlib
+from pathlib import Path
+
+import aiohttp
+from yarl import URL
+
+from desktop.agent.errors import UpdateError
+from desktop.agent.updates.manifest import MAX_MANIFEST, Manifest, Package, read
+from desktop.agent.updates.release import checked_url
+
+STALL_S = 60.0
+MAX_REDIRECTS = 3
+CHUNK = 1 << 16
+
+
+async def manifest_at(url: str, key: str) -> Manifest:
+    """The manifest at ``url``.
+
+    Raises:
+        UpdateError: it cannot be had, or not be believed.
+    """
+    async with _session() as http:
+        try:
+            async with await _get(http, checked_url(url), {}) as answer:
+                document = await answer.content.read(MAX_MANIFEST + 1)
+                while not answer.content.at_eof() and len(document) <= MAX_MANIFEST:
+                    document += await answer.content.read(MAX_MANIFEST + 1 - len(document))
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise UpdateError(f"{url} cannot be reached: {error or type(error).__name__}") from error
+    return read(document, key)
+
+
+async def fetch(url: str, package: Package, folder: Path) -> Path:
+    """The package's file in ``folder``, whole and checked; what came before a cut is kept for the next try.
+
+    Args:
+        url: of the manifest, beside which the package is.
+    Raises:
+        UpdateError: it cannot be had now, or is not what the manifest names.
+    """
+    target, part = folder / package.sha256, folder / f"{package.sha256}.part"
+    if target.exists() and await asyncio.to_thread(_is_whole, target, package):
+        return target
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        async with _session() as http:
+            await _append(http, checked_url(url).join(URL(package.file)), package, part)
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        raise UpdateError(f"{package.file} was not fetched whole: {error or type(error).__name__}") from error
+    if part.stat().st_size < package.size:
+        raise UpdateError(f"{package.file} was cut off at {part.stat().st_size:,} of {package.size:,} bytes")
+    if not await asyncio.to_thread(_is_whole, part, package):
+        part.unlink()
+        raise UpdateError(f"{package.file} is not the file that the manifest names (SHA-256 {package.sha256})")
+    part.replace(target)
+    return target
+
+
+async def _append(http: aiohttp.ClientSession, url: URL, package: Package, part: Path) -> None:
+    have = part.stat().st_size if part.exists() else 0
+    if have >= package.size:
+        return
+    async with await _get(http, url, {"Range": f"bytes={have}-"} if have else {}) as answer:
+        if answer.status == 206 and not answer.headers.get("Content-Range", "").startswith(f"bytes {have}-"):
+            raise UpdateError(f"{url.host} answers a range of {package.file} with another one")
+        have = have if answer.status == 206 else 0
+        with part.open("ab" if have else "wb") as file:
+            async for chunk in answer.content.iter_chunked(CHUNK):
+                if file.tell() + len(chunk) > package.size:
+                    file.truncate(0)
+                    raise UpdateError(f"{package.file} is larger than the {package.size:,} bytes that it should have")
+                await asyncio.to_thread(file.write, chunk)
+
+
+async def _get(http: aiohttp.ClientSession, url: URL, headers: dict[str, str]) -> aiohttp.ClientResponse:
+    """An answer 200 or 206 of the host of ``url``; a redirect to another one is refused."""
+    here = url
+    for _ in range(MAX_REDIRECTS + 1):
+        answer = await http.get(here, headers=headers, allow_redirects=False)
+        if answer.status in (200, 206):
+            return answer
+        answer.release()
+        if answer.status not in (301, 302, 303, 307, 308):
+            raise UpdateError(f"{here} answers {answer.status} {answer.reason}")
+        here = here.join(URL(answer.headers.get("Location", "")))
+        if here.origin() != url.origin():
+            raise UpdateError(f"{url} leads to another host, {here.host}: this is not followed")
+    raise UpdateError(f"{url} leads round in circles")
+
+
+def _session() -> aiohttp.ClientSession:
+    timeout = aiohttp.ClientTimeout(total=None, connect=STALL_S, sock_read=STALL_S)
+    # Packed on the way, a small answer could grow without end; and ranges would mean other bytes.
+    return aiohttp.ClientSession(timeout=timeout, auto_decompress=False, headers={"Accept-Encoding": "identity"})
+
+
+def _is_whole(path: Path, package: Package) -> bool:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest() == package.sha256

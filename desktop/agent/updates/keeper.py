@@ -1,0 +1,142 @@
+"""Looks for a new version now and then, has it ready on the disk, and lets the owner say when."""
+
+import asyncio
+import random
+import shutil
+from collections.abc import Callable
+from typing import Literal
+
+import msgspec
+
+from desktop.agent.config import Home
+from desktop.agent.errors import UpdateError
+from desktop.agent.log import LOGGER
+from desktop.agent.updates import fetch, manifest
+from desktop.agent.updates.folder import Folder
+from desktop.agent.updates.manifest import Seen
+from desktop.agent.updates.release import Release, Way, platform_name
+from transport.clock import Clock
+from transport.wire.codec import MessageError, decode_json, encode_json
+
+FIRST_S = 300.0  # A computer that has just started has other things to do.
+EVERY_S = 6 * 3600.0
+SPREAD = 0.5  # So that all nodes do not come at once.
+MAX_FAILED = 16  # Versions that are remembered as not starting here.
+
+Stage = Literal["off", "none", "fetching", "ready", "apt", "by hand"]
+
+
+class UpdateView(msgspec.Struct, frozen=True):
+    """``stage``: off: not looked for; none: this is the newest; ready: a restart takes it; apt and by hand: its owner must.
+
+    ``version``: the new one; ``running``: this one; ``text``: what to do, or what went wrong at the last look.
+    """
+
+    stage: Stage
+    running: str
+    version: str = ""
+    text: str = ""
+
+
+class UpdateOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Look now, or restart into what is ready."""
+
+    restart: bool = False
+
+
+class Updates:
+    """Of one home. ``note``: tells the owner once of each new version."""
+
+    def __init__(
+        self,
+        home: Home,
+        release: Release,
+        way: tuple[Way, Folder | None],
+        clock: Clock,
+        note: Callable[[str, str], None],
+    ) -> None:
+        self._home, self._release, self._clock, self._note = home, release, clock, note
+        self._way, self.folder = way
+        self._looking = asyncio.Lock()
+        self.view = UpdateView("none" if release.follows else "off", release.version)
+        if not release.follows:
+            self.view = msgspec.structs.replace(self.view, text="this build follows no updates")
+
+    async def watch(self, wanted: Callable[[], bool]) -> None:
+        """Look for ever, while ``wanted`` says so."""
+        await self._clock.sleep(FIRST_S)
+        while self._release.follows:
+            if wanted() and self.view.stage != "ready":
+                await self.look()
+            await self._clock.sleep(EVERY_S * (1 + SPREAD * random.random()))  # noqa: S311 - no secret
+
+    async def look(self) -> UpdateView:
+        """Look once, and fetch what is new; what goes wrong is in the view's text."""
+        if not self._release.follows:
+            return self.view
+        async with self._looking:
+            try:
+                await self._look()
+            except UpdateError as error:
+                LOGGER.warning("no update: %s", error)
+                stage: Stage = "ready" if self.view.stage == "ready" else "none"
+                self.view = msgspec.structs.replace(self.view, stage=stage, text=str(error))
+        return self.view
+
+    async def _look(self) -> None:
+        release, seen = self._release, load_seen(self._home)
+        found = await fetch.manifest_at(release.url, release.key)
+        package = manifest.judge(found, release.version, platform_name(), seen, self._clock.time())
+        keep_seen(self._home, manifest.remembered(seen, found))
+        if package is None:
+            self._tell(UpdateView("none", release.version))
+            return
+        told = UpdateView("fetching", release.version, found.version)
+        if self._way == "deb":
+            text = "the system's package manager brings it: apt-get update && apt-get install cottage"
+            self._tell(msgspec.structs.replace(told, stage="apt", text=text))
+            return
+        if self.folder is None:
+            self._tell(msgspec.structs.replace(told, stage="by hand", text="install it the way this one was installed"))
+            return
+        self.view = told
+        file = await fetch.fetch(release.url, package, self._home.updates)
+        await asyncio.to_thread(self.folder.unpack, file, found.version, package.unpacked)
+        await asyncio.to_thread(self.folder.tidy, frozenset({found.version}))
+        shutil.rmtree(self._home.updates, ignore_errors=True)
+        self._tell(msgspec.structs.replace(told, stage="ready", text="restart to update; jobs are handed over first"))
+
+    def _tell(self, view: UpdateView) -> None:
+        if view.version and (view.version, view.stage) != (self.view.version, self.view.stage):
+            self._note(f"version {view.version} is there: {view.text}", view.version)
+        self.view = view
+
+
+def load_seen(home: Home) -> Seen:
+    """What this home has seen of updates; raises UpdateError where that cannot be read."""
+    try:
+        seen: Seen = decode_json(home.seen_updates.read_bytes(), Seen)
+    except FileNotFoundError:
+        return Seen()
+    except (OSError, MessageError) as error:
+        raise UpdateError(
+            f"{home.seen_updates} cannot be used: {error}. Delete it if you trust the update server now"
+        ) from error
+    return seen
+
+
+def keep_seen(home: Home, seen: Seen) -> None:
+    """Remember it; raises UpdateError where it cannot be written."""
+    draft = home.seen_updates.with_suffix(".new")
+    try:
+        draft.write_bytes(encode_json(seen))
+        draft.replace(home.seen_updates)
+    except OSError as error:
+        raise UpdateError(f"{draft} cannot be written: {error.strerror}") from error
+
+
+def mark_failed(home: Home, version: str) -> None:
+    """Never try this version again: it did not start here."""
+    seen = load_seen(home)
+    failed = (*(kept for kept in seen.failed if kept != version), version)[-MAX_FAILED:]
+    keep_seen(home, msgspec.structs.replace(seen, failed=failed))

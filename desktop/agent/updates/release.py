@@ -1,0 +1,97 @@
+"""Which build this is, how it was installed, and whose updates it follows.
+
+``release.json`` stands beside this module in builds that were given one (``installer.desktop.build --release``): the version, the
+public key of whoever releases it, and where its manifest is. A source tree has none, and looks for no updates.
+"""
+
+import os
+import platform
+import sys
+from importlib import metadata, resources
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+from yarl import URL
+
+from desktop.agent.errors import UpdateError
+from desktop.agent.updates.folder import VERSIONS, Folder
+from transport.wire.codec import MessageError, decode_json
+
+FILE = "release.json"
+PACKAGE = "cottage"
+LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
+
+Way = Literal["folder", "deb", "other"]
+
+
+class Release(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``key``: base58 of 32 bytes; ``url``: of the manifest. Both empty: this build follows no updates."""
+
+    version: Annotated[str, Meta(max_length=40)] = ""
+    key: Annotated[str, Meta(max_length=44)] = ""
+    url: Annotated[str, Meta(max_length=2000)] = ""
+
+    @property
+    def follows(self) -> bool:
+        """It knows whose updates to take, and where they are."""
+        return bool(self.key and self.url and self.version)
+
+
+def this_release() -> Release:
+    """Of this program.
+
+    Raises:
+        UpdateError: its file is damaged.
+    """
+    file = resources.files(__package__).joinpath(FILE)
+    if not file.is_file():
+        return Release()
+    try:
+        release: Release = decode_json(file.read_bytes(), Release)
+    except (OSError, MessageError) as error:
+        raise UpdateError(f"this installation is damaged, {FILE} cannot be read: {error}") from error
+    return release
+
+
+def version() -> str:
+    """Of this program."""
+    try:
+        return this_release().version or metadata.version(PACKAGE)
+    except (metadata.PackageNotFoundError, UpdateError):
+        return "from source"
+
+
+def checked_url(text: str) -> URL:
+    """The address of a manifest; raises UpdateError where others on the way could change what it says."""
+    url = URL(text)
+    if url.scheme == "https" and url.host:
+        return url
+    if url.scheme == "http" and url.host in LOOPBACK:
+        return url
+    raise UpdateError(f"updates are only fetched over https, not from {text!r}")
+
+
+def platform_name() -> str:
+    """Such as ``linux-x86_64``."""
+    system = {"win32": "windows", "darwin": "macos"}.get(sys.platform, sys.platform)
+    return f"{system}-{platform.machine().lower()}"
+
+
+def installation(program: Path | None = None) -> tuple[Way, Folder | None]:
+    """How the running program came here: ``folder`` can replace itself, ``deb`` is apt's, ``other`` is its owner's.
+
+    ``program``: the executable, this one by default.
+    """
+    if program is None:
+        if not getattr(sys, "frozen", False):
+            return "other", None
+        program = Path(sys.executable)
+    program = program.resolve()
+    versions = program.parent.parent
+    if versions.name == VERSIONS and os.access(versions, os.W_OK):
+        return "folder", Folder(versions)
+    if program.is_relative_to("/opt/cottage"):
+        return "deb", None
+    return "other", None

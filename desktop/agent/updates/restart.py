@@ -1,0 +1,89 @@
+"""From one version to the next: the new one must start on this home and answer before the link names it.
+
+The process stays the same one, so that a service manager, or the window that follows it, sees a long start and nothing else.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from typing import NoReturn
+
+from desktop.agent import status
+from desktop.agent.config import Home
+from desktop.agent.errors import AgentError, UpdateError
+from desktop.agent.log import LOGGER
+from desktop.agent.updates.folder import AGENT, Folder
+from desktop.agent.updates.keeper import mark_failed
+
+TRIAL = "--trial"
+ANSWER_S = 90.0  # Five seconds on a quiet computer.
+END_S = 30.0
+ASK_EVERY_S = 0.2
+
+
+def replace_self(folder: Folder, version: str, home: Home, arguments: Sequence[str]) -> NoReturn:
+    """Become ``version``, or this one again where that does not start; never returns. The home must not be locked.
+
+    Args:
+        arguments: of this program, which the next one gets too.
+    """
+    program = sys.executable
+    try:
+        trouble = why_not(str(folder.of(version) / AGENT), version, home, arguments)
+        if not trouble:
+            folder.switch(version)
+            program = str(folder.link / AGENT)
+        else:
+            LOGGER.error("version %s does not start here, so this one goes on: %s", version, trouble)
+            mark_failed(home, version)
+    except UpdateError as error:
+        LOGGER.error("the update to %s was not made: %s", version, error)
+    os.execv(program, [program, *arguments])  # noqa: S606 - a program of ours, without a shell
+
+
+def why_not(program: str, version: str, home: Home, arguments: Sequence[str]) -> str:
+    """Start ``program`` on probation; "" where it answers as ``version`` and ends when asked, else what it did instead."""
+    asked: list[int] = []  # To end; only noted, so that no moment is left in which the new version could be forgotten.
+    previous = signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))
+    try:
+        process = subprocess.Popen([program, *arguments, TRIAL], start_new_session=True, stdin=subprocess.DEVNULL)
+    except OSError as error:
+        signal.signal(signal.SIGTERM, previous)
+        return f"{program}: {error.strerror}"
+    try:
+        return _judged(process, version, home, asked) or _ended(process)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        signal.signal(signal.SIGTERM, previous)
+        if asked:
+            raise SystemExit(128 + asked[0])
+
+
+def _judged(process: subprocess.Popen[bytes], version: str, home: Home, asked: Sequence[int]) -> str:
+    until = time.monotonic() + ANSWER_S
+    while time.monotonic() < until and not asked:
+        if (code := process.poll()) is not None:
+            return f"it ended with exit code {code}"
+        try:
+            told = asyncio.run(status.ask(Home(home.path, trial=True).socket))
+        except AgentError:
+            time.sleep(ASK_EVERY_S)
+            continue
+        return "" if told.update.running == version else f"it says that it is version {told.update.running!r}"
+    return f"it has not answered for {ANSWER_S:.0f} s"
+
+
+def _ended(process: subprocess.Popen[bytes]) -> str:
+    process.terminate()
+    try:
+        code = process.wait(END_S)
+    except subprocess.TimeoutExpired:
+        return f"it does not end within {END_S:.0f} s"
+    return f"it ended with exit code {code} when it was asked to" if code else ""
