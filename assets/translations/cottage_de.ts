@@ -1103,6 +1103,14 @@
         <translation>Arbeitet für</translation>
     </message>
     <message>
+        <source>Start with the computer</source>
+        <translation>Mit dem Computer starten</translation>
+    </message>
+    <message>
+        <source>With the desktop, and while lending is on also without it.</source>
+        <translation>Mit der Arbeitsumgebung, und solange das Verleihen an ist auch ohne sie.</translation>
+    </message>
+    <message>
         <source>Fetch new versions</source>
         <translation>Neue Versionen holen</translation>
     </message>

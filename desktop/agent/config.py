@@ -33,6 +33,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ``always``: lend whatever this computer does; otherwise by the rules of ``desktop.agent.lending``.
     ``gpu``: the number of the one that is lent, -1 for the processor. ``disk_gb``: for jobs' files. ``watts``: the GPU's power
     cap, 0 for its own. ``electricity``: what a kWh costs. ``updates``: new versions are fetched without being asked for.
+    ``at_login``: start with the computer (``desktop.agent.atlogin``).
     """
 
     coordinator: Annotated[str, Meta(max_length=2000)] = ""
@@ -55,6 +56,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     watts: Annotated[int, Meta(ge=0, le=2000)] = 0
     electricity: Annotated[int, Meta(ge=0, le=10**9)] = 0
     updates: bool = True
+    at_login: bool = True
 
     def completed(self, address: str) -> "Settings":
         """With every open choice made: this machine's name, the node's own wallet, half of the memory, all processors.
@@ -113,12 +115,17 @@ class Home:
         Raises:
             SettingsError: it cannot be created.
         """
-        chosen = path or platformdirs.user_data_path("cottage") / "node"
+        chosen = path or cls.usual()
         try:
             chosen.mkdir(parents=True, exist_ok=True, mode=0o700)
             return cls(chosen.resolve())
         except OSError as error:
             raise SettingsError(f"--home {chosen} cannot be used: {error.strerror}") from error
+
+    @staticmethod
+    def usual() -> Path:
+        """Where the folder is when nobody says where."""
+        return platformdirs.user_data_path("cottage") / "node"
 
     @property
     def socket(self) -> Path:

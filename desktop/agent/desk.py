@@ -74,13 +74,14 @@ class Handles:
 
     ``switch``: lend or not; ``restart``: hand over what runs and begin anew with the settings of now.
     ``means``: what a self-test asks. ``update``: look for a new version, or restart into it; raises UpdateError.
-    ``newest``: what is known of one.
+    ``newest``: what is known of one. ``login``: the owner has changed what starts at login.
     """
 
     switch: Callable[[bool], None]
     restart: Callable[[], None]
     means: Callable[[Settings], Means]
     update: Callable[[UpdateOrder], Awaitable[UpdateView]] | None = None
+    login: Callable[[], None] = lambda: None
     newest: Callable[[], UpdateView] = lambda: UpdateView("off", "")
 
 
@@ -223,6 +224,8 @@ class Desk:
                 name for name in Settings.__struct_fields__ if getattr(before, name) != getattr(after, name)
             )
             self.activity.add(time.time(), "settings", f"settings were changed: {names}", names=names)
+        if after.at_login != before.at_login:
+            self.handles.login()
         if effect == "restart" and (self.agent is not None or self.preparing):
             self.handles.restart()
         elif after != before and self.agent is not None:

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from desktop.agent import log, settings, status
+from desktop.agent.atlogin import AtLogin
 from desktop.agent.books import Books
 from desktop.agent.config import Home
 from desktop.agent.earnings import JobEarnings, Summary
@@ -70,6 +71,7 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
     add("--gpu", type=int, help="the number of the GPU that is lent; -1: the processor")
     add("--disk-gb", type=int, help="disk for jobs' files")
     add("--watts", type=int, help="the GPU's power cap; 0: its own")
+    add("--at-login", action=argparse.BooleanOptionalAction, help="start with the computer while lending is on")
     add("--updates", action=argparse.BooleanOptionalAction, help="fetch new versions in the background")
 
 
@@ -116,6 +118,7 @@ def _settings_table(view: settings.SettingsView) -> Table:
     table.add_row("gpu", "none, the processor" if kept.gpu < 0 else f"{kept.gpu} ({printable(chosen)})")
     table.add_row("disk-gb", str(kept.disk_gb))
     table.add_row("watts", str(kept.watts or "the GPU's own"))
+    table.add_row("at-login", "starts with the computer" if kept.at_login else "started by hand")
     table.add_row("updates", "fetched in the background" if kept.updates else "not looked for")
     return table
 
@@ -206,7 +209,16 @@ def _say(text: str) -> None:
 
 def _switch(on: bool) -> Callable[[argparse.Namespace], int]:
     def act(options: argparse.Namespace) -> int:
-        view = asyncio.run(status.ask_lending(Home.at(options.home).socket, LendingChange(on=on)))
+        home = Home.at(options.home)
+        try:
+            view = asyncio.run(status.ask_lending(home.socket, LendingChange(on=on)))
+        except NoAgentError:
+            if not on or not home.settings().coordinator:
+                raise
+            home.switch.write_text("on\n")
+            AtLogin.of(home).start(wish=home.settings().at_login)
+            _say("the agent was started; `cottage node status` says what it does")
+            return 0
         _say(encode_json(view).decode() if options.json else ("lending is on" if on else "lending is off"))
         return 0
 

@@ -13,7 +13,10 @@ import signal
 import time
 from collections.abc import AsyncIterator, Sequence
 
+import msgspec
+
 from desktop.agent import start
+from desktop.agent.atlogin import AtLogin
 from desktop.agent.config import Home, Settings
 from desktop.agent.daemon import Agent
 from desktop.agent.desk import Desk, Handles
@@ -56,11 +59,14 @@ class Service:
         self._updates = Updates(
             home, release or this_release(), way or installation(), SystemClock(), self._tell_update
         )
-        handles = Handles(self.switch, self._restart, self._means, self._update, lambda: self._updates.view)
+        handles = Handles(
+            self.switch, self._restart, self._means, self._update, self._login_changed, lambda: self._updates.view
+        )
         self.desk = Desk(home, version(), handles)
         self.desk.on = not home.trial and (not stays or _remembered(home))
         self.restart_into = ""
-        self._end, self._wake = asyncio.Event(), asyncio.Event()
+        self._end, self._wake, self._login = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._at_login, self._entry_too = AtLogin.of(home), False
         self._stopped = False
         self._agent: Agent | None = None
 
@@ -77,6 +83,7 @@ class Service:
         if not on:
             self._end.set()
         self._wake.set()
+        self._login.set()
 
     def _restart(self) -> None:
         self._end.set()
@@ -94,12 +101,16 @@ class Service:
                 await self._wake.wait()
                 return
             self.desk.activity.add(time.time(), "started", "the agent has started")
-            watching = asyncio.create_task(self._updates.watch(lambda: self._home.settings().updates), name="updates")
+            watching = [
+                asyncio.create_task(self._updates.watch(lambda: self._home.settings().updates), name="updates"),
+                asyncio.create_task(self._keep_login(), name="at-login"),
+            ]
             try:
                 await self._live()
             finally:
-                watching.cancel()
-                await asyncio.wait((watching,))
+                for task in watching:
+                    task.cancel()
+                await asyncio.wait(watching)
             self.desk.activity.add(time.time(), "ended", "the agent has ended")
 
     async def _live(self) -> None:
@@ -166,6 +177,30 @@ class Service:
             return self._agent.finished
         finally:
             self._agent = self.desk.agent = None
+
+    # --- what starts at login -------------------------------------------------------------------------------------------
+
+    def _login_changed(self) -> None:
+        self._entry_too = True
+        self._login.set()
+
+    async def _keep_login(self) -> None:
+        """Follow what the owner does with the switch and the setting, and nothing else."""
+        if not self._stays:
+            return  # Started in a terminal or by another program, for as long as that wants.
+        if await asyncio.to_thread(self._at_login.was_disabled_by_hand):
+            self._home.remember(msgspec.structs.replace(self._home.settings(), at_login=False))
+            self._at_login.forget()
+            self.desk.activity.add(
+                time.time(), "settings", "starting with the computer was switched off outside of Cottage"
+            )
+        while True:
+            await self._login.wait()
+            self._login.clear()
+            wish, entry, self._entry_too = self._home.settings().at_login, self._entry_too, False
+            if entry:
+                await asyncio.to_thread(self._at_login.show_entry, wish)
+            await asyncio.to_thread(self._at_login.follow, wish=wish, on=self.desk.on)
 
     # --- a new version --------------------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from transport.wire.codec import MessageError, convert
 
 Effect = Literal["now", "rejoin", "restart"]
 _SPOKEN = frozenset({"name", "payout", "floor"})  # What the coordinator is told when this node connects.
-_QUIET = frozenset({"electricity", "disk_gb", "watts", "up", "down", "month", "polite", "updates"})
+_QUIET = frozenset({"electricity", "disk_gb", "watts", "up", "down", "month", "polite", "updates", "at_login"})
 _AMOUNTS = ("floor", "electricity")
 
 
@@ -40,6 +40,7 @@ class SettingsChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     disk_gb: int | None = None
     watts: int | None = None
     updates: bool | None = None
+    at_login: bool | None = None
 
     def apply(self, settings: Settings, address: str) -> Settings:
         """The settings after the change.

@@ -1,0 +1,149 @@
+"""What starts when this computer's owner logs in: the agent as a systemd user unit, the window by the desktop's autostart.
+
+::
+
+                        owner's wish "start with the computer"      lending switched on as well
+    autostart entry     shown                                       shown
+    systemd user unit   disabled                                    enabled
+
+Only what the owner does changes either: the setting both, the switch the unit. A start or an update never does; and
+where the unit was disabled by hand since (``systemctl --user disable``), that counts as the owner's wish. Sources:
+systemd.unit(5), Desktop Application Autostart Specification 0.5.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from desktop.agent.config import Home
+from desktop.agent.errors import SettingsError
+from desktop.agent.log import LOGGER, printable
+from desktop.agent.updates.release import installation
+
+UNIT = "cottage-agent.service"
+ENTRY = "autostart/cottage.desktop"
+SYSTEMCTL_S = 20.0
+_HIDDEN = "[Desktop Entry]\nType=Application\nName=Cottage\nHidden=true\n"
+_SHOWN = "[Desktop Entry]\nType=Application\nName=Cottage\nExec={program} --hidden\nIcon=cottage\nNoDisplay=true\n"
+
+
+@dataclass(frozen=True)
+class AtLogin:
+    """Of one home. ``config``, ``system``: where this user's and the whole system's autostart entries are."""
+
+    home: Home
+    config: Path
+    system: Path = Path("/etc/xdg")
+
+    @classmethod
+    def of(cls, home: Home, environment: Mapping[str, str] = os.environ) -> "AtLogin":
+        """For the user who runs this."""
+        return cls(home, Path(environment.get("XDG_CONFIG_HOME") or Path.home() / ".config"))
+
+    def has_unit(self) -> bool:
+        """A systemd of this user runs, and knows the agent's unit, which is for the usual home folder."""
+        usual = Home.usual().resolve() == self.home.path
+        return usual and shutil.which("systemctl") is not None and _systemctl("cat", UNIT).returncode == 0
+
+    def is_enabled(self) -> bool:
+        """The unit starts with the next login."""
+        return _systemctl("is-enabled", UNIT).stdout.strip() == "enabled"
+
+    def follow(self, *, wish: bool, on: bool) -> None:
+        """Let the unit be what the owner wants.
+
+        Args:
+            wish: start with the computer; ``on``: the switch.
+        """
+        if not self.has_unit():
+            return
+        wanted = wish and on
+        if wanted != self.is_enabled():
+            done = _systemctl("enable" if wanted else "disable", UNIT)
+            if done.returncode:
+                LOGGER.warning("the unit %s cannot be changed: %s", UNIT, printable(done.stderr.strip()))
+                return
+        self._note(wanted)
+
+    def start(self, *, wish: bool) -> None:
+        """Start the unit for an agent that does not run, and enable it where that is the owner's wish.
+
+        Raises:
+            SettingsError: there is no such unit here, or it does not start.
+        """
+        if not self.has_unit():
+            raise SettingsError(
+                f"no agent runs in {self.home.path}, and no systemd of this user knows {UNIT}: start one with "
+                "`cottage node run --stay`"
+            )
+        done = _systemctl(*(("enable", "--now") if wish else ("start",)), UNIT)
+        if done.returncode:
+            raise SettingsError(f"{UNIT} does not start: {printable(done.stderr.strip())}")
+        self._note(wish)
+
+    def leave(self) -> None:
+        """Nothing starts any more, and the unit's agent ends; what the whole system's package starts is hidden."""
+        self.show_entry(False)
+        if self.has_unit():
+            _systemctl("disable", "--now", UNIT)
+        self.forget()
+
+    def was_disabled_by_hand(self) -> bool:
+        """The unit was enabled here, and somebody else has disabled it since."""
+        return self._noted.exists() and self.has_unit() and not self.is_enabled()
+
+    def forget(self) -> None:
+        """What was enabled here is no longer."""
+        self._noted.unlink(missing_ok=True)
+
+    @property
+    def _noted(self) -> Path:
+        return self.home.path / "at-login"
+
+    def _note(self, enabled: bool) -> None:
+        try:
+            if enabled:
+                self._noted.write_text(f"{UNIT} was enabled here\n")
+            else:
+                self._noted.unlink(missing_ok=True)
+        except OSError as error:
+            LOGGER.warning("%s cannot be kept: %s", self._noted, error.strerror)
+
+    def show_entry(self, shown: bool) -> None:
+        """Of the window, because its owner changes the setting; a file of this user's own hides that of the system."""
+        mine, everybodys = self.config / ENTRY, (self.system / ENTRY).exists()
+        try:
+            if shown and everybodys:
+                if mine.exists() and "Hidden=true" in mine.read_text():
+                    mine.unlink()
+            elif shown:
+                program = _window()
+                if program is not None and not mine.exists():
+                    mine.parent.mkdir(parents=True, exist_ok=True)
+                    mine.write_text(_SHOWN.format(program=program))
+            elif everybodys:
+                mine.parent.mkdir(parents=True, exist_ok=True)
+                mine.write_text(_HIDDEN)
+            else:
+                mine.unlink(missing_ok=True)
+        except OSError as error:
+            LOGGER.warning("%s cannot be changed: %s", mine, error.strerror)
+
+
+def _window() -> Path | None:
+    _, folder = installation()
+    if folder is not None:
+        return folder.link / "cottage"
+    return Path(sys.executable).with_name("cottage") if getattr(sys, "frozen", False) else None
+
+
+def _systemctl(*words: str) -> subprocess.CompletedProcess[str]:
+    command = ("systemctl", "--user", "--no-ask-password", *words)
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=SYSTEMCTL_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return subprocess.CompletedProcess(command, 1, "", str(error))
