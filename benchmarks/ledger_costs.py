@@ -91,10 +91,13 @@ class Bench:
         """Something that is not measured."""
         send(self.chain, list(instructions), [self.genesis.root, *signers])
 
-    def measure(self, name: str, instruction: Instruction, signer: Keypair, state: Pubkey) -> None:
-        """Run one instruction alone in a transaction and take down what it cost."""
+    def measure(
+        self, name: str, instructions: Instruction | Sequence[Instruction], signer: Keypair, state: Pubkey
+    ) -> None:
+        """Run one instruction alone in a transaction, or several in one, and take down what the market program's cost."""
         before = self.chain.account(state)
-        signature = send(self.chain, [instruction], [signer])
+        together = [instructions] if isinstance(instructions, Instruction) else list(instructions)
+        signature = send(self.chain, together, [signer])
         entry, after = self.chain.store.find(signature), self.chain.account(state)
         assert entry is not None
         rent = (after.lamports if after else 0) - (before.lamports if before else 0)
@@ -171,11 +174,29 @@ def stake_rows(bench: Bench) -> None:
     treasury = bench.genesis.treasury_account
     slash = market.stake_slash(coordinator, node, treasury, 10**6, REASON, challenger)
     bench.measure("stake slash (with a challenger)", slash, bench.coordinator, stake)
+    _challenge(bench)
     bench.measure("stake request", market.stake_request(node, 99 * 10**6), bench.node, stake)
     bench.clock.now += max(COOLDOWN_S, SLASH_WINDOW_S)
     bench.measure("stake withdraw", market.stake_withdraw(node), bench.node, stake)
     bench.measure("stake move", market.stake_move(node, challenger), bench.node, stake)
     bench.measure("stake close", market.stake_close(node), bench.node, stake)
+
+
+def _challenge(bench: Bench) -> None:
+    """A challenge as it is sent: account, bond and dispute in one transaction; then verdict and slash in another."""
+    market, challenger, node = bench.market, bench.challenger.pubkey(), bench.node.pubkey()
+    step, coordinator = b"\x05" * 32, bench.coordinator.pubkey()
+    dispute = market.dispute(challenger, step)
+    opening = [
+        token.create_idempotent_associated_token_account(challenger, dispute, market.mint),
+        token.transfer(_transfer(market.wallet(challenger), market.wallet(dispute), challenger, BOND)),
+        market.dispute_open(challenger, node, step),
+    ]
+    bench.measure("challenge: account, bond, dispute", opening, bench.challenger, dispute)
+    slash = market.stake_slash(coordinator, node, bench.genesis.treasury_account, 10**6, step, challenger)
+    verdict = market.dispute_verdict(coordinator, challenger, node, step, REASON, upheld=True)
+    bench.measure("challenge upheld: verdict and slash", [verdict, slash], bench.coordinator, dispute)
+    bench.prepare(market.dispute_close(coordinator, challenger, step), signers=[bench.coordinator])
 
 
 def _silence(bench: Bench) -> None:

@@ -37,6 +37,7 @@ from coordinator.services.network import NetworkService
 from coordinator.services.nodes import Nodes
 from coordinator.services.notices import Notices, OpenSession
 from coordinator.services.noticing import NoticeService
+from coordinator.services.openings import Openings
 from coordinator.services.outside import outside_session
 from coordinator.services.promises import Promises
 from coordinator.services.relays import Relays
@@ -172,11 +173,11 @@ def assemble(
     market = MarketService(context, nodes, leases, links, relays, chain, coordinator)
     books = BookService(context, chain, nodes, leases, coordinator, promises)
     checkpoints = Checkpoints(context, artifacts, models)
-    leavings = Leavings(checkpoints, Trials(checkpoints, generator), logs)
+    leavings = Leavings(checkpoints, Trials(checkpoints, generator), logs, Openings(context, artifacts))
     notices = Notices(context, outside or (lambda: outside_session(allowed=config.webhook_networks)), config.mail)
     return Parts(
         context, desk, leases, nodes, runs, conversation, settlement, beacons, referee,
-        Bonds(context, desk, chain), canaries, upkeep, jobs, network, market, books, leavings,
+        Bonds(context, desk, chain, drawing), canaries, upkeep, jobs, network, market, books, leavings,
         NoticeService(context, config.mail is not None), notices, relays, handout,
     )  # fmt: skip
 

@@ -19,6 +19,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from coordinator.client.cli import main as books
 
         return books(["ledger", *words])
+    if words[:1] == ["challenge"]:
+        from coordinator.proof.challenge import main as challenge
+
+        return challenge(words[1:])
     from ledger.cli import main as read
 
     return read(words)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import re
+import struct
+from dataclasses import dataclass
 
 from solders.keypair import Keypair
 from solders.pubkey import Pubkey
@@ -13,6 +15,45 @@ from ledger.errors import AddressError
 KEY_LENGTH = 32
 _AUDIT = b"cottage-audit-01"
 _JOB_ID = re.compile(r"[0-9a-f]{32}")
+_PLACE = struct.Struct(">IIBHIB")  # Epoch, round, stage, replica, step, and what says that it is one.
+_PLACE_MARK = 0xC1
+
+
+@dataclass(frozen=True)
+class Place:
+    """A committed step of a job, as a bonded dispute names it; the place after a round's last step is its outer step.
+
+    ``step``: counted from 0 within the round, like the others.
+    """
+
+    job: str
+    epoch: int
+    round: int
+    stage: int
+    replica: int
+    step: int
+
+    @property
+    def bytes(self) -> bytes:
+        """The 32 bytes by which the ledger knows it (``place_of`` reads them back).
+
+        Raises:
+            AddressError: a number that no job of this network has.
+        """
+        if not _JOB_ID.fullmatch(self.job):
+            raise AddressError(f"{self.job[:60]!r} is no job id: expected 32 hexadecimal digits in lower case")
+        try:
+            numbers = _PLACE.pack(self.epoch, self.round, self.stage, self.replica, self.step, _PLACE_MARK)
+        except struct.error as error:
+            raise AddressError(f"{self} names no step: {error}") from error
+        return bytes.fromhex(self.job) + numbers
+
+
+def place_of(content: bytes) -> Place | None:
+    """The committed step that a dispute is about; None where it is about something else."""
+    if len(content) != KEY_LENGTH or content[-1] != _PLACE_MARK:
+        return None
+    return Place(content[:16].hex(), *_PLACE.unpack(content[16:])[:-1])
 
 
 def parse_address(text: str) -> Pubkey:
@@ -67,6 +108,17 @@ def audit_bytes(audit: str) -> bytes:
     if not _JOB_ID.fullmatch(audit):
         raise AddressError(f"{audit[:60]!r} is no audit: expected 32 hexadecimal digits in lower case")
     return bytes.fromhex(audit) + _AUDIT
+
+
+def subject_bytes(subject: str) -> bytes:
+    """What a dispute is about: an audit's id, or the 64 hexadecimal digits of a ``Place``.
+
+    Raises:
+        AddressError: anything else.
+    """
+    if re.fullmatch(r"[0-9a-f]{64}", subject):
+        return bytes.fromhex(subject)
+    return audit_bytes(subject)
 
 
 def audit_of(content: bytes) -> str | None:

@@ -1,4 +1,4 @@
-"""``python -m trainer``: worker, bench, prepare, check, single, judge, assemble, sample, generate, evaluate.
+"""``python -m trainer``: worker, bench, prepare, check, single, judge, audit, assemble, sample, generate, evaluate.
 
 Exit codes: 0 done; 3 the input cannot be used (JSON ``{"code", "detail"}`` on stderr); 1 anything else.
 Only the verbs that compute import torch.
@@ -184,6 +184,16 @@ def _judge(options: argparse.Namespace) -> int:
     return 0
 
 
+def _audit(options: argparse.Namespace) -> int:
+    import msgspec
+
+    from trainer.judge import audit
+
+    report = audit(options.replay, options.opening, options.job, options.folder, options.threads, options.device)
+    print(msgspec.json.encode(report).decode())
+    return 0
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m trainer", description="Train language models in pieces.")
     verbs = parser.add_subparsers(required=True, metavar="VERB")
@@ -241,6 +251,7 @@ def _parser() -> argparse.ArgumentParser:
     single.add_argument("--progress", action="store_true", help="print one JSON line a step")
     single.set_defaults(verb=_single)
     _judge_parser(verbs)
+    _audit_parser(verbs)
     _finished_parsers(verbs)
     return parser
 
@@ -264,6 +275,17 @@ def _judge_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     judge.add_argument("--memory-mb", type=int, default=8192, help="that it may take")
     judge.add_argument("--seconds", type=int, default=120, help="of processor time")
     judge.set_defaults(verb=_judge)
+
+
+def _audit_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    audit = verbs.add_parser("audit", help="run a committed step again, and say whether it was done; prints JSON")
+    audit.add_argument("--replay", type=Path, required=True, help="JSON of the command that an auditor is given")
+    audit.add_argument("--opening", type=Path, required=True)
+    audit.add_argument("--job", type=Path, required=True)
+    audit.add_argument("--folder", type=Path, required=True, help="of the job: config.json, train.bin, heldout.bin")
+    audit.add_argument("--threads", type=int, default=1, help="as the environment class of the step says")
+    audit.add_argument("--device", default="cpu")
+    audit.set_defaults(verb=_audit)
 
 
 def _finished_parsers(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

@@ -1,4 +1,5 @@
-"""``python -m trainer judge``: what a coordinator asks of a process of its own when one operation is left of a dispute.
+"""``python -m trainer judge``: what a coordinator asks of a process of its own when one operation is left of a dispute; and
+``audit``: a committed step is run again by whoever holds its records.
 
 With ``--inputs`` one operation is run from the file that a side showed. With ``--record`` the disputed step is run again up to an
 operation, for the case that the sides differ in what operation stands there. Both need the environment class of the dispute.
@@ -16,7 +17,7 @@ from trainer.folder import open_files
 from trainer.operations.judge import judge
 from trainer.player import record_again
 from trainer.replay import Auditor
-from transport.wire.audit import ReplayStep
+from transport.wire.audit import AuditReport, ReplayOuter, ReplayStep
 from transport.wire.codec import decode_json
 from transport.wire.job import JobSpec
 
@@ -82,3 +83,22 @@ def judge_record(
     limit(*limits)
     leaf = record_again(auditor, replay, opening.read_bytes(), step, index)
     return {"index": index, "record": hashlib.sha256(leaf).hexdigest(), "bytes": leaf.hex(), "env_class": name}
+
+
+def audit(replay_file: Path, opening: Path, job: Path, folder: Path, threads: int, device: str) -> AuditReport:
+    """Run a committed step, or an outer step, again from its opening, and say whether it was done as committed.
+
+    Args:
+        replay_file: JSON of the ``ReplayStep`` or ``ReplayOuter``. folder: of the job.
+    Raises:
+        TrainerError, MessageError: files that cannot be used.
+    """
+    configure(threads, device)
+    spec = decode_json(job.read_bytes(), JobSpec)
+    command: ReplayStep | ReplayOuter = decode_json(replay_file.read_bytes(), ReplayStep | ReplayOuter)
+    files = open_files(folder, spec)
+    name = env_class(threads, device)
+    auditor = Auditor(files.config, spec.training, folder / "train.bin", files.weights, name, device)
+    if isinstance(command, ReplayOuter):
+        return auditor.judge_outer(command, opening.read_bytes())
+    return auditor.judge(command, opening.read_bytes())

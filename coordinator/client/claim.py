@@ -48,9 +48,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.write(asyncio.run(_run(options)) + "\n")
     except (NotDueError, NoEscrowError) as error:
         return _fail(error, EXIT_NOT_DUE)
+    except ClientError as error:  # One that does not answer is an OSError, too.
+        return _fail(error, EXIT_UNREACHABLE)
     except (AddressError, OSError, MessageError) as error:
         return _fail(error, EXIT_USAGE)
-    except (LedgerError, ClientError) as error:
+    except LedgerError as error:
         return _fail(error, EXIT_UNREACHABLE)
     return 0
 

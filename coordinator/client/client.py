@@ -19,6 +19,7 @@ from coordinator.client.line import ATTEMPTS, WORK_S, Line, Sleep, decode, is_pa
 from transport.wire import api
 from transport.wire.dataset import Check, CheckRequest
 from transport.wire.job import DatasetFormat, JobSpec
+from transport.wire.records import AuditRecords
 
 LARGEST_PAGE = 200  # Of jobs.
 LOG_LINES = 1_000  # Of a log in one answer.
@@ -192,6 +193,15 @@ class Client(Account, Books):
         """Fetch the model of a checkpoint as a zip archive, made when it is first asked for."""
         path = f"jobs/{job}/checkpoints/{round_}/model.zip"
         return await download_file(self._line, path, await digest_of(self._line, path), archive, progress or _quiet)
+
+    async def records(self, job: str, audit: str) -> AuditRecords:
+        """What an audited step was opened with; its files come with ``download_record``."""
+        return await self._line.get(f"jobs/{job}/audits/{audit}/records", AuditRecords)
+
+    async def download_record(self, records: AuditRecords, name: str, folder: Path) -> Path:
+        """Fetch one of the files that the records name into a folder."""
+        path = f"jobs/{records.job}/audits/{records.audit}/records/{name}"
+        return await download_file(self._line, path, records.files[name], folder / name, _quiet)
 
     async def logs(
         self,

@@ -67,6 +67,7 @@ class Audit(msgspec.Struct, frozen=True):
         seed: of its round's draw, in hexadecimal: the order in which auditors are asked follows from it.
         twice: two auditors of different owners have to find it right, where there are two.
         challenger: who asked for it, and so re-runs it and is paid from a slash; None: it was drawn.
+        accuser: who has put a bond against the commitment on the ledger. It audits nothing, and is paid from a slash.
         canary: the step was forged by the coordinator, and it is the auditor who is tested; ``node`` has nothing to answer for.
         silent: in a dispute about it the prover did not answer.
         blame: why it failed. ``misstated``: its leaf names another environment class than it had said to be of. ``blind``: a
@@ -107,6 +108,7 @@ class Audit(msgspec.Struct, frozen=True):
     twice: bool = False
     canary: bool = False
     challenger: NodeAddress | None = None
+    accuser: NodeAddress | None = None
     outer: OuterClaim | None = None
     silent: bool = False
     version: int = 0
@@ -179,14 +181,31 @@ def choose_auditor(audit: Audit, ready: Sequence[Auditor]) -> Auditor | None:
         return next(
             (a for a in ready if a.node == audit.challenger), None
         )  # Only then others, to confirm what it found.
-    owners = {audit.payout} | {a.payout for a in ready if a.node in audit.tried}
+    owners = {audit.payout, audit.accuser} | {a.payout for a in ready if a.node in audit.tried}
     fitting = [
         a for a in ready
-        if a.node != audit.node and a.node not in audit.tried and a.payout not in owners
+        if a.node not in (audit.node, audit.accuser) and a.node not in audit.tried and a.payout not in owners
         and (a.env_class == audit.env_class or audit.outer is not None)
     ]  # fmt: skip
     lot = {a.lease: hashlib.sha256(f"{audit.seed}:{audit.id}:{a.node}".encode()).digest() for a in fitting}
     return min(fitting, key=lambda a: (not a.spare, lot[a.lease])) if fitting else None
+
+
+def shown_before(audit: Audit, opening: Digest, deadline: float) -> Audit:
+    """The same step was opened for another audit: the prover is asked nothing, and may have left."""
+    return msgspec.structs.replace(audit, state="replaying", opening=opening, deadline=deadline)
+
+
+def bond_goes(audit: Audit) -> Literal["challenger", "accused"] | None:
+    """Whose is the bond that was put against the audit's commitment; None: nobody has proven anything, and it expires.
+
+    The accused has it once two auditors of different owners came to what it committed to: one may be its friend. An auditor that
+    was proven to accuse falsely has proven nothing of the rest of the step.
+    """
+    if audit.state == "failed":
+        return "challenger" if audit.blame == "wrong" else None
+    matches = {verdict.auditor for verdict in audit.verdicts if verdict.verdict == "match"}
+    return "accused" if audit.state == "passed" and len(matches) > 1 else None
 
 
 def refusal(
@@ -286,6 +305,7 @@ def canary(true: Audit, name: str, seed: bytes, opening: Digest, root: Digest, d
         state="replaying",
         canary=True,
         challenger=None,
+        accuser=None,
         twice=False,
         auditor=None,
         auditor_lease=None,
@@ -307,6 +327,7 @@ def again(passed: Audit, blind: NodeAddress, deadline: float) -> Audit | None:
         deadline=deadline,
         state="replaying",
         challenger=None,
+        accuser=None,
         auditor=None,
         auditor_lease=None,
         verdicts=(),

@@ -36,7 +36,7 @@ def findings(case: Case) -> Iterator[Finding]:
     yield from _complete(case.ledger, case.published)
     for found in sorted(case.published.rounds, key=lambda one: (one.round, one.epoch)):
         for what in WHATS:
-            yield from _root(case.ledger, found, what)
+            yield from root(case.ledger, found, what)
         yield from draws.check(case.ledger, found, case.published.early)
         yield from _order(case.ledger, found)
         yield from _shares(found)
@@ -119,22 +119,22 @@ def _complete(chain: OnLedger, said: Published) -> Iterator[Finding]:
     yield _judge("every round", "job", not gaps, detail, f"memos of {chain.coordinator}")
 
 
-def _root(chain: OnLedger, found: RoundEvidence, what: RootOf) -> Iterator[Finding]:
+def root(chain: OnLedger, found: RoundEvidence, what: RootOf) -> Iterator[Finding]:
     """The published records are those whose Merkle root is on the ledger."""
     if what == "outcome" and not found.concluded:
         yield _note(f"{what} root", _name(found), "its audits are not over yet", "nothing")
         return
     memos = [event for event in chain.roots(what) if _place(event) == (found.epoch, found.round)]
     leaves = leaves_of(found, what)
-    root = root_of(leaves)
+    made = root_of(leaves)
     if not memos:
         waiting = any(memo.what == what and memo.state in ("queued", "sent") for memo in found.memos)
         make = _note if waiting else _fail
         yield make(f"{what} root", _name(found), "no memo on the ledger", f"memos of {chain.coordinator}")
         return
     memo, roots = memos[-1], {str(event.fields["root"]) for event in memos}
-    same = memo.fields["root"] == root and memo.fields["leaves"] == len(leaves)
-    detail = f"root {root[:16]}… over {len(leaves)} records" + (
+    same = memo.fields["root"] == made and memo.fields["leaves"] == len(leaves)
+    detail = f"root {made[:16]}… over {len(leaves)} records" + (
         "" if same else f", the ledger has {memo.fields['root'][:16]}…"
     )
     yield _judge(f"{what} root", _name(found), same, detail, f"memo {memo.signature} in slot {memo.slot}")
@@ -177,7 +177,7 @@ def _shares(found: RoundEvidence) -> Iterator[Finding]:
             detail = f"{share.state} {money(share.amount)}, its part of the pot is {money(expected)}"
             yield _fail("shares", f"{_name(found)}, node {share.node}", detail, "commitments and pot")
             return
-    out = {_seat(one) for one in found.audits if one.state == "failed"}
+    out = _failed_before_the_end(found)
     lied = [share.node for share in found.shares if _seat(share) in out and share.state in ("pending", "verified")]
     if lied:
         yield _fail(
@@ -187,6 +187,15 @@ def _shares(found: RoundEvidence) -> Iterator[Finding]:
     total = sum(share.amount for share in found.shares)
     detail = f"{money(total)} of {money(found.terms.pot)} to {sum(1 for s in found.shares if s.amount)} members, by operations"
     yield _judge("shares", _name(found), len(found.shares) == len(found.commitments), detail, "commitments and pot")
+
+
+def _failed_before_the_end(found: RoundEvidence) -> set[Seat]:
+    """Whose drawn step failed, so that nothing can have been paid for it. What was asked for later may find a share paid: the
+    stake answers for that."""
+    drawn = set() if found.draw is None else {(*_seat(step), step.step) for step in found.draw.steps}
+    passed = {(*_seat(one), one.step) for one in found.audits if one.state == "passed"}
+    failed = {(*_seat(one), one.step) for one in found.audits if one.state == "failed"}
+    return {(stage, replica) for stage, replica, step in (failed & drawn) - passed}
 
 
 def _due(found: RoundEvidence) -> dict[Seat, int]:

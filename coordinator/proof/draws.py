@@ -46,8 +46,8 @@ def _again(found: RoundEvidence, draw: DrawLeaf, subject: str) -> Iterator[Findi
         yield Finding("draw", subject, "fail", f"the seed is {seed.hex()[:16]}…, published is {draw.seed[:16]}…", used)
     elif again != drawn:
         yield Finding("draw", subject, "fail", f"drawn {_words(drawn, able)}; should be {_words(again, able)}", used)
-    elif audited != {(one.stage, one.replica, one.step) for one in drawn}:
-        yield Finding("draw", subject, "fail", f"drawn {_words(drawn, able)}, and other steps were audited", "audits")
+    elif not {(one.stage, one.replica, one.step) for one in drawn} <= audited:  # More are where somebody has asked.
+        yield Finding("draw", subject, "fail", f"drawn {_words(drawn, able)}, and not all were audited", "audits")
     else:
         yield Finding("draw", subject, "pass", f"{_words(drawn, able)}, the same when drawn again", used)
 

@@ -31,7 +31,7 @@ async def gather(job: str, rpc: str | None, program: str | None, mint: str | Non
     if server is None:
         if rpc is None:
             raise AddressError("name the ledger (--rpc), the coordinator (--coordinator), or both")
-        return Case(await _on_ledger(LedgerConfig(rpc, program, mint), job, None, ()), None)
+        return Case(await on_ledger(LedgerConfig(rpc, program, mint), job, None, ()), None)
     async with Client(server) as client:
         view, books = await client.get(job), await client.job_ledger(job)
         numbers = sorted({one.round for one in await client.rounds(job) if one.state == "complete" and one.tokens})
@@ -55,7 +55,7 @@ async def gather(job: str, rpc: str | None, program: str | None, mint: str | Non
         wallets=wallets,
     )
     slots = sorted({one.draw.after for one in rounds if one.draw is not None})
-    return Case(await _on_ledger(config, job, view.submitter, slots), said)
+    return Case(await on_ledger(config, job, view.submitter, slots), said)
 
 
 async def _disputes(client: Client, job: str) -> list[DisputeEvidence]:
@@ -64,7 +64,12 @@ async def _disputes(client: Client, job: str) -> list[DisputeEvidence]:
     return [detail.evidence for detail in details if detail.evidence is not None]
 
 
-async def _on_ledger(config: LedgerConfig, job: str, submitter: str | None, slots: Sequence[int]) -> OnLedger:
+async def on_ledger(config: LedgerConfig, job: str, submitter: str | None, slots: Sequence[int]) -> OnLedger:
+    """A job as the ledger has it, with the first block after each slot.
+
+    Raises:
+        NoEscrowError: nobody, or not this submitter, opened an escrow for the job. LedgerError: the ledger does not answer.
+    """
     async with await Ledger.connect(config) as ledger:
         found = await ledger.find_escrows(job_bytes(job))
         mine = [state for state in found if submitter in (None, state.submitter)]

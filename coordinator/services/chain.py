@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from ledger.addresses import audit_bytes
+from ledger.addresses import subject_bytes
 from ledger.client import DisputeState, Earnings, Ledger, PreparedTransaction, StakeState, job_bytes
 from ledger.errors import LedgerError
 from ledger.money import Amount
@@ -81,7 +81,7 @@ class Chain(Protocol):
         """Take stake; ``challenger``: the wallet of who brought it up, which gets its part."""
 
     async def dispute(self, challenger: str, audit: str) -> DisputeState | None:
-        """Somebody's dispute over an audit, by the audit's id; None where there is none."""
+        """Somebody's dispute over an audit or a committed step (``ledger.addresses.subject_bytes``); None where there is none."""
 
     async def waiting_disputes(self) -> Sequence[DisputeState]:
         """Disputes that wait for the coordinator's verdict, the most urgent first."""
@@ -201,7 +201,7 @@ class LedgerChain:
 
     async def dispute(self, challenger: str, audit: str) -> DisputeState | None:
         """A dispute over an audit."""
-        return await self._ledger.dispute(challenger, audit_bytes(audit))
+        return await self._ledger.dispute(challenger, subject_bytes(audit))
 
     async def waiting_disputes(self) -> Sequence[DisputeState]:
         """Disputes that wait for a verdict."""
@@ -212,7 +212,7 @@ class LedgerChain:
     ) -> PreparedTransaction:
         """Decide a dispute."""
         return await self._ledger.prepare_verdict(
-            self._seed, challenger, audit_bytes(audit), evidence, upheld=upheld, slash=Amount(slash), nonce=nonce
+            self._seed, challenger, subject_bytes(audit), evidence, upheld=upheld, slash=Amount(slash), nonce=nonce
         )
 
     async def slot(self) -> int:

@@ -21,9 +21,12 @@ from coordinator.services.evidence import outer_claim_of
 from coordinator.services.work import Work
 from coordinator.store.ports import Where
 from coordinator.store.records import CommitRecord, NodeRecord, RoundRecord
+from ledger.addresses import Place
+from transport.wire.ids import NodeAddress
 from transport.wire.task import Challenge
 
 KEPT_ROUNDS = 2  # Of which workers keep the records.
+MAX_ACCUSED = 8  # Open audits of a job that bonds on the ledger asked for; others wait for their turn.
 
 
 def drawable_of(commits: Sequence[CommitRecord], beacon: Beacon) -> list[Drawable]:
@@ -112,6 +115,43 @@ class Drawing:
         seed = self._context.entropy(32)
         await self._open(work, record, commit, drawn, seed, asking.node)
 
+    async def accused(self, work: Work, place: Place, node: NodeAddress, accuser: NodeAddress) -> str:
+        """Open an audit of a commitment that somebody has put a bond against on the ledger, where it can still be shown.
+
+        Two auditors that nobody could foresee have to find it right.
+
+        Args:
+            node: whom the bond accuses.
+        Returns:
+            why nothing is opened, or nothing.
+        """
+        where: tuple[Where, ...] = (("job", "=", work.job.id), ("epoch", "=", place.epoch), ("round", "=", place.round))
+        of_round: tuple[Where, ...] = (*where[:2], ("number", "=", place.round), ("state", "=", "complete"))
+        rounds = await work.tx.find(RoundRecord, *of_round)
+        commits = [c for c in await work.tx.find(CommitRecord, *where) if c.drawable]
+        commit = next((c for c in commits if (c.stage, c.replica) == (place.stage, place.replica)), None)
+        if work.run is None or not rounds or commit is None or commit.node != node:
+            return "there is no such commitment"
+        outer = place.step == commit.leaves and commit.outer is not None and commit.parameters is not None
+        if place.step >= commit.leaves and not outer:
+            return "there is no such step"
+        if sum(audit.accuser is not None for audit in work.audits.values()) >= MAX_ACCUSED:
+            return f"{MAX_ACCUSED} audits of the job are open that others have put bonds up for"
+        seat: tuple[Where, ...] = (("stage", "=", place.stage), ("replica", "=", place.replica))
+        before = await work.tx.find(Audit, *where, *seat, ("step", "=", place.step), ("canary", "=", False))
+        opening = next((audit.opening for audit in before if audit.opening is not None), None)
+        if opening is None and (commit.lease not in work.leases or place.round < work.run.done - KEPT_ROUNDS):
+            return "nobody has its records any more"
+        drawn = Drawn(place.stage, place.replica, place.step, twice=True)
+        claim = _outer_claim(rounds[0], commit, commits) if outer else None
+        audit = await self._open(
+            work, rounds[0], commit, drawn, self._context.entropy(32), outer=claim, accuser=accuser
+        )
+        if opening is not None:
+            deadline = work.now + self._context.config.audit_patience_seconds
+            work.audits[audit.id] = trust.shown_before(audit, opening, deadline)
+        return ""
+
     async def _refusal(self, work: Work, asking: Lease, commit: CommitRecord | None, wanted: Challenge) -> str:
         """Why a challenge is not taken."""
         if work.run is None or commit is None or wanted.step >= commit.leaves:
@@ -134,7 +174,8 @@ class Drawing:
         seed: bytes,
         challenger: str | None = None,
         outer: OuterClaim | None = None,
-    ) -> None:
+        accuser: str | None = None,
+    ) -> Audit:
         lease = work.leases.get(commit.lease) or await work.tx.get(Lease, commit.lease)
         audit = Audit(
             id=trust.audit_id(seed, drawn),
@@ -162,12 +203,15 @@ class Drawing:
             seed=seed.hex(),
             twice=drawn.twice,
             challenger=challenger,
+            accuser=accuser,
             outer=outer,
         )
         work.audits[audit.id] = audit
         work.change(audits=work.job.audits + 1)
         how = "was drawn for an audit" if challenger is None else f"is challenged by node {challenger}"
+        how = how if accuser is None else f"has a bond of {accuser} against it"
         work.note("audit", f"round {record.number + 1}: {audit.place} {how}")
+        return audit
 
     async def _rate(self, work: Work, commit: CommitRecord) -> int:
         node = await work.tx.get(NodeRecord, commit.node)

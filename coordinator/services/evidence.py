@@ -14,6 +14,7 @@ from coordinator.services.work import Work
 from coordinator.store.ports import Transaction, Where
 from coordinator.store.records import CommitRecord, OutboxRecord, RoundRecord
 from ledger import events as ledger_events
+from ledger.addresses import Place
 from transport.wire.audit import outer_claim
 from transport.wire.evidence import (
     AuditLeaf,
@@ -37,7 +38,10 @@ def evidence_of(record: RoundRecord, commits: Sequence[CommitRecord], audits: It
     beacon = record.beacon or Beacon(least=0)
     ordered = sorted(commits, key=lambda commit: (commit.replica, commit.stage))
     rates = dict(zip((c.lease for c in ordered if c.drawable), beacon.rates, strict=False))
-    drawn = sorted((a for a in audits if not a.canary), key=lambda a: (a.replica, a.stage, a.step, a.id))
+    shown = [
+        a for a in audits if not a.canary and (a.over or not record.concluded)
+    ]  # Some are asked for after the end.
+    held = sorted(shown, key=lambda a: (a.replica, a.stage, a.step, a.id))
     return RoundEvidence(
         job=record.job,
         epoch=record.epoch,
@@ -47,8 +51,8 @@ def evidence_of(record: RoundRecord, commits: Sequence[CommitRecord], audits: It
         concluded=record.concluded,
         terms=TermsLeaf(record.first_step, record.steps, record.tokens, record.pot, beacon.least, beacon.twice),
         commitments=tuple(_commitment(commit, rates.get(commit.lease)) for commit in ordered),
-        draw=_draw(record, drawn),
-        audits=tuple(_audit(audit) for audit in drawn),
+        draw=_draw(record, [audit for audit in held if audit.seed == record.seed]),
+        audits=tuple(_audit(audit) for audit in held),
         shares=tuple(ShareLeaf(c.stage, c.replica, c.node, c.payout, c.state, c.amount) for c in ordered),
     )
 
@@ -90,7 +94,7 @@ async def seal_outcome(work: Work, record: RoundRecord) -> None:
 
 
 async def correct_outcomes(work: Work) -> None:
-    """Tell the ledger anew about concluded rounds of which this work has taken shares back."""
+    """Tell the ledger anew about concluded rounds of which this work has ended audits or taken shares back."""
     for epoch, number in sorted(work.reopened):
         record = await work.tx.get(RoundRecord, work.job.id, epoch, number)
         if record.concluded:
@@ -147,6 +151,11 @@ def outer_claim_of(commit: CommitRecord) -> Digest | None:
     if commit.outer is None or commit.parameters is None:
         return None
     return outer_claim(commit.outer, commit.parameters)
+
+
+def place_of(audit: Audit) -> Place:
+    """What an audit looks at, as a bonded dispute on the ledger names it."""
+    return Place(audit.job, audit.epoch, audit.round, audit.stage, audit.replica, audit.step)
 
 
 def _draw(record: RoundRecord, drawn: Sequence[Audit]) -> DrawLeaf | None:

@@ -1,4 +1,4 @@
-"""What a job leaves behind, through one door: checkpoints, model folders, the log, and its model to try."""
+"""What a job leaves behind, through one door: checkpoints, model folders, the log, its model to try, opened steps."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
@@ -6,15 +6,18 @@ from typing import Any
 
 from coordinator.services.checkpoints import Checkpoints
 from coordinator.services.logs import JobLogs, Level
+from coordinator.services.openings import Openings
 from coordinator.services.trials import Trials
 from transport.wire import api
+from transport.wire.records import AuditRecords
 
 
 class Leavings:
     """Implements ``ports.Leavings``."""
 
-    def __init__(self, checkpoints: Checkpoints, trials: Trials, logs: JobLogs) -> None:
+    def __init__(self, checkpoints: Checkpoints, trials: Trials, logs: JobLogs, openings: Openings) -> None:
         self._checkpoints = checkpoints
+        self._openings = openings
         self._trials = trials
         self._logs = logs
 
@@ -25,6 +28,14 @@ class Leavings:
     async def part(self, job: str, round_: int, stage: int) -> Path:
         """One stage's file of a checkpoint."""
         return await self._checkpoints.part(job, round_, stage)
+
+    async def records(self, job: str, audit: str) -> AuditRecords:
+        """What an audited step was opened with."""
+        return await self._openings.records(job, audit)
+
+    async def record(self, job: str, audit: str, name: str) -> Path:
+        """A file of those records."""
+        return await self._openings.file(job, audit, name)
 
     async def folder(self, job: str, round_: int | None = None) -> str:
         """The artifact of a checkpoint's model folder."""

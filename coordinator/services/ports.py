@@ -14,6 +14,7 @@ from transport.wire.ids import Digest
 from transport.wire.job import JobSpec, TokenizerSpec
 from transport.wire.network import RelayEnvelope, RelayOrder, RelayQuestion
 from transport.wire.node import IceServers
+from transport.wire.records import AuditRecords
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -107,13 +108,19 @@ class Jobs(Protocol):
 
 
 class Leavings(Protocol):
-    """What a job leaves: checkpoints, a log, a model to try. Raises ``coordinator.errors``."""
+    """What a job leaves: checkpoints, a log, a model to try, opened steps. Raises ``coordinator.errors``."""
 
     async def checkpoints(self, job: str) -> Sequence[api.CheckpointView]:
         """Newest first."""
 
     async def part(self, job: str, round_: int, stage: int) -> Path:
         """One stage's file of a checkpoint."""
+
+    async def records(self, job: str, audit: str) -> AuditRecords:
+        """What an audited step was opened with."""
+
+    async def record(self, job: str, audit: str, name: str) -> Path:
+        """A file of those records."""
 
     async def folder(self, job: str, round_: int | None = None) -> str:
         """The artifact of a checkpoint's model folder; None: the newest."""

@@ -14,7 +14,7 @@ from coordinator.domain.job import JobState
 from coordinator.domain.trust import Audit, Auditor
 from coordinator.services.context import Context
 from coordinator.services.disputes import Disputes, evidence_digest
-from coordinator.services.evidence import correct_outcomes, seal_outcome
+from coordinator.services.evidence import correct_outcomes, place_of, seal_outcome
 from coordinator.services.nodes import Nodes
 from coordinator.services.work import Work
 from coordinator.store.ports import Where
@@ -209,7 +209,9 @@ class Verification:
                 hashlib.sha256(msgspec.json.encode(audit)).hexdigest() if dispute is None else evidence_digest(dispute)
             )
             payload: dict[str, str | int] = {"node": node, "reason": proof}
-            if dispute is not None and node == dispute.dispute.prover:
+            if node == audit.node and audit.accuser is not None:
+                payload |= {"accuser": audit.accuser, "audit": place_of(audit).bytes.hex()}
+            elif dispute is not None and node == dispute.dispute.prover:
                 payload |= {"accuser": dispute.dispute.challenger, "audit": audit.id}
             if audit.challenger is not None and node == audit.node:
                 payload["challenger"] = (await work.tx.get(NodeRecord, audit.challenger)).payout

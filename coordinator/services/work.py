@@ -46,7 +46,8 @@ class Work:
         forged: rounds, by epoch and number, in which a lie has just been proven.
         money: the outbox has something new.
         rounds_ended: a round was completed or an audit concluded, so shares may be due.
-        reopened: (epoch, round) of shares that this work rejected: what the ledger was told of them may be no longer true.
+        reopened: (epoch, round) of shares that this work rejected or audits that it ended: what the ledger was told of them may
+            be no longer true.
     """
 
     def __init__(
@@ -152,6 +153,8 @@ class Work:
         del self.audits[audit.id]
         self.concluded.append(audit)
         self.rounds_ended = True
+        if not audit.canary:
+            self.reopened.add((audit.epoch, audit.round))
 
     def dispute(self, record: DisputeRecord) -> None:
         """Keep a dispute as it is now."""

@@ -181,6 +181,7 @@ audits = Table(
     Column("twice", Boolean, nullable=False),
     Column("canary", Boolean, nullable=False),
     Column("challenger", _ID),
+    Column("accuser", _ID),
     Column("outer", Text, nullable=False),
     Column("silent", Boolean, nullable=False),
     Column("version", Integer, nullable=False),

@@ -16,14 +16,16 @@ from coordinator.web import pagination as pages
 from coordinator.web.auth import principal
 from coordinator.web.documents import read_document
 from coordinator.web.http import API, answer, integer, read_body
+from coordinator.web.ledger import audit_id
 from coordinator.web.parameters import Query
 from coordinator.web.route import Route
 from coordinator.web.transfers import job_id
 from transport.wire import api
+from transport.wire.records import AuditRecords
 
 _JOB = f"{API}/jobs/{{job}}"
 _CHANGES = (403, 404, 409, 422, 503)
-_SAFETENSORS = "application/octet-stream"
+_BYTES = "application/octet-stream"
 MAX_LINES = 1_000  # Of a log in one answer.
 MAX_SEARCH = 200
 MAX_ID = 10**15
@@ -81,6 +83,9 @@ class LifeRoutes:
         part = "One stage's file of a checkpoint: safetensors, its SHA-256 as the list says"
         folder = "The model of a checkpoint: a Hugging Face folder as a zip archive, made when it is first asked for"
         log = "The job's log: what the coordinator noted and its workers wrote; kept after the end"
+        records = "What an audited step was opened with, to run it again: `cottage ledger challenge`"
+        file = "A file of those records: the opening, or what the job's workers read"
+        audit = f"{_JOB}/audits/{{audit}}/records"
         trial = "Continue a prompt with a checkpoint: events waiting, checkpoint, text, done or error"
         return [
             Route(
@@ -88,10 +93,12 @@ class LifeRoutes:
                 pager=pages.CHECKPOINTS,
             ),
             Route("GET", f"{point}/model.zip", self.folder, folder, "application/zip", errors=(404, 503)),
-            Route("GET", f"{point}/stages/{{stage}}", self.part, part, _SAFETENSORS, errors=(404,)),
+            Route("GET", f"{point}/stages/{{stage}}", self.part, part, _BYTES, errors=(404,)),
             Route(
                 "GET", f"{_JOB}/logs", self.log, log, list[api.LogLine], errors=(404, 422), queries=_LOG_PAGE, listed=True
             ),
+            Route("GET", audit, self.records, records, AuditRecords, errors=(404,)),
+            Route("GET", f"{audit}/{{name}}", self.record, file, _BYTES, errors=(404,)),
             Route(
                 "POST", f"{_JOB}/generate", self.generate, trial, "text/event-stream", api.TrialRequest,
                 errors=_CHANGES, queries=(_ROUND,),
@@ -107,7 +114,17 @@ class LifeRoutes:
         job, round_, stage = job_id(request), _number(request, "round"), _number(request, "stage")
         path = await self._leavings.part(job, round_, stage)
         name = f"{job[:8]}-round{round_}-stage{stage}.safetensors"
-        return web.FileResponse(path, headers=_attached(name, _SAFETENSORS, path.name))
+        return web.FileResponse(path, headers=_attached(name, _BYTES, path.name))
+
+    async def records(self, request: web.Request) -> web.Response:
+        """GET jobs/{job}/audits/{audit}/records."""
+        return answer(await self._leavings.records(job_id(request), audit_id(request)))
+
+    async def record(self, request: web.Request) -> web.StreamResponse:
+        """GET jobs/{job}/audits/{audit}/records/{name}."""
+        job, audit, name = job_id(request), audit_id(request), request.match_info["name"]
+        path = await self._leavings.record(job, audit, name)
+        return web.FileResponse(path, headers=_attached(f"{audit[:8]}-{name}", _BYTES, path.name))
 
     async def folder(self, request: web.Request) -> web.StreamResponse:
         """GET jobs/{job}/checkpoints/{round}/model.zip."""

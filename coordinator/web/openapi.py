@@ -24,6 +24,7 @@ _PARAMETERS = {
     "round": "A round of the job, counted from 0.",
     "stage": "A stage of the model, counted from 0.",
     "node": "Address of a node, in base58.",
+    "name": "Name of a file, as the records say.",
     "key": "Id of an API key: 12 hexadecimal digits.",
     "session": "Id of a session: 64 hexadecimal digits.",
 }
@@ -33,6 +34,7 @@ _SCHEMAS = {
     "key": {"type": "string", "pattern": "^[0-9a-f]{12}$"},
     "session": {"type": "string", "pattern": "^[0-9a-f]{64}$"},
     "stage": {"type": "integer", "minimum": 0},
+    "name": {"type": "string", "pattern": "^[a-z]+(\\.[a-z]+)?$"},
     "node": {"type": "string", "pattern": "^[1-9A-HJ-NP-Za-km-z]{32,44}$"},
 }
 _ID = {"type": "string", "pattern": "^[0-9a-f]{32}$"}

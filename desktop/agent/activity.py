@@ -11,7 +11,7 @@ from desktop.agent.log import printable
 Severity = Literal["info", "warning", "error"]
 Kind = Literal[
     "started", "ended", "lending", "job began", "job ended", "job failed", "earned", "paid", "settings", "stopped", "test",
-    "update",
+    "update", "bond",
 ]  # fmt: skip
 MAX_KEPT = 5000  # Months of an ordinary node.
 MAX_ASKED = 500

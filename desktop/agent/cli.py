@@ -38,7 +38,7 @@ _SANDBOX_HELP = (
     "process: NO PROTECTION, for the demo and for development (docker)"
 )
 _SETTINGS = (
-    "coordinator", "name", "payout", "sandbox", "threads", "memory_mb", "image", "stake", "floor", "loopback", "always",
+    "coordinator", "name", "payout", "sandbox", "threads", "memory_mb", "image", "stake", "floor", "bond", "loopback", "always",
 )  # fmt: skip
 _RATE_HELP = "bytes a second that links may {}: 5M, 40Mbit or off"
 
@@ -122,6 +122,11 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
     add("--memory-mb", type=int, help="memory for jobs (half)")
     add("--stake", metavar="AMOUNT", help="tokens to stake, such as 25 or 12.5")
     add("--floor", metavar="AMOUNT", help="the least tokens to work for, for 10^15 operations, such as 0.002 (any)")
+    add(
+        "--bond",
+        metavar="AMOUNT",
+        help="the most tokens to put up against neighbours' false work, at a time (0: doubt nobody)",
+    )
     add("--loopback", action="store_true", default=None, help="all peers are on this machine (the demo)")
     add(
         "--always",
@@ -149,7 +154,7 @@ def _change(options: argparse.Namespace) -> LimitsChange:
 def _settings(options: argparse.Namespace, home: Home) -> Settings:
     given = {name: getattr(options, name) for name in _SETTINGS if getattr(options, name) is not None}
     try:
-        for name in ("stake", "floor"):
+        for name in ("stake", "floor", "bond"):
             if name in given:
                 given[name] = parse(given[name])
         settings: Settings = convert(msgspec.to_builtins(home.settings()) | given, Settings)

@@ -34,6 +34,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ``gpu``: the number of the one that is lent, -1 for the processor. ``disk_gb``: for jobs' files. ``watts``: the GPU's power
     cap, 0 for its own. ``electricity``: what a kWh costs. ``updates``: new versions are fetched without being asked for.
     ``at_login``: start with the computer (``desktop.agent.atlogin``).
+    ``bond``: the most that this node puts up on the ledger at a time against work of its neighbours that it has found false; 0:
+    it doubts nobody.
     """
 
     coordinator: Annotated[str, Meta(max_length=2000)] = ""
@@ -44,6 +46,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     memory_mb: Annotated[int, Meta(ge=0, le=10**8)] = 0
     image: Annotated[str, Meta(min_length=1, max_length=300)] = DEFAULT_IMAGE
     stake: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
+    bond: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
     floor: Annotated[int, Meta(ge=0, le=10**12)] = 0
     loopback: bool = False
     up: Annotated[int, Meta(ge=0, le=MAX_LIMIT)] = 0

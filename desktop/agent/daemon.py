@@ -14,6 +14,7 @@ from desktop.agent.activity import Kind, Severity
 from desktop.agent.artifacts import Artifacts
 from desktop.agent.books import Books
 from desktop.agent.config import Home, Settings
+from desktop.agent.doubts import Accusation
 from desktop.agent.errors import GaveUpError, NotConnectedError
 from desktop.agent.groups import main_error
 from desktop.agent.lending.keeper import Keeper, LendingChange, LendingView, Readings
@@ -118,6 +119,7 @@ class Agent:
             settings.threads,
             "cuda" if parts.profile.kind == "cuda" else "cpu",
             clock,
+            self._accuse if settings.bond > 0 else None,
         )
         self._tasks: dict[str, HeldTask] = {}
         self._running: set[asyncio.Task[None]] = set()
@@ -253,6 +255,18 @@ class Agent:
             stake = max(self._parts.settings.stake, welcome.min_stake if self._parts.settings.stake else 0)
             self._spawn(wallet.ensure_stake(welcome.ledger, self._parts.key, stake), "stake")
 
+    def _accuse(self, found: Accusation) -> None:
+        """Put a bond against what a re-run of a neighbour's step has found false."""
+        if self.ledger is not None:
+            self._spawn(self._put_bond(self.ledger, found), "bond")
+
+    async def _put_bond(self, ledger: LedgerInfo, found: Accusation) -> None:
+        most = self._parts.settings.bond
+        bond = await wallet.accuse(ledger, self._parts.key, found.node, found.audit, most)
+        if bond:
+            text = f"{show(bond)} put up against node {found.node}, whose work was found false"
+            self._note("bond", text, audit=found.audit, node=found.node, amount=str(bond))
+
     async def _send_again(self) -> None:
         waiting = [report for task in self._tasks.values() for report in task.outbox.waiting()]
         for start in range(0, len(waiting), RESEND_BURST):
@@ -340,7 +354,7 @@ class Agent:
         if isinstance(command.body, StopTask):
             task.stop(printable(command.body.reason) or "the coordinator ended it")
             return
-        if not task.bridge.command(command.body):
+        if not task.command(command.body):
             LOGGER.warning("%s: the worker reads no commands", task)
         if isinstance(command.body, BeginRound):
             self._spawn(self._peers.refresh(), "allow-peers")

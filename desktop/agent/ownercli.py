@@ -65,6 +65,11 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
     add("--name", help="how this machine is called on the network page")
     add("--payout", metavar="ADDRESS", help="the wallet that is paid; '' for the node's own")
     add("--floor", metavar="AMOUNT", help="the least tokens to work for, for 10^15 operations")
+    add(
+        "--bond",
+        metavar="AMOUNT",
+        help="the most tokens to put up against neighbours' false work, at a time (0: doubt nobody)",
+    )
     add("--electricity", metavar="AMOUNT", help="what a kWh costs, in tokens")
     add("--threads", type=int, help="processors' worth of computing; 0: all")
     add("--memory-mb", type=int, help="memory for jobs; 0: half")
@@ -111,6 +116,7 @@ def _settings_table(view: settings.SettingsView) -> Table:
     table.add_row("name", printable(kept.name) or "the host name")
     table.add_row("payout", kept.payout or f"{view.address} (the node's own wallet)")
     table.add_row("floor", f"{show(kept.floor)} for 10^15 operations" if kept.floor else "any price")
+    table.add_row("bond", f"{show(kept.bond)} at a time" if kept.bond else "none: it doubts nobody")
     table.add_row("electricity", f"{show(kept.electricity)} a kWh" if kept.electricity else "not given")
     table.add_row("threads", f"{kept.threads or view.processors} of {view.processors}")
     table.add_row("memory-mb", f"{kept.memory_mb or view.memory_mb_here // 2:,} of {view.memory_mb_here:,}")

@@ -53,8 +53,13 @@ class Plans:
         """The nodes that the holder of this place exchanges messages with: the next stages, and its own in other replicas."""
         if stage is None or replica is None:
             return set()
+        near = self.near(stage, replica)
+        return {member.node for member in self.newest.members if (member.stage, member.replica) in near}
+
+    def near(self, stage: int, replica: int) -> set[tuple[int, int]]:
+        """Stage and replica of those neighbours."""
         return {
-            member.node
+            (member.stage, member.replica)
             for member in self.newest.members
             if (member.replica == replica and abs(member.stage - stage) == 1)
             or (member.stage == stage and member.replica != replica)

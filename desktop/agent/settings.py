@@ -20,13 +20,14 @@ from transport.wire.codec import MessageError, convert
 Effect = Literal["now", "rejoin", "restart"]
 _SPOKEN = frozenset({"name", "payout", "floor"})  # What the coordinator is told when this node connects.
 _QUIET = frozenset({"electricity", "disk_gb", "watts", "up", "down", "month", "polite", "updates", "at_login"})
-_AMOUNTS = ("floor", "electricity")
+_AMOUNTS = ("floor", "electricity", "bond")
 
 
 class SettingsChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What to change; None leaves it as it is. Amounts are tokens in decimals; ``payout`` "" is the node's own wallet.
 
-    ``floor``: for 10^15 operations. ``electricity``: for a kWh. ``threads`` and ``memory_mb`` 0: all, and half.
+    ``floor``: for 10^15 operations. ``electricity``: for a kWh. ``bond``: at a time.
+    ``threads`` and ``memory_mb`` 0: all, and half.
     """
 
     coordinator: Annotated[str, Meta(max_length=2000)] | None = None
@@ -34,6 +35,7 @@ class SettingsChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     payout: Annotated[str, Meta(max_length=44)] | None = None
     floor: Annotated[str, Meta(max_length=40)] | None = None
     electricity: Annotated[str, Meta(max_length=40)] | None = None
+    bond: Annotated[str, Meta(max_length=40)] | None = None
     threads: int | None = None
     memory_mb: int | None = None
     gpu: int | None = None

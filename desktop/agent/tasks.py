@@ -9,6 +9,7 @@
 import asyncio
 import contextlib
 import os
+import secrets
 import shutil
 import socket
 from collections.abc import Awaitable, Callable
@@ -20,6 +21,7 @@ import msgspec
 
 from desktop.agent.artifacts import Artifacts
 from desktop.agent.bridge import Bridge, Outside
+from desktop.agent.doubts import Accusation, Doubts
 from desktop.agent.errors import AgentError, NotConnectedError, TamperedError, WorkerError
 from desktop.agent.log import LOGGER, printable
 from desktop.agent.peers import Peers
@@ -30,7 +32,7 @@ from desktop.agent.unixsocket import listen
 from desktop.agent.weights import StageWeights
 from transport.clock import Clock
 from transport.wire.node import Assign, HeldLease, Report
-from transport.wire.task import KeptState, Progress, TaskFailed, TaskReady, TaskReport, WorkerLog
+from transport.wire.task import KeptState, Progress, TaskCommand, TaskFailed, TaskReady, TaskReport, WorkerLog
 from transport.wire.weights import WEIGHT_INDEX
 from transport.wire.worker import Setup
 
@@ -58,6 +60,8 @@ class Tools:
     threads: int
     device: str
     clock: Clock
+    accuse: Callable[[Accusation], None] | None = None
+    """Puts a bond against what a re-run of a neighbour's step has found; None: nobody is doubted."""
 
 
 @dataclass
@@ -87,6 +91,10 @@ class HeldTask:
                 self.report,
             ),
         )
+        self._doubts: Doubts | None = None
+        if self.tools.accuse is not None and self.assign.stage is not None and self.assign.replica is not None:
+            seat = (self.assign.stage, self.assign.replica)
+            self._doubts = Doubts(self.bridge.plans, seat, secrets.randbelow)
         self._stopping = asyncio.Event()
         self._worker: Worker | None = None
         self._frozen = False
@@ -100,6 +108,19 @@ class HeldTask:
     def alive(self) -> bool:
         """Whether the lease is to be renewed."""
         return self.state in ("fetching", "starting", "running") and not self._stopping.is_set()
+
+    def command(self, body: TaskCommand) -> bool:
+        """Queue a command for the worker; False: the queue is full."""
+        if self._doubts is not None:
+            self._doubts.told(body)
+        return self.bridge.command(body)
+
+    async def _doubt(self, doubts: Doubts, body: TaskReport) -> None:
+        asked, found = doubts.wonder(body), doubts.accuse(body)
+        if found is not None and self.tools.accuse is not None:
+            self.tools.accuse(found)
+        if asked is not None:
+            await self.report(asked, True)
 
     def stop(self, reason: str) -> None:
         """The lease is over; ``run`` ends the worker and returns."""
@@ -148,6 +169,8 @@ class HeldTask:
             await self.tools.send(report)
         if isinstance(body, TaskFailed):
             self._stopping.set()
+        if self._doubts is not None:
+            await self._doubt(self._doubts, body)
 
     def _is_time_for_progress(self) -> bool:
         now = self.tools.clock.now()

@@ -4,6 +4,7 @@ import msgspec
 
 from desktop.agent.errors import WithdrawalError
 from desktop.agent.log import LOGGER
+from ledger.addresses import audit_bytes
 from ledger.client import Ledger, LedgerConfig
 from ledger.errors import InsufficientFundsError, LedgerError
 from ledger.money import amount, show
@@ -33,6 +34,33 @@ async def ensure_stake(info: LedgerInfo, key: NodeKey, wanted: int) -> None:
         LOGGER.error("the stake of %s cannot be paid: %s. Send tokens to %s", show(wanted), error, key.address)
     except LedgerError as error:
         LOGGER.error("the stake of %s cannot be paid now: %s", show(wanted), error)
+
+
+async def accuse(info: LedgerInfo, key: NodeKey, node: str, audit: str, most: int) -> int:
+    """Put the least bond that the ledger's terms ask against an audit of ``node``; what it came to, 0 where none was put up.
+
+    What fails is logged: the dispute goes on without a bond.
+
+    Args:
+        most: millionths that may stand in open disputes of this node at a time.
+    """
+    try:
+        async with await Ledger.connect(_config(info)) as ledger:
+            least = (await ledger.terms()).bond
+            waiting = await ledger.waiting_disputes(info.coordinator)
+            standing = sum(one.bond for one in waiting if one.challenger == key.address)
+            if standing + least > most:
+                LOGGER.warning(
+                    "no bond against node %s: %s stand already, the least is %s, the limit %s",
+                    node, show(amount(standing)), show(amount(least)), show(amount(most)),
+                )  # fmt: skip
+                return 0
+            opening = await ledger.prepare_dispute(key.seed, node, audit_bytes(audit), amount(least))
+            LOGGER.info("bonded %s against node %s (%s)", show(amount(least)), node, await ledger.confirm(opening))
+            return least
+    except LedgerError as error:
+        LOGGER.warning("no bond could be put up against node %s: %s", node, error)
+        return 0
 
 
 async def balance(info: LedgerInfo, wallet: str) -> int | None:

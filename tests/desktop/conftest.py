@@ -71,10 +71,13 @@ def start_agent(tmp_path: Path, coordinator: Double) -> StartAgent:
         sandbox: Sandbox | None = None,
         readings: Readings | None = None,
         clock: Clock | None = None,
+        bond: int = 0,
     ) -> AsyncIterator[Running]:
         home = Home.at(tmp_path / name)
         key = home.key()
-        settings = Settings(coordinator=coordinator.url, name=name, sandbox="process", threads=1, loopback=True)
+        settings = Settings(
+            coordinator=coordinator.url, name=name, sandbox="process", threads=1, loopback=True, bond=bond
+        )
         settings = settings.completed(key.address)
         chosen = sandbox or ProcessSandbox(Limits(1024, 1), worker_arguments, command=(sys.executable, str(SCRIPT)))
         profile = NodeProfile(name, "test", "cpu", 1024, 1e9, "scripted", chosen.kind)

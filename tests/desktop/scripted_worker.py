@@ -6,6 +6,7 @@ exchange    on BeginRound it sends one payload of each kind to its neighbours an
 checkpoint  answers ApplyRound with its state, and tells the digest of the state that BeginRound brought
 flood       reports without end;  garbage, huge, stranger, forged: breaks the protocol in that way
 hungry      takes memory without end
+doubting    finds every step wrong that it re-runs
 failing     reports TaskFailed;  dying: exits with code 7;  hanging: ignores SIGTERM and a closed socket
 """
 
@@ -20,6 +21,7 @@ from pathlib import Path
 
 from transport.wire.task import (
     ApplyRound,
+    AuditReport,
     BeginRound,
     OpenStep,
     Progress,
@@ -69,6 +71,10 @@ class Worker:
                     await self.report(RoundApplied(epoch, number, "ab" * 32, stored), STATE)
                 case WorkerCommand(body=OpenStep(audit=audit)):
                     await self.report(StepOpened(audit, None), STATE)
+                case WorkerCommand(body=ReplayStep(audit=audit)) if self.name == "doubting":
+                    await self.report(
+                        AuditReport(audit, "mismatch", "the state after the step is not what the step gives")
+                    )
                 case WorkerCommand(body=ReplayStep(audit=audit)):
                     await self.report(StepOpened(audit, hashlib.sha256(payload).hexdigest()))
                 case PeerDeliver():

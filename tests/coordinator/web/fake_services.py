@@ -10,10 +10,13 @@ from coordinator.errors import InvalidError, NotFoundError
 from coordinator.services.artifacts import ArtifactStore
 from tests.coordinator.web.fake import NODES, PRICE_PER_PETAFLOP, START, Cluster, address, loss_at, signature
 from transport.wire import api, ledger, market
+from transport.wire.audit import ReplayStep
 from transport.wire.disputes import DisputeDetail, DisputeView
 from transport.wire.evidence import RoundEvidence
 from transport.wire.network import RelayEnvelope, RelayOrder, RelayQuestion
 from transport.wire.node import IceServer, IceServers
+from transport.wire.plan import Layers, Member, Plan
+from transport.wire.records import OPENING, AuditRecords
 
 
 class Market:
@@ -181,6 +184,18 @@ class Leavings:
     async def part(self, job: str, round_: int, stage: int) -> Path:
         await self._known(job, round_)
         return self._files().path(await self._put(f"stage {stage} of {job} after {round_}".encode()))
+
+    async def records(self, job: str, audit: str) -> AuditRecords:
+        view, file = await self._cluster.get(job), await self._put(b"what a step was opened with")
+        plan = Plan(1, (Layers(0, 4),), (Member(0, 0, "1" * 32),))
+        replay = ReplayStep(audit, plan, 0, 0, 0, 0, 0, 5, file, 5, file, None, file)
+        return AuditRecords(audit, job, "cpu", replay, view.spec, {OPENING: file})
+
+    async def record(self, job: str, audit: str, name: str) -> Path:
+        files = (await self.records(job, audit)).files
+        if name not in files:
+            raise NotFoundError(f"there is no file {name!r}", "name")
+        return self._files().path(files[name])
 
     async def folder(self, job: str, round_: int | None = None) -> str:
         await self._known(job, round_)
