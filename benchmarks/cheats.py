@@ -1,6 +1,6 @@
 """What becomes of every kind of cheat, over many worlds of each; and how often honest nodes are harmed, which must be never.
 
-    python benchmarks/cheats.py [--worlds 20] [--honest-audits 10000]
+    python benchmarks/cheats.py [--worlds 20] [--honest-audits 10000] [--only WORDS]
 
 Real services on a virtual clock (``tests.cheats.catalogue``); figures are counts, so the machine's load does not matter. The
 table gives, for each cheat, the rounds that it lived as measured beside what the formula of docs/TRUST.md says.
@@ -27,8 +27,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--worlds", type=int, default=20, help="of each cheat")
     parser.add_argument("--honest-audits", type=int, default=10_000)
+    parser.add_argument("--only", metavar="WORDS", default="", help="cheats whose names have these words in them")
     options = parser.parse_args()
-    rows = [asyncio.run(_row(cheat, options.worlds)) for cheat in CATALOGUE]
+    chosen = [cheat for cheat in CATALOGUE if options.only in cheat.name]
+    rows = [asyncio.run(_row(cheat, options.worlds)) for cheat in chosen]
     honest = asyncio.run(_honest(options.honest_audits))
     print(_table(rows))
     print(f"honest nodes: {honest['audits']:,} audits, {honest['slashed']} slashed, {honest['banned']} sent away")

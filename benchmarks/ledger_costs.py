@@ -175,7 +175,7 @@ def stake_rows(bench: Bench) -> None:
     slash = market.stake_slash(coordinator, node, treasury, 10**6, REASON, challenger)
     bench.measure("stake slash (with a challenger)", slash, bench.coordinator, stake)
     _challenge(bench)
-    bench.measure("stake request", market.stake_request(node, 99 * 10**6), bench.node, stake)
+    bench.measure("stake request", market.stake_request(node, 98 * 10**6), bench.node, stake)
     bench.clock.now += max(COOLDOWN_S, SLASH_WINDOW_S)
     bench.measure("stake withdraw", market.stake_withdraw(node), bench.node, stake)
     bench.measure("stake move", market.stake_move(node, challenger), bench.node, stake)

@@ -12,6 +12,7 @@ from transport.merkle import MerkleTree, verify_proof
 from transport.wire.evidence import (
     AuditLeaf,
     CommitmentLeaf,
+    DrawnStep,
     RootOf,
     RoundEvidence,
     ShareLeaf,
@@ -258,7 +259,7 @@ def _place(event: LedgerEvent) -> tuple[int, int]:
     return int(event.fields["epoch"]), int(event.fields["round"])
 
 
-def _seat(one: CommitmentLeaf | AuditLeaf | ShareLeaf) -> Seat:
+def _seat(one: CommitmentLeaf | AuditLeaf | ShareLeaf | DrawnStep) -> Seat:
     return one.stage, one.replica
 
 

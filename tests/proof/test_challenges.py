@@ -33,11 +33,12 @@ def key(tmp_path: Path) -> Path:
     return path
 
 
-async def ask(place: Town, job: str, commit: CommitRecord, *words: str, step: int = 0) -> challenge.Result:
+async def ask(place: Town, job: str, commit: CommitRecord, *words: str, step: int | None = 0) -> challenge.Result:
     """Run the command, as its words would."""
     seat = ["--round", str(commit.round), "--stage", str(commit.stage), "--replica", str(commit.replica)]
     seat += ["--epoch", str(commit.epoch)]
-    options = challenge._parser().parse_args([job, *seat, "--step", str(step), "--coordinator", place.url, *words])
+    what = ["--outer"] if step is None else ["--step", str(step)]
+    options = challenge._parser().parse_args([job, *seat, *what, "--coordinator", place.url, *words])
     return await challenge.challenge(options)
 
 
@@ -119,13 +120,14 @@ async def test_a_lie_that_nobody_drew_is_slashed_with_the_verdict_and_pays_the_s
         assert await place.ledger.dispute(WHO, about.bytes) is None
 
 
-async def test_who_doubts_honest_work_pays_whom_it_accused(tmp_path: Path, key: Path) -> None:
+@pytest.mark.parametrize("step", [0, None], ids=["a step", "the outer step"])
+async def test_who_doubts_honest_work_pays_whom_it_accused(tmp_path: Path, key: Path, step: int | None) -> None:
     async with town(tmp_path, audits=0) as place:
         await place.ledger.faucet(WHO, Amount(BOND))
         job = await place.submit()
         commit = await committed(place, job, LIAR)
-        await ask(place, job, commit, "--unseen", "--key", str(key))
-        state = await decided(place, job, commit)
+        await ask(place, job, commit, "--unseen", "--key", str(key), step=step)
+        state = await decided(place, job, commit, commit.leaves if step is None else step)
         assert (state.ruling, state.balance) == (Ruling.REJECTED, 0)
         assert await place.ledger.balance(commit.node) >= BOND
         audits = [audit for audit in await audits_of(place, job) if audit.accuser == WHO]
@@ -136,6 +138,32 @@ async def test_who_doubts_honest_work_pays_whom_it_accused(tmp_path: Path, key: 
             stake = await place.ledger.stake(node.key.address)
             assert stake is not None
             assert stake.slashed == 0
+
+
+async def test_a_step_that_was_opened_before_needs_no_prover(tmp_path: Path, key: Path) -> None:
+    async with town(tmp_path, audits=4) as place:
+        await place.ledger.faucet(WHO, Amount(BOND))
+        job = await place.submit()
+        for _ in range(MAX_TURNS):
+            await place.turn()
+            looked = [a for a in await audits_of(place, job) if a.state == "passed" and a.outer is None]
+            if looked:
+                break
+        old = looked[0]
+        about = Place(job, old.epoch, old.round, old.stage, old.replica, old.step)
+        await place.ledger.confirm(await place.ledger.prepare_dispute(DOUBTER, old.node, about.bytes))
+        await place.parts.bonds.poll()
+        asked = next(audit for audit in await audits_of(place, job) if audit.accuser == WHO)
+        assert (asked.state, asked.opening) == ("replaying", old.opening)
+        async with place.parts.context.store.transaction() as tx:
+            commits = await tx.find(
+                CommitRecord, ("job", "=", job), ("epoch", "=", old.epoch), ("round", "=", old.round)
+            )
+        commit = next(c for c in commits if (c.stage, c.replica) == (old.stage, old.replica))
+        assert (await decided(place, job, commit, old.step)).ruling is Ruling.REJECTED
+        await until_over(place, job)
+        case = await gather(job, place.rpc, None, None, place.url)
+        assert failed(list(findings(case))) == []
 
 
 async def test_a_bond_about_nothing_is_left_to_expire_and_comes_back(tmp_path: Path, key: Path) -> None:

@@ -55,6 +55,21 @@ async def test_checkpoints_are_listed_and_come_whole(house: House, http: aiohttp
             assert answer.status == status, path
 
 
+async def test_the_records_of_an_audit_come_with_their_digests(house: House, http: aiohttp.ClientSession) -> None:
+    job, audit = await started(house), "0a" * 16
+    async with Client(house.url) as client:
+        records = await client.records(job, audit)
+        path = await client.download_record(records, "opening", house.folder)
+    assert hashlib.sha256(path.read_bytes()).hexdigest() == records.files["opening"]
+    for path_, status in (
+        (f"{audit}/records/passwd", 404),
+        ("nonsense/records", 404),
+        ("nonsense/records/opening", 404),
+    ):
+        async with http.get(f"{house.api}/jobs/{job}/audits/{path_}") as answer:
+            assert answer.status == status, path_
+
+
 async def test_a_log_is_searched_and_bad_questions_are_refused(house: House, http: aiohttp.ClientSession) -> None:
     job = await started(house)
     async with Client(house.url) as client:
