@@ -114,6 +114,11 @@ def interrupt() -> None:
     raise KeyboardInterrupt
 
 
+async def records_of(it: Story) -> None:
+    records = await it.client.records(it.job, "0a" * 16)
+    await it.client.download_record(records, "opening", it.folder)
+
+
 CALLS: list[Callable[[Story], Awaitable[Any]]] = [
     the_life_of_a_job,
     the_account,
@@ -138,6 +143,7 @@ CALLS: list[Callable[[Story], Awaitable[Any]]] = [
     lambda it: it.client.download_model(it.done, it.folder / "model.zip"),
     lambda it: it.client.download_checkpoint(it.job, it.round, it.folder / "point.zip"),
     lambda it: it.client.download_stage(it.job, it.round, 0, it.folder / "stage.safetensors"),
+    records_of,
     lambda it: it.client.network(),
     lambda it: it.client.network_nodes(),
     lambda it: it.client.relays(),
