@@ -1,4 +1,4 @@
-"""Weight and time to first paint of every page in Chromium, cold and warm: ``python benchmarks/page_weight.py``.
+"""Weight and time to first paint of every page in Chromium, cold and warm: ``python benchmarks/page_weight.py [PAGE ...]``.
 
 The pages are served over the cluster in memory of the tests, with jobs in every state; Chromium fetches them on loopback, and
 once more over an emulated line of 1.6 Mbit/s and 150 ms, as DevTools' "slow 4G" is. Writes build/bench/pages.json.
@@ -6,6 +6,7 @@ once more over an emulated line of 1.6 Mbit/s and 150 ms, as DevTools' "slow 4G"
 
 import asyncio
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -37,7 +38,8 @@ async def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         house = House(Path(folder))
         await house.start()
-        pages = await addresses(house)
+        every = await addresses(house)
+        pages = {name: every[name] for name in sys.argv[1:] or every}
         async with async_playwright() as driver:
             browser = await driver.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
             found = {name: await weigh(browser, house.url, path) for name, path in pages.items()}

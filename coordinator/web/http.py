@@ -12,6 +12,7 @@ from aiohttp import ClientConnectionError, hdrs, web
 from aiohttp.typedefs import Handler
 
 from coordinator.errors import CottageError, ForbiddenError, InvalidError, TooLargeError, TooManyError
+from coordinator.web.packing import pack
 from transport.wire import codec
 from transport.wire.api import Problem
 
@@ -139,7 +140,7 @@ def protect(app: web.Application, error_page: ErrorPage) -> None:
                 shown.headers[hdrs.ALLOW] = error.headers[hdrs.ALLOW]
             return shown
 
-    app.middlewares.append(errors)
+    app.middlewares.extend([pack, errors])
     app.on_response_prepare.append(_harden)
 
 

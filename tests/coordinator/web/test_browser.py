@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from coordinator.client import Client
+from coordinator.domain.account import Role
 from tests.coordinator.web.conftest import House
 from tests.coordinator.web.fake import address
 from transport.wire.api import JobView
@@ -92,6 +93,9 @@ async def addresses(house: House) -> dict[str, str]:
     views = await house.cluster.list(9, None)
     created = next(view for view in views if view.state == "created")
     settled = next(view for view in views if view.state == "settled")
+    async with Client(house.url) as client:
+        await client.share(settled.id)
+    await house.accounts.create("Ada", Role.OPERATOR)  # Without anybody the sign-in leads to the sign-up.
     [member, *_] = await house.cluster.nodes(settled.id)
     (house.folder / "downloads").mkdir()
     (house.folder / "downloads" / "cottage_1.0_amd64.deb").write_bytes(b"a package")
@@ -109,17 +113,25 @@ async def addresses(house: House) -> dict[str, str]:
         "download": "/download",
         "docs": "/docs",
         "guide": "/docs/payments",
+        "programs": "/docs/programs",
+        "reference": "/docs/api",
         "ledger": "/ledger",
         "ledger-audits": "/ledger/audits",
+        "ledger-disputes": "/ledger/disputes",
         "ledger-job": f"/ledger/job/{settled.id}",
         "node": f"/nodes/{member.node}",
         "jobs": "/jobs",
+        "runs": "/runs",
         "compare": f"/compare?job={job.id}&job={settled.id}",
         "job": f"/jobs/{job.id}",
         "job-created": f"/jobs/{created.id}",
         "job-settled": f"/jobs/{settled.id}",
+        "logs": f"/jobs/{job.id}/logs",
+        "logs-searched": f"/jobs/{job.id}/logs?search=nothing+of+the+kind",
+        "stop": f"/jobs/{job.id}/stop",
         "cancel": f"/jobs/{job.id}/cancel",
         "submit": "/submit",
+        "submit-again": f"/submit?from={settled.id}",
         "account": "/account",
         "sign-in": "/sign-in",
         "sign-up": "/sign-up",
@@ -152,6 +164,26 @@ async def test_every_page_fits_its_window_complains_of_nothing_and_is_accessible
                 faults[name] = found
         await seen.page.context.close()
     assert faults == {}, "no serious or critical fault"
+
+
+async def test_what_a_form_answers_is_accessible(chromium: Any, house: House) -> None:
+    await house.accounts.create("Ada", Role.OPERATOR)
+    faults, house.auth.open_to_all = {}, False
+    seen = await visit(chromium, house, "/sign-in")
+    await seen.page.fill("[name=name]", "Ada")
+    await seen.page.fill("[name=password]", "not the password")
+    await seen.page.keyboard.press("Enter")
+    await seen.page.wait_for_selector("[role=alert]:visible")
+    await seen.page.evaluate(AXE)
+    faults["sign-in"] = await seen.page.evaluate(FAULTS)
+    house.auth.open_to_all = True
+    seen = await visit(chromium, house, "/submit")
+    await seen.page.fill("[name=budget]", "nothing")
+    await seen.page.click("button[value=review]")
+    await seen.page.wait_for_selector(".bad[role=alert], [aria-invalid=true]")
+    await seen.page.evaluate(AXE)
+    faults["form"] = await seen.page.evaluate(FAULTS)
+    assert faults == {"sign-in": [], "form": []}, "no serious or critical fault"
 
 
 async def tab_to(page: Any, selector: str, limit: int = 60) -> None:

@@ -14,12 +14,12 @@ from coordinator.store.memory import MemoryStore
 from coordinator.store.records import CredentialRecord
 from coordinator.web.auth import access_of
 from coordinator.web.auth.gate import ADDRESS_BURST, SESSION_COOKIE
-from coordinator.web.pages.render import CSRF_COOKIE
+from coordinator.web.pages.render import CSRF_COOKIE, form_token
 from tests.coordinator.web.conftest import House
 from transport.clock import VirtualClock
 from transport.wire.api import NewUpload
 
-FORM = f"csrf={'0' * 64}"
+FORM = f"csrf={form_token('0' * 64)}"
 
 
 class Clock:
