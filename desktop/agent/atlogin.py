@@ -46,8 +46,7 @@ class AtLogin:
 
     def has_unit(self) -> bool:
         """A systemd of this user runs, and knows the agent's unit, which is for the usual home folder."""
-        usual = Home.usual().resolve() == self.home.path
-        return usual and shutil.which("systemctl") is not None and _systemctl("cat", UNIT).returncode == 0
+        return self.home.is_usual and shutil.which("systemctl") is not None and _systemctl("cat", UNIT).returncode == 0
 
     def is_enabled(self) -> bool:
         """The unit starts with the next login."""
@@ -87,7 +86,8 @@ class AtLogin:
 
     def leave(self) -> None:
         """Nothing starts any more, and the unit's agent ends; what the whole system's package starts is hidden."""
-        self.show_entry(False)
+        if self.home.is_usual:
+            self.show_entry(False)
         if self.has_unit():
             _systemctl("disable", "--now", UNIT)
         self.forget()

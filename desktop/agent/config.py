@@ -131,6 +131,11 @@ class Home:
         return platformdirs.user_data_path("cottage") / "node"
 
     @property
+    def is_usual(self) -> bool:
+        """It is that one, which the user's service and removers mean."""
+        return self.usual().resolve() == self.path
+
+    @property
     def socket(self) -> Path:
         """Where the running agent answers questions about itself."""
         return self.path / ("trial.sock" if self.trial else "agent.sock")

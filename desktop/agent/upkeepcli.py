@@ -1,4 +1,4 @@
-"""``cottage node update``: what keeps the program itself in order."""
+"""``cottage node update|uninstall``: the program itself: newer, or gone."""
 
 import argparse
 import asyncio
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from desktop.agent import status
 from desktop.agent.config import Home
-from desktop.agent.errors import UpdateError
+from desktop.agent.errors import SettingsError, UpdateError
 from desktop.agent.log import printable
 from desktop.agent.updates.keeper import UpdateOrder, UpdateView
 from desktop.agent.updates.release import installation
@@ -23,7 +23,20 @@ def add_words(words: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     )
     what.add_argument("--back", action="store_true", help="from the next start on, use the version before this one")
     update.set_defaults(run=_update)
-    for parser in (update,):
+    gone = words.add_parser(
+        "uninstall", help="end the agent and remove what it left: unit, containers, images, files; the key stays"
+    )
+    gone.add_argument("--keep-images", action="store_true", help="leave the sandbox images in the engine")
+    gone.add_argument("--keep-data", action="store_true", help="leave settings, cache and history, too")
+    gone.add_argument(
+        "--purge-keys", action="store_true", help="ALSO DELETE THE KEY: what its wallet holds is lost without a backup"
+    )
+    gone.add_argument("--yes", action="store_true", help="do not ask")
+    gone.add_argument(
+        "--everybody", action="store_true", help=argparse.SUPPRESS
+    )  # Of the Debian package's remover, as root.
+    gone.set_defaults(run=_uninstall)
+    for parser in (update, gone):
         parser.add_argument("--home", type=Path, help="the agent's folder")
         parser.add_argument("--json", action="store_true", help="one JSON document")
 
@@ -43,6 +56,44 @@ def _update(options: argparse.Namespace) -> int:
     else:
         sys.stdout.write(words_of(view, restarting=options.restart) + "\n")
     return 0
+
+
+def _uninstall(options: argparse.Namespace) -> int:
+    from desktop.agent.uninstall import stop_everybodys, uninstall
+
+    if options.everybody:
+        ended = stop_everybodys(Path(sys.executable))
+        sys.stdout.write(f"{ended} agents have handed over what ran, and ended\n" if ended else "")
+        return 0
+    home = Home.at(options.home)
+    if options.purge_keys and options.keep_data:
+        raise SettingsError("--purge-keys deletes data and --keep-data keeps it: give one of them")
+    if options.purge_keys and not options.yes and not _is_sure(home):
+        raise SettingsError("nothing was removed: the key is deleted only after the word yes, or with --yes")
+    removed = uninstall(home, images=not options.keep_images, data=not options.keep_data, keys=options.purge_keys)
+    if options.json:
+        sys.stdout.write(encode_json(removed).decode() + "\n")
+        return 0
+    if removed.stopped:
+        sys.stdout.write("the agent has handed over what ran, and ended\n")
+    sys.stdout.write(f"removed: {removed.containers} containers, {removed.images} images\n")
+    if removed.kept:
+        sys.stdout.write(f"{printable(removed.kept)}\n")
+    if removed.key_kept:
+        sys.stdout.write(f"the key of {removed.address} stays in {home.path}\n")
+    return 0
+
+
+def _is_sure(home: Home) -> bool:
+    file = home.path / "node.key"
+    if not file.exists():
+        return True
+    sys.stderr.write(
+        f"This deletes the key of {home.key().address}. What its wallet holds, and what it has earned and not been paid, is\n"
+        "lost for ever unless you have a backup (cottage node backup, cottage node words). Type yes to delete it: "
+    )
+    sys.stderr.flush()
+    return sys.stdin.readline().strip() == "yes"
 
 
 def words_of(view: UpdateView, *, restarting: bool = False) -> str:

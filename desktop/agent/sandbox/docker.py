@@ -129,7 +129,7 @@ class DockerSandbox:
         """
         self._limits = limits
         self._image = image
-        self._owner = hashlib.sha256(str(owner).encode()).hexdigest()[:32]
+        self._owner = owner_of(owner)
         self._gpu = gpu
         self._extra = tuple(extra)
         self._entry = tuple(entry)
@@ -169,7 +169,7 @@ class DockerSandbox:
         """Start a worker with every restriction in force; raises SandboxError as the base says."""
         arguments = [*self._entry[1:], *WORKER, f"{INSIDE}/{SOCKET_NAME}", *self._extra]
         if self._watch is None:
-            self._watch = Watch(lambda: _connect(timeout=None), self._reached_into)  # Events may not come for hours.
+            self._watch = Watch(lambda: connect(timeout=None), self._reached_into)  # Events may not come for hours.
             await self.call(self._watch.start)
         worker = DockerWorker(self, await self._started(arguments, folder, lease))
         self._workers[worker.container.id] = worker
@@ -213,7 +213,7 @@ class DockerSandbox:
 
     def _check(self) -> str:
         if self._client is None:
-            self._client = _connect()
+            self._client = connect()
         faults = engine_faults(self._client.info())
         if faults:
             raise SandboxError(f"this Docker engine cannot hold a job: {'; '.join(faults)}")
@@ -224,12 +224,7 @@ class DockerSandbox:
         return self._image_id
 
     def _sweep(self) -> int:
-        left = self._client.containers.list(
-            all=True, filters={"label": f"{HOME_LABEL}={self._owner}"}, ignore_removed=True
-        )
-        for container in left:
-            _remove(container, 0)
-        return len(left)
+        return remove_containers(self._client, self._owner)
 
     async def _started(self, arguments: Sequence[str], folder: Path | None, lease: str) -> Any:
         """A started container; one that nobody waits for any more is removed again."""
@@ -263,7 +258,21 @@ class DockerSandbox:
         return container
 
 
-def _connect(timeout: float | None = ENGINE_TIMEOUT_S) -> Any:
+def owner_of(home: Path) -> str:
+    """What the containers of one home are labelled with."""
+    return hashlib.sha256(str(home).encode()).hexdigest()[:32]
+
+
+def remove_containers(client: Any, owner: str) -> int:
+    """Remove the containers of one home, whether they run or not; returns how many."""
+    left = client.containers.list(all=True, filters={"label": f"{HOME_LABEL}={owner}"}, ignore_removed=True)
+    for container in left:
+        _remove(container, 0)
+    return len(left)
+
+
+def connect(timeout: float | None = ENGINE_TIMEOUT_S) -> Any:
+    """The engine of DOCKER_HOST, or this system's; raises NoEngineError."""
     address = os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
     try:
         return docker.from_env(timeout=timeout)

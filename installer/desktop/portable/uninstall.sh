@@ -1,6 +1,7 @@
 #!/bin/sh
 # Removes Cottage from the home folder. --images: the sandbox images of its Docker engine, too. --purge: those, what was
-# downloaded and the settings. The node's key, which is the way to what it has earned, stays unless --key is given as well.
+# downloaded and the settings. The node's key, which is the way to what it has earned, stays unless --key is given, which
+# removes all of this.
 set -eu
 
 fail() {
@@ -13,7 +14,7 @@ for word; do
   case $word in
     --images) images=yes ;;
     --purge) images=yes purge=yes ;;
-    --key) key=yes ;;
+    --key) images=yes purge=yes key=yes ;;
     *) fail "$word is not known: --images, --purge or --key" ;;
   esac
 done
@@ -23,19 +24,12 @@ share=${XDG_DATA_HOME:-$HOME/.local/share}
 config=${XDG_CONFIG_HOME:-$HOME/.config}
 node=$share/cottage/node
 [ -x "$opt/cottage-agent" ] || fail "it is not installed in $opt"
-. "$opt/agent.sh"
 
-stop_agent
-if [ -n "$images" ] && command -v docker >/dev/null; then
-  docker images --quiet --filter reference=cottage-trainer --filter reference='*/cottage-trainer' | sort -u |
-    xargs -r docker image rm --force >/dev/null || echo "Cottage: Docker kept an image; docker image ls shows it" >&2
-fi
-[ -z "$purge" ] || rm -rf "${XDG_CACHE_HOME:-$HOME/.cache}/cottage"
-if [ -n "$purge" ] && [ -d "$node" ]; then
-  find "$node" -mindepth 1 -maxdepth 1 ! -name node.key -exec rm -rf {} +
-fi
-[ -z "$key" ] || rm -f "$node/node.key"
-rmdir "$node" "$share/cottage" 2>/dev/null || true
+set -- uninstall --yes
+[ -n "$images" ] || set -- "$@" --keep-images
+[ -n "$purge" ] || set -- "$@" --keep-data
+[ -z "$key" ] || set -- "$@" --purge-keys
+"$opt/cottage-agent" "$@" || fail "the agent did not end; what is said above, and then try again."
 
 rm -f "$HOME/.local/bin/cottage" "$HOME/.local/bin/cottage-agent" "$share/applications/cottage.desktop" \
   "$config/autostart/cottage.desktop" "$config/systemd/user/cottage-agent.service" "$opt.installed"
