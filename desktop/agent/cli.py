@@ -2,7 +2,7 @@
 
 Exit codes: 0 ended as asked; 1 failed, the text says how; 2 a setting or file is unusable; 3 jobs cannot be run safely here (no
 Docker engine, no image); 4 the coordinator refuses this node; 5 another agent uses the same home folder; 6 one job after the
-other has failed here.
+other has failed here, or somebody reached into one.
 """
 
 import argparse

@@ -67,6 +67,7 @@ RESEND_PAUSE_S = 4.0
 ORPHAN_S = 600.0  # A coordinator that is away for longer has given the leases to others: their workers only burn power.
 END_TASKS_S = 15.0  # A worker gets two seconds, a container a little longer; then the agent leaves anyway.
 MAX_FAILURES = 5  # In a row: then something is wrong with this computer, and its owner should know.
+TAMPER_REPORT_S = 10.0  # To have it acknowledged that somebody reached into a job, before this agent leaves.
 MAX_FORGOTTEN = 64  # Ended leases whose last reports are not acknowledged; the oldest are given up.
 
 
@@ -221,7 +222,7 @@ class Agent:
 
     def accepting(self) -> bool:
         """Whether new leases are welcome."""
-        return self._keeper.decision.takes_work
+        return self._keeper.decision.takes_work and not self._gave_up
 
     # --- the session's listener -----------------------------------------------------------------------------------------
 
@@ -304,7 +305,7 @@ class Agent:
         if not self._keeper.decision.takes_work:
             LOGGER.info("a lease came too late: %s", self._keeper.sentence())
             return
-        if self._stopping or len(self.held()) >= MAX_LEASES:
+        if self._stopping or self._gave_up or len(self.held()) >= MAX_LEASES:
             LOGGER.warning("no room for another lease: %d are held", len(self.held()))
             return
         if known is not None:
@@ -334,9 +335,20 @@ class Agent:
         else:
             self._note("job ended", f"job {name!r} ended after {seconds / 60:.0f} minutes", job=assign.job, name=name)
         self._failures = self._failures + 1 if failed and task.bridge.progress is None else 0
-        if self._failures >= MAX_FAILURES:
+        if task.tampered:
+            self._gave_up = f"{trouble}. No other job is taken until you switch lending on again"
+            await self._told(task)
+            self._stop.set()
+        elif self._failures >= MAX_FAILURES:
             self._gave_up = f"{self._failures} jobs in a row failed before their first step; the last one: {trouble}"
             self._stop.set()
+
+    async def _told(self, task: HeldTask) -> None:
+        """Return when the coordinator has acknowledged everything of a task, or does not."""
+        with contextlib.suppress(TimeoutError):
+            async with self._parts.clock.timeout(TAMPER_REPORT_S):
+                while task.outbox and task.assign.lease in self._tasks:
+                    await self._parts.clock.sleep(0.1)
 
     def _note(self, kind: Kind, text: str, severity: Severity = "info", **detail: str) -> None:
         self._books.activity.add(self._parts.clock.time(), kind, text, severity, **detail)

@@ -8,7 +8,7 @@
     │   ├── NoEngineError               no Docker engine answers
     │   └── NoImageError                the engine lacks the image that jobs run in
     ├── RefusedError                4   the coordinator does not want this node until its owner changes something
-    ├── GaveUpError                 6   one job after the other has failed here
+    ├── GaveUpError                 6   one job after the other has failed here, or somebody reached into one
     ├── HomeBusyError               5   another agent runs with this home folder
     ├── NoAgentError                    no agent runs with this home folder, or it does not answer
     ├── UpdateError                 a new version cannot be had, believed or put in place
@@ -57,7 +57,7 @@ class RefusedError(AgentError):
 
 
 class GaveUpError(AgentError):
-    """One job after the other has failed on this computer; it takes no more until its owner says so."""
+    """One job after the other has failed here, or somebody reached into one; no more is taken until its owner says so."""
 
     exit_code = 6
 

@@ -72,6 +72,7 @@ class HeldTask:
     tools: Tools
     state: TaskState = "fetching"
     reason: str = ""
+    tampered: bool = False
     pid: int | None = None
     bridge: Bridge = field(init=False)
     outbox: Outbox = field(init=False)
@@ -302,7 +303,7 @@ class HeldTask:
         LOGGER.error("%s: failed: %s", self, reason)
         if self.state == "failed":
             return
-        self.state, self.reason = "failed", printable(reason)
+        self.state, self.reason, self.tampered = "failed", printable(reason), tampered
         report = self.outbox.force(TaskFailed(reason.replace("\0", "")[:MAX_REASON], tampered))
         with contextlib.suppress(NotConnectedError):
             await self.tools.send(report)

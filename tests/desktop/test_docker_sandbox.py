@@ -11,6 +11,8 @@ import docker
 import pytest
 
 from desktop.agent.errors import SandboxError
+from desktop.agent.sandbox import docker as docker_sandbox
+from desktop.agent.sandbox import toolkit
 from desktop.agent.sandbox.base import SOCKET_NAME, Limits
 from desktop.agent.sandbox.docker import DockerSandbox
 from desktop.agent.sandbox.restrictions import PROFILE, container_faults, container_options, engine_faults
@@ -98,6 +100,30 @@ async def test_the_real_trainer_measures_the_machine_inside_the_image(docker_eng
     assert json.loads(output)["flops"] > 0
 
 
+@pytest.mark.parametrize(
+    ("weaker", "way"),
+    [
+        ({"security_opt": ["no-new-privileges:true"]}, "a socket of AF_INET"),
+        ({"network_mode": "host"}, "the interface "),
+    ],
+    ids=["no filter of our own", "the network of this computer"],
+)
+async def test_nothing_begins_where_a_way_out_is_open_though_the_engine_says_that_none_is(
+    docker_engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weaker: dict[str, Any], way: str
+) -> None:
+    asked = docker_sandbox.container_options
+    sandbox = sandbox_for(tmp_path, "python3")
+    try:
+        await sandbox.check()
+        assert await sandbox.measure(("-c", "print('begun')"), 60) == b"begun\n"
+        monkeypatch.setattr(docker_sandbox, "container_options", lambda *given: asked(*given) | weaker)
+        monkeypatch.setattr(docker_sandbox, "container_faults", lambda *_: [])
+        with pytest.raises(SandboxError, match=f"the job was not begun, for its container has a way out: .*{way}"):
+            await sandbox.measure(("-c", "print('begun')"), 60)
+    finally:
+        await sandbox.aclose()
+
+
 async def test_a_job_that_takes_too_much_memory_is_stopped_and_says_so(
     docker_engine: str, tmp_path: Path, job: Path
 ) -> None:
@@ -145,9 +171,14 @@ async def test_a_missing_image_says_how_to_make_it(docker_engine: str, tmp_path:
 
 
 async def test_a_gpu_job_without_the_nvidia_runtime_says_what_to_install(
-    docker_engine: str, tmp_path: Path, job: Path
+    docker_engine: str, tmp_path: Path, job: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sandbox = sandbox_for(tmp_path, gpu=0)
+    for said, why in ((None, "is not known"), ("NVIDIA Container Toolkit CLI version 1.17.7\n", "CVE-2025-23266")):
+        monkeypatch.setattr(toolkit, "installed", lambda said=said: said)
+        with pytest.raises(SandboxError, match=why):
+            await sandbox.check()
+    monkeypatch.setattr(toolkit, "installed", lambda: "NVIDIA Container Toolkit CLI version 1.17.8\n")
     await sandbox.check()
     with pytest.raises(SandboxError, match="nvidia-container-toolkit"):
         await sandbox.start("ab" * 16, job)
@@ -180,7 +211,8 @@ WEAKER: dict[str, dict[str, Any]] = {
     "devices": {"devices": ["/dev/null:/dev/other:rwm"]},
     "mounts": {"mounts": [docker.types.Mount("/job", "/etc", type="bind")]},
     "binds": {"mounts": [], "volumes": ["/etc:/job"]},
-    "temporary files": {"tmpfs": {"/tmp": "", "/usr": ""}},
+    "temporary files": {"tmpfs": {"/tmp": ""}},
+    "shared memory": {"shm_size": "1g"},
 }
 
 

@@ -16,6 +16,7 @@ from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 
 from desktop.agent.errors import NoEngineError, NoImageError, SandboxError
 from desktop.agent.log import LOGGER, printable
+from desktop.agent.sandbox import egress, toolkit
 from desktop.agent.sandbox.base import MAX_LOG_BYTES, SOCKET_NAME, WORKER, Exit, Limits
 from desktop.agent.sandbox.restrictions import (
     HOME_LABEL,
@@ -103,6 +104,10 @@ class DockerWorker:
         if state.get("OOMKilled") or code == KILLED:
             memory = int(self.container.attrs["HostConfig"]["Memory"]) >> 20
             return Exit(code, f"the job needed more memory than the {memory:,} MB it may use here, and was stopped")
+        if code == egress.LEAK:
+            return Exit(
+                code, egress.leaked(printable(self.container.logs(tail=1).decode(errors="replace").strip()[:500]))
+            )
         text = printable(self.container.logs(tail=20)[-MAX_LOG_BYTES:].decode(errors="replace").strip()[-1000:])
         return Exit(code, f"the worker ended with exit code {code}{': ' + text if text else ''}")
 
@@ -215,6 +220,8 @@ class DockerSandbox:
         if self._client is None:
             self._client = connect()
         faults = engine_faults(self._client.info())
+        if self._gpu is not None and (fault := toolkit.fault(toolkit.installed())):
+            faults.append(fault)
         if faults:
             raise SandboxError(f"this Docker engine cannot hold a job: {'; '.join(faults)}")
         try:
@@ -241,7 +248,7 @@ class DockerSandbox:
         labels = {HOME_LABEL: self._owner, LEASE_LABEL: lease}
         container = self._client.containers.create(
             self._image_id,
-            list(arguments),
+            [*egress.ARGUMENTS, *arguments],
             entrypoint=[self._entry[0]],
             name=f"cottage-{lease[:12]}-{secrets.token_hex(4)}",
             **container_options(self._limits, folder, labels, self._gpu),

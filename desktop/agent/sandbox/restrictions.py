@@ -16,6 +16,7 @@ INSIDE = "/job"
 HOME_LABEL = "network.cottage.home"
 LEASE_LABEL = "network.cottage.lease"
 OPEN_FILES = 4096
+SHARED_MB = 64  # /dev/shm; in memory, and counted as such.
 LOG_BYTES = "1m"  # A worker that prints without end must not fill the owner's disk.
 PROFILE = files("desktop.agent.sandbox").joinpath("seccomp.json").read_text()
 
@@ -39,7 +40,8 @@ def container_options(
         "memswap_limit": f"{limits.memory_mb}m",
         "pids_limit": limits.processes,
         "nano_cpus": limits.threads * 10**9,
-        "tmpfs": {"/tmp": f"size={limits.temporary_mb}m,mode=1777,nosuid,nodev,noexec"},  # noqa: S108 - the container's own
+        "tmpfs": _temporary(limits),
+        "shm_size": f"{SHARED_MB}m",
         "mounts": [Mount(INSIDE, str(folder), type="bind", read_only=True)] if folder else [],
         "ulimits": [Ulimit(name="nofile", soft=OPEN_FILES, hard=OPEN_FILES), Ulimit(name="core", soft=0, hard=0)],
         "ipc_mode": "private",
@@ -107,9 +109,15 @@ def container_faults(attributes: Attributes, limits: Limits, folder: Path | None
         ("volumes", host.get("VolumesFrom") or [], []),
         ("binds", host.get("Binds") or [], []),
         ("mounts", _mounts(attributes), [(str(folder), INSIDE, False)] if folder else []),
-        ("temporary files", sorted(host.get("Tmpfs") or ()), ["/tmp"]),  # noqa: S108 - the container's own
+        ("temporary files", host.get("Tmpfs"), _temporary(limits)),
+        ("shared memory", host.get("ShmSize"), SHARED_MB << 20),
     )
     return [f"{name} is {_short(found)}, not {_short(asked)}" for name, found, asked in wanted if found != asked]
+
+
+def _temporary(limits: Limits) -> dict[str, str]:
+    """All that a job can write to, with its quota; the rest of its disk is read-only."""
+    return {"/tmp": f"size={limits.temporary_mb}m,mode=1777,nosuid,nodev,noexec"}  # noqa: S108 - the container's own
 
 
 def _gpus(host: Attributes) -> list[Any]:
