@@ -91,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--step", type=int, help="within the round, counted from 0")
     what.add_argument("--outer", action="store_true", help="the round's outer step")
-    parser.add_argument("--epoch", type=int, help="where the round was done more than once (the newest)")
+    parser.add_argument("--epoch", type=int, help="needed where the round was done more than once")
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--records", type=Path, metavar="FOLDER", help="keep the records here")
     source.add_argument("--from", dest="source", type=Path, metavar="FOLDER", help="records that somebody kept")
@@ -152,7 +152,12 @@ def _round(rounds: Sequence[RoundEvidence], epoch: int | None) -> RoundEvidence:
     if not fitting:
         there = ", ".join(str(one.epoch) for one in rounds)
         raise NotFoundError(f"the round was not completed in epoch {epoch}: there are {there}")
-    return max(fitting, key=lambda one: one.epoch)
+    if (
+        len(fitting) > 1
+    ):  # After a rollback a bond would be against other work, perhaps of another node, than was meant.
+        there = ", ".join(str(one.epoch) for one in fitting)
+        raise NotFoundError(f"the round was done more than once, in epochs {there}: name one with --epoch")
+    return fitting[0]
 
 
 def _leaf(found: RoundEvidence, options: argparse.Namespace) -> CommitmentLeaf:

@@ -114,6 +114,14 @@ async def test_a_lie_that_nobody_drew_is_slashed_with_the_verdict_and_pays_the_s
         await until_over(place, job)
         assert "upheld" in (await ask(place, job, commit, "--unseen", "--key", str(key), "--wait")).text
         case = await gather(job, place.rpc, None, None, place.url)
+        assert case.published is not None
+        twice = [one for one in case.published.rounds if one.round == commit.round]
+        assert len(twice) == 2, "the job went back before the lie"
+        with pytest.raises(challenge.NotFoundError, match="name one with --epoch"):
+            challenge._round(twice, None)
+        with pytest.raises(challenge.NotFoundError, match="not completed in epoch 77"):
+            challenge._round(twice, 77)
+        assert challenge._round(twice, commit.epoch).epoch == commit.epoch
         assert failed(list(findings(case))) == [], "an audit that somebody asked for is no drawn one"
         closed = await ask(place, job, commit, "--collect", "--key", str(key))
         assert closed.bond == "closed"
