@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -131,7 +132,16 @@ async def test_its_owner_flips_the_switch_and_is_paid_for_a_job_in_docker(
 
 
 def test_removing_it_leaves_nothing_and_purging_not_even_a_setting(tree: Tree) -> None:
-    tree.run("apt-get", "-qy", "remove", "cottage")
+    environment = {"HOME": "/home/owner", "XDG_RUNTIME_DIR": "/home/owner"}
+    agent = subprocess.Popen(tree.words("cottage-agent", "run", "--stay", user=tree.USER, env=environment))
+    try:
+        until_true(tree.file("/home/owner/.local/share/cottage/node/agent.sock").exists)
+        tree.run("apt-get", "-qy", "remove", "cottage")
+        assert agent.wait(10) == 0  # It was asked to hand over first.
+    finally:
+        agent.kill()
+        agent.wait()
+    assert tree.file("/home/owner/.local/share/cottage/node/node.key").exists()
     assert not tree.file("/opt/cottage").exists()
     assert not tree.file("/usr/bin/cottage-agent").is_symlink()
     assert tree.file("/etc/xdg/autostart/cottage.desktop").exists()

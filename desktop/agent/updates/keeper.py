@@ -91,6 +91,8 @@ class Updates:
         if package is None:
             self._tell(UpdateView("none", release.version))
             return
+        if (self.view.stage, self.view.version) == ("ready", found.version):
+            return
         told = UpdateView("fetching", release.version, found.version)
         if self._way == "deb":
             text = "the system's package manager brings it: apt-get update && apt-get install cottage"

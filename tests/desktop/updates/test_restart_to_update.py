@@ -76,6 +76,9 @@ async def test_a_restart_becomes_the_new_version_in_the_same_process_and_one_can
                 await status.ask_update(home.socket, UpdateOrder(restart=True))
             view = await status.ask_update(home.socket, UpdateOrder())
             assert (view.stage, view.version, view.running) == ("ready", "0.2.0", "0.1.0")
+            asked = len(server.asked)
+            assert (await status.ask_update(home.socket, UpdateOrder())).stage == "ready"
+            assert len(server.asked) == asked + 1  # The manifest only.
             assert folder.current.name == "0.1.0"  # Nothing changes until its owner says so.
             await status.ask_update(home.socket, UpdateOrder(restart=True))
             told = await until_told(home, "0.2.0")
