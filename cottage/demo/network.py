@@ -40,6 +40,7 @@ class Network:
     web: str = ""
     coordinator: Role | None = None
     providers: list[Provider] = field(default_factory=list)
+    open_to_all: bool = True  # Nobody signs in: who reaches a port of this PC is its owner.
 
     async def start_ledger(self) -> Ledger:
         """The embedded ledger and a client on it."""
@@ -77,7 +78,8 @@ class Network:
             "--price-per-petaflop": str(PRICE_PER_PETAFLOP),
             "--min-stake": str(parse_amount(STAKE)),
         }
-        return ["-m", "cottage", "serve", "--open", *(word for pair in values.items() for word in pair)]
+        opened = ["--open"] if self.open_to_all else []
+        return ["-m", "cottage", "serve", *opened, *(word for pair in values.items() for word in pair)]
 
     async def add_provider(self, name: str, extra: Sequence[str] = ()) -> Provider:
         """A node with a key and a wallet of its own; its agent puts down the stake."""

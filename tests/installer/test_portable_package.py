@@ -16,6 +16,7 @@ import pytest
 
 from desktop.agent.updates.release import Release
 from installer.desktop import build, sign
+from installer.image import build as image
 from tests.desktop.updates.support import KEY, Server, manifest_of
 from tests.support.docker import IMAGE
 from tests.support.wait import until_true
@@ -88,6 +89,7 @@ def owner(docker_engine: str) -> Iterator[Owner]:
     with tempfile.TemporaryDirectory(prefix="cottage-home-") as folder:
         os.chown(folder, USER, USER)
         yield Owner(Path(folder), docker_engine)
+    image.build(IMAGE, from_host=True)  # What leaves a computer takes the image along, which other tests share.
 
 
 def test_it_installs_upgrades_a_running_agent_and_leaves_only_the_key(archive: Path, owner: Owner) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from coordinator.client import Client
 from coordinator.web.pages.fresh import LIVE_HEADER, MAX_KEPT, Fresh
+from coordinator.web.pages.render import STATIC_FOLDER
 from tests.coordinator.web.conftest import House
 from transport.wire.api import JobView
 
@@ -126,6 +127,25 @@ async def test_a_page_is_made_once_for_all_who_ask_within_a_second() -> None:
     with pytest.raises(RuntimeError):
         await fresh.answer("b", fail)
     assert (await fresh.answer("b", make)).status == 200, "a failure is not kept"
+
+
+async def test_who_asks_a_second_after_the_last_news_gets_it() -> None:
+    now, state = [100.0], ["running"]
+    fresh = Fresh(lambda: now[0])
+
+    async def make() -> str:
+        read = state[0]
+        now[0] += 0.5
+        state[0] = "settled"  # While the page is made, and nothing follows.
+        return read
+
+    await fresh.answer("job", make)
+    gap = re.search(r"GAP_MS = (\d+)", (STATIC_FOLDER / "live.js").read_text())
+    assert gap is not None
+    now[0] = 100.0 + int(gap[1]) / 1000
+    answer = await fresh.answer("job", make)
+    assert isinstance(answer.body, bytes)
+    assert gzip.decompress(answer.body) == b"settled"
 
 
 async def test_the_log_is_searched_and_hostile_lines_stay_text(house: House, http: aiohttp.ClientSession) -> None:

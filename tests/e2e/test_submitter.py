@@ -1,0 +1,214 @@
+"""A submitter's whole way in a real browser, against a real network: from signing in to a model that ``transformers`` opens."""
+
+import asyncio
+import json
+import random
+import zipfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cottage.demo.options import parse
+from cottage.demo.run import Run
+from cottage.demo.screen import LineScreen
+from ledger.client import Ledger, job_bytes
+from ledger.money import Amount
+from ledger.money import parse as parse_amount
+from tests.coordinator.web.test_browser import CHROMIUM, PICTURES, chromium  # noqa: F401 - the browser is a fixture
+from tests.coordinator.web.test_signin_browser import Wallet
+
+ROWS = 30_000
+BAD_ROWS = {700: "", 1_400: "{", 2_100: '{"txt": "another name"}'}
+SECRET_ROW = 2_800
+BUDGET = "10"  # Tokens.
+LINE = 1_000_000  # Bytes a second that the browser may send, so that there is a middle of the upload.
+WHOLE = 240_000.0  # Milliseconds for the slowest step on two busy cores.
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.slow,
+    pytest.mark.browser,
+    pytest.mark.skipif(not Path(CHROMIUM).exists(), reason=f"no Chromium at {CHROMIUM}: apt-get install chromium"),
+]
+
+
+@pytest.fixture
+async def network(tmp_path: Path) -> AsyncIterator[Run]:
+    """Ledger, coordinator and two nodes; whoever wants to submit signs in."""
+    words = ["--nodes", "2", "--stages", "1", "--sandbox", "process", "--dir", str(tmp_path / "network")]
+    async with Run(parse(words), LineScreen()) as run:
+        run.network.open_to_all = False
+        await run._start()
+        yield run
+
+
+def dataset(path: Path) -> Path:
+    """Rows of words that are always followed by their like; three cannot be read, and one gives a key away."""
+    chance = random.Random(1)
+    pairs = [
+        ("red", "rose"),
+        ("blue", "sea"),
+        ("green", "meadow"),
+        ("grey", "stone"),
+        ("black", "coal"),
+        ("white", "snow"),
+    ]
+    rows = [
+        json.dumps({"text": " ".join(" ".join(chance.choice(pairs)) for _ in range(20)) + "."}) for _ in range(ROWS)
+    ]
+    for row, text in BAD_ROWS.items():
+        rows[row] = text
+    rows[SECRET_ROW] = json.dumps({"text": "-----BEGIN PRIVATE KEY----- was in the file"})
+    path.write_text("\n".join(rows) + "\n")
+    return path
+
+
+async def opened_for_business(chromium: Any, network: Run) -> None:  # noqa: F811
+    """The first account is the operator's, with the code that only the coordinator's own folder has."""
+    page = await chromium.new_page(base_url=network.network.web)
+    await page.goto("/sign-up")
+    code = (network.options.folder / "coordinator" / "setup-code").read_text().strip()
+    for field, value in {
+        "code": code,
+        "name": "operator",
+        "password": "long and simple",
+        "again": "long and simple",
+    }.items():
+        await page.fill(f"#{field}", value)
+    await page.get_by_role("button", name="Make the account").click()
+    await page.wait_for_url("**/account")
+    await page.close()
+
+
+async def signed_in(page: Any, wallet: Wallet) -> None:
+    """From a browser that has never been here, by one click and one signature."""
+    await wallet.inject(page)
+    await page.goto("/submit")
+    await page.get_by_role("button", name=f"Continue with {wallet.name}").click()
+    await page.wait_for_url("**/submit")
+
+
+async def upload(page: Any, network: Run, path: Path) -> None:
+    """Over a home's line; the coordinator is killed in the middle and comes back."""
+    line = await page.context.new_cdp_session(page)
+    await line.send("Network.enable")
+    offline = {"offline": False, "latency": 5, "downloadThroughput": -1, "uploadThroughput": LINE}
+    await line.send("Network.emulateNetworkConditions", offline)
+    await page.check("[name='dataset.format'][value=jsonl]")
+    await page.set_input_files("[data-upload=dataset] input[type=file]", path)
+    middle = path.stat().st_size // 3
+    await page.wait_for_function(
+        "(middle) => document.querySelector('[data-upload=dataset] progress').value > middle", arg=middle
+    )
+    assert network.network.coordinator is not None
+    await network.household.kill(network.network.coordinator)
+    await network.network.start_coordinator()
+    await page.wait_for_function("() => document.querySelector('[name=\"dataset.artifact\"]').value.length === 64")
+    await line.detach()
+    await network._until_online(2)  # The nodes find it again too.
+
+
+async def typed(page: Any, wallet: Wallet) -> None:
+    """What the job is, and who pays."""
+    values = {"name": "colours", "training.tokens": "300000", "budget": BUDGET, "tokenizer.vocabulary": "512"}
+    for name, value in values.items():
+        await page.fill(f"[name='{name}']", value)
+    await page.check("[name=payer][value=own]")
+    await page.fill("[name=submitter]", wallet.key.address)
+
+
+async def corrected(page: Any) -> None:
+    """The faults are shown with their rows, and the dataset is refused until one says what to do with them."""
+    await page.wait_for_selector("#report .findings")
+    await page.evaluate("() => document.querySelectorAll('#report details').forEach((one) => { one.open = true; })")
+    report = await page.inner_text("#report")
+    for row in (*BAD_ROWS, SECRET_ROW):
+        assert f"{row + 1:,}" in report, report
+    await page.screenshot(path=PICTURES / "story-faults.png", full_page=True)
+    await page.click("button[value=review]")
+    assert "cannot be read" in await page.inner_text("#errors")
+    await page.select_option("[name='dataset.faulty']", "skip")
+
+
+async def created(page: Any) -> str:
+    """The price is shown, everything is shown once more, and it becomes a job; returns its id."""
+    await page.wait_for_selector("#quote .price")
+    await page.click("button[value=review]")
+    await page.wait_for_selector("h1:has-text('Is this right?')")
+    await page.screenshot(path=PICTURES / "story-review.png", full_page=True)
+    await page.click("button[value=create]")
+    await page.wait_for_selector("h2:has-text('Fund it')")
+    return str(page.url.rsplit("/", 1)[1].split("?")[0])
+
+
+async def escrow(page: Any, ledger: Ledger, wallet: Wallet) -> None:
+    """As the submitter's own wallet does: the page names what it needs."""
+    await page.click("#escrow-summary")
+    values = dict(
+        zip(
+            await page.locator("[data-live=fund] dt").all_inner_texts(),
+            await page.locator("[data-live=fund] dd").all_inner_texts(),
+            strict=True,
+        )
+    )
+    amount = int(values["Amount"].split("(")[1].split()[0])
+    until = int(values["Open until"].rsplit("(", 1)[1].rstrip(")"))
+    job = job_bytes(page.url.rsplit("/", 1)[1].split("?")[0])
+    await ledger.open_escrow(wallet.key.seed, job, values["For the coordinator"], Amount(amount), until)
+
+
+async def test_from_an_empty_browser_to_a_model(chromium: Any, network: Run, tmp_path: Path) -> None:  # noqa: F811
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    wallet = Wallet("Purse", True)
+    await opened_for_business(chromium, network)
+    context = await chromium.new_context(base_url=network.network.web, viewport={"width": 1280, "height": 900})
+    context.set_default_timeout(WHOLE)
+    page = await context.new_page()
+    failures: list[str] = []
+    page.on("pageerror", lambda error: failures.append(str(error)))
+    await signed_in(page, wallet)
+    await upload(page, network, await asyncio.to_thread(dataset, tmp_path / "numbers.jsonl"))
+    ledger = network.network.ledger
+    assert ledger is not None
+    await ledger.faucet(wallet.key.address, Amount(2 * parse_amount(BUDGET)))
+    await typed(page, wallet)
+    await corrected(page)
+    job = await created(page)
+    await escrow(page, ledger, wallet)
+    await page.wait_for_selector("#pause")
+    await page.wait_for_function("() => document.querySelectorAll('#loss-wide .train').length > 0")
+    await page.click("#pause")
+    await page.wait_for_selector(".badge:has-text('paused')")
+    await page.screenshot(path=PICTURES / "story-paused.png", full_page=True)
+    await page.click("#resume")
+    await page.wait_for_selector(".badge:has-text('settled')")
+    await page.screenshot(path=PICTURES / "story-settled.png", full_page=True)
+    async with page.expect_download() as started:
+        await page.click("#download")
+    packed = tmp_path / "model.zip"
+    await (await started.value).save_as(packed)
+    await asyncio.to_thread(speaks, packed, tmp_path / "model")
+    state = await ledger.escrow(wallet.key.address, job_bytes(job))
+    assert state is not None
+    assert state.paid > 0
+    assert state.paid + state.refunded == state.deposited
+    assert failures == []
+
+
+def speaks(packed: Path, folder: Path) -> None:
+    """The folder is an ordinary one of Hugging Face, and has learned what the rows look like."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    with zipfile.ZipFile(packed) as archive:
+        archive.extractall(folder)
+    inner = next(folder.rglob("config.json")).parent
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(inner), AutoTokenizer.from_pretrained(inner)
+    likely, unlikely = (
+        model(**(batch := tokenizer(text, return_tensors="pt")), labels=batch["input_ids"]).loss
+        for text in ("red rose blue sea grey stone", "rose red sea blue stone grey")
+    )
+    assert torch.isfinite(likely)
+    assert likely < unlikely
