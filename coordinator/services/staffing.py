@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from math import inf
 
 import msgspec
@@ -31,7 +32,12 @@ MAX_FAULTS_PER_JOB = 12  # So many failures on several machines are the job's, n
 
 def shape_of(work: Work) -> ModelShape:
     """Sizes of the job's model."""
-    return inspect_config(work.job.config)
+    return _shape(msgspec.json.encode(work.job.config))
+
+
+@lru_cache(maxsize=256)  # Jobs that are at work; each report of a node asks.
+def _shape(config: bytes) -> ModelShape:
+    return inspect_config(msgspec.json.decode(config))
 
 
 class Staffing:

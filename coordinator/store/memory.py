@@ -1,8 +1,9 @@
 """Records in memory, for tests and the simulator: no thread, no file, the same behaviour as ``sql``."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
+from operator import attrgetter
 from typing import cast
 
 import msgspec
@@ -62,7 +63,7 @@ class _Memory:
         after: Place | None = None,
     ) -> list[R]:
         place = KINDS[kind].place_of
-        found = [record for record in self._all(kind) if all(_meets(record, condition) for condition in where)]
+        found = self._where(kind, where)
         found.sort(key=place, reverse=newest)
         if after is not None:
             found = [record for record in found if (place(record) < after if newest else place(record) > after)]
@@ -72,11 +73,10 @@ class _Memory:
         self, kind: type[msgspec.Struct], field: str, by: Sequence[str], *where: Where
     ) -> dict[tuple[Scalar, ...], tuple[int, int]]:
         groups: dict[tuple[Scalar, ...], tuple[int, int]] = {}
-        for record in self._all(kind):
-            if all(_meets(record, condition) for condition in where):
-                key = tuple(getattr(record, name) for name in by)
-                count, total = groups.get(key, (0, 0))
-                groups[key] = (count + 1, total + int(getattr(record, field)))
+        for record in self._where(kind, where):
+            key = tuple(getattr(record, name) for name in by)
+            count, total = groups.get(key, (0, 0))
+            groups[key] = (count + 1, total + int(getattr(record, field)))
         return groups
 
     async def insert(self, record: R) -> R:
@@ -105,7 +105,7 @@ class _Memory:
 
     async def forget(self, kind: type[msgspec.Struct], *where: Where) -> int:
         assert where, "everything of a kind is never forgotten at once"
-        found = [record for record in self._all(kind) if all(_meets(record, condition) for condition in where)]
+        found = self._where(kind, where)
         for record in found:
             await self.delete(record)
         return len(found)
@@ -128,8 +128,23 @@ class _Memory:
             return None
         return self.written.get(kind, {}).get(key) or self._rows[kind].get(key)
 
-    def _all(self, kind: type[msgspec.Struct]) -> Iterator[msgspec.Struct]:
+    def _where(self, kind: type[msgspec.Struct], where: Sequence[Where]) -> list[msgspec.Struct]:
+        found: Iterable[msgspec.Struct] = self._all(kind)
+        if same := [condition for condition in where if condition[1] == "="]:
+            # Nearly every search begins with these, so they are compared without a call for each.
+            of, wanted = attrgetter(*(condition[0] for condition in same)), tuple(condition[2] for condition in same)
+            value = wanted if len(wanted) > 1 else wanted[0]
+            found = [record for record in found if of(record) == value]
+        others = [condition for condition in where if condition[1] != "="]
+        return [record for record in found if all(_meets(record, condition) for condition in others)]
+
+    def _all(self, kind: type[msgspec.Struct]) -> Iterable[msgspec.Struct]:
         written, deleted = self.written.get(kind, {}), self.deleted.get(kind, set())
+        if not written and not deleted:
+            return self._rows[kind].values()
+        return self._changed(kind, written, deleted)
+
+    def _changed(self, kind: type[msgspec.Struct], written: Rows, deleted: set[Key]) -> Iterator[msgspec.Struct]:
         yield from written.values()
         yield from (record for key, record in self._rows[kind].items() if key not in written and key not in deleted)
 
@@ -138,8 +153,6 @@ def _meets(record: msgspec.Struct, condition: Where) -> bool:
     field, operator, value = condition
     actual = getattr(record, field)
     match operator:
-        case "=":
-            return bool(actual == value)
         case "<":
             return actual is not None and bool(actual < value)
         case ">":
