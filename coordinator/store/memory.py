@@ -153,6 +153,8 @@ def _meets(record: msgspec.Struct, condition: Where) -> bool:
     field, operator, value = condition
     actual = getattr(record, field)
     match operator:
+        case "=":
+            return bool(actual == value)
         case "<":
             return actual is not None and bool(actual < value)
         case ">":
