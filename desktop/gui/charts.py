@@ -44,7 +44,7 @@ class Gauge(QWidget):
         """``name``: what is measured."""
         super().__init__()
         self._name, self._reading = name, Reading(0.0, "–")
-        self.setMinimumSize(112, 124)
+        self.setMinimumSize(104, 124)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
         self.setAccessibleName(name)
 

@@ -1,17 +1,18 @@
 """The first page: the switch, why it does what it does, the job, the gauges, what was earned, this computer."""
 
 from PySide6.QtCore import QLocale, Qt, Signal
-from PySide6.QtGui import QAccessible, QAccessibleAnnouncementEvent, QGuiApplication
-from PySide6.QtWidgets import QGridLayout, QHBoxLayout, QPushButton, QVBoxLayout, QWidget
+from PySide6.QtGui import QAccessible, QAccessibleAnnouncementEvent, QGuiApplication, QResizeEvent
+from PySide6.QtWidgets import QHBoxLayout, QPushButton, QVBoxLayout, QWidget
 
 from desktop.gui.charts import Gauge, ProgressLine, Reading
 from desktop.gui.model import GpuMeter, Meters, Snapshot, Status, UpdateView, plain
 from desktop.gui.money import EarningsCard
 from desktop.gui.pausing import PauseMenu
 from desktop.gui.sentences import Sentences
-from desktop.gui.widgets import Card, MoodMark, Rows, Switch, Text, button
+from desktop.gui.widgets import Card, Flow, MoodMark, Rows, Switch, Text, button
 
 UNKNOWN = "–"
+ROOMY = 500  # Pixels, from which on a button fits beside the switch and its sentence.
 LINE_MBIT = 100.0  # A full gauge of the line where its owner sets no limit.
 COLD = 20.0  # Degrees at which a gauge of warmth is empty; it is full at its limit and a quarter.
 
@@ -56,13 +57,21 @@ class HomePage(QWidget):
         texts.addWidget(self.reason)
         row.addWidget(self.switch)
         row.addLayout(texts, 1)
-        row.addWidget(self.pause)
         row.addWidget(self.mark, 0, Qt.AlignmentFlag.AlignTop)
         card.body.addLayout(row)
         self.progress, self.task = ProgressLine(self.tr("How far the job is")), Text(dim=True)
         card.body.addWidget(self.progress)
         card.body.addWidget(self.task)
+        self._beside, self._below = row, card.body
         return card
+
+    def resizeEvent(self, event: QResizeEvent) -> None:  # noqa: N802 - Qt's name
+        """The sentence keeps its room: in a narrow window one can pause below it."""
+        super().resizeEvent(event)
+        if self.width() < ROOMY:
+            self._below.addWidget(self.pause, 0, Qt.AlignmentFlag.AlignLeft)
+        else:
+            self._beside.insertWidget(2, self.pause)
 
     def _update_card(self) -> Card:
         self.update_card, row = Card(), QHBoxLayout()
@@ -77,16 +86,12 @@ class HomePage(QWidget):
     def _meters_card(self) -> Card:
         self.meters = Card()
         self.device = Text(dim=True)
-        grid = QGridLayout()
-        grid.setSpacing(0)
         self.gauges = {
             "load": Gauge(self.tr("Load")), "memory": Gauge(self.tr("Memory lent")),
             "heat": Gauge(self.tr("Temperature")), "power": Gauge(self.tr("Power")), "line": Gauge(self.tr("Line")),
         }  # fmt: skip
-        for number, gauge in enumerate(self.gauges.values()):
-            grid.addWidget(gauge, 0, number)
         self.meters.body.addWidget(self.device)
-        self.meters.body.addLayout(grid)
+        self.meters.body.addWidget(Flow(list(self.gauges.values()), 0))
         return self.meters
 
     def _computer_card(self) -> Card:

@@ -28,7 +28,7 @@ from desktop.gui.client import Calls
 from desktop.gui.errors import AnswerError
 from desktop.gui.model import Day, JobEarnings, Status, Summary, Withdrawal, plain, read
 from desktop.gui.sentences import moment, money
-from desktop.gui.widgets import Card, Choice, Text, button
+from desktop.gui.widgets import Card, Choice, Flow, Text, button
 from ledger.money import show
 
 SEND_PATIENCE_MS = 90_000  # The ledger confirms within sixty seconds, or says that it has not.
@@ -134,7 +134,7 @@ class EarningsPage(QWidget):
         return card
 
     def _jobs_card(self) -> Card:
-        card, row = Card(self.tr("Jobs")), QHBoxLayout()
+        card = Card(self.tr("Jobs"))
         self.table = QTableWidget(0, COLUMNS)
         self.table.setAccessibleName(self.tr("Jobs and what they brought"))
         self.table.setHorizontalHeaderLabels(
@@ -158,13 +158,9 @@ class EarningsPage(QWidget):
         self.copy = button(self.tr("Copy the &proof's command"), self._copy)
         self.copy.setEnabled(False)
         self.export = button(self.tr("Save as CS&V…"), self._save)
-        row.addWidget(self.copy)
-        row.addWidget(self.export)
-        row.addStretch()
-        row.addWidget(button(self.tr("&Withdraw…"), self.withdraw_asked.emit))
-        for part in (self.none, self.table, self.why):
+        buttons = Flow([self.copy, self.export, button(self.tr("&Withdraw…"), self.withdraw_asked.emit)], 8)
+        for part in (self.none, self.table, self.why, buttons):
             card.body.addWidget(part)
-        card.body.addLayout(row)
         return card
 
     def showEvent(self, event: QShowEvent) -> None:  # noqa: N802 - Qt's name

@@ -4,14 +4,13 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from PySide6.QtCore import QPoint, QPointF, QRectF, QSize, Qt, Signal
-from PySide6.QtGui import QColor, QFont, QPainter, QPaintEvent, QPen
+from PySide6.QtCore import QEvent, QPoint, QPointF, QRectF, QSize, Qt, Signal
+from PySide6.QtGui import QColor, QFont, QPainter, QPaintEvent, QPen, QResizeEvent
 from PySide6.QtWidgets import (
     QButtonGroup,
     QCheckBox,
     QFrame,
     QGridLayout,
-    QHBoxLayout,
     QLabel,
     QPushButton,
     QSizePolicy,
@@ -66,27 +65,86 @@ def button(text: str, act: Callable[[], object], role: str = "") -> QPushButton:
     return made
 
 
-class Choice(QWidget):
+class Flow(QWidget):
+    """Parts side by side, in as many rows as they need to stay whole."""
+
+    def __init__(self, parts: Sequence[QWidget], spacing: int = 4) -> None:
+        super().__init__()
+        self._parts, self._spacing = tuple(parts), spacing
+        for part in parts:
+            part.setParent(self)
+        policy = QSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Minimum)
+        policy.setHeightForWidth(True)
+        self.setSizePolicy(policy)
+
+    def sizeHint(self) -> QSize:
+        """All in one row."""
+        return QSize(self._needed(self._parts), max(part.sizeHint().height() for part in self._parts))
+
+    def minimumSizeHint(self) -> QSize:
+        """All below each other."""
+        return QSize(max(_whole(part) for part in self._parts), self.sizeHint().height())
+
+    def heightForWidth(self, width: int) -> int:
+        heights = [max(part.sizeHint().height() for part in row) for row in self._rows(width)]
+        return sum(heights) + self._spacing * (len(heights) - 1)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._place()
+
+    def event(self, event: QEvent) -> bool:
+        if event.type() is QEvent.Type.LayoutRequest:  # A part has become larger or smaller.
+            self.updateGeometry()
+            self._place()
+        return super().event(event)
+
+    def _needed(self, parts: Sequence[QWidget]) -> int:
+        return sum(_whole(part) for part in parts) + self._spacing * (len(parts) - 1)
+
+    def _rows(self, width: int) -> list[list[QWidget]]:
+        rows: list[list[QWidget]] = [[]]
+        for part in self._parts:
+            if rows[-1] and self._needed([*rows[-1], part]) > width:
+                rows.append([])
+            rows[-1].append(part)
+        return rows
+
+    def _place(self) -> None:
+        top = 0
+        for row in self._rows(self.width()):
+            height = max(part.sizeHint().height() for part in row)
+            left, more = 0, max(0, self.width() - self._needed(row)) // len(row)
+            for part in row:
+                part.setGeometry(left, top, _whole(part) + more, height)
+                left += part.width() + self._spacing
+            top += height + self._spacing
+
+
+def _whole(part: QWidget) -> int:
+    return max(part.minimumWidth(), part.minimumSizeHint().width())
+
+
+class Choice(Flow):
     """One of a few, side by side."""
 
     picked = Signal(str)
 
     def __init__(self, name: str, options: Sequence[tuple[str, str]]) -> None:
         """``options``: text and value of each; the first is picked."""
-        super().__init__()
+        buttons = [button(text, partial(self._pick, value), "page") for text, value in options]
+        super().__init__(buttons)
         self.setAccessibleName(name)
-        row = QHBoxLayout(self)
-        row.setContentsMargins(0, 0, 0, 0)
-        row.setSpacing(4)
         self._group = QButtonGroup(self)
         self._values = [value for _, value in options]
-        for number, (text, value) in enumerate(options):
-            one = button(text, partial(self.picked.emit, value), "page")
+        for number, one in enumerate(buttons):
             one.setCheckable(True)
             one.setChecked(number == 0)
-            one.setAccessibleName(f"{name}: {text}")
+            one.setAccessibleName(f"{name}: {options[number][0]}")
             self._group.addButton(one, number)
-            row.addWidget(one)
+
+    def _pick(self, value: str) -> None:
+        self.picked.emit(value)
 
     @property
     def value(self) -> str:

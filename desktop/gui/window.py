@@ -61,6 +61,7 @@ class MainWindow(QWidget):
         self.title.say(self.tr("Cottage"))
         self.title.setWordWrap(False)
         top, column = QHBoxLayout(), QVBoxLayout(self)
+        self._column = column
         top.addWidget(self.title, 1)
         top.addWidget(self.pages)
         column.setContentsMargins(16, 12, 16, 16)
@@ -82,6 +83,7 @@ class MainWindow(QWidget):
     def go(self, page: int) -> None:
         """Show HOME, EARNINGS, ACTIVITY, SETTINGS or WELCOME."""
         self.pages.setVisible(page != WELCOME)
+        self._name_if_room()
         self.stack.setCurrentIndex(page)
         if page != WELCOME:
             self.pages.pick(str(page))
@@ -158,7 +160,14 @@ class MainWindow(QWidget):
         self._saving.start()
 
     def resizeEvent(self, event: QResizeEvent) -> None:
+        self._name_if_room()
         self._saving.start()
+
+    def _name_if_room(self) -> None:
+        """The pages' names come before the program's own, which the window's frame has too."""
+        margins, apart = self._column.contentsMargins(), 2 * self._column.spacing()
+        room = self.width() - margins.left() - margins.right() - self.pages.sizeHint().width() - apart
+        self.title.setVisible(self.pages.isHidden() or room >= self.title.sizeHint().width())
 
     def _save(self) -> None:
         if self.isVisible():

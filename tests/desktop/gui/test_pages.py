@@ -11,7 +11,16 @@ import pytest
 from PySide6.QtCore import QEvent, QPoint, QSettings, Qt
 from PySide6.QtGui import QAccessible, QGuiApplication
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QAbstractButton, QApplication, QComboBox, QLabel, QLineEdit, QSpinBox, QWidget
+from PySide6.QtWidgets import (
+    QAbstractButton,
+    QApplication,
+    QComboBox,
+    QLabel,
+    QLineEdit,
+    QPushButton,
+    QSpinBox,
+    QWidget,
+)
 
 from desktop.gui.app import Desktop
 from desktop.gui.charts import Bar, Bars, Gauge, HoursGrid, Reading
@@ -290,6 +299,11 @@ def test_no_page_is_wider_than_a_small_window(opened: Opened, page: int) -> None
     shown: QWidget = opened.window.stack.currentWidget()
     assert opened.window.width() == 420
     assert shown.width() <= 420
+    for part in (*opened.window.findChildren(QPushButton), *opened.window.findChildren(Gauge)):
+        if part.isVisible():
+            left = part.mapTo(opened.window, QPoint(0, 0)).x()
+            assert 0 <= left <= left + part.width() <= 420, f"{part.accessibleName()} is whole"
+            assert part.width() >= max(part.minimumWidth(), part.minimumSizeHint().width()), part.accessibleName()
 
 
 # --- notifications ----------------------------------------------------------------------------------------------------
