@@ -84,6 +84,18 @@ def address_of(seed: bytes) -> str:
     return str(keypair(seed).pubkey())
 
 
+def job_id(text: str) -> str:
+    """A job's id as somebody typed it, in the form that everything else takes.
+
+    Raises:
+        AddressError: it is none.
+    """
+    plain = text.replace("-", "").lower()
+    if not _JOB_ID.fullmatch(plain):
+        raise AddressError(f"{text[:60]!r} is no job id: expected 32 hexadecimal digits")
+    return plain
+
+
 def job_bytes(job_id: str) -> bytes:
     """The 32 bytes by which the ledger knows a job.
 

@@ -6,7 +6,6 @@ Exit status: 0 done; 1 the list is not what the ledger holds, or nothing is due;
 import argparse
 import asyncio
 import os
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,8 +13,9 @@ from pathlib import Path
 import msgspec
 
 from coordinator.client.client import Client
-from coordinator.client.errors import ClientError
-from ledger.addresses import job_bytes
+from coordinator.client.errors import ClientError, complain
+from coordinator.client.options import DEFAULT_SERVER, SERVER_VARIABLE
+from ledger.addresses import job_bytes, job_id
 from ledger.client import Ledger, LedgerConfig
 from ledger.deploy import read_keypair
 from ledger.errors import AddressError, LedgerError, NoEscrowError
@@ -23,8 +23,6 @@ from ledger.money import ZERO, Amount, show
 from transport.wire.codec import MessageError, decode_json, encode_json
 from transport.wire.ledger import PromiseView
 
-SERVER_VARIABLE = "COTTAGE_SERVER"
-DEFAULT_SERVER = "http://127.0.0.1:8470"
 EXIT_NOT_DUE, EXIT_USAGE, EXIT_UNREACHABLE = 1, 2, 3
 
 
@@ -47,19 +45,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         sys.stdout.write(asyncio.run(_run(options)) + "\n")
     except (NotDueError, NoEscrowError) as error:
-        return _fail(error, EXIT_NOT_DUE)
+        return complain(error, EXIT_NOT_DUE)
     except ClientError as error:  # One that does not answer is an OSError, too.
-        return _fail(error, EXIT_UNREACHABLE)
+        return complain(error, EXIT_UNREACHABLE)
     except (AddressError, OSError, MessageError) as error:
-        return _fail(error, EXIT_USAGE)
+        return complain(error, EXIT_USAGE)
     except LedgerError as error:
-        return _fail(error, EXIT_UNREACHABLE)
+        return complain(error, EXIT_UNREACHABLE)
     return 0
-
-
-def _fail(error: Exception, status: int) -> int:
-    sys.stderr.write(f"cottage: {error}\n")
-    return status
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -79,9 +72,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 async def _run(options: argparse.Namespace) -> str:
-    job = options.job.replace("-", "").lower()
-    if not re.fullmatch(r"[0-9a-f]{32}", job):
-        raise AddressError(f"{options.job[:60]!r} is no job id: expected 32 hexadecimal digits")
+    job = job_id(options.job)
     saved = await _list_of(job, options)
     if options.save is not None:
         options.save.write_bytes(encode_json(saved))

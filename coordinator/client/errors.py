@@ -6,6 +6,14 @@ ClientError
 └── ArchiveError       a model archive that is damaged or would write outside its folder
 """
 
+import sys
+
+
+def complain(error: Exception, status: int) -> int:
+    """Say on the terminal why a command cannot go on; returns its exit status."""
+    sys.stderr.write(f"cottage: {error}\n")
+    return status
+
 
 class ClientError(Exception):
     """Base of everything that the client raises."""

@@ -7,7 +7,6 @@ given); 2 wrong use; 3 somebody does not answer; 4 the step cannot be run again 
 import argparse
 import asyncio
 import os
-import re
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -16,12 +15,13 @@ from pathlib import Path
 import msgspec
 
 from coordinator.client.client import Client
-from coordinator.client.errors import ClientError
+from coordinator.client.errors import ClientError, complain
 from coordinator.client.login import token_for
+from coordinator.client.options import DEFAULT_SERVER, SERVER_VARIABLE
 from coordinator.proof import rerun
 from coordinator.proof.checks import root
 from coordinator.proof.gather import on_ledger
-from ledger.addresses import Place
+from ledger.addresses import Place, job_id
 from ledger.client import Ledger, LedgerConfig
 from ledger.deploy import read_keypair
 from ledger.errors import AddressError, AmountError, LedgerError, NoDisputeError
@@ -30,8 +30,6 @@ from ledger.program.layout import Ruling
 from ledger.states import DisputeState
 from transport.wire.evidence import CommitmentLeaf, RoundEvidence
 
-SERVER_VARIABLE = "COTTAGE_SERVER"
-DEFAULT_SERVER = "http://127.0.0.1:8470"
 EXIT_WRONG, EXIT_USAGE, EXIT_UNREACHABLE, EXIT_NOT_HERE = 1, 2, 3, 4
 POLL_S = 5.0
 
@@ -61,20 +59,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         result = asyncio.run(challenge(options))
     except ClientError as error:
-        return _fail(error, EXIT_UNREACHABLE)
+        return complain(error, EXIT_UNREACHABLE)
     except (NotFoundError, NoDisputeError, AddressError, AmountError, OSError) as error:
-        return _fail(error, EXIT_USAGE)
+        return complain(error, EXIT_USAGE)
     except rerun.RerunError as error:
-        return _fail(error, EXIT_NOT_HERE)
+        return complain(error, EXIT_NOT_HERE)
     except LedgerError as error:
-        return _fail(error, EXIT_UNREACHABLE)
+        return complain(error, EXIT_UNREACHABLE)
     sys.stdout.write(result.text + "\n")
     return result.status
-
-
-def _fail(error: Exception, status: int) -> int:
-    sys.stderr.write(f"cottage: {error}\n")
-    return status
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -120,9 +113,7 @@ async def challenge(options: argparse.Namespace) -> Result:
         NotFoundError: there is no such commitment, or its root is not on the ledger. RerunError: see ``rerun``.
         AddressError, AmountError: an option that cannot be used. LedgerError, ClientError: somebody does not answer, or refuses.
     """
-    job = options.job.replace("-", "").lower()
-    if not re.fullmatch(r"[0-9a-f]{32}", job):
-        raise AddressError(f"{options.job[:60]!r} is no job id: expected 32 hexadecimal digits")
+    job = job_id(options.job)
     async with Client(options.coordinator, token_for(options.coordinator)) as client:
         books, rounds = await client.job_ledger(job), await client.evidence(job, options.round)
         config = LedgerConfig(options.rpc or books.rpc, books.program, books.mint)

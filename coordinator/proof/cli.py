@@ -7,7 +7,6 @@ no such job.
 import argparse
 import asyncio
 import os
-import re
 import sys
 from collections.abc import Sequence
 
@@ -16,14 +15,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from coordinator.client.errors import ClientError
+from coordinator.client.errors import ClientError, complain
+from coordinator.client.options import DEFAULT_SERVER, SERVER_VARIABLE
 from coordinator.proof.case import Finding
 from coordinator.proof.checks import failed, findings
 from coordinator.proof.gather import gather
-from ledger.errors import LedgerError
+from ledger.addresses import job_id
+from ledger.errors import AddressError, LedgerError
 
-SERVER_VARIABLE = "COTTAGE_SERVER"
-DEFAULT_SERVER = "http://127.0.0.1:8470"
 EXIT_UNTRUE, EXIT_USAGE, EXIT_UNREACHABLE = 1, 2, 3
 TRIES = 3  # A job that is running moves on between two questions: what fails once is asked again.
 RETRY_S = 1.0
@@ -33,15 +32,14 @@ _MARKS = {"pass": ("✓ pass", "green"), "fail": ("✗ FAIL", "bold red"), "note
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command."""
     options = _parser().parse_args(list(sys.argv[1:] if argv is None else argv))
-    job = options.job.replace("-", "").lower()
-    if not re.fullmatch(r"[0-9a-f]{32}", job):
-        print(f"cottage: {options.job[:60]!r} is no job id: expected 32 hexadecimal digits", file=sys.stderr)
-        return EXIT_USAGE
+    try:
+        job = job_id(options.job)
+    except AddressError as error:
+        return complain(error, EXIT_USAGE)
     try:
         found = asyncio.run(check(job, options))
     except (LedgerError, ClientError) as error:
-        print(f"cottage: {error}", file=sys.stderr)
-        return EXIT_UNREACHABLE
+        return complain(error, EXIT_UNREACHABLE)
     shown = found if options.all else _until_untrue(found)
     if options.json:
         print(msgspec.json.format(msgspec.json.encode(shown), indent=2).decode())

@@ -9,10 +9,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import msgspec
-
 from coordinator.client.client import Client
-from transport.wire.audit import AuditReport, ReplayOuter, ReplayStep, outer_claim
+from transport.wire.audit import AuditReport, ReplayStep, outer_claim
 from transport.wire.codec import decode_json, encode_json
 from transport.wire.evidence import CommitmentLeaf
 from transport.wire.records import OPENING, AuditRecords
@@ -92,7 +90,7 @@ async def rerun(records: AuditRecords, folder: Path, python: str = sys.executabl
     if records.spec.model.weights is not None:
         raise RerunError("the job begins from weights that are not among its records: only its nodes can run it again")
     replay, job = folder / "replay.json", folder / "job.json"
-    replay.write_bytes(_tagged(records.replay))
+    replay.write_bytes(encode_json(records.replay))
     job.write_bytes(encode_json(records.spec))
     threads = _THREADS.search(records.env_class)
     device = "cuda" if "|cuda-" in records.env_class else "cpu"
@@ -116,10 +114,6 @@ async def rerun(records: AuditRecords, folder: Path, python: str = sys.executabl
         raise RerunError(_complaint(err, process.returncode))
     report: AuditReport = decode_json(out, AuditReport)
     return report
-
-
-def _tagged(replay: ReplayStep | ReplayOuter) -> bytes:
-    return msgspec.json.encode(replay)
 
 
 def _complaint(err: bytes, status: int | None) -> str:

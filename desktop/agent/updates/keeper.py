@@ -105,7 +105,7 @@ class Updates:
         file = await fetch.fetch(release.url, package, self._home.updates)
         await asyncio.to_thread(self.folder.unpack, file, found.version, package.unpacked)
         await asyncio.to_thread(self.folder.tidy, frozenset({found.version}))
-        shutil.rmtree(self._home.updates, ignore_errors=True)
+        await asyncio.to_thread(shutil.rmtree, self._home.updates, ignore_errors=True)
         self._tell(msgspec.structs.replace(told, stage="ready", text="restart to update; jobs are handed over first"))
 
     def _tell(self, view: UpdateView) -> None:
