@@ -292,7 +292,7 @@ async def test_a_job_that_was_cancelled_holds_and_says_what_was_never_drawn(plac
 
 
 async def test_a_node_that_lied_is_out_and_the_job_still_holds(tmp_path: Path) -> None:
-    async with town(tmp_path, {2: {"lie": "root"}}) as place:
+    async with town(tmp_path, {2: {"lie": "root"}}, audits=4) as place:
         job = await place.train()
         case = await gather(job, place.rpc, None, None, place.url)
         assert failed(list(findings(case))) == []

@@ -21,7 +21,7 @@ HOSTILE = "</title><script>alert(1)</script><img src=x onerror=alert(1)>{{7*7}}"
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def place(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Town]:
     """One node lied and was slashed; two jobs are over, one has a hostile name; a node has one too."""
-    async with town(tmp_path_factory.mktemp("pages"), {2: {"lie": "root"}}) as made:
+    async with town(tmp_path_factory.mktemp("pages"), {2: {"lie": "root"}}, audits=4) as made:
         made.nodes[0].profile = msgspec.structs.replace(made.nodes[0].profile, name=HOSTILE)
         await made.train("Shakespeare, small")
         await made.train(HOSTILE)
