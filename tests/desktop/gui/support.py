@@ -105,6 +105,8 @@ def agent(documents: dict[str, bytes], orders: list[tuple[str, Any]] | None = No
 
     def behave(caller: socket.socket) -> None:
         asked = caller.recv(65536)
+        if not asked:
+            return  # The window was closed before it had asked.
         head, _, body = asked.partition(b"\r\n\r\n")
         method, target = head.split(b" ", 2)[:2]
         name = target.decode().removeprefix("/v1/")

@@ -174,6 +174,7 @@ def test_an_agent_from_a_terminal_is_found_and_its_end_is_no_trouble(
         *settings(coordinator_thread),
     )
     with subprocess.Popen(words, stderr=subprocess.DEVNULL) as agent:
+        wait_for(lambda: agent_of(home) == agent.pid, "the lock")  # Else the agent that the window starts may be first.
         desktop = open_desktop()
         until(desktop, "Waiting for a job.")
         agent.terminate()
