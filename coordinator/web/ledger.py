@@ -15,6 +15,7 @@ from coordinator.web.transfers import job_id
 from transport.wire import ledger
 from transport.wire.disputes import DisputeDetail, DisputeView
 from transport.wire.evidence import RoundEvidence
+from transport.wire.ids import ID_PATTERN, is_id
 
 KINDS = ("fund", "event", "settle", "promise", "refund", "slash", "verdict", "table")
 AUDIT_STATES = ("drawn", "opening", "replaying", "passed", "failed", "void")
@@ -22,8 +23,7 @@ MAX_ID = 2**62
 MAX_ROUND = 10**6
 _KINDS = "^({0})(,({0}))*$".format("|".join(KINDS))
 _ADDRESS = re.compile(r"[1-9A-HJ-NP-Za-km-z]{32,44}")
-_JOB = re.compile(r"^[0-9a-f]{32}$")
-_OF_JOB = Query("job", "Only those of this job.", "string", bounds={"pattern": _JOB.pattern})
+_OF_JOB = Query("job", "Only those of this job.", "string", bounds={"pattern": ID_PATTERN})
 
 
 class LedgerRoutes:
@@ -161,7 +161,7 @@ def job_of(request: web.Request) -> str | None:
         InvalidError: no job's id.
     """
     job = request.query.get("job") or None
-    if job is not None and not _JOB.fullmatch(job):
+    if job is not None and not is_id(job):
         raise InvalidError(f"job is {job[:40]!r}: an id has 32 hexadecimal digits", "job")
     return job
 
@@ -173,7 +173,7 @@ def audit_id(request: web.Request) -> str:
         NotFoundError: no audit's id.
     """
     audit = request.match_info["audit"]
-    if not _JOB.fullmatch(audit):
+    if not is_id(audit):
         raise NotFoundError(f"{audit[:40]!r} is no audit: an id has 32 hexadecimal digits", "audit")
     return audit
 

@@ -21,6 +21,7 @@ from coordinator.web.parameters import Query
 from coordinator.web.route import Route
 from coordinator.web.transfers import job_id
 from transport.wire import api
+from transport.wire.ids import is_id
 from transport.wire.records import AuditRecords
 
 _JOB = f"{API}/jobs/{{job}}"
@@ -171,7 +172,7 @@ class LifeRoutes:
     async def compare(self, request: web.Request) -> web.Response:
         """GET compare?jobs=ID,ID."""
         ids = list(dict.fromkeys(request.query.get("jobs", "").split(",")))
-        if not 1 <= len(ids) <= MAX_COMPARED or any(re.fullmatch(r"[0-9a-f]{32}", job) is None for job in ids):
+        if not 1 <= len(ids) <= MAX_COMPARED or any(not is_id(job) for job in ids):
             raise InvalidError(f"jobs: give the ids of 1 to {MAX_COMPARED} jobs, with commas between them", "jobs")
         curves = []
         for job in ids:

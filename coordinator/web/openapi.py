@@ -13,6 +13,7 @@ from coordinator.web.http import PROBLEM
 from coordinator.web.parameters import Query
 from coordinator.web.route import Route
 from transport.wire.api import Problem
+from transport.wire.ids import ID_PATTERN
 
 CHECKSUM_MISMATCH = 460  # Of tus 1.0.0; no status of HTTP.
 _REFERENCE = "#/components/schemas/{name}"
@@ -37,7 +38,7 @@ _SCHEMAS = {
     "name": {"type": "string", "pattern": "^[a-z]+(\\.[a-z]+)?$"},
     "node": {"type": "string", "pattern": "^[1-9A-HJ-NP-Za-km-z]{32,44}$"},
 }
-_ID = {"type": "string", "pattern": "^[0-9a-f]{32}$"}
+_ID = {"type": "string", "pattern": ID_PATTERN}
 TAGS = {
     "quote": "What a job would take and cost.",
     "jobs": "Jobs from their submission to their model.",

@@ -15,7 +15,7 @@ from coordinator.web.auth import public
 from coordinator.web.http import API, read_chunks
 from coordinator.web.route import Route
 from coordinator.web.tus import Tus
-from transport.wire.ids import NodeAddress
+from transport.wire.ids import NodeAddress, is_id
 
 MAX_ARTIFACT_BYTES = 64 << 30  # A stage of 7 billion parameters with its outer momentum in float32 has 56 GB.
 MAX_TRANSFERS_PER_NODE = 8  # A node moves its checkpoint and an opening; more at once is a fault or an attack.
@@ -130,7 +130,7 @@ def job_id(request: web.Request) -> str:
         NotFoundError: it cannot be the id of a job.
     """
     text = request.match_info["job"]
-    if re.fullmatch(r"[0-9a-f]{32}", text) is None:
+    if not is_id(text):
         raise NotFoundError(f"no job {text[:40]!r} is here: a job's id has 32 hexadecimal digits", "job")
     return text
 

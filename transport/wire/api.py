@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from transport.wire.ids import Count, Digest, FiniteLoss, JobId, LongText, NodeAddress, ShortText, UploadId
+from transport.wire.ids import ID_PATTERN, Count, Digest, FiniteLoss, JobId, LongText, NodeAddress, ShortText, UploadId
 from transport.wire.job import DatasetFormat, JobSpec
 
 JobStateName = Literal[
@@ -365,7 +365,7 @@ class NoticesView(msgspec.Struct, frozen=True):
 class Confirmation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What was mailed to an address, given back to confirm it."""
 
-    token: Annotated[str, Meta(pattern=r"^[0-9a-f]{32}$")]
+    token: Annotated[str, Meta(pattern=ID_PATTERN)]
 
 
 class Delivery(msgspec.Struct, frozen=True):

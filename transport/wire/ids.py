@@ -1,16 +1,20 @@
 """Bounded scalars of the wire: whoever holds one of these need not check it again."""
 
-from typing import Annotated, NewType
+import re
+from typing import Annotated, Final, NewType
 
 from msgspec import Meta
 
 NodeAddress = Annotated[str, Meta(min_length=32, max_length=44, pattern=r"^[1-9A-HJ-NP-Za-km-z]+$")]
 """Base58 of the 32 bytes of an Ed25519 public key: a node, an owner, a wallet."""
 
-JobId = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}$")]
-LeaseId = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}$")]
-AuditId = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}$")]
-UploadId = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}$")]
+ID_PATTERN: Final = r"^[0-9a-f]{32}$"
+"""How every id looks that the coordinator gives: jobs, leases, audits, uploads."""
+
+JobId = Annotated[str, Meta(pattern=ID_PATTERN)]
+LeaseId = Annotated[str, Meta(pattern=ID_PATTERN)]
+AuditId = Annotated[str, Meta(pattern=ID_PATTERN)]
+UploadId = Annotated[str, Meta(pattern=ID_PATTERN)]
 
 Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
 """SHA-256 in hexadecimal: the name of an artifact, the root of a Merkle tree, the hash of a state."""
@@ -29,3 +33,8 @@ StepIndex = Annotated[int, Meta(ge=0, lt=2**31)]
 ShortText = Annotated[str, Meta(max_length=200, pattern=r"^[^\x00]*$")]
 LongText = Annotated[str, Meta(max_length=4000, pattern=r"^[^\x00]*$")]
 FiniteLoss = Annotated[float, Meta(ge=-1e9, le=1e9)]
+
+
+def is_id(text: str) -> bool:
+    """Whether ``text`` can be the id of a job, lease, audit or upload."""
+    return re.fullmatch(ID_PATTERN, text) is not None

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from transport.wire.codec import MAX_MESSAGE, MessageError, decode, encode
-from transport.wire.ids import Count, ReplicaIndex, RoundIndex, ShortText, StageIndex, StepIndex
+from transport.wire.ids import Count, JobId, ReplicaIndex, RoundIndex, ShortText, StageIndex, StepIndex
 from transport.wire.job import JobSpec
 from transport.wire.task import Plan, TaskCommand, TaskReport
 
@@ -97,7 +97,7 @@ AgentMessage = Setup | PeerDeliver | WorkerCommand
 class PeerHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Travels between agents in front of a payload; ``transport.peer`` carries it opaquely."""
 
-    job: Annotated[str, Meta(pattern=r"^[0-9a-f]{32}$")]
+    job: JobId
     from_stage: StageIndex
     from_replica: ReplicaIndex
     to_stage: StageIndex

@@ -13,7 +13,7 @@ from coordinator.errors import CottageError, InvalidError
 from coordinator.web.documents import check_plain
 from coordinator.web.http import field_of
 from transport.wire import codec
-from transport.wire.ids import NodeAddress
+from transport.wire.ids import NodeAddress, is_id
 from transport.wire.job import DatasetSpec, JobSpec, LoraSpec, ModelSpec, ParallelSpec, TokenizerSpec, TrainingSpec
 
 NO_DATASET = "0" * 64  # Stands in a quote for a dataset that is not uploaded yet: the price does not depend on it.
@@ -391,7 +391,7 @@ def _model(values: Mapping[str, str], errors: dict[str, str]) -> dict[str, Any]:
     files = values["model.weights"].split()  # One file, or the shards of a model that another client uploaded.
     model: dict[str, Any] = {"weights": files[0] if len(files) == 1 else files} if files else {}
     if values["model.choice"] == FROM_JOB:
-        if not re.fullmatch(r"[0-9a-f]{32}", values["model.from_job"].strip()):
+        if not is_id(values["model.from_job"].strip()):
             errors["model.from_job"] = "give the id of a finished job: 32 hexadecimal digits"
         return {"from_job": values["model.from_job"].strip()}
     if values["model.choice"] != OWN_CONFIG:

@@ -1,7 +1,6 @@
 """The submit form: price while typing, review before anything is promised, errors beside their fields."""
 
 import json
-import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Final, Literal, cast, get_args
 
@@ -33,10 +32,10 @@ from coordinator.web.pages.forms import (
 from coordinator.web.pages.render import CSRF_FIELD, Renderer, check_csrf
 from transport.wire.api import NewJob, NewUpload, Quote
 from transport.wire.dataset import Check, CheckRequest
+from transport.wire.ids import is_id
 from transport.wire.job import DatasetFormat, DatasetSpec, JobSpec, TokenizerSpec
 from transport.wire.model import PRESETS, inspect_config
 
-_JOB = re.compile(r"[0-9a-f]{32}")
 MAX_FIELDS = 100
 MAX_TEXT_BYTES = 1 << 20
 MAX_FORM_FILE = (
@@ -85,10 +84,10 @@ class Submit:
         """The empty form; with ``from`` that of an earlier job, with ``start`` one that starts from an earlier job's model."""
         typed: dict[str, str] = {}
         earlier, start = request.query.get("from", ""), request.query.get("start", "")
-        if _JOB.fullmatch(earlier):
+        if is_id(earlier):
             await self._jobs.check_owner(earlier, principal(request).account_id)
             typed = fill((await self._jobs.get(earlier)).spec)
-        if _JOB.fullmatch(start):
+        if is_id(start):
             typed |= {"model.choice": FROM_JOB, "model.from_job": start}
         if not (await self._network.view()).test_wallet:
             typed["payer"] = "own"

@@ -11,6 +11,7 @@ from coordinator.web.pages import curves
 from coordinator.web.pages.job import points_of, settings
 from coordinator.web.pages.render import Renderer
 from transport.wire import api
+from transport.wire.ids import is_id
 
 JOBS_PER_PAGE = 30
 JOBS_AT_HOME = 5
@@ -59,9 +60,7 @@ class Views:
     @public
     async def compare(self, request: web.Request) -> web.Response:
         """Curves of several jobs on the same axes."""
-        wanted = list(
-            dict.fromkeys(job for job in request.query.getall("job", []) if re.fullmatch(r"[0-9a-f]{32}", job))
-        )
+        wanted = list(dict.fromkeys(job for job in request.query.getall("job", []) if is_id(job)))
         for job in wanted[: curves.MAX_COMPARED]:
             if not await self._jobs.is_shared(job):
                 await self._jobs.check_owner(job, principal(request).account_id)
