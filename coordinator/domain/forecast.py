@@ -17,15 +17,21 @@ from coordinator.domain.pricing import HOUR, LEAVES_HOURS
 OUTSIDE = 0.1  # Of jobs, on both sides together.
 RECENT = 60  # Earlier jobs that count.
 ASSUMED = (0.5, 3.0, 0.6, 2.2, 0.7, 1.6, 0.85, 1.3, 0.95, 1.1)  # Taken beside planned, the widest first: they go first.
+ASSUMED_PAID = (0.5, 0.7, 0.8, 0.9, 0.95)  # Paid beside the price where replicas may miss rounds; the lowest go first.
 STUMBLES = 2  # Rounds that a replica misses although nobody leaves for good: a line is cut, a machine stalls.
 TAUGHT = 4  # Earlier jobs that stand for one assumed one.
+TAUGHT_PAID = 6  # The same of what was paid: calm days say little about rough ones.
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """An earlier job: ``time``, training's hours beside those of its plan; ``paid``, what was paid beside its price."""
+    """An earlier job: ``time``, training's hours beside those of its plan; ``paid``, what was paid beside its price.
+
+    A job of one replica always pays its price: rounds that it misses are done again. It is no witness for others.
+    """
 
     time: float
     paid: float
+    replicas: int
 
 
 class Range(msgspec.Struct, frozen=True):
@@ -50,12 +56,15 @@ def paid(outcomes: Sequence[Outcome], replicas: int, members: int, rounds: int, 
     Who leaves is assumed to follow a Poisson process, once in LEAVES_HOURS for each of ``members``; earlier jobs say where
     that is too good. Of that process so many losses are counted as 19 of 20 jobs have at most, and STUMBLES besides.
     """
+    if replicas == 1:
+        return Range(1.0, 1.0, 1.0)
     leaving = members * hours / LEAVES_HOURS
     parts = replicas * max(1, rounds)
     least = 1 / replicas
     model = 1 - (_most(leaving) + STUMBLES) / parts
-    known = sorted(outcome.paid for outcome in outcomes[:RECENT])
-    seen = known[max(0, math.floor((len(known) + 1) * OUTSIDE / 2) - 1)] if known else 1.0
+    known = [outcome.paid for outcome in outcomes[:RECENT] if outcome.replicas > 1]
+    values = sorted([*known, *ASSUMED_PAID[len(known) // TAUGHT_PAID :]])
+    seen = values[max(0, math.floor((len(values) + 1) * OUTSIDE / 2) - 1)]
     low = min(1.0, max(least, min(model, seen)))
     return Range(low, max(low, 1 - min(1.0, leaving / parts)), 1.0)
 

@@ -6,7 +6,7 @@ from coordinator.domain.forecast import RECENT, Outcome
 from coordinator.domain.job import Job, JobState
 from coordinator.services.context import Context
 from coordinator.store.ports import Transaction
-from coordinator.store.records import RoundRecord
+from coordinator.store.records import RoundRecord, RunRecord
 
 FRESH_SECONDS = 60.0  # A form asks for a quote with every key; jobs end more rarely.
 
@@ -20,7 +20,7 @@ class Outlook:
         self._looked = float("-inf")
 
     async def outcomes(self) -> Sequence[Outcome]:
-        """The latest settled jobs that trained all their tokens, newest first."""
+        """The latest settled jobs that trained all their rounds, newest first: those that lost parts of them, too."""
         now = self._context.clock.time()
         if now - self._looked > FRESH_SECONDS:
             async with self._context.store.transaction() as tx:
@@ -33,7 +33,11 @@ class Outlook:
 async def _outcome(tx: Transaction, job: Job) -> Outcome | None:
     first = await tx.find(RoundRecord, ("job", "=", job.id), limit=1)
     last = await tx.find(RoundRecord, ("job", "=", job.id), newest=True, limit=1)
+    records = await tx.find(RunRecord, ("job", "=", job.id))
     planned = job.quote.hours_planned * 3600
-    if not first or not last or last[0].ended is None or planned <= 0 or job.tokens_done < job.quote.tokens:
+    if not first or not last or last[0].ended is None or planned <= 0:
         return None
-    return Outcome((last[0].ended - first[0].started) / planned, job.paid / max(1, job.quote.price))
+    if not records or not records[0].run.trained:
+        return None  # It was stopped before its end.
+    hours = (last[0].ended - first[0].started) / planned
+    return Outcome(hours, job.paid / max(1, job.quote.price), job.quote.replicas)

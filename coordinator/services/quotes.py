@@ -197,8 +197,11 @@ def _range_reasons(price: int, low: int, replicas: int, config: Config, seen: in
     )
     reasons = [f"{money(price)} at most: {top}, and nothing makes it more"]
     if low < price:
-        leaving = f"each node is taken to leave once in {pricing.LEAVES_HOURS} hours, and its replica misses that round"
-        reasons.append(f"{money(low)} or more in nine jobs of ten: {leaving}")
+        leaving = (
+            f"a node that leaves (taken to be once in {pricing.LEAVES_HOURS} hours) takes its replica's part along"
+        )
+        witness = f"the last {seen} jobs here and what" if seen else "what"
+        reasons.append(f"{money(low)} or more in nine jobs of ten, from {witness} is assumed: {leaving}")
     if replicas > 1:
         least = money(pricing.least(price, replicas))
         reasons.append(f"{least} at least, where one replica alone does every round; what is not paid goes back")

@@ -10,13 +10,18 @@ from hypothesis import strategies as st
 
 from coordinator.domain import forecast
 from coordinator.domain.forecast import ASSUMED, Outcome
+from coordinator.domain.job import JobState
+from coordinator.domain.run import Run
 from coordinator.services.choices import changed, find_choices
+from coordinator.services.outlook import Outlook
+from coordinator.store.records import RunRecord
 from tests.coordinator.bench import CONFIG, Bench
 from tests.coordinator.fakes import spec
 from transport.wire.api import Quote
 from transport.wire.job import JobSpec
+from transport.wire.task import Layers
 
-outcomes = st.lists(st.builds(Outcome, st.floats(0.01, 100), st.floats(0.01, 1)), max_size=80)
+outcomes = st.lists(st.builds(Outcome, st.floats(0.01, 100), st.floats(0.01, 1), st.integers(1, 8)), max_size=80)
 
 
 def test_with_no_job_seen_the_range_is_the_assumed_one_and_holds_the_plan() -> None:
@@ -37,7 +42,7 @@ def test_nine_of_ten_jobs_end_in_their_range_however_many_were_seen(earlier: int
     chance = random.Random(earlier)
     inside = total = 0
     for _ in range(1500):
-        seen = [Outcome(chance.lognormvariate(0.3, 0.25), 1.0) for _ in range(earlier)]
+        seen = [Outcome(chance.lognormvariate(0.3, 0.25), 1.0, 2) for _ in range(earlier)]
         found = forecast.time(seen)
         inside += found.low <= chance.lognormvariate(0.3, 0.25) <= found.high
         total += 1
@@ -46,7 +51,7 @@ def test_nine_of_ten_jobs_end_in_their_range_however_many_were_seen(earlier: int
 
 def test_forty_jobs_like_each_other_make_the_range_narrow() -> None:
     chance = random.Random(3)
-    found = forecast.time([Outcome(chance.uniform(1.4, 1.6), 1.0) for _ in range(40)])
+    found = forecast.time([Outcome(chance.uniform(1.4, 1.6), 1.0, 2) for _ in range(40)])
     assert 1.4 <= found.low < found.high <= 1.6
 
 
@@ -74,6 +79,46 @@ def test_nineteen_of_twenty_jobs_whose_nodes_leave_once_a_day_pay_the_low_end(
             lost.add((int(at / hours * rounds), chance.randrange(replicas)))
         inside += 1 - len(lost) / (replicas * rounds) >= low
     assert inside >= 950
+
+
+@pytest.mark.parametrize("earlier", [0, 5, 19, 60])
+def test_nineteen_of_twenty_jobs_in_rough_weather_pay_the_low_end_however_many_were_seen(earlier: int) -> None:
+    """Many shares are whole, some lose a replica for most of the job; one replica always pays all, and tells nothing."""
+    chance = random.Random(earlier)
+
+    def one() -> float:
+        return 1.0 if chance.random() < 0.3 else 1 - 0.5 * chance.betavariate(1, 4)
+
+    inside = 0
+    for _ in range(1500):
+        seen = [Outcome(1.0, one() if at % 2 else 1.0, 2 if at % 2 else 1) for at in range(2 * earlier)]
+        inside += one() >= forecast.paid(seen[: forecast.RECENT], 4, 4, 100, 0.1).low
+    assert inside / 1500 >= 0.93
+
+
+def test_calm_weather_makes_the_range_narrow() -> None:
+    seen = [Outcome(1.0, 0.99, 2)] * 40
+    assert forecast.paid(seen, 4, 4, 100, 0.1).low >= 0.98
+    assert forecast.paid(seen[:4], 4, 4, 100, 0.1).low < 0.8
+
+
+def test_one_replica_pays_its_price() -> None:
+    assert forecast.paid([Outcome(1.0, 0.5, 4)] * 40, 1, 2, 10, 100.0).low == 1.0
+
+
+async def test_jobs_that_lost_parts_count_and_jobs_that_were_stopped_do_not() -> None:
+    bench = Bench(config=replace(CONFIG, minimum_price=0))
+    for done, paid, node in ((2, 0.75, "a"), (1, 0.5, "b")):
+        job = await bench.verified([{node * 32: 100}])
+        run = Run((Layers(0, 4),), 2, 2, 1, (), done=done)
+        async with bench.parts.desk.open(job) as work:
+            quote = msgspec.structs.replace(work.job.quote, replicas=2, price=1000, hours_planned=0.5)
+            work.job = msgspec.structs.replace(
+                work.job, state=JobState.SETTLED, quote=quote, paid=int(1000 * paid), tokens_done=1
+            )
+            await work.tx.insert(RunRecord(job, run))
+    seen = await Outlook(bench.parts.context).outcomes()
+    assert [(one.paid, one.replicas) for one in seen] == [(0.75, 2)]
 
 
 def priced(spec: JobSpec, price: int, hours: float, **more: object) -> Quote:
