@@ -1039,6 +1039,18 @@
         <translation>nicht angegeben</translation>
     </message>
     <message>
+        <source>Put up against false work</source>
+        <translation>Einsatz gegen falsche Arbeit</translation>
+    </message>
+    <message>
+        <source>Tokens at a time, to have neighbours&apos; work looked at. A false accusation loses them.</source>
+        <translation>Token auf einmal, um Arbeit von Nachbarn prüfen zu lassen. Wer zu Unrecht beschuldigt, verliert sie.</translation>
+    </message>
+    <message>
+        <source>nothing</source>
+        <translation>nichts</translation>
+    </message>
+    <message>
         <source>Cottage never asks for the secret words of another wallet. Whoever does wants to rob you.</source>
         <translation>Cottage fragt nie nach den geheimen Wörtern einer anderen Geldbörse. Wer das tut, will Sie berauben.</translation>
     </message>

@@ -130,6 +130,9 @@ class SettingsPages(QWidget):
                     self.tr("any price"), _amount, _tokens),
             TextRow("electricity", self.tr("A kWh costs you"), self.tr("In tokens; predictions take it off."),
                     self.tr("not given"), _amount, _tokens),
+            TextRow("bond", self.tr("Put up against false work"),
+                    self.tr("Tokens at a time, to have neighbours' work looked at. A false accusation loses them."),
+                    self.tr("nothing"), _amount, _tokens),
         ))  # fmt: skip
         never = Text(dim=True)
         never.say(self.tr("Cottage never asks for the secret words of another wallet. Whoever does wants to rob you."))
@@ -290,7 +293,7 @@ class SettingsPages(QWidget):
             case "limits":
                 return "limits", {key: _limit(key, value)}, LimitsView, self._show_limits
             case _:
-                sent = _decimal(value) if key in ("floor", "electricity") else value
+                sent = _decimal(value) if key in ("floor", "electricity", "bond") else value
                 return "settings", {key: sent}, SettingsView, self._show_settings
 
     def _done(self, change: Change) -> None:

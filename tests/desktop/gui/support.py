@@ -227,7 +227,7 @@ def documents(**changes: bytes) -> dict[str, bytes]:
         "settings": {"coordinator": "https://cottage.example", "name": "attic", "payout": "", "sandbox": "docker", "threads": 0,
                      "memory_mb": 16000, "image": "cottage-trainer:latest", "stake": 0, "floor": 0, "loopback": False, "up": 0,
                      "down": 0, "month": 0, "polite": False, "always": False, "gpu": 0, "disk_gb": 20, "watts": 0,
-                     "electricity": 300_000},
+                     "electricity": 300_000, "bond": 0},
         "address": "7Kq9dT3mVxXbq5rQ2nWgYh8sLpZcJfRtAeUvBnMkDiEo", "processors": 16, "memory_mb_here": 32000,
         "gpus": METERS["gpus"], "version": "0.1.0",
     }  # fmt: skip
