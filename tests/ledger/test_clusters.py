@@ -1,4 +1,4 @@
-"""One story of the whole market, over JSON-RPC, on the embedded ledger and on an independent implementation.
+"""One story of the whole market, with every instruction, over JSON-RPC, on the embedded ledger and an independent one.
 
 The second is the npm package ``surfpool-sdk-linux-x64-gnu`` (Agave's runtime, sBPF version 0 only). It is not installed by
 anything here: put it under ``build/surfpool`` (``npm pack surfpool-sdk-linux-x64-gnu@1.2.0`` and unpack), or name its
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from aiohttp import ClientSession
 from solders.instruction import Instruction
 from solders.keypair import Keypair
 from solders.pubkey import Pubkey
@@ -38,7 +39,7 @@ from tests.ledger.world import World, key
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("submitter", "coordinator", "node", "stranger", "payee")
-JOB, AUDIT, EVIDENCE, REASON = (bytes([number]) * 32 for number in (1, 2, 3, 4))
+JOB, AUDIT, EVIDENCE, REASON, SECOND_JOB, SECOND_AUDIT = (bytes([number]) * 32 for number in range(1, 7))
 RICH = 1_000_000
 LATER = 2**40  # A deadline that no clock of a test reaches.
 
@@ -50,6 +51,22 @@ class Cluster:
     url: str
     payer: Keypair
     version: int
+    world: World | None = None
+
+    async def forward(self, unix: int) -> None:
+        """Move the ledger's clock on to a time."""
+        if self.world is not None:
+            self.world.clock.advance(unix - self.world.clock.now)
+            return
+        asked = {
+            "jsonrpc": "2.0",
+            "id": 1,
+            "method": "surfnet_timeTravel",
+            "params": [{"absoluteTimestamp": unix * 1000}],
+        }
+        async with ClientSession() as session, session.post(self.url, json=asked) as answer:
+            said = await answer.json()
+        assert "error" not in said, said
 
 
 def _surfpool() -> Path:
@@ -67,7 +84,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """The embedded ledger, and an independent one."""
     if request.param == "embedded":
         world: World = request.getfixturevalue("world")
-        yield Cluster(request.getfixturevalue("url"), world.genesis.root, 3)
+        yield Cluster(request.getfixturevalue("url"), world.genesis.root, 3, world)
         return
     command = ["node", str(Path(__file__).with_name("surfpool.js")), str(_surfpool())]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
@@ -149,6 +166,7 @@ async def test_the_whole_market_works_and_refuses_alike_on_every_implementation(
         market = Market(Pubkey.from_string(deployed.program), people.mint.pubkey())
         await _escrow_story(ledger, market, people)
         await _dispute_story(ledger, market, people, treasury)
+        await _ending_story(ledger, market, people, cluster)
 
 
 async def _escrow_story(ledger: Ledger, market: Market, people: People) -> None:
@@ -254,3 +272,45 @@ async def _dispute_story(ledger: Ledger, market: Market, people: People, treasur
     await ledger.confirm(await ledger.prepare_stake_request(people.seed("node"), Amount(600)))
     await ledger.confirm(await ledger.prepare_stake_withdrawal(people.seed("node")))
     assert await ledger.balance(node) == RICH + 300 - 400
+
+
+async def _ending_story(ledger: Ledger, market: Market, people: People, cluster: Cluster) -> None:
+    """What nobody decides or uses comes back once its time has passed, and everything that is empty can be closed."""
+    who, judge, node, challenger = (
+        str(people.keys[name].pubkey()) for name in ("submitter", "coordinator", "node", "stranger")
+    )
+
+    async def done(name: str, *calls: Instruction) -> None:
+        await ledger.confirm(await ledger._prepare(people.keys[name], list(calls)))
+
+    before = {one: await ledger.balance(one) for one in (who, challenger)}
+    await ledger.confirm(await ledger.prepare_dispute(people.seed("stranger"), node, SECOND_AUDIT))
+    dispute = await ledger.dispute(challenger, SECOND_AUDIT)
+    assert dispute is not None
+    deadline = dispute.deadline - 60
+    opening = await ledger.prepare_escrow(
+        people.seed("submitter"), SECOND_JOB, judge, Amount(500), deadline - 60, 1, consent=Consent.ADMIT
+    )
+    await ledger.confirm(opening)
+    escrow = market.escrow(people.submitter, SECOND_JOB)
+    await done("submitter", market.escrow_extend(people.submitter, SECOND_JOB, 600, deadline))
+    await done("coordinator", market.escrow_grow(people.coordinator, escrow, 2))
+    await done("stranger", market.escrow_deposit(people.stranger, escrow, 100))
+    state = await ledger.escrow(who, SECOND_JOB)
+    assert state is not None
+    assert (state.cap, state.deadline, state.max_payees, state.balance) == (600, deadline, 3, 600)
+    refund = market.escrow_refund(people.payee, people.submitter, SECOND_JOB)
+    close = market.escrow_close(people.submitter, people.submitter, SECOND_JOB)
+    expire = market.dispute_expire(people.payee, people.stranger, people.node, SECOND_AUDIT)
+    assert await _refused(ledger, people.keys["payee"], refund) == MarketError.WRONG_AUTHORITY
+    assert await _refused(ledger, people.keys["payee"], expire) == MarketError.TOO_EARLY
+    await cluster.forward(dispute.deadline + 60)
+    await done("payee", refund, expire)
+    await done("submitter", close)
+    assert await ledger.balance(who) == before[who] + 100, "what was deposited comes back, whoever had deposited it"
+    assert await ledger.balance(challenger) == before[challenger] - 100, "the bond has come back"
+    await ledger.confirm(await ledger.prepare_dispute_close(people.seed("node"), challenger, SECOND_AUDIT))
+    history = [event.kind for event in await ledger.history(who, SECOND_JOB)]
+    assert history == ["opened", "deposited", "extended", "grown", "deposited", "refunded", "closed"]
+    await done("node", market.stake_move(people.node, people.payee), market.stake_close(people.node))
+    assert await ledger.stake(node) is None
