@@ -252,3 +252,5 @@ async def test_where_only_tls_gets_out_the_rates_are_measured_over_it(
         assert await measure(server, direction) == pytest.approx(5e6, rel=0.15)
         with pytest.raises(SpeedError, match="cannot be reached"):
             await measure(replace(server, ca_file=""), direction)
+        with pytest.raises(SpeedError, match=r"nowhere\.pem"):
+            await measure(replace(server, ca_file="nowhere.pem"), direction)

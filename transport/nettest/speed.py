@@ -11,7 +11,7 @@ from typing import Any
 
 from transport.ice import IceServer
 from transport.nettest.errors import SpeedError
-from transport.nettest.stream import RelayStream, begin_trial, connect
+from transport.nettest.stream import RelayStream, begin_trial, connect, trusted
 from transport.relay.speed import CHUNK, CHUNKS_A_TURN, REPORT, Direction, prefer_bbr
 
 FEW_CONNECTIONS = 4  # Enough for a slow line, where sixteen would get a packet each now and then.
@@ -88,10 +88,14 @@ async def measure(server: IceServer, direction: Direction, other_way: float = ma
     run = _receive if direction is Direction.DOWN else _send
     traces: list[Trace] = []
     streams: list[RelayStream] = []
+    try:
+        trust = await asyncio.to_thread(trusted, server)
+    except OSError as error:
+        raise SpeedError(f"the certificates to trust cannot be read from {server.ca_file!r}: {error}") from error
     async with contextlib.AsyncExitStack() as stack:
 
         async def begin() -> None:
-            stream = await stack.enter_async_context(connect(server))
+            stream = await stack.enter_async_context(connect(server, trust))
             await begin_trial(stream, server, direction)
             streams.append(stream)
             traces.append(Trace())

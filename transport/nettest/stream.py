@@ -112,14 +112,23 @@ class RelayStream(asyncio.Protocol):
             raise SpeedError(f"it does not speak STUN: {error}") from error
 
 
+def trusted(server: IceServer) -> ssl.SSLContext | None:
+    """Whom to believe in TLS with this relay; reads some hundred certificates, tens of milliseconds. None: without TLS.
+
+    Raises:
+        OSError: the relay's ``ca_file`` cannot be read, or holds no certificate.
+    """
+    return ssl.create_default_context(cafile=server.ca_file or None) if server.secure else None
+
+
 @contextlib.asynccontextmanager
-async def connect(server: IceServer) -> AsyncIterator[RelayStream]:
-    """A connection to a relay by TCP or TLS, ended at once on leaving.
+async def connect(server: IceServer, trust: ssl.SSLContext | None = None) -> AsyncIterator[RelayStream]:
+    """A connection to a relay by TCP or TLS, ended at once on leaving; ``trust`` is what ``trusted`` gave, to read it once.
 
     Raises:
         OSError: there is no way there, or the certificate does not hold.
     """
-    context = ssl.create_default_context(cafile=server.ca_file or None) if server.secure else None
+    context = trust or await asyncio.to_thread(trusted, server)
     loop = asyncio.get_running_loop()
     transport, stream = await loop.create_connection(RelayStream, server.host, server.port, ssl=context)
     try:
