@@ -140,15 +140,21 @@ def _read(checkpoints: Sequence[Path]) -> dict[str, NDArray[np.float32]]:
     for path in checkpoints:
         try:
             with safe_open(path, "numpy") as file:
-                rounds.add(int(file.get_tensor("round")[0]))
+                rounds.add(_round_of(file.get_tensor("round"), path))
                 for key in file.keys():  # noqa: SIM118 (no mapping: it has keys() alone)
                     if key.startswith(ANCHOR):
                         _add(tensors, key.removeprefix(ANCHOR), file.get_tensor(key), path)
-        except (SafetensorError, OSError, IndexError) as error:
+        except (SafetensorError, OSError, TypeError) as error:
             raise WeightsError("bad-safetensors", f"{path.name} cannot be read as a checkpoint: {error}") from error
     if len(rounds) > 1:
         raise WeightsError("wrong-round", f"the checkpoints are of rounds {sorted(rounds)}: give those of one round")
     return tensors
+
+
+def _round_of(value: NDArray[np.int64], path: Path) -> int:
+    if value.dtype != np.int64 or value.size != 1:
+        raise WeightsError("wrong-shape", f"checkpoint {path.name} does not say which round begins with it")
+    return int(value.reshape(-1)[0])
 
 
 def _as_published(
@@ -165,8 +171,10 @@ def _as_published(
 def _add(tensors: dict[str, NDArray[np.float32]], name: str, value: NDArray[np.float32], path: Path) -> None:
     if name in tensors:
         raise WeightsError("duplicate-tensor", f"{path.name} holds {name}, which another checkpoint holds too")
+    if value.dtype != np.float32:
+        raise WeightsError("wrong-shape", f"{name} of checkpoint {path.name} is {value.dtype}: checkpoints are float32")
     if not bool(np.isfinite(value).all()):
-        raise WeightsError("not-finite", f"{name} of {path.name} holds NaN or infinite values")
+        raise WeightsError("not-finite", f"{name} of checkpoint {path.name} holds NaN or infinite values")
     tensors[name] = value
 
 

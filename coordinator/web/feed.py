@@ -6,6 +6,7 @@ what is held, reads its own way up from the store in small batches and then join
 """
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -15,7 +16,8 @@ import msgspec
 
 from coordinator.services import ports
 
-PAUSE_S = 0.25  # Between two looks: nobody reads faster, and a busy job changes a hundred times a second.
+LOOKS_A_SECOND = 8.0  # On average: a busy job changes a hundred times a second, and nobody reads faster.
+LOOKS_AT_ONCE = 4  # Beyond the average, one right after the other: what happens now and then is told at once.
 LOOK_S = 5.0  # Looked at this often though nothing was announced.
 KEPT_BYTES = 256 << 10
 LOOK_FRAMES = 64  # Taken in one look: a flood of news must not keep the state from being told.
@@ -122,6 +124,19 @@ class NetworkSource:
         return self._jobs.changes(None)
 
 
+class Pace:
+    """When the next look may be: ``LOOKS_AT_ONCE`` right away, and ``LOOKS_A_SECOND`` in the long run (GCRA, ITU-T I.371)."""
+
+    def __init__(self) -> None:
+        self._earned = 0.0  # When everything that was looked at so far would be paid for.
+
+    def wait(self, now: float) -> float:
+        """Seconds until the next look, which is counted."""
+        gap = 1.0 / LOOKS_A_SECOND
+        self._earned = max(now, self._earned) + gap
+        return max(0.0, self._earned - now - LOOKS_AT_ONCE * gap)
+
+
 class Feed:
     """One subject and its readers. Make it with ``open``; ``close`` it when the last reader is gone."""
 
@@ -178,7 +193,7 @@ class Feed:
         return bytes(data), number, mark
 
     async def _follow(self) -> None:
-        due = asyncio.Event()
+        due, pace = asyncio.Event(), Pace()
         due.set()  # Something may have happened since ``open`` had read.
         pump = asyncio.create_task(_set(self.source.changes(), due), name="feed-changes")
         try:
@@ -186,10 +201,10 @@ class Feed:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(LOOK_S):
                         await due.wait()
+                await asyncio.sleep(pace.wait(time.monotonic()))
                 due.clear()
                 if await self._look():
                     due.set()
-                await asyncio.sleep(PAUSE_S)
         except Exception:
             self.failed = True  # Its readers end and connect anew; the error is in the log of who waits for this task.
             raise

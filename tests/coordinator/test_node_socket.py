@@ -1,4 +1,4 @@
-"""The nodes' WebSocket against strangers, liars and floods: a clear reason, a closed connection, and nobody else disturbed."""
+"""The nodes' WebSocket against strangers, liars and floods: a clear reason, a closed connection, nobody else disturbed (F27)."""
 
 import asyncio
 from collections.abc import AsyncIterator

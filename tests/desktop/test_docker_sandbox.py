@@ -1,4 +1,4 @@
-"""Every restriction of the sandbox, seen from inside a container of the real image on a real engine."""
+"""Every restriction of the sandbox, seen from inside a container of the real image on a real engine (row F24)."""
 
 import asyncio
 import json
@@ -208,6 +208,12 @@ WEAKER: dict[str, dict[str, Any]] = {
     "user": {"user": "0:0"},
     "process namespace": {"pid_mode": "host"},
     "IPC namespace": {"ipc_mode": "host"},
+    "user namespace": {"userns_mode": "host"},
+    "control groups": {"cgroupns": "host"},
+    "groups": {"group_add": ["0"]},
+    "kernel settings": {"sysctls": {"net.ipv4.ip_unprivileged_port_start": "0"}},
+    "variables of the loader": {"environment": {"LD_PRELOAD": "/job/evil.so"}},
+    "the engine's socket": {"mounts": [docker.types.Mount("/job", "/var/run/docker.sock", type="bind")]},
     "devices": {"devices": ["/dev/null:/dev/other:rwm"]},
     "mounts": {"mounts": [docker.types.Mount("/job", "/etc", type="bind")]},
     "binds": {"mounts": [], "volumes": ["/etc:/job"]},
@@ -228,7 +234,29 @@ def test_a_container_that_lacks_a_restriction_is_recognised(docker_engine: str, 
     finally:
         container.remove(force=True)
         client.close()
-    assert any(fault.startswith(f"{restriction} is ") for fault in faults), faults
+    named = {"the engine's socket": "mounts"}.get(restriction, restriction)
+    assert any(fault.startswith(f"{named} is ") for fault in faults), faults
+
+
+async def test_what_runs_is_the_image_that_was_checked_whatever_its_name_means_later(
+    docker_engine: str, tmp_path: Path, job: Path
+) -> None:
+    client = docker.from_env()
+    name = f"cottage-test-{tmp_path.name.replace('_', '-')}:latest".lower()
+    client.images.get(IMAGE).tag(name)
+    sandbox = DockerSandbox(LIMITS, name, owner=tmp_path, entry=("python3", "/job/scripted_worker.py"))
+    try:
+        checked = await sandbox.check()
+        assert checked.startswith("sha256:")
+        client.images.remove(name)  # A name that moves, as ``latest`` does: nothing is behind it any more.
+        worker = await sandbox.start("cd" * 16, job)
+        try:
+            assert worker.container.attrs["Image"] == checked
+        finally:
+            await worker.stop(0)
+    finally:
+        await sandbox.aclose()
+        client.close()
 
 
 def test_this_engine_has_no_faults_and_a_rootless_one_without_limits_has(docker_engine: str) -> None:

@@ -1,4 +1,4 @@
-"""Whom a client may reach through the relay: one list of probes, for ours and for coturn with the same options."""
+"""Whom a client may reach through the relay: one list of probes, for ours and for coturn with the same options (row F26)."""
 
 import ipaddress
 

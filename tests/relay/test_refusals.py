@@ -1,4 +1,4 @@
-"""Every error code, from our relay and, where both can, from coturn with the same options."""
+"""Every error code, from our relay and, where both can, from coturn with the same options (row F26)."""
 
 import contextlib
 import dataclasses

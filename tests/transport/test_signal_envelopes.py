@@ -1,11 +1,14 @@
-"""Sealed envelopes: what the coordinator may carry and cannot change."""
+"""Sealed envelopes: what the coordinator may carry and cannot change (row F25)."""
 
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from transport.errors import SignalError
+from transport.ice import MAX_CANDIDATES
 from transport.identity import NodeKey
 from transport.rtc import RtcConnection
 from transport.sdp import MAX_SDP, Description, drop_other_fingerprints, read_description
@@ -227,6 +230,58 @@ def test_candidates_that_nobody_should_knock_at_are_dropped() -> None:
     assert read(text).text == SDP
     assert "127.0.0.1 9" in read(text, loopback=True).text
     assert "224.0.0.1" not in read(text, loopback=True).text
+
+
+PARTS = (
+    *SDP.splitlines(),
+    "",
+    "a=candidate:",
+    "m=audio 9 RTP/AVP 0",
+    "a=fingerprint:sha-1 00",
+    "\x00",
+    "\ud800",
+    "a=mid:" + "9" * 600,
+)
+
+
+@settings(max_examples=100)
+@given(
+    lines=st.permutations(SDP.splitlines()).flatmap(
+        lambda lines: st.lists(st.one_of(st.sampled_from(PARTS), st.text(max_size=40)), max_size=6).map(
+            lambda more: [*lines[: len(lines) - len(more) // 2], *more]
+        )
+    ),
+    end=st.sampled_from(("\r\n", "\n", "\r")),
+)
+def test_any_lines_are_a_description_within_its_bounds_or_one_clear_error(lines: list[str], end: str) -> None:
+    try:
+        found = read(end.join(lines) + end)
+    except SignalError:  # Any other error would fail the test.
+        return
+    assert read(found.text) == found, "what was let through is let through again, unchanged"
+    assert len(found.fingerprint) == 32
+    assert found.text.count("a=candidate:") <= MAX_CANDIDATES
+    assert all(
+        line.startswith(("a=candidate:f957", "a=candidate:d0bc"))
+        for line in found.text.splitlines()
+        if "a=cand" in line
+    )
+
+
+@pytest.mark.parametrize("candidates", [MAX_CANDIDATES + 1, 10_000])
+def test_more_candidates_than_a_machine_has_are_refused(candidates: int) -> None:
+    many = "".join(f"a=candidate:{n} 1 udp 1 198.51.100.7 {n % 60_000 + 1} typ host\r\n" for n in range(candidates))
+    with pytest.raises(SignalError) as caught:
+        read(SDP.replace("a=end-of-candidates\r\n", many + "a=end-of-candidates\r\n"))
+    assert caught.value.reason == "size"
+
+
+@pytest.mark.parametrize(
+    "ip", ["224.0.0.251", "ff02::fb", "255.255.255.255", "169.254.169.254", "::ffff:127.0.0.1", "0.0.0.0"]
+)
+def test_no_candidate_leads_to_a_group_a_neighbour_service_or_this_machine(ip: str) -> None:
+    text = SDP.replace("a=end-of-candidates", f"a=candidate:x 1 udp 1 {ip} 9 typ host\r\na=end-of-candidates")
+    assert read(text).text == SDP
 
 
 async def test_what_aiortc_offers_passes_and_names_its_certificate() -> None:

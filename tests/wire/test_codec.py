@@ -1,4 +1,4 @@
-"""Bytes that are not a message are refused with one error; bytes that are survive the round trip."""
+"""Bytes that are not a message are refused with one error; bytes that are survive the round trip (row F27)."""
 
 import contextlib
 

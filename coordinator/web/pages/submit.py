@@ -44,6 +44,8 @@ MAX_FORM_FILE = (
 CHUNK_BYTES = 1 << 18
 REPORT_SECONDS = 1.0  # A part of the page waits so long for a check to end; then it says how far it is.
 REVIEW_SECONDS = 20.0
+DATASET = "dataset.artifact"
+PENDING = ("queued", "running")  # States of a check that is not over.
 MANY_EPOCHS = 20  # Models of language gain little beyond 4 (arXiv 2305.16264), and nothing beyond 40.
 
 _Purpose = Literal["dataset", "weights", "tokenizer"]
@@ -135,7 +137,7 @@ class Submit:
             return await self._show(request, Filled(filled.values, errors, None, None), 422)
         check = await self._check(request, filled, REVIEW_SECONDS)
         if problem := _refused(check):
-            return await self._show(request, Filled(filled.values, {"dataset.artifact": problem}, None, None), 422)
+            return await self._show(request, Filled(filled.values, {DATASET: problem}, None, None), 422)
         if typed.get("action") == "create":
             return await self._create(request, filled, filled.spec)
         quote, problem = await self._price(request, filled)
@@ -164,9 +166,9 @@ class Submit:
 
     async def _check(self, request: web.Request, filled: Filled, seconds: float) -> Check | None:
         """The check of the dataset that is chosen, if one is; it goes on by itself."""
-        if filled.spec is None or filled.spec.dataset.artifact == NO_DATASET:
+        spec = filled.spec or _without_faults(filled)
+        if spec is None or spec.dataset.artifact == NO_DATASET:
             return None
-        spec = filled.spec
         try:
             tokenizer = spec.tokenizer
             await own_origin(request, self._jobs, spec, whole=True)
@@ -231,6 +233,9 @@ class Submit:
         draft = read(filled.values, draft=True)
         quote, problem = await self._price(request, draft)
         check = await self._check(request, draft, REPORT_SECONDS)
+        if check is not None and check.state not in PENDING and (problem_of_data := _refused(check)):
+            errors = {DATASET: problem_of_data, **filled.errors}  # First, as in the form.
+            filled = Filled(filled.values, errors, None, filled.submitter, filled.document)
         return self._renderer.page(
             request,
             "submit.html",
@@ -333,11 +338,22 @@ def _fits(quote: Quote | None, filled: Filled) -> dict[str, Any]:
     }
 
 
+def _without_faults(filled: Filled) -> JobSpec | None:
+    """The draft with the usual values in place of faulty ones: enough to look at the data, unless its own fields are at fault."""
+    values = dict(filled.values)
+    for _ in range(2):  # The whole document is looked at once every field can be read.
+        found = read(values, draft=True)
+        if any(name.startswith(("dataset.", "tokenizer.")) for name in found.errors):
+            return None
+        values |= {name: DEFAULTS[name] for name in found.errors if name in DEFAULTS}
+    return read(values, draft=True).spec
+
+
 def _refused(check: Check | None) -> str:
     """Why a dataset cannot be trained on; nothing where it can."""
     if check is None:
         return ""
-    if check.state in ("queued", "running"):
+    if check.state in PENDING:
         done = f"{100 * check.read // max(1, check.size)} %"
         return f"the data is still being checked, {done} is read: review the job again in a moment"
     return check.report.problem if check.report is not None else check.problem

@@ -69,7 +69,12 @@ function quoteSoon() {
 let looking = null;
 async function report() {
   clearTimeout(looking);
-  await refresh("report", "/submit/report");
+  if ((await refresh("report", "/submit/report")) && form.elements["dataset.artifact"].value) {
+    // What stood beside the field was of the data as it was before: the report says what is wrong now.
+    document.getElementById("error-dataset.artifact")?.remove();
+    const bad = document.querySelector("#report > .error") !== null;
+    document.getElementById("field-dataset.artifact").setAttribute("aria-invalid", String(bad));
+  }
   if (document.getElementById("report").hasAttribute("data-again")) looking = setTimeout(report, 700);
   else quoteSoon();
 }

@@ -104,6 +104,11 @@ def container_faults(attributes: Attributes, limits: Limits, folder: Path | None
         ("process namespace", host.get("PidMode") or "", ""),
         ("IPC namespace", host.get("IpcMode"), "private"),
         ("host name namespace", host.get("UTSMode") or "", ""),
+        ("user namespace", host.get("UsernsMode") or "", ""),
+        ("control groups", host.get("CgroupnsMode") in ("", "private", None), True),
+        ("groups", host.get("GroupAdd") or [], []),
+        ("kernel settings", host.get("Sysctls") or {}, {}),
+        ("variables of the loader", _loader(config), []),
         ("devices", host.get("Devices") or [], []),
         ("device requests", _gpus(host), [] if gpu is None else [[str(gpu)]]),
         ("volumes", host.get("VolumesFrom") or [], []),
@@ -118,6 +123,11 @@ def container_faults(attributes: Attributes, limits: Limits, folder: Path | None
 def _temporary(limits: Limits) -> dict[str, str]:
     """All that a job can write to, with its quota; the rest of its disk is read-only."""
     return {"/tmp": f"size={limits.temporary_mb}m,mode=1777,nosuid,nodev,noexec"}  # noqa: S108 - the container's own
+
+
+def _loader(config: Attributes) -> list[str]:
+    """Variables that make every program of the container load code: LD_PRELOAD, LD_AUDIT, LD_LIBRARY_PATH."""
+    return [one for one in config.get("Env") or () if one.startswith("LD_")]
 
 
 def _gpus(host: Attributes) -> list[Any]:

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import msgspec
 
+from coordinator.bus import Bus
 from coordinator.client.text import JOB_SENTENCES
 from coordinator.domain.account import LOCAL_ACCOUNT
 from coordinator.domain.job import Action
@@ -109,7 +110,7 @@ class Cluster:
         self._jobs: dict[str, _Job] = {}
         self._ids = count(1)
         self._event_ids = count(1)
-        self._watchers: set[asyncio.Event] = set()
+        self._bus = Bus()
 
     # ports.Jobs
 
@@ -321,16 +322,8 @@ class Cluster:
         found = self._find(job)
         return len(found.metrics), found.events[-1].id if found.events else 0
 
-    async def changes(self, job: str | None) -> AsyncIterator[str]:
-        woken = asyncio.Event()
-        self._watchers.add(woken)
-        try:
-            while True:
-                await woken.wait()
-                woken.clear()
-                yield job or ""
-        finally:
-            self._watchers.discard(woken)
+    def changes(self, job: str | None) -> AsyncIterator[str]:
+        return self._bus.changes(job)
 
     # ports.Network
 
@@ -413,17 +406,12 @@ class Cluster:
 
         self._change(self._find(job), model=await self.artifacts.put(chunks(), None, len(archive)))
 
-    def wake(self) -> None:
-        """Tell whoever watches that something changed."""
-        for woken in self._watchers:
-            woken.set()
-
     def flood(self, job: str, points: int) -> None:
         """Many points at once."""
         found = self._find(job)
         start = len(found.metrics)
         found.metrics += [api.Metric(0, start + i, start + i, "train", 1.0, self.now) for i in range(points)]
-        self.wake()
+        self._bus.publish(found.view.id)
 
     def _round(self, found: _Job) -> None:
         view = found.view
@@ -526,11 +514,11 @@ class Cluster:
         if "state" in values:
             values = {"sentence": JOB_SENTENCES.get(str(values["state"]), ""), **values}
         found.view = msgspec.structs.replace(found.view, **values)
-        self.wake()
+        self._bus.publish(found.view.id)
 
     def _say(self, found: _Job, kind: str, text: str) -> None:
         found.events.append(api.JobEvent(next(self._event_ids), self.now, kind, text))
-        self.wake()
+        self._bus.publish(found.view.id)
 
     def _receipt(self, found: _Job, kind: str, amount: int, text: str) -> None:
         name = f"{found.view.id} {len(found.receipts)}"

@@ -1,4 +1,4 @@
-"""Requests made from the OpenAPI document by schemathesis, and what every answer must be. Used by a test and a benchmark."""
+"""Requests made from the OpenAPI document by schemathesis, and what every answer must be. Used by a test."""
 
 from collections import Counter
 

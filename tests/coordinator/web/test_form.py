@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from coordinator.errors import InvalidError
+from coordinator.web.pages import submit
 from coordinator.web.pages.forms import DEFAULTS, fill, read, read_document
 from tests.coordinator.web.conftest import House
 from tests.coordinator.web.test_pages import form, token
@@ -113,6 +114,36 @@ async def test_the_json_beside_the_form_is_taken_over_or_refused_beside_it(
     assert 'value="kept"' in page, "the form stays as it was"
     assert "training.tokens" in page
     assert "&#34;tokens&#34;: -1" in page, "and so does the text"
+
+
+async def test_refused_data_is_told_beside_its_field_together_with_every_other_error(
+    house: House, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(submit, "REPORT_SECONDS", 60.0)  # As long as the check takes.
+    browser = Form(http, house)
+    good, short = await house.dataset(), await house.dataset(b"short")
+    asked = {"name": "n", "budget": "9", "tokenizer.kind": "bytes", "action": "review"}
+    wrong = {"budget": "", "training.learning_rate": "fast", "training.batch": "0"}
+    page = await browser.post({**asked, **wrong, "dataset.artifact": short}, 422)
+    assert "4 things need" in page
+    assert set(re.findall(r'id="error-([^"]+)"', page)) == {"dataset.artifact", *wrong}
+    problem = re.search(r'#field-dataset\.artifact">Dataset</a>: ([^<]+)</li>', page)
+    assert problem is not None
+    assert f"</svg>{problem[1]}</span>" in page, "beside the field"
+    assert problem[1] not in page.partition('<div id="report"')[2].partition("</section>")[0], (
+        "and not once more below it"
+    )
+    page = await browser.post({**asked, "dataset.artifact": short}, 422)
+    assert "1 thing needs" in page
+    page = await browser.post({**asked, **wrong, "dataset.artifact": good}, 422)
+    assert "3 things need" in page
+    part = await browser.post({**asked, **wrong, "dataset.artifact": short}, path="/submit/report")
+    assert problem[1] in part, "the part that a script asks for says it by itself"
+    unclear = {"dataset.artifact": short, "tokenizer.kind": "bpe", "tokenizer.vocabulary": "many"}
+    page = await browser.post({**asked, **unclear}, 422)
+    assert set(re.findall(r'id="error-([^"]+)"', page)) == {"tokenizer.vocabulary"}, (
+        "how to look at it is not known yet"
+    )
 
 
 async def test_the_data_is_looked_at_before_a_job_can_be_reviewed(house: House, http: aiohttp.ClientSession) -> None:

@@ -1,4 +1,4 @@
-"""The interface keeps to its document, whatever it is asked."""
+"""The interface keeps to its document, whatever it is asked (row F28)."""
 
 import asyncio
 import os

@@ -99,6 +99,20 @@ async def test_a_reader_that_stalls_costs_a_buffer_and_then_gets_every_point_onc
             assert seen == list(range(40_000))
 
 
+def test_what_happens_now_and_then_is_looked_at_at_once_and_a_flood_as_often_as_agreed() -> None:
+    pace = feeds.Pace()
+    assert [pace.wait(at / 5) for at in range(200)] == [0.0] * 200, "five changes a second wait for nothing"
+    now, looks, pace = 1000.0, 0, feeds.Pace()
+    while now < 1010.0:
+        now, looks = now + pace.wait(now) + 1e-6, looks + 1
+    assert looks <= 10 * feeds.LOOKS_A_SECOND + feeds.LOOKS_AT_ONCE + 1
+    assert looks >= 10 * feeds.LOOKS_A_SECOND - 1
+    assert pace.wait(2000.0) == 0.0, "what was not used is not saved up beyond its bound"
+    waits = [pace.wait(2000.0) for _ in range(feeds.LOOKS_AT_ONCE + 1)]
+    assert waits[: feeds.LOOKS_AT_ONCE - 1] == [0.0] * (feeds.LOOKS_AT_ONCE - 1)
+    assert waits[-1] > 0
+
+
 async def test_readers_of_one_job_share_its_reading(station: Station) -> None:
     async with aiohttp.ClientSession(read_bufsize=1 << 17) as http:
         open_ = [await http.get(station.url) for _ in range(20)]
