@@ -5,9 +5,9 @@
 
 Ours are the coordinator's streams over the jobs in memory of the tests. Beside it, on the same work in the same run, is
 sse-starlette under uvicorn (as ``pip install cottage[bench]`` has them), with one queue a reader. The readers are another
-process; each event carries the moment at which it was made. Ours looks at a job every 0.25 s and sends together what has
-come, the other one sends each event by itself. Those that take nothing watch a job of 400 events a second. Writes
-build/bench/streams.json.
+process; each event carries the moment at which it was made. Ours looks at a job when something happens, eight times a second
+at most, and sends together what has come, the other one sends each event by itself. Those that take nothing watch a job of
+400 events a second. Writes build/bench/streams.json.
 """
 
 from __future__ import annotations

@@ -105,7 +105,6 @@ def container_faults(attributes: Attributes, limits: Limits, folder: Path | None
         ("IPC namespace", host.get("IpcMode"), "private"),
         ("host name namespace", host.get("UTSMode") or "", ""),
         ("user namespace", host.get("UsernsMode") or "", ""),
-        ("control groups", host.get("CgroupnsMode") in ("", "private", None), True),
         ("groups", host.get("GroupAdd") or [], []),
         ("kernel settings", host.get("Sysctls") or {}, {}),
         ("variables of the loader", _loader(config), []),
@@ -126,8 +125,8 @@ def _temporary(limits: Limits) -> dict[str, str]:
 
 
 def _loader(config: Attributes) -> list[str]:
-    """Variables that make every program of the container load code: LD_PRELOAD, LD_AUDIT, LD_LIBRARY_PATH."""
-    return [one for one in config.get("Env") or () if one.startswith("LD_")]
+    """Variables that make every program of the container load code."""
+    return [one for one in config.get("Env") or () if one.startswith(("LD_PRELOAD=", "LD_AUDIT="))]
 
 
 def _gpus(host: Attributes) -> list[Any]:

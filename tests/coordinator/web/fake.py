@@ -4,7 +4,6 @@
 its loss falls on a fixed curve, so that screenshots and tests are the same every time.
 """
 
-import asyncio
 import hashlib
 import math
 import re
