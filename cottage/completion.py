@@ -1,6 +1,7 @@
 """``cottage completion SHELL``: what a shell loads so that Tab completes words and options."""
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -37,6 +38,8 @@ def complete(words: dict[str, str]) -> None:
     """
     from coordinator.client.options import parser
 
+    _complete_ledger(os.environ.get("COMP_LINE", "")[: int(os.environ.get("COMP_POINT") or 0)])
+
     whole = parser()
     (commands,) = [action for action in whole._actions if isinstance(action, argparse._SubParsersAction)]
     for word, text in words.items():
@@ -45,4 +48,17 @@ def complete(words: dict[str, str]) -> None:
             if word == "completion":
                 added.add_argument("shell", choices=tuple(USE))
     argcomplete.autocomplete(whole)
+    sys.exit(0)
+
+
+def _complete_ledger(line: str) -> None:
+    """Complete ``cottage ledger WORD ...`` with the options of its word, and end; the books are a submitter's command."""
+    from cottage.ledger import BOOKS, parser_of
+
+    words = line.split() if line.endswith(" ") else line.split()[:-1]  # Without the one that is being typed.
+    if words[1:2] != ["ledger"] or "".join(words[2:3]) in BOOKS:
+        return
+    made, behind = parser_of("".join(words[2:3]))
+    os.environ["_ARGCOMPLETE"] = "3" if behind else "2"  # So many words stand before the parser's own.
+    argcomplete.autocomplete(made)
     sys.exit(0)

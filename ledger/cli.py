@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return serve(words[1:])
     if words[:1] == ["deploy"]:
         return deploy(words[1:])
-    arguments = _parser().parse_args(words)
+    arguments = parser().parse_args(words)
     config = LedgerConfig(arguments.url, arguments.program, arguments.mint)
     try:
         if is_address(arguments.what):
@@ -103,7 +103,8 @@ def _print_json(document: Any) -> None:
     sys.stdout.write(msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n")
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
+    """The options of ``cottage ledger``, and its words."""
     parser = argparse.ArgumentParser(prog="cottage ledger", description="Read money back from the ledger.")
     commands = parser.add_subparsers(dest="command", required=True)
     job = commands.add_parser("show", help="everything that happened to a job or a node, and where its money is")
@@ -122,6 +123,11 @@ def _parser() -> argparse.ArgumentParser:
         ("totals", "its sums"),
     ):
         commands.add_parser(word, help=f"{text}, as a coordinator has them; {word} --help tells more", add_help=False)
+    commands.add_parser(
+        "challenge",
+        help="run a committed step again and put a bond against it; challenge --help tells how",
+        add_help=False,
+    )
     commands.add_parser("claim", help="have paid what a job has promised; claim --help tells how", add_help=False)
     commands.add_parser("deploy", help="bring the market program to a cluster; deploy --help tells how", add_help=False)
     commands.add_parser("serve", help="serve the embedded ledger; serve --help tells its options", add_help=False)

@@ -256,7 +256,7 @@ def keep_secret(path: Path) -> bytes:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns 0, or 1 with a message on standard error."""
-    arguments = _parser().parse_args(argv)
+    arguments = parser().parse_args(argv)
     try:
         done = asyncio.run(_run(arguments))
     except (LedgerError, OSError) as error:
@@ -288,7 +288,8 @@ def _say(line: str) -> None:
     sys.stderr.write(line + "\n")
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
+    """The options of ``cottage ledger deploy``."""
     parser = argparse.ArgumentParser(prog="cottage ledger deploy", description="Deploy the market program; resumable.")
     parser.add_argument("--cluster", required=True, help="JSON-RPC address")
     parser.add_argument("--authority", required=True, help="who may upgrade it afterwards: none, or an address")

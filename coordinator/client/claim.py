@@ -41,7 +41,7 @@ class NotDueError(Exception):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command."""
-    options = _parser().parse_args(list(sys.argv[1:] if argv is None else argv))
+    options = parser().parse_args(list(sys.argv[1:] if argv is None else argv))
     try:
         sys.stdout.write(asyncio.run(_run(options)) + "\n")
     except (NotDueError, NoEscrowError) as error:
@@ -55,7 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
+    """The options of ``cottage ledger claim``."""
     server = os.environ.get(SERVER_VARIABLE, DEFAULT_SERVER)
     parser = argparse.ArgumentParser(
         prog="cottage ledger claim",

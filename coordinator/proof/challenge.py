@@ -55,7 +55,7 @@ class Result(msgspec.Struct, frozen=True):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command."""
-    options = _parser().parse_args(list(sys.argv[1:] if argv is None else argv))
+    options = parser().parse_args(list(sys.argv[1:] if argv is None else argv))
     try:
         result = asyncio.run(challenge(options))
     except ClientError as error:
@@ -70,7 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return result.status
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
+    """The options of ``cottage ledger challenge``."""
     server = os.environ.get(SERVER_VARIABLE, DEFAULT_SERVER)
     parser = argparse.ArgumentParser(
         prog="cottage ledger challenge",

@@ -31,7 +31,7 @@ _MARKS = {"pass": ("✓ pass", "green"), "fail": ("✗ FAIL", "bold red"), "note
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command."""
-    options = _parser().parse_args(list(sys.argv[1:] if argv is None else argv))
+    options = parser().parse_args(list(sys.argv[1:] if argv is None else argv))
     try:
         job = job_id(options.job)
     except AddressError as error:
@@ -70,7 +70,8 @@ def _until_untrue(found: Sequence[Finding]) -> list[Finding]:
     return list(found[: first + 1])
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
+    """The options of ``cottage ledger check``."""
     server = os.environ.get(SERVER_VARIABLE, DEFAULT_SERVER)
     parser = argparse.ArgumentParser(
         prog="cottage ledger check",

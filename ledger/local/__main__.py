@@ -28,14 +28,19 @@ EXIT_UNUSABLE, EXIT_STORE_FAILED = 1, 3
 SHUTDOWN_S = 1.0  # Requests take milliseconds; idle keep-alive connections need no longer goodbye.
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Parse arguments and serve until a signal."""
+def parser() -> argparse.ArgumentParser:
+    """The options of ``cottage ledger serve``."""
     parser = argparse.ArgumentParser(prog="python -m ledger.local", description="Serve the embedded ledger.")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on; anybody who reaches it may mint")
     parser.add_argument("--port", type=int, default=8899, help="0 picks a free port")
     parser.add_argument("--db", type=Path, required=True, help="SQLite file, created on the first start")
     parser.add_argument("--ready-file", type=Path, help="receives the URL once requests are answered")
-    arguments = parser.parse_args(argv)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parse arguments and serve until a signal."""
+    arguments = parser().parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     try:
         store = Store(arguments.db)

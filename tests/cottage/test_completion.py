@@ -56,6 +56,13 @@ def run(argv: list[str], environment: dict[str, str]) -> list[str]:
         ("cottage logs --level w", {"warning"}),
         ("cottage completion ", {"bash", "zsh", "fish"}),
         ("cottage upload --purpose to", {"tokenizer"}),
+        ("cottage ledger ch", {"check", "challenge"}),
+        ("cottage ledger show --sub", {"--submitter"}),
+        ("cottage ledger check --al", {"--all"}),
+        ("cottage ledger claim --pay", {"--payee"}),
+        ("cottage ledger challenge --out", {"--outer"}),
+        ("cottage ledger serve --rea", {"--ready-file"}),
+        ("cottage ledger entries --ki", {"--kind"}),
     ],
 )
 def test_bash_completes_words_options_and_their_values(
@@ -80,6 +87,8 @@ def test_fish_completes_words(tmp_path: Path, environment: dict[str, str], capsy
     file = script_of("fish", tmp_path, capsys)
     told = run(["fish", "--no-config", "-c", f'source {file}; complete -C "cottage wat"'], environment)
     assert [line.split("\t")[0].strip() for line in told] == ["watch"]
+    told = run(["fish", "--no-config", "-c", f'source {file}; complete -C "cottage ledger serve --ready"'], environment)
+    assert [line.split("\t")[0].strip() for line in told] == ["--ready-file"]
 
 
 def test_another_shell_is_refused_with_those_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:

@@ -38,7 +38,7 @@ async def ask(place: Town, job: str, commit: CommitRecord, *words: str, step: in
     seat = ["--round", str(commit.round), "--stage", str(commit.stage), "--replica", str(commit.replica)]
     seat += ["--epoch", str(commit.epoch)]
     what = ["--outer"] if step is None else ["--step", str(step)]
-    options = challenge._parser().parse_args([job, *seat, *what, "--coordinator", place.url, *words])
+    options = challenge.parser().parse_args([job, *seat, *what, "--coordinator", place.url, *words])
     return await challenge.challenge(options)
 
 
