@@ -54,6 +54,7 @@ from coordinator.store.ports import Store
 from coordinator.store.sql import SqlStore
 from coordinator.web import routes
 from coordinator.web.auth import Auth, needs
+from coordinator.web.services import Services
 from coordinator.web.signal import NodeSocket
 from ledger.client import Ledger, LedgerConfig
 from ledger.errors import LedgerError
@@ -241,8 +242,7 @@ def add_interface(
 ) -> None:
     """Add the REST interface and the pages of ``parts`` to ``app``, which has not started."""
     context = parts.context
-    routes.setup(
-        app,
+    services = Services(
         parts.jobs,
         parts.network,
         parts.market,
@@ -252,11 +252,9 @@ def add_interface(
         uploads,
         checks,
         artifacts,
-        parts.nodes.authorise,
-        auth,
-        Replays(context.store, context.clock),
         context.config.data / "downloads",
     )
+    routes.setup(app, services, parts.nodes.authorise, auth, Replays(context.store, context.clock))
 
 
 async def serve(config: Config, ready: Callable[[str], None], stopping: asyncio.Event) -> None:

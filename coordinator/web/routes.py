@@ -1,14 +1,8 @@
 """The door of the web layer: everything that the application answers over HTTP, except the nodes' WebSocket."""
 
-from pathlib import Path
-
 from aiohttp import web
 
-from coordinator.services import ports
-from coordinator.services.artifacts import ArtifactStore
-from coordinator.services.checks import DatasetChecks
 from coordinator.services.replays import Replays
-from coordinator.services.uploads import UploadService
 from coordinator.version import release
 from coordinator.web.accounts import AccountRoutes
 from coordinator.web.api import Api
@@ -23,56 +17,33 @@ from coordinator.web.once import Once
 from coordinator.web.pages.account import AccountPages
 from coordinator.web.pages.site import Site
 from coordinator.web.route import register
+from coordinator.web.services import Services
 from coordinator.web.stream import Streams
 from coordinator.web.transfers import Authorise, Transfers
 
 
-def setup(
-    app: web.Application,
-    jobs: ports.Jobs,
-    network: ports.Network,
-    market: ports.Market,
-    books: ports.Books,
-    leavings: ports.Leavings,
-    notices: ports.Notices,
-    uploads: UploadService,
-    checks: DatasetChecks,
-    artifacts: ArtifactStore,
-    authorise: Authorise,
-    auth: Auth,
-    replays: Replays,
-    downloads: Path | None = None,
-) -> None:
+def setup(app: web.Application, services: Services, authorise: Authorise, auth: Auth, replays: Replays) -> None:
     """Add the REST interface and the pages to ``app``.
 
     Args:
         app: not yet started.
-        jobs: everything about jobs.
-        network: everything about nodes.
-        market: price, demand, regions, earnings, health.
-        books: what the ledger's pages show.
-        leavings: checkpoints, logs, models to try.
-        notices: what accounts are told of their jobs.
-        uploads: where submitters' files arrive.
-        checks: what says what datasets hold.
-        artifacts: where files lie.
         authorise: a node's token to its address; raises ForbiddenError for a token that is not valid now.
         auth: knows who a request is from.
         replays: remembers what was answered to changing requests.
-        downloads: folder of the installers that are offered; None: none are.
     """
-    site = Site(jobs, leavings, network, market, books, uploads, checks, downloads)
+    jobs, uploads, artifacts = services.jobs, services.uploads, services.artifacts
+    site = Site(services)
     protect(app, site.error_page)
     install(app, auth, {"job": jobs.check_owner, "upload": uploads.check_owner}, jobs.is_shared)
-    streams = Streams(jobs, network, reader_of=_reader)
-    interface = Api(jobs, network, streams)
+    streams = Streams(jobs, services.network, reader_of=_reader)
+    interface = Api(jobs, services.network, streams)
     routes = [
         *Transfers(jobs, uploads, artifacts, authorise).routes(),
-        *Checks(checks, jobs).routes(),
+        *Checks(services.checks, jobs).routes(),
         *interface.routes(),
-        *LifeRoutes(jobs, leavings, artifacts).routes(),
-        *NoticeRoutes(notices).routes(),
-        *LedgerRoutes(books).routes(),
+        *LifeRoutes(jobs, services.leavings, artifacts).routes(),
+        *NoticeRoutes(services.notices).routes(),
+        *LedgerRoutes(services.books).routes(),
         *AccountRoutes(auth).routes(),
     ]
     site.reference.show(interface.describe_with(routes, release()))

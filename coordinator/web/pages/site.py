@@ -1,14 +1,10 @@
 """All pages, their files, and errors as pages."""
 
 import difflib
-from pathlib import Path
 from urllib.parse import quote
 
 from aiohttp import hdrs, web
 
-from coordinator.services import ports
-from coordinator.services.checks import DatasetChecks
-from coordinator.services.uploads import UploadService
 from coordinator.web.auth import public
 from coordinator.web.pages.disputes import DisputePages
 from coordinator.web.pages.downloads import Downloads
@@ -20,6 +16,7 @@ from coordinator.web.pages.reference import Reference
 from coordinator.web.pages.render import STATIC_FOLDER, Renderer
 from coordinator.web.pages.submit import Submit
 from coordinator.web.pages.views import Views
+from coordinator.web.services import Services
 from transport.wire.api import Problem
 
 STATIC_SECONDS = 3600
@@ -44,29 +41,20 @@ _PROGRAMS = ("/api/", "/healthz", "/readyz", "/openapi.json")
 class Site:
     """The pages of a coordinator."""
 
-    def __init__(
-        self,
-        jobs: ports.Jobs,
-        leavings: ports.Leavings,
-        network: ports.Network,
-        market: ports.Market,
-        books: ports.Books,
-        uploads: UploadService,
-        checks: DatasetChecks,
-        downloads: Path | None,
-    ) -> None:
+    def __init__(self, services: Services) -> None:
+        jobs, network, market = services.jobs, services.network, services.market
         self._renderer = renderer = Renderer()
         self.reference = Reference(renderer)
         self._parts = (
             Views(jobs, network, renderer),
-            JobPages(jobs, leavings, network, market, renderer),
+            JobPages(jobs, services.leavings, network, market, renderer),
             MarketPages(network, market, renderer),
-            LedgerPages(jobs, books, renderer),
-            DisputePages(books, renderer),
-            Submit(jobs, network, uploads, checks, renderer),
+            LedgerPages(jobs, services.books, renderer),
+            DisputePages(services.books, renderer),
+            Submit(jobs, network, services.uploads, services.checks, renderer),
             self.reference,
             Guides(renderer),
-            Downloads(renderer, downloads),
+            Downloads(renderer, services.downloads),
         )
 
     @property

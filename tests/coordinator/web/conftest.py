@@ -25,6 +25,7 @@ from coordinator.services.uploads import UploadService
 from coordinator.store.memory import MemoryStore
 from coordinator.web.auth import Auth
 from coordinator.web.routes import setup
+from coordinator.web.services import Services
 from tests.coordinator.web.fake import TOKEN, Cluster, address
 from tests.coordinator.web.fake_services import Books, Leavings, Market, Registry
 from transport.clock import SystemClock
@@ -72,24 +73,22 @@ class House:
         tools = TrainerTools(self.artifacts, self.folder / "scratch", 120.0, 4096)
         self.checks = DatasetChecks(self.folder / "checks", self.artifacts, tools)
         self._checking = asyncio.create_task(self.checks.run())
-        setup(
-            app,
+        notices = NoticeService(
+            Context(Config(self.folder, ""), SystemClock(), MemoryStore(), secrets.token_bytes), mails=True
+        )
+        services = Services(
             self.cluster,
             Registry(self.cluster),
             self.market,
             Books(self.cluster),
             Leavings(self.cluster),
-            NoticeService(
-                Context(Config(self.folder, ""), SystemClock(), MemoryStore(), secrets.token_bytes), mails=True
-            ),
+            notices,
             self.uploads,
             self.checks,
             self.artifacts,
-            authorise,
-            self.auth,
-            Replays(self.store, SystemClock()),
             self.folder / "downloads",
         )
+        setup(app, services, authorise, self.auth, Replays(self.store, SystemClock()))
         self._runner = web.AppRunner(app, shutdown_timeout=1.0)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", self.port)

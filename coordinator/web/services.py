@@ -1,0 +1,38 @@
+"""What stands behind the interface and the pages."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from coordinator.services import ports
+from coordinator.services.artifacts import ArtifactStore
+from coordinator.services.checks import DatasetChecks
+from coordinator.services.uploads import UploadService
+
+
+@dataclass(frozen=True)
+class Services:
+    """Everything that routes and pages ask or tell.
+
+    Attributes:
+        jobs: everything about jobs.
+        network: everything about nodes.
+        market: price, demand, regions, earnings, health.
+        books: what the ledger's pages show.
+        leavings: checkpoints, logs, models to try.
+        notices: what accounts are told of their jobs.
+        uploads: where submitters' files arrive.
+        checks: what says what datasets hold.
+        artifacts: where files lie.
+        downloads: folder of the installers that are offered; None: none are.
+    """
+
+    jobs: ports.Jobs
+    network: ports.Network
+    market: ports.Market
+    books: ports.Books
+    leavings: ports.Leavings
+    notices: ports.Notices
+    uploads: UploadService
+    checks: DatasetChecks
+    artifacts: ArtifactStore
+    downloads: Path | None = None
