@@ -485,6 +485,10 @@
         <translation>Version {0} ist da. Installieren Sie sie wie diese.</translation>
     </message>
     <message>
+        <source>Version {0} is installed. It begins once no job runs here, or now: what runs is handed over.</source>
+        <translation>Version {0} ist installiert. Sie beginnt, sobald hier kein Auftrag läuft, oder jetzt: Was läuft, wird übergeben.</translation>
+    </message>
+    <message>
         <source>{0} MB/s</source>
         <translation>{0} MB/s</translation>
     </message>
@@ -654,6 +658,10 @@
     <message>
         <source>What runs is completed; then lending stops.</source>
         <translation>Was läuft, wird fertig; dann hört das Leihen auf.</translation>
+    </message>
+    <message>
+        <source>What runs is completed; then the agent begins anew and lends again.</source>
+        <translation>Was läuft, wird fertig; dann beginnt der Agent neu und verleiht wieder.</translation>
     </message>
     <message>
         <source>The agent checks its sandbox and measures this computer. The first time takes about a minute.</source>
@@ -1119,8 +1127,8 @@
         <translation>Mit dem Computer starten</translation>
     </message>
     <message>
-        <source>With the desktop, and while lending is on also without it.</source>
-        <translation>Mit der Arbeitsumgebung, und solange das Verleihen an ist auch ohne sie.</translation>
+        <source>With the desktop, and while lending is on also without it: as a service of this system.</source>
+        <translation>Mit der Arbeitsumgebung, und solange das Verleihen an ist auch ohne sie: als Dienst dieses Systems.</translation>
     </message>
     <message>
         <source>Fetch new versions</source>

@@ -6,27 +6,35 @@
     autostart entry     shown                                       shown
     systemd user unit   disabled                                    enabled
 
+An agent that its window has started goes on as the unit once that is enabled, at once or between two jobs (``take_over``).
 Only what the owner does changes either: the setting both, the switch the unit. A start or an update never does; and
 where the unit was disabled by hand since (``systemctl --user disable``), that counts as the owner's wish. Sources:
 systemd.unit(5), Desktop Application Autostart Specification 0.5.
 """
 
+import asyncio
 import os
+import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from desktop.agent import status
 from desktop.agent.config import Home
-from desktop.agent.errors import SettingsError
+from desktop.agent.errors import AgentError, SettingsError
 from desktop.agent.log import LOGGER, printable
 from desktop.agent.updates.release import installation
 
 UNIT = "cottage-agent.service"
 ENTRY = "autostart/cottage.desktop"
+MOVED = "COTTAGE_NOT_MOVED"  # In the environment of an agent in whose place the unit did not start: it tries no second time.
 SYSTEMCTL_S = 20.0
+ANSWER_S = 90.0  # Five seconds on a quiet computer.
+ASK_EVERY_S = 0.2
 _HIDDEN = "[Desktop Entry]\nType=Application\nName=Cottage\nHidden=true\n"
 _SHOWN = "[Desktop Entry]\nType=Application\nName=Cottage\nExec={program} --hidden\nIcon=cottage\nNoDisplay=true\n"
 
@@ -83,6 +91,30 @@ class AtLogin:
         if done.returncode:
             raise SettingsError(f"{UNIT} does not start: {printable(done.stderr.strip())}")
         self._note(wish)
+
+    def can_take_over(self) -> bool:
+        """The unit is to start at login and runs this very program, but this process is not the unit's."""
+        if not getattr(sys, "frozen", False) or not self.has_unit() or not self.is_enabled():
+            return False
+        told = _systemctl("show", "--property=MainPID", "--property=ExecStart", UNIT).stdout
+        starts = re.search(r"path=(\S+)", told)
+        same = starts is not None and Path(starts[1]).resolve() == Path(sys.executable).resolve()
+        return same and f"MainPID={os.getpid()}\n" not in told
+
+    def take_over(self) -> str:
+        """Start the unit in the place of this process, which holds the home no longer; returns why it does not start."""
+        done = _systemctl("start", UNIT)
+        if done.returncode:
+            return printable(done.stderr.strip()) or "systemctl fails"
+        until = time.monotonic() + ANSWER_S
+        while time.monotonic() < until:
+            try:
+                asyncio.run(status.ask(self.home.socket))
+            except AgentError:
+                time.sleep(ASK_EVERY_S)
+            else:
+                return ""
+        return f"it has not answered for {ANSWER_S:.0f} s"
 
     def leave(self) -> None:
         """Nothing starts any more, and the unit's agent ends; what the whole system's package starts is hidden."""

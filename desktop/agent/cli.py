@@ -8,6 +8,7 @@ other has failed here, or somebody reached into one.
 import argparse
 import asyncio
 import contextlib
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -19,11 +20,12 @@ from rich.table import Table
 
 from desktop.agent import keycli, log, ownercli, status, support, upkeepcli, withdraw
 from desktop.agent.activity import Activity
+from desktop.agent.atlogin import MOVED, UNIT, AtLogin
 from desktop.agent.config import DEFAULT_IMAGE, Home, Settings
 from desktop.agent.errors import AgentError, NoAgentError, SettingsError
 from desktop.agent.lending.cli import add_words
 from desktop.agent.limits import Limits, LimitsChange, LimitsView, show_quantity, show_rate
-from desktop.agent.log import printable
+from desktop.agent.log import LOGGER, printable
 from desktop.agent.testscreen import show as show_test
 from desktop.agent.testscreen import show_link, with_bar
 from desktop.agent.updates import restart
@@ -173,9 +175,16 @@ def _run(options: argparse.Namespace) -> int:
         from desktop.agent import service  # Loads the network and the ledger, which the other words can do without.
 
         told = Home(home.path, trial=options.trial)
-        folder, version = asyncio.run(service.serve(told, options.worker_argument, stays=options.stay))
-    if folder is not None and version:
-        restart.replace_self(folder, version, home, sys.argv[1:])
+        after = asyncio.run(service.serve(told, options.worker_argument, stays=options.stay))
+    if after.kind == "unit":
+        if not (why := AtLogin.of(home).take_over()):
+            return 0
+        LOGGER.error("%s does not start, so this process goes on: %s", UNIT, why)
+        os.environ[MOVED] = why
+    elif after.kind == "version" and after.folder is not None:
+        restart.replace_self(after.folder, after.version, home, sys.argv[1:])
+    if after.kind != "end":
+        restart.begin_anew(sys.argv[1:])
     return 0
 
 

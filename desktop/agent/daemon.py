@@ -188,8 +188,12 @@ class Agent:
 
     async def _lend(self, stop: asyncio.Event) -> None:
         await self._keeper.run(self)
-        self.finished = True
+        self.finished = self._keeper.view().wish.finish
         stop.set()  # What was to be finished is.
+
+    def renew(self) -> None:
+        """Take no new jobs, and end once none has a seat here."""
+        self._keeper.renew()
 
     def workers(self) -> tuple[bool, tuple[int, ...]]:
         """Whether jobs hold this computer (a spare that waits does not), and the processes of their workers."""
@@ -203,13 +207,8 @@ class Agent:
     async def follow(self, decision: Decision, sentence: str) -> None:
         """Let the tasks work, freeze them, or leave."""
         cause = decision.reasons[0] if decision.reasons else None
-        self._note(
-            "lending",
-            sentence,
-            state=decision.state,
-            cause=cause.cause if cause else "",
-            what=cause.detail if cause else "",
-        )
+        why, what = (cause.cause, cause.detail) if cause else ("", "")
+        self._note("lending", sentence, state=decision.state, cause=why, what=what)
         for task in self._tasks.values():
             await task.freeze(decision.state is State.PAUSED)
         if decision.state is State.AWAY:

@@ -99,7 +99,7 @@ class Desk:
         self.books = Books.at(home)
         self.agent: Live | None = None
         self.device: Device | None = None
-        self.on, self.preparing, self.trouble = True, False, ""
+        self.on, self.preparing, self.trouble, self.renews = True, False, "", False
         self._test = SelfTest()
         self._testing: asyncio.Task[None] | None = None
         self._ledger: LedgerInfo | None = None
@@ -145,8 +145,8 @@ class Desk:
         told = self.agent.status() if self.agent is not None else self._status_of_rest()
         earned = self.earnings()
         return msgspec.structs.replace(
-            told, on=self.on, trouble=self.trouble, last_event=self.activity.last, update=self.handles.newest(),
-            verified=earned.verified, paid=earned.paid, today=earned.today, week=earned.week,
+            told, on=self.on, trouble=self.trouble, renews=self.renews, last_event=self.activity.last,
+            update=self.handles.newest(), verified=earned.verified, paid=earned.paid, today=earned.today, week=earned.week,
         )  # fmt: skip
 
     def _status_of_rest(self) -> local.Status:

@@ -9,32 +9,50 @@
 
 import asyncio
 import contextlib
+import os
 import signal
 import time
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 import msgspec
 
 from desktop.agent import start
-from desktop.agent.atlogin import AtLogin
+from desktop.agent.atlogin import MOVED, UNIT, AtLogin
 from desktop.agent.config import Home, Settings
 from desktop.agent.daemon import Agent
 from desktop.agent.desk import Desk, Handles
 from desktop.agent.errors import AgentError, SandboxError, SettingsError, UpdateError
 from desktop.agent.gpu import Device
 from desktop.agent.limits import Limits
-from desktop.agent.log import LOGGER
+from desktop.agent.log import LOGGER, printable
 from desktop.agent.nettest import LineTests
 from desktop.agent.selftest import Means, SelfTest, Steps
 from desktop.agent.status import Order
 from desktop.agent.updates.folder import Folder
 from desktop.agent.updates.keeper import UpdateOrder, Updates, UpdateView
 from desktop.agent.updates.release import Release, Way, installation, this_release, version
+from desktop.agent.updates.replaced import LOOK_S, Place
 from desktop.agent.usage import Share
 from transport.clock import SystemClock
 from transport.nettest.result import NetTest
 
+Kind = Literal["end", "version", "anew", "unit"]
 RETRY_S = 30.0  # Docker starts some time after the desktop does.
+
+
+@dataclass(frozen=True)
+class Next:
+    """What follows when the service has ended.
+
+    ``kind``: end: nothing; version: become ``version``, which lies in ``folder``; anew: become what lies in this program's
+    place now; unit: let the unit of this user's systemd go on.
+    """
+
+    kind: Kind = "end"
+    version: str = ""
+    folder: Folder | None = None
 
 
 class Service:
@@ -48,9 +66,10 @@ class Service:
         stays: bool = False,
         release: Release | None = None,
         way: tuple[Way, Folder | None] | None = None,
+        place: Place | None = None,
     ) -> None:
         """``stays``: go on when lending is off, by the switch that is remembered; otherwise lend now, and end with that.
-        A home on trial only answers. ``release`` and ``way``: this program's own by default.
+        A home on trial only answers. ``release``, ``way`` and ``place``: this program's own by default.
 
         Raises:
             SettingsError: the key cannot be used.
@@ -64,7 +83,8 @@ class Service:
         )
         self.desk = Desk(home, version(), handles)
         self.desk.on = not home.trial and (not stays or _remembered(home))
-        self.restart_into = ""
+        self.after = Next()
+        self._place = place or Place()
         self._end, self._wake, self._login = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._at_login, self._entry_too = AtLogin.of(home), False
         self._stopped = False
@@ -75,6 +95,11 @@ class Service:
         self._stopped = True
         self._end.set()
         self._wake.set()
+
+    def leave(self) -> None:
+        """Hand over what runs, and end, whatever was to follow."""
+        self.after = Next()
+        self.stop()
 
     def switch(self, on: bool) -> None:
         """Lend, or hand over what runs and rest; remembered."""
@@ -88,6 +113,14 @@ class Service:
     def _restart(self) -> None:
         self._end.set()
         self._wake.set()
+
+    def between_jobs(self, after: Next) -> None:
+        """End once no job has a seat here, at once where none has; then comes ``after``, and the switch stays as it is."""
+        self.after, self.desk.renews = after, True
+        if self._agent is None:
+            self.stop()
+        else:
+            self._agent.renew()
 
     async def run(self) -> None:
         """Until ``stop``, or, where it does not stay, until lending ends.
@@ -104,6 +137,7 @@ class Service:
             watching = [
                 asyncio.create_task(self._updates.watch(lambda: self._home.settings().updates), name="updates"),
                 asyncio.create_task(self._keep_login(), name="at-login"),
+                asyncio.create_task(self._watch_place(), name="place"),
             ]
             try:
                 await self._live()
@@ -143,6 +177,8 @@ class Service:
             self.desk.trouble = ""
             if finished:
                 self.switch(False)
+            if self.desk.renews:
+                self.stop()  # The stretch has ended, by that wish or by another.
 
     def _tell(self, error: AgentError) -> None:
         if not self._stays:
@@ -201,6 +237,14 @@ class Service:
             if entry:
                 await asyncio.to_thread(self._at_login.show_entry, wish)
             await asyncio.to_thread(self._at_login.follow, wish=wish, on=self.desk.on)
+            await self._move_to_unit()
+
+    async def _move_to_unit(self) -> None:
+        if self._arguments or MOVED in os.environ or not self.desk.on or self.desk.renews:
+            return
+        if await asyncio.to_thread(self._at_login.can_take_over):
+            self.desk.activity.add(time.time(), "settings", f"the agent goes on as the service {UNIT}")
+            self.between_jobs(Next("unit"))
 
     # --- a new version --------------------------------------------------------------------------------------------------
 
@@ -208,19 +252,22 @@ class Service:
         if not order.restart:
             return await self._updates.look()
         view = self._updates.view
-        if view.stage != "ready":
+        if view.stage not in ("ready", "installed"):
             raise UpdateError(f"no new version is ready: {view.text or 'this is the newest'}")
-        self.restart_into = view.version
+        self.after = Next("anew") if view.stage == "installed" else Next("version", view.version, self._updates.folder)
         self.stop()
         return view
 
+    async def _watch_place(self) -> None:
+        """Where a package manager puts another version in this program's place, become it between jobs."""
+        while not (version := self._place.newer()):  # noqa: ASYNC110 - there is nothing to wait on
+            await asyncio.sleep(LOOK_S)
+        LOGGER.info("version %s was installed in this program's place", printable(version))
+        self._updates.installed(printable(version))
+        self.between_jobs(Next("anew"))
+
     def _tell_update(self, text: str, version: str) -> None:
         self.desk.activity.add(time.time(), "update", text, version=version)
-
-    @property
-    def folder(self) -> Folder | None:
-        """Where this program's versions are."""
-        return self._updates.folder
 
     # --- a self-test ----------------------------------------------------------------------------------------------------
 
@@ -254,18 +301,14 @@ class Service:
         return await tests.run()
 
 
-async def serve(home: Home, worker_arguments: Sequence[str] = (), *, stays: bool = False) -> tuple[Folder | None, str]:
-    """Run the program until SIGTERM or SIGINT; raises as ``Service.run`` does.
-
-    Returns:
-        the version to become, and where it is; "" for none.
-    """
+async def serve(home: Home, worker_arguments: Sequence[str] = (), *, stays: bool = False) -> Next:
+    """Run the program until SIGTERM, SIGINT or something else takes its place; raises as ``Service.run`` does."""
     service = Service(home, worker_arguments, stays=stays)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, service.stop)
+        loop.add_signal_handler(number, service.leave)
     await service.run()
-    return service.folder, service.restart_into
+    return service.after
 
 
 def _remembered(home: Home) -> bool:

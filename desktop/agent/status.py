@@ -95,6 +95,7 @@ class Status(msgspec.Struct, frozen=True):
         max_celsius, memory_mb, watts: the owner's limits, for the gauges of ``meters``.
         last_event: number of the newest event of ``GET /v1/activity``.
         update: whether a newer version is there.
+        renews: the agent begins anew once no job has a seat here; the switch stays as it is.
     """
 
     node: str
@@ -128,6 +129,7 @@ class Status(msgspec.Struct, frozen=True):
     last_event: int = 0
     electricity: int = 0
     update: UpdateView = UpdateView("off", "")
+    renews: bool = False
 
 
 class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -97,8 +97,12 @@ def stop_everybodys(program: Path) -> int:
 
 def _runs(pid: int, program: Path) -> bool:
     """``pid`` is an agent of ``program``, rather than this very process."""
+    running = Path(f"/proc/{pid}/exe")
     try:
-        return pid != os.getpid() and Path(f"/proc/{pid}/exe").samefile(program)
+        if pid == os.getpid():
+            return False
+        # An upgrade puts another file in its place, while it still runs the one that is gone.
+        return str(running.readlink()) == f"{program.resolve()} (deleted)" or running.samefile(program)
     except OSError:
         return False  # It has ended.
 

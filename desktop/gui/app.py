@@ -27,7 +27,7 @@ from desktop.gui.tray import Tray
 from desktop.gui.window import SETTINGS, MainWindow
 
 EXIT_NO_SCREEN = 3
-VERSIONS = "cottage-versions"  # As ``desktop.agent.updates.folder`` lays them out.
+VERSIONS, INSTALLED = "cottage-versions", "installed"  # As ``desktop.agent.updates.folder`` and ``replaced`` have them.
 
 
 class Desktop(QObject):
@@ -139,11 +139,14 @@ def end() -> None:
 
 
 def next_window() -> Path | None:
-    """This program in the version in use, where versions lie side by side."""
-    versions = Path(sys.executable).parent.parent
-    if not getattr(sys, "frozen", False) or versions.name != VERSIONS:
+    """This program in the version in use, where versions lie side by side or a package replaces it."""
+    program = Path(sys.executable)
+    versions = program.parent.parent
+    if not getattr(sys, "frozen", False):
         return None
-    return versions.with_name("cottage") / "cottage"
+    if versions.name == VERSIONS:
+        return versions.with_name("cottage") / "cottage"
+    return program if program.with_name(INSTALLED).exists() else None
 
 
 def agent_program() -> tuple[str, ...]:

@@ -141,10 +141,13 @@ class HomePage(QWidget):
             "ready": self.tr("Version {0} is ready. What runs is handed over first."),
             "apt": self.tr("Version {0} is there. The system's updates install it: apt-get install cottage"),
             "by hand": self.tr("Version {0} is there. Install it as you installed this one."),
+            "installed": self.tr(
+                "Version {0} is installed. It begins once no job runs here, or now: what runs is handed over."
+            ),
         }
         self.update_card.setVisible(update.stage in texts)
         self.update_text.say(texts.get(update.stage, "").format(version))
-        self.restart.setVisible(update.stage == "ready")
+        self.restart.setVisible(update.stage in ("ready", "installed"))
 
     def say(self, text: str) -> None:
         """Why what was asked for cannot be done, until the next change."""

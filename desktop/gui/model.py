@@ -121,6 +121,7 @@ class Status(msgspec.Struct, frozen=True):
     last_event: Count = 0
     electricity: Units = 0
     update: UpdateView = UpdateView()
+    renews: bool = False
 
     @property
     def live(self) -> tuple[Task, ...]:

@@ -72,9 +72,10 @@ class Sentences(QObject):
             case "away":
                 return self._paused(status)
             case "online" if status.lending_state == "finishing":
-                return Sentence(
-                    Mood.LENDING, self.tr("Finishing."), self.tr("What runs is completed; then lending stops.")
-                )
+                reason = self.tr("What runs is completed; then lending stops.")
+                if status.renews:
+                    reason = self.tr("What runs is completed; then the agent begins anew and lends again.")
+                return Sentence(Mood.LENDING, self.tr("Finishing."), reason)
             case "online" if status.lending_state == "paused":
                 return self._paused(status)
             case "online":

@@ -163,7 +163,7 @@ class SettingsPages(QWidget):
             TextRow("coordinator", self.tr("Works for"), self.tr("What runs is handed over when you change it."),
                     "https://…", wide=True),
             ToggleRow("at_login", self.tr("Start with the computer"),
-                      self.tr("With the desktop, and while lending is on also without it.")),
+                      self.tr("With the desktop, and while lending is on also without it: as a service of this system.")),
             ToggleRow("updates", self.tr("Fetch new versions"),
                       self.tr("In the background, signed; you say when to restart. Debian packages are updated by the system.")),
         ))  # fmt: skip

@@ -100,8 +100,10 @@ def debian(folder: Path, target: Path, *, small: bool = False) -> Path:
     for word, value in {"VERSION": VERSION, "SIZE": str(size_of(tree) // 1024), "GLIBC": needs}.items():
         text = text.replace(f"@{word}@", value)
     (control / "control").write_text(text)
-    for script in ("prerm", "postrm"):
+    for script in ("postinst", "prerm", "postrm"):
         _copy(TEMPLATES / script, control / script, 0o755)
+    postinst = control / "postinst"
+    postinst.write_text(postinst.read_text().replace("@VERSION@", VERSION))
     (control / "conffiles").write_text("/etc/xdg/autostart/cottage.desktop\n")
     package = target / f"cottage_{VERSION}_amd64.deb"
     squeeze = ["-Zxz", "-z6"] if small else ["-Zzstd", "-z3", "--threads-max=2"]

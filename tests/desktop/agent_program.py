@@ -1,20 +1,23 @@
 """``cottage node`` with the scripted worker in place of the trainer: ``python agent_program.py run --home ...``.
 
-In Docker the script is among the job's files: ``scripted_worker.py``.
+In Docker the script is among the job's files: ``scripted_worker.py``. With COTTAGE_PROGRAM the program believes that it is a
+bundle, whose executable that is, of version COTTAGE_VERSION.
 """
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from desktop.agent import cli, start
+from desktop.agent import cli, service, start
 from desktop.agent.config import Home, Settings
 from desktop.agent.gpu import Device
 from desktop.agent.sandbox.base import Limits, Sandbox
 from desktop.agent.sandbox.docker import DockerSandbox
 from desktop.agent.sandbox.process import ProcessSandbox
+from desktop.agent.updates.release import Release
 
-SCRIPT = Path(__file__).with_name("scripted_worker.py")
+PYTHON, SCRIPT = sys.executable, Path(__file__).with_name("scripted_worker.py")
 
 
 class _Docker(DockerSandbox):
@@ -24,14 +27,30 @@ class _Docker(DockerSandbox):
         return b'{"flops": 1e9, "env_class": "scripted", "device": "cpu", "memory_mb": 100, "threads": 1}'
 
 
+class _Process(ProcessSandbox):
+    """Started by Python though the program believes that it is another one."""
+
+    def _launch(self, command: Sequence[str]) -> list[str]:
+        return [PYTHON, *super()._launch(command)[1:]]
+
+
 def scripted(settings: Settings, home: Home, device: Device, worker_arguments: Sequence[str] = ()) -> Sandbox:
     limits = Limits(settings.memory_mb, settings.threads)
     if settings.sandbox == "docker":
         entry = ("python3", "/job/scripted_worker.py")
         return _Docker(limits, settings.image, owner=home.path, extra=worker_arguments, entry=entry)
-    return ProcessSandbox(limits, worker_arguments, command=(sys.executable, str(SCRIPT)))
+    return _Process(limits, worker_arguments, command=(PYTHON, str(SCRIPT)))
+
+
+def believe(program: str, version: str) -> None:
+    """Be the bundle ``program``, which looks often for another in its place."""
+    sys.frozen, sys.executable = True, program  # type: ignore[attr-defined]
+    service.this_release, service.version = lambda: Release(version), lambda: version  # type: ignore[attr-defined]
+    service.LOOK_S = 0.2
 
 
 if __name__ == "__main__":
     start.make_sandbox = scripted
+    if "COTTAGE_PROGRAM" in os.environ:
+        believe(os.environ["COTTAGE_PROGRAM"], os.environ["COTTAGE_VERSION"])
     sys.exit(cli.main())

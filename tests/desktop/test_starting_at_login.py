@@ -30,7 +30,10 @@ def manager(tmp_path: Path) -> Iterator[UserSystemd]:
     units.mkdir(parents=True)
     program = home / "cottage-agent"
     agent = Path(__file__).with_name("agent_program.py")
-    program.write_text(f'#!/bin/sh\nexport PYTHONPATH={ROOT}\nexec {sys.executable} {agent} "$@"\n')
+    program.write_text(
+        f"#!/bin/sh\nexport PYTHONPATH={ROOT} COTTAGE_PROGRAM={program} COTTAGE_VERSION=0.1.0\n"
+        f'exec {sys.executable} {agent} "$@"\n'
+    )
     program.chmod(0o755)
     text = SHIPPED.read_text().replace("/opt/cottage/cottage-agent", str(program))
     (units / UNIT).write_text(text.replace("RestartSec=10", "RestartSec=1"))
@@ -111,6 +114,48 @@ async def test_an_agent_that_is_killed_comes_back_lending_and_one_that_is_stoppe
     assert (
         manager.ctl("show", "--property=NRestarts", "--value", UNIT) == "0"
     )  # Beside another agent it does not try again.
+
+
+@needs_systemd
+async def test_an_agent_that_its_window_has_started_goes_on_as_the_unit(manager: UserSystemd, home: Home) -> None:
+    window = await asyncio.to_thread(manager.begin, str(manager.home / "cottage-agent"), "run", "--stay")
+    try:
+        first = await answered(home)
+        assert not first.on
+        assert manager.ctl("is-active", UNIT) == "inactive"
+        await status.ask_lending(home.socket, LendingChange(on=True))
+        async with asyncio.timeout(PATIENCE_S):
+            while manager.ctl("is-active", UNIT) != "active":
+                await asyncio.sleep(0.1)
+            while (second := await answered(home)).pid == first.pid:
+                await asyncio.sleep(0.1)
+        assert second.on
+        assert manager.ctl("show", "--property=MainPID", "--value", UNIT) == str(second.pid)
+        assert await asyncio.to_thread(window.wait, PATIENCE_S) == 0
+    finally:
+        window.kill()
+        window.wait()
+
+
+@needs_systemd
+async def test_an_agent_in_whose_place_the_unit_does_not_start_goes_on_itself(manager: UserSystemd, home: Home) -> None:
+    override = manager.home / f".config/systemd/user/{UNIT}.d/broken.conf"
+    override.parent.mkdir()
+    override.write_text("[Service]\nExecStartPre=/bin/false\n")
+    manager.ctl("daemon-reload")
+    window = await asyncio.to_thread(manager.begin, str(manager.home / "cottage-agent"), "run", "--stay")
+    try:
+        first = await answered(home)
+        await status.ask_lending(home.socket, LendingChange(on=True))
+        log = home.path / "node.log"
+        async with asyncio.timeout(PATIENCE_S):
+            while not log.exists() or "does not start, so this process goes on" not in log.read_text():
+                await asyncio.sleep(0.1)
+        second = await answered(home)
+        assert (second.pid, second.on) == (first.pid, True)
+    finally:
+        window.terminate()
+        window.wait(PATIENCE_S)
 
 
 @needs_systemd

@@ -39,6 +39,11 @@ class UserSystemd:
         command = ("nsenter", f"--mount=/proc/{self.pid}/ns/mnt", *words)
         return subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=60, check=False)
 
+    def begin(self, *words: str) -> subprocess.Popen[bytes]:
+        """A program of that user, outside of the manager; its process is the one that is returned."""
+        command = ("nsenter", f"--mount=/proc/{self.pid}/ns/mnt", *words)
+        return subprocess.Popen(command, env=self.environment, start_new_session=True)
+
     def ctl(self, *words: str) -> str:
         """What ``systemctl --user`` prints."""
         done = self.run("systemctl", "--user", *words)

@@ -163,6 +163,11 @@ class Keeper:
         self._changed.set()
         return self.view()
 
+    def renew(self) -> None:
+        """Take no new work, and be off once nothing runs, because this process makes way for another one."""
+        self._wish = msgspec.structs.replace(self._wish, renew=True)
+        self._changed.set()
+
     def view(self) -> LendingView:
         """What was decided last, and by which rules."""
         bound = self._readings is not None
@@ -180,6 +185,8 @@ class Keeper:
 
     def sentence(self) -> str:
         """For people."""
+        if self.decision.state is State.FINISHING and not self._wish.finish:
+            return "Finishing what runs, then the agent begins anew."
         return describe(self.decision, self._binding(), self._offset)
 
     def _binding(self) -> Rules:

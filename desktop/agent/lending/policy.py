@@ -4,7 +4,7 @@
 
     OFF <--switch--> LENDING --a cause--> PAUSED --it lasts HOLD_S--> AWAY
                         ^  ^------ all causes over, long enough --------'
-                        '--- FINISHING: no new work; OFF once nothing runs
+                        '--- FINISHING: no new work; OFF, or begun anew, once nothing runs
 
 Paused work stays where it is, frozen, so that a short interruption costs nothing. When the cause lasts, the work is handed
 over and what was done is kept: other people's training must not wait for the end of somebody's game.
@@ -111,7 +111,8 @@ def decide(rules: Rules, wish: Wish, facts: Facts, memory: Memory) -> tuple[Deci
     What a sensor cannot tell does not keep the computer from lending, with one exception: where lending depends on nobody being
     there and nobody can say whether somebody is, it does not lend, and says so.
     """
-    if not wish.on or (wish.finish and not facts.busy):
+    ends = wish.finish or wish.renew
+    if not wish.on or (ends and not facts.busy):
         return Decision(State.OFF), Memory()
     seen = {reason.cause: reason for reason in _causes(rules, wish, facts, memory)}
     held = dict.fromkeys(seen, facts.at)
@@ -123,12 +124,12 @@ def decide(rules: Rules, wish: Wish, facts: Facts, memory: Memory) -> tuple[Deci
             lingering.append(Reason(cause, memory.details.get(cause, ""), over))
     reasons = tuple(sorted((*seen.values(), *lingering), key=lambda reason: list(Cause).index(reason.cause)))
     if not reasons:
-        return Decision(State.FINISHING if wish.finish else State.LENDING, (), _closing(rules, facts)), Memory()
+        return Decision(State.FINISHING if ends else State.LENDING, (), _closing(rules, facts)), Memory()
     since = memory.since if memory.since is not None and memory.held else facts.at
     details = {reason.cause: reason.detail for reason in reasons}
     away = facts.at >= since + HOLD_S or not facts.busy
-    ends = [reason.until for reason in reasons if reason.until is not None]
-    again = min(ends if away else [*ends, since + HOLD_S], default=None)
+    moments = [reason.until for reason in reasons if reason.until is not None]
+    again = min(moments if away else [*moments, since + HOLD_S], default=None)
     return Decision(State.AWAY if away else State.PAUSED, reasons, again), Memory(held, details, since)
 
 

@@ -43,14 +43,16 @@ class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Wish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the owner asked for by hand.
+    """What the owner asked for by hand, or a new version.
 
     Attributes:
         on: the switch.
         finish: complete what runs, then switch off.
+        renew: complete what runs, then begin anew as the program that lies there now; the switch stays as it is.
         paused_until: Unix seconds; 0: not paused. It ends by itself.
     """
 
     on: bool = False
     finish: bool = False
+    renew: bool = False
     paused_until: Annotated[float, Meta(ge=0)] = 0.0

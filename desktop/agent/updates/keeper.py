@@ -23,11 +23,12 @@ EVERY_S = 6 * 3600.0
 SPREAD = 0.5  # So that all nodes do not come at once.
 MAX_FAILED = 16  # Versions that are remembered as not starting here.
 
-Stage = Literal["off", "none", "fetching", "ready", "apt", "by hand"]
+Stage = Literal["off", "none", "fetching", "ready", "apt", "by hand", "installed"]
 
 
 class UpdateView(msgspec.Struct, frozen=True):
-    """``stage``: off: not looked for; none: this is the newest; ready: a restart takes it; apt and by hand: its owner must.
+    """``stage``: off: not looked for; none: this is the newest; ready: a restart takes it; apt and by hand: its owner must;
+    installed: it lies in this program's place and begins between jobs, or with a restart.
 
     ``version``: the new one; ``running``: this one; ``text``: what to do, or what went wrong at the last look.
     """
@@ -66,13 +67,13 @@ class Updates:
         """Look for ever, while ``wanted`` says so."""
         await self._clock.sleep(FIRST_S)
         while self._release.follows:
-            if wanted() and self.view.stage != "ready":
+            if wanted() and self.view.stage not in ("ready", "installed"):
                 await self.look()
             await self._clock.sleep(EVERY_S * (1 + SPREAD * random.random()))  # noqa: S311 - no secret
 
     async def look(self) -> UpdateView:
         """Look once, and fetch what is new; what goes wrong is in the view's text."""
-        if not self._release.follows:
+        if not self._release.follows or self.view.stage == "installed":
             return self.view
         async with self._looking:
             try:
@@ -82,6 +83,11 @@ class Updates:
                 stage: Stage = "ready" if self.view.stage == "ready" else "none"
                 self.view = msgspec.structs.replace(self.view, stage=stage, text=str(error))
         return self.view
+
+    def installed(self, version: str) -> None:
+        """Another version lies in this program's place."""
+        text = "it begins once no job has a seat here, or with `cottage node update --restart`"
+        self._tell(UpdateView("installed", self._release.version or self.view.running, version, text))
 
     async def _look(self) -> None:
         release, seen = self._release, load_seen(self._home)

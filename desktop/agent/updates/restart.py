@@ -46,6 +46,11 @@ def replace_self(folder: Folder, version: str, home: Home, arguments: Sequence[s
     os.execv(program, [program, *arguments])  # noqa: S606 - a program of ours, without a shell
 
 
+def begin_anew(arguments: Sequence[str]) -> NoReturn:
+    """Become what lies in this program's place now; never returns. The home must not be locked."""
+    os.execv(sys.executable, [sys.executable, *arguments])  # noqa: S606 - a program of ours, without a shell
+
+
 def why_not(program: str, version: str, home: Home, arguments: Sequence[str]) -> str:
     """Start ``program`` on probation; "" where it answers as ``version`` and ends when asked, else what it did instead."""
     asked: list[int] = []  # To end; only noted, so that no moment is left in which the new version could be forgotten.

@@ -389,7 +389,8 @@ def test_calls_are_answered_in_order_and_a_flood_is_refused(app: QApplication, h
 def test_a_version_that_is_ready_is_offered_and_a_click_takes_it(opened: Opened) -> None:
     home = opened.window.home
     assert home.update_card.isHidden()
-    for stage, offered, clickable in (("fetching", False, False), ("apt", True, False), ("ready", True, True)):
+    stages = (("fetching", False, False), ("apt", True, False), ("installed", True, True), ("ready", True, True))
+    for stage, offered, clickable in stages:
         update = {"stage": stage, "running": "0.1.0", "version": "0.2.0", "text": ""}
         opened.docs["status"] = status(update=update)
         opened.desktop.lending._client.ask()
