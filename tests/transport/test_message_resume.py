@@ -117,7 +117,8 @@ class Game:
         assert wire.is_empty()
         payloads = {str(index).encode(): payload for index, (_, payload) in enumerate(self.sent)}
         for header, payload in wire.seen:
-            assert payloads[header] == payload
+            arrived_whole = payloads[header] == payload  # In an assertion pytest would spell out all that differs.
+            assert arrived_whole, header
         seen = Counter(header for header, _ in wire.seen)
         for index, (message, _) in enumerate(self.sent):
             self._check_end(str(index).encode(), message, seen, restarted=restarted)
