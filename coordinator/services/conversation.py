@@ -39,7 +39,6 @@ from transport.wire.task import (
     AuditReport,
     BisectAnswer,
     Challenge,
-    LeafShown,
     Progress,
     RoundApplied,
     RoundCommit,
@@ -187,8 +186,6 @@ class Conversation:
                 self._runs.fold(work, lease, body)
             case StepOpened():
                 self._verification.opened(work, lease, body)
-            case LeafShown():
-                self._verification.shown(work, lease, body)
             case AuditReport():
                 self._verification.judged(work, lease, body)
             case BisectAnswer():

@@ -12,7 +12,6 @@ import msgspec
 from coordinator.domain import trust
 from coordinator.domain.job import JobState
 from coordinator.domain.trust import Audit, Auditor
-from coordinator.services.boundaries import Boundaries
 from coordinator.services.context import Context
 from coordinator.services.disputes import Disputes, evidence_digest
 from coordinator.services.evidence import correct_outcomes, place_of, seal_outcome
@@ -20,7 +19,7 @@ from coordinator.services.nodes import Nodes
 from coordinator.services.work import Work
 from coordinator.store.ports import Where
 from coordinator.store.records import CommitRecord, NodeRecord, OutboxRecord, RoundRecord
-from transport.wire.task import AuditReport, BisectAnswer, LeafShown, StepOpened
+from transport.wire.task import AuditReport, BisectAnswer, StepOpened
 
 _OUTCOMES: Mapping[str, str] = {"passed": "passed", "failed": "failed", "void": "came to nothing"}
 OPENING_LAG = 2  # Workers keep the records of two rounds: the next may begin, the one after must wait for openings.
@@ -29,11 +28,10 @@ OPENING_LAG = 2  # Workers keep the records of two rounds: the next may begin, t
 class Verification:
     """Draws, drives and concludes the audits of a job."""
 
-    def __init__(self, context: Context, nodes: Nodes, disputes: Disputes, boundaries: Boundaries) -> None:
+    def __init__(self, context: Context, nodes: Nodes, disputes: Disputes) -> None:
         self._context = context
         self._nodes = nodes
         self._disputes = disputes
-        self._boundaries = boundaries
 
     def opened(self, work: Work, lease: str, report: StepOpened) -> None:
         """The prover answered."""
@@ -41,10 +39,6 @@ class Verification:
         if audit is not None and audit.lease == lease:
             deadline = work.now + self._context.config.audit_patience_seconds
             work.audits[audit.id] = trust.opened(audit, report, deadline)
-
-    def shown(self, work: Work, lease: str, report: LeafShown) -> None:
-        """The prover, or a neighbour, showed its leaf."""
-        self._boundaries.shown(work, lease, report)
 
     def judged(self, work: Work, lease: str, report: AuditReport) -> None:
         """An auditor answered."""
@@ -99,7 +93,6 @@ class Verification:
     async def advance(self, work: Work) -> None:
         """Bring every open audit as far as it goes now, then conclude rounds whose audits are over."""
         self._disputes.advance(work)
-        await self._boundaries.advance(work)
         for audit in list(work.audits.values()):
             waits = audit.over or audit.id in work.disputes
             work.audits[audit.id] = audit if waits else self._step(work, audit)
@@ -126,7 +119,7 @@ class Verification:
         config = self._context.config
         if audit.canary and work.job.state is JobState.VERIFYING:
             return msgspec.structs.replace(audit, state="void", detail="the job ended")  # Nobody is kept for a test.
-        if audit.unopened and audit.lease not in work.leases:
+        if audit.state == "opening" and audit.lease not in work.leases:
             return trust.prover_gone(audit)
         if audit.auditor is not None and (audit.auditor_lease not in work.leases or work.now > audit.deadline):
             audit = trust.auditor_gone(audit, work.now + config.audit_patience_seconds)
@@ -181,8 +174,6 @@ class Verification:
                     work.forged.append((audit.epoch, audit.round))
             case "none":
                 pass
-        if audit.state == "passed":
-            await self._boundaries.judge(work, audit)
         work.conclude(audit)
 
     async def _forfeit(self, work: Work, audit: Audit) -> None:

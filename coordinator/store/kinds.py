@@ -68,9 +68,7 @@ KINDS: Mapping[type[msgspec.Struct], Kind] = {
         ("round", "epoch", "replica", "stage"),
         frozenset({"outer"}),
     ),
-    Audit: Kind(
-        "audits", ("id",), ("round", "id"), frozenset({"plan", "tried", "verdicts", "outer", "sides", "apart"})
-    ),
+    Audit: Kind("audits", ("id",), ("round", "id"), frozenset({"plan", "tried", "verdicts", "outer"})),
     DisputeRecord: Kind("disputes", ("id",), ("began", "id"), frozenset({"dispute"})),
     OutboxRecord: Kind("outbox", ("id",), ("id",), frozenset({"payload"}), unique="key", numbered=True),
     EventRecord: Kind("events", ("id",), ("id",), numbered=True),

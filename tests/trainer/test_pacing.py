@@ -10,8 +10,7 @@ from trainer.data import TokenFile
 from trainer.model import Cut
 from trainer.pacing import slow_down
 from trainer.stage import Stage
-from trainer.steps import Recorded, accumulate
-from transport.wire.boundary import Position
+from trainer.steps import Position, Recorded, accumulate
 
 PACE = 0.02
 
