@@ -128,7 +128,9 @@ async def connect(server: IceServer, trust: ssl.SSLContext | None = None) -> Asy
     Raises:
         OSError: there is no way there, or the certificate does not hold.
     """
-    context = trust or await asyncio.to_thread(trusted, server)
+    context = trust
+    if context is None and server.secure:
+        context = await asyncio.to_thread(trusted, server)
     loop = asyncio.get_running_loop()
     transport, stream = await loop.create_connection(RelayStream, server.host, server.port, ssl=context)
     try:
