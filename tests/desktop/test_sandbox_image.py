@@ -3,6 +3,7 @@
 import io
 import os
 import shutil
+import subprocess
 import tarfile
 import tempfile
 import time
@@ -51,9 +52,14 @@ def test_a_private_engine_starts_once_and_stops_for_good() -> None:
             address = engine.start(folder)
             assert engine.start(folder) == address
             assert engine.answers(address)
+            (held := folder / "exec" / "held by nobody").mkdir(parents=True)
+            subprocess.run(["mount", "--bind", str(folder), str(held)], check=True)
+            assert held in engine.mounts(folder)
         finally:
             engine.stop(folder)
         assert not engine.answers(address)
+        assert not engine.mounts(folder)
+        shutil.rmtree(folder / "exec")
         engine.stop(folder)
 
 
