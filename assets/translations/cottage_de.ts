@@ -501,6 +501,10 @@
         <translation>{0} · {1:,} MB für Aufträge</translation>
     </message>
     <message>
+        <source>not lent: {0}</source>
+        <translation>nicht verliehen: {0}</translation>
+    </message>
+    <message>
         <source>Mbit/s</source>
         <translation>Mbit/s</translation>
     </message>
@@ -983,10 +987,6 @@
         <translation>Leistungsgrenze der GPU</translation>
     </message>
     <message>
-        <source>Most drivers let only an administrator set it; Activity says where that is so.</source>
-        <translation>Die meisten Treiber erlauben das nur Administratoren; der Verlauf sagt es dann.</translation>
-    </message>
-    <message>
         <source>its own</source>
         <translation>ihre eigene</translation>
     </message>
@@ -1163,6 +1163,22 @@
         <translation>Einstellungen dieses Fensters: {0}</translation>
     </message>
     <message>
+        <source>Power cap: the driver keeps the GPU to it.</source>
+        <translation>Leistungsgrenze: Der Treiber hält die GPU darunter.</translation>
+    </message>
+    <message>
+        <source>Power cap: the driver does not let us set it. Jobs pause for moments; on average it is kept.</source>
+        <translation>Leistungsgrenze: Der Treiber lässt sie nicht setzen. Aufträge halten kurz inne; im Mittel wird sie eingehalten.</translation>
+    </message>
+    <message>
+        <source>The power cap is not in force: {0}</source>
+        <translation>Die Leistungsgrenze gilt nicht: {0}</translation>
+    </message>
+    <message>
+        <source>a GPU that is not here ({0})</source>
+        <translation>eine GPU, die nicht da ist ({0})</translation>
+    </message>
+    <message>
         <source>the processor</source>
         <translation>der Prozessor</translation>
     </message>
@@ -1173,6 +1189,10 @@
     <message>
         <source>Cottage {0}, Apache License 2.0.</source>
         <translation>Cottage {0}, Apache-Lizenz 2.0.</translation>
+    </message>
+    <message>
+        <source>While jobs run. Where the driver does not let us set it, jobs pause for moments instead.</source>
+        <translation>Solange Aufträge laufen. Lässt der Treiber sie nicht setzen, halten Aufträge stattdessen kurz inne.</translation>
     </message>
     <message>
         <source>The agent was started with --always: it lends whatever these rules say.</source>
@@ -1371,6 +1391,10 @@
     <message>
         <source>Earnings</source>
         <translation>Einnahmen</translation>
+    </message>
+    <message>
+        <source>The GPU that you chose is not in this computer; the processor earns far less.</source>
+        <translation>Die gewählte GPU ist nicht in diesem Computer; der Prozessor verdient weit weniger.</translation>
     </message>
     <message>
         <source>No NVIDIA GPU can be used; the processor earns far less. {0}</source>

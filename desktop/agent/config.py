@@ -15,7 +15,7 @@ from msgspec import Meta
 from yarl import URL
 
 from desktop.agent.errors import HomeBusyError, SettingsError
-from desktop.agent.gpu import total_memory_mb
+from desktop.agent.gpu import Chosen, total_memory_mb
 from transport.errors import TransportError
 from transport.identity import NodeKey, parse_address
 from transport.wire.codec import MessageError, decode_json, encode_json
@@ -31,7 +31,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Amounts are millionths of the token; ``up`` and ``down`` bytes a second and ``month`` bytes, 0 for no limit.
     ``always``: lend whatever this computer does; otherwise by the rules of ``desktop.agent.lending``.
-    ``gpu``: the number of the one that is lent, -1 for the processor. ``disk_gb``: for jobs' files. ``watts``: the GPU's power
+    ``gpu``: which one is lent, -1 for the processor. ``disk_gb``: for jobs' files. ``watts``: the GPU's power
     cap, 0 for its own. ``electricity``: what a kWh costs. ``updates``: new versions are fetched without being asked for.
     ``at_login``: start with the computer (``desktop.agent.atlogin``).
     ``bond``: the most that this node puts up on the ledger at a time against work of its neighbours that it has found false; 0:
@@ -54,7 +54,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     month: Annotated[int, Meta(ge=0, le=MAX_LIMIT)] = 0
     polite: bool = False
     always: bool = False
-    gpu: Annotated[int, Meta(ge=-1, le=63)] = 0
+    gpu: Chosen = 0
     disk_gb: Annotated[int, Meta(ge=1, le=10_000)] = 20
     watts: Annotated[int, Meta(ge=0, le=2000)] = 0
     electricity: Annotated[int, Meta(ge=0, le=10**9)] = 0

@@ -16,6 +16,7 @@ from desktop.agent.books import Books
 from desktop.agent.config import Home, Settings
 from desktop.agent.doubts import Accusation
 from desktop.agent.errors import GaveUpError, NotConnectedError
+from desktop.agent.gpu import NOTHING, Device
 from desktop.agent.groups import main_error
 from desktop.agent.lending.keeper import Keeper, LendingChange, LendingView, Readings
 from desktop.agent.lending.policy import Decision, State
@@ -24,6 +25,7 @@ from desktop.agent.log import LOGGER, printable
 from desktop.agent.nettest import LineTests
 from desktop.agent.network import usable
 from desktop.agent.peers import Peers
+from desktop.agent.power import PowerCap
 from desktop.agent.promises import Promises
 from desktop.agent.sandbox.base import Sandbox
 from desktop.agent.session import Introduction, Session, TaskMessage
@@ -81,7 +83,7 @@ class Parts:
     profile: NodeProfile
     sandbox: Sandbox
     clock: Clock
-    note: str = ""
+    device: Device = NOTHING
     readings: Readings | None = None
 
 
@@ -127,7 +129,7 @@ class Agent:
         self.ledger: LedgerInfo | None = None
         self.finished = False
         self._failures = 0
-        self._capped = False
+        self.cap = PowerCap(parts.device.gpu, lambda: tuple(self._tasks.values()), clock)
         self._gave_up = ""
         self._stop = asyncio.Event()
         self._group = asyncio.TaskGroup()
@@ -143,7 +145,6 @@ class Agent:
             GaveUpError: one job after the other has failed here.
         """
         self._stop = stop
-        self._cap_power()
         try:
             async with self._group as group:
                 await self._keeper.look(self)  # Whoever sits here now is not to see work come and go.
@@ -154,6 +155,7 @@ class Agent:
                     group.create_task(self._report_network(), name="network"),
                     group.create_task(self._tests.watch(self._is_idle), name="nettest"),
                     group.create_task(self._lend(stop), name="lending"),
+                    group.create_task(self.cap.run(), name="power"),
                 ]
                 await stop.wait()
                 self._stopping = True
@@ -164,6 +166,7 @@ class Agent:
         except BaseExceptionGroup as errors:
             raise main_error(errors) from None
         finally:
+            self.cap.hold(0)
             if self._network is not None:
                 if self._peers.tests is not None:
                     await self._peers.tests.aclose()
@@ -211,6 +214,7 @@ class Agent:
         self._note("lending", sentence, state=decision.state, cause=why, what=what)
         for task in self._tasks.values():
             await task.freeze(decision.state is State.PAUSED)
+        self._cap_power()
         if decision.state is State.AWAY:
             for task in self._tasks.values():
                 task.stop(sentence)
@@ -504,22 +508,17 @@ class Agent:
         settings = settings.completed(self._parts.key.address)
         profile = msgspec.structs.replace(self._parts.profile, name=settings.name, floor=settings.floor)
         told = (profile, settings.payout) != (self._parts.profile, self._parts.settings.payout)
-        capped = settings.watts != self._parts.settings.watts
         self._parts = dataclasses.replace(self._parts, settings=settings, profile=profile)
         self._artifacts.limit(settings.disk_gb * 10**9)
-        if capped:
-            self._cap_power()
+        self._cap_power()
         if told:
             await self._session.introduce(Introduction(self._parts.key, settings.payout, profile))
 
     def _cap_power(self) -> None:
-        settings = self._parts.settings
-        if self._parts.profile.kind != "cuda" or not (settings.watts or self._capped):
-            return
-        why = meters.set_power_cap(settings.gpu, settings.watts)
-        self._capped = bool(settings.watts) and not why
-        if why:
-            self._note("settings", f"the power cap of {settings.watts} W is not in force: {why}", "warning", why=why)
+        """While jobs may compute; at other times the GPU is its owner's."""
+        watts = self._parts.settings.watts if self._keeper.decision.works else 0
+        if self.cap.hold(watts) and self.cap.why:
+            self._note("settings", f"{watts} W are held by pauses: {self.cap.why}", "warning", why=self.cap.why)
 
     def lending(self) -> LendingView:
         """When it lends."""
@@ -577,7 +576,7 @@ class Agent:
             coordinator=parts.settings.coordinator,
             state="stopping" if self._stopping else self._session.state,
             reason=self._session.reason,
-            note=parts.note,
+            note=parts.device.note,
             pid=os.getpid(),
             uptime=parts.clock.now() - self._started,
             profile=parts.profile,
@@ -595,5 +594,6 @@ class Agent:
             max_celsius=self._keeper.rules.max_celsius,
             memory_mb=settings.memory_mb,
             watts=settings.watts,
+            gpu=parts.device.gpu,
             electricity=settings.electricity,
         )

@@ -19,10 +19,11 @@ from desktop.agent.books import Books
 from desktop.agent.config import Home, Settings
 from desktop.agent.earnings import Summary
 from desktop.agent.errors import NotConnectedError, SettingsError, UpdateError
-from desktop.agent.gpu import Device
+from desktop.agent.gpu import NOTHING, Device
 from desktop.agent.lending.keeper import LendingChange, LendingView, change_kept
 from desktop.agent.lending.policy import State
 from desktop.agent.limits import Limits, LimitsChange, LimitsView
+from desktop.agent.power import PowerCap
 from desktop.agent.selftest import Means, SelfTest, Steps
 from desktop.agent.updates.keeper import UpdateOrder, UpdateView
 from desktop.agent.usage import load_usage
@@ -36,6 +37,7 @@ class Live(Protocol):
     """The agent while it lends."""
 
     ledger: LedgerInfo | None
+    cap: PowerCap
 
     def status(self) -> local.Status:
         """Everything that the owner may want to know now."""
@@ -151,7 +153,7 @@ class Desk:
 
     def _status_of_rest(self) -> local.Status:
         kept = self.home.settings()
-        device = self.device or Device("cpu", "", 0, "")
+        device = self.device or NOTHING
         profile = NodeProfile(
             kept.name, device.name, device.kind, max(1, device.memory_mb), 0.0, "", kept.sandbox, self.version
         )
@@ -179,7 +181,13 @@ class Desk:
 
     def settings(self) -> owner.SettingsView:
         """The owner's settings."""
-        return owner.view(self.home, self.version)
+        return self._settings("now")
+
+    def _settings(self, effect: owner.Effect) -> owner.SettingsView:
+        view = owner.view(self.home, self.version, effect)
+        if self.agent is None:
+            return view
+        return msgspec.structs.replace(view, cap=self.agent.cap.held, cap_why=self.agent.cap.why)
 
     def limits(self) -> LimitsView:
         """How much of the line."""
@@ -230,7 +238,7 @@ class Desk:
             self.handles.restart()
         elif after != before and self.agent is not None:
             await self.agent.adopt(after)
-        return owner.view(self.home, self.version, effect)
+        return self._settings(effect)
 
     async def update(self, order: UpdateOrder) -> UpdateView:
         """Raises UpdateError."""

@@ -7,6 +7,8 @@ import msgspec
 import psutil
 import pynvml
 
+from desktop.agent.gpu import driver, handle_of, identity, name_of
+
 _NO_ANSWER = (pynvml.NVMLError, psutil.Error, OSError)
 
 
@@ -21,6 +23,7 @@ class GpuMeter(msgspec.Struct, frozen=True):
     celsius: int | None = None
     watts: float | None = None
     power_cap: float | None = None
+    uuid: str = ""
 
 
 class Meters(msgspec.Struct, frozen=True):
@@ -41,56 +44,29 @@ def read(jobs: Iterable[int], up: float, down: float) -> Meters:
 def gpus() -> tuple[GpuMeter, ...]:
     """Every NVIDIA GPU; none where there is no driver."""
     try:
-        pynvml.nvmlInit()
+        with driver():
+            return tuple(_gpu(index) for index in range(pynvml.nvmlDeviceGetCount()))
     except pynvml.NVMLError:
         return ()
-    try:
-        return tuple(_gpu(index) for index in range(pynvml.nvmlDeviceGetCount()))
-    except pynvml.NVMLError:
-        return ()
-    finally:
-        pynvml.nvmlShutdown()
 
 
 def _gpu(index: int) -> GpuMeter:
-    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-    name = pynvml.nvmlDeviceGetName(handle)
+    handle = handle_of(index)
     memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
     busy = _ask(pynvml.nvmlDeviceGetUtilizationRates, handle)
     watts = _ask(pynvml.nvmlDeviceGetPowerUsage, handle)
     cap = _ask(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)
     return GpuMeter(
         index,
-        (name.decode(errors="replace") if isinstance(name, bytes) else str(name))[:100],
+        name_of(handle),
         int(memory.total) >> 20,
         None if busy is None else int(busy.gpu),
         int(memory.used) >> 20,
         _ask(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU),
         None if watts is None else watts / 1000,
         None if cap is None else cap / 1000,
+        identity(handle),
     )
-
-
-def set_power_cap(index: int, watts: int) -> str:
-    """Hold GPU number ``index`` to so many watts, 0: to its default; returns why it cannot be, "" where it is."""
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        return f"there is no NVIDIA driver here ({error})"
-    try:
-        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-        least, most = pynvml.nvmlDeviceGetPowerManagementLimitConstraints(handle)
-        wanted = watts * 1000 or pynvml.nvmlDeviceGetPowerManagementDefaultLimit(handle)
-        if not least <= wanted <= most:
-            return f"this GPU takes between {least // 1000} and {most // 1000} watts"
-        pynvml.nvmlDeviceSetPowerManagementLimit(handle, wanted)
-    except pynvml.NVMLError_NoPermission:
-        return f"the driver lets only an administrator set it: `sudo nvidia-smi -i {index} -pl {watts}`"
-    except pynvml.NVMLError as error:
-        return f"the driver refuses ({error})"
-    finally:
-        pynvml.nvmlShutdown()
-    return ""
 
 
 def _ask(question: Any, *arguments: Any) -> Any:

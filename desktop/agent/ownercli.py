@@ -36,6 +36,13 @@ _WHY = {
     "nothing verified": "no round with this node counted",
 }
 
+_HELD = {
+    "": "",
+    "driver": ", held by the driver while jobs run",
+    "pauses": ", held on average: jobs pause for moments, since {0}",
+    "not": ", NOT held: {0}",
+}
+
 
 def add_words(words: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the words to ``cottage node``; ``selftest`` takes the settings of ``run`` too and is added there."""
@@ -73,11 +80,15 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
     add("--electricity", metavar="AMOUNT", help="what a kWh costs, in tokens")
     add("--threads", type=int, help="processors' worth of computing; 0: all")
     add("--memory-mb", type=int, help="memory for jobs; 0: half")
-    add("--gpu", type=int, help="the number of the GPU that is lent; -1: the processor")
+    add("--gpu", type=_gpu, help="the GPU that is lent, by its number or its GPU-... name; -1: the processor")
     add("--disk-gb", type=int, help="disk for jobs' files")
     add("--watts", type=int, help="the GPU's power cap; 0: its own")
     add("--at-login", action=argparse.BooleanOptionalAction, help="start with the computer while lending is on")
     add("--updates", action=argparse.BooleanOptionalAction, help="fetch new versions in the background")
+
+
+def _gpu(text: str) -> int | str:
+    return text if text.startswith("GPU-") else int(text)
 
 
 def _settings(options: argparse.Namespace) -> int:
@@ -120,10 +131,13 @@ def _settings_table(view: settings.SettingsView) -> Table:
     table.add_row("electricity", f"{show(kept.electricity)} a kWh" if kept.electricity else "not given")
     table.add_row("threads", f"{kept.threads or view.processors} of {view.processors}")
     table.add_row("memory-mb", f"{kept.memory_mb or view.memory_mb_here // 2:,} of {view.memory_mb_here:,}")
-    chosen = next((gpu.name for gpu in view.gpus if gpu.index == kept.gpu), "there is none")
-    table.add_row("gpu", "none, the processor" if kept.gpu < 0 else f"{kept.gpu} ({printable(chosen)})")
+    chosen = next((gpu.name for gpu in view.gpus if kept.gpu in (gpu.index, gpu.uuid)), "it is not here")
+    table.add_row("gpu", "none, the processor" if kept.gpu == -1 else f"{kept.gpu} ({printable(chosen)})")
+    for gpu in view.gpus:
+        if kept.gpu not in (gpu.index, gpu.uuid):
+            table.add_row("  not lent", f"{gpu.uuid} ({printable(gpu.name)})")
     table.add_row("disk-gb", str(kept.disk_gb))
-    table.add_row("watts", str(kept.watts or "the GPU's own"))
+    table.add_row("watts", f"{kept.watts}{_HELD[view.cap].format(view.cap_why)}" if kept.watts else "the GPU's own")
     table.add_row("at-login", "starts with the computer" if kept.at_login else "started by hand")
     table.add_row("updates", "fetched in the background" if kept.updates else "not looked for")
     return table

@@ -88,7 +88,7 @@ class Steps:
         detail = {"name": device.name, "memory_mb": str(device.memory_mb)}
         if device.kind == "cuda":
             return Check("gpu", "good", "found", f"{device.name}. {device.note}", detail)
-        return Check("gpu", "warning", "processor", device.note, detail)
+        return Check("gpu", "warning", "gone" if device.gone else "processor", device.note, detail)
 
     async def _sandbox(self) -> Check:
         """Is done together with the speed, which needs it."""
@@ -135,8 +135,8 @@ class Steps:
             network = await ask_network(self._settings.coordinator)
         except AgentError as error:
             return Check("coordinator", "bad", "no answer", printable(str(error)))
-        card = (await asyncio.to_thread(gpus))[max(0, self._settings.gpu) :][:1]
-        watts = card[0].power_cap if card and self._device and self._device.kind == "cuda" else None
+        lent = self._device.gpu if self._device else ""
+        watts = next((card.power_cap for card in await asyncio.to_thread(gpus) if lent and card.uuid == lent), None)
         if self._flops:
             self._prediction = predict(self._flops, network, watts, self._settings.electricity)
         detail = {"online": str(network.nodes_online), "busy": str(network.nodes_busy)}

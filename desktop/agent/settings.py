@@ -11,8 +11,9 @@ from msgspec import Meta
 
 from desktop.agent.config import Home, Settings
 from desktop.agent.errors import SettingsError
-from desktop.agent.gpu import total_memory_mb
+from desktop.agent.gpu import lasting, total_memory_mb
 from desktop.agent.meters import GpuMeter, gpus
+from desktop.agent.power import Held
 from ledger.errors import AmountError
 from ledger.money import parse
 from transport.wire.codec import MessageError, convert
@@ -38,7 +39,7 @@ class SettingsChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bond: Annotated[str, Meta(max_length=40)] | None = None
     threads: int | None = None
     memory_mb: int | None = None
-    gpu: int | None = None
+    gpu: int | str | None = None
     disk_gb: int | None = None
     watts: int | None = None
     updates: bool | None = None
@@ -57,6 +58,8 @@ class SettingsChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             for name in _AMOUNTS:
                 if name in given:
                     given[name] = parse(str(given[name]).strip() or "0")
+            if "gpu" in given:
+                given["gpu"] = lasting(given["gpu"])
             changed: Settings = convert(msgspec.to_builtins(settings) | given, Settings)
         except (MessageError, AmountError) as error:
             raise SettingsError(f"the setting cannot be used: {error}") from error
@@ -75,6 +78,7 @@ class SettingsView(msgspec.Struct, frozen=True):
     Attributes:
         address: the node's own wallet, which ``payout`` "" stands for.
         processors, memory_mb_here: what this computer has; ``gpus`` likewise.
+        cap, cap_why: how ``watts`` is held now, and what the driver said against it.
         effect: ``now``; ``rejoin``: it connects anew and keeps its jobs; ``restart``: what runs is handed over first.
     """
 
@@ -85,6 +89,8 @@ class SettingsView(msgspec.Struct, frozen=True):
     gpus: tuple[GpuMeter, ...]
     version: str
     effect: Effect = "now"
+    cap: Held = ""
+    cap_why: str = ""
 
 
 def view(home: Home, version: str, effect: Effect = "now") -> SettingsView:

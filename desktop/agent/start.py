@@ -40,10 +40,10 @@ def make_sandbox(settings: Settings, home: Home, device: Device, worker_argument
             limits,
             settings.image,
             owner=home.path,
-            gpu=settings.gpu if device.kind == "cuda" else None,
+            gpu=device.gpu,
             extra=worker_arguments,
         )
-    return ProcessSandbox(limits, worker_arguments)
+    return ProcessSandbox(limits, worker_arguments, gpu=device.gpu)
 
 
 async def prepare(home: Home, settings: Settings, worker_arguments: Sequence[str] = ()) -> Parts:
@@ -81,13 +81,13 @@ async def prepare(home: Home, settings: Settings, worker_arguments: Sequence[str
         agent_version=version(),
         floor=settings.floor,
     )
-    readings = None if settings.always else sensors(home.path)
-    return Parts(home, settings, key, profile, sandbox, SystemClock(), device.note, readings)
+    readings = None if settings.always else sensors(home.path, device.gpu)
+    return Parts(home, settings, key, profile, sandbox, SystemClock(), device, readings)
 
 
-def chosen(gpu: int) -> Device:
-    """What is lent: GPU number ``gpu``, or for -1 the processor."""
-    return processor("Its owner lends the processor only.") if gpu < 0 else detect(gpu)
+def chosen(gpu: int | str) -> Device:
+    """What is lent: that GPU, or for -1 the processor."""
+    return processor("Its owner lends the processor only.") if gpu == -1 else detect(gpu)
 
 
 async def measured(

@@ -93,6 +93,7 @@ class Status(msgspec.Struct, frozen=True):
         on: the owner's switch. ``trouble``: why it went off by itself.
         today, week: verified today and in seven days.
         max_celsius, memory_mb, watts: the owner's limits, for the gauges of ``meters``.
+        gpu: which one of ``meters`` is lent, "" for none.
         last_event: number of the newest event of ``GET /v1/activity``.
         update: whether a newer version is there.
         renews: the agent begins anew once no job has a seat here; the switch stays as it is.
@@ -126,6 +127,7 @@ class Status(msgspec.Struct, frozen=True):
     max_celsius: int = 0
     memory_mb: int = 0
     watts: int = 0
+    gpu: str = ""
     last_event: int = 0
     electricity: int = 0
     update: UpdateView = UpdateView("off", "")

@@ -25,6 +25,7 @@ _PATTERNS = (
     (re.compile(r"\b[1-9A-HJ-NP-Za-km-z]{32,88}\b"), "<key>"),  # Addresses, signatures, keys.
     (re.compile(r"\b[0-9a-fA-F]{24,}\b"), "<digest>"),
     (re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b"), "<ip>"),
+    (re.compile(r"\bGPU-[0-9a-f-]+"), "<gpu>"),
     (re.compile(r"(?<![\w:])(?:[0-9a-fA-F]{1,4}:){3,7}[0-9a-fA-F]{0,4}(?:::)?|\b[0-9a-fA-F:]*::[0-9a-fA-F:]+"), "<ip>"),
     (re.compile(r"[\w.+-]+@[\w-]+\.[\w.]+"), "<mail>"),
     (re.compile(r"(?i)(token|secret|password|passphrase|authorization)(\W+)\S+"), r"\1\2<secret>"),

@@ -98,7 +98,8 @@ class HeldTask:
             self._doubts = Doubts(self.bridge.plans, seat, secrets.randbelow)
         self._stopping = asyncio.Event()
         self._worker: Worker | None = None
-        self._frozen = False
+        self._frozen = self._resting = self._held = False
+        self._holding = asyncio.Lock()
         self._told_failure = False
         self._pace, self._log_pace = Pace(self.tools.clock), Pace(self.tools.clock)
         self._lines_dropped = 0
@@ -131,8 +132,19 @@ class HeldTask:
     async def freeze(self, frozen: bool) -> None:
         """Hold the worker where it is, or let it go on; one that starts later is held from its start."""
         self._frozen = frozen
-        if self._worker is not None:
-            await (self._worker.freeze() if frozen else self._worker.thaw())
+        await self._hold()
+
+    async def rest(self, resting: bool) -> None:
+        """The same for a moment; it goes on once neither asks to hold it."""
+        self._resting = resting
+        await self._hold()
+
+    async def _hold(self) -> None:
+        async with self._holding:  # The engine's answers come in any order.
+            wanted = self._frozen or self._resting
+            if self._worker is not None and wanted != self._held:
+                await (self._worker.freeze() if wanted else self._worker.thaw())
+                self._held = wanted
 
     async def _fetch_state(self, kept: KeptState) -> bytes:
         await self.tools.peers.refresh()  # The plan that names these peers has just come.
@@ -222,10 +234,9 @@ class HeldTask:
         server = listen(self._folder / SOCKET_NAME, 0o666)  # The sandbox's user is another; the folder above is closed.
         try:
             worker = await self.tools.sandbox.start(self.assign.lease, self._folder)
-            self.pid, self._worker = worker.pid, worker
+            self.pid, self._worker, self._held = worker.pid, worker, False
             try:
-                if self._frozen:
-                    await worker.freeze()
+                await self._hold()
                 await self._talk(worker, server)
             finally:
                 self._worker = None

@@ -180,8 +180,11 @@ class HomePage(QWidget):
         if meters is None or status is None:
             return
         profile = status.profile
-        self.device.say(self.tr("{0} · {1:,} MB for jobs").format(profile.device, profile.memory_mb))
-        gpu = next((gpu for gpu in meters.gpus if gpu.name == profile.device), None) if profile.kind == "cuda" else None
+        said = [self.tr("{0} · {1:,} MB for jobs").format(profile.device, profile.memory_mb)]
+        gpu = next((gpu for gpu in meters.gpus if gpu.uuid == status.gpu), None) if status.gpu else None
+        if idle := [plain(other.name, 60) for other in meters.gpus if gpu is not None and other is not gpu]:
+            said.append(self.tr("not lent: {0}").format(", ".join(idle)))
+        self.device.say(" · ".join(said))
         for name in ("heat", "power"):
             self.gauges[name].setVisible(gpu is not None)
         rate = (meters.up + meters.down) * 8 / 1e6

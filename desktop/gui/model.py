@@ -63,6 +63,7 @@ class GpuMeter(msgspec.Struct, frozen=True):
     celsius: Annotated[int, Meta(ge=-100, le=1000)] | None = None
     watts: Reals | None = None
     power_cap: Reals | None = None
+    uuid: ShortText = ""
 
 
 class Meters(msgspec.Struct, frozen=True):
@@ -118,6 +119,7 @@ class Status(msgspec.Struct, frozen=True):
     max_celsius: Count = 0
     memory_mb: Count = 0
     watts: Count = 0
+    gpu: ShortText = ""
     last_event: Count = 0
     electricity: Units = 0
     update: UpdateView = UpdateView()
@@ -228,6 +230,8 @@ class SettingsView(msgspec.Struct, frozen=True):
     gpus: Annotated[tuple[GpuMeter, ...], Meta(max_length=64)]
     version: ShortText = ""
     effect: Literal["now", "rejoin", "restart"] = "now"
+    cap: Literal["", "driver", "pauses", "not"] = ""
+    cap_why: LongText = ""
 
 
 class RulesView(msgspec.Struct, frozen=True):

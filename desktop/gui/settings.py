@@ -104,13 +104,15 @@ class SettingsPages(QWidget):
             "memory_mb", self.tr("Main memory for jobs"), self.tr("With processors and GPU: what runs is handed over first."),
             (0, 10**8), " MB", self.tr("half"), step=512,
         )  # fmt: skip
+        self.cap = Text(dim=True)
         computer = self._page("settings", (
             self.gpu, self.threads, self.memory,
             NumberRow("disk_gb", self.tr("Disk for jobs' files"), "", (1, 10_000), " GB"),
             NumberRow("watts", self.tr("Power cap of the GPU"),
-                      self.tr("Most drivers let only an administrator set it; Activity says where that is so."), (0, 2000), " W",
-                      self.tr("its own"), step=10),
+                      self.tr("While jobs run. Where the driver does not let us set it, jobs pause for moments instead."),
+                      (0, 2000), " W", self.tr("its own"), step=10),
         ))  # fmt: skip
+        computer.body.addWidget(self.cap)
         line = self._page("limits", (
             NumberRow("up", self.tr("Upload"), "", (0, 100_000), " MB/s", self.tr("no limit")),
             NumberRow("down", self.tr("Download"), "", (0, 100_000), " MB/s", self.tr("no limit")),
@@ -220,11 +222,28 @@ class SettingsPages(QWidget):
     def _show_settings(self, view: SettingsView) -> None:
         self.threads.limit(view.processors)
         self.memory.limit(view.memory_mb_here)
-        gpus: list[tuple[str, Value]] = [(f"{plain(gpu.name, 60)} ({gpu.index})", gpu.index) for gpu in view.gpus]
-        only = self.tr("the processor") if gpus else self.tr("the processor (there is no NVIDIA GPU)")
-        self.gpu.offer([*gpus, (only, -1 if gpus else view.settings.get("gpu", 0))])
+        self.gpu.offer(self._lendable(view))
+        held = {
+            "driver": self.tr("Power cap: the driver keeps the GPU to it."),
+            "pauses": self.tr("Power cap: the driver does not let us set it. Jobs pause for moments; on average it is kept."),
+            "not": self.tr("The power cap is not in force: {0}"),
+        }  # fmt: skip
+        self.cap.setVisible(bool(view.cap))
+        self.cap.say(held.get(view.cap, "").format(plain(view.cap_why, 120)))
         self.about.say(self.tr("Cottage {0}, Apache License 2.0.").format(plain(view.version, 40) or "–"))
         self._show("settings", view.settings)
+
+    def _lendable(self, view: SettingsView) -> list[tuple[str, Value]]:
+        """Each card by its identity, which stays when another is put in beside it, and the processor; what is kept is there."""
+        kept = view.settings.get("gpu", 0)
+        found: list[tuple[str, Value]] = [
+            (f"{plain(gpu.name, 60)} ({gpu.index})", gpu.index if kept == gpu.index else gpu.uuid or gpu.index)
+            for gpu in view.gpus
+        ]
+        if isinstance(kept, str) and kept not in [value for _, value in found]:
+            found.append((self.tr("a GPU that is not here ({0})").format(plain(kept, 13)), kept))
+        only = self.tr("the processor") if found else self.tr("the processor (there is no NVIDIA GPU)")
+        return [*found, (only, -1 if found else kept)]
 
     def _show_rules(self, view: RulesView) -> None:
         self._show("rules", view.rules)

@@ -67,9 +67,9 @@ class Tray(QObject):
         """Nothing from elsewhere: some trays read markup in it."""
         parts = [self.tr("Cottage: {0}").format(self._words.glance(mood))]
         gpus = status.meters.gpus if status is not None and status.meters is not None else ()
-        hottest = max((gpu.celsius for gpu in gpus if gpu.celsius is not None), default=None)
-        if hottest is not None:
-            parts.append(self.tr("{0} °C").format(hottest))
+        warmth = next((gpu.celsius for gpu in gpus if status is not None and gpu.uuid == status.gpu), None)
+        if warmth is not None:
+            parts.append(self.tr("{0} °C").format(warmth))
         if status is not None and status.today:
             parts.append(self.tr("{0} today").format(money(status.today)))
         return ", ".join(parts)

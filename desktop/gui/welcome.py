@@ -273,8 +273,8 @@ class Welcome(QWidget):
         match check.name, check.code:
             case "gpu", "found":
                 return detail.get("name", text)
-            case "gpu", _:
-                return self.tr("No NVIDIA GPU can be used; the processor earns far less. {0}").format(text)
+            case "gpu", code:
+                return self._no_gpu(code, text)
             case "sandbox", "found":
                 return self.tr("Keeps jobs away from your files and your network")
             case "sandbox", "no engine":
@@ -298,6 +298,11 @@ class Welcome(QWidget):
                 return self._range(detail)
             case _:
                 return text
+
+    def _no_gpu(self, code: str, text: str) -> str:
+        if code == "gone":
+            return self.tr("The GPU that you chose is not in this computer; the processor earns far less.")
+        return self.tr("No NVIDIA GPU can be used; the processor earns far less. {0}").format(text)
 
     def _range(self, detail: dict[str, str]) -> str:
         try:

@@ -39,7 +39,7 @@ def scripted(settings: Settings, home: Home, device: Device, worker_arguments: S
     if settings.sandbox == "docker":
         entry = ("python3", "/job/scripted_worker.py")
         return _Docker(limits, settings.image, owner=home.path, extra=worker_arguments, entry=entry)
-    return _Process(limits, worker_arguments, command=(PYTHON, str(SCRIPT)))
+    return _Process(limits, worker_arguments, command=(PYTHON, str(SCRIPT)), gpu=device.gpu)
 
 
 def believe(program: str, version: str) -> None:

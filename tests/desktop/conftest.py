@@ -15,7 +15,7 @@ import pytest
 from desktop.agent.config import Home, Settings
 from desktop.agent.daemon import Agent, Parts
 from desktop.agent.desk import Desk, Handles
-from desktop.agent.gpu import processor
+from desktop.agent.gpu import NOTHING, Device, processor
 from desktop.agent.lending.keeper import Readings
 from desktop.agent.sandbox.base import Limits, Sandbox
 from desktop.agent.sandbox.process import ProcessSandbox
@@ -72,6 +72,7 @@ def start_agent(tmp_path: Path, coordinator: Double) -> StartAgent:
         readings: Readings | None = None,
         clock: Clock | None = None,
         bond: int = 0,
+        device: Device = NOTHING,
     ) -> AsyncIterator[Running]:
         home = Home.at(tmp_path / name)
         key = home.key()
@@ -85,9 +86,7 @@ def start_agent(tmp_path: Path, coordinator: Double) -> StartAgent:
         home.remember(settings)
         stop = asyncio.Event()
         desk = Desk(home, "test", Handles(lambda on: None if on else stop.set(), stop.set, lambda _: NO_MEANS))
-        agent = Agent(
-            Parts(home, settings, key, profile, chosen, clock or SystemClock(), readings=readings), desk.books
-        )
+        agent = Agent(Parts(home, settings, key, profile, chosen, clock or SystemClock(), device, readings), desk.books)
         desk.agent = agent
 
         async def serve() -> None:

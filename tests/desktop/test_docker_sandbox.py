@@ -35,7 +35,7 @@ def job(tmp_path: Path) -> Path:
     return folder
 
 
-def sandbox_for(tmp_path: Path, *entry: str, limits: Limits = LIMITS, gpu: int | None = None) -> DockerSandbox:
+def sandbox_for(tmp_path: Path, *entry: str, limits: Limits = LIMITS, gpu: str = "") -> DockerSandbox:
     return DockerSandbox(limits, IMAGE, owner=tmp_path, gpu=gpu, entry=entry or ("python3", "-m", "trainer"))
 
 
@@ -173,7 +173,7 @@ async def test_a_missing_image_says_how_to_make_it(docker_engine: str, tmp_path:
 async def test_a_gpu_job_without_the_nvidia_runtime_says_what_to_install(
     docker_engine: str, tmp_path: Path, job: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sandbox = sandbox_for(tmp_path, gpu=0)
+    sandbox = sandbox_for(tmp_path, gpu="GPU-5d1c0e2a-1111")
     for said, why in ((None, "is not known"), ("NVIDIA Container Toolkit CLI version 1.17.7\n", "CVE-2025-23266")):
         monkeypatch.setattr(toolkit, "installed", lambda said=said: said)
         with pytest.raises(SandboxError, match=why):
@@ -223,12 +223,12 @@ WEAKER: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("restriction", WEAKER)
 def test_a_container_that_lacks_a_restriction_is_recognised(docker_engine: str, job: Path, restriction: str) -> None:
     client = docker.from_env()
-    options = container_options(LIMITS, job, {}, gpu=None)
+    options = container_options(LIMITS, job, {}, gpu="")
     options |= WEAKER[restriction]
     container = client.containers.create(IMAGE, ["true"], **options)
     try:
         container.reload()
-        faults = container_faults(container.attrs, LIMITS, job, gpu=None)
+        faults = container_faults(container.attrs, LIMITS, job, gpu="")
     finally:
         container.remove(force=True)
         client.close()

@@ -123,13 +123,13 @@ class DockerSandbox:
         image: str,
         *,
         owner: Path,
-        gpu: int | None = None,
+        gpu: str = "",
         extra: Sequence[str] = (),
         entry: Sequence[str] = ENTRY,
     ) -> None:
         """Args:
         owner: the agent's home folder, whose containers these are.
-        gpu: the number of the one that jobs get.
+        gpu: the one that jobs get, as the driver names it; "": none.
         extra: appended to a worker's arguments.
         """
         self._limits = limits
@@ -220,7 +220,7 @@ class DockerSandbox:
         if self._client is None:
             self._client = connect()
         faults = engine_faults(self._client.info())
-        if self._gpu is not None and (fault := toolkit.fault(toolkit.installed())):
+        if self._gpu and (fault := toolkit.fault(toolkit.installed())):
             faults.append(fault)
         if faults:
             raise SandboxError(f"this Docker engine cannot hold a job: {'; '.join(faults)}")

@@ -82,10 +82,12 @@ class ProcessSandbox:
 
     kind: Literal["docker", "process"] = "process"
 
-    def __init__(self, limits: Limits, extra: Sequence[str] = (), command: Sequence[str] | None = None) -> None:
-        """``extra`` is appended to a worker's arguments; ``command`` defaults to this Python's ``-m trainer``."""
+    def __init__(
+        self, limits: Limits, extra: Sequence[str] = (), command: Sequence[str] | None = None, gpu: str = ""
+    ) -> None:
+        """``extra`` is appended to a worker's arguments; ``command``: this Python's ``-m trainer``; ``gpu``: all it sees."""
         self._limits = limits
-        self._extra = tuple(extra)
+        self._extra, self._gpu = tuple(extra), gpu
         self._command = tuple(command or (sys.executable, "-m", "trainer"))
 
     async def check(self) -> str:
@@ -149,6 +151,8 @@ class ProcessSandbox:
     def _environment(self) -> dict[str, str]:
         """Nothing of the owner's environment but what a Python process needs."""
         environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+        if self._gpu:
+            environment["CUDA_VISIBLE_DEVICES"] = self._gpu
         threads = str(self._limits.threads)
         return environment | {
             "PYTHONPATH": str(_ROOT),

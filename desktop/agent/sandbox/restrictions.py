@@ -23,9 +23,7 @@ PROFILE = files("desktop.agent.sandbox").joinpath("seccomp.json").read_text()
 Attributes = Mapping[str, Any]
 
 
-def container_options(
-    limits: Limits, folder: Path | None, labels: Mapping[str, str], gpu: int | None
-) -> dict[str, Any]:
+def container_options(limits: Limits, folder: Path | None, labels: Mapping[str, str], gpu: str) -> dict[str, Any]:
     """Arguments of ``docker.containers.create`` for a container that may do nothing but compute and use its socket."""
     from docker.types import DeviceRequest, LogConfig, Mount, Ulimit
 
@@ -57,7 +55,7 @@ def container_options(
             "HF_HUB_OFFLINE": "1",
             "TOKENIZERS_PARALLELISM": "false",
         },
-        "device_requests": [] if gpu is None else [DeviceRequest(device_ids=[str(gpu)], capabilities=[["gpu"]])],
+        "device_requests": [DeviceRequest(device_ids=[gpu], capabilities=[["gpu"]])] if gpu else [],
     }
 
 
@@ -80,7 +78,7 @@ def engine_faults(info: Attributes) -> list[str]:
     return faults
 
 
-def container_faults(attributes: Attributes, limits: Limits, folder: Path | None, gpu: int | None) -> list[str]:
+def container_faults(attributes: Attributes, limits: Limits, folder: Path | None, gpu: str) -> list[str]:
     """Which restrictions are not in force for a container (``docker inspect``); empty where all are."""
     host, config = attributes["HostConfig"], attributes["Config"]
     memory = limits.memory_mb << 20
@@ -109,7 +107,7 @@ def container_faults(attributes: Attributes, limits: Limits, folder: Path | None
         ("kernel settings", host.get("Sysctls") or {}, {}),
         ("variables of the loader", _loader(config), []),
         ("devices", host.get("Devices") or [], []),
-        ("device requests", _gpus(host), [] if gpu is None else [[str(gpu)]]),
+        ("device requests", _gpus(host), [[gpu]] if gpu else []),
         ("volumes", host.get("VolumesFrom") or [], []),
         ("binds", host.get("Binds") or [], []),
         ("mounts", _mounts(attributes), [(str(folder), INSIDE, False)] if folder else []),

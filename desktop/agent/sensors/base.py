@@ -42,13 +42,13 @@ class Machine(Protocol):
 
 
 class Gpu(Protocol):
-    """The GPUs that are lent."""
+    """The GPU that is lent."""
 
     def celsius(self) -> float | None:
-        """Of the hottest."""
+        """How hot it is."""
 
     def own_vram(self, jobs: Iterable[int]) -> int | None:
-        """Bytes of memory that programs use which do not descend from the processes ``jobs``, where most."""
+        """Bytes of memory that programs use which do not descend from the processes ``jobs``."""
 
 
 @dataclass

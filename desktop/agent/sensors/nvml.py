@@ -1,4 +1,4 @@
-"""NVIDIA GPUs through NVML: how hot, and whose memory."""
+"""The NVIDIA GPU that is lent, through NVML: how hot, and whose memory."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -6,36 +6,32 @@ from typing import Any
 import psutil
 import pynvml
 
+from desktop.agent.gpu import handle_of
+
 
 class NvmlGpu:
-    """All GPUs of this computer; without a driver it knows nothing and says so."""
+    """The card that is lent, ``uuid``; where that is "", the processor is, and of it this knows nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, uuid: str) -> None:
         """The driver is loaded when it is first asked."""
-        self._handles: list[Any] | None = None
+        self._uuid = uuid
+        self._handle: Any = None
 
     def celsius(self) -> float | None:
         """See Gpu."""
-        found = [pynvml.nvmlDeviceGetTemperature(gpu, pynvml.NVML_TEMPERATURE_GPU) for gpu in self._gpus()]
-        return float(max(found)) if found else None
+        gpu = self._gpu()
+        return None if gpu is None else float(pynvml.nvmlDeviceGetTemperature(gpu, pynvml.NVML_TEMPERATURE_GPU))
 
     def own_vram(self, jobs: Iterable[int]) -> int | None:
         """See Gpu."""
-        gpus = self._gpus()
-        if not gpus:
-            return None
-        ours = _with_descendants(jobs)
-        return max(_used_by_others(gpu, ours) for gpu in gpus)
+        gpu = self._gpu()
+        return None if gpu is None else _used_by_others(gpu, _with_descendants(jobs))
 
-    def _gpus(self) -> list[Any]:
-        if self._handles is None:
-            try:
-                pynvml.nvmlInit()
-                count = pynvml.nvmlDeviceGetCount()
-                self._handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
-            except pynvml.NVMLError:
-                self._handles = []
-        return self._handles
+    def _gpu(self) -> Any:
+        if self._handle is None and self._uuid:
+            pynvml.nvmlInit()
+            self._handle = handle_of(self._uuid)
+        return self._handle
 
 
 def _used_by_others(gpu: Any, ours: frozenset[int]) -> int:

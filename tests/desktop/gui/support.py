@@ -167,13 +167,14 @@ def status(**changes: Any) -> bytes:
                     "flops": 1e13, "env_class": "x", "sandbox": "docker", "agent_version": "0.1.0"},
         "tasks": [], "links": [], "dropped": {}, "verified": 153_240_000, "paid": 143_200_000,
         "today": 1_240_000, "week": 9_870_000, "meters": METERS, "max_celsius": 78, "memory_mb": 16000, "last_event": 7,
+        "gpu": METERS["gpus"][0]["uuid"],
     }  # fmt: skip
     return json.dumps(good | changes).encode()
 
 
 METERS = {
     "gpus": [{"index": 0, "name": "NVIDIA GeForce RTX 4090", "memory_mb": 24564, "percent": 97, "used_mb": 14540, "celsius": 67,
-              "watts": 292.0, "power_cap": 300.0}],
+              "watts": 292.0, "power_cap": 300.0, "uuid": "GPU-5d1c0e2a-1111-2222-3333-444455556666"}],
     "processor": 12.0, "jobs_mb": 3100, "up": 600_000.0, "down": 610_000.0,
 }  # fmt: skip
 DAY_S = 86_400

@@ -1,0 +1,69 @@
+"""Several cards in one computer, and how a power cap is held, as the window shows them."""
+
+import json
+from typing import Any
+
+import pytest
+from PySide6.QtWidgets import QComboBox
+
+from tests.desktop.gui.support import METERS, status, wait_for
+from tests.desktop.gui.test_pages import Opened, opened, pick, settings_of
+
+__all__ = ["opened"]
+
+FIRST = METERS["gpus"][0]
+SECOND = FIRST | {"index": 1, "uuid": "GPU-9f00aa12-1111-2222-3333-444455556666", "celsius": 41, "percent": 0}
+
+
+def with_settings(opened: Opened, gpus: list[dict[str, Any]], **changes: Any) -> None:
+    """The agent's settings document from now on; ``gpu`` and ``watts`` go into the settings, the rest beside them."""
+    document = json.loads(opened.docs["settings"])
+    for name in ("gpu", "watts"):
+        if name in changes:
+            document["settings"][name] = changes.pop(name)
+    opened.docs["settings"] = json.dumps(document | {"gpus": gpus} | changes).encode()
+
+
+def test_one_of_two_cards_of_the_same_name_is_chosen_by_its_identity(opened: Opened) -> None:
+    with_settings(opened, [FIRST, SECOND])
+    page = settings_of(opened)
+    box = page.row("settings", "gpu").control
+    assert isinstance(box, QComboBox)
+    assert [box.itemText(n) for n in range(box.count())] == [
+        "NVIDIA GeForce RTX 4090 (0)", "NVIDIA GeForce RTX 4090 (1)", "the processor",
+    ]  # fmt: skip
+    pick(box, 1)
+    wait_for(lambda: opened.ordered("settings"), "the order")
+    assert opened.ordered("settings") == [{"gpu": SECOND["uuid"]}]
+
+
+def test_a_chosen_card_that_is_gone_is_shown_as_such_and_not_as_another(opened: Opened) -> None:
+    with_settings(opened, [FIRST], gpu=SECOND["uuid"])
+    box = settings_of(opened).row("settings", "gpu").control
+    assert box.currentText() == "a GPU that is not here (GPU-9f00aa12…)"
+    assert box.count() == 3
+
+
+def test_the_gauges_show_the_card_that_is_lent_and_name_the_other(opened: Opened) -> None:
+    opened.docs["status"] = status(meters=METERS | {"gpus": [FIRST, SECOND]}, gpu=SECOND["uuid"])
+    home = opened.window.home
+    wait_for(lambda: "41 °C" in home.gauges["heat"].accessibleDescription(), "the warmth of the second")
+    assert home.device.accessibleName().endswith("not lent: NVIDIA GeForce RTX 4090")
+    wait_for(lambda: "41 °C" in opened.desktop.tray.icon.toolTip(), "the same in the tray")
+
+
+@pytest.mark.parametrize(
+    ("held", "said"),
+    [
+        ("driver", "Power cap: the driver keeps the GPU to it."),
+        ("pauses", "Power cap: the driver does not let us set it. Jobs pause for moments; on average it is kept."),
+        ("not", "The power cap is not in force: the driver does not tell what the GPU draws"),
+        ("", None),
+    ],
+)
+def test_how_the_power_cap_is_held_is_one_sentence(opened: Opened, held: str, said: str | None) -> None:
+    with_settings(opened, [FIRST], watts=250, cap=held, cap_why="the driver does not tell what the GPU draws")
+    page = settings_of(opened)
+    assert page.row("settings", "watts").shown == 250
+    assert page.cap.isHidden() == (said is None)
+    assert said is None or page.cap.accessibleName() == said
