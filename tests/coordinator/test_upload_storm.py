@@ -1,4 +1,4 @@
-"""Hostile uploads leave nothing behind and take nobody's room; ``benchmarks/hostile_uploads.py --cases N`` does more."""
+"""Hostile uploads and archives leave nothing and take nobody's room; ``benchmarks/hostile_uploads.py --cases N`` does more."""
 
 import pytest
 
@@ -6,16 +6,24 @@ from coordinator.domain.account import LOCAL_ACCOUNT
 from coordinator.errors import UnavailableError
 from coordinator.services.artifacts import ArtifactStore
 from coordinator.services.uploads import MAX_OPEN_OF_ACCOUNT, UploadService
+from tests.coordinator import archive_storm
 from tests.coordinator.upload_storm import storm
 from transport.wire.api import NewUpload
 
 
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_whatever_is_uploaded_nothing_stays_but_what_was_taken(seed: int) -> None:
-    ends = await storm(150, seed)
+    ends = await storm(200, seed)
     assert ends.get("taken", 0) > 10
     assert ends.get("invalid", 0) > 10
-    assert sum(ends.values()) == 150
+    assert ends.get("refused: unavailable", 0) > 5, "a crowd meets the limits"
+    assert sum(ends.values()) == 200
+
+
+def test_whatever_an_archive_holds_nothing_stays_but_what_was_taken() -> None:
+    ends = archive_storm.storm(300, 1)
+    assert ends.pop("taken") > 30
+    assert {"refused: damaged", "refused: not a plain file", "refused: would grow", "refused: too long"} <= ends.keys()
 
 
 async def test_one_account_cannot_keep_the_others_out(tmp_path: object) -> None:

@@ -1,4 +1,7 @@
-"""Uploads of random and hostile bytes, straight at the service: what must be true whatever they hold."""
+"""Uploads of random and hostile bytes, straight at the service: what must be true whatever they hold.
+
+Beside the service goes a small account of who may have begun what, so that each yes and each no is known before it is given.
+"""
 
 import hashlib
 import io
@@ -8,14 +11,21 @@ import tempfile
 import zipfile
 from collections import Counter
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, get_args
 
 from coordinator.errors import CottageError
 from coordinator.services.artifacts import ArtifactStore
-from coordinator.services.uploads import IDLE_S, Checksum, UploadService
+from coordinator.services.uploads import IDLE_S, MAX_OPEN_OF_ACCOUNT, Checksum, UploadService
 from transport.wire.api import NewUpload
+from transport.wire.job import DatasetFormat
 
 MAX_BYTES = 3000
+MAX_OPEN, MAX_OPEN_BYTES = MAX_OPEN_OF_ACCOUNT + 4, 30_000  # So small that a crowd meets each of the three limits.
+CROWD = 60  # Cases in which most begin and do not go on, out of every ``CALM``.
+CALM = 200
+PURPOSES: tuple[Literal["dataset", "weights", "tokenizer"], ...] = ("dataset", "weights", "tokenizer")
 ACCOUNTS = ("a" * 32, "b" * 32)
 
 
@@ -55,76 +65,143 @@ def _bytes(chance: random.Random) -> bytes:
             return chance.randbytes(chance.randint(1, MAX_BYTES))
 
 
-async def storm(cases: int, seed: int) -> dict[str, int]:
-    """Do ``cases`` uploads; returns how each ended.
+@dataclass
+class _Begun:
+    """An unfinished upload, as the limits count it."""
+
+    owner: str
+    length: int
+    touched: float
+
+
+class _Account:
+    """Who has begun what: the limits of ``UploadService``, told once more in the plainest way."""
+
+    def __init__(self) -> None:
+        self.begun: dict[str, _Begun] = {}
+
+    def may_begin(self, owner: str, length: int, now: float) -> str:
+        """Empty where it must be taken, else the code of the refusal. What is idle too long is out."""
+        self.begun = {name: one for name, one in self.begun.items() if now - one.touched <= IDLE_S}
+        if sum(one.owner == owner for one in self.begun.values()) >= MAX_OPEN_OF_ACCOUNT:
+            return "unavailable"
+        if len(self.begun) >= MAX_OPEN:
+            return "unavailable"
+        promised = sum(one.length for one in self.begun.values())
+        return "too_large" if length > MAX_OPEN_BYTES - promised else ""
+
+
+class _Storm:
+    def __init__(self, root: Path, seed: int) -> None:
+        self.root = root
+        self.chance, self.clock, self.account = random.Random(seed), _Clock(), _Account()
+        self.artifacts = ArtifactStore(root / "artifacts")
+        self.uploads = UploadService(root / "uploads", self.artifacts, self.clock, MAX_OPEN, MAX_OPEN_BYTES)  # type: ignore[arg-type]
+        self.accepted: set[str] = set()
+
+    async def one(self, stays: float, greedy: float) -> str:
+        """One case. ``stays``: how likely it is begun and left there; ``greedy``: that it is the first account's."""
+        data = _bytes(self.chance)
+        new, said = self._described(data)
+        owner, other = ACCOUNTS if self.chance.random() < greedy else reversed(ACCOUNTS)
+        due = self.account.may_begin(owner, said, self.clock.at)
+        made, refused = None, ""
+        try:
+            made = await self.uploads.create(new, owner)
+        except CottageError as error:
+            refused = error.code
+        assert refused == due, f"{refused or 'a yes'} where {due or 'a yes'} was due"
+        if made is None:
+            return f"refused: {refused}"
+        self.account.begun[made.id] = _Begun(owner, said, self.clock.at)
+        await _hidden_from(self.uploads, made.id, other)
+        if self.chance.random() < stays:
+            return "left unfinished"
+        ended = await self._sent(made.id, data)
+        if ended in ("taken", "invalid"):
+            del self.account.begun[made.id]  # Room is held for what may still come.
+        if ended != "taken" and self.chance.random() < 0.9:
+            await self.uploads.terminate(made.id)
+            self.account.begun.pop(made.id, None)
+        return ended
+
+    def _described(self, data: bytes) -> tuple[NewUpload, int]:
+        chance = self.chance
+        purpose = chance.choice(PURPOSES)
+        kind = chance.choice(get_args(DatasetFormat))
+        name = chance.choice(("a.txt", "../../etc/passwd", "\u202egpj.exe", "x" * 200, ""))
+        said = len(data) if chance.random() < 0.8 else chance.randint(1, MAX_BYTES)
+        sha256 = (
+            hashlib.sha256(data).hexdigest() if chance.random() < 0.3 else "0" * 64 if chance.random() < 0.1 else None
+        )
+        return NewUpload(said, name, purpose, kind, sha256=sha256), said
+
+    async def _sent(self, upload: str, data: bytes) -> str:
+        async def chunks(part: bytes) -> AsyncIterator[bytes]:
+            for start in range(0, len(part), 700):
+                yield part[start : start + 700]
+                if self.chance.random() < 0.03:
+                    raise ConnectionResetError("the line was cut")
+
+        ended = "cut"
+        for _ in range(3):
+            at = (await self.uploads.get(upload)).offset
+            wrong = Checksum("sha256", bytes(32)) if self.chance.random() < 0.1 else None
+            try:
+                done = await self.uploads.append(upload, at, chunks(data[at:]), wrong)
+            except ConnectionResetError:
+                continue
+            except CottageError as error:
+                ended = error.code
+                if error.code in ("invalid", "too_large"):
+                    break
+                continue
+            ended = "taken" if done.artifact else "short"
+            if done.artifact:
+                self.accepted.add(done.artifact)
+            break
+        return ended
+
+    def check_held(self) -> None:
+        """No more bytes lie there than were promised."""
+        held = sum(path.stat().st_size for path in (self.root / "uploads").glob("*.part"))
+        promised = sum(one.length for one in self.account.begun.values())
+        assert held <= promised <= MAX_OPEN_BYTES, f"{held:,} bytes held, {promised:,} promised"
+
+    async def check_end(self) -> None:
+        """After two idle days nothing is left but what was taken, whole."""
+        self.clock.at += IDLE_S + 1.0
+        last = await self.uploads.create(NewUpload(1), ACCOUNTS[0])
+        await self.uploads.terminate(last.id)
+        left = [path.name for path in (self.root / "uploads").iterdir()]
+        assert left == [], f"left behind: {left[:5]}"
+        kept = {path.name for path in (self.root / "artifacts").rglob("*") if path.is_file()}
+        assert kept == self.accepted, "an artifact is there for every file that was taken, and for nothing else"
+        for digest in kept:
+            assert hashlib.sha256(self.artifacts.path(digest).read_bytes()).hexdigest() == digest
+        assert {path.relative_to(self.root).parts[0] for path in self.root.rglob("*")} <= {"artifacts", "uploads"}
+
+
+async def storm(cases: int, seed: int, folder: Path | None = None) -> dict[str, int]:
+    """Do ``cases`` uploads below ``folder`` (the system's for temporary files); returns how each ended.
 
     Raises:
-        AssertionError: something stayed on the disk, an artifact is not what was sent, or room was lost.
+        AssertionError: something stayed on the disk, an artifact is not what was sent, or a limit was not kept to the byte.
     """
-    chance, clock, ends = random.Random(seed), _Clock(), Counter[str]()
-    with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder)
-        artifacts = ArtifactStore(root / "artifacts")
-        uploads = UploadService(root / "uploads", artifacts, clock)  # type: ignore[arg-type]
-        accepted: set[str] = set()
-        for _ in range(cases):
-            ends[await _one(uploads, chance, accepted)] += 1
-            clock.at += 1.0
-            if chance.random() < 0.02:
-                clock.at += IDLE_S + 1.0  # What nobody went on with is given up by the next one.
-        clock.at += IDLE_S + 1.0
-        last = await uploads.create(NewUpload(1), ACCOUNTS[0])
-        await uploads.terminate(last.id)
-        left = [path.name for path in (root / "uploads").iterdir()]
-        assert left == [], f"left behind: {left[:5]}"
-        kept = {path.name for path in (root / "artifacts").rglob("*") if path.is_file()}
-        assert kept == accepted, "an artifact is there for every file that was taken, and for nothing else"
-        for digest in kept:
-            assert hashlib.sha256(artifacts.path(digest).read_bytes()).hexdigest() == digest
-        assert {path.relative_to(root).parts[0] for path in root.rglob("*")} <= {"artifacts", "uploads"}
+    ends = Counter[str]()
+    with tempfile.TemporaryDirectory(dir=folder) as made:
+        world = _Storm(Path(made), seed)
+        for number in range(cases):
+            crowd = number % CALM < CROWD
+            greedy = (0.9, 0.5)[number // CALM % 2]
+            ends[await world.one(0.9, greedy) if crowd else await world.one(0.02, 0.5)] += 1
+            world.clock.at += 1.0
+            if number % CALM == CROWD or (not crowd and world.chance.random() < 0.02):
+                world.clock.at += IDLE_S + 1.0  # What nobody went on with is given up by the next one.
+            if number % 20 == 0:
+                world.check_held()
+        await world.check_end()
     return dict(ends)
-
-
-async def _one(uploads: UploadService, chance: random.Random, accepted: set[str]) -> str:
-    data = _bytes(chance)
-    purpose = chance.choice(("dataset", "weights", "tokenizer"))
-    kind = chance.choice(("text", "jsonl", "parquet", "npy", "uint16"))
-    name = chance.choice(("a.txt", "../../etc/passwd", "\u202egpj.exe", "x" * 200, ""))
-    said = len(data) if chance.random() < 0.8 else chance.randint(1, MAX_BYTES)
-    sha256 = hashlib.sha256(data).hexdigest() if chance.random() < 0.3 else "0" * 64 if chance.random() < 0.1 else None
-    owner, other = chance.sample(ACCOUNTS, 2)
-
-    async def chunks(part: bytes) -> AsyncIterator[bytes]:
-        for start in range(0, len(part), 700):
-            yield part[start : start + 700]
-            if chance.random() < 0.03:
-                raise ConnectionResetError("the line was cut")
-
-    try:
-        made = await uploads.create(NewUpload(said, name, purpose, kind, sha256=sha256), owner)
-    except CottageError as error:
-        return f"refused: {error.code}"
-    await _hidden_from(uploads, made.id, other)
-    ended = "cut"
-    for _ in range(3):
-        at = (await uploads.get(made.id)).offset
-        wrong = Checksum("sha256", bytes(32)) if chance.random() < 0.1 else None
-        try:
-            done = await uploads.append(made.id, at, chunks(data[at:]), wrong)
-        except ConnectionResetError:
-            continue
-        except CottageError as error:
-            ended = error.code
-            if error.code in ("invalid", "too_large"):
-                break
-            continue
-        ended = "taken" if done.artifact else "short"
-        if done.artifact:
-            accepted.add(done.artifact)
-        break
-    if ended != "taken" and chance.random() < 0.9:
-        await uploads.terminate(made.id)
-    return ended
 
 
 async def _hidden_from(uploads: UploadService, upload: str, account_id: str) -> None:
