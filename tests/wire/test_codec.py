@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.wire.storm import WireStorm, peak_mb
 from transport.wire import codec
 from transport.wire.job import JobSpec, TrainingSpec, total_steps
 from transport.wire.node import CoordinatorMessage, Goodbye, Heartbeat, HeldLease, NodeMessage, Report, Signal
@@ -17,6 +18,17 @@ from transport.wire.worker import AgentMessage, WorkerMessage
 NODE = "1" * 32
 PLAN = Plan(epoch=3, layers=(Layers(0, 2), Layers(2, 4)), members=(Member(0, 0, NODE), Member(1, 2, NODE)))
 UNIONS = (NodeMessage, CoordinatorMessage, WorkerMessage, AgentMessage)
+
+
+def test_hostile_bytes_are_a_message_or_the_one_error_and_leave_no_memory_behind() -> None:
+    storm = WireStorm(seed=1)  # ``benchmarks/hostile_wire.py`` throws a million.
+    storm.run(1_000)
+    before = peak_mb()
+    storm.run(4_000)
+    assert peak_mb() - before < 16
+    for parser in ("msgpack", "json", "frame", "stun", "description"):
+        assert storm.ends[f"{parser} taken"] > 10, "some get through, or only the first byte was tried"
+        assert storm.ends[f"{parser} refused"] > 100
 
 
 def test_a_message_survives_the_round_trip() -> None:

@@ -1,0 +1,239 @@
+"""Hostile bytes for everything that parses before anybody is known: whatever comes, one typed error or a message (row F27).
+
+Half of the cases are drawn from the types themselves and then spoilt, so that they get past the first byte; the rest are those
+bytes bent, doubled, nested, or noise.
+"""
+
+import contextlib
+import json
+import math
+import random
+import resource
+import string
+import struct
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+from msgspec import inspect
+
+from transport import framing
+from transport.errors import MalformedFrameError, MessageLimitError, SignalError
+from transport.sdp import read_description
+from transport.signalling import SignalBody, SignalEnvelope
+from transport.wire import codec
+from transport.wire.api import NewUpload
+from transport.wire.job import JobSpec
+from transport.wire.network import RelayEnvelope
+from transport.wire.node import CoordinatorMessage, NodeMessage
+from transport.wire.stun import StunError, decode_binding
+from transport.wire.worker import AgentMessage, WorkerMessage
+
+_MSGPACK = (NodeMessage, CoordinatorMessage, WorkerMessage, AgentMessage, SignalEnvelope, SignalBody)
+_JSON = (JobSpec, NewUpload, RelayEnvelope)
+_HOSTILE: Final = (
+    *(0, -1, 1, 2**31, 2**63 - 1, 2**63, 2**64 - 1, -(2**63), 0.5, math.nan, math.inf, -math.inf, 1e308),
+    *(
+        "",
+        "a\0b",
+        "\u202e",
+        "x" * 5000,
+        "../../etc/passwd",
+        b"",
+        b"\xff" * 40,
+        None,
+        True,
+        [],
+        {},
+        [[[[]]]],
+        {"type": 1},
+    ),
+)
+_SDP = (
+    "v=0\r\no=- 1 1 IN IP4 0.0.0.0\r\ns=-\r\nt=0 0\r\na=group:BUNDLE 0\r\nm=application 9 UDP/DTLS/SCTP webrtc-datachannel\r\n"
+    "c=IN IP4 0.0.0.0\r\na=mid:0\r\na=sctp-port:5000\r\na=max-message-size:65536\r\na=ice-ufrag:abcd\r\na=ice-pwd:" + "p" * 22
+    + "\r\na=fingerprint:sha-256 " + ":".join(["AB"] * 32) + "\r\na=setup:actpass\r\n"
+    "a=candidate:1 1 udp 2130706431 127.0.0.1 9 typ host\r\na=end-of-candidates\r\n"
+)  # fmt: skip
+
+
+class WireStorm:
+    """A source of hostile bytes, and the parsers that they are thrown at."""
+
+    def __init__(self, seed: int) -> None:
+        self._chance = random.Random(seed)
+        self._types = {kind: inspect.type_info(kind) for kind in {*_MSGPACK, *_JSON}}
+        self.ends = Counter[str]()
+        self._parsers: tuple[tuple[str, Callable[[], bool]], ...] = (
+            *((("msgpack", self._message),) * 5),
+            *((("json", self._document),) * 3),
+            ("frame", self._frame),
+            ("stun", self._stun),
+            ("description", self._description),
+        )
+
+    def run(self, cases: int) -> None:
+        """Parse ``cases`` times; ``ends`` counts what was a message after all.
+
+        Raises:
+            Exception: any other than the one that a parser promises.
+            AssertionError: what was taken does not come back from its own encoding.
+        """
+        for _ in range(cases):
+            name, parse = self._chance.choice(self._parsers)
+            self.ends[f"{name} {'taken' if parse() else 'refused'}"] += 1
+
+    def _message(self) -> bool:
+        kind = self._chance.choice(_MSGPACK)
+        data = self._spoilt(self._drawn(kind, msgspec.msgpack.encode), b"\x81\xa1a", b"\x91")
+        with contextlib.suppress(codec.MessageError):
+            message = codec.decode(data, kind)
+            again = codec.encode(message)
+            assert codec.encode(codec.decode(again, kind)) == again
+            return True
+        return False
+
+    def _document(self) -> bool:
+        kind = self._chance.choice(_JSON)
+        encode = msgspec.json.encode if self._chance.random() < 0.5 else lambda plain: json.dumps(plain).encode()
+        data = self._spoilt(self._drawn(kind, encode), b'{"a":', b"[")
+        with contextlib.suppress(codec.MessageError):
+            message = codec.decode_json(data, kind)
+            again = codec.encode_json(message)
+            assert codec.encode_json(codec.decode_json(again, kind)) == again
+            return True
+        return False
+
+    def _frame(self) -> bool:
+        chance = self._chance
+        number = chance.choice((0, 1, 2**32, 2**63, 2**64 - 1))
+        frame = chance.choice((
+            framing.Begin(number, chance.choice((0, 40, 2**31)), chance.random() < 0.5, b"h", stream=chance.random() < 0.5),
+            framing.More(number, chance.choice((0, 70_000)), chance.randbytes(chance.randint(1, 300))),
+            framing.Cancel(number),
+            framing.Grant(number, 0, 9),
+            framing.Ack(number),
+            framing.Fail(number, "no"),
+            framing.Ping(7, number),
+            framing.Pong(7),
+        ))  # fmt: skip
+        with contextlib.suppress(MalformedFrameError, MessageLimitError):
+            taken = framing.decode(self._spoilt(framing.encode(frame), b"\x02", b"\x01"))
+            assert framing.decode(framing.encode(taken)) == taken
+            return True
+        return False
+
+    def _stun(self) -> bool:
+        asked = b"t" * 12
+        attribute = struct.pack("!HHBBHI", 0x0020, 8, 0, self._chance.randint(0, 3), 1, 2)
+        answer = struct.pack("!HHI", 0x0101, len(attribute), 0x2112A442) + asked + attribute
+        with contextlib.suppress(StunError):
+            decode_binding(self._spoilt(answer, b"\0\x20", b"\0"), asked)
+            return True
+        return False
+
+    def _description(self) -> bool:
+        text = self._spoilt(_SDP.encode(), b"a=candidate:1 1 udp 1 10.0.0.1 9 typ host\r\n", b"m=").decode(
+            errors="replace"
+        )
+        with contextlib.suppress(SignalError):
+            read_description(text, loopback=True)
+            return True
+        return False
+
+    def _drawn(self, kind: Any, encode: Callable[[Any], bytes]) -> bytes:
+        """Plain data of a type, with a wrong value here and there, encoded; what cannot be encoded is drawn again."""
+        while True:
+            wrong = self._chance.choice((0.0, 0.0, 0.02, 0.2))
+            with contextlib.suppress(OverflowError, ValueError, TypeError, msgspec.MsgspecError):
+                return encode(self._plain(self._types[kind], wrong))
+
+    def _plain(self, kind: Any, wrong: float) -> Any:
+        chance = self._chance
+        if chance.random() < wrong:
+            return chance.choice(_HOSTILE)
+        match kind:
+            case inspect.StructType():
+                return self._struct(kind, wrong)
+            case inspect.UnionType():
+                return self._plain(chance.choice(kind.types), wrong)
+            case inspect.VarTupleType() | inspect.ListType():
+                return [self._plain(kind.item_type, wrong) for _ in range(chance.randint(0, 3))]
+            case inspect.TupleType():
+                return [self._plain(one, wrong) for one in kind.item_types]
+            case inspect.DictType():
+                keys = (self._plain(kind.key_type, wrong) for _ in range(chance.randint(0, 2)))
+                return {key: self._plain(kind.value_type, wrong) for key in keys}
+            case inspect.Metadata():
+                return self._plain(kind.type, wrong)
+        return self._scalar(kind)
+
+    def _scalar(self, kind: Any) -> Any:
+        chance = self._chance
+        match kind:
+            case inspect.IntType():
+                low = kind.ge if kind.ge is not None else 0
+                return chance.choice((low, low + 1, kind.le if kind.le is not None else low + 2))
+            case inspect.FloatType():
+                return float(kind.ge or 0.0) + chance.random()
+            case inspect.BoolType():
+                return chance.random() < 0.5
+            case inspect.StrType():
+                return self._text(kind)
+            case inspect.BytesType():
+                return chance.randbytes(max(kind.min_length or 0, min(kind.max_length or 20, 20)))
+            case inspect.LiteralType():
+                return chance.choice(kind.values)
+            case inspect.EnumType():
+                return chance.choice(list(kind.cls)).value
+        return None
+
+    def _struct(self, kind: inspect.StructType, wrong: float) -> dict[str, Any]:
+        chance = self._chance
+        plain = {kind.tag_field: kind.tag} if kind.tag_field else {}
+        for field in kind.fields:
+            if field.required or chance.random() < 0.3:
+                plain[field.encode_name] = self._plain(field.type, wrong)
+        if chance.random() < wrong:
+            plain[chance.choice(("more", "__class__", "type", "a\0"))] = chance.choice(_HOSTILE)
+        return plain
+
+    def _text(self, kind: inspect.StrType) -> str:
+        length = max(kind.min_length or 0, 1 if not kind.pattern else 0, min(kind.max_length or 12, 12))
+        if kind.pattern and "{" in kind.pattern:  # Digests, addresses and ids of one length.
+            length = int(kind.pattern.partition("{")[2].partition("}")[0].partition(",")[0])
+        digits = string.digits.replace("0", "") + "abcdef" if kind.pattern else string.ascii_letters
+        return "".join(self._chance.choice(digits) for _ in range(length))
+
+    def _spoilt(self, data: bytes, again: bytes, nested: bytes) -> bytes:
+        """As it is, or bent at a few places; now and then noise, a part doubled, or one thing in another without end."""
+        chance = self._chance
+        match chance.randrange(10):
+            case 0 | 1 | 2:
+                return data
+            case 3:
+                return chance.randbytes(chance.randint(0, 300))
+            case 4:
+                return nested * chance.choice((3, 200, 20_000 if chance.random() < 0.02 else 900)) + data
+            case 5:
+                at = chance.randrange(len(data) + 1)
+                return data[:at] + again * chance.choice((1, 2, 50)) + data[at:]
+        bent = bytearray(data)
+        for _ in range(chance.choice((1, 1, 2, 6))):
+            at = chance.randrange(len(bent) + 1)
+            match chance.randrange(4):
+                case 0:
+                    bent[at : at + 1] = bytes([chance.choice((0, 0x7F, 0x80, 0xC1, 0xDD, 0xDF, 0xFF))])
+                case 1:
+                    del bent[at:]
+                case 2:
+                    bent[at : at + 4] = chance.randbytes(4)
+                case _:
+                    bent[at:at] = bent[at : at + chance.randint(1, 30)]
+        return bytes(bent)
+
+
+def peak_mb() -> float:
+    """The most memory that this process has held at a time, MB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
