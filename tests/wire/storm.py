@@ -120,7 +120,9 @@ class WireStorm:
         ))  # fmt: skip
         with contextlib.suppress(MalformedFrameError, MessageLimitError):
             taken = framing.decode(self._spoilt(framing.encode(frame), b"\x02", b"\x01"))
-            assert framing.decode(framing.encode(taken)) == taken
+            again = framing.decode(framing.encode(taken))
+            if not isinstance(taken, framing.Fail):  # A reason that is not UTF-8 is mended, and may be cut once more.
+                assert again == taken
             return True
         return False
 
