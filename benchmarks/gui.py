@@ -1,6 +1,8 @@
 """The provider's window opens quickly, stays small and idle, and answers while the agent moves data.
 
-The real program on an X display of its own (Xvfb, openbox, tint2), with an agent's answers from a Unix socket once a second.
+The real program on an X display of its own (Xvfb, openbox, tint2), with an agent's answers from a Unix socket once a second, in
+which load, memory, watts and rates are others each time, as with a GPU that works. Shown: from five seconds after the window is
+on the screen, so that none of its start is counted. In the tray: started with ``--hidden``.
 Cold: the files of Qt and of Cottage are put out of the page cache before the start. Latency: how late a timer of 10 ms fires in
 the window's event loop, first in calm and then while `benchmarks/peer_link.py` drives a link between two processes at full speed.
 There is no peer: no other client publishes such figures.
@@ -8,6 +10,8 @@ There is no peer: no other client publishes such figures.
 
 import json
 import os
+import random
+import socket
 import statistics
 import subprocess
 import sys
@@ -20,12 +24,13 @@ import psutil
 import PySide6
 from _common import ROOT, publish
 
-from tests.desktop.gui.support import agent, documents, listener
+from tests.desktop.gui.support import METERS, Behaviour, agent, documents, listener, status
 from tests.desktop.screens import screen
 
 STARTS = 5
 WATCH_S = 20.0
 SETTLE_S = 5.0
+HIDDEN_START_S = 10.0
 GOAL_MB, GOAL_CPU = 100, 0.01
 _LATENCY = """
 import json, sys, time
@@ -60,9 +65,30 @@ def forget_files() -> None:
             os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def program(home: Path) -> subprocess.Popen[bytes]:
+def working() -> Behaviour:
+    """An agent whose figures are others in each answer."""
+    docs, chance = documents(), random.Random(1)
+
+    def behave(caller: socket.socket) -> None:
+        gpu = METERS["gpus"][0] | {
+            "percent": chance.randrange(90, 100), "watts": chance.uniform(280, 300), "used_mb": chance.randrange(14_000, 14_900),
+        }  # fmt: skip
+        rates = {"up": chance.uniform(6e5, 7e5), "down": chance.uniform(6e5, 7e5)}
+        docs["status"] = status(meters=METERS | rates | {"gpus": [gpu]})
+        agent(docs)(caller)
+
+    return behave
+
+
+def program(home: Path, *options: str) -> subprocess.Popen[bytes]:
     """The window."""
-    return subprocess.Popen((sys.executable, "-m", "desktop.gui.app", "--home", str(home)), cwd=ROOT)
+    return subprocess.Popen((sys.executable, "-m", "desktop.gui.app", "--home", str(home), *options), cwd=ROOT)
+
+
+def until_shown() -> None:
+    """The X server shows its window."""
+    search = ("xdotool", "search", "--sync", "--onlyvisible", "--class", "cottage")
+    subprocess.run(search, check=True, capture_output=True, timeout=60)
 
 
 def seconds_to_a_window(home: Path, cold: bool) -> float:
@@ -71,17 +97,20 @@ def seconds_to_a_window(home: Path, cold: bool) -> float:
         forget_files()
     began = time.perf_counter()
     with program(home) as started:
-        search = ("xdotool", "search", "--sync", "--onlyvisible", "--class", "cottage")
-        subprocess.run(search, check=True, capture_output=True, timeout=60)
+        until_shown()
         seconds = time.perf_counter() - began
         started.terminate()
     return seconds
 
 
-def at_rest(home: Path) -> dict[str, float]:
-    """Memory, and the share of a core with the window shown."""
-    with program(home) as started:
+def at_rest(home: Path, *options: str) -> dict[str, float]:
+    """Memory, and the share of a core with the window shown, or hidden from the start."""
+    with program(home, *options) as started:
         process = psutil.Process(started.pid)
+        if options:
+            time.sleep(HIDDEN_START_S)
+        else:
+            until_shown()
         time.sleep(SETTLE_S)
         before = sum(process.cpu_times()[:2])
         time.sleep(WATCH_S)
@@ -108,11 +137,12 @@ def main() -> None:
         os.environ["XDG_RUNTIME_DIR"] = folder
         (home / "cottage").mkdir()
         (home / "cottage" / "window.ini").write_text("[welcome]\ndone=true\n")
-        with listener(home / "agent.sock", agent(documents())):
+        with listener(home / "agent.sock", working()):
             for name, cold in (("cold", True), ("warm", False)):
                 times = [seconds_to_a_window(home, cold) for _ in range(STARTS)]
                 figures[f"start_{name}_s"] = {"median": statistics.median(times), "min": min(times), "max": max(times)}
             figures["shown"] = at_rest(home)
+            figures["in_the_tray"] = at_rest(home, "--hidden")
             figures["late_ms_calm"] = lateness(home)
             link = subprocess.Popen(
                 (sys.executable, str(ROOT / "benchmarks" / "peer_link.py")), stdout=subprocess.DEVNULL, cwd=ROOT

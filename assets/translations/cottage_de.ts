@@ -497,8 +497,8 @@
         <translation>Auftrag</translation>
     </message>
     <message>
-        <source>{0} · {1:,} MB for jobs</source>
-        <translation>{0} · {1:,} MB für Aufträge</translation>
+        <source>{0} · {1} MB for jobs</source>
+        <translation>{0} · {1} MB für Aufträge</translation>
     </message>
     <message>
         <source>not lent: {0}</source>
@@ -542,6 +542,10 @@
     <message>
         <source>Show the 24 &amp;words…</source>
         <translation>Die 24 &amp;Wörter zeigen …</translation>
+    </message>
+    <message>
+        <source>Br&amp;ing one back…</source>
+        <translation>Eine zurück&amp;holen …</translation>
     </message>
 </context>
 <context>
@@ -607,6 +611,49 @@
     <message>
         <source>&amp;Finish the current job, then stop</source>
         <translation>Auftrag noch &amp;beenden, dann aufhören</translation>
+    </message>
+</context>
+<context>
+    <name>RestoreSheet</name>
+    <message>
+        <source>Bring a key back</source>
+        <translation>Einen Schlüssel zurückholen</translation>
+    </message>
+    <message>
+        <source>This computer becomes the one of the backup: its wallet and its good name. Lending must be off.</source>
+        <translation>Dieser Computer wird der aus der Sicherung: mit dessen Geldbörse und gutem Namen. Das Leihen muss aus sein.</translation>
+    </message>
+    <message>
+        <source>Choose the &amp;file…</source>
+        <translation>&amp;Datei wählen …</translation>
+    </message>
+    <message>
+        <source>Use the &amp;words</source>
+        <translation>Die &amp;Wörter nehmen</translation>
+    </message>
+    <message>
+        <source>Passphrase of the backup</source>
+        <translation>Passphrase der Sicherung</translation>
+    </message>
+    <message>
+        <source>Or the 24 words that Cottage has shown</source>
+        <translation>Oder die 24 Wörter, die Cottage gezeigt hat</translation>
+    </message>
+    <message>
+        <source>&amp;Close</source>
+        <translation>S&amp;chließen</translation>
+    </message>
+    <message>
+        <source>Never the words of another wallet: Cottage has no use for them, whoever asks wants to rob you.</source>
+        <translation>Nie die Wörter einer anderen Geldbörse: Cottage braucht sie nicht; wer danach fragt, will Sie berauben.</translation>
+    </message>
+    <message>
+        <source>Cottage backup (*.cottage)</source>
+        <translation>Cottage-Sicherung (*.cottage)</translation>
+    </message>
+    <message>
+        <source>This computer is {0} now.</source>
+        <translation>Dieser Computer ist jetzt {0}.</translation>
     </message>
 </context>
 <context>
@@ -1311,6 +1358,10 @@
     <message>
         <source>Save a &amp;backup of the wallet now…</source>
         <translation>Jetzt eine &amp;Sicherung der Geldbörse speichern …</translation>
+    </message>
+    <message>
+        <source>I &amp;have one from before: bring it back…</source>
+        <translation>Ich &amp;habe schon eine: zurückholen …</translation>
     </message>
     <message>
         <source>&amp;Back</source>

@@ -7,6 +7,7 @@ the format of ``solana-keygen``, which they read.
 """
 
 import base64
+import os
 import secrets
 from pathlib import Path
 from typing import Annotated, Literal
@@ -20,6 +21,7 @@ from msgspec import Meta
 
 from desktop.agent.config import Home, Settings
 from desktop.agent.errors import SettingsError
+from desktop.agent.gpu import detect, total_memory_mb
 from desktop.agent.lending.keeper import load, store
 from desktop.agent.lending.rules import Rules
 from transport.errors import TransportError
@@ -113,9 +115,34 @@ def restore(home: Home, kept: Kept) -> str:
         SettingsError: another node lives there.
     """
     address = restore_key(home, NodeKey(kept.seed))
-    home.remember(kept.settings)
+    home.remember(fitting(kept.settings))
     store(home.lending, kept.rules, 0.0)
     return address
+
+
+def fitting(settings: Settings) -> Settings:
+    """The settings without what only the computer of the backup had: its card, its processors, its memory."""
+    gone = isinstance(settings.gpu, str) and detect(settings.gpu).gpu != settings.gpu
+    return msgspec.structs.replace(
+        settings,
+        gpu=0 if gone else settings.gpu,
+        threads=settings.threads if settings.threads <= (os.cpu_count() or 1) else 0,
+        memory_mb=settings.memory_mb if settings.memory_mb <= total_memory_mb() else 0,
+    )
+
+
+def make_room(home: Home, key: NodeKey) -> None:
+    """Put the key of a node that has done nothing yet aside, where ``key`` is another: it is kept beside.
+
+    Raises:
+        SettingsError: it cannot be put aside.
+    """
+    there, file = home.key(), home.path / "node.key"
+    if there.address != key.address:
+        try:
+            file.rename(home.path / f"node-{there.address}.key")
+        except OSError as error:
+            raise SettingsError(f"{file} cannot be put aside: {error.strerror}") from error
 
 
 def restore_key(home: Home, key: NodeKey) -> str:

@@ -29,6 +29,7 @@ from desktop.agent.updates.keeper import UpdateOrder, UpdateView
 from desktop.agent.usage import load_usage
 from ledger.errors import AmountError
 from ledger.money import parse
+from transport.identity import NodeKey
 from transport.nettest.result import NetTest, PeerTest
 from transport.wire.node import LedgerInfo, NodeProfile
 
@@ -76,7 +77,8 @@ class Handles:
 
     ``switch``: lend or not; ``restart``: hand over what runs and begin anew with the settings of now.
     ``means``: what a self-test asks. ``update``: look for a new version, or restart into it; raises UpdateError.
-    ``newest``: what is known of one. ``login``: the owner has changed what starts at login.
+    ``newest``: what is known of one. ``login``: the owner has changed what starts at login. ``anew``: begin anew as the node that
+    now lives in the home.
     """
 
     switch: Callable[[bool], None]
@@ -85,6 +87,7 @@ class Handles:
     update: Callable[[UpdateOrder], Awaitable[UpdateView]] | None = None
     login: Callable[[], None] = lambda: None
     newest: Callable[[], UpdateView] = lambda: UpdateView("off", "")
+    anew: Callable[[], None] = lambda: None
 
 
 class Desk:
@@ -124,6 +127,7 @@ class Desk:
             "nettest": (local.Order, self.test_line), "nettest/peer": (local.PeerOrder, self.test_peer),
             "claim": (local.ClaimOrder, self.claim), "withdraw": (local.WithdrawOrder, self.withdraw),
             "backup": (local.BackupOrder, self.backup), "words": (local.WordsOrder, self.words),
+            "restore": (local.RestoreOrder, self.restore),
             "update": (UpdateOrder, self.update),
         }  # fmt: skip
         self._runner = await local.serve(self.home.socket, gets, posts)
@@ -298,6 +302,28 @@ class Desk:
         file = (self.home.path / order.file).expanduser()
         address = await asyncio.to_thread(backup.write, self.home, file, order.passphrase)
         return local.BackupDone(str(file), address)
+
+    async def restore(self, order: local.RestoreOrder) -> local.BackupDone:
+        """Raises SettingsError: lending is on, another node has earned here, or it is no backup or no node's words."""
+        if self.agent is not None or self.preparing or self.on:
+            raise SettingsError("switch lending off first: a node does not change while it lends")
+        earned = self.earnings().verified > 0 or any(self.home.promises.glob("*"))
+        address = await asyncio.to_thread(self._restore, order, earned)
+        self.activity.add(time.time(), "settings", f"this computer became node {address}", node=address)
+        self.handles.anew()
+        return local.BackupDone(order.file, address)
+
+    def _restore(self, order: local.RestoreOrder, earned: bool) -> str:
+        file = (self.home.path / order.file).expanduser()
+        kept = None if order.words else backup.read(file, order.passphrase)
+        key = NodeKey(kept.seed) if kept else backup.from_words(order.words)
+        if key.address != self.address and earned:
+            raise SettingsError(
+                f"node {self.address} has earned on this computer: bring the other one back into a folder of its own, "
+                "`cottage node restore --home FOLDER`"
+            )
+        backup.make_room(self.home, key)
+        return backup.restore(self.home, kept) if kept else backup.restore_key(self.home, key)
 
     def words(self, _: local.WordsOrder) -> local.Words:
         """The key as words."""

@@ -79,8 +79,9 @@ class Service:
             home, release or this_release(), way or installation(), SystemClock(), self._tell_update
         )
         handles = Handles(
-            self.switch, self._restart, self._means, self._update, self._login_changed, lambda: self._updates.view
-        )
+            self.switch, self._restart, self._means, self._update, self._login_changed, lambda: self._updates.view,
+            lambda: self.between_jobs(Next("anew")),
+        )  # fmt: skip
         self.desk = Desk(home, version(), handles)
         self.desk.on = not home.trial and (not stays or _remembered(home))
         self.after = Next()

@@ -2,7 +2,7 @@
 
 HTTP and JSON, so that the desktop windows can ask with what they have; ``desktop.agent.desk`` answers. ``GET /v1/``: status,
 earnings, limits, lending, settings, activity, selftest, support. ``POST /v1/``: limits, lending, settings, selftest, nettest,
-nettest/peer, update, claim, withdraw, backup, words; the type of each question stands here or where its subject is.
+nettest/peer, update, claim, withdraw, backup, restore, words; the type of each question stands here or where its subject is.
 """
 
 import inspect
@@ -166,8 +166,16 @@ class BackupOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     passphrase: Annotated[str, Meta(max_length=1000)]
 
 
+class RestoreOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Become the node of the backup ``file``, or of ``words`` where those are given."""
+
+    file: Annotated[str, Meta(max_length=4000)] = ""
+    passphrase: Annotated[str, Meta(max_length=1000)] = ""
+    words: Annotated[str, Meta(max_length=2000)] = ""
+
+
 class BackupDone(msgspec.Struct, frozen=True):
-    """The node whose backup ``file`` is."""
+    """The node whose backup ``file`` is; "" where words were."""
 
     file: str
     address: str

@@ -108,7 +108,9 @@ class ProgressLine(QWidget):
 
     def show_share(self, share: float) -> None:
         """Between 0 and 1."""
-        self._share = min(1.0, max(0.0, share))
+        if (share := min(1.0, max(0.0, share))) == self._share:
+            return
+        self._share = share
         self.setAccessibleDescription(f"{self._share:.0%}")
         self.update()
 

@@ -180,7 +180,7 @@ class HomePage(QWidget):
         if meters is None or status is None:
             return
         profile = status.profile
-        said = [self.tr("{0} · {1:,} MB for jobs").format(profile.device, profile.memory_mb)]
+        said = [self.tr("{0} · {1} MB for jobs").format(profile.device, QLocale().toString(profile.memory_mb))]
         gpu = next((gpu for gpu in meters.gpus if gpu.uuid == status.gpu), None) if status.gpu else None
         if idle := [plain(other.name, 60) for other in meters.gpus if gpu is not None and other is not gpu]:
             said.append(self.tr("not lent: {0}").format(", ".join(idle)))

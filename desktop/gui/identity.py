@@ -3,12 +3,12 @@
 from pathlib import Path
 
 from PySide6.QtCore import QSettings
-from PySide6.QtWidgets import QDialog, QFileDialog, QHBoxLayout, QLineEdit, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QDialog, QFileDialog, QHBoxLayout, QLineEdit, QPlainTextEdit, QVBoxLayout, QWidget
 
 from desktop.gui.client import Calls
 from desktop.gui.errors import AnswerError
 from desktop.gui.model import BackupDone, Words, read
-from desktop.gui.widgets import Card, Text, button
+from desktop.gui.widgets import Card, Flow, Text, button
 
 PATIENCE_MS = 20_000  # scrypt takes a third of a second, on a crowded machine some.
 MIN_PASSPHRASE = 8
@@ -30,9 +30,12 @@ class IdentityCard(Card):
             )
         )
         row = QHBoxLayout()
-        row.addWidget(button(self.tr("Save a &backup…"), lambda: BackupSheet(calls, self).open()))
-        row.addWidget(button(self.tr("Show the 24 &words…"), lambda: WordsSheet(calls, self).open()))
-        row.addStretch()
+        ways = (
+            button(self.tr("Save a &backup…"), lambda: BackupSheet(calls, self).open()),
+            button(self.tr("Show the 24 &words…"), lambda: WordsSheet(calls, self).open()),
+            button(self.tr("Br&ing one back…"), lambda: RestoreSheet(calls, self).open()),
+        )
+        row.addWidget(Flow(ways, 8))
         self.body.addWidget(text)
         self.body.addLayout(row)
 
@@ -101,6 +104,82 @@ class BackupSheet(QDialog):
         self.second.clear()
         self.save.setEnabled(False)
         self.said.say(self.tr("Saved in {0}. Keep it on another disk.").format(done.file))
+
+
+class RestoreSheet(QDialog):
+    """A backup with its passphrase, or the 24 words, whose node this computer becomes."""
+
+    def __init__(self, calls: Calls, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._calls = calls
+        self.setWindowTitle(self.tr("Bring a key back"))
+        self.setMinimumWidth(420)
+        column, row = QVBoxLayout(self), QHBoxLayout()
+        column.addWidget(
+            _said(
+                self.tr(
+                    "This computer becomes the one of the backup: its wallet and its good name. Lending must be off."
+                )
+            )
+        )
+        self.passphrase = QLineEdit()
+        self.passphrase.setEchoMode(QLineEdit.EchoMode.Password)
+        self.words = QPlainTextEdit()
+        self.words.setTabChangesFocus(True)
+        self.words.setFixedHeight(72)
+        self.file = button(self.tr("Choose the &file…"), self._choose, "main")
+        self.by_words = button(self.tr("Use the &words"), lambda: self._ask({"words": self.words.toPlainText()}))
+        for line, name in (
+            (self.passphrase, self.tr("Passphrase of the backup")),
+            (self.words, self.tr("Or the 24 words that Cottage has shown")),
+        ):
+            line.setPlaceholderText(name)
+            line.setAccessibleName(name)
+        self.said = Text(dim=True)
+        row.addStretch()
+        for part in (button(self.tr("&Close"), self.reject), self.by_words, self.file):
+            row.addWidget(part)
+        column.addWidget(self.passphrase)
+        column.addWidget(self.words)
+        column.addWidget(
+            _said(
+                self.tr(
+                    "Never the words of another wallet: Cottage has no use for them, whoever asks wants to rob you."
+                )
+            )
+        )
+        column.addWidget(self.said)
+        column.addLayout(row)
+        self.passphrase.textChanged.connect(self._judge)
+        self.words.textChanged.connect(self._judge)
+        self._judge()
+
+    def _judge(self) -> None:
+        self.file.setEnabled(len(self.passphrase.text()) >= MIN_PASSPHRASE)
+        self.by_words.setEnabled(bool(self.words.toPlainText().strip()))
+
+    def _choose(self) -> None:
+        kind = self.tr("Cottage backup (*.cottage)")
+        name, _ = QFileDialog.getOpenFileName(self, self.tr("Bring a key back"), str(Path.home()), kind)
+        if name:
+            self.bring(name)
+
+    def bring(self, name: str) -> None:
+        """Have the agent open the file ``name``."""
+        self._ask({"file": name, "passphrase": self.passphrase.text()})
+
+    def _ask(self, order: dict[str, str]) -> None:
+        self._calls.post("restore", order, self._done, self.said.say, PATIENCE_MS)
+
+    def _done(self, body: bytes) -> None:
+        try:
+            done = read(body, BackupDone)
+        except AnswerError as error:
+            self.said.say(str(error))
+            return
+        self.passphrase.clear()
+        self.words.clear()
+        self.said.say(self.tr("This computer is {0} now.").format(done.address))
 
 
 class WordsSheet(QDialog):

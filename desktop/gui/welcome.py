@@ -14,7 +14,7 @@ from PySide6.QtWidgets import (
 
 from desktop.gui.client import Calls
 from desktop.gui.errors import AnswerError
-from desktop.gui.identity import BackupSheet
+from desktop.gui.identity import BackupSheet, RestoreSheet
 from desktop.gui.model import Check, SelfTest, Snapshot, plain, read
 from desktop.gui.sentences import money
 from desktop.gui.widgets import Card, CheckMark, Switch, Text, button
@@ -102,7 +102,9 @@ class Welcome(QWidget):
         self.second = button(self.tr("&Continue"), self._to_switch, "main")
         for part in (self.own, self.other, self.payout, never):
             card.body.addWidget(part)
-        card.body.addWidget(save, 0, Qt.AlignmentFlag.AlignLeft)
+        back = button(self.tr("I &have one from before: bring it back…"), self._bring_back, "link")
+        for link in (save, back):
+            card.body.addWidget(link, 0, Qt.AlignmentFlag.AlignLeft)
         card.body.addWidget(self.wallet_said)
         card.body.addWidget(self._row(button(self.tr("&Back"), lambda: self._go(0)), self.second))
         card.body.addStretch()
@@ -223,6 +225,9 @@ class Welcome(QWidget):
 
     def _backup(self) -> None:
         BackupSheet(self._calls, self, self._settings).open()
+
+    def _bring_back(self) -> None:
+        RestoreSheet(self._calls, self).open()
 
     def _paid_to(self) -> None:
         self.second.setEnabled(True)

@@ -34,6 +34,7 @@ class Text(QLabel):
     def __init__(self, size: int = 0, bold: bool = False, dim: bool = False) -> None:
         """``size``: points more than usual."""
         super().__init__()
+        self._said: tuple[str, str] | None = None
         self.setTextFormat(Qt.TextFormat.PlainText)
         self.setWordWrap(True)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Minimum)
@@ -46,6 +47,9 @@ class Text(QLabel):
 
     def say(self, text: str, caption: str = "") -> None:
         """Show ``text``; a screen reader hears ``caption`` before it."""
+        if (text, caption) == self._said:
+            return  # Breaking lines anew and telling a screen reader costs more than all else of a second.
+        self._said = (text, caption)
         clean = plain(text, MAX_TEXT)
         self.setText(" ".join(_breakable(word) for word in clean.split(" ")))
         self.setAccessibleName(f"{caption}: {clean}" if caption else clean)
@@ -218,8 +222,9 @@ class MoodMark(QWidget):
 
     def set_mood(self, mood: Mood) -> None:
         """Draw another state."""
-        self._mood = mood
-        self.update()
+        if mood is not self._mood:
+            self._mood = mood
+            self.update()
 
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self)
