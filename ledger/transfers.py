@@ -40,7 +40,7 @@ class Transfers(Door):
         wallet = self._market.wallet(parse_address(target))
         if (await self._connection.accounts([wallet]))[0] is not None:
             return TransferCost(SIGNATURE_LAMPORTS, 0)
-        return TransferCost(SIGNATURE_LAMPORTS, await self._rent())
+        return TransferCost(SIGNATURE_LAMPORTS, await self._connection.rent(_TOKEN_ACCOUNT))
 
     async def prepare_transfer(self, seed: bytes, target: str, amount: Amount) -> PreparedTransaction:
         """Send ``amount`` from the wallet of ``seed`` to the owner ``target``, whose token account is made where it lacks.
@@ -61,9 +61,6 @@ class Transfers(Door):
             create_idempotent_associated_token_account(key, to, self._market.mint),
             transfer_checked(self._parameters(key, to, amount)),
         ])  # fmt: skip
-
-    async def _rent(self) -> int:
-        return int(await self._connection.call("getMinimumBalanceForRentExemption", _TOKEN_ACCOUNT))
 
     def _parameters(self, key: Pubkey, to: Pubkey, amount: Amount) -> models.TransferCheckedParams:
         return models.TransferCheckedParams(

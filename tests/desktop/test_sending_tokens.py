@@ -1,0 +1,41 @@
+"""What a node has earned is sent to another wallet, on the embedded ledger, by the command."""
+
+import json
+import signal
+from pathlib import Path
+
+from ledger.client import Ledger, LedgerConfig
+from ledger.money import Amount
+from tests.desktop.coordinator_double import Double
+from tests.desktop.test_agent_as_a_process import agent_program, words_of
+from tests.ledger.served import served
+from transport.identity import NodeKey
+from transport.wire.node import LedgerInfo
+
+
+async def test_tokens_are_sent_exactly_and_what_cannot_be_sent_moves_nothing(
+    coordinator: Double, tmp_path: Path
+) -> None:
+    target, judge = NodeKey(b"t" * 32).address, NodeKey(b"j" * 32).address
+    with served(tmp_path) as server:
+        url = server.start()
+        async with await Ledger.connect(LedgerConfig(url)) as ledger:
+            coordinator.ledger = LedgerInfo(url, ledger.program, ledger.mint, judge)
+            async with agent_program(tmp_path / "home", coordinator.url, "--sandbox", "process") as node:
+                await coordinator.until(lambda: node.address in coordinator.nodes)
+                await ledger.faucet(node.address, Amount(9_000_000))
+                send = ("send", "--home", str(node.home), "--yes", "--json", "--to")
+                code, text = await words_of(*send, target, "2.5")
+                assert "{" in text, text
+                done = json.loads(text[text.index("{") :])
+                assert (code, done["amount"], done["held"]) == (0, 2_500_000, 6_500_000)
+                assert await ledger.balance(target) == 2_500_000
+                assert done["rent"] > 0, "the receiver's first tokens need an account"
+                for words in ((target, "7"), (node.address, "1")):
+                    code, _ = await words_of(*send, *words)
+                    assert code != 0
+                assert await ledger.balance(node.address) == 6_500_000
+                code, text = await words_of(*send, target)
+                assert code == 0
+                assert (await ledger.balance(target), await ledger.balance(node.address)) == (9_000_000, 0)
+                await node.end(signal.SIGTERM)
