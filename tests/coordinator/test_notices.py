@@ -72,6 +72,16 @@ class Desk:
             work.advance(JobState.PAUSED, "the submitter paused the job")
         return job
 
+    async def ended(self, to: JobState, why: str) -> str:
+        """A job that most of whose budget is spent, and that then ends."""
+        job = await self.bench.job()
+        async with self.bench.parts.desk.open(job) as work:
+            work.change(state=JobState.VERIFYING)
+            work.note("spent", "¤ 8.00 of the budget of ¤ 10.00 are spent")
+        async with self.bench.parts.desk.open(job) as work:
+            work.advance(to, why)
+        return job
+
     async def rows(self) -> list[NoticeRecord]:
         async with self.bench.store.transaction() as tx:
             return await tx.find(NoticeRecord)
@@ -101,6 +111,19 @@ async def test_a_pause_is_told_once_signed_so_that_the_receiver_can_check_it(rec
     assert (delivery.state, delivery.attempts, delivery.answer) == ("sent", 1, "HTTP 200 thanks")
     again = await desk.settings.rotate(LOCAL_ACCOUNT)
     assert again.secret != view.secret
+
+
+@pytest.mark.parametrize(("to", "kind"), [(JobState.SETTLED, "done"), (JobState.FAILED, "failed")])
+async def test_four_fifths_of_the_budget_and_the_end_are_told(receiver: Receiver, to: JobState, kind: str) -> None:
+    desk = Desk()
+    await desk.settings.put(LOCAL_ACCOUNT, hook(receiver))
+    await desk.ended(to, "why it ended")
+    while await desk.notices.deliver():
+        pass
+    told = [json.loads(body) for _, body in receiver.came]
+    assert sorted((one["type"], one["data"]["text"]) for one in told) == [
+        ("job.budget", "¤ 8.00 of the budget of ¤ 10.00 are spent"), (f"job.{kind}", "why it ended"),
+    ]  # fmt: skip
 
 
 async def test_what_is_switched_off_is_not_told(receiver: Receiver) -> None:
@@ -222,6 +245,12 @@ async def test_mail_goes_only_to_an_address_that_said_yes(mailbox: tuple[Mailbox
     assert told["Subject"] == "Cottage: a small job: paused"
     assert told["From"] == "cottage@example.org"
     assert f"https://cottage.example.org/jobs/{job}" in told.get_payload()
+    for to, subject in ((JobState.SETTLED, "done: the model is ready"), (JobState.FAILED, "failed")):
+        await desk.ended(to, "why it ended")
+        while await desk.notices.deliver():
+            pass
+        said = {str(mail["Subject"]) for _, mail in box.came[-2:]}
+        assert said == {f"Cottage: a small job: {one}" for one in ("four fifths of the budget are spent", subject)}
     changed = NewNotices(mail="other@example.org")
     with pytest.raises(ConflictError, match="asked less than 5 minutes ago"):
         await desk.settings.put(LOCAL_ACCOUNT, changed)

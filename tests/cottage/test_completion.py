@@ -1,7 +1,10 @@
 """Completion in the shells themselves: the script is loaded, Tab is pressed, the command answers."""
 
 import os
+import pty
+import select
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -81,6 +84,36 @@ def test_zsh_takes_the_script_as_the_function_that_completes(
     script_of("zsh", tmp_path, capsys).rename(tmp_path / "_cottage")
     load = 'fpath=("$1" $fpath); autoload -Uz compinit; compinit -u -D; print -r -- $_comps[cottage]'
     assert run(["zsh", "-f", "-c", load, "zsh", str(tmp_path)], environment) == ["_cottage"]
+
+
+def test_zsh_completes_at_its_prompt_when_tab_is_pressed(
+    tmp_path: Path, environment: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    if shutil.which("zsh") is None:
+        pytest.skip("zsh is not installed")
+    script_of("zsh", tmp_path, capsys).rename(tmp_path / "_cottage")
+    child, terminal = pty.fork()
+    if child == 0:
+        os.execvpe("zsh", ["zsh", "-f", "-i"], environment | {"TERM": "dumb", "PS1": ""})
+    try:
+        load = f"fpath=({tmp_path} $fpath); autoload -Uz compinit; compinit -u -D; setopt no_beep; print load'ed'\n"
+        os.write(terminal, load.encode())
+        read_until(terminal, b"\nloaded")
+        os.write(terminal, b"cottage wat\t")
+        read_until(terminal, b"cottage watch ")
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(terminal)
+
+
+def read_until(terminal: int, mark: bytes) -> None:
+    """Read what a shell shows until ``mark`` is there."""
+    seen = b""
+    while mark not in seen:
+        ready, _, _ = select.select([terminal], [], [], 120)
+        assert ready, f"{mark!r} was awaited; there was {seen[-400:]!r}"
+        seen += os.read(terminal, 65536)
 
 
 def test_fish_completes_words(tmp_path: Path, environment: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
