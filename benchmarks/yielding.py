@@ -65,7 +65,7 @@ async def trial(folder: Path, display: str, game: tuple[str, ...]) -> float:
     """Seconds from the game's start to the worker's stillness."""
     sandbox = ProcessSandbox(Limits(512, 1), command=(sys.executable, "-c", BUSY))
     worker = await sandbox.start("yielding", folder)
-    sensors = Sensors(X11Screen(display), LinuxMachine(), NvmlGpu(), folder)
+    sensors = Sensors(X11Screen(display), LinuxMachine(), NvmlGpu(""), folder)
     rules = folder / "lending.json"
     keeper = Keeper(rules, sensors, SystemClock())
     running = asyncio.create_task(keeper.run(One(worker)))
@@ -106,7 +106,7 @@ async def figures(folder: Path, display: str) -> dict[str, Any]:
             "p99_s": round(times[math.ceil(0.99 * len(times)) - 1], 2),
             "trials": len(times),
         }
-    sensors = Sensors(X11Screen(display), LinuxMachine(), NvmlGpu(), folder)
+    sensors = Sensors(X11Screen(display), LinuxMachine(), NvmlGpu(""), folder)
     sensors.read(time.time(), busy=True)
     for probe in vars(sensors).values():
         if hasattr(probe, "every") and probe.every < 1:
