@@ -1,9 +1,15 @@
-"""What a node has earned is sent to another wallet, on the embedded ledger, by the command."""
+"""What a node has earned is sent to another wallet, on the embedded ledger, by the command and as the window asks."""
 
 import json
 import signal
 from pathlib import Path
 
+import pytest
+
+from desktop.agent import status
+from desktop.agent.errors import SettingsError
+from desktop.agent.status import WithdrawOrder
+from desktop.agent.wallet import Withdrawal
 from ledger.client import Ledger, LedgerConfig
 from ledger.money import Amount
 from tests.desktop.coordinator_double import Double
@@ -11,6 +17,10 @@ from tests.desktop.test_agent_as_a_process import agent_program, words_of
 from tests.ledger.served import served
 from transport.identity import NodeKey
 from transport.wire.node import LedgerInfo
+
+
+async def order(home: Path, what: WithdrawOrder) -> Withdrawal:
+    return await status.ask_for(home / "agent.sock", "withdraw", Withdrawal, what, status.LONG_TIMEOUT_S)
 
 
 async def test_tokens_are_sent_exactly_and_what_cannot_be_sent_moves_nothing(
@@ -24,18 +34,17 @@ async def test_tokens_are_sent_exactly_and_what_cannot_be_sent_moves_nothing(
             async with agent_program(tmp_path / "home", coordinator.url, "--sandbox", "process") as node:
                 await coordinator.until(lambda: node.address in coordinator.nodes)
                 await ledger.faucet(node.address, Amount(9_000_000))
-                send = ("send", "--home", str(node.home), "--yes", "--json", "--to")
-                code, text = await words_of(*send, target, "2.5")
+                words = ("send", "--home", str(node.home), "--yes", "--json", "--to", target, "2.5")
+                code, text = await words_of(*words)
                 assert "{" in text, text
                 done = json.loads(text[text.index("{") :])
                 assert (code, done["amount"], done["held"]) == (0, 2_500_000, 6_500_000)
                 assert await ledger.balance(target) == 2_500_000
                 assert done["rent"] > 0, "the receiver's first tokens need an account"
-                for words in ((target, "7"), (node.address, "1")):
-                    code, _ = await words_of(*send, *words)
-                    assert code != 0
+                for to, amount in ((target, "7"), (node.address, "1")):
+                    with pytest.raises(SettingsError, match=r"nothing was withdrawn|own wallet"):
+                        await order(node.home, WithdrawOrder(to, amount, send=True))
                 assert await ledger.balance(node.address) == 6_500_000
-                code, text = await words_of(*send, target)
-                assert code == 0
+                assert (await order(node.home, WithdrawOrder(target, send=True))).rent == 0
                 assert (await ledger.balance(target), await ledger.balance(node.address)) == (9_000_000, 0)
                 await node.end(signal.SIGTERM)
