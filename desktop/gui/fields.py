@@ -168,7 +168,7 @@ class ChoiceRow(Row):
         super().__init__(key, caption, help_text, control)
         self._options = control
         control.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
-        control.setMinimumWidth(250)
+        control.setMinimumWidth(220)
         control.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToMinimumContentsLengthWithIcon)
         self.offer(options)
         control.activated.connect(lambda number: self._ask(control.itemData(number)))

@@ -45,20 +45,23 @@ class EarningsCard(Card):
 
     def __init__(self) -> None:
         super().__init__(self.tr("Earnings"))
-        row, self._numbers = QHBoxLayout(), dict[str, Text]()
+        self._numbers, pairs = dict[str, Text](), list[QWidget]()
         for key, caption in (
             ("today", self.tr("Today")),
             ("week", self.tr("Last 7 days")),
             ("verified", self.tr("All time")),
             ("open", self.tr("To be paid")),
         ):
-            pair, number, label = QVBoxLayout(), Text(size=6, bold=True), Text(dim=True)
+            holder, number, label = QWidget(), Text(size=6, bold=True), Text(dim=True)
+            pair = QVBoxLayout(holder)
             label.say(caption)
             number.setProperty("caption", caption)
             pair.setSpacing(0)
-            pair.addWidget(number)
-            pair.addWidget(label)
-            row.addLayout(pair, 1)
+            pair.setContentsMargins(0, 0, 0, 0)
+            for text in (number, label):
+                text.setWordWrap(False)  # In a narrow window the pairs go into a second row instead.
+                pair.addWidget(text)
+            pairs.append(holder)
             self._numbers[key] = number
         self.bars = Bars(self.tr("What was verified on each of the last seven days"))
         self.bars.picked.connect(lambda _: self.more_asked.emit())
@@ -68,7 +71,7 @@ class EarningsCard(Card):
         last.addWidget(more)
         last.addStretch()
         last.addWidget(self.withdraw)
-        self.body.addLayout(row)
+        self.body.addWidget(Flow(pairs, 16))
         self.body.addWidget(self.bars)
         self.body.addLayout(last)
         self.show_status(None)
