@@ -31,7 +31,13 @@ def forget(folder: Path) -> None:
 
 def seconds_to_a_window(program: Path, home: Path, display: str) -> float:
     """From the start of the process until the X server shows its window; the agent that it starts ends with it."""
-    bare = {"DISPLAY": display, "HOME": str(home), "XDG_RUNTIME_DIR": str(home), "PATH": "/usr/bin:/bin"}
+    bare = {
+        "DISPLAY": display,
+        "HOME": str(home),
+        "XDG_RUNTIME_DIR": str(home),
+        "PATH": "/usr/bin:/bin",
+        "LANG": "C.UTF-8",
+    }
     os.environ["DISPLAY"] = display
     began = time.perf_counter()
     with subprocess.Popen((str(program / "cottage"),), env=bare) as started:
