@@ -155,6 +155,7 @@ def assemble(
     logs = JobLogs(context)
     conversation = Conversation(context, desk, leases, nodes, runs, verification, links, settlement, promises, logs)
     upkeep = Upkeep(context, desk, leases, conversation, runs, settlement, models)
+    checkpoints = Checkpoints(context, artifacts, models)
     jobs = JobService(
         context,
         desk,
@@ -165,6 +166,7 @@ def assemble(
         chain,
         models,
         artifacts,
+        checkpoints,
         coordinator,
         test_wallet,
         conversation.traffic,
@@ -173,7 +175,6 @@ def assemble(
     network = NetworkService(context, nodes, leases, chain, relays, coordinator, test_wallet is not None)
     market = MarketService(context, nodes, leases, links, relays, chain, coordinator)
     books = BookService(context, chain, nodes, leases, coordinator, promises)
-    checkpoints = Checkpoints(context, artifacts, models)
     leavings = Leavings(checkpoints, Trials(checkpoints, generator), logs, Openings(context, artifacts))
     notices = Notices(context, outside or (lambda: outside_session(allowed=config.webhook_networks)), config.mail)
     return Parts(

@@ -15,6 +15,7 @@ from coordinator.errors import ConflictError, FundsError, InvalidError, NotFound
 from coordinator.services import views
 from coordinator.services.artifacts import ArtifactStore
 from coordinator.services.chain import Chain
+from coordinator.services.checkpoints import Checkpoints
 from coordinator.services.choices import find_choices
 from coordinator.services.context import Context
 from coordinator.services.files import Files
@@ -51,7 +52,7 @@ from ledger.errors import LedgerError
 from transport.wire import api
 from transport.wire.codec import encode_json
 from transport.wire.ids import Digest
-from transport.wire.job import JobSpec, TokenizerSpec
+from transport.wire.job import JobSpec, ModelSpec, TokenizerSpec
 
 FUND_SECONDS = 30.0  # The embedded ledger answers within one; a cluster confirms within a few.
 
@@ -70,6 +71,7 @@ class JobService:
         chain: Chain,
         models: ModelWorkshop,
         artifacts: ArtifactStore,
+        checkpoints: Checkpoints,
         coordinator: str,
         test_wallet: str | None,
         traffic_of: TrafficOf,
@@ -89,7 +91,7 @@ class JobService:
         self._traffic_of = traffic_of
         self._rates = Rates(context, nodes)
         self._outlook = Outlook(context)
-        self._origins = Origins(context, artifacts)
+        self._origins = Origins(context, artifacts, checkpoints)
 
     # --- a job's beginning and end ----------------------------------------------------------------------------------------
 
@@ -103,9 +105,9 @@ class JobService:
         """Other jobs that would be cheaper or sooner on the network as it is."""
         return await find_choices(spec, self.quote)
 
-    async def tokenizer(self, job: str) -> TokenizerSpec:
-        """That of a finished job's model."""
-        return await self._origins.tokenizer(job)
+    async def tokenizer(self, model: ModelSpec) -> TokenizerSpec:
+        """That of the job's model that ``model`` starts from."""
+        return await self._origins.tokenizer(model)
 
     async def create(self, new: api.NewJob, account_id: str = LOCAL_ACCOUNT, job: str | None = None) -> api.JobView:
         """Check everything, prepare the files, store the job as the account's."""
@@ -387,7 +389,7 @@ class JobService:
 
     async def _quote(self, spec: JobSpec, config: dict[str, object] | None) -> api.Quote:
         if spec.model.from_job is not None and config is None and spec.model.config is None:
-            config = (await self._origins.of(spec.model.from_job)).config
+            config = (await self._origins.of(spec.model)).config
         rate = await self._rates.now()
         known = await self._outlook.outcomes()
         return quote(spec, config, self._context.config, self._nodes, self._artifacts, self._links.map, rate, known)

@@ -11,7 +11,7 @@ from transport.wire import api, ledger, market
 from transport.wire.disputes import DisputeDetail, DisputeView
 from transport.wire.evidence import RoundEvidence
 from transport.wire.ids import Digest
-from transport.wire.job import JobSpec, TokenizerSpec
+from transport.wire.job import JobSpec, ModelSpec, TokenizerSpec
 from transport.wire.network import RelayEnvelope, RelayOrder, RelayQuestion
 from transport.wire.node import IceServers
 from transport.wire.records import AuditRecords
@@ -47,8 +47,8 @@ class Jobs(Protocol):
     async def choices(self, spec: JobSpec) -> Sequence[api.Choice]:
         """Other jobs that would be cheaper or sooner, each quoted."""
 
-    async def tokenizer(self, job: str) -> TokenizerSpec:
-        """That of a finished job's model."""
+    async def tokenizer(self, model: ModelSpec) -> TokenizerSpec:
+        """That of the job's model that ``model`` starts from."""
 
     async def create(self, new: api.NewJob, account_id: str = LOCAL_ACCOUNT, job: str | None = None) -> api.JobView:
         """Checked at the door (document, config, dataset, size of the network); refused whole or stored whole.

@@ -2,23 +2,28 @@
 
 import json
 import zipfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from coordinator.domain.job import JobState
+from coordinator.domain.job import Job, JobState
+from coordinator.domain.run import Base, Point, Run
 from coordinator.errors import ConflictError, InvalidError, NotFoundError
 from coordinator.services.artifacts import ArtifactStore
+from coordinator.services.checkpoints import Checkpoints
+from coordinator.services.models import ModelWorkshop
 from coordinator.services.origins import Origins
+from coordinator.store.records import RoundRecord, RunRecord
 from tests.coordinator.bench import Bench
 from tests.coordinator.fakes import spec
 from transport.wire.job import JobSpec, LoraSpec, ModelSpec, TokenizerSpec
 from transport.wire.model import resolve
+from transport.wire.task import Layers
 
 CONFIG = {
     "model_type": "llama", "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
@@ -48,18 +53,34 @@ async def finished(bench: Bench, artifacts: ArtifactStore, folder: Path, **chang
     return job
 
 
-def starting_from(job: str) -> JobSpec:
-    return msgspec.structs.replace(spec(1, 1), model=ModelSpec(from_job=job))
+class Workshop:
+    """Puts an archive together as the trainer would."""
+
+    def __init__(self, artifacts: ArtifactStore, archive: Path) -> None:
+        self._artifacts, self._archive = artifacts, archive
+        self.of: list[tuple[str, ...]] = []
+
+    async def assemble(self, _job: Job, checkpoints: Sequence[str], _rounds: Sequence[RoundRecord]) -> str:
+        self.of.append(tuple(checkpoints))
+        return await self._artifacts.put_file(self._archive)
+
+
+def stored(bench: Bench, artifacts: ArtifactStore, workshop: Workshop | None = None) -> Checkpoints:
+    return Checkpoints(bench.parts.context, artifacts, cast(ModelWorkshop, workshop))
+
+
+def starting_from(job: str, round_: int | None = None) -> JobSpec:
+    return msgspec.structs.replace(spec(1, 1), model=ModelSpec(from_job=job, from_round=round_))
 
 
 async def test_config_weights_and_tokenizer_are_those_of_the_finished_model(tmp_path: Path) -> None:
     bench, artifacts = Bench(), ArtifactStore(tmp_path / "artifacts")
     job = await finished(bench, artifacts, tmp_path)
-    origins = Origins(bench.parts.context, artifacts)
+    origins = Origins(bench.parts.context, artifacts, stored(bench, artifacts))
     made = await origins.started(starting_from(job))
     assert made.model.from_job == job
     assert made.model.config == CONFIG
-    assert made.tokenizer == await origins.tokenizer(job)
+    assert made.tokenizer == await origins.tokenizer(made.model)
     (weights,) = made.model.weight_files
     np.testing.assert_array_equal(load_file(artifacts.path(weights))["model.norm.weight"], WEIGHTS["model.norm.weight"])
     assert resolve(made.model, 259)["vocab_size"] == 259
@@ -77,9 +98,35 @@ async def test_a_quote_needs_no_archive_to_know_the_models_size(tmp_path: Path) 
     assert quote.parameters == (await bench.parts.jobs.quote(own)).parameters
 
 
+async def test_a_checkpoint_is_started_from_whatever_became_of_its_job(tmp_path: Path) -> None:
+    bench, artifacts = Bench(), ArtifactStore(tmp_path / "artifacts")
+    job = await finished(bench, artifacts, tmp_path, state=JobState.FAILED, model=None)
+    points = (Point(Base(2, 4), ("a" * 64,)), Point(Base(4, 8), ("b" * 64,)))
+    run = Run(layers=(Layers(0, 4),), replicas=1, total_steps=16, inner_steps=2, evaluate=(), points=points)
+    async with bench.store.transaction() as tx:
+        await tx.insert(RunRecord(job, run))
+    workshop = Workshop(artifacts, tmp_path / "model.zip")
+    origins = Origins(bench.parts.context, artifacts, stored(bench, artifacts, workshop))
+    made = await origins.started(starting_from(job, 2))
+    assert workshop.of == [("a" * 64,)], "the one that was asked for, not the newest"
+    assert (made.model.from_round, made.model.config) == (2, CONFIG)
+    assert made.tokenizer == await origins.tokenizer(made.model)
+    (weights,) = made.model.weight_files
+    np.testing.assert_array_equal(load_file(artifacts.path(weights))["model.norm.weight"], WEIGHTS["model.norm.weight"])
+    with pytest.raises(NotFoundError, match="no checkpoint 3: there is 2, 4") as refused:
+        await origins.started(starting_from(job, 3))
+    assert refused.value.field == "model.from_round"
+    with pytest.raises(ConflictError, match="is failed and has no model yet"):
+        await origins.started(starting_from(job))
+    with pytest.raises(msgspec.ValidationError, match="name the job in"):
+        msgspec.convert(
+            {**msgspec.to_builtins(spec(1, 1)), "model": {"preset": "tiny-llama", "from_round": 2}}, JobSpec
+        )
+
+
 async def test_what_is_no_whole_model_yet_cannot_be_started_from(tmp_path: Path) -> None:
     bench, artifacts = Bench(), ArtifactStore(tmp_path / "artifacts")
-    origins = Origins(bench.parts.context, artifacts)
+    origins = Origins(bench.parts.context, artifacts, stored(bench, artifacts))
     with pytest.raises(NotFoundError, match="there is no job"):
         await origins.started(starting_from("0" * 32))
     with pytest.raises(ConflictError, match="has no model yet"):

@@ -24,8 +24,9 @@ TOGETHER = frozenset({"gradients", "demo", "dgc"})
 class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Either ``preset`` or ``config`` (the content of a Hugging Face ``config.json``), or ``from_job``.
 
-    ``from_job``: a finished job of the same submitter, whose model, config and tokenizer this one starts from. Once the job is
-    created, ``config`` and ``weights`` name them too.
+    ``from_job``: a job of the same submitter, whose model, config and tokenizer this one starts from: the finished model, or with
+    ``from_round`` the checkpoint after so many rounds, whatever became of the job. Once the job is created, ``config`` and
+    ``weights`` name them too.
     """
 
     preset: Annotated[str, Meta(max_length=64)] | None = None
@@ -33,6 +34,7 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     weights: Digest | Annotated[tuple[Digest, ...], Meta(min_length=1, max_length=MAX_SHARDS)] | None = None
     """An uploaded ``model.safetensors`` to start from, or all its shards; ``None`` starts from seeded random weights."""
     from_job: JobId | None = None
+    from_round: Annotated[int, Meta(ge=1, le=10**9)] | None = None
 
     @property
     def weight_files(self) -> tuple[Digest, ...]:
@@ -215,7 +217,9 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     note: ShortText = ""
 
     def __post_init__(self) -> None:
-        """Refuse adapters of nothing."""
+        """Refuse adapters and checkpoints of nothing."""
+        if self.model.from_round is not None and self.model.from_job is None:
+            raise ValueError("model.from_round is a checkpoint of a job: name the job in model.from_job")
         if self.training.lora is not None and self.model.weights is None and self.model.from_job is None:
             raise ValueError("training.lora adapts a model that has learnt already: give its weights in model.weights")
 

@@ -211,7 +211,15 @@ _CHOICES = {
     "payer": "test",
     "learns": "model",
 }
-_PLAIN = ("model.config", "model.weights", "model.from_job", "dataset.artifact", "tokenizer.file", "submitter")
+_PLAIN = (
+    "model.config",
+    "model.weights",
+    "model.from_job",
+    "model.from_round",
+    "dataset.artifact",
+    "tokenizer.file",
+    "submitter",
+)
 
 
 def _typed(value: Any) -> str:
@@ -387,13 +395,20 @@ def plain(message: str) -> str:
     return text
 
 
+def _checkpoint(after: str, errors: dict[str, str]) -> dict[str, int]:
+    if after and not (after.isascii() and after.isdigit() and 0 < len(after) < 10 and int(after)):
+        errors["model.from_round"] = "give the number of a round, or leave it open for the finished model"
+        return {}
+    return {"from_round": int(after)} if after else {}
+
+
 def _model(values: Mapping[str, str], errors: dict[str, str]) -> dict[str, Any]:
     files = values["model.weights"].split()  # One file, or the shards of a model that another client uploaded.
     model: dict[str, Any] = {"weights": files[0] if len(files) == 1 else files} if files else {}
     if values["model.choice"] == FROM_JOB:
         if not is_id(values["model.from_job"].strip()):
-            errors["model.from_job"] = "give the id of a finished job: 32 hexadecimal digits"
-        return {"from_job": values["model.from_job"].strip()}
+            errors["model.from_job"] = "give the id of a job: 32 hexadecimal digits"
+        return {"from_job": values["model.from_job"].strip()} | _checkpoint(values["model.from_round"].strip(), errors)
     if values["model.choice"] != OWN_CONFIG:
         return model | {"preset": values["model.choice"]}
     try:

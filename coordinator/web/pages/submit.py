@@ -83,14 +83,21 @@ class Submit:
         app.router.add_post("/submit/report", self.report)
 
     async def form(self, request: web.Request) -> web.Response:
-        """The empty form; with ``from`` that of an earlier job, with ``start`` one that starts from an earlier job's model."""
+        """The empty form; with ``from`` that of an earlier job, with ``start`` one that starts from its model.
+
+        With ``round`` beside ``start`` it is the checkpoint after so many rounds.
+        """
         typed: dict[str, str] = {}
         earlier, start = request.query.get("from", ""), request.query.get("start", "")
         if is_id(earlier):
             await self._jobs.check_owner(earlier, principal(request).account_id)
             typed = fill((await self._jobs.get(earlier)).spec)
         if is_id(start):
-            typed |= {"model.choice": FROM_JOB, "model.from_job": start}
+            typed |= {
+                "model.choice": FROM_JOB,
+                "model.from_job": start,
+                "model.from_round": request.query.get("round", ""),
+            }
         if not (await self._network.view()).test_wallet:
             typed["payer"] = "own"
         return await self._show(request, Filled(read(typed, draft=True).values, {}, None, None), 200)
@@ -173,7 +180,7 @@ class Submit:
             tokenizer = spec.tokenizer
             await own_origin(request, self._jobs, spec, whole=True)
             if spec.model.from_job is not None:
-                tokenizer = await self._jobs.tokenizer(spec.model.from_job)
+                tokenizer = await self._jobs.tokenizer(spec.model)
             if tokenizer.kind == "file" and tokenizer.file is None:
                 tokenizer = TokenizerSpec("bytes")  # The tokenizer is not there yet: the rows can be looked at.
             data = spec.dataset
@@ -371,6 +378,7 @@ def _shown(filled: Filled) -> dict[str, list[tuple[str, str, str]]]:
     for field, depends, needed in (
         ("model.config", "model.choice", OWN_CONFIG),
         ("model.from_job", "model.choice", FROM_JOB),
+        ("model.from_round", "model.choice", FROM_JOB),
         *((field.name, "learns", "lora") for field in ADAPTER),
         ("dataset.text_field", "dataset.format", "jsonl parquet"),
         ("tokenizer.vocabulary", "tokenizer.kind", "bpe"),
@@ -386,6 +394,7 @@ def _shown(filled: Filled) -> dict[str, list[tuple[str, str, str]]]:
         "model.config",
         "model.weights",
         "model.from_job",
+        "model.from_round",
         "learns",
     ]
     order += ["tokenizer.kind", "tokenizer.vocabulary", "tokenizer.file", "budget", "deadline_hours"]
@@ -407,6 +416,7 @@ def _labels() -> dict[str, str]:
         "model.config": "config.json",
         "model.weights": "Weights to start from",
         "model.from_job": "Start from job",
+        "model.from_round": "Checkpoint after round",
         "learns": "What learns",
         "document": "JSON",
         "dataset.artifact": "Dataset",

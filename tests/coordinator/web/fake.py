@@ -23,7 +23,7 @@ from coordinator.services.choices import find_choices
 from coordinator.services.files import Files
 from coordinator.services.ports import MAX_ROWS, Window
 from transport.wire import api
-from transport.wire.job import JobSpec, TokenizerSpec
+from transport.wire.job import JobSpec, ModelSpec, TokenizerSpec
 from transport.wire.model import PRESETS
 from transport.wire.network import RelayEnvelope
 from transport.wire.rounds import total_rounds
@@ -154,8 +154,8 @@ class Cluster:
     async def choices(self, spec: JobSpec) -> Sequence[api.Choice]:
         return await find_choices(spec, self.quote)
 
-    async def tokenizer(self, job: str) -> TokenizerSpec:
-        self._find(job)
+    async def tokenizer(self, model: ModelSpec) -> TokenizerSpec:
+        self._find(model.from_job or "")
         return TokenizerSpec("bytes")
 
     async def check_files(self, account_id: str, wanted: Iterable[tuple[str, str]]) -> None:

@@ -67,9 +67,11 @@ ODD = JobSpec(
     "a note",
 )  # fmt: skip
 
+ONWARD = JobSpec("on", ModelSpec(from_job="a" * 32, from_round=7), DatasetSpec("c" * 64), 5_000_000)
+
 
 @pytest.mark.parametrize(
-    "spec", [ODD, msgspec.structs.replace(ODD, model=ModelSpec("tiny-llama"), training=TrainingSpec())]
+    "spec", [ODD, ONWARD, msgspec.structs.replace(ODD, model=ModelSpec("tiny-llama"), training=TrainingSpec())]
 )
 def test_a_document_goes_through_the_form_and_comes_back_the_same(spec: JobSpec) -> None:
     again = read(fill(spec))

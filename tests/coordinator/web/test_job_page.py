@@ -1,6 +1,7 @@
 """The job's page: whose it is, its buttons, sharing, its log, trying the model, and what renews itself."""
 
 import gzip
+import html
 import re
 
 import aiohttp
@@ -168,3 +169,14 @@ async def test_the_model_is_tried_without_scripts(house: House, http: aiohttp.Cl
     assert "<b>upon" not in text
     status, text = await press(house, http, job.id, "try", prompt="")
     assert (status, "1 to 8,000 characters" in text) == (422, True)
+
+
+async def test_a_checkpoint_is_trained_on_from_its_page(house: House, http: aiohttp.ClientSession) -> None:
+    job = await running(house)
+    async with http.get(f"{house.url}/jobs/{job.id}", headers=HTML) as answer:
+        found = re.search(r'href="(/submit\?start=\w+&amp;round=(\d+))"', await answer.text())
+    assert found
+    async with http.get(house.url + html.unescape(found[1]), headers=HTML) as answer:
+        form = await answer.text()
+    fields = dict(re.findall(r'name="(model\.from_\w+)"[^>]*value="(\w+)"', form))
+    assert fields == {"model.from_job": job.id, "model.from_round": found[2]}
