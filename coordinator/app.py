@@ -143,7 +143,7 @@ def assemble(
     context.metrics.watch(links.gauges)
     relays = Relays(context, links)
     nodes = Nodes(context, leases, chain, coordinator, lambda node: relays.servers(relays.order(node), node))
-    disputes = Disputes(context)
+    disputes = Disputes(context, nodes)
     verification = Verification(context, nodes, disputes)
     promises = Promises(context, chain)
     settlement = Settlement(context, desk, chain, coordinator, promises)

@@ -1,6 +1,7 @@
 """What is said over the nodes' connections: each message has its effect stored before it is acknowledged."""
 
-from typing import assert_never
+from collections.abc import Sequence
+from typing import TypeGuard, assert_never
 
 import msgspec
 
@@ -56,6 +57,16 @@ MAX_UNSAVED_METRICS = (
 )
 
 
+def together(one: NodeMessage, other: NodeMessage) -> bool:
+    """Whether two messages are answers about audits under one lease: many come at a time, and are one change of the job."""
+    return _answers(one) and _answers(other) and (one.lease, one.fence) == (other.lease, other.fence)
+
+
+def _answers(message: NodeMessage) -> TypeGuard[Report]:
+    kinds = StepOpened | AuditReport | BisectAnswer
+    return isinstance(message, Report) and message.seq > 0 and isinstance(message.body, kinds)
+
+
 class Conversation:
     """Understands nodes and answers them."""
 
@@ -100,16 +111,16 @@ class Conversation:
         for promised in await self._promises.of_payee(session.payout):
             session.send(promised)
 
-    async def receive(self, session: Session, message: NodeMessage) -> None:
-        """Act on one message."""
-        self._context.metrics.count("messages_total")
+    async def receive(self, session: Session, message: NodeMessage, *more: Report) -> None:
+        """Act on one message, and on ``more`` that go ``together`` with it."""
+        self._context.metrics.count("messages_total", 1 + len(more))
         match message:
             case Heartbeat():
                 session.accepting = message.accepting
                 gone = self._leases.renew(session.node, message.leases)
                 session.send(Beat(self._context.config.heartbeat_seconds, gone))
             case Report():
-                await self._report(session, message)
+                await self._report(session, message, *more)
             case Signal():
                 self._signal(session, message)
             case NetworkReport():
@@ -138,7 +149,7 @@ class Conversation:
             for job in {point.job for point in points}:
                 self._context.bus.publish(job)
 
-    async def _report(self, session: Session, report: Report) -> None:
+    async def _report(self, session: Session, report: Report, *more: Report) -> None:
         lease = self._leases.get(report.lease)
         if lease is None or (lease.node, lease.fence) != (session.node, report.fence):
             self._context.metrics.count("reports_stale_total")
@@ -147,30 +158,36 @@ class Conversation:
         if report.seq == 0:
             self._lossy(lease, report)
             return
-        stored = await self._store(session, lease, report)
+        stored = await self._store(session, lease, (report, *more))
         if stored is not None:
             session.send(Acknowledged(report.lease, stored))
 
-    async def _store(self, session: Session, known: Lease, report: Report) -> int | None:
-        """Give the report its effect, once; returns the last number that is stored, None where none was."""
+    async def _store(self, session: Session, known: Lease, reports: Sequence[Report]) -> int | None:
+        """Give reports of a lease their effect, once; returns the last number that is stored, None where none was."""
+        stored, taken = None, 0
         async with self._desk.open(known.job) as work:
-            lease = work.leases.get(report.lease)
-            if lease is None:
-                return None
-            if report.seq <= lease.seq:
-                self._context.metrics.count("reports_stale_total")
-                return lease.seq
-            if report.seq != lease.seq + 1:
-                session.close(f"report {report.seq} of lease {lease.id} came after {lease.seq}: one is missing")
-                return None
-            traffic = self._traffic.get(lease.id, lease.traffic)
-            work.leases[lease.id] = msgspec.structs.replace(lease, seq=report.seq, traffic=traffic)
-            self._take(work, lease.id, report)
-            if isinstance(report.body, Challenge):
-                await self._runs.challenge(work, lease.id, report.body)
-            await self._runs.advance(work)
-        self._context.metrics.count("reports_total")
-        return report.seq
+            for report in reports:
+                lease = work.leases.get(known.id)
+                if lease is None:
+                    break
+                stored = lease.seq
+                if report.seq <= lease.seq:
+                    self._context.metrics.count("reports_stale_total")
+                    continue
+                if report.seq != lease.seq + 1:
+                    session.close(f"report {report.seq} of lease {lease.id} came after {lease.seq}: one is missing")
+                    stored = None
+                    break
+                traffic = self._traffic.get(lease.id, lease.traffic)
+                work.leases[lease.id] = msgspec.structs.replace(lease, seq=report.seq, traffic=traffic)
+                self._take(work, lease.id, report)
+                if isinstance(report.body, Challenge):
+                    await self._runs.challenge(work, lease.id, report.body)
+                stored, taken = report.seq, taken + 1
+            if taken:
+                await self._runs.advance(work)
+        self._context.metrics.count("reports_total", taken)
+        return stored
 
     def _take(self, work: Work, lease: str, report: Report) -> None:
         body = report.body

@@ -19,6 +19,7 @@ from coordinator.domain.job import Job
 from coordinator.domain.trust import Audit
 from coordinator.errors import CottageError
 from coordinator.services.context import Context
+from coordinator.services.nodes import Nodes
 from coordinator.services.work import Desk, Work
 from coordinator.store.records import DisputeRecord
 from ledger import events as ledger_events
@@ -78,8 +79,9 @@ class Judge(Protocol):
 class Disputes:
     """Opens, plays and concludes disputes."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, nodes: Nodes) -> None:
         self._context = context
+        self._nodes = nodes
 
     def open(self, work: Work, audit: Audit, accuser: str) -> None:
         """An auditor found a difference: it and the prover are asked, where the prover is here to answer."""
@@ -123,8 +125,12 @@ class Disputes:
             if gone and disputes.question(record.dispute) is not None:
                 left = f"the {' and the '.join(gone)} left"
                 self._keep(work, record, disputes.dropped(record.dispute, left))
-            elif work.now > record.dispute.deadline:
+            elif self._late(work, record.dispute):
                 self._keep(work, record, disputes.overdue(record.dispute))
+
+    def _late(self, work: Work, dispute: Dispute) -> bool:
+        awaited = [getattr(dispute, side) for side in SIDES if disputes.query_for(dispute, side) is not None]
+        return bool(awaited) and all(self._nodes.late(node, dispute.deadline, work.now) for node in awaited)
 
     def drop(self, work: Work, why: str) -> None:
         """Leave all of them undecided."""

@@ -56,7 +56,11 @@ class RefusedError(Exception):
 
 
 class Session:
-    """One connection of a node. ``send`` never waits; ``close`` ends the connection with a reason."""
+    """One connection of a node. ``send`` never waits; ``close`` ends the connection with a reason.
+
+    Attributes:
+        unhandled: messages of the node that have arrived and wait for their turn here.
+    """
 
     def __init__(
         self,
@@ -71,6 +75,7 @@ class Session:
         self.token = token
         self.stake = 0
         self.accepting = True
+        self.unhandled = 0
         self.send = send
         self.close = close
         self._told: dict[str, set[bytes]] = {held.lease: set() for held in hello.leases}
@@ -175,6 +180,16 @@ class Nodes:
     def sessions(self) -> tuple[Session, ...]:
         """Everybody who is here."""
         return tuple(self._sessions.values())
+
+    def late(self, node: str, deadline: float, now: float) -> bool:
+        """Whether a node has let a deadline of an audit pass.
+
+        What has arrived is in time, however long it waits here for its turn. A node that always has more to say cannot stretch a
+        deadline for ever: to twice the time of an audit.
+        """
+        session = self._sessions.get(node)
+        waits = session is not None and session.unhandled > 0
+        return now > deadline + (self._context.config.audit_seconds if waits else 0.0)
 
     def authorise(self, token: str) -> str:
         """The node that a token of a Welcome belongs to.

@@ -121,13 +121,17 @@ class Verification:
             return msgspec.structs.replace(audit, state="void", detail="the job ended")  # Nobody is kept for a test.
         if audit.state == "opening" and audit.lease not in work.leases:
             return trust.prover_gone(audit)
-        if audit.auditor is not None and (audit.auditor_lease not in work.leases or work.now > audit.deadline):
+        if audit.auditor is not None and (
+            audit.auditor_lease not in work.leases or self._nodes.late(audit.auditor, audit.deadline, work.now)
+        ):
             audit = trust.auditor_gone(audit, work.now + config.audit_patience_seconds)
         if audit.state == "replaying" and audit.auditor is None:
             auditor = trust.choose_auditor(audit, self._auditors(work))
             if auditor is not None:
                 return trust.assigned(audit, auditor, work.now + config.audit_seconds)
-        return trust.overdue(audit) if work.now > audit.deadline else audit
+        asked = audit.node if audit.state == "opening" else audit.auditor
+        late = work.now > audit.deadline if asked is None else self._nodes.late(asked, audit.deadline, work.now)
+        return trust.overdue(audit) if late else audit
 
     def _auditors(self, work: Work) -> list[Auditor]:
         return [

@@ -3,15 +3,16 @@
 import asyncio
 import contextlib
 import logging
+from collections.abc import AsyncIterator
 
 from aiohttp import WSMsgType, web
 
 from coordinator.services.context import Context
-from coordinator.services.conversation import Conversation
+from coordinator.services.conversation import Conversation, together
 from coordinator.services.nodes import Nodes, RefusedError, Session
 from coordinator.web.auth import public
 from transport.wire.codec import MessageError, decode, encode
-from transport.wire.node import Challenge, CoordinatorMessage, Heartbeat, Hello, NodeMessage, Refused
+from transport.wire.node import Challenge, CoordinatorMessage, Heartbeat, Hello, NodeMessage, Refused, Report
 
 PATH = "/api/v1/node"
 MAX_FRAME = 256 * 1024  # The largest message is a signalling envelope of 128 KB.
@@ -72,6 +73,31 @@ class _Outgoing:
         await self._socket.close(code=1008, message=(self.closing or "").encode()[:MAX_REASON])
 
 
+_Waiting = asyncio.Queue[NodeMessage | Exception | None]
+
+
+async def _in_turn(waiting: _Waiting) -> AsyncIterator[tuple[NodeMessage, list[Report]]]:
+    """Messages in their order until the connection is over, each with those behind it that may be handled with it.
+
+    Raises:
+        Exception: what was wrong with the connection, in its turn.
+    """
+    pending = [await waiting.get()]
+    while (message := pending.pop()) is not None:
+        if isinstance(message, Exception):
+            raise message
+        more: list[Report] = []
+        while not waiting.empty() and not pending:
+            following = waiting.get_nowait()
+            if isinstance(following, Report) and together(message, following):
+                more.append(following)
+            else:
+                pending.append(following)
+        yield message, more
+        if not pending:
+            pending.append(await waiting.get())
+
+
 class NodeSocket:
     """Handler of the route."""
 
@@ -127,14 +153,15 @@ class NodeSocket:
 
         Heartbeats count when they arrive, and pings are answered: a coordinator with much to do takes nobody for dead.
         """
-        waiting: asyncio.Queue[NodeMessage | Exception | None] = asyncio.Queue(MAX_UNHANDLED)
+        waiting: _Waiting = asyncio.Queue(MAX_UNHANDLED)
         reading = asyncio.create_task(self._read_on(session, socket, outgoing, waiting), name="read-from-node")
         try:
             await self._conversation.begin(session, hello)
-            while (message := await waiting.get()) is not None and outgoing.closing is None:
-                if isinstance(message, Exception):
-                    raise message
-                await self._conversation.receive(session, message)
+            async for message, more in _in_turn(waiting):
+                if outgoing.closing is not None:
+                    break
+                await self._conversation.receive(session, message, *more)
+                session.unhandled -= 1 + len(more)
         finally:
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
@@ -144,7 +171,7 @@ class NodeSocket:
         session: Session,
         socket: web.WebSocketResponse,
         outgoing: _Outgoing,
-        waiting: asyncio.Queue[NodeMessage | Exception | None],
+        waiting: _Waiting,
     ) -> None:
         """Until the connection is over: its end, or what is wrong with it, comes last in ``waiting``."""
         bucket = _Bucket(self._context.clock.now())
@@ -153,6 +180,7 @@ class NodeSocket:
                 if isinstance(message, Heartbeat):
                     await self._conversation.receive(session, message)
                 else:
+                    session.unhandled += 1
                     await waiting.put(message)
         except Exception as error:  # noqa: BLE001 - raised where messages are handled, once those before it are.
             await waiting.put(error)

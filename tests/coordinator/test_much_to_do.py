@@ -4,13 +4,18 @@ import asyncio
 import time
 from dataclasses import replace
 
+import pytest
+
 from coordinator.config import Config
 from coordinator.domain.lease import Lease
+from coordinator.web import signal
+from tests.coordinator.bench import CONFIG, Bench
 from tests.coordinator.conftest import House, nodes, opened, until
 from tests.coordinator.fakes import FakeChain, spec
 from transport.wire.api import NewJob
-from transport.wire.node import Report
-from transport.wire.task import TaskFailed
+from transport.wire.codec import MessageError
+from transport.wire.node import NodeMessage, Report
+from transport.wire.task import AuditReport, TaskFailed
 
 
 async def begun(house: House) -> str:
@@ -39,9 +44,49 @@ async def test_heartbeats_count_while_reports_wait_for_their_turn(config: Config
                 await node.send(Report(lease, node.fences[lease], 1, TaskFailed("was said before, so nothing happens")))
             await asyncio.sleep(3 * config.lease_seconds)
             assert house.parts.leases.expired() == ()
+            sessions = [house.parts.nodes.session(node.key.address) for node in made]
+            assert all(session and session.unhandled for session in sessions)
         await asyncio.sleep(5 * config.tick_seconds)
         assert await lost(house) == []
         assert all(house.parts.nodes.session(node.key.address) for node in made)
+
+
+async def test_what_has_arrived_is_in_time_but_nobody_stretches_a_deadline_for_ever() -> None:
+    bench = Bench()
+    session, late = await bench.enter(1), bench.parts.nodes.late
+    assert not late(session.node, 100.0, now=100.0)
+    assert late(session.node, 100.0, now=100.1)
+    session.unhandled = 1
+    assert not late(session.node, 100.0, now=100.1 + CONFIG.audit_seconds / 2)
+    assert late(session.node, 100.0, now=100.1 + CONFIG.audit_seconds)
+    bench.parts.nodes.leave(session)
+    assert late(session.node, 100.0, now=100.1), "whoever is gone has nothing here"
+
+
+async def test_answers_about_audits_that_wait_are_one_change_and_everything_keeps_its_order() -> None:
+    def answer(seq: int, lease: str = "one", fence: int = 1) -> Report:
+        return Report(lease, fence, seq, AuditReport("a" * 32, "match"))
+
+    failed, other = Report("one", 1, 4, TaskFailed("out of memory")), answer(1, "other")
+    fault = MessageError("what was sent is no message")
+    waiting: asyncio.Queue[NodeMessage | Exception | None] = asyncio.Queue()
+    come: list[NodeMessage | Exception] = [
+        answer(1),
+        answer(2),
+        answer(3),
+        failed,
+        answer(5),
+        other,
+        answer(6, fence=2),
+        fault,
+    ]
+    for message in come:
+        waiting.put_nowait(message)
+    turns = signal._in_turn(waiting)
+    batches = [[first, *more] for first, more in [await anext(turns) for _ in range(5)]]
+    with pytest.raises(MessageError, match="no message"):
+        await anext(turns)
+    assert batches == [[answer(1), answer(2), answer(3)], [failed], [answer(5)], [other], [answer(6, fence=2)]]
 
 
 async def test_who_stood_still_gives_everybody_the_time_it_missed(config: Config) -> None:

@@ -18,8 +18,6 @@ from coordinator.domain.trust import Audit
 from coordinator.errors import NotFoundError
 from coordinator.services.carrier import MAX_ATTEMPTS
 from coordinator.services.chain import LedgerChain
-from coordinator.services.disputes import Disputes
-from coordinator.services.verification import Verification
 from coordinator.store.records import CommitRecord
 from coordinator.store.sql import SqlStore
 from ledger.client import Ledger, LedgerConfig, job_bytes
@@ -212,8 +210,7 @@ async def test_what_was_promised_cannot_be_void_any_more_and_the_rest_can(place:
         await work.tx.insert(later)
         work.change(verified=work.job.verified + later.amount)
         audit = cast(Audit, type("Found", (), {"id": "ab" * 16, "node": liar, "challenger": None})())
-        verification = Verification(bench.parts.context, bench.parts.nodes, Disputes(bench.parts.context))
-        await verification._ban(work, liar, audit, "it lied", slash=False)
+        await bench.parts.runs._verification._ban(work, liar, audit, "it lied", slash=False)
     async with bench.store.transaction() as tx:
         states = {c.round: (c.state, c.amount) for c in await tx.find(CommitRecord, ("job", "=", job))}
     assert states == {0: ("verified", 3 * SMALL), 7: ("rejected", 0)}

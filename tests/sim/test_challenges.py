@@ -13,10 +13,13 @@ NEVER = {"disputes": True, "canaries": 0, "audits_per_round": 0, "audit_floor": 
 
 
 async def asked(
-    wanted: Challenge | None = None, special: dict[int, dict[str, object]] | None = None, **settings: object
+    wanted: Challenge | None = None,
+    special: dict[int, dict[str, object]] | None = None,
+    kind: type[World] = World,
+    **settings: object,
 ) -> tuple[World, str]:
     """A world in which nothing is drawn and the slowest node, a spare, challenges the liar's newest round."""
-    world = World(2, nodes=7, faults=0.0, settings={**NEVER, **settings}, special=special or {LIAR: {"lie": "skips"}})
+    world = kind(2, nodes=7, faults=0.0, settings={**NEVER, **settings}, special=special or {LIAR: {"lie": "skips"}})
     await gather_nodes(world)
     job = await submit(world, 2, 2)
     liar, asking = world.nodes[LIAR - 1], world.nodes[ASKING - 1]
