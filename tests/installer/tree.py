@@ -12,6 +12,7 @@ MIRRORS = {
     "trixie": "http://deb.debian.org/debian",
     "jammy": "http://archive.ubuntu.com/ubuntu",
 }
+COMPONENTS = {"jammy": "main,universe"}  # What an Ubuntu desktop has from the beginning.
 BASE = ("/proc", "/dev")
 PACKAGES_S, COMMAND_S = 900, 120
 
@@ -31,7 +32,8 @@ class Tree:
         """Make the system ``release`` in ``folder``; a minute or two."""
         self.release = release
         self._root = folder / release
-        words = ("debootstrap", "--variant=minbase", release, str(self._root), MIRRORS[release])
+        parts = f"--components={COMPONENTS.get(release, 'main')}"
+        words = ("debootstrap", "--variant=minbase", parts, release, str(self._root), MIRRORS[release])
         done = subprocess.run(words, capture_output=True, text=True, timeout=PACKAGES_S, check=False)
         assert done.returncode == 0, done.stdout[-2000:]
         shutil.copy("/etc/resolv.conf", self._root / "etc" / "resolv.conf")
