@@ -17,7 +17,8 @@ from trainer.data import TokenFile, Windows, heldout_parts
 from trainer.model import Cut
 from trainer.prepare import prepare
 from trainer.stage import Stage
-from trainer.steps import Kind, Position, Recorded, Recorder, accumulate, heldout_loss
+from trainer.steps import Recorded, Recorder, accumulate, heldout_loss
+from transport.wire.boundary import Kind, Position
 from transport.wire.job import ModelSpec, TokenizerSpec, TrainingSpec
 from transport.wire.model import resolve
 from transport.wire.rates import learning_rate

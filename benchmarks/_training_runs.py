@@ -26,8 +26,9 @@ from trainer.outer import Local, OuterState, outer_method
 from trainer.outer.checks import mean_update
 from trainer.outer.every_step import GRADIENT_CODEC
 from trainer.stage import Stage, StageState
-from trainer.steps import Position, Recorded, accumulate
+from trainer.steps import Recorded, accumulate
 from trainer.update import update
+from transport.wire.boundary import Position
 from transport.wire.job import TrainingSpec
 from transport.wire.rounds import schedule
 

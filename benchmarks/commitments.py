@@ -24,10 +24,11 @@ from trainer.keeper import Keeper
 from trainer.model import Cut
 from trainer.outer import OuterState
 from trainer.stage import Stage
-from trainer.steps import PayloadKey, Position, Recorded, Recorder, accumulate, digests
+from trainer.steps import Recorded, Recorder, accumulate, digests
 from trainer.trace import KEPT_ROUNDS, RoundTrace, job_digest, state_interval
-from trainer.update import crossings, update
+from trainer.update import update
 from transport.wire.audit import StepLeaf
+from transport.wire.boundary import PayloadKey, Position, crossings
 from transport.wire.crossing import recorded_bytes
 from transport.wire.job import ModelSpec, TrainingSpec
 from transport.wire.model import resolve

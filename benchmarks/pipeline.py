@@ -32,7 +32,8 @@ from trainer.data import Windows
 from trainer.environment import configure
 from trainer.model import Cut
 from trainer.stage import Stage
-from trainer.steps import Kind, Position, Recorded, Recorder, accumulate
+from trainer.steps import Recorded, Recorder, accumulate
+from transport.wire.boundary import Kind, Position
 from transport.wire.job import TrainingSpec
 
 WIDTH, LAYERS, SEQUENCE, ROWS = 192, 8, 128, 4

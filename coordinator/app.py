@@ -16,6 +16,7 @@ from coordinator.services.artifacts import ArtifactStore
 from coordinator.services.beacons import Beacons
 from coordinator.services.bonds import Bonds
 from coordinator.services.books import BookService
+from coordinator.services.boundaries import Boundaries
 from coordinator.services.canaries import Canaries, Forger
 from coordinator.services.chain import Chain, LedgerChain
 from coordinator.services.checkpoints import Checkpoints
@@ -144,10 +145,10 @@ def assemble(
     relays = Relays(context, links)
     nodes = Nodes(context, leases, chain, coordinator, lambda node: relays.servers(relays.order(node), node))
     disputes = Disputes(context, nodes)
-    verification = Verification(context, nodes, disputes)
+    drawing = Drawing(context)
+    verification = Verification(context, nodes, disputes, Boundaries(context, nodes, drawing))
     promises = Promises(context, chain)
     settlement = Settlement(context, desk, chain, coordinator, promises)
-    drawing = Drawing(context)
     runs = Runs(context, nodes, Staffing(context, nodes, links), drawing, verification, settlement)
     referee = Referee(context, desk, disputes, runs.advance, judge)
     canaries = Canaries(context, desk, forger)

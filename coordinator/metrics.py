@@ -35,6 +35,8 @@ _COUNTERS: Mapping[str, str] = {
     "audits_void_total": "audits that nobody could conclude",
     "draws_late_total": "times that a draw of audits waited because the ledger did not answer",
     "canaries_caught_total": "auditors that found a forged step right",
+    "boundaries_apart_total": "neighbours that said otherwise what crossed between them, at an audit",
+    "boundaries_undecided_total": "pairs of them of which re-running blamed neither",
     "disputes_total": "disputes opened",
     "rollbacks_total": "times that a job went back before a forged round",
     "ledger_confirmed_total": "ledger transactions confirmed",

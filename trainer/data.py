@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.errors import DataError
+from transport.wire.boundary import micro_count
 from transport.wire.job import TrainingSpec
 
 TOKEN_BYTES = 4
@@ -135,7 +136,7 @@ def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 def micro_batches(training: TrainingSpec) -> list[slice]:
     """How a step's ``batch`` windows are cut: near-equal parts, none empty."""
-    parts = min(training.micro_batches, training.batch)
+    parts = micro_count(training)
     edges = [i * training.batch // parts for i in range(parts + 1)]
     return [slice(first, last) for first, last in itertools.pairwise(edges)]
 

@@ -15,7 +15,8 @@ import transformers
 
 from trainer.model import Cut
 from trainer.stage import Stage
-from trainer.steps import Position, Recorded, accumulate
+from trainer.steps import Recorded, accumulate
+from transport.wire.boundary import Position
 from transport.wire.job import ModelSpec, TrainingSpec
 from transport.wire.model import resolve
 

@@ -20,13 +20,14 @@ from transport.wire.task import (
     OpenStep,
     ReplayOuter,
     ReplayStep,
+    ShowLeaf,
 )
 from transport.wire.worker import TensorName
 
 RoundKey = tuple[int, int]
 """(epoch, round)"""
 
-Audit = OpenStep | ReplayStep | OpenOuter | ReplayOuter | BisectQuery
+Audit = OpenStep | ShowLeaf | ReplayStep | OpenOuter | ReplayOuter | BisectQuery
 Order = BeginRound | ApplyRound | AbandonRound
 
 MAX_WAITING_BYTES = 1 << 30  # An honest neighbour is at most one step ahead: a few micro-batches of activations.

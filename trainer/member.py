@@ -38,18 +38,21 @@ from trainer.outbox import Outbox
 from trainer.outer import Local, OuterState, local_digest, outer_method
 from trainer.outer.audit import outer_step, write_outer
 from trainer.pace import Pace
-from trainer.replay import cut_of, position_of, state_before
+from trainer.replay import cut_of, state_before
 from trainer.stage import Stage, StageState
-from trainer.steps import Kind, PayloadKey, Position, Recorder, accumulate, digests, heldout_loss
+from trainer.steps import Recorder, accumulate, digests, heldout_loss
 from trainer.trace import KEPT_ROUNDS, RoundTrace, job_digest, made_after, state_interval
-from trainer.update import crossings, update
+from trainer.update import update
 from transport.wire.audit import StepLeaf, segment
+from transport.wire.boundary import Kind, PayloadKey, Position, crossings, position_of
+from transport.wire.codec import encode as encode_message
 from transport.wire.crossing import longest_payload, recorded_bytes
 from transport.wire.job import TOGETHER, JobSpec
 from transport.wire.task import (
     AbandonRound,
     ApplyRound,
     BeginRound,
+    LeafShown,
     OpenOuter,
     OpenStep,
     OuterRecord,
@@ -58,6 +61,7 @@ from transport.wire.task import (
     RoundApplied,
     RoundCommit,
     RoundHolding,
+    ShowLeaf,
     StepOpened,
     TaskReport,
     Validation,
@@ -288,6 +292,14 @@ class Member:
             self._outbox.report(StepOpened(command.audit, None, str(error)[:200]))
             return
         self._outbox.report(StepOpened(command.audit, hashlib.sha256(opening).hexdigest()), opening)
+
+    def show_leaf(self, command: ShowLeaf) -> LeafShown:
+        """The leaf of a committed step, where it is kept."""
+        kept = self._kept.get((command.epoch, command.round))
+        if kept is None or command.step >= len(kept.trace.leaves):
+            return LeafShown(command.audit, None)
+        leaf = encode_message(kept.trace.leaves[command.step])
+        return LeafShown(command.audit, leaf, kept.trace.tree().proof(command.step).path)
 
     def open_outer(self, command: OpenOuter) -> None:
         """Answer an audit's draw of an outer step."""

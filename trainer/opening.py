@@ -16,10 +16,10 @@ from torch import Tensor
 from trainer.errors import OpeningError
 from trainer.outer.method import Local, local_digest
 from trainer.stage import StageState
-from trainer.steps import PayloadKey, Position
 from trainer.trace import RoundTrace
 from transport.merkle import MerkleProof, verify_proof
 from transport.wire.audit import StepLeaf, segment
+from transport.wire.boundary import PayloadKey, Position
 from transport.wire.codec import MessageError
 from transport.wire.codec import decode as decode_message
 from transport.wire.codec import encode as encode_message

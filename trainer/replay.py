@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,12 @@ from trainer.opening import Opening, read_opening
 from trainer.outer import OuterMethod, OuterState, local_digest, outer_method
 from trainer.outer.audit import judge_outer
 from trainer.stage import Stage, StageState, vector_digest
-from trainer.steps import Position, Recorded, Recorder, accumulate, digests
+from trainer.steps import Recorded, Recorder, accumulate, digests
 from trainer.trace import RoundTrace, job_digest, made_after
-from trainer.update import crossings, update
+from trainer.update import update
 from transport.wire.audit import StepLeaf
-from transport.wire.job import TOGETHER, TrainingSpec
+from transport.wire.boundary import Position, crossings, position_of
+from transport.wire.job import TrainingSpec
 from transport.wire.task import AuditReport, Plan, ReplayOuter, ReplayStep
 
 
@@ -27,12 +28,6 @@ def cut_of(plan: Plan, stage: int) -> Cut:
     """The layers of a plan's stage."""
     layers = plan.layers[stage]
     return Cut(layers.first, layers.last, stage == 0, stage == len(plan.layers) - 1)
-
-
-def position_of(plan: Plan, stage: int, replica: int, training: TrainingSpec) -> Position:
-    """Where a member stands, and with whom it exchanges in every step."""
-    peers = tuple(p for p in plan.replicas() if p != replica) if training.outer in TOGETHER else ()
-    return replace(Position.of(stage, len(plan.layers), training), replica=replica, peers=peers)
 
 
 @dataclass(frozen=True)

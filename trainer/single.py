@@ -12,8 +12,9 @@ from trainer.environment import configure
 from trainer.folder import open_files
 from trainer.model import Cut
 from trainer.stage import Stage
-from trainer.steps import Position, Recorded, accumulate, heldout_loss
+from trainer.steps import Recorded, accumulate, heldout_loss
 from trainer.update import update
+from transport.wire.boundary import Position
 from transport.wire.job import JobSpec, total_steps
 
 

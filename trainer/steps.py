@@ -20,18 +20,9 @@ from trainer.errors import CodecError, NonFiniteError, RoundError
 from trainer.schedule import Action, schedule_of
 from trainer.stage import Stage
 from trainer.visits import pack_entries, read_visit, unpack_entries, wanted_entries, window_names, write_visit
-from transport.wire.job import TrainingSpec
+from transport.wire.boundary import Kind, PayloadKey, Position
 
 Side = Literal["behind", "ahead"]
-Kind = Literal["activation", "gradient", "offer", "behind", "ahead", "exchange"]
-PayloadKey = tuple[Kind, int]
-"""What goes into a step: its kind and the micro-batch.
-
-``activation`` and ``gradient`` cross a boundary, so does ``offer`` (``trainer.cache``, one a step, upstream). ``behind`` and
-``ahead`` are entries of this stage's own caches, recorded like what was received since the step depends on them. ``exchange``
-goes between replicas of the stage, and has the sender's number.
-"""
-
 ASIDE_TOKENS = 512  # Below, handing a micro-batch to another thread takes as long as encoding it.
 
 
@@ -146,45 +137,6 @@ class Recorded:
 
     def remember(self, side: Side, windows: list[bytes], entries: list[bytes]) -> None:
         """Do nothing: the next step's entries are recorded too."""
-
-
-@dataclass(frozen=True)
-class Position:
-    """Which stage of how many; which replica, and with which others it exchanges in every step."""
-
-    stage: int
-    stages: int
-    cached: int = 0
-    """Micro-batches whose activations are differences to cached ones: all of a step's, or none."""
-    replica: int = 0
-    peers: tuple[int, ...] = ()
-
-    @staticmethod
-    def of(stage: int, stages: int, training: TrainingSpec) -> "Position":
-        """The place of a stage in a pipeline of a job."""
-        return Position(stage, stages, len(micro_batches(training)) if training.activations == "aq4" else 0)
-
-    def expected(self, micros: int) -> list[PayloadKey]:
-        """What a step receives and recalls, in the order of its commitment."""
-        keys: list[PayloadKey] = []
-        if self.stage > 0:
-            keys += [("activation", micro) for micro in range(micros)]
-        if self.stage < self.stages - 1:
-            keys += [("gradient", micro) for micro in range(micros)]
-        if self.cached and self.stage > 0:
-            keys += [("behind", micro) for micro in range(self.cached)]
-        if self.cached and self.stage < self.stages - 1:
-            keys += [("offer", 0), *(("ahead", micro) for micro in range(self.cached))]
-        return keys + [("exchange", peer) for peer in self.peers]
-
-    def produced(self, micros: int) -> list[PayloadKey]:
-        """What a step makes and sends, in the order of its commitment; an offer is no result of it."""
-        keys: list[PayloadKey] = []
-        if self.stage < self.stages - 1:
-            keys += [("activation", micro) for micro in range(micros)]
-        if self.stage > 0:
-            keys += [("gradient", micro) for micro in range(micros)]
-        return [*keys, ("exchange", self.replica)] if self.peers else keys
 
 
 def accumulate(

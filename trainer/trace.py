@@ -20,9 +20,9 @@ from trainer.errors import RoundError
 from trainer.keeper import Keeper
 from trainer.outer.method import Local, local_digest
 from trainer.stage import Stage, StageState
-from trainer.steps import PayloadKey
 from transport.merkle import MerkleTree
 from transport.wire.audit import StepLeaf
+from transport.wire.boundary import PayloadKey
 from transport.wire.codec import encode as encode_message
 from transport.wire.codec import encode_json
 from transport.wire.job import TrainingSpec

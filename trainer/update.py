@@ -16,17 +16,13 @@ from trainer.errors import CodecError, NonFiniteError
 from trainer.outer.choice import step_method
 from trainer.outer.every_step import Moment, exchange
 from trainer.stage import Stage
-from trainer.steps import Boundary, Position
+from trainer.steps import Boundary
+from transport.wire.boundary import Position, shares_norm
 from transport.wire.job import TrainingSpec
 from transport.wire.rates import learning_rate
 
 _SQUARE = struct.Struct("<d")
 _TINY = 1e-6  # As in torch.nn.utils.clip_grad_norm_.
-
-
-def crossings(training: TrainingSpec) -> int:
-    """Payloads that cross a boundary each way in a step: one a micro-batch, and one more where the norm is shared."""
-    return len(micro_batches(training)) + _shares_norm(training)
 
 
 def update(stage: Stage, position: Position, boundary: Boundary, step: int, total_steps: int) -> None:
@@ -44,7 +40,7 @@ def update(stage: Stage, position: Position, boundary: Boundary, step: int, tota
         exchange(method, stage, position, boundary, at)
     if training.precision == "fp16":
         stage.gradients.mul_(1 / training.loss_scale)
-    if _shares_norm(training):
+    if shares_norm(training):
         norm = math.sqrt(_total_square(stage, position, boundary))
         if not math.isfinite(norm):
             if training.precision != "fp16":
@@ -67,10 +63,6 @@ def _clip(training: TrainingSpec, position: Position) -> float | None:
     if training.clip_norm is None or training.outer != "dgc":
         return training.clip_norm
     return training.clip_norm / math.sqrt(1 + len(position.peers))
-
-
-def _shares_norm(training: TrainingSpec) -> bool:
-    return training.clip_norm is not None or training.precision == "fp16"
 
 
 def _total_square(stage: Stage, position: Position, boundary: Boundary) -> float:

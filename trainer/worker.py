@@ -31,10 +31,12 @@ from transport.wire.task import (
     BeginRound,
     BisectAnswer,
     BisectQuery,
+    LeafShown,
     OpenOuter,
     OpenStep,
     ReplayOuter,
     ReplayStep,
+    ShowLeaf,
     StepOpened,
     StopTask,
     TaskFailed,
@@ -160,7 +162,12 @@ class Worker:
                     case WorkerCommand(body=BeginRound() | ApplyRound() | AbandonRound() as order, split=split):
                         self._inbox.order(order, payload, split)
                     case WorkerCommand(
-                        body=OpenStep() | ReplayStep() | OpenOuter() | ReplayOuter() | BisectQuery() as audit
+                        body=OpenStep()
+                        | ShowLeaf()
+                        | ReplayStep()
+                        | OpenOuter()
+                        | ReplayOuter()
+                        | BisectQuery() as audit
                     ):
                         self._inbox.audit(audit, payload)
                     case _:
@@ -199,6 +206,9 @@ class Worker:
                 self._member.open_step(command)
             case OpenOuter() if self._member is not None:
                 self._member.open_outer(command)
+            case ShowLeaf():
+                shown = LeafShown(command.audit, None) if self._member is None else self._member.show_leaf(command)
+                self._outbox.report(shown)
             case OpenStep() | OpenOuter():
                 self._outbox.report(StepOpened(command.audit, None, "a spare has no steps to open"))
             case ReplayOuter():

@@ -20,7 +20,7 @@ import msgspec
 from coordinator.domain.draw import Drawn
 from transport.wire.audit import OpenOuter, OuterRecord, ReplayOuter
 from transport.wire.ids import Digest, NodeAddress
-from transport.wire.task import AuditReport, OpenStep, Plan, ReplayStep, StepOpened, TaskCommand
+from transport.wire.task import AuditReport, OpenStep, Plan, ReplayStep, ShowLeaf, StepOpened, TaskCommand
 
 AuditState = Literal["drawn", "opening", "replaying", "passed", "failed", "void"]
 Blame = Literal["", "gone", "refused", "misstated", "unconfirmed", "wrong", "blind"]
@@ -54,6 +54,33 @@ class OuterClaim(msgspec.Struct, frozen=True):
     parameters: Digest
 
 
+class Side(msgspec.Struct, frozen=True):
+    """The audited member, or one that it exchanged payloads with in the step, whose leaves are held against each other.
+
+    Attributes:
+        root, leaves: what it had committed to.
+        leaf: of the step, as it was shown; None: not yet, or ``silent``: nothing that stands there under its root.
+    """
+
+    stage: int
+    replica: int
+    lease: str
+    root: Digest
+    leaves: int
+    leaf: bytes | None = None
+    silent: bool = False
+
+    @property
+    def seat(self) -> tuple[int, int]:
+        """Stage and replica."""
+        return self.stage, self.replica
+
+    @property
+    def awaited(self) -> bool:
+        """Whether it has yet to answer."""
+        return self.leaf is None and not self.silent
+
+
 class Audit(msgspec.Struct, frozen=True):
     """One drawn step.
 
@@ -70,6 +97,8 @@ class Audit(msgspec.Struct, frozen=True):
         accuser: who has put a bond against the commitment on the ledger. It audits nothing, and is paid from a slash.
         canary: the step was forged by the coordinator, and it is the auditor who is tested; ``node`` has nothing to answer for.
         silent: in a dispute about it the prover did not answer.
+        sides: whose leaves of the step are compared before it is run again: see ``domain.boundary``.
+        apart: seats (stage, replica) of those whose leaves say otherwise.
         blame: why it failed. ``misstated``: its leaf names another environment class than it had said to be of. ``blind``: a
             canary whose auditor found it right.
     """
@@ -111,7 +140,19 @@ class Audit(msgspec.Struct, frozen=True):
     accuser: NodeAddress | None = None
     outer: OuterClaim | None = None
     silent: bool = False
+    sides: tuple[Side, ...] = ()
+    apart: tuple[tuple[int, int], ...] = ()
     version: int = 0
+
+    @property
+    def seat(self) -> tuple[int, int]:
+        """Stage and replica."""
+        return self.stage, self.replica
+
+    @property
+    def unopened(self) -> bool:
+        """Whether the prover has yet to open it."""
+        return self.state == "opening" and self.opening is None
 
     @property
     def place(self) -> str:
@@ -126,7 +167,7 @@ class Audit(msgspec.Struct, frozen=True):
 
     def command_for(self, lease: str) -> TaskCommand | None:
         """What the holder of ``lease`` must have been told about this audit."""
-        if self.state == "opening" and lease == self.lease:
+        if self.unopened and lease == self.lease:
             if self.outer is not None:
                 return OpenOuter(self.id, self.epoch, self.round)
             return OpenStep(self.id, self.epoch, self.round, self.step)
@@ -155,6 +196,11 @@ class Audit(msgspec.Struct, frozen=True):
                 rate_step=self.rate_step,
             )
         return None
+
+    def question_for(self, lease: str) -> ShowLeaf | None:
+        """What else the holder of ``lease`` must have been asked about it."""
+        asked = self.state == "opening" and any(side.lease == lease and side.awaited for side in self.sides)
+        return ShowLeaf(self.id, self.epoch, self.round, self.step) if asked else None
 
 
 class Auditor(msgspec.Struct, frozen=True):
@@ -193,7 +239,7 @@ def choose_auditor(audit: Audit, ready: Sequence[Auditor]) -> Auditor | None:
 
 def shown_before(audit: Audit, opening: Digest, deadline: float) -> Audit:
     """The same step was opened for another audit: the prover is asked nothing, and may have left."""
-    return msgspec.structs.replace(audit, state="replaying", opening=opening, deadline=deadline)
+    return msgspec.structs.replace(audit, state="replaying", opening=opening, deadline=deadline, sides=())
 
 
 def bond_goes(audit: Audit) -> Literal["challenger", "accused"] | None:
@@ -226,12 +272,18 @@ def refusal(
 
 
 def opened(audit: Audit, report: StepOpened, deadline: float) -> Audit:
-    """The prover answered; the opening waits for an auditor until ``deadline``."""
-    if audit.state != "opening":
+    """The prover answered; the opening waits for an auditor until ``deadline``, once all sides' leaves were compared."""
+    if not audit.unopened:
         return audit
     if report.opening is None:
         return _fail(audit, "refused", f"the step was not opened: {report.reason or 'no reason given'}")
-    return msgspec.structs.replace(audit, state="replaying", opening=report.opening, deadline=deadline)
+    after = msgspec.structs.replace(audit, opening=report.opening)
+    return after if audit.sides else compared(after, deadline)
+
+
+def compared(audit: Audit, deadline: float) -> Audit:
+    """The leaves of the sides were held against each other, or there are none: an auditor is looked for."""
+    return msgspec.structs.replace(audit, state="replaying", deadline=deadline)
 
 
 def assigned(audit: Audit, auditor: Auditor, deadline: float) -> Audit:
@@ -265,6 +317,8 @@ def judged(audit: Audit, node: NodeAddress, report: AuditReport, deadline: float
     if report.verdict == "match" and audit.twice and not audit.verdicts:
         return after  # By a lot that nobody could foresee, one auditor's word is not enough here.
     if report.verdict == "match":
+        if any(side.seat == audit.seat and side.silent for side in audit.sides):
+            return _fail(after, "refused", "it opened the step, and did not show its leaf for a comparison")
         disputed = f"{len(against(after))} found otherwise" if against(after) else ""
         return msgspec.structs.replace(after, state="passed", auditor=node, detail=report.detail or disputed)
     return _convict(after) if len(against(after)) >= 2 else after
@@ -272,14 +326,14 @@ def judged(audit: Audit, node: NodeAddress, report: AuditReport, deadline: float
 
 def prover_gone(audit: Audit) -> Audit:
     """The prover's lease ended before it opened the step: unverified, so unpaid, but no proof of a lie."""
-    if audit.state != "opening":
+    if not audit.unopened:
         return audit
     return _fail(audit, "gone", "the node left before it opened the step")
 
 
 def sent_away(audit: Audit) -> Audit:
     """The coordinator itself ends the prover's lease, and with it the records that it was to open: nobody is to blame."""
-    if audit.state != "opening":
+    if not audit.unopened:
         return audit
     return msgspec.structs.replace(
         audit, state="void", detail="the job had the node begin anew before it opened the step"
@@ -306,6 +360,8 @@ def canary(true: Audit, name: str, seed: bytes, opening: Digest, root: Digest, d
         canary=True,
         challenger=None,
         accuser=None,
+        sides=(),
+        apart=(),
         twice=False,
         auditor=None,
         auditor_lease=None,
@@ -328,6 +384,7 @@ def again(passed: Audit, blind: NodeAddress, deadline: float) -> Audit | None:
         state="replaying",
         challenger=None,
         accuser=None,
+        sides=(),
         auditor=None,
         auditor_lease=None,
         verdicts=(),

@@ -40,6 +40,7 @@ from transport.wire.task import (
     AuditReport,
     BisectAnswer,
     Challenge,
+    LeafShown,
     Progress,
     RoundApplied,
     RoundCommit,
@@ -63,7 +64,7 @@ def together(one: NodeMessage, other: NodeMessage) -> bool:
 
 
 def _answers(message: NodeMessage) -> TypeGuard[Report]:
-    kinds = StepOpened | AuditReport | BisectAnswer
+    kinds = StepOpened | LeafShown | AuditReport | BisectAnswer
     return isinstance(message, Report) and message.seq > 0 and isinstance(message.body, kinds)
 
 
@@ -203,6 +204,8 @@ class Conversation:
                 self._runs.fold(work, lease, body)
             case StepOpened():
                 self._verification.opened(work, lease, body)
+            case LeafShown():
+                self._verification.shown(work, lease, body)
             case AuditReport():
                 self._verification.judged(work, lease, body)
             case BisectAnswer():

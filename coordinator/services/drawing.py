@@ -5,6 +5,7 @@ final block after that slot seeds the draw (``domain.draw``). While the ledger i
 as far as workers keep the records of those that may still have to be opened.
 """
 
+import hashlib
 from collections.abc import Sequence
 
 import msgspec
@@ -12,10 +13,12 @@ import msgspec
 from coordinator.domain import draw as draws
 from coordinator.domain import rate as rates
 from coordinator.domain import trust
+from coordinator.domain.boundary import exchanges
 from coordinator.domain.draw import Beacon, Drawable, Drawn
 from coordinator.domain.lease import Lease
 from coordinator.domain.rate import Exposure, Standing
-from coordinator.domain.trust import Audit, Auditor, OuterClaim
+from coordinator.domain.run import training_of
+from coordinator.domain.trust import Audit, Auditor, OuterClaim, Side
 from coordinator.services.context import Context
 from coordinator.services.evidence import outer_claim_of
 from coordinator.services.work import Work
@@ -152,6 +155,43 @@ class Drawing:
             work.audits[audit.id] = trust.shown_before(audit, opening, deadline)
         return ""
 
+    async def beside(self, work: Work, audit: Audit, side: Side) -> None:
+        """Audit the same step of a neighbour of an audited member, unless somebody has looked at it already."""
+        of_round: tuple[Where, ...] = (
+            ("job", "=", work.job.id),
+            ("epoch", "=", audit.epoch),
+        )
+        seat: tuple[Where, ...] = (("stage", "=", side.stage), ("replica", "=", side.replica))
+        place: tuple[Where, ...] = (*of_round, ("round", "=", audit.round), *seat)
+        stored = await work.tx.find(Audit, *place, ("step", "=", audit.step), ("canary", "=", False))
+        open_now = [
+            a for a in work.audits.values() if (a.epoch, a.round, a.step) == (audit.epoch, audit.round, audit.step)
+        ]
+        if stored or any(other.seat == side.seat and not other.canary for other in open_now):
+            return
+        records = await work.tx.find(RoundRecord, *of_round, ("number", "=", audit.round))
+        commits = await work.tx.find(CommitRecord, *place)
+        seed = hashlib.sha256(bytes.fromhex(audit.seed) + f"beside:{audit.id}".encode()).digest()
+        drawn = Drawn(side.stage, side.replica, audit.step)
+        await self._open(work, records[0], commits[0], drawn, seed, sides=(side,) if side.silent else ())
+
+    async def _sides(self, work: Work, record: RoundRecord, audited: CommitRecord) -> tuple[Side, ...]:
+        """A member and all that it exchanged payloads with in the steps of a round, as far as they are still here."""
+        assert work.run is not None
+        training, here = training_of(work.run, work.job.spec.training), (audited.stage, audited.replica)
+        where: tuple[Where, ...] = (
+            ("job", "=", work.job.id),
+            ("epoch", "=", record.epoch),
+            ("round", "=", record.number),
+        )
+        sides = [
+            Side(c.stage, c.replica, c.lease, c.root, c.leaves)
+            for c in await work.tx.find(CommitRecord, *where)
+            if c.drawable and c.leaves == audited.leaves and c.lease in work.leases
+            and (c.lease == audited.lease or exchanges(record.plan, training, here, (c.stage, c.replica)))
+        ]  # fmt: skip
+        return tuple(sides) if len(sides) > 1 and any(side.seat == here for side in sides) else ()
+
     async def _refusal(self, work: Work, asking: Lease, commit: CommitRecord | None, wanted: Challenge) -> str:
         """Why a challenge is not taken."""
         if work.run is None or commit is None or wanted.step >= commit.leaves:
@@ -175,7 +215,10 @@ class Drawing:
         challenger: str | None = None,
         outer: OuterClaim | None = None,
         accuser: str | None = None,
+        sides: tuple[Side, ...] | None = None,
     ) -> Audit:
+        if sides is None:
+            sides = await self._sides(work, record, commit) if outer is None else ()
         lease = work.leases.get(commit.lease) or await work.tx.get(Lease, commit.lease)
         audit = Audit(
             id=trust.audit_id(seed, drawn),
@@ -205,6 +248,7 @@ class Drawing:
             challenger=challenger,
             accuser=accuser,
             outer=outer,
+            sides=sides,
         )
         work.audits[audit.id] = audit
         work.change(audits=work.job.audits + 1)

@@ -12,6 +12,7 @@ import msgspec
 from coordinator.domain import trust
 from coordinator.domain.job import JobState
 from coordinator.domain.trust import Audit, Auditor
+from coordinator.services.boundaries import Boundaries
 from coordinator.services.context import Context
 from coordinator.services.disputes import Disputes, evidence_digest
 from coordinator.services.evidence import correct_outcomes, place_of, seal_outcome
@@ -19,7 +20,7 @@ from coordinator.services.nodes import Nodes
 from coordinator.services.work import Work
 from coordinator.store.ports import Where
 from coordinator.store.records import CommitRecord, NodeRecord, OutboxRecord, RoundRecord
-from transport.wire.task import AuditReport, BisectAnswer, StepOpened
+from transport.wire.task import AuditReport, BisectAnswer, LeafShown, StepOpened
 
 _OUTCOMES: Mapping[str, str] = {"passed": "passed", "failed": "failed", "void": "came to nothing"}
 OPENING_LAG = 2  # Workers keep the records of two rounds: the next may begin, the one after must wait for openings.
@@ -28,10 +29,11 @@ OPENING_LAG = 2  # Workers keep the records of two rounds: the next may begin, t
 class Verification:
     """Draws, drives and concludes the audits of a job."""
 
-    def __init__(self, context: Context, nodes: Nodes, disputes: Disputes) -> None:
+    def __init__(self, context: Context, nodes: Nodes, disputes: Disputes, boundaries: Boundaries) -> None:
         self._context = context
         self._nodes = nodes
         self._disputes = disputes
+        self._boundaries = boundaries
 
     def opened(self, work: Work, lease: str, report: StepOpened) -> None:
         """The prover answered."""
@@ -39,6 +41,10 @@ class Verification:
         if audit is not None and audit.lease == lease:
             deadline = work.now + self._context.config.audit_patience_seconds
             work.audits[audit.id] = trust.opened(audit, report, deadline)
+
+    def shown(self, work: Work, lease: str, report: LeafShown) -> None:
+        """The prover, or a neighbour, showed its leaf."""
+        self._boundaries.shown(work, lease, report)
 
     def judged(self, work: Work, lease: str, report: AuditReport) -> None:
         """An auditor answered."""
@@ -93,6 +99,7 @@ class Verification:
     async def advance(self, work: Work) -> None:
         """Bring every open audit as far as it goes now, then conclude rounds whose audits are over."""
         self._disputes.advance(work)
+        await self._boundaries.advance(work)
         for audit in list(work.audits.values()):
             waits = audit.over or audit.id in work.disputes
             work.audits[audit.id] = audit if waits else self._step(work, audit)
@@ -119,7 +126,7 @@ class Verification:
         config = self._context.config
         if audit.canary and work.job.state is JobState.VERIFYING:
             return msgspec.structs.replace(audit, state="void", detail="the job ended")  # Nobody is kept for a test.
-        if audit.state == "opening" and audit.lease not in work.leases:
+        if audit.unopened and audit.lease not in work.leases:
             return trust.prover_gone(audit)
         if audit.auditor is not None and (
             audit.auditor_lease not in work.leases or self._nodes.late(audit.auditor, audit.deadline, work.now)
@@ -129,7 +136,9 @@ class Verification:
             auditor = trust.choose_auditor(audit, self._auditors(work))
             if auditor is not None:
                 return trust.assigned(audit, auditor, work.now + config.audit_seconds)
-        asked = audit.node if audit.state == "opening" else audit.auditor
+        if audit.state == "opening" and not audit.unopened:
+            return audit  # Leaves are waited for.
+        asked = audit.node if audit.unopened else audit.auditor
         late = work.now > audit.deadline if asked is None else self._nodes.late(asked, audit.deadline, work.now)
         return trust.overdue(audit) if late else audit
 
@@ -178,6 +187,8 @@ class Verification:
                     work.forged.append((audit.epoch, audit.round))
             case "none":
                 pass
+        if audit.state == "passed":
+            await self._boundaries.judge(work, audit)
         work.conclude(audit)
 
     async def _forfeit(self, work: Work, audit: Audit) -> None:

@@ -179,6 +179,7 @@ class Work:
         if self.run is not None and self.run.round is not None:
             told += rounds.commands(self.run.round, lease)
         told += [command for audit in self.audits.values() if (command := audit.command_for(lease)) is not None]
+        told += [asked for audit in self.audits.values() if (asked := audit.question_for(lease)) is not None]
         node = self.leases[lease].node if lease in self.leases else None
         for record in self.disputes.values():
             sides = [side for side in SIDES if getattr(record.dispute, side) == node]

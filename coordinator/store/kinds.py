@@ -68,7 +68,9 @@ KINDS: Mapping[type[msgspec.Struct], Kind] = {
         ("round", "epoch", "replica", "stage"),
         frozenset({"outer"}),
     ),
-    Audit: Kind("audits", ("id",), ("round", "id"), frozenset({"plan", "tried", "verdicts", "outer"})),
+    Audit: Kind(
+        "audits", ("id",), ("round", "id"), frozenset({"plan", "tried", "verdicts", "outer", "sides", "apart"})
+    ),
     DisputeRecord: Kind("disputes", ("id",), ("began", "id"), frozenset({"dispute"})),
     OutboxRecord: Kind("outbox", ("id",), ("id",), frozenset({"payload"}), unique="key", numbered=True),
     EventRecord: Kind("events", ("id",), ("id",), numbered=True),

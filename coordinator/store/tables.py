@@ -184,6 +184,8 @@ audits = Table(
     Column("accuser", _ID),
     Column("outer", Text, nullable=False),
     Column("silent", Boolean, nullable=False),
+    Column("sides", Text, nullable=False),
+    Column("apart", Text, nullable=False),
     Column("version", Integer, nullable=False),
     Index("audits_by_job", "job", "state"),
 )  # fmt: skip

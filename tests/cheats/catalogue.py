@@ -30,7 +30,8 @@ class Cheat:
         nodes: number -> what is odd about it.
         found_by: of a drawn step: the chance that its audit shows the lie; None: it is not found by the audits of its own work.
         at_once: the others' claims show it, so that it is looked at for certain.
-        ends: how it ends: ``slashed``, ``expelled``, ``forfeited`` or ``harmless``.
+        ends: how it ends: ``slashed``, ``expelled``, ``forfeited``, ``harmless``, or ``undecided``: it is seen that one of
+            two lies, and not who.
     """
 
     name: str
@@ -75,6 +76,8 @@ CATALOGUE = (
     Cheat("claims another environment class", _lies("class"), ANY, "forfeited"),
     Cheat("does not open what is drawn", _lies("mute"), ANY, "forfeited"),
     Cheat("forges, and is silent in the dispute", _lies("silent"), ONE_STEP, "slashed"),
+    Cheat("says that it sent something else", _lies("sent"), ANY, "slashed"),
+    Cheat("says that something else came in", _lies("received"), None, "undecided"),
     Cheat("accuses falsely", {AUDITOR: {"accuse": True}}, None, "slashed"),
     Cheat("auditor that always agrees", {AUDITOR: {"blind": True}}, None, "expelled"),
     Cheat(

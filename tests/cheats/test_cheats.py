@@ -20,6 +20,10 @@ def test_whoever_cheats_is_caught_unpaid_for_what_was_found_and_nobody_else_pays
     assert not any(world.honest_slashed or world.honest_banned for world in found)
     assert not any(world.paid_forged for world in found)
     caught = [world for world in found if world.rounds is not None]
+    if cheat.ends == "undecided":
+        assert not caught
+        assert all(world.slashed == 0 and not world.banned for world in found)
+        return
     assert len(caught) >= WORLDS - 1, "once in a while a job ends before anybody looks"
     match cheat.ends:
         case "slashed":

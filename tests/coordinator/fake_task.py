@@ -5,6 +5,7 @@ import msgspec
 from tests.coordinator.fakes import FALSE_CONTRIBUTIONS, Lie, Peers, Tree
 from tests.coordinator.rerun import Committed
 from tests.coordinator.rerun import digest as digest
+from transport.wire.boundary import crossings, position_of
 from transport.wire.node import Assign
 from transport.wire.task import (
     AbandonRound,
@@ -12,6 +13,7 @@ from transport.wire.task import (
     AuditReport,
     BeginRound,
     BisectQuery,
+    LeafShown,
     OpenOuter,
     OpenStep,
     OuterRecord,
@@ -21,6 +23,7 @@ from transport.wire.task import (
     RoundApplied,
     RoundCommit,
     RoundHolding,
+    ShowLeaf,
     StepOpened,
     StopTask,
     TaskCommand,
@@ -37,7 +40,8 @@ class FakeTask:
     ``lie``: commits to a ``root`` without leaves, contributes a ``substitute`` for what its last leaf binds, trains from
     another ``anchor``, or names another environment ``class``; ``skips`` all steps, or forges ``one step``; binds a false
     contribution in its last leaf (``FALSE_CONTRIBUTIONS``); is ``mute`` when it is to open a step; forges one and is ``silent``
-    in the dispute; says something else of an ``outer`` step than it comes to.
+    in the dispute; says something else of an ``outer`` step than it comes to; commits to having ``sent`` something else than its
+    steps give, or to having ``received`` something else than came.
 
     ``accuse``: finds every step that it re-runs wrong. ``blind``: finds every step right that it is to re-run, of
     everybody or of these nodes.
@@ -89,6 +93,8 @@ class FakeTask:
                 opening = digest("opening", command.audit)
                 self.peers.openings[opening] = self.roots[command.epoch, command.round]
                 return [StepOpened(command.audit, opening)]
+            case ShowLeaf():
+                return [self._show_leaf(command)]
             case ReplayStep():
                 return [self._judge(command)]
             case StopTask():
@@ -103,6 +109,12 @@ class FakeTask:
             case ReplayOuter():
                 right = self.peers.outers[command.opening] == (command.record, command.parameters)
                 return [AuditReport(command.audit, "match" if right and not self.accuse else "mismatch", "seen")]
+
+    def _show_leaf(self, command: ShowLeaf) -> LeafShown:
+        if self.lie == "mute":
+            return LeafShown(command.audit, None)
+        work = self.peers.trees[self.roots[command.epoch, command.round]].work
+        return LeafShown(command.audit, work.leaves[command.step], work.tree.proof(command.step).path)
 
     def _judge(self, command: ReplayStep) -> AuditReport:
         tree = self.peers.trees[command.root]
@@ -147,11 +159,15 @@ class FakeTask:
         env_class = "of its own" if self.lie == "class" else self.env_class
         name = digest(key, stage, replica)
         wrong: frozenset[int] = frozenset()
-        if self.lie == "skips":
+        if self.lie in ("skips", "sent"):
             wrong = frozenset(range(begun.steps))
         elif self.lie in ("one step", "silent"):
             wrong = frozenset({int(name[:8], 16) % begun.steps})
-        work = Committed(name, begun.first_step, begun.steps, wrong, env_class, anchor)
+        training = self.assign.spec.training
+        work = Committed(
+            name, begun.first_step, begun.steps, wrong, env_class, anchor, digest(key, "payloads"),
+            position_of(begun.plan, stage, replica, training), crossings(training), self.lie or "",
+        )  # fmt: skip
         root = digest(name, "root") if self.lie == "root" else work.tree.root.hex()
         self.roots[begun.plan.epoch, begun.round] = root
         self.peers.trees[root] = Tree(bound, anchor, env_class, self.lie == "root", work, honest)

@@ -28,6 +28,7 @@ from transport.wire.audit import (
     sent_digest,
     state_chain,
 )
+from transport.wire.boundary import PayloadKey, Position
 from transport.wire.codec import decode, encode
 
 
@@ -40,9 +41,16 @@ OPERATIONS = 12
 REGION = Region(0, 0, "float32", (1,), (1,))
 
 
+ALONE = Position(0, 1)
+
+
 @dataclass(frozen=True)
 class Committed:
-    """A member's steps as it committed to them; those in ``wrong`` are not what their own beginning gives."""
+    """A member's steps as it committed to them; those in ``wrong`` are not what their own beginning gives.
+
+    ``round``: names the round that its neighbours did with it, so that what one sends the other receives; ``position`` and
+    ``micros``: its place there. ``claims``: what of that it says was otherwise.
+    """
 
     name: str
     first_step: int
@@ -50,19 +58,36 @@ class Committed:
     wrong: frozenset[int]
     env_class: str
     anchor: str
+    round: str = ""
+    position: Position = ALONE
+    micros: int = 0
+    claims: str = ""
 
     def state(self, step: int) -> str:
         return digest(self.name, "state", step)
 
     def sent(self, step: int) -> tuple[str, ...]:
-        return (digest(self.name, "sent", step),)
+        mine = (self.position.stage, self.position.replica)
+        found = [self._payload(key, mine, step, "sent") for key in self.position.produced(self.micros)]
+        return tuple(found) or (digest(self.name, "sent", step),)
+
+    def received(self, step: int) -> tuple[str, ...]:
+        stage, replica = self.position.stage, self.position.replica
+        senders = {"activation": (stage - 1, replica), "gradient": (stage + 1, replica)}
+        expected = self.position.expected(self.micros)
+        return tuple(self._payload(key, senders[key[0]], step, "received") for key in expected)
+
+    def _payload(self, key: PayloadKey, sender: tuple[int, int], step: int, way: str) -> str:
+        false = (self.name,) if self.claims == way else ()
+        return digest(self.round, key, sender, step, *false)
 
     @cached_property
     def leaves(self) -> list[bytes]:
         return [
             encode(
                 StepLeaf(
-                    self.first_step + step, self.env_class, digest(self.name, "samples", step), (), self.sent(step),
+                    self.first_step + step, self.env_class, digest(self.name, "samples", step), self.received(step),
+                    self.sent(step),
                     self.state(step - 1), self.state(step), self.anchor,
                 )
             )

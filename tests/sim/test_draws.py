@@ -124,21 +124,19 @@ async def test_a_node_in_whose_sandbox_a_hand_was_seen_loses_its_seat_and_is_loo
 
 async def test_what_a_blind_auditor_approved_is_looked_at_again_once_it_is_found_out() -> None:
     settings = {"disputes": True, "canaries": 500_000, "audit_twice": 0}
-    world = World(4, nodes=6, faults=0.0, settings=settings, special={1: {"blind": True}, 2: {"blind": True}})
-    job, stored = await run_world(world, 2, 2)
-    await check(world, job, stored)
-    blind = {node.address for node in await everybody(world) if node.banned}
-    assert blind
-    assert blind <= {world.nodes[0].key.address, world.nodes[1].key.address}
-    passed = [a for a in await read(world, Audit, job) if a.state == "passed" and not a.canary]
-    approved = {
-        (a.epoch, a.round, a.stage, a.replica, a.step) for a in passed if {v.auditor for v in a.verdicts} <= blind
-    }
-    seen = {
-        (a.epoch, a.round, a.stage, a.replica, a.step) for a in passed if not {v.auditor for v in a.verdicts} & blind
-    }
-    assert approved
-    assert approved <= seen, "an honest auditor has looked at all of them"
+    for seed in range(1, 9):
+        world = World(seed, nodes=6, faults=0.0, settings=settings, special={1: {"blind": True}, 2: {"blind": True}})
+        job, stored = await run_world(world, 2, 2)
+        await check(world, job, stored)
+        blind = {node.address for node in await everybody(world) if node.banned}
+        assert blind <= {world.nodes[0].key.address, world.nodes[1].key.address}
+        passed = [a for a in await read(world, Audit, job) if a.state == "passed" and not a.canary]
+        places = {a.id: (a.epoch, a.round, a.stage, a.replica, a.step) for a in passed}
+        approved = {places[a.id] for a in passed if {v.auditor for v in a.verdicts} <= blind}
+        assert approved <= {places[a.id] for a in passed if not {v.auditor for v in a.verdicts} & blind}
+        if approved:
+            return  # An honest auditor has looked at all of them.
+    raise AssertionError("in no world did a blind auditor approve anything before it was found out")
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])

@@ -11,7 +11,7 @@ from tests.sim.test_faults import read
 from tests.sim.world import SimNode, World
 from transport.wire.codec import decode
 from transport.wire.node import Heartbeat, NodeMessage, Report
-from transport.wire.task import AuditReport, BisectAnswer, StepOpened
+from transport.wire.task import AuditReport, BisectAnswer, LeafShown, StepOpened
 
 
 class BusyWorld(World):
@@ -39,7 +39,7 @@ class BusyWorld(World):
 
 def _answers(encoded: bytes) -> bool:
     message: NodeMessage = decode(encoded, NodeMessage)
-    return isinstance(message, Report) and isinstance(message.body, StepOpened | AuditReport | BisectAnswer)
+    return isinstance(message, Report) and isinstance(message.body, StepOpened | LeafShown | AuditReport | BisectAnswer)
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,8 @@ from trainer.model import Cut
 from trainer.outer import Local, OuterState, outer_method, step_method
 from trainer.outer.every_step import Moment
 from trainer.stage import Stage
-from trainer.steps import Position, Recorded, accumulate, heldout_loss
+from trainer.steps import Recorded, accumulate, heldout_loss
+from transport.wire.boundary import Position
 from transport.wire.job import TrainingSpec
 from transport.wire.rates import learning_rate
 

@@ -20,10 +20,11 @@ from trainer.model import Cut
 from trainer.opening import write_opening
 from trainer.outer import Local, OuterState, local_digest, outer_method
 from trainer.stage import Stage, vector_digest
-from trainer.steps import Kind, Position, Recorder, accumulate, digests
+from trainer.steps import Recorder, accumulate, digests
 from trainer.trace import RoundTrace, job_digest, made_after
-from trainer.update import crossings, update
+from trainer.update import update
 from transport.wire.audit import StepLeaf, segment
+from transport.wire.boundary import Kind, Position, crossings
 from transport.wire.job import DatasetSpec, JobSpec, ModelSpec, TrainingSpec
 from transport.wire.model import resolve
 

@@ -14,7 +14,8 @@ from trainer.balance import ROUTER, layer_loss
 from trainer.data import TokenFile
 from trainer.model import Cut
 from trainer.stage import Stage
-from trainer.steps import Position, Recorded, accumulate
+from trainer.steps import Recorded, accumulate
+from transport.wire.boundary import Position
 
 FAMILIES = ("mixtral", "qwen3_moe")
 

@@ -21,7 +21,8 @@ from trainer.model import Cut
 from trainer.outer import OuterState
 from trainer.prepare import prepare
 from trainer.stage import Stage
-from trainer.steps import Position, Recorded, heldout_loss
+from trainer.steps import Recorded, heldout_loss
+from transport.wire.boundary import Position
 from transport.wire.job import ModelSpec, TokenizerSpec
 from transport.wire.model import resolve
 

@@ -14,7 +14,8 @@ from trainer.data import TokenFile
 from trainer.errors import CodecError, RoundError
 from trainer.outer import OuterState, outer_method
 from trainer.outer.checks import Aggregation, Combining, clipped_mean, dot, mean_update, odd_ones, trimmed_mean
-from trainer.steps import Position, Recorded, accumulate
+from trainer.steps import Recorded, accumulate
+from transport.wire.boundary import Position
 from transport.wire.job import TrainingSpec
 from transport.wire.rates import learning_rate
 

@@ -13,7 +13,8 @@ from trainer.environment import bench, env_class
 from trainer.folder import load_config
 from trainer.model import Cut
 from trainer.stage import Stage
-from trainer.steps import Position, Recorded, accumulate, heldout_loss
+from trainer.steps import Recorded, accumulate, heldout_loss
+from transport.wire.boundary import Position
 from transport.wire.codec import encode_json
 from transport.wire.job import ModelSpec, total_steps
 from transport.wire.rates import learning_rate

@@ -14,7 +14,8 @@ from trainer.crossing import wrapped_kinds
 from trainer.data import TokenFile
 from trainer.model import Cut, initial_embedding
 from trainer.stage import Stage
-from trainer.steps import Position, Recorded, accumulate
+from trainer.steps import Recorded, accumulate
+from transport.wire.boundary import Position
 from transport.wire.crossing import boundary_bytes, longest_payload
 from transport.wire.families import ModelConfigError
 

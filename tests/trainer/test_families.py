@@ -17,7 +17,8 @@ from trainer.errors import WeightsError
 from trainer.model import Cut
 from trainer.prepare import prepare
 from trainer.stage import Stage
-from trainer.steps import Position, Recorded, accumulate
+from trainer.steps import Recorded, accumulate
+from transport.wire.boundary import Position
 from transport.wire.crossing import SUBSPACE_FAMILIES
 from transport.wire.families import FAMILY
 from transport.wire.job import ModelSpec, TokenizerSpec

@@ -18,8 +18,9 @@ from trainer.data import TokenFile
 from trainer.errors import WeightsError
 from trainer.prepare import prepare
 from trainer.stage import Stage
-from trainer.steps import Position, Recorded, Recorder, accumulate
+from trainer.steps import Recorded, Recorder, accumulate
 from trainer.update import update
+from transport.wire.boundary import Position
 from transport.wire.codec import MessageError, convert
 from transport.wire.families import ModelConfigError
 from transport.wire.job import JobSpec, LoraSpec, TokenizerSpec

@@ -10,7 +10,8 @@ from trainer.data import TokenFile
 from trainer.model import Cut
 from trainer.pacing import slow_down
 from trainer.stage import Stage
-from trainer.steps import Position, Recorded, accumulate
+from trainer.steps import Recorded, accumulate
+from transport.wire.boundary import Position
 
 PACE = 0.02
 

@@ -13,7 +13,8 @@ from trainer.data import TokenFile
 from trainer.errors import CodecError, NonFiniteError, WeightsError
 from trainer.model import Cut
 from trainer.stage import ALIGNMENT, Stage
-from trainer.steps import Position, Recorded, accumulate
+from trainer.steps import Recorded, accumulate
+from transport.wire.boundary import Position
 from transport.wire.model import inspect_config
 from transport.wire.rates import learning_rate
 

@@ -13,8 +13,9 @@ from trainer.errors import CodecError, NonFiniteError
 from trainer.model import Cut
 from trainer.muon import direction, orthogonal
 from trainer.stage import Stage, is_hidden_matrix
-from trainer.steps import Position, Recorded, Recorder, accumulate
-from trainer.update import crossings, update
+from trainer.steps import Recorded, Recorder, accumulate
+from trainer.update import update
+from transport.wire.boundary import Position, crossings
 from transport.wire.job import TrainingSpec
 from transport.wire.rates import learning_rate
 

@@ -20,6 +20,10 @@ from trainer.model import Cut
 from trainer.outer import OuterState, outer_method
 from trainer.stage import Stage, vector_digest
 from trainer.steps import Recorded, heldout_loss
+from transport.merkle import MerkleProof, verify_proof
+from transport.wire.audit import StepLeaf
+from transport.wire.boundary import crossings, differences, position_of
+from transport.wire.codec import decode
 from transport.wire.job import JobSpec, LoraSpec, ModelSpec
 from transport.wire.task import (
     AbandonRound,
@@ -27,12 +31,14 @@ from transport.wire.task import (
     AuditReport,
     BeginRound,
     Layers,
+    LeafShown,
     OpenStep,
     Progress,
     ReplayStep,
     RoundApplied,
     RoundCommit,
     RoundHolding,
+    ShowLeaf,
     StepOpened,
     TaskFailed,
     TaskReady,
@@ -226,6 +232,35 @@ async def test_every_step_of_the_last_two_rounds_can_be_opened_and_matches(route
         reasons = {report.audit[0]: report.reason for report in router.of((0, 0), StepOpened, opening=None)}
         assert "only the last 2" in reasons["c"]
         assert "there is no step 4" in reasons["d"]
+
+
+async def test_neighbours_show_leaves_that_say_the_same_of_what_crossed_between_them(routed: MakeRouter) -> None:
+    spec = job(outer="gradients", clip_norm=1.0, inner_steps=1)
+    async with routed(spec) as router:
+        await router.start(TWO_BY_TWO, [*PLACES, "spare"])
+        await router.round(TWO_BY_TWO, 0, 2, TOTAL)
+        leaves = {}
+        for place in [*PLACES, "spare"]:
+            await router.command(place, ShowLeaf(AUDIT, 0, 0, 1))
+            await router.until(lambda place=place: router.of(place, LeafShown))  # type: ignore[misc]
+            answer = router.of(place, LeafShown)[0]
+            if place == "spare":
+                assert answer.leaf is None
+                continue
+            root = bytes.fromhex(router.of(place, RoundCommit, round=0)[0].root)
+            assert verify_proof(root, answer.leaf, MerkleProof(1, 2, answer.path))
+            position = position_of(TWO_BY_TWO, *place, spec.training)
+            leaves[place] = position, decode(answer.leaf, StepLeaf)
+        micros = crossings(spec.training)
+        pairs = [(a, b) for a in PLACES for b in PLACES if leaves[a][0].hands(leaves[b][0], micros)]
+        assert len(pairs) == 8, "each has a pipeline neighbour and another replica"
+        for one, other in pairs:
+            assert differences(leaves[one], leaves[other], micros) == ()
+        position, leaf = leaves[0, 0]
+        lied = position, msgspec.structs.replace(leaf, sent=leaf.sent[::-1])
+        assert differences(lied, leaves[1, 0], micros)
+        await router.command((0, 0), ShowLeaf("e" * 32, 0, 0, 2))
+        await router.until(lambda: router.of((0, 0), LeafShown, audit="e" * 32, leaf=None))
 
 
 async def test_coarse_updates_replay_with_what_was_carried_over(routed: MakeRouter) -> None:

@@ -19,7 +19,8 @@ from typing import Protocol
 from trainer.codecs import CodecName, decode, encode, encoded_size
 from trainer.outer.checks import mean_update
 from trainer.stage import Stage
-from trainer.steps import Boundary, Position
+from trainer.steps import Boundary
+from transport.wire.boundary import Position
 
 GRADIENT_CODEC: CodecName = "int4-squares"
 

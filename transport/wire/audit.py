@@ -97,6 +97,23 @@ class ReplayStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="r
         return (self.first_step if self.rate_step is None else self.rate_step) + step
 
 
+class ShowLeaf(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="show_leaf"):
+    """Show the leaf of a committed step, for an audit of it or of one that a neighbour did; the answer is a ``LeafShown``."""
+
+    audit: AuditId
+    epoch: Count
+    round: RoundIndex
+    step: StepIndex
+
+
+class LeafShown(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="leaf_shown"):
+    """``leaf``: an encoded ``StepLeaf``, with its path to the committed root; ``None``: it is not kept."""
+
+    audit: AuditId
+    leaf: Annotated[bytes, Meta(max_length=MAX_LEAF_BYTES)] | None
+    path: Proof = ()
+
+
 class StepOpened(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="opened"):
     audit: AuditId
     opening: Digest | None

@@ -12,6 +12,7 @@ coordinator pass them on. A round is named by ``(epoch, round)``: a round that i
                       <-   RoundApplied    digest of the parameters and of the state kept; the checkpoint where it was asked for
       AbandonRound    ->     the replica lost a member, or is late: stop stepping, keep receiving, wait for ApplyRound
       OpenStep        ->   StepOpened      everything needed to re-run one committed step
+      ShowLeaf        ->   LeafShown       the committed leaf of a step: what the neighbours say is held against each other
       ReplayStep      ->   AuditReport     the auditor's verdict
       OpenOuter, ReplayOuter               the same for the outer step
       BisectQuery     ->   BisectAnswer    a dispute: ``transport.wire.audit``
@@ -26,11 +27,13 @@ from transport.wire.audit import (
     AuditReport,
     BisectAnswer,
     BisectQuery,
+    LeafShown,
     OpenOuter,
     OpenStep,
     OuterRecord,
     ReplayOuter,
     ReplayStep,
+    ShowLeaf,
     StepOpened,
 )
 from transport.wire.ids import (
@@ -60,6 +63,7 @@ __all__ = [
     "Challenge",
     "KeptState",
     "Layers",
+    "LeafShown",
     "Member",
     "OpenOuter",
     "OpenStep",
@@ -71,6 +75,7 @@ __all__ = [
     "RoundApplied",
     "RoundCommit",
     "RoundHolding",
+    "ShowLeaf",
     "StepOpened",
     "StopTask",
     "TaskCommand",
@@ -144,7 +149,16 @@ class StopTask(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="sto
 
 
 TaskCommand = (
-    BeginRound | AbandonRound | ApplyRound | OpenStep | ReplayStep | OpenOuter | ReplayOuter | BisectQuery | StopTask
+    BeginRound
+    | AbandonRound
+    | ApplyRound
+    | OpenStep
+    | ShowLeaf
+    | ReplayStep
+    | OpenOuter
+    | ReplayOuter
+    | BisectQuery
+    | StopTask
 )
 
 
@@ -281,6 +295,7 @@ TaskReport = (
     | RoundApplied
     | Validation
     | StepOpened
+    | LeafShown
     | AuditReport
     | BisectAnswer
     | Challenge
