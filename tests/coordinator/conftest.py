@@ -250,7 +250,7 @@ async def nodes(house: House, count: int, first: int = 1, **options: Any) -> Asy
     made = [ScriptedNode(house, first + i, **options) for i in range(count)]
     tasks = [asyncio.create_task(node.run()) for node in made]
     try:
-        await until(lambda: all(house.parts.nodes.session(node.key.address) for node in made))
+        await until(lambda: all(house.parts.nodes.session(node.key.address) and node.welcomes for node in made))
         yield made
     finally:
         for task in tasks:

@@ -13,6 +13,7 @@ from transport.nettest.result import PeerTest
 
 PERFECT = Link()
 ANOTHER_PORT = 3500
+TRIES = 4  # A machine with other work is late by itself at times.
 
 
 @pytest.mark.parametrize(
@@ -72,10 +73,13 @@ async def test_a_relay_without_a_second_port_cannot_tell_and_says_so(network: Ho
 async def test_the_round_trip_is_that_of_the_line(bed: Bed, rtt_ms: float) -> None:
     bed.homes.set_nat(1, Nat.PORT_CONE)
     bed.homes.set_link(1, Link(rtt_ms=rtt_ms))
-    [relay] = (await bed.nettest("--no-speed"))["relays"]
     to_relay = rtt_ms / 2  # Between two homes the line is crossed twice as often.
-    assert to_relay <= relay["rtt_s"] * 1000 <= to_relay + 2
-    assert relay["loss"] == 0
+    measured: list[float] = []
+    while not measured or (min(measured) > to_relay + 2 and len(measured) < TRIES):
+        [relay] = (await bed.nettest("--no-speed"))["relays"]
+        assert relay["loss"] == 0
+        measured.append(relay["rtt_s"] * 1000)
+    assert to_relay <= min(measured) <= to_relay + 2
 
 
 async def test_losses_are_counted(bed: Bed) -> None:
