@@ -633,7 +633,7 @@
     </message>
     <message>
         <source>Passphrase of the backup</source>
-        <translation>Passphrase der Sicherung</translation>
+        <translation>Kennwort der Sicherung</translation>
     </message>
     <message>
         <source>Or the 24 words that Cottage has shown</source>

@@ -10,7 +10,7 @@ which comes to rest where the average is the cap: a GPU draws what it draws at r
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
 import pynvml
@@ -19,13 +19,11 @@ from desktop.agent.errors import SandboxError
 from desktop.agent.gpu import driver, handle_of
 from transport.clock import Clock
 
-PERIOD_S = (
-    2.0  # Long beside the tenth of a second that an engine takes to hold a container, short beside what warms a card.
-)
+# Long beside the tenth of a second that an engine takes to hold a container, short beside what warms a card.
+PERIOD_S = 2.0
 SAMPLE_S = 0.2  # The driver's figure is an average of about that.
-LEAST_SHARE = (
-    0.1  # A job that is held for longer is late for its peers; a cap that asks for it cannot be kept by pauses.
-)
+# A job that is held for longer is late for its peers; a cap that asks for it cannot be kept by pauses.
+LEAST_SHARE = 0.1
 GROWTH = 1.25  # Of the share in a period, so that one idle moment of a job does not end the cap.
 
 Held = Literal["", "driver", "pauses", "not"]
@@ -42,7 +40,7 @@ class Job(Protocol):
 class PowerCap:
     """The cap of one GPU; ``run`` it beside the jobs."""
 
-    def __init__(self, gpu: str, jobs: Callable[[], Iterable[Job]], clock: Clock) -> None:
+    def __init__(self, gpu: str, jobs: Callable[[], Sequence[Job]], clock: Clock) -> None:
         """``jobs``: those of now."""
         self._gpu, self._jobs, self._clock = gpu, jobs, clock
         self._watts, self._share, self._before = 0, 1.0, 0
@@ -69,14 +67,20 @@ class PowerCap:
         """Pause where pauses hold the cap; until it is cancelled."""
         while True:
             await self._pausing.wait()
+            if not self._jobs():
+                await self._clock.sleep(PERIOD_S)
+                continue
             watts, share = self._watts, self._share
             try:
-                drawn = await self._held_for(PERIOD_S * (1 - share)) + await self._drawn(PERIOD_S * share)
+                with driver():  # Held for the period: to load it for each sample would cost more than the sample.
+                    drawn = await self._held_for(PERIOD_S * (1 - share)) + await self._drawn(PERIOD_S * share)
             except pynvml.NVMLError as error:
-                self.held, self.why = "not", f"the driver does not tell what the GPU draws ({error})"
-                self._pausing.clear()
+                if watts == self._watts:
+                    self.held, self.why = "not", f"the driver does not tell what the GPU draws ({error})"
+                    self._pausing.clear()
                 continue
-            self._share = next_share(share, drawn / PERIOD_S, watts)
+            if watts == self._watts:  # Else another cap has begun meanwhile, with a share of its own.
+                self._share = next_share(share, drawn / PERIOD_S, watts)
 
     async def _held_for(self, seconds: float) -> float:
         if seconds <= 0:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from PySide6.QtCore import QSettings
+from PySide6.QtCore import QCoreApplication, QSettings
 from PySide6.QtWidgets import QDialog, QFileDialog, QHBoxLayout, QLineEdit, QPlainTextEdit, QVBoxLayout, QWidget
 
 from desktop.gui.client import Calls
@@ -29,30 +29,46 @@ class IdentityCard(Card):
                 "The key is the wallet on this computer and its good name. Without a backup, a broken disk loses both."
             )
         )
-        row = QHBoxLayout()
         ways = (
             button(self.tr("Save a &backup…"), lambda: BackupSheet(calls, self).open()),
             button(self.tr("Show the 24 &words…"), lambda: WordsSheet(calls, self).open()),
             button(self.tr("Br&ing one back…"), lambda: RestoreSheet(calls, self).open()),
         )
-        row.addWidget(Flow(ways, 8))
         self.body.addWidget(text)
-        self.body.addLayout(row)
+        self.body.addWidget(Flow(ways, 8))
 
 
-class BackupSheet(QDialog):
+class _Sheet(QDialog):
+    """Explanations and fields in a column, closed by a row of buttons."""
+
+    def __init__(self, calls: Calls, parent: QWidget | None, title: str, width: int = 420) -> None:
+        super().__init__(parent)
+        self._calls = calls
+        self.setWindowTitle(title)
+        self.setMinimumWidth(width)
+        self._column = QVBoxLayout(self)
+
+    def _explain(self, text: str) -> None:
+        label = Text(dim=True)
+        label.say(text)
+        self._column.addWidget(label)
+
+    def _end(self, *buttons: QWidget) -> None:
+        row = QHBoxLayout()
+        row.addStretch()
+        for part in buttons:
+            row.addWidget(part)
+        self._column.addLayout(row)
+
+
+class BackupSheet(_Sheet):
     """A passphrase, twice, and a file."""
 
     def __init__(self, calls: Calls, parent: QWidget | None = None, settings: QSettings | None = None) -> None:
-        super().__init__(parent)
-        self._calls, self._settings = calls, settings
-        self.setWindowTitle(self.tr("Save a backup"))
-        self.setMinimumWidth(420)
-        column, row = QVBoxLayout(self), QHBoxLayout()
-        column.addWidget(
-            _said(
-                self.tr("One encrypted file with key, settings and rules. Without the passphrase nobody can open it.")
-            )
+        super().__init__(calls, parent, QCoreApplication.translate("BackupSheet", "Save a backup"))
+        self._settings = settings
+        self._explain(
+            self.tr("One encrypted file with key, settings and rules. Without the passphrase nobody can open it.")
         )
         self.first, self.second = QLineEdit(), QLineEdit()
         for line, name in ((self.first, self.tr("Passphrase")), (self.second, self.tr("Once more"))):
@@ -60,14 +76,11 @@ class BackupSheet(QDialog):
             line.setPlaceholderText(name)
             line.setAccessibleName(name)
             line.textEdited.connect(lambda _: self._judge())
-            column.addWidget(line)
+            self._column.addWidget(line)
         self.said = Text(dim=True)
         self.save = button(self.tr("&Save as…"), self._choose, "main")
-        row.addStretch()
-        row.addWidget(button(self.tr("&Close"), self.reject))
-        row.addWidget(self.save)
-        column.addWidget(self.said)
-        column.addLayout(row)
+        self._column.addWidget(self.said)
+        self._end(button(self.tr("&Close"), self.reject), self.save)
         self._judge()
 
     def _judge(self) -> None:
@@ -106,21 +119,13 @@ class BackupSheet(QDialog):
         self.said.say(self.tr("Saved in {0}. Keep it on another disk.").format(done.file))
 
 
-class RestoreSheet(QDialog):
+class RestoreSheet(_Sheet):
     """A backup with its passphrase, or the 24 words, whose node this computer becomes."""
 
     def __init__(self, calls: Calls, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
-        self._calls = calls
-        self.setWindowTitle(self.tr("Bring a key back"))
-        self.setMinimumWidth(420)
-        column, row = QVBoxLayout(self), QHBoxLayout()
-        column.addWidget(
-            _said(
-                self.tr(
-                    "This computer becomes the one of the backup: its wallet and its good name. Lending must be off."
-                )
-            )
+        super().__init__(calls, parent, QCoreApplication.translate("RestoreSheet", "Bring a key back"))
+        self._explain(
+            self.tr("This computer becomes the one of the backup: its wallet and its good name. Lending must be off.")
         )
         self.passphrase = QLineEdit()
         self.passphrase.setEchoMode(QLineEdit.EchoMode.Password)
@@ -135,21 +140,13 @@ class RestoreSheet(QDialog):
         ):
             line.setPlaceholderText(name)
             line.setAccessibleName(name)
-        self.said = Text(dim=True)
-        row.addStretch()
-        for part in (button(self.tr("&Close"), self.reject), self.by_words, self.file):
-            row.addWidget(part)
-        column.addWidget(self.passphrase)
-        column.addWidget(self.words)
-        column.addWidget(
-            _said(
-                self.tr(
-                    "Never the words of another wallet: Cottage has no use for them, whoever asks wants to rob you."
-                )
-            )
+            self._column.addWidget(line)
+        self._explain(
+            self.tr("Never the words of another wallet: Cottage has no use for them, whoever asks wants to rob you.")
         )
-        column.addWidget(self.said)
-        column.addLayout(row)
+        self.said = Text(dim=True)
+        self._column.addWidget(self.said)
+        self._end(button(self.tr("&Close"), self.reject), self.by_words, self.file)
         self.passphrase.textChanged.connect(self._judge)
         self.words.textChanged.connect(self._judge)
         self._judge()
@@ -169,41 +166,38 @@ class RestoreSheet(QDialog):
         self._ask({"file": name, "passphrase": self.passphrase.text()})
 
     def _ask(self, order: dict[str, str]) -> None:
-        self._calls.post("restore", order, self._done, self.said.say, PATIENCE_MS)
+        for asking in (self.file, self.by_words):
+            asking.setEnabled(False)  # Once is enough: the agent takes its time, and begins anew.
+        self._calls.post("restore", order, self._done, self._refused, PATIENCE_MS)
+
+    def _refused(self, why: str) -> None:
+        self.said.say(why)
+        self._judge()
 
     def _done(self, body: bytes) -> None:
         try:
             done = read(body, BackupDone)
         except AnswerError as error:
-            self.said.say(str(error))
+            self._refused(str(error))
             return
         self.passphrase.clear()
         self.words.clear()
         self.said.say(self.tr("This computer is {0} now.").format(done.address))
 
 
-class WordsSheet(QDialog):
+class WordsSheet(_Sheet):
     """The key as words, once somebody has said that nobody looks over their shoulder."""
 
     def __init__(self, calls: Calls, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
-        self._calls = calls
-        self.setWindowTitle(self.tr("The 24 words"))
-        self.setMinimumWidth(460)
-        column, row = QVBoxLayout(self), QHBoxLayout()
-        column.addWidget(
-            _said(
-                self.tr("Whoever has these words has this computer's wallet. Write them on paper, and on nothing else.")
-            )
+        super().__init__(calls, parent, QCoreApplication.translate("WordsSheet", "The 24 words"), 460)
+        self._explain(
+            self.tr("Whoever has these words has this computer's wallet. Write them on paper, and on nothing else.")
         )
-        column.addWidget(_said(self.tr("Nobody of Cottage will ever ask for them, nor for those of another wallet.")))
+        self._explain(self.tr("Nobody of Cottage will ever ask for them, nor for those of another wallet."))
         self.words = Text(bold=True)
         self.look = button(self.tr("&Show them"), self._ask)
-        row.addStretch()
-        row.addWidget(button(self.tr("&Close"), self.reject))
-        row.addWidget(self.look)
-        column.addWidget(self.words)
-        column.addLayout(row)
+        self._column.addWidget(self.words)
+        self._end(button(self.tr("&Close"), self.reject), self.look)
 
     def _ask(self) -> None:
         self.look.setEnabled(False)
@@ -216,9 +210,3 @@ class WordsSheet(QDialog):
             self.words.say(str(error))
             return
         self.words.say("   ".join(f"{number} {word}" for number, word in enumerate(words, 1)))
-
-
-def _said(text: str) -> Text:
-    label = Text(dim=True)
-    label.say(text)
-    return label

@@ -18,18 +18,14 @@ from desktop.agent.lending.rules import Rules
 from desktop.agent.status import BackupDone, RestoreOrder
 from tests.desktop.coordinator_double import Double
 from tests.desktop.test_agent_as_a_process import PROGRAM, ROOT
+from tests.desktop.test_backup_of_a_node import cheap
 from tests.desktop.test_owner_of_an_agent import home, serving
 from transport.identity import NodeKey
 from transport.wire.node import Earned
 
-__all__ = ["home"]
+__all__ = ["cheap", "home"]
 
 PASSPHRASE = "correct horse"
-
-
-@pytest.fixture(autouse=True)
-def cheap(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backup, "COST", 2**14)
 
 
 @pytest.fixture

@@ -87,23 +87,13 @@ class WireStorm:
     def _message(self) -> bool:
         kind = self._chance.choice(_MSGPACK)
         data = self._spoilt(self._drawn(kind, msgspec.msgpack.encode), b"\x81\xa1a", b"\x91")
-        with contextlib.suppress(codec.MessageError):
-            message = codec.decode(data, kind)
-            again = codec.encode(message)
-            assert codec.encode(codec.decode(again, kind)) == again
-            return True
-        return False
+        return _comes_back(data, lambda part: codec.decode(part, kind), codec.encode)
 
     def _document(self) -> bool:
         kind = self._chance.choice(_JSON)
         encode = msgspec.json.encode if self._chance.random() < 0.5 else lambda plain: json.dumps(plain).encode()
         data = self._spoilt(self._drawn(kind, encode), b'{"a":', b"[")
-        with contextlib.suppress(codec.MessageError):
-            message = codec.decode_json(data, kind)
-            again = codec.encode_json(message)
-            assert codec.encode_json(codec.decode_json(again, kind)) == again
-            return True
-        return False
+        return _comes_back(data, lambda part: codec.decode_json(part, kind), codec.encode_json)
 
     def _frame(self) -> bool:
         chance = self._chance
@@ -234,6 +224,15 @@ class WireStorm:
                 case _:
                     bent[at:at] = bent[at : at + chance.randint(1, 30)]
         return bytes(bent)
+
+
+def _comes_back(data: bytes, decode: Callable[[bytes], Any], encode: Callable[[Any], bytes]) -> bool:
+    """Whether ``data`` is a message, which its own encoding gives back then."""
+    with contextlib.suppress(codec.MessageError):
+        again = encode(decode(data))
+        assert encode(decode(again)) == again
+        return True
+    return False
 
 
 def peak_mb() -> float:

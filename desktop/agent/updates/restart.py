@@ -48,9 +48,8 @@ def replace_self(folder: Folder, version: str, home: Home, arguments: Sequence[s
 
 def begin_anew(arguments: Sequence[str]) -> NoReturn:
     """Become what lies in this program's place now; never returns. The home must not be locked."""
-    words = (
-        arguments if getattr(sys, "frozen", False) else sys.orig_argv[1:]
-    )  # A Python has to be told again what it runs.
+    # A Python has to be told again what it runs.
+    words = arguments if getattr(sys, "frozen", False) else sys.orig_argv[1:]
     os.execv(sys.executable, [sys.executable, *words])  # noqa: S606 - a program of ours, without a shell
 
 
