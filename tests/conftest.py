@@ -2,10 +2,25 @@
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.support import docker as docker_support
+
+TESTS = Path(__file__).parent
+WALL_CLOCK = {"testbed", "transport", "relay", "nettest", "chaos", "e2e", "installer"}
+"""Folders in which lines are emulated in real time, or whole programs meet deadlines of a few seconds."""
+FURTHER_TRIES = 2
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """A machine that does something else for a moment must not decide; what is broken fails each time. See docs/TESTING.md."""
+    for item in items:
+        if item.path.relative_to(TESTS).parts[0] in WALL_CLOCK:
+            item.add_marker(pytest.mark.wall_clock)
+        if item.get_closest_marker("wall_clock") and config.pluginmanager.hasplugin("rerunfailures"):
+            item.add_marker(pytest.mark.flaky(reruns=FURTHER_TRIES))
 
 
 @pytest.fixture(scope="session")

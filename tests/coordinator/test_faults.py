@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import replace
 
 import msgspec
+import pytest
 
 from coordinator.config import Config
 from coordinator.domain.lease import Lease
@@ -12,6 +13,8 @@ from tests.coordinator.conftest import House, ScriptedNode, nodes, opened, until
 from tests.coordinator.fakes import BUDGET, FakeChain, spec
 from transport.wire.api import JobView, NewJob
 from transport.wire.task import BeginRound
+
+pytestmark = pytest.mark.wall_clock
 
 
 async def start(house: House, stages: int = 2, replicas: int = 2, rounds: int = 8) -> str:

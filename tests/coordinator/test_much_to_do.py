@@ -17,6 +17,8 @@ from transport.wire.codec import MessageError
 from transport.wire.node import NodeMessage, Report
 from transport.wire.task import AuditReport, TaskFailed
 
+pytestmark = pytest.mark.wall_clock
+
 
 async def begun(house: House) -> str:
     job = (await house.parts.jobs.create(NewJob(spec(tokens=40_960)))).id
