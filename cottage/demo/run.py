@@ -232,10 +232,11 @@ class Run:
             await output_of(words)
             single = float(json.loads(result.read_text())["loss_after"])
         self.screen.say("opening the model folder with transformers")
-        words = ["-m", "trainer", "evaluate", "--model", str(model), "--heldout", str(folder / "heldout.bin")]
-        loss = json.loads(await output_of([*words, "--sequence", str(spec.training.sequence)]))["loss"]
-        words = ["-m", "trainer", "sample", "--model", str(model), "--prompt", PROMPT, "--tokens", "80", "--seed", "1"]
-        return single, float(loss), (await output_of(words)).strip()
+        evaluate = ["-m", "trainer", "evaluate", "--model", str(model), "--heldout", str(folder / "heldout.bin")]
+        evaluate += ["--sequence", str(spec.training.sequence)]
+        sample = ["-m", "trainer", "sample", "--model", str(model), "--prompt", PROMPT, "--tokens", "80", "--seed", "1"]
+        loss, text = await asyncio.gather(output_of(evaluate), output_of(sample))
+        return single, float(json.loads(loss)["loss"]), text.strip()
 
 
 def _curve(points: Sequence[api.Metric]) -> list[float]:
