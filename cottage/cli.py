@@ -24,6 +24,7 @@ _ROLES: dict[str, tuple[str, str, bool]] = {
     "cancel": ("coordinator.client.cli", "end a job now", True),
     "budget": ("coordinator.client.cli", "raise a job's cap", True),
     "checkpoints": ("coordinator.client.cli", "a job's stored states", True),
+    "compare": ("coordinator.client.cli", "jobs side by side", True),
     "show": ("coordinator.client.cli", "one job as it is now", True),
     "job": ("coordinator.client.cli", "the same as show", True),
     "upload": ("coordinator.client.cli", "upload a dataset, weights or a tokenizer", True),

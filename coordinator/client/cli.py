@@ -18,6 +18,7 @@ from rich.live import Live
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from coordinator.client.client import Client, JobUpdate
+from coordinator.client.compare import compare_table, comparison
 from coordinator.client.errors import ClientError, ProblemError, UnreachableError
 from coordinator.client.login import LoginFileError, remember, token_for
 from coordinator.client.looks import (
@@ -120,6 +121,15 @@ async def _logs(client: Client, options: argparse.Namespace, out: Console) -> in
 async def _checkpoints(client: Client, options: argparse.Namespace, out: Console) -> int:
     points = await client.checkpoints(options.job)
     _print(out, options, points, checkpoints_table(points))
+    return 0
+
+
+async def _compare(client: Client, options: argparse.Namespace, out: Console) -> int:
+    jobs = list(dict.fromkeys(options.jobs))
+    if len(jobs) < 2:
+        raise UsageError(f"{jobs[0]} alone cannot be compared: name two jobs or more")
+    found = comparison(await client.compare(jobs))
+    _print(out, options, found, compare_table(found))
     return 0
 
 
@@ -415,6 +425,7 @@ _COMMANDS: dict[str, Callable[[Client, argparse.Namespace, Console], Awaitable[i
     "job": _show,
     "logs": _logs,
     "checkpoints": _checkpoints,
+    "compare": _compare,
     "try": _try,
     **dict.fromkeys(("pause", "resume", "stop", "cancel", "budget"), _change),
     "download": _download,

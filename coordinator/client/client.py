@@ -234,7 +234,7 @@ class Client(Account, Books):
 
     async def compare(self, jobs: Sequence[str]) -> Sequence[api.RunCurve]:
         """Several runs beside each other."""
-        return await self._line.get(f"compare?jobs={','.join(jobs)}", tuple[api.RunCurve, ...])
+        return await self._line.get(f"compare?{urlencode({'jobs': ','.join(jobs)})}", tuple[api.RunCurve, ...])
 
     async def generate(
         self, job: str, request: api.TrialRequest, round_: int | None = None

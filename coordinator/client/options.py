@@ -122,6 +122,8 @@ def _looking(commands: Any, common: argparse.ArgumentParser) -> None:
     logs.add_argument("--follow", action="store_true", help="then every line as it comes, until the job is over")
     points = _add(commands, "checkpoints", [common], "the newest stored states of a job's model")
     _job(points)
+    compare = _add(commands, "compare", [common], "jobs side by side: figures, loss by tokens, settings that differ")
+    compare.add_argument("jobs", nargs="+", metavar="JOB", help="their ids, two or more")
     trial = _add(commands, "try", [common], "continue a text with a job's newest checkpoint")
     _job(trial)
     trial.add_argument("prompt", metavar="TEXT", help="how the text begins")

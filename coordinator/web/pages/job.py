@@ -6,6 +6,7 @@ from typing import Any, TypeVar, cast, get_args
 import msgspec
 from aiohttp import hdrs, web
 
+from coordinator.client.compare import settings
 from coordinator.client.text import parse_amount
 from coordinator.domain.job import Action
 from coordinator.errors import CottageError, NotFoundError
@@ -242,19 +243,6 @@ async def points_of(jobs: ports.Jobs, job: str) -> list[api.Metric]:
     while len(points) < MAX_POINTS_READ and (part := await jobs.metrics(job, len(points))):
         points += part
     return points
-
-
-def settings(view: api.JobView) -> list[tuple[str, str]]:
-    """The job document as pairs, flat, in the words of the interface."""
-    flat: list[tuple[str, str]] = []
-    queue: list[tuple[str, Any]] = [("", msgspec.to_builtins(view.spec))]
-    while queue:
-        name, value = queue.pop(0)
-        if isinstance(value, dict) and value:
-            queue[0:0] = [(f"{name}.{key}" if name else str(key), part) for key, part in value.items()]
-        elif value not in (None, ""):
-            flat.append((name, str(value)))
-    return flat
 
 
 def _latest(rows: Sequence[T], limit: int) -> list[T]:

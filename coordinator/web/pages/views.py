@@ -1,16 +1,15 @@
 """Pages about jobs in the plural: home, the reader's jobs, public runs, comparing runs."""
 
 import re
-from collections.abc import Sequence
 
 from aiohttp import web
 
+from coordinator.client.compare import differences
 from coordinator.services import ports
 from coordinator.web.auth import principal, public, visitor
 from coordinator.web.pages import curves
-from coordinator.web.pages.job import points_of, settings
+from coordinator.web.pages.job import points_of
 from coordinator.web.pages.render import Renderer
-from transport.wire import api
 from transport.wire.ids import is_id
 
 JOBS_PER_PAGE = 30
@@ -73,14 +72,6 @@ class Views:
             left_out=max(0, len(wanted) - curves.MAX_COMPARED),
             most=curves.MAX_COMPARED,
         )
-
-
-def differences(views: Sequence[api.JobView]) -> list[tuple[str, list[str]]]:
-    """Settings in which the jobs differ: name, and each job's value."""
-    tables = [dict(settings(view)) for view in views]
-    names = list(dict.fromkeys(name for table in tables for name in table if name != "name"))
-    rows = [(name, [table.get(name, "") for table in tables]) for name in names]
-    return [(name, values) for name, values in rows if len(set(values)) > 1]
 
 
 def _moment(request: web.Request) -> float | None:
