@@ -1,10 +1,12 @@
-"""A submitter's whole way in a real browser, against a real network: from signing in to a model that ``transformers`` opens."""
+"""A submitter's whole way in a real browser, against a real network: from signing in to a model that ``transformers`` opens, and
+on from one of its checkpoints to an adapter that ``peft`` opens."""
 
 import asyncio
 import json
+import math
 import random
 import zipfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,10 @@ from ledger.money import parse as parse_amount
 from tests.coordinator.web.test_browser import CHROMIUM, PICTURES, chromium  # noqa: F401 - the browser is a fixture
 from tests.coordinator.web.test_signin_browser import Wallet
 
-ROWS = 30_000
+PAIRS = [("red", "rose"), ("blue", "sea"), ("green", "meadow"), ("grey", "stone"), ("black", "coal"), ("white", "snow")]
+OTHER_PAIRS = [(colour, PAIRS[place - 1][1]) for place, (colour, _) in enumerate(PAIRS)]
+TOKENS, TOKENS_ON = 120_000, 20_000  # Six rounds, and one.
+ROWS, ROWS_ON = 30_000, 1_000
 BAD_ROWS = {700: "", 1_400: "{", 2_100: '{"txt": "another name"}'}
 SECRET_ROW = 2_800
 BUDGET = "10"  # Tokens.
@@ -44,24 +49,21 @@ async def network(tmp_path: Path) -> AsyncIterator[Run]:
         yield run
 
 
-def dataset(path: Path) -> Path:
-    """Rows of words that are always followed by their like; three cannot be read, and one gives a key away."""
+def rows(pairs: Sequence[tuple[str, str]], number: int) -> list[str]:
+    """JSON lines of words that are always followed by their like."""
     chance = random.Random(1)
-    pairs = [
-        ("red", "rose"),
-        ("blue", "sea"),
-        ("green", "meadow"),
-        ("grey", "stone"),
-        ("black", "coal"),
-        ("white", "snow"),
+    return [
+        json.dumps({"text": " ".join(" ".join(chance.choice(pairs)) for _ in range(20)) + "."}) for _ in range(number)
     ]
-    rows = [
-        json.dumps({"text": " ".join(" ".join(chance.choice(pairs)) for _ in range(20)) + "."}) for _ in range(ROWS)
-    ]
+
+
+def dataset(path: Path) -> Path:
+    """Three rows cannot be read, and one gives a key away."""
+    lines = rows(PAIRS, ROWS)
     for row, text in BAD_ROWS.items():
-        rows[row] = text
-    rows[SECRET_ROW] = json.dumps({"text": "-----BEGIN PRIVATE KEY----- was in the file"})
-    path.write_text("\n".join(rows) + "\n")
+        lines[row] = text
+    lines[SECRET_ROW] = json.dumps({"text": "-----BEGIN PRIVATE KEY----- was in the file"})
+    path.write_text("\n".join(lines) + "\n")
     return path
 
 
@@ -96,8 +98,7 @@ async def upload(page: Any, network: Run, path: Path) -> None:
     await line.send("Network.enable")
     offline = {"offline": False, "latency": 5, "downloadThroughput": -1, "uploadThroughput": LINE}
     await line.send("Network.emulateNetworkConditions", offline)
-    await page.check("[name='dataset.format'][value=jsonl]")
-    await page.set_input_files("[data-upload=dataset] input[type=file]", path)
+    await chosen(page, path)
     middle = path.stat().st_size // 3
     await page.wait_for_function(
         "(middle) => document.querySelector('[data-upload=dataset] progress').value > middle", arg=middle
@@ -105,15 +106,25 @@ async def upload(page: Any, network: Run, path: Path) -> None:
     assert network.network.coordinator is not None
     await network.household.kill(network.network.coordinator)
     await network.network.start_coordinator()
-    await page.wait_for_function("() => document.querySelector('[name=\"dataset.artifact\"]').value.length === 64")
+    await uploaded(page)
     await line.detach()
     await network._until_online(2)  # The nodes find it again too.
 
 
-async def typed(page: Any, wallet: Wallet) -> None:
+async def chosen(page: Any, path: Path) -> None:
+    """The upload begins at once."""
+    await page.check("[name='dataset.format'][value=jsonl]")
+    await page.set_input_files("[data-upload=dataset] input[type=file]", path)
+
+
+async def uploaded(page: Any) -> None:
+    """The whole file is there, and was found to be what it should."""
+    await page.wait_for_function("() => document.querySelector('[name=\"dataset.artifact\"]').value.length === 64")
+
+
+async def typed(page: Any, wallet: Wallet, **values: str) -> None:
     """What the job is, and who pays."""
-    values = {"name": "colours", "training.tokens": "300000", "budget": BUDGET, "tokenizer.vocabulary": "512"}
-    for name, value in values.items():
+    for name, value in {"budget": BUDGET, **values}.items():
         await page.fill(f"[name='{name}']", value)
     await page.check("[name=payer][value=own]")
     await page.fill("[name=submitter]", wallet.key.address)
@@ -173,7 +184,7 @@ async def test_from_an_empty_browser_to_a_model(chromium: Any, network: Run, tmp
     ledger = network.network.ledger
     assert ledger is not None
     await ledger.faucet(wallet.key.address, Amount(2 * parse_amount(BUDGET)))
-    await typed(page, wallet)
+    await typed(page, wallet, **{"name": "colours", "training.tokens": str(TOKENS), "tokenizer.vocabulary": "512"})
     await corrected(page)
     job = await created(page)
     await escrow(page, ledger, wallet)
@@ -185,30 +196,81 @@ async def test_from_an_empty_browser_to_a_model(chromium: Any, network: Run, tmp
     await page.click("#resume")
     await page.wait_for_selector(".badge:has-text('settled')")
     await page.screenshot(path=PICTURES / "story-settled.png", full_page=True)
-    async with page.expect_download() as started:
-        await page.click("#download")
-    packed = tmp_path / "model.zip"
-    await (await started.value).save_as(packed)
-    await asyncio.to_thread(speaks, packed, tmp_path / "model")
+    model = await downloaded(page, "#download", tmp_path / "model")
+    await asyncio.to_thread(speaks, model)
     state = await ledger.escrow(wallet.key.address, job_bytes(job))
     assert state is not None
     assert state.paid > 0
     assert state.paid + state.refunded == state.deposited
+    base, adapter = await trained_on(page, ledger, wallet, tmp_path)
+    await asyncio.to_thread(adapts, model, base, adapter)
     assert failures == []
 
 
-def speaks(packed: Path, folder: Path) -> None:
-    """The folder is an ordinary one of Hugging Face, and has learned what the rows look like."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+async def trained_on(page: Any, ledger: Ledger, wallet: Wallet, folder: Path) -> tuple[Path, Path]:
+    """An adapter learns other pairs beside the oldest checkpoint of the job that the page shows; returns both folders."""
+    first = page.url
+    await page.locator("#checkpoint-table a:has-text('train on')").last.click()
+    await page.wait_for_url("**/submit?start=*&round=*")
+    after = page.url.rpartition("=")[2]
+    path = folder / "others.jsonl"
+    path.write_text("\n".join(rows(OTHER_PAIRS, ROWS_ON)) + "\n")
+    await chosen(page, path)
+    await uploaded(page)
+    await page.check("[name=learns][value=lora]")
+    values = {"name": "other colours", "training.tokens": str(TOKENS_ON), "training.lora.rank": "8"}
+    await typed(page, wallet, **values)
+    await page.screenshot(path=PICTURES / "story-on.png", full_page=True)
+    await created(page)
+    await escrow(page, ledger, wallet)
+    await page.wait_for_selector(".badge:has-text('settled')")
+    await page.screenshot(path=PICTURES / "story-adapter.png", full_page=True)
+    adapter = await downloaded(page, "#download", folder / "adapter")
+    await page.goto(first)
+    link = f"#checkpoint-table a[href$='/checkpoints/{after}/model.zip']"
+    return await downloaded(page, link, folder / "base"), adapter
 
+
+async def downloaded(page: Any, link: str, folder: Path) -> Path:
+    """The folder that has the model's config, out of what a click brings."""
+    async with page.expect_download() as started:
+        await page.click(link)
+    packed = folder.with_suffix(".zip")
+    await (await started.value).save_as(packed)
     with zipfile.ZipFile(packed) as archive:
         archive.extractall(folder)
-    inner = next(folder.rglob("config.json")).parent
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(inner), AutoTokenizer.from_pretrained(inner)
+    return next(folder.rglob("*config.json")).parent
+
+
+def speaks(folder: Path) -> None:
+    """It is an ordinary one of Hugging Face, and has learned what the rows look like."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder)
     likely, unlikely = (
-        model(**(batch := tokenizer(text, return_tensors="pt")), labels=batch["input_ids"]).loss
-        for text in ("red rose blue sea grey stone", "rose red sea blue stone grey")
+        loss(model, folder, text) for text in ("red rose blue sea grey stone", "rose red sea blue stone grey")
     )
-    assert torch.isfinite(likely)
+    assert math.isfinite(likely)
     assert likely < unlikely
+
+
+def adapts(model: Path, base: Path, adapter: Path) -> None:
+    """The checkpoint is an earlier state of the model; the adapter is peft's, small, and has learned the other pairs."""
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    first, others = (" ".join(" ".join(pair) for pair in pairs) for pairs in (PAIRS, OTHER_PAIRS))
+    finished, earlier = (AutoModelForCausalLM.from_pretrained(one) for one in (model, base))
+    assert loss(finished, model, first) < loss(earlier, base, first)
+    alone = loss(earlier, base, others)
+    weights = adapter / "adapter_model.safetensors"
+    assert weights.stat().st_size < (base / "model.safetensors").stat().st_size / 4
+    assert loss(PeftModel.from_pretrained(earlier, adapter), base, others) < alone
+
+
+def loss(model: Any, folder: Path, text: str) -> float:
+    """Of a text, by a model with the tokenizer in a folder."""
+    from transformers import AutoTokenizer
+
+    batch = AutoTokenizer.from_pretrained(folder)(text, return_tensors="pt")
+    return float(model(**batch, labels=batch["input_ids"]).loss)
