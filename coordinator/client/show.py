@@ -9,7 +9,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from coordinator.client.text import JOB_SENTENCES, SIGN, amount, count, duration, money, ratio, size, work
+from coordinator.client.text import JOB_SENTENCES, SIGN, amount, count, duration, money, ratio, shape, size, work
 from transport.wire import api
 from transport.wire.account import KeyView
 
@@ -61,7 +61,7 @@ def quote_table(quote: api.Quote) -> RenderableType:
         ("price", f"{money(quote.price)}{_range(quote)}"),
         ("takes about", duration(quote.hours * 3600)),
         ("work", f"{work(quote.operations)}, {count(quote.parameters)} parameters, {count(quote.tokens)} tokens"),
-        ("shape", f"{quote.stages} stages × {quote.replicas} replicas, {quote.rounds} rounds"),
+        ("shape", f"{shape(quote.stages, quote.replicas)}, {quote.rounds} rounds"),
         ("memory", " + ".join(f"{part:,} MB" for part in quote.memory_mb_per_stage) or "not planned"),
         ("limited by", quote.limit),
         *([("for 10^15 operations", money(quote.rate))] if quote.rate else []),

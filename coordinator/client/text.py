@@ -93,6 +93,11 @@ def duration(seconds: float | None) -> str:
     return f"{days} days {hours} h" if hours else f"{days} days"
 
 
+def shape(stages: int, replicas: int) -> str:
+    """How a job lies on its nodes: ``2 stages × 1 replica``."""
+    return f"{stages} {'stage' if stages == 1 else 'stages'} × {replicas} {'replica' if replicas == 1 else 'replicas'}"
+
+
 def ratio(sent: int, naive: int) -> str:
     """How much less was sent than the naive amount: ``23x less``."""
     if sent <= 0 or naive <= 0:

@@ -149,6 +149,7 @@ class Renderer:
             "entry_words": ENTRY_WORDS,
             "job_sentences": text.JOB_SENTENCES,
             "sign": text.SIGN,
+            "shape": text.shape,
             "asset_version": _asset_version(),
         }
         for name in ("amount", "count", "size", "speed", "work", "duration", "ratio", "short"):

@@ -21,6 +21,7 @@ function swap(page) {
     localise(fresh);
     for (const token of fresh.querySelectorAll("input[name=csrf]")) token.value = document.body.dataset.csrf;
     if (!old || old.innerHTML === fresh.innerHTML) continue;
+    if (old.dataset.until && old.querySelector(old.dataset.until)) continue; // From then on it is the reader's.
     const focused = old.contains(document.activeElement) ? document.activeElement.id : "";
     const open = new Set([...old.querySelectorAll("details[open]")].map((one) => one.dataset.name));
     const typed = [...old.querySelectorAll("input[id], textarea[id], select[id]")].map((one) => [one.id, one.value, one.checked]);

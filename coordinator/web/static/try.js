@@ -44,9 +44,9 @@ async function go(form, said) {
   button.disabled = false;
 }
 
-for (const form of document.querySelectorAll("[data-try]")) {
-  form.addEventListener("submit", (event) => {
-    event.preventDefault();
-    go(form, document.getElementById("said"));
-  });
-}
+document.addEventListener("submit", (event) => {
+  const form = event.target.closest("[data-try]"); // It may have come with a later part of the page.
+  if (!form) return;
+  event.preventDefault();
+  go(form, document.getElementById("said"));
+});

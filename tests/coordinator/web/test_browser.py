@@ -263,6 +263,36 @@ async def test_the_chart_and_the_figures_follow_a_running_job(chromium: Any, hou
     assert seen.complaints == []
 
 
+async def test_a_model_is_tried_on_a_page_that_was_open_before_there_was_one(chromium: Any, house: House) -> None:
+    async with Client(house.url) as client:
+        data = {"artifact": await house.dataset()}
+        job = (
+            await client.create_job(
+                {"name": "a", "model": {"preset": "tiny-llama"}, "dataset": data, "budget": 9_000_000}
+            )
+        ).id
+        await client.fund(job)
+    seen = await visit(chromium, house, f"/jobs/{job}")
+    page = seen.page
+    assert "once the first checkpoint is there" in await page.inner_text("[data-live=try]")
+    for _ in range(3):
+        house.cluster.step(job)
+    await page.fill("#prompt", "my own words")
+    house.cluster.step(job)
+    await page.wait_for_function(
+        "() => document.querySelector('[data-live=spoken]').textContent.includes('round 2 of')"
+    )
+    assert await page.input_value("#prompt") == "my own words", "news take nothing away that was typed"
+    await page.click("#try-button")
+    await page.wait_for_function("() => document.querySelector('#said').textContent === 'my own words my own words'")
+    house.cluster.step(job)
+    await page.wait_for_function(
+        "() => document.querySelector('[data-live=spoken]').textContent.includes('round 3 of')"
+    )
+    assert await page.inner_text("#said") == "my own words my own words"
+    assert seen.complaints == []
+
+
 async def test_errors_stand_beside_their_fields_and_what_was_typed_stays(chromium: Any, house: House) -> None:
     seen = await visit(chromium, house, "/submit")
     page = seen.page
