@@ -191,6 +191,16 @@ class Home:
         return self.path / "updates.json"
 
     @property
+    def image_statement(self) -> Path:
+        """What the release key says of the sandbox image."""
+        return self.path / "image.json"
+
+    @property
+    def seen_image(self) -> Path:
+        """Which statement about it is the newest that was seen."""
+        return self.path / "image-seen.json"
+
+    @property
     def activity(self) -> Path:
         """What has happened here."""
         return self.path / "activity.db"

@@ -6,7 +6,8 @@
     ├── SettingsError               2   a setting, a file of the home folder or the key is unusable
     ├── SandboxError                3   a restriction is not in force, or jobs cannot run here for another reason
     │   ├── NoEngineError               no Docker engine answers
-    │   └── NoImageError                the engine lacks the image that jobs run in
+    │   ├── NoImageError                the engine lacks the image that jobs run in
+    │   └── UnsignedImageError          nobody whom this build trusts has signed the image
     ├── RefusedError                4   the coordinator does not want this node until its owner changes something
     ├── GaveUpError                 6   one job after the other has failed here, or somebody reached into one
     ├── HomeBusyError               5   another agent runs with this home folder
@@ -48,6 +49,10 @@ class NoEngineError(SandboxError):
 
 class NoImageError(SandboxError):
     """The engine lacks the image that jobs run in."""
+
+
+class UnsignedImageError(SandboxError):
+    """Nobody whom this build trusts has signed the image, or what is said of it cannot be believed."""
 
 
 class RefusedError(AgentError):

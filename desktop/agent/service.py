@@ -18,7 +18,7 @@ from typing import Literal
 
 import msgspec
 
-from desktop.agent import start
+from desktop.agent import stalls, start
 from desktop.agent.atlogin import MOVED, UNIT, AtLogin
 from desktop.agent.config import Home, Settings
 from desktop.agent.daemon import Agent
@@ -308,7 +308,8 @@ async def serve(home: Home, worker_arguments: Sequence[str] = (), *, stays: bool
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, service.leave)
-    await service.run()
+    async with stalls.told():
+        await service.run()
     return service.after
 
 

@@ -14,13 +14,14 @@ from desktop.agent.config import Home, Settings
 from desktop.agent.daemon import Parts
 from desktop.agent.errors import SandboxError
 from desktop.agent.gpu import Device, detect, processor
+from desktop.agent.images import Images
 from desktop.agent.log import LOGGER
 from desktop.agent.measure import Benchmark, default_cache, measure
 from desktop.agent.sandbox.base import Limits, Sandbox
 from desktop.agent.sandbox.docker import DockerSandbox
 from desktop.agent.sandbox.process import ProcessSandbox
 from desktop.agent.sensors.here import sensors
-from desktop.agent.updates.release import version
+from desktop.agent.updates.release import this_release, version
 from transport.clock import SystemClock
 from transport.wire.node import NodeProfile
 
@@ -42,6 +43,7 @@ def make_sandbox(settings: Settings, home: Home, device: Device, worker_argument
             owner=home.path,
             gpu=device.gpu,
             extra=worker_arguments,
+            admit=Images(home, this_release()).admit,
         )
     return ProcessSandbox(limits, worker_arguments, gpu=device.gpu)
 

@@ -1,4 +1,4 @@
-"""``cottage node update|uninstall``: the program itself: newer, or gone."""
+"""``cottage node update|image|uninstall``: the program itself, and what jobs run in: newer, or gone."""
 
 import argparse
 import asyncio
@@ -10,7 +10,7 @@ from desktop.agent.config import Home
 from desktop.agent.errors import SettingsError, UpdateError
 from desktop.agent.log import printable
 from desktop.agent.updates.keeper import UpdateOrder, UpdateView
-from desktop.agent.updates.release import installation
+from desktop.agent.updates.release import installation, this_release
 from transport.wire.codec import encode_json
 
 
@@ -36,7 +36,12 @@ def add_words(words: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         "--everybody", action="store_true", help=argparse.SUPPRESS
     )  # Of the Debian package's remover, as root.
     gone.set_defaults(run=_uninstall)
-    for parser in (update, gone):
+    image = words.add_parser("image", help="have the engine take the signed image that jobs run in")
+    image.add_argument(
+        "--from", dest="folder", type=Path, help="a folder with image.json and its archive, instead of the web"
+    )
+    image.set_defaults(run=_image)
+    for parser in (update, gone, image):
         parser.add_argument("--home", type=Path, help="the agent's folder")
         parser.add_argument("--json", action="store_true", help="one JSON document")
 
@@ -55,6 +60,15 @@ def _update(options: argparse.Namespace) -> int:
         sys.stdout.write(encode_json(view).decode() + "\n")
     else:
         sys.stdout.write(words_of(view, restarting=options.restart) + "\n")
+    return 0
+
+
+def _image(options: argparse.Namespace) -> int:
+    from desktop.agent.images import Images  # Loads Docker's client, which the other words can do without.
+
+    home = Home.at(options.home)
+    taken = asyncio.run(Images(home, this_release()).take(options.folder))
+    sys.stdout.write(f'{{"image":"{taken}"}}\n' if options.json else f"the engine has the signed image {taken}\n")
     return 0
 
 

@@ -18,6 +18,8 @@ from pathlib import Path
 
 import msgspec
 
+from desktop.agent.images import FILE as STATEMENT
+from desktop.agent.sandbox import statement
 from desktop.agent.updates.release import FILE, Release, checked_url, platform_name
 from transport.identity import parse_address
 from transport.wire.codec import decode_json, encode_json
@@ -39,10 +41,14 @@ def main() -> int:
     parser.add_argument(
         "--release", type=Path, help="JSON with key and url: whose updates this build follows (nobody's)"
     )
+    parser.add_argument(
+        "--statement", type=Path, help="what `installer.image.sign` said of the sandbox image, for --release's key"
+    )
     parser.add_argument("--windows", action="store_true", help="an installer for Windows instead of Linux packages")
     options = parser.parse_args()
     target = options.to.resolve()
-    folder = bundle(target, release=release_of(options.release))
+    release = release_of(options.release)
+    folder = bundle(target, release, statement_of(options.statement, release))
     if options.windows:
         packages = [windows(folder, target)]
     else:
@@ -63,16 +69,25 @@ def release_of(file: Path | None) -> Release:
     return msgspec.structs.replace(given, version=VERSION)
 
 
-def bundle(target: Path, release: Release | None = None) -> Path:
-    """The folder with both executables."""
+def statement_of(file: Path | None, release: Release) -> bytes:
+    """What this build says of the sandbox image; raises UnsignedImageError where its own key has not signed that."""
+    document = b"" if file is None else file.read_bytes()
+    if document:
+        statement.read(document, release.key)
+    return document
+
+
+def bundle(target: Path, release: Release | None = None, image: bytes = b"") -> Path:
+    """The folder with both executables. ``image``: the signed statement about the sandbox image; none where it is empty."""
     told = target / "work" / FILE
     told.parent.mkdir(parents=True, exist_ok=True)
     told.write_bytes(encode_json(release or release_of(None)))
+    (told.parent / STATEMENT).write_bytes(image)
     command = [
         sys.executable, "-m", "PyInstaller", "--noconfirm", "--log-level", "WARN", "--distpath", str(target), "--workpath",
         str(target / "work"), str(HERE / "cottage.spec"),
     ]  # fmt: skip
-    subprocess.run(command, cwd=ROOT, check=True, env=os.environ | {"COTTAGE_RELEASE": str(told)})
+    subprocess.run(command, cwd=ROOT, check=True, env=os.environ | {"COTTAGE_RELEASE": str(told.parent)})
     return target / "cottage"
 
 

@@ -42,7 +42,10 @@ NO_ENGINE = (
     "start it, let this user use it (usermod -aG docker $USER, then log in again), or point DOCKER_HOST to one."
 )
 TAMPERED = "somebody on this computer reached into the job's container, so the job was ended"
-NO_IMAGE = "the engine has no image {image!r}: make it with `python -m installer.image.build {image}` and try again."
+NO_IMAGE = (
+    "the engine has no image {image!r}: take the signed one with `cottage node image`, or make your own with "
+    "`python -m installer.image.build {image}`, and try again."
+)
 NO_GPU_RUNTIME = (
     "the engine cannot give a GPU to a container: install the NVIDIA container toolkit (package nvidia-container-toolkit), run "
     "`nvidia-ctk runtime configure`, and restart the engine."
@@ -126,11 +129,13 @@ class DockerSandbox:
         gpu: str = "",
         extra: Sequence[str] = (),
         entry: Sequence[str] = ENTRY,
+        admit: Callable[[str, str], str] | None = None,
     ) -> None:
         """Args:
         owner: the agent's home folder, whose containers these are.
         gpu: the one that jobs get, as the driver names it; "": none.
         extra: appended to a worker's arguments.
+        admit: why the image of that name and id may hold jobs, in words; raises UnsignedImageError. None: whichever has the name.
         """
         self._limits = limits
         self._image = image
@@ -138,6 +143,7 @@ class DockerSandbox:
         self._gpu = gpu
         self._extra = tuple(extra)
         self._entry = tuple(entry)
+        self._admit = admit
         self._threads = ThreadPoolExecutor(ENGINE_CALLS, thread_name_prefix="docker")
         self._client: Any = None
         self._watch: Watch | None = None
@@ -225,9 +231,12 @@ class DockerSandbox:
         if faults:
             raise SandboxError(f"this Docker engine cannot hold a job: {'; '.join(faults)}")
         try:
-            self._image_id = str(self._client.images.get(self._image).id)
+            found = str(self._client.images.get(self._image).id)
         except ImageNotFound:
             raise NoImageError(NO_IMAGE.format(image=self._image)) from None
+        if self._admit is not None:
+            LOGGER.info("%s", self._admit(self._image, found))
+        self._image_id = found
         return self._image_id
 
     def _sweep(self) -> int:

@@ -3,17 +3,29 @@
 import asyncio
 import hashlib
 from pathlib import Path
+from typing import Protocol
 
 import aiohttp
 from yarl import URL
 
 from desktop.agent.errors import UpdateError
-from desktop.agent.updates.manifest import MAX_MANIFEST, Manifest, Package, read
+from desktop.agent.updates.manifest import MAX_MANIFEST, Manifest, read
 from desktop.agent.updates.release import checked_url
 
 STALL_S = 60.0
 MAX_REDIRECTS = 3
 CHUNK = 1 << 16
+
+
+class Stated(Protocol):
+    """What was signed of a file: its name, SHA-256 in hexadecimal digits, and bytes."""
+
+    @property
+    def file(self) -> str: ...
+    @property
+    def sha256(self) -> str: ...
+    @property
+    def size(self) -> int: ...
 
 
 async def manifest_at(url: str, key: str) -> Manifest:
@@ -22,27 +34,32 @@ async def manifest_at(url: str, key: str) -> Manifest:
     Raises:
         UpdateError: it cannot be had, or not be believed.
     """
+    return read(await document_at(url, MAX_MANIFEST), key)
+
+
+async def document_at(url: str, limit: int) -> bytes:
+    """What is at ``url``, up to one byte more than ``limit``; raises UpdateError where it cannot be had."""
     async with _session() as http:
         try:
             async with await _get(http, checked_url(url), {}) as answer:
-                document = await answer.content.read(MAX_MANIFEST + 1)
-                while not answer.content.at_eof() and len(document) <= MAX_MANIFEST:
-                    document += await answer.content.read(MAX_MANIFEST + 1 - len(document))
+                document = await answer.content.read(limit + 1)
+                while not answer.content.at_eof() and len(document) <= limit:
+                    document += await answer.content.read(limit + 1 - len(document))
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise UpdateError(f"{url} cannot be reached: {error or type(error).__name__}") from error
-    return read(document, key)
+    return document
 
 
-async def fetch(url: str, package: Package, folder: Path) -> Path:
+async def fetch(url: str, package: Stated, folder: Path) -> Path:
     """The package's file in ``folder``, whole and checked; what came before a cut is kept for the next try.
 
     Args:
-        url: of the manifest, beside which the package is.
+        url: of the signed document, beside which the file is.
     Raises:
         UpdateError: it cannot be had now, or is not what the manifest names.
     """
     target, part = folder / package.sha256, folder / f"{package.sha256}.part"
-    if target.exists() and await asyncio.to_thread(_is_whole, target, package):
+    if target.exists() and await asyncio.to_thread(is_whole, target, package):
         return target
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     try:
@@ -52,14 +69,14 @@ async def fetch(url: str, package: Package, folder: Path) -> Path:
         raise UpdateError(f"{package.file} was not fetched whole: {error or type(error).__name__}") from error
     if part.stat().st_size < package.size:
         raise UpdateError(f"{package.file} was cut off at {part.stat().st_size:,} of {package.size:,} bytes")
-    if not await asyncio.to_thread(_is_whole, part, package):
+    if not await asyncio.to_thread(is_whole, part, package):
         part.unlink()
         raise UpdateError(f"{package.file} is not the file that the manifest names (SHA-256 {package.sha256})")
     part.replace(target)
     return target
 
 
-async def _append(http: aiohttp.ClientSession, url: URL, package: Package, part: Path) -> None:
+async def _append(http: aiohttp.ClientSession, url: URL, package: Stated, part: Path) -> None:
     have = part.stat().st_size if part.exists() else 0
     if have >= package.size:
         return
@@ -97,6 +114,7 @@ def _session() -> aiohttp.ClientSession:
     return aiohttp.ClientSession(timeout=timeout, auto_decompress=False, headers={"Accept-Encoding": "identity"})
 
 
-def _is_whole(path: Path, package: Package) -> bool:
+def is_whole(path: Path, package: Stated) -> bool:
+    """Whether that is in the file; raises OSError where it cannot be read."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest() == package.sha256

@@ -9,7 +9,8 @@ from typing import Literal
 import msgspec
 
 from desktop.agent.config import Home
-from desktop.agent.errors import UpdateError
+from desktop.agent.errors import UnsignedImageError, UpdateError
+from desktop.agent.images import Images
 from desktop.agent.log import LOGGER
 from desktop.agent.updates import fetch, manifest
 from desktop.agent.updates.folder import Folder
@@ -92,6 +93,7 @@ class Updates:
     async def _look(self) -> None:
         release, seen = self._release, load_seen(self._home)
         found = await fetch.manifest_at(release.url, release.key)
+        await self._take_statement()
         package = manifest.judge(found, release.version, platform_name(), seen, self._clock.time())
         keep_seen(self._home, manifest.remembered(seen, found))
         if package is None:
@@ -113,6 +115,12 @@ class Updates:
         await asyncio.to_thread(self.folder.tidy, frozenset({found.version}))
         await asyncio.to_thread(shutil.rmtree, self._home.updates, ignore_errors=True)
         self._tell(msgspec.structs.replace(told, stage="ready", text="restart to update; jobs are handed over first"))
+
+    async def _take_statement(self) -> None:
+        try:
+            await Images(self._home, self._release, now=self._clock.time).refresh()
+        except (UpdateError, UnsignedImageError) as error:
+            LOGGER.warning("no newer statement about the sandbox image: %s", error)
 
     def _tell(self, view: UpdateView) -> None:
         if view.version and (view.version, view.stage) != (self.view.version, self.view.stage):

@@ -78,7 +78,7 @@ async def test_a_restart_becomes_the_new_version_in_the_same_process_and_one_can
             assert (view.stage, view.version, view.running) == ("ready", "0.2.0", "0.1.0")
             asked = len(server.asked)
             assert (await status.ask_update(home.socket, UpdateOrder())).stage == "ready"
-            assert len(server.asked) == asked + 1  # The manifest only.
+            assert len(server.asked) == asked + 2  # The manifest, and what is said of the image.
             assert folder.current.name == "0.1.0"  # Nothing changes until its owner says so.
             await status.ask_update(home.socket, UpdateOrder(restart=True))
             told = await until_told(home, "0.2.0")
@@ -156,10 +156,10 @@ async def test_the_system_of_apt_is_told_and_nothing_is_fetched(tmp_path: Path) 
             view = await updates.look()
         assert (view.stage, "apt-get install cottage" in view.text) == ("apt", True)
         assert len(notes) == 1  # Once for each version.
-        assert server.asked == ["", ""]
+        assert server.asked == [""] * 4  # Each time the manifest, and what is said of the image.
         unsigned = Updates(home, Release("0.1.0"), ("deb", None), SystemClock(), lambda text, _: None)
         assert (await unsigned.look()).stage == "off"
-        assert len(server.asked) == 2
+        assert len(server.asked) == 4
 
 
 async def test_what_was_seen_is_kept_over_restarts_and_a_damaged_note_stops_updates(tmp_path: Path) -> None:

@@ -1,0 +1,54 @@
+"""An event loop that stands still is told of, with the call that held it up."""
+
+import asyncio
+import logging
+import threading
+
+import pytest
+
+from desktop.agent import stalls
+
+LOOK_S, STALL_S = 0.02, 0.05
+
+
+async def test_what_holds_the_loop_up_is_named(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, where = threading.Event(), stalls.where
+
+    def looked(thread: int) -> str:
+        found = where(thread)
+        if "a_call_that_waits" in found:
+            seen.set()
+        return found
+
+    def a_call_that_waits() -> None:
+        assert seen.wait(60)
+
+    monkeypatch.setattr(stalls, "where", looked)
+    with caplog.at_level(logging.WARNING, logger="cottage.agent"):
+        async with stalls.told(STALL_S, LOOK_S):
+            a_call_that_waits()
+            async with asyncio.timeout(60):
+                while not caplog.records:
+                    await asyncio.sleep(LOOK_S)
+    text = caplog.records[0].getMessage()
+    assert text.startswith("the agent stood still for ")
+    assert "tests/desktop/test_stalls.py:" in text
+    assert "a_call_that_waits" in text
+
+
+async def test_a_loop_that_waits_for_events_is_held_up_by_nobody() -> None:
+    loop_thread, over = threading.get_ident(), threading.Event()
+
+    def look() -> bool:
+        while not over.wait(0.001):
+            if stalls.where(loop_thread) == "for this computer gave it no time":
+                return True
+        return False
+
+    try:
+        async with asyncio.timeout(60):
+            assert await asyncio.to_thread(look)
+    finally:
+        over.set()
