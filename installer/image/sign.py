@@ -73,7 +73,7 @@ def described(archive: Path, number: int, name: str, key: str, made: int, days: 
 def ids(archive: Path) -> list[str]:
     """How engines name the one image in ``archive``; raises ValueError where it is not one.
 
-    Its configuration's digest (``manifest.json``, image specification 1.2), and its manifest's, where it has one (``index.json``).
+    The digest of its configuration (``manifest.json``, image specification 1.2) and of its manifest, if any (``index.json``).
     """
     found: dict[str, Any] = {}
     with tarfile.open(archive) as tar:
