@@ -10,7 +10,7 @@ FAST   := tests/wire tests/cottage $(addprefix tests/coordinator/test_,lifecycle
           $(addprefix tests/transport/test_,merkle_tree.py node_keys.py virtual_clock.py message_frames.py ice_rules.py)
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test check lint bench bench-transport bench-training bench-utilisation chaos payouts soak desktop setup clean
+.PHONY: demo test check lint bench fuzz bench-transport bench-training bench-utilisation chaos payouts soak desktop setup clean
 
 demo: setup
 	$(BIN)/cottage demo --dir build/demo $(ARGS)
@@ -29,13 +29,18 @@ lint: setup
 	$(BIN)/mypy
 
 bench: setup
-	@for program in $(filter-out benchmarks/home_links.py benchmarks/training.py benchmarks/chaos.py benchmarks/payouts.py benchmarks/utilisation.py benchmarks/streams.py,$(wildcard benchmarks/[!_]*.py)); do echo "== $$program"; $(BIN)/python "$$program" || exit 1; done
+	@for program in $(filter-out benchmarks/home_links.py benchmarks/training.py benchmarks/chaos.py benchmarks/payouts.py benchmarks/utilisation.py benchmarks/streams.py benchmarks/fuzz.py,$(wildcard benchmarks/[!_]*.py)); do echo "== $$program"; $(BIN)/python "$$program" || exit 1; done
 
 # Rates, manners, cold starts and control latency between two emulated homes, beside four others; about half an hour, as root.
 # ARGS=--all-peers: the others in every cell and relayed, an hour; --resume goes on with a run that was broken off.
 bench-transport: setup
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[bench]'
 	$(BIN)/python benchmarks/home_links.py $(ARGS)
+
+# Coverage-guided bytes at every parser of strangers' bytes; a minute for each of 18. ARGS="--seconds 600 --only archive" for other times.
+fuzz: setup
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[bench]'
+	$(BIN)/python benchmarks/fuzz.py $(ARGS)
 
 # Loss and bytes of the methods between replicas beside DDP, Flower and one worker alone. ARGS=--quick: minutes; all of it: hours.
 bench-training: setup

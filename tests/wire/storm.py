@@ -32,6 +32,7 @@ from transport.wire.worker import AgentMessage, WorkerMessage
 
 _MSGPACK = (NodeMessage, CoordinatorMessage, WorkerMessage, AgentMessage, SignalEnvelope, SignalBody)
 _JSON = (JobSpec, NewUpload, RelayEnvelope)
+_ASKED = b"t" * 12
 _HOSTILE: Final = (
     *(0, -1, 1, 2**31, 2**63 - 1, 2**63, 2**64 - 1, -(2**63), 0.5, math.nan, math.inf, -math.inf, 1e308),
     *(
@@ -50,7 +51,7 @@ _HOSTILE: Final = (
         {"type": 1},
     ),
 )
-_SDP = (
+SDP = (
     "v=0\r\no=- 1 1 IN IP4 0.0.0.0\r\ns=-\r\nt=0 0\r\na=group:BUNDLE 0\r\nm=application 9 UDP/DTLS/SCTP webrtc-datachannel\r\n"
     "c=IN IP4 0.0.0.0\r\na=mid:0\r\na=sctp-port:5000\r\na=max-message-size:65536\r\na=ice-ufrag:abcd\r\na=ice-pwd:" + "p" * 22
     + "\r\na=fingerprint:sha-256 " + ":".join(["AB"] * 32) + "\r\na=setup:actpass\r\n"
@@ -87,52 +88,27 @@ class WireStorm:
     def _message(self) -> bool:
         kind = self._chance.choice(_MSGPACK)
         data = self._spoilt(self._drawn(kind, msgspec.msgpack.encode), b"\x81\xa1a", b"\x91")
-        return _comes_back(data, lambda part: codec.decode(part, kind), codec.encode)
+        return comes_back(data, lambda part: codec.decode(part, kind), codec.encode)
 
     def _document(self) -> bool:
         kind = self._chance.choice(_JSON)
         encode = msgspec.json.encode if self._chance.random() < 0.5 else lambda plain: json.dumps(plain).encode()
         data = self._spoilt(self._drawn(kind, encode), b'{"a":', b"[")
-        return _comes_back(data, lambda part: codec.decode_json(part, kind), codec.encode_json)
+        return comes_back(data, lambda part: codec.decode_json(part, kind), codec.encode_json)
 
     def _frame(self) -> bool:
-        chance = self._chance
-        number = chance.choice((0, 1, 2**32, 2**63, 2**64 - 1))
-        frame = chance.choice((
-            framing.Begin(number, chance.choice((0, 40, 2**31)), chance.random() < 0.5, b"h", stream=chance.random() < 0.5),
-            framing.More(number, chance.choice((0, 70_000)), chance.randbytes(chance.randint(1, 300))),
-            framing.Cancel(number),
-            framing.Grant(number, 0, 9),
-            framing.Ack(number),
-            framing.Fail(number, "no"),
-            framing.Ping(7, number),
-            framing.Pong(7),
-        ))  # fmt: skip
-        with contextlib.suppress(MalformedFrameError, MessageLimitError):
-            taken = framing.decode(self._spoilt(framing.encode(frame), b"\x02", b"\x01"))
-            again = framing.decode(framing.encode(taken))
-            if not isinstance(taken, framing.Fail):  # A reason that is not UTF-8 is mended, and may be cut once more.
-                assert again == taken
-            return True
-        return False
+        frame = self._chance.choice(frames(self._chance))
+        return frame_holds(self._spoilt(framing.encode(frame), b"\x02", b"\x01"))
 
     def _stun(self) -> bool:
-        asked = b"t" * 12
-        attribute = struct.pack("!HHBBHI", 0x0020, 8, 0, self._chance.randint(0, 3), 1, 2)
-        answer = struct.pack("!HHI", 0x0101, len(attribute), 0x2112A442) + asked + attribute
-        with contextlib.suppress(StunError):
-            decode_binding(self._spoilt(answer, b"\0\x20", b"\0"), asked)
-            return True
-        return False
+        return binding_holds(self._spoilt(binding(self._chance.randint(0, 3)), b"\0\x20", b"\0"))
 
     def _description(self) -> bool:
-        text = self._spoilt(_SDP.encode(), b"a=candidate:1 1 udp 1 10.0.0.1 9 typ host\r\n", b"m=").decode(
-            errors="replace"
-        )
-        with contextlib.suppress(SignalError):
-            read_description(text, loopback=True)
-            return True
-        return False
+        return description_holds(self._spoilt(SDP.encode(), b"a=candidate:1 1 udp 1 10.0.0.1 9 typ host\r\n", b"m="))
+
+    def drawn(self, kind: Any) -> bytes:
+        """A message of ``kind``, as its own side encodes it; now and then with a wrong value."""
+        return self._drawn(kind, msgspec.json.encode if kind in _JSON else msgspec.msgpack.encode)
 
     def _drawn(self, kind: Any, encode: Callable[[Any], bytes]) -> bytes:
         """Plain data of a type, with a wrong value here and there, encoded; what cannot be encoded is drawn again."""
@@ -226,7 +202,55 @@ class WireStorm:
         return bytes(bent)
 
 
-def _comes_back(data: bytes, decode: Callable[[bytes], Any], encode: Callable[[Any], bytes]) -> bool:
+def frames(chance: random.Random) -> tuple[framing.Frame, ...]:
+    """One of each kind."""
+    number = chance.choice((0, 1, 2**32, 2**63, 2**64 - 1))
+    return (
+        framing.Begin(number, chance.choice((0, 40, 2**31)), chance.random() < 0.5, b"h", stream=chance.random() < 0.5),
+        framing.More(number, chance.choice((0, 70_000)), chance.randbytes(chance.randint(1, 300))),
+        framing.Cancel(number),
+        framing.Grant(number, 0, 9),
+        framing.Ack(number),
+        framing.Fail(number, "no"),
+        framing.Ping(7, number),
+        framing.Pong(7),
+    )
+
+
+def frame_holds(data: bytes) -> bool:
+    """Whether ``data`` is a frame, which its own encoding gives back then."""
+    with contextlib.suppress(MalformedFrameError, MessageLimitError):
+        taken = framing.decode(data)
+        again = framing.decode(framing.encode(taken))
+        if not isinstance(taken, framing.Fail):  # A reason that is not UTF-8 is mended, and may be cut once more.
+            assert again == taken
+        return True
+    return False
+
+
+def binding(family: int) -> bytes:
+    """An answer of a STUN server; families 1 and 2 are IPv4 and IPv6."""
+    attribute = struct.pack("!HHBBHI", 0x0020, 8, 0, family, 1, 2)
+    return struct.pack("!HHI", 0x0101, len(attribute), 0x2112A442) + _ASKED + attribute
+
+
+def binding_holds(data: bytes) -> bool:
+    """Whether ``data`` is an answer to our question."""
+    with contextlib.suppress(StunError):
+        decode_binding(data, _ASKED)
+        return True
+    return False
+
+
+def description_holds(data: bytes) -> bool:
+    """Whether ``data`` describes a link that may be tried."""
+    with contextlib.suppress(SignalError):
+        read_description(data.decode(errors="replace"), loopback=True)
+        return True
+    return False
+
+
+def comes_back(data: bytes, decode: Callable[[bytes], Any], encode: Callable[[Any], bytes]) -> bool:
     """Whether ``data`` is a message, which its own encoding gives back then."""
     with contextlib.suppress(codec.MessageError):
         again = encode(decode(data))
