@@ -20,7 +20,17 @@ import msgspec
 from coordinator.domain.draw import Drawn
 from transport.wire.audit import OpenOuter, OuterRecord, ReplayOuter
 from transport.wire.ids import Digest, NodeAddress
-from transport.wire.task import AuditReport, OpenStep, Plan, ReplayStep, ShowLeaf, StepOpened, TaskCommand
+from transport.wire.task import (
+    TAMPER_AGAIN_S,
+    TAMPER_BPS,
+    AuditReport,
+    OpenStep,
+    Plan,
+    ReplayStep,
+    ShowLeaf,
+    StepOpened,
+    TaskCommand,
+)
 
 AuditState = Literal["drawn", "opening", "replaying", "passed", "failed", "void"]
 Blame = Literal["", "gone", "refused", "misstated", "unconfirmed", "wrong", "blind"]
@@ -449,6 +459,19 @@ def consequence(audit: Audit, before: Collection[Audit]) -> Literal["none", "for
         return "expel"  # Of its auditor: it is no proof of a lie that somebody else could check, so no stake is lost.
     occasions = {other.lease for other in (*before, audit) if other.blame in EVASIONS}
     return "expel" if audit.blame in EVASIONS and len(occasions) >= MAX_EVASIONS else "forfeit"
+
+
+def tampering_costs(last: float, granted: float, now: float) -> int:
+    """What it costs of its stake, in ten-thousandths, that somebody has just reached into a job on a node.
+
+    Nothing the first time, and where several jobs of one occasion are told of: only its own agent tells it at all.
+
+    Args:
+        last: when that was told of this node before, in Unix seconds; 0: never.
+        granted: when the lease of the job began.
+    """
+    again = last > 0 and granted > last and now - last <= TAMPER_AGAIN_S
+    return TAMPER_BPS if again else 0
 
 
 def against(audit: Audit) -> tuple[Verdict, ...]:

@@ -189,6 +189,8 @@ class Carrier:
         node = str(row.payload["node"])
         state = await self._chain.stake(node)
         amount = 0 if state is None else int(state.slashable(self._context.clock.time()))
+        if state is not None and "bps" in row.payload:
+            amount = min(amount, state.balance * int(row.payload["bps"]) // 10_000)
         if amount == 0:
             raise LedgerError(f"node {node} has no stake that may be slashed now")
         reason, challenger = bytes.fromhex(str(row.payload["reason"])), row.payload.get("challenger")

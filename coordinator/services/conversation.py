@@ -213,7 +213,7 @@ class Conversation:
             case TaskFailed():
                 work.note("fault", f"node {work.leases[lease].node} failed: {body.reason}")
                 if body.tampered:
-                    work.tampered.append(work.leases[lease].node)
+                    work.tampered.append(work.leases[lease])
                 work.end(lease, "failed", body.reason)
             case Challenge():
                 pass  # Takes reading the round, so ``_store`` sees to it.

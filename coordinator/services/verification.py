@@ -273,11 +273,23 @@ async def _remember(work: Work, audit: Audit) -> None:
 
 
 async def _remember_tampering(work: Work) -> None:
-    """A node whose agent saw a hand in a job's sandbox is looked at as often as after a failed audit."""
-    nodes, work.tampered = work.tampered, []
-    for node in nodes:
-        record = await work.tx.get(NodeRecord, node)
-        await work.tx.update(msgspec.structs.replace(record, passed=0, faults=record.faults + 1))
+    """A node whose agent saw a hand in a job's sandbox is looked at as after a failed audit, and repeated it costs stake."""
+    leases, work.tampered = work.tampered, []
+    for lease in leases:
+        record = await work.tx.get(NodeRecord, lease.node)
+        share = trust.tampering_costs(record.tampered, lease.granted, work.now)
+        if share and record.stake > 0:
+            told = {"node": lease.node, "lease": lease.id, "before": record.tampered, "now": work.now}
+            reason = hashlib.sha256(msgspec.json.encode(told, order="sorted")).hexdigest()
+            payload: dict[str, str | int] = {"node": lease.node, "reason": reason, "bps": share}
+            detail = f"{lease.node}: somebody reached into a job there again, lease {lease.id}: {share / 100:g} % of its stake"
+            work.queue(OutboxRecord(f"tampered:{lease.id}", work.job.id, "slash", payload, work.now, detail=detail))
+            work.note(
+                "rejected",
+                f"node {lease.node}: somebody reached into a job there again: {share / 100:g} % of its stake",
+            )
+        faults = record.faults + 1
+        await work.tx.update(msgspec.structs.replace(record, passed=0, faults=faults, tampered=work.now))
 
 
 async def _reject(work: Work, commit: CommitRecord) -> None:

@@ -42,7 +42,7 @@ class Work:
         hold: the next round waits: somebody moves as soon as steps are opened.
         disputes: those that are not over, by their audit.
         false_accusers: who has just been proven to accuse falsely, in which audit, and how.
-        tampered: nodes on which somebody has just reached into a job's sandbox.
+        tampered: leases in whose sandbox somebody has just reached.
         forged: rounds, by epoch and number, in which a lie has just been proven.
         money: the outbox has something new.
         rounds_ended: a round was completed or an audit concluded, so shares may be due.
@@ -76,7 +76,7 @@ class Work:
         self.disputes: dict[str, DisputeRecord] = {}
         self.ended_disputes: list[DisputeRecord] = []
         self.false_accusers: list[tuple[str, str, str]] = []
-        self.tampered: list[str] = []
+        self.tampered: list[Lease] = []
         self.hold = False
         self.forged: list[tuple[int, int]] = []
         self.money = False

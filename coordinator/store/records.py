@@ -125,8 +125,9 @@ class OutboxRecord(msgspec.Struct, frozen=True):
     """Something the ledger must be told. ``key`` makes it happen once; signature and wire are stored before sending.
 
     Attributes:
-        payload: settle, promise: payee -> cumulative amount; slash: node, reason, challenger, accuser; verdict: node,
-            accuser, audit, evidence; event: the memo's text; table: its address.
+        payload: settle, promise: payee -> cumulative amount; slash: node, reason, challenger, accuser, and bps, of the stake
+            at most (without it, all that the cap allows); verdict: node, accuser, audit, evidence; event: the memo's text;
+            table: its address.
         amount: what this row moves, beyond what earlier rows moved.
         nonce: the nonce account of the signed transaction, and of every one that takes its place.
         step: what the signed transaction prepares; empty where it is the thing itself.
@@ -229,6 +230,7 @@ class NodeRecord(msgspec.Struct, frozen=True):
 
     Attributes:
         passed: audits of its work in a row that found nothing; ``faults``: audits that failed by its doing, ever.
+        tampered: when its agent last told that somebody reached into a job there; 0: never.
     """
 
     address: NodeAddress
@@ -242,6 +244,7 @@ class NodeRecord(msgspec.Struct, frozen=True):
     earned: int = 0
     passed: int = 0
     faults: int = 0
+    tampered: float = 0.0
     version: int = 0
 
 

@@ -312,6 +312,7 @@ nodes = Table(
     Column("earned", BigInteger, nullable=False),
     Column("passed", Integer, nullable=False),
     Column("faults", Integer, nullable=False),
+    Column("tampered", Float, nullable=False),
     Column("version", Integer, nullable=False),
 )  # fmt: skip
 

@@ -59,7 +59,7 @@ from transport.wire.node import (
     Signal,
     Welcome,
 )
-from transport.wire.task import BeginRound, StopTask
+from transport.wire.task import TAMPER_AGAIN_S, TAMPER_BPS, BeginRound, StopTask
 
 TRAFFIC_S = 2.0
 NETWORK_S = 30.0  # Links change slowly; the coordinator plans with what is an hour old.
@@ -70,6 +70,7 @@ ORPHAN_S = 600.0  # A coordinator that is away for longer has given the leases t
 END_TASKS_S = 15.0  # A worker gets two seconds, a container a little longer; then the agent leaves anyway.
 MAX_FAILURES = 5  # In a row: then something is wrong with this computer, and its owner should know.
 TAMPER_REPORT_S = 10.0  # To have it acknowledged that somebody reached into a job, before this agent leaves.
+AGAIN = f"Another time within {TAMPER_AGAIN_S / 86_400:.0f} days costs {TAMPER_BPS / 100:g} % of this node's stake"
 MAX_FORGOTTEN = 64  # Ended leases whose last reports are not acknowledged; the oldest are given up.
 
 
@@ -339,7 +340,7 @@ class Agent:
             self._note("job ended", f"job {name!r} ended after {seconds / 60:.0f} minutes", job=assign.job, name=name)
         self._failures = self._failures + 1 if failed and task.bridge.progress is None else 0
         if task.tampered:
-            self._gave_up = f"{trouble}. No other job is taken until you switch lending on again"
+            self._gave_up = f"{trouble}. No other job is taken until you switch lending on again. {AGAIN}"
             await self._told(task)
             self._stop.set()
         elif self._failures >= MAX_FAILURES:

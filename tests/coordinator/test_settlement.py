@@ -10,6 +10,7 @@ import pytest
 from aiohttp import web
 
 from coordinator.domain.job import JobState
+from coordinator.domain.lease import Lease
 from coordinator.errors import FundsError
 from coordinator.services.carrier import MAX_ATTEMPTS
 from coordinator.services.chain import Chain, LedgerChain
@@ -23,12 +24,13 @@ from ledger.local.rpc import Rpc
 from ledger.local.server import build_app
 from ledger.money import Amount
 from tests.coordinator.bench import CONFIG, Bench
-from tests.coordinator.fakes import BUDGET, COORDINATOR, WALLET, Account, spec, unavailable
+from tests.coordinator.fakes import BUDGET, COORDINATOR, WALLET, Account, profile, spec, unavailable
 from tests.ledger.world import World
 from tests.sim.world import CrashError
 from transport.identity import NodeKey
 from transport.wire.api import NewJob
 from transport.wire.node import Claim
+from transport.wire.task import TAMPER_AGAIN_S, TAMPER_BPS
 
 
 def payee(number: int) -> str:
@@ -390,6 +392,48 @@ async def test_stake_is_slashed_once_on_the_real_ledger(ledger: Ledger) -> None:
     assert state.slashed == row.amount > 0
     assert await ledger.balance(challenger) == row.amount * state.challenger_bps // 10_000
     assert any('"slashed"' in str(memo.payload["text"]) for memo in await bench.rows(job, "event"))
+
+
+async def test_a_hand_in_a_job_costs_a_small_part_of_the_stake_the_second_time_only(ledger: Ledger) -> None:
+    await ledger.faucet(COORDINATOR, Amount(0), 10**12)
+    node, stake = NodeKey(b"t" * 32), 10_000
+    await ledger.faucet(node.address, Amount(stake), 10**12)
+    await ledger.open_stake(node.seed, Amount(stake), COORDINATOR)
+    chain = LedgerChain(ledger, "http://ledger.test", SEED, WALLET_SEED, COORDINATOR)
+    bench = Bench(chain=chain)
+    await ledger.faucet(WALLET, Amount(BUDGET * 10), 10**12)
+    job = await bench.job()
+    async with bench.store.transaction() as tx:
+        await tx.insert(NodeRecord(node.address, node.address, profile("hand"), 0.0, 0.0, stake=stake))
+
+    async def reached_into(*leases: str) -> None:
+        granted = bench.clock.t + 1
+        bench.clock.t += 60
+        async with bench.parts.desk.open(job) as work:
+            work.tampered += [Lease(name, job, node.address, node.address, 1, 0, 0, granted) for name in leases]
+            await bench.parts.runs._verification.advance(work)
+        await drain(bench, 4)
+
+    async def lost() -> int:
+        state = await ledger.stake(node.address)
+        assert state is not None
+        return int(state.slashed)
+
+    await reached_into("a" * 32, "b" * 32)  # One hand, in two jobs that ran.
+    assert await lost() == 0
+    assert await bench.rows(job, "slash") == []
+    await reached_into("c" * 32)
+    assert await lost() == stake * TAMPER_BPS // 10_000 == 200
+    (row,) = await bench.rows(job, "slash")
+    assert (row.state, row.amount) == ("confirmed", 200)
+    assert "reached into a job there again" in row.detail
+    assert any('"slashed"' in str(memo.payload["text"]) for memo in await bench.rows(job, "event"))
+    bench.clock.t += TAMPER_AGAIN_S
+    await reached_into("d" * 32)
+    assert await lost() == 200, "a month later it is a first time again"
+    async with bench.store.transaction() as tx:
+        record = await tx.get(NodeRecord, node.address)
+    assert (record.faults, record.passed, record.banned) == (4, 0, False)
 
 
 # --- small earnings wait, and can be asked for --------------------------------------------------------------------------------

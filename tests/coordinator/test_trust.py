@@ -6,11 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.domain import trust
+from coordinator.domain.rate import SLASH_BPS
 from coordinator.domain.trust import Audit, Auditor
 from tests.coordinator.fakes import digest
 from transport.identity import NodeKey
 from transport.wire.audit import OpenOuter, OuterRecord, ReplayOuter
-from transport.wire.task import AuditReport, Layers, OpenStep, Plan, ReplayStep, StepOpened
+from transport.wire.task import TAMPER_AGAIN_S, TAMPER_BPS, AuditReport, Layers, OpenStep, Plan, ReplayStep, StepOpened
 
 
 def address(number: int) -> str:
@@ -307,3 +308,24 @@ def test_what_only_a_blind_auditor_approved_is_looked_at_again_by_somebody_else(
     assert trust.choose_auditor(again, [SECOND, THIRD]) == THIRD
     assert trust.again(passed, THIRD.node, 50.0) is None
     assert trust.again(judged_by("mismatch", "match"), SECOND.node, 50.0) is None, "somebody else has looked"
+
+
+@pytest.mark.parametrize(
+    ("last", "granted", "now", "costs"),
+    [
+        (0.0, 90.0, 100.0, 0),  # Never before.
+        (80.0, 70.0, 100.0, 0),  # The lease ran already when it was told of: the same occasion.
+        (80.0, 80.0, 100.0, 0),
+        (80.0, 90.0, 100.0, TAMPER_BPS),
+        (80.0, 90.0, 80.0 + TAMPER_AGAIN_S, TAMPER_BPS),
+        (80.0, 90.0, 81.0 + TAMPER_AGAIN_S, 0),
+    ],
+)
+def test_a_hand_in_a_job_costs_stake_when_it_comes_again_within_a_month(
+    last: float, granted: float, now: float, costs: int
+) -> None:
+    assert trust.tampering_costs(last, granted, now) == costs
+
+
+def test_what_was_told_by_the_accused_costs_far_less_than_a_lie() -> None:
+    assert 0 < TAMPER_BPS * 10 <= SLASH_BPS

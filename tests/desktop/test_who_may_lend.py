@@ -87,6 +87,7 @@ async def test_who_was_reached_into_reports_it_takes_no_other_job_and_leaves(
         error = running.task.exception()
     assert isinstance(error, GaveUpError)
     assert "No other job is taken until you switch lending on again" in str(error)
+    assert "Another time within 30 days costs 2 % of this node's stake" in str(error)
     said = [report.body for _, report in coordinator.reports if isinstance(report.body, TaskFailed)]
     assert {body.tampered for body in said} == {True}
     assert len(coordinator.goodbyes) == 1

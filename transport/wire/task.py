@@ -253,6 +253,11 @@ class TaskFailed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="f
     tampered: bool = False
 
 
+TAMPER_AGAIN_S = 30 * 86_400.0  # Within this after another time, somebody's hand in a sandbox costs stake, too.
+TAMPER_BPS = (
+    200  # Of the node's stake, in ten-thousandths: a 25th of what a lie costs, for its agent told it by itself.
+)
+
 MAX_LOG_LINES = 64
 MAX_LOG_TEXT = 1000
 
