@@ -81,11 +81,11 @@ def open_chain(
     if chain.account(genesis.root.pubkey()) is None:
         chain.endow(genesis.root.pubkey(), ROOT_LAMPORTS)
     if chain.account(genesis.mint.pubkey()) is None:
-        _create_token(chain, genesis)
+        create_token(chain, genesis)
     if chain.account(genesis.program.pubkey()) is None:
         deploy(chain, genesis.root, genesis.program, program_path(3).read_bytes(), Keypair.from_seed(entropy(32)))
     if chain.account(genesis.market.terms()) is None:
-        _set_terms(chain, genesis)
+        set_terms(chain, genesis)
     return chain, genesis
 
 
@@ -104,7 +104,8 @@ def send(chain: Chain, instructions: Sequence[Instruction], signers: Sequence[Ke
     return chain.submit(VersionedTransaction(message, list(signers)), preflight=True)
 
 
-def _create_token(chain: Chain, genesis: Genesis) -> None:
+def create_token(chain: Chain, genesis: Genesis) -> None:
+    """Create the test token, and the treasury's account of it."""
     root, mint = genesis.root.pubkey(), genesis.mint.pubkey()
     space = CreateAccountParams(
         from_pubkey=root,
@@ -120,7 +121,8 @@ def _create_token(chain: Chain, genesis: Genesis) -> None:
     send(chain, [create_account(space), token.initialize_mint2(rules), treasury], [genesis.root, genesis.mint])
 
 
-def _set_terms(chain: Chain, genesis: Genesis) -> None:
+def set_terms(chain: Chain, genesis: Genesis) -> None:
+    """Set the market's terms."""
     terms = genesis.market.configure(
         genesis.root.pubkey(), genesis.treasury_account, slash_bps=SLASH_BPS, cooldown=COOLDOWN_S, window=SLASH_WINDOW_S,
         challenger_bps=CHALLENGER_BPS, bond=BOND, verdict_time=VERDICT_S,

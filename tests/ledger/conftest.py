@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 from aiohttp import web
@@ -10,12 +10,30 @@ from aiohttp import web
 from ledger.client import Ledger, LedgerConfig
 from ledger.local.rpc import Rpc
 from ledger.local.server import build_app
+from tests.ledger.surfpool import Deployment, SurfpoolWorld, deployed, serving
 from tests.ledger.world import World
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """What is marked ``clusters`` runs on the embedded ledger and on an independent one."""
+    if "world" in metafunc.fixturenames and metafunc.definition.get_closest_marker("clusters"):
+        metafunc.parametrize("world", ["embedded", "surfpool"], indirect=True)
+
+
+@pytest.fixture(scope="session")
+def market_on_surfpool() -> Iterator[Deployment]:
+    """One Surfpool with the market program, for all tests of a process."""
+    with serving() as server:
+        deployment = deployed(server)
+        yield deployment
+        deployment.chain.close()
+
+
 @pytest.fixture
-def world() -> World:
-    """A fresh ledger with four people who hold tokens."""
+def world(request: pytest.FixtureRequest) -> World:
+    """A fresh ledger with four people who hold tokens; on Surfpool, fresh people on the one ledger."""
+    if getattr(request, "param", "embedded") == "surfpool":
+        return SurfpoolWorld(request.getfixturevalue("market_on_surfpool"))
     return World()
 
 

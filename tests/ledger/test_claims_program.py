@@ -13,6 +13,8 @@ from ledger.program.codes import Consent, MarketError
 from ledger.program.layout import read_events
 from tests.ledger.world import JOB, TOKENS, World, swap, unsigned, with_data
 
+pytestmark = pytest.mark.clusters
+
 GRACE_S = 7 * 86_400  # CLAIM_GRACE of market.h
 
 

@@ -1,19 +1,12 @@
 """One story of the whole market, with every instruction, over JSON-RPC, on the embedded ledger and an independent one.
 
-The second is the npm package ``surfpool-sdk-linux-x64-gnu`` (Agave's runtime, sBPF version 0 only). It is not installed by
-anything here: put it under ``build/surfpool`` (``npm pack surfpool-sdk-linux-x64-gnu@1.2.0`` and unpack), or name its
-``.node`` file in COTTAGE_SURFPOOL.
+The second is Surfpool (``surfpool.py``): a process of its own here, whose clock runs.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 from aiohttp import ClientSession
@@ -35,9 +28,9 @@ from ledger.program.codes import Consent, MarketError
 from ledger.program.interface import Market
 from ledger.program.layout import Ruling
 from ledger.sender import Sender
+from tests.ledger.surfpool import serving
 from tests.ledger.world import World, key
 
-ROOT = Path(__file__).parents[2]
 NAMES = ("submitter", "coordinator", "node", "stranger", "payee")
 JOB, AUDIT, EVIDENCE, REASON, SECOND_JOB, SECOND_AUDIT = (bytes([number]) * 32 for number in range(1, 7))
 RICH = 1_000_000
@@ -69,16 +62,6 @@ class Cluster:
         assert "error" not in said, said
 
 
-def _surfpool() -> Path:
-    named = os.environ.get("COTTAGE_SURFPOOL")
-    found = [Path(named)] if named else sorted((ROOT / "build" / "surfpool").rglob("*.node"))
-    if not found or not found[0].exists():
-        pytest.skip("surfpool-sdk-linux-x64-gnu is not under build/surfpool: see this file's first lines")
-    if shutil.which("node") is None:
-        pytest.skip("Node.js, which runs surfpool-sdk-linux-x64-gnu, is not installed")
-    return found[0]
-
-
 @pytest.fixture(params=["embedded", "surfpool"])
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """The embedded ledger, and an independent one."""
@@ -86,17 +69,8 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
         world: World = request.getfixturevalue("world")
         yield Cluster(request.getfixturevalue("url"), world.genesis.root, 3, world)
         return
-    command = ["node", str(Path(__file__).with_name("surfpool.js")), str(_surfpool())]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        try:
-            line = next(line for line in process.stdout if line.startswith("{"))
-            said = json.loads(line)
-            yield Cluster(said["url"], Keypair.from_bytes(bytes(said["secret"])), 0)
-        finally:
-            process.stdin.close()
-            process.wait(20)
+    with serving() as server:
+        yield Cluster(server.url, server.payer, 0)
 
 
 class People:

@@ -14,6 +14,8 @@ from ledger.program.codes import MarketError
 from ledger.program.layout import DISPUTE_SIZE, Ruling, read_dispute, read_events
 from tests.ledger.world import TOKENS, World, swap, unsigned, with_data
 
+pytestmark = pytest.mark.clusters
+
 AUDIT, EVIDENCE = b"\5" * 32, b"\6" * 32
 
 

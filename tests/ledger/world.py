@@ -11,21 +11,24 @@ from typing import Any
 import msgspec
 from solders.account import Account
 from solders.address_lookup_table_account import AddressLookupTableAccount
+from solders.compute_budget import set_compute_unit_limit
 from solders.instruction import AccountMeta, Instruction
 from solders.keypair import Keypair
 from solders.message import MessageV0
 from solders.pubkey import Pubkey
+from solders.rent import Rent
 from solders.system_program import CreateAccountParams, TransferParams, create_account, transfer
 from solders.transaction import VersionedTransaction
-from solders.transaction_metadata import FailedTransactionMetadata, TransactionMetadata
 from spl.token import instructions as token
 from spl.token import models
 from spl.token.constants import TOKEN_PROGRAM_ID
 
 from ledger.failures import culprit
-from ledger.local.chain import RefusedError
-from ledger.local.genesis import give, open_chain, send
+from ledger.local.chain import RefusedError, compile_message
+from ledger.local.genesis import deploy, give, open_chain
+from ledger.local.rpc import MAX_TRANSACTION_BYTES
 from ledger.local.store import Store
+from ledger.program.build import program_path
 from ledger.program.interface import MarketError
 from ledger.program.layout import (
     DisputeAccount,
@@ -38,7 +41,10 @@ from ledger.program.layout import (
 
 LOOKUP_TABLES = Pubkey.from_string("AddressLookupTab1e1111111111111111111111111")
 START = 1_900_000_000.0  # Unix seconds at which every test world begins.
-TOKENS = 1_000_000_000
+TOKENS, LAMPORTS = 1_000_000_000, 10**10  # What each person has.
+MOST_ADMITTED = 8  # In one instruction: a transaction has 1,232 bytes.
+BATCH_UNITS = 600_000  # Fifty transfers by the token program that was before p-token: 6,200 each.
+NAMES = ("submitter", "coordinator", "node", "stranger")
 JOB = bytes(range(32))
 
 
@@ -61,66 +67,107 @@ class HandClock:
 
 
 class World:
-    """People with wallets around one market, and ways to send what they should not."""
+    """People with wallets around one market, and ways to send what they should not.
+
+    Attributes:
+        code: the program as this ledger takes it.
+        salt: sets the keys of this world apart from those of others on the same ledger.
+    """
+
+    code, salt = program_path(3), ""
+    _drawn = _sent = 0
 
     def __init__(self) -> None:
-        self.clock, self._drawn, self._sent = HandClock(), 0, 0
+        self.clock = HandClock()
         self.chain, self.genesis = open_chain(Store(":memory:"), self.clock, self.entropy)
         self.clock.advance(1.1)  # The first start ran a slot ahead of the clock; from here on slots follow it.
-        self.market = self.genesis.market
+        self._meet()
+
+    def _meet(self) -> None:
+        self.market, self.treasury = self.genesis.market, self.genesis.treasury_account
         self.keys = {pair.pubkey(): pair for pair in (self.genesis.root, self.genesis.treasury)}
-        self.submitter, self.coordinator = self.person("submitter"), self.person("coordinator")
-        self.node, self.stranger = self.person("node"), self.person("stranger")
-        self.treasury = self.genesis.treasury_account
+        self.submitter, self.coordinator, self.node, self.stranger = self.people(*NAMES)
 
     def entropy(self, size: int) -> bytes:
         """The same "random" bytes in every run."""
         self._drawn += 1
         return hashlib.sha256(b"drawn %d" % self._drawn).digest()[:size]
 
+    def people(self, *names: str) -> list[Pubkey]:
+        """New people with SOL and tokens."""
+        return [self.person(name) for name in names]
+
     def person(self, name: str) -> Pubkey:
-        pair = key(name)
-        self.keys[pair.pubkey()] = pair
-        give(self.chain, self.genesis, pair.pubkey(), TOKENS, 10**10, self.entropy)
-        return pair.pubkey()
+        who = self.new_key(name)
+        give(self.chain, self.genesis, who, TOKENS, LAMPORTS, self.entropy)
+        return who
 
     def new_key(self, name: str) -> Pubkey:
-        pair = key(name)
+        pair = self.key(name)
         self.keys[pair.pubkey()] = pair
         return pair.pubkey()
+
+    def key(self, name: str) -> Keypair:
+        """The pair that this world has for a name."""
+        return key(self.salt + name)
+
+    def deploy(self, name: str, owner: Keypair) -> Pubkey:
+        """Another copy of the program, which ``owner`` may upgrade."""
+        deploy(self.chain, owner, self.key(name), self.code.read_bytes(), self.key(f"buffer of {name}"))
+        return self.key(name).pubkey()
+
+    def put(self, address: Pubkey, account: Account) -> None:
+        """Write an account, whoever owns it."""
+        self.chain._vm.set_account(address, account)
+
+    def set_rent(self, rent: Rent) -> None:
+        """Change what accounts must hold."""
+        self.chain._vm.set_rent(rent)
 
     def send(self, *instructions: Instruction) -> str:
         """Execute, signed by everybody whom an instruction marks as signer; the root key pays the fee."""
+        self.chain.tick()
+        return self.chain.submit(self.signed([*self._marked(instructions), *instructions]), preflight=True)
+
+    def signed(self, instructions: Sequence[Instruction]) -> VersionedTransaction:
+        """A transaction with every signature that its instructions ask for, and root's, who pays."""
         wanted = {meta.pubkey for one in instructions for meta in one.accounts if meta.is_signer}
         root = self.genesis.root
         signers = [root, *(self.keys[who] for who in sorted(wanted - {root.pubkey()}, key=str))]
-        return send(self.chain, [self._unique(), *instructions], signers)
+        transaction = VersionedTransaction(compile_message(self.chain, root.pubkey(), list(instructions)), signers)
+        assert len(bytes(transaction)) <= MAX_TRANSACTION_BYTES, "no cluster takes that"
+        return transaction
 
-    def _unique(self) -> Instruction:
-        """Makes equal transactions differ, so that the program and not the ledger judges a repetition."""
+    def prepare(self, *instructions: Instruction) -> None:
+        """Execute what a test only begins with; not necessarily together."""
+        self.send(*instructions)
+
+    def _marked(self, instructions: Sequence[Instruction]) -> list[Instruction]:
+        """What makes equal transactions differ, so that the program and not the ledger judges a repetition."""
         self._sent += 1
         root = self.genesis.root.pubkey()
-        return transfer(TransferParams(from_pubkey=root, to_pubkey=root, lamports=self._sent))
+        return [transfer(TransferParams(from_pubkey=root, to_pubkey=root, lamports=self._sent))]
 
-    def send_batch(self, instruction: Instruction, addresses: Sequence[Pubkey]) -> TransactionMetadata:
-        """Execute one instruction of the coordinator whose accounts come from a lookup table, in the machine alone."""
+    def send_batch(self, instruction: Instruction, addresses: Sequence[Pubkey]) -> str:
+        """Execute one instruction of the coordinator whose accounts come from a lookup table."""
         self._sent += 1
         table = self.forge(f"table {self._sent}", _table(addresses), LOOKUP_TABLES)
         lookup = AddressLookupTableAccount(key=table, addresses=list(addresses))
         self.chain.tick()
         signer = self.keys[self.coordinator]
-        message = MessageV0.try_compile(signer.pubkey(), [instruction], [lookup], self.chain.blockhash())
-        result = self.chain._vm.send_transaction(VersionedTransaction(message, [signer]))
-        if isinstance(result, FailedTransactionMetadata):
-            raise RefusedError(str(result.err()))
-        return result
+        calls = [set_compute_unit_limit(BATCH_UNITS), instruction]
+        message = MessageV0.try_compile(signer.pubkey(), calls, [lookup], self.chain.blockhash())
+        return self.chain.submit(VersionedTransaction(message, [signer]), preflight=True)
 
-    def refusal(self, *instructions: Instruction) -> MarketError | str | None:
-        """Why a transaction is refused: the market's error, else the runtime's or another program's; None if it is not."""
+    def refusal(self, *instructions: Instruction, program: Pubkey | None = None) -> MarketError | str | None:
+        """Why a transaction is refused: the market's error, else the runtime's or another program's; None if it is not.
+
+        ``program``: a copy of the market that is called instead of it.
+        """
         try:
             self.send(*instructions)
         except RefusedError as refused:
-            return _reason(refused, self.market.program)
+            return _reason(refused, program or self.market.program)
         return None
 
     # Shorthands
@@ -153,17 +200,19 @@ class World:
             self.market.escrow_open(self.submitter, job, self.coordinator, deadline, max_payees, **terms),
         ]
         admitted = (self.node, self.stranger)[:max_payees] if payees is None else payees
-        if admitted:
-            instructions.append(self.admit(escrow, *admitted))
         if amount:
             instructions.append(self.market.escrow_deposit(self.submitter, escrow, amount))
-        self.send(*instructions)
+        if admitted:
+            instructions.append(self.admit(escrow, *admitted[:MOST_ADMITTED]))
+        self.prepare(*instructions)
+        for start in range(MOST_ADMITTED, len(admitted), MOST_ADMITTED):
+            self.prepare(self.admit(escrow, *admitted[start : start + MOST_ADMITTED]))
         return escrow
 
     def open_stake(self, amount: int, node: Pubkey | None = None) -> Pubkey:
         who = node or self.node
         stake = self.market.stake(who)
-        self.send(
+        self.prepare(
             self.create_wallet(stake),
             self.market.stake_open(who, self.coordinator),
             self.market.stake_deposit(who, who, amount),
@@ -195,13 +244,13 @@ class World:
             from_pubkey=root, to_pubkey=mint, lamports=self.chain.rent_minimum(82), space=82, owner=TOKEN_PROGRAM_ID
         )
         rules = models.InitializeMint2Params(decimals=6, program_id=TOKEN_PROGRAM_ID, mint=mint, mint_authority=root)
-        self.send(create_account(space), token.initialize_mint2(rules))
+        self.prepare(create_account(space), token.initialize_mint2(rules))
         for owner in (self.submitter, self.coordinator, self.node, self.stranger):
             wallet = token.get_associated_token_address(owner, mint)
             minted = models.MintToCheckedParams(
                 amount=TOKENS, decimals=6, dest=wallet, mint=mint, mint_authority=root, program_id=TOKEN_PROGRAM_ID
             )
-            self.send(self.create_wallet(owner, mint), token.mint_to_checked(minted))
+            self.prepare(self.create_wallet(owner, mint), token.mint_to_checked(minted))
         return mint
 
     def second_vault(self, owner: Pubkey, name: str) -> Pubkey:
@@ -213,13 +262,13 @@ class World:
         start = models.InitializeAccount3Params(
             program_id=TOKEN_PROGRAM_ID, account=vault, mint=self.market.mint, owner=owner
         )
-        self.send(create_account(space), token.initialize_account3(start))
+        self.prepare(create_account(space), token.initialize_account3(start))
         return vault
 
     def forge(self, name: str, data: bytes, owner: Pubkey) -> Pubkey:
         """An account with any content, as only a hostile program could make one."""
         address = self.new_key(name)
-        self.chain._vm.set_account(address, Account(10**9, data, owner))
+        self.put(address, Account(10**9, data, owner))
         return address
 
     def logs(self, signature: str) -> list[str]:
