@@ -320,6 +320,10 @@ class JobService:
             )
         return self._test_wallet
 
+    async def check_funds(self, new: api.NewJob) -> None:
+        """FundsError unless the wallet that would fund the job holds its budget."""
+        await self._check_balance(self._submitter(new), new.spec)
+
     async def _check_balance(self, submitter: str, spec: JobSpec) -> None:
         try:
             balance = await self._chain.balance(submitter)

@@ -50,6 +50,9 @@ class Jobs(Protocol):
     async def tokenizer(self, model: ModelSpec) -> TokenizerSpec:
         """That of the job's model that ``model`` starts from."""
 
+    async def check_funds(self, new: api.NewJob) -> None:
+        """FundsError unless the wallet that would fund the job holds its budget."""
+
     async def create(self, new: api.NewJob, account_id: str = LOCAL_ACCOUNT, job: str | None = None) -> api.JobView:
         """Checked at the door (document, config, dataset, size of the network); refused whole or stored whole.
 

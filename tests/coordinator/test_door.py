@@ -73,6 +73,14 @@ async def test_a_quote_names_its_problems_instead_of_raising() -> None:
     assert "4 nodes, and 1 are free" in quote.problems[0]
 
 
+async def test_what_a_wallet_lacks_is_known_before_the_job_is_created() -> None:
+    bench = Bench()
+    await bench.parts.jobs.check_funds(NewJob(spec()))
+    with pytest.raises(FundsError, match=r"000\.00 is beyond the ¤ 1,000\.00 of"):
+        await bench.parts.jobs.check_funds(NewJob(changed(budget=10**15)))
+    assert bench.fake.signed == []
+
+
 async def test_a_quote_says_what_the_job_takes() -> None:
     bench = Bench()
     for number in range(1, 5):

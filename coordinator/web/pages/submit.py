@@ -7,7 +7,7 @@ from typing import Any, Final, Literal, cast, get_args
 from aiohttp import BodyPartReader, ClientConnectionError, hdrs, web
 
 from coordinator.client.text import amount, count, duration
-from coordinator.errors import CottageError, ForbiddenError, InvalidError, TooLargeError
+from coordinator.errors import CottageError, ForbiddenError, FundsError, InvalidError, TooLargeError
 from coordinator.services import ports
 from coordinator.services.checks import DatasetChecks
 from coordinator.services.uploads import UploadService
@@ -107,7 +107,7 @@ class Submit:
         typed, _ = await self._typed(request)
         filled = read(typed, draft=True)
         quote, problem = await self._price(request, filled)
-        warnings = self._warnings(filled, quote, await self._check(request, filled, 0.0))
+        warnings = await self._warnings(filled, quote, await self._check(request, filled, 0.0))
         return self._renderer.page(
             request,
             "quote.html",
@@ -158,7 +158,7 @@ class Submit:
             shown=_shown(filled),
             fits=_fits(quote, filled),
             check=check,
-            warnings=self._warnings(filled, quote, check),
+            warnings=await self._warnings(filled, quote, check),
         )
 
     async def _take_over(self, request: web.Request, typed: Mapping[str, str]) -> web.Response:
@@ -191,7 +191,7 @@ class Submit:
         except CottageError as error:
             return Check(NO_DATASET, "failed", 0, 0, None, error.detail)
 
-    def _warnings(self, filled: Filled, quote: Quote | None, check: Check | None) -> list[str]:
+    async def _warnings(self, filled: Filled, quote: Quote | None, check: Check | None) -> list[str]:
         """What does not forbid the job, and is worth a second thought."""
         spec, found = filled.spec, []
         if spec is None:
@@ -204,7 +204,18 @@ class Submit:
         if quote is not None and quote.hours_high > spec.deadline_hours:
             long = duration(quote.hours_high * 3600)
             found.append(f"it may take {long}, and the deadline is after {duration(spec.deadline_hours * 3600)}")
-        return found
+        typed = filled.values["budget"].strip()  # Else it is one that stands in while the form is filled.
+        return found + (await self._lacking(NewJob(spec, filled.submitter)) if typed else [])
+
+    async def _lacking(self, new: NewJob) -> list[str]:
+        """Said before the job is created, which would be refused for it."""
+        try:
+            await self._jobs.check_funds(new)
+        except FundsError as error:
+            return [error.detail]
+        except CottageError:
+            return []  # Whatever else is wrong is told where it belongs.
+        return []
 
     async def _cheaper(self, request: web.Request, filled: Filled) -> Sequence[tuple[str, str]]:
         """Choices in words, with the fields of the form that they change, in JSON."""
@@ -259,7 +270,7 @@ class Submit:
             from_job=FROM_JOB,
             document=filled.document or draft.document,
             check=check,
-            warnings=self._warnings(draft, quote, check),
+            warnings=await self._warnings(draft, quote, check),
             choices=await self._cheaper(request, draft) if choices else (),
             presets=_presets(),
             own_config=OWN_CONFIG,

@@ -162,6 +162,10 @@ class Cluster:
         if self.files is not None:
             await self.files.check(account_id, wanted)
 
+    async def check_funds(self, new: api.NewJob) -> None:
+        if (budget := new.spec.budget) > self.balance:
+            raise FundsError(f"the wallet holds {self.balance:,}, the budget is {budget:,}: lower it", "budget")
+
     async def create(self, new: api.NewJob, account_id: str = LOCAL_ACCOUNT, job: str | None = None) -> api.JobView:
         if job in self._jobs:
             return self._jobs[job].view
@@ -171,8 +175,7 @@ class Cluster:
         quote = await self.quote(spec)
         if quote.problems:
             raise InvalidError(quote.problems[0], "budget" if "budget" in quote.problems[0] else "model")
-        if spec.budget > self.balance:
-            raise FundsError(f"the wallet holds {self.balance:,}, the budget is {spec.budget:,}: lower it", "budget")
+        await self.check_funds(new)
         name = job or f"{next(self._ids):032x}"
         made = _Job(_new_view(name, spec, new.submitter or address("test wallet"), quote, self.now))
         made.account_id = account_id

@@ -148,6 +148,19 @@ async def test_forms_of_another_shape_are_refused(house: House, http: aiohttp.Cl
             assert response.status == status, await response.text()
 
 
+async def test_a_wallet_that_lacks_the_budget_is_told_beside_the_price(
+    house: House, http: aiohttp.ClientSession
+) -> None:
+    csrf, says = await token(http, house), "the wallet holds 50,000,000, the budget is 60,000,000"
+    for budget, told in (("60", True), ("50", False), ("", False), ("nothing", False)):
+        typed = GOOD | {"csrf": csrf, "budget": budget, "dataset.artifact": await house.dataset()}
+        async with http.post(f"{house.url}/submit/quote", data=form(typed)) as response:
+            assert response.status == 200
+            assert (says in await response.text()) is told, budget
+        async with http.post(f"{house.url}/submit", data=form(typed | {"action": "review"})) as response:
+            assert (says in await response.text()) is told, budget
+
+
 async def test_files_of_the_pages_are_cached_and_the_pages_are_not(house: House, http: aiohttp.ClientSession) -> None:
     async with http.get(f"{house.url}/") as response:
         text = await response.text()
