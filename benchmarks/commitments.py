@@ -1,16 +1,19 @@
 """What committing to every step costs: hashes of payloads and states, kept states, leaves and their tree.
 
-The last of two stages of the demo's model (``tiny-llama``) does the demo's steps, 20 a round, on payloads that came once; rounds
-with commitments and rounds without take turns in one process. Both the processor's time, of all threads, and the clock's are
+The last of two stages of the demo's model (``tiny-llama``) does the demo's steps, 20 a round, on payloads that came once. A round
+with commitments and one without are done side by side in one process: they take turns step by step, and who goes first changes
+each time, so that what else the machine does meets both alike. Both the processor's time, of all threads, and the clock's are
 counted; so is hashing the round's anchor and momentum. What makes the commitments is what ``trainer.member`` makes them with. The
 goal: less than 3 % of a step.
 
-    python benchmarks/commitments.py [--rounds 16] [--every 1 10]
+    python benchmarks/commitments.py [--rounds 32] [--every 1 10]
 """
 
 import argparse
+import math
 import statistics
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -67,16 +70,14 @@ class Bench:
         update(self.stage, self.position, recorder, number, TOTAL)
         return recorder, loss
 
-    def round(self, first_step: int) -> "Seconds":
-        """A round without commitments."""
-        began = Seconds.now()
+    def round(self, first_step: int) -> Iterator[None]:
+        """A round without commitments, a step at a time."""
         for index in range(self.training.inner_steps):
             self.step(first_step + index)
-        return began.seconds()
+            yield
 
-    def committed_round(self, first_step: int) -> "Seconds":
-        """A round with commitments, up to the root."""
-        began = Seconds.now()
+    def committed_round(self, first_step: int) -> Iterator[None]:
+        """A round with commitments, a step at a time, up to the root; what comes before and after the steps is with them."""
         stage, every, micros = self.stage, self.training.commit_every, crossings(self.training)
         outer = OuterState(self.anchor, self.momentum)
         outer.digest()
@@ -94,6 +95,8 @@ class Bench:
                 first_step + index, "bench", "0" * 64, received, sent, None, None, outer.anchor_digest, loss, job=job
             )
             trace.add(leaf, recorder.received)
+            if index + 1 < self.training.inner_steps:
+                yield
         trace.after_steps(stage, self.keeper)
         trace.bind("0" * 64)
         trace.tree()
@@ -101,7 +104,18 @@ class Bench:
         for old in self.kept[:-KEPT_ROUNDS]:
             self.keeper.give_back(old.states.values())
         self.kept = self.kept[-KEPT_ROUNDS:]
-        return began.seconds()
+        yield
+
+    def both(self, number: int) -> tuple["Seconds", "Seconds"]:
+        """A round without and one with commitments, step by step in turns; what each took."""
+        ways = (self.round(number), self.committed_round(number))
+        took = [Seconds(0.0, 0.0), Seconds(0.0, 0.0)]
+        for step in range(self.training.inner_steps):
+            for way in (0, 1) if (number + step) % 2 else (1, 0):
+                began = Seconds.now()
+                next(ways[way])
+                took[way] += began.seconds()
+        return took[0], took[1]
 
 
 @dataclass(frozen=True)
@@ -110,6 +124,9 @@ class Seconds:
 
     processor: float
     clock: float
+
+    def __add__(self, other: "Seconds") -> "Seconds":
+        return Seconds(self.processor + other.processor, self.clock + other.clock)
 
     @staticmethod
     def now() -> "Seconds":
@@ -123,19 +140,11 @@ class Seconds:
 
 
 def measure(training: TrainingSpec, rounds: int) -> dict[str, float | list[float]]:
-    """Milliseconds of a step each way, and the part that commitments add: medians over pairs of rounds that took turns."""
+    """Milliseconds of a step each way, and the part that commitments add: medians over pairs of rounds, and how sure they are."""
     bench = Bench(training)
     for number in range(KEPT_ROUNDS + 1):  # From then on memory is used again, as in every longer run.
-        bench.round(number)
-        bench.committed_round(number)
-    pairs: list[tuple[Seconds, Seconds]] = []
-    for number in range(rounds):
-        if number % 2:  # Whoever goes second is not always the same.
-            with_them = bench.committed_round(number)
-            pairs.append((bench.round(number), with_them))
-        else:
-            without = bench.round(number)
-            pairs.append((without, bench.committed_round(number)))
+        bench.both(number)
+    pairs = [bench.both(number) for number in range(rounds)]
     processor = [100 * (b.processor / a.processor - 1) for a, b in pairs]
     clock = [100 * (b.clock / a.clock - 1) for a, b in pairs]
     steps = training.inner_steps
@@ -145,14 +154,30 @@ def measure(training: TrainingSpec, rounds: int) -> dict[str, float | list[float
         "step_ms_with": round(1000 * statistics.median(b.processor for _, b in pairs) / steps, 2),
         "overhead_percent": round(statistics.median(processor), 2),
         "overhead_percent_quartiles": [round(q, 2) for q in statistics.quantiles(processor, n=4)[::2]],
+        "overhead_percent_interval": _interval(processor),
         "overhead_percent_of_time": round(statistics.median(clock), 2),
+        "overhead_percent_of_time_interval": _interval(clock),
     }
+
+
+def _interval(values: Sequence[float]) -> list[float]:
+    """Between which the median lies in 95 of 100 such measurements, whatever the noise looks like: a rank of the sorted values.
+
+    Source: the interval of the sign test, as half of the values are below the median (Conover, Practical Nonparametric
+    Statistics, section 3.2). The quartiles beside it say how far single pairs lie apart, which more pairs do not change.
+    """
+    ordered, count = sorted(values), len(values)
+    tail, rank = 0.0, 0
+    while (tail := tail + math.comb(count, rank) / 2**count) <= 0.025:
+        rank += 1
+    low = max(0, rank - 1)
+    return [round(ordered[low], 2), round(ordered[-1 - low], 2)]
 
 
 def main() -> None:
     """Measure and publish."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=32)
     parser.add_argument("--every", type=int, nargs="+", default=[1, 10])
     options = parser.parse_args()
     configure(1)
