@@ -178,6 +178,7 @@ async def serve_ours() -> None:
     import msgspec
     from aiohttp import web
 
+    from coordinator import heap
     from coordinator.services.artifacts import ArtifactStore
     from coordinator.web.http import protect
     from coordinator.web.stream import Limits, Streams
@@ -200,6 +201,8 @@ async def serve_ours() -> None:
         runner = web.AppRunner(app, shutdown_timeout=1.0)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0, backlog=2048).start()
+
+        heap.settle()  # As ``cottage serve`` does.
 
         def say(name: str, text: str) -> None:
             cluster._say(cluster._find(name), "round", text)

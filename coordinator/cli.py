@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from coordinator import heap
 from coordinator.app import serve
 from coordinator.config import Config, MailConfig, TurnRelay
 from coordinator.errors import InvalidError
@@ -75,6 +76,7 @@ async def _run(config: Config, ready_file: Path | None) -> None:
         loop.add_signal_handler(number, stopping.set)
 
     def ready(url: str) -> None:
+        heap.settle()
         logging.getLogger("coordinator").info("serving on %s", url)
         if ready_file is not None:
             draft = ready_file.with_name(f".{ready_file.name}.draft")
