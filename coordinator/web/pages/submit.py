@@ -1,5 +1,6 @@
 """The submit form: price while typing, review before anything is promised, errors beside their fields."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Final, Literal, cast, get_args
@@ -43,6 +44,7 @@ MAX_FORM_FILE = (
 )  # A file in a plain form cannot resume; larger ones go through the page's script or `cottage submit`.
 CHUNK_BYTES = 1 << 18
 REPORT_SECONDS = 1.0  # A part of the page waits so long for a check to end; then it says how far it is.
+FUNDS_SECONDS = 2.0  # The price does not wait longer for the ledger to say what a wallet holds.
 REVIEW_SECONDS = 20.0
 DATASET = "dataset.artifact"
 PENDING = ("queued", "running")  # States of a check that is not over.
@@ -210,10 +212,11 @@ class Submit:
     async def _lacking(self, new: NewJob) -> list[str]:
         """Said before the job is created, which would be refused for it."""
         try:
-            await self._jobs.check_funds(new)
+            async with asyncio.timeout(FUNDS_SECONDS):
+                await self._jobs.check_funds(new)
         except FundsError as error:
             return [error.detail]
-        except CottageError:
+        except (CottageError, TimeoutError):
             return []  # Whatever else is wrong is told where it belongs.
         return []
 

@@ -1,5 +1,6 @@
 """Pages over plain HTTP: forms and their tokens, hostile input, errors for people and for programs."""
 
+import asyncio
 import re
 from typing import Any
 
@@ -159,6 +160,19 @@ async def test_a_wallet_that_lacks_the_budget_is_told_beside_the_price(
             assert (says in await response.text()) is told, budget
         async with http.post(f"{house.url}/submit", data=form(typed | {"action": "review"})) as response:
             assert (says in await response.text()) is told, budget
+
+
+async def test_a_ledger_that_does_not_answer_holds_no_price_up(
+    house: House, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def never(new: NewJob) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(house.cluster, "check_funds", never)
+    monkeypatch.setattr("coordinator.web.pages.submit.FUNDS_SECONDS", 0.05)
+    typed = GOOD | {"csrf": await token(http, house), "dataset.artifact": await house.dataset()}
+    async with http.post(f"{house.url}/submit/quote", data=form(typed)) as response:
+        assert 'class="price"' in await response.text()
 
 
 async def test_files_of_the_pages_are_cached_and_the_pages_are_not(house: House, http: aiohttp.ClientSession) -> None:
