@@ -36,6 +36,7 @@ _COUNTERS: Mapping[str, str] = {
     "draws_late_total": "times that a draw of audits waited because the ledger did not answer",
     "canaries_caught_total": "auditors that found a forged step right",
     "boundaries_apart_total": "neighbours that said otherwise what crossed between them, at an audit",
+    "audits_distant_total": "audits that other environment classes found too far off, which proves nothing",
     "boundaries_undecided_total": "pairs of them of which re-running blamed neither",
     "disputes_total": "disputes opened",
     "rollbacks_total": "times that a job went back before a forged round",

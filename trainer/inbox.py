@@ -18,6 +18,7 @@ from transport.wire.task import (
     BisectQuery,
     OpenOuter,
     OpenStep,
+    ReplayAcross,
     ReplayOuter,
     ReplayStep,
     ShowLeaf,
@@ -27,7 +28,7 @@ from transport.wire.worker import TensorName
 RoundKey = tuple[int, int]
 """(epoch, round)"""
 
-Audit = OpenStep | ShowLeaf | ReplayStep | OpenOuter | ReplayOuter | BisectQuery
+Audit = OpenStep | ShowLeaf | ReplayStep | ReplayAcross | OpenOuter | ReplayOuter | BisectQuery
 Order = BeginRound | ApplyRound | AbandonRound
 
 MAX_WAITING_BYTES = 1 << 30  # An honest neighbour is at most one step ahead: a few micro-batches of activations.

@@ -38,7 +38,7 @@ from trainer.outbox import Outbox
 from trainer.outer import Local, OuterState, local_digest, outer_method
 from trainer.outer.audit import outer_step, write_outer
 from trainer.pace import Pace
-from trainer.replay import cut_of, state_before
+from trainer.replay import cut_of, ending_of, state_before
 from trainer.stage import Stage, StageState
 from trainer.steps import Recorder, accumulate, digests, heldout_loss
 from trainer.trace import KEPT_ROUNDS, RoundTrace, job_digest, made_after, state_interval
@@ -283,11 +283,13 @@ class Member:
             scratch = Stage(config, self.stage.cut, self._training, weights, self._device, initialise=False)
             kept.trace.check(command.step)
             first, _ = segment(command.step, kept.trace.segment, len(kept.trace.leaves))
-            state = state_before(
-                kept.trace, first, scratch, kept.position, self._files.train, self._replica, kept.total_steps
-            )
+            again = (scratch, kept.position, self._files.train, self._replica, kept.total_steps)
+            state = state_before(kept.trace, first, *again)
             made = made_after(self._training, len(kept.trace.leaves))
-            opening = write_opening(kept.trace, command.step, state, kept.position, crossings(self._training), made)
+            ending = ending_of(kept.trace, first, *again) if command.ending else None
+            opening = write_opening(
+                kept.trace, command.step, state, kept.position, crossings(self._training), made, ending
+            )
         except RoundError as error:
             self._outbox.report(StepOpened(command.audit, None, str(error)[:200]))
             return

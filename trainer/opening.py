@@ -1,4 +1,8 @@
-"""An opened segment as one safetensors file: its leaves, their proofs, the state before it and the payloads it received."""
+"""An opened segment as one safetensors file: its leaves, their proofs, the state before it and the payloads it received.
+
+For an auditor of another environment class also its *ending*: the state after it and the payloads it sent. One of the same class
+makes those itself and compares their digests.
+"""
 
 import hashlib
 from collections.abc import Collection, Sequence
@@ -27,8 +31,12 @@ from transport.wire.ids import StepIndex
 
 MAX_HEAD = 16 << 20  # 66 leaves of 1280 + 512 digests, each with a proof of 32 hashes.
 
+_VECTORS = ("parameters", "first_moment", "second_moment")
+
 _Path = Annotated[tuple[Annotated[bytes, Meta(min_length=32, max_length=32)], ...], Meta(max_length=32)]
 
+
+_Steps = Annotated[int, Meta(ge=0, lt=2**31)]
 
 _Leaves = Annotated[tuple[StepLeaf, ...], Meta(min_length=1, max_length=64)]
 
@@ -41,7 +49,16 @@ class _Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     previous_path: _Path
     last: StepLeaf
     last_path: _Path
-    adam_steps: Annotated[int, Meta(ge=0, lt=2**31)]
+    adam_steps: _Steps
+    ending_steps: _Steps | None = None
+
+
+@dataclass(frozen=True)
+class Ending:
+    """What a segment came to: the state after it, and what each of its steps sent."""
+
+    state: StageState
+    sent: tuple[dict[PayloadKey, bytes], ...]
 
 
 @dataclass(frozen=True)
@@ -56,6 +73,7 @@ class Opening:
         anchor: anchor that the round began with, flat; only in the segment that made the contribution, and where ``local`` counts
             in the round's first and last.
         local: what the replica carried into the round; where ``anchor`` is given.
+        ending: where it was asked for.
     """
 
     first: int
@@ -67,15 +85,23 @@ class Opening:
     payloads: tuple[dict[PayloadKey, bytes], ...]
     anchor: Tensor | None
     local: Local
+    ending: Ending | None = None
 
 
 def write_opening(
-    trace: RoundTrace, step: int, state: StageState, position: Position, micros: int, made: int | None = None
+    trace: RoundTrace,
+    step: int,
+    state: StageState,
+    position: Position,
+    micros: int,
+    made: int | None = None,
+    ending: Ending | None = None,
 ) -> bytes:
     """The opening of the segment of ``step`` (within the round); ``state``: before the segment.
 
     Args:
         made: the step after which the pseudo-gradient was made; None: the last.
+        ending: of the segment, for an auditor of another class.
     """
     tree = trace.tree()
     last = len(trace.leaves) - 1
@@ -89,19 +115,19 @@ def write_opening(
         last=trace.leaves[last],
         last_path=tree.proof(last).path,
         adam_steps=state.adam_steps,
+        ending_steps=None if ending is None else ending.state.adam_steps,
     )
-    tensors = {
-        "head": _tensor(encode_message(head)),
-        "parameters": state.parameters,
-        "first_moment": state.first_moment,
-        "second_moment": state.second_moment,
-    }
+    tensors = {"head": _tensor(encode_message(head))} | {name: getattr(state, name) for name in _VECTORS}
     if _anchored(first, stop, last, trace.local, made):
         tensors["anchor"] = trace.anchor
         tensors |= {f"local.{name}": vector for name, vector in trace.local.items()}
     keys = position.expected(micros)
     received = [trace.payloads[index][key] for index in range(first, stop) for key in keys]
     tensors |= {f"received.{index}": _tensor(payload) for index, payload in enumerate(received)}
+    if ending is not None:
+        tensors |= {f"ending.{name}": getattr(ending.state, name) for name in _VECTORS}
+        sent = [payloads[key] for payloads in ending.sent for key in position.produced(micros)]
+        tensors |= {f"sent.{index}": _tensor(payload) for index, payload in enumerate(sent)}
     return save(tensors)
 
 
@@ -116,6 +142,7 @@ def read_opening(
     carries: Sequence[str] = (),
     made: int | None = None,
     every: int = 1,
+    ending: bool = False,
 ) -> Opening:
     """Parse an opening and hold it against its commitment.
 
@@ -125,18 +152,20 @@ def read_opening(
         micros: micro-batches of a step; ``size``: length of the stage's flat vectors.
         carries: names of the vectors that the method carries from round to round.
         made: as in ``write_opening``; ``every``: steps of a segment.
+        ending: it must be there, and what was committed to.
     Raises:
         OpeningError: the bytes are no opening, or do not belong to this step of this commitment.
     """
     tensors, head = _parse(data)
     first, stop = segment(step, every, leaves)
     _prove(head, root, leaves, range(first, stop))
-    vectors = [_vector(tensors, name, size) for name in ("parameters", "first_moment", "second_moment")]
-    state = StageState(vectors[0], vectors[1], vectors[2], head.adam_steps)
+    state = _state(tensors, "", size, head.adam_steps)
     if state.digest() != head.leaves[0].before:
         raise OpeningError("the state is not the one that the leaf begins with")
     payloads = _received(tensors, head, position, micros)
     shown = Opening(first, head.leaves, head.paths, head.previous, head.last, state, payloads, None, {})
+    if ending:
+        shown = replace(shown, ending=_ending(tensors, head, position, micros, size))
     if not _anchored(first, stop, leaves - 1, carries, made):
         return shown
     local = {name: _vector(tensors, f"local.{name}", size) for name in carries}
@@ -148,20 +177,38 @@ def read_opening(
 def _received(
     tensors: dict[str, Tensor], head: _Head, position: Position, micros: int
 ) -> tuple[dict[PayloadKey, bytes], ...]:
-    keys, payloads = position.expected(micros), []
-    for offset, leaf in enumerate(head.leaves):
+    keys = position.expected(micros)
+    for leaf in head.leaves:
         if len(leaf.received) != len(keys) or len(leaf.sent) != len(position.produced(micros)):
             raise OpeningError(
                 f"the leaf names {len(leaf.received)} received payloads, a step of this stage has {len(keys)}"
             )
+    return _payloads(tensors, "received", keys, [leaf.received for leaf in head.leaves])
+
+
+def _payloads(
+    tensors: dict[str, Tensor], name: str, keys: list[PayloadKey], named: list[tuple[str, ...]]
+) -> tuple[dict[PayloadKey, bytes], ...]:
+    """Payloads of each step of the segment, as its leaf names them by digest."""
+    payloads = []
+    for offset, digests in enumerate(named):
         of_step = {}
         for index, key in enumerate(keys):
-            payload = _blob(tensors, f"received.{offset * len(keys) + index}")
-            if hashlib.sha256(payload).hexdigest() != leaf.received[index]:
+            payload = _blob(tensors, f"{name}.{offset * len(keys) + index}")
+            if hashlib.sha256(payload).hexdigest() != digests[index]:
                 raise OpeningError(f"the {key[0]} of micro-batch {key[1]} is not the one that the leaf names")
             of_step[key] = payload
         payloads.append(of_step)
     return tuple(payloads)
+
+
+def _ending(tensors: dict[str, Tensor], head: _Head, position: Position, micros: int, size: int) -> Ending:
+    if head.ending_steps is None:
+        raise OpeningError("it does not show what the segment came to")
+    state = _state(tensors, "ending.", size, head.ending_steps)
+    if state.digest() != head.leaves[-1].after:
+        raise OpeningError("the state after the segment is not the one that the leaf ends with")
+    return Ending(state, _payloads(tensors, "sent", position.produced(micros), [leaf.sent for leaf in head.leaves]))
 
 
 def _anchored(first: int, stop: int, last: int, carries: Collection[str], made: int | None) -> bool:
@@ -199,6 +246,11 @@ def _prove(head: _Head, root: str, leaves: int, steps: range) -> None:
         top, encode_message(head.previous), MerkleProof(before, leaves, head.previous_path)
     ):
         raise OpeningError(f"the leaf before does not stand at place {before} of {leaves} under root {root[:16]}")
+
+
+def _state(tensors: dict[str, Tensor], prefix: str, size: int, steps: int) -> StageState:
+    parameters, first, second = (_vector(tensors, prefix + name, size) for name in _VECTORS)
+    return StageState(parameters, first, second, steps)
 
 
 def _vector(tensors: dict[str, Tensor], name: str, size: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Re-running a committed segment, bit for bit, and saying whether it was done as committed."""
+"""Re-running a committed segment and saying whether it was done as committed: bit for bit, or near enough across classes."""
 
 import hashlib
 from collections.abc import Mapping
@@ -7,21 +7,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from trainer.across import Compared, Distances
 from trainer.data import TokenFile, Windows
-from trainer.errors import CodecError, OpeningError
+from trainer.errors import CodecError, NonFiniteError, OpeningError
 from trainer.model import Cut
-from trainer.opening import Opening, read_opening
+from trainer.opening import Ending, Opening, read_opening
 from trainer.outer import OuterMethod, OuterState, local_digest, outer_method
 from trainer.outer.audit import judge_outer
 from trainer.stage import Stage, StageState, vector_digest
 from trainer.steps import Recorded, Recorder, accumulate, digests
 from trainer.trace import RoundTrace, job_digest, made_after
 from trainer.update import update
-from transport.wire.audit import StepLeaf
-from transport.wire.boundary import Position, crossings, position_of
+from transport.wire.audit import StepLeaf, segment
+from transport.wire.boundary import PayloadKey, Position, crossings, position_of
 from transport.wire.job import TrainingSpec
-from transport.wire.task import AuditReport, Plan, ReplayOuter, ReplayStep
+from transport.wire.task import AuditReport, Plan, ReplayAcross, ReplayOuter, ReplayStep
 
 
 def cut_of(plan: Plan, stage: int) -> Cut:
@@ -32,12 +34,13 @@ def cut_of(plan: Plan, stage: int) -> Cut:
 
 @dataclass(frozen=True)
 class Redone:
-    """What a step of the round came to when it was run again."""
+    """What a step of the round came to when it was run again; ``payloads``: that it sent, ``sent``: their digests."""
 
     step: int
     samples: str
     sent: tuple[str, ...]
     loss: float | None
+    payloads: Mapping[PayloadKey, bytes]
 
 
 class Rerun:
@@ -75,7 +78,7 @@ class Rerun:
         loss = accumulate(self._stage, self.position, windows, recorder)
         update(self._stage, self.position, recorder, self._command.rate_at(step), self._command.total_steps)
         sent = digests(recorder.sent, self.position.produced(crossings(self._training)))
-        return Redone(step, samples, sent, loss)
+        return Redone(step, samples, sent, loss, recorder.sent)
 
 
 class Auditor:
@@ -108,8 +111,10 @@ class Auditor:
         cut = cut_of(command.plan, command.stage)
         return Stage(self._config, cut, self._training, self._weights, self._device, initialise=False)
 
-    def open(self, command: ReplayStep, opening: bytes, stage: Stage) -> tuple[Opening, OuterMethod]:
-        """The segment of an opening, shown to belong to the commitment.
+    def open(
+        self, command: ReplayStep, opening: bytes, stage: Stage, ending: bool = False
+    ) -> tuple[Opening, OuterMethod]:
+        """The segment of an opening, shown to belong to the commitment; ``ending``: with what it came to.
 
         Raises:
             OpeningError: see ``read_opening``.
@@ -121,6 +126,7 @@ class Auditor:
         opened = read_opening(
             opening, command.root, command.leaves, command.step, position, micros, size, carries,
             made_after(self._training, command.leaves), self._training.commit_every,
+            ending,
         )  # fmt: skip
         return opened, method
 
@@ -138,13 +144,60 @@ class Auditor:
         unbound = _compare_bindings(command, opened)
         if unbound:
             return AuditReport(command.audit, "mismatch", unbound)
-        other = next((leaf.env_class for leaf in opened.leaves if leaf.env_class != self._env_class), None)
+        other = _other_class(opened, self._env_class)
         if other is not None:
             detail = f"the prover names {other}, this auditor is {self._env_class}"
             return AuditReport(command.audit, "incomparable", detail[:4000])
         found = self._compare(command, opened, stage, method)
-        operations = stage.operations_per_token * self._training.batch * self._training.sequence * len(opened.leaves)
+        operations = self._operations(opened, stage)
         return AuditReport(command.audit, "mismatch" if found else "match", found[:4000], operations)
+
+    def judge_across(self, across: ReplayAcross, opening: bytes) -> AuditReport:
+        """Run the segment of a step of another class again and say whether it came near enough.
+
+        All that is digests is compared bit for bit, as in ``judge``; so is the contribution, which is made again from the state
+        that the prover shows. That state and what was sent must lie within the tolerances of ``trainer.across``.
+        """
+        command = across.replay
+        stage = self.stage_of(command)
+        try:
+            opened, method = self.open(command, opening, stage, ending=True)
+        except OpeningError as error:
+            return AuditReport(command.audit, "malformed", str(error)[:4000])
+        unbound = _compare_bindings(command, opened)
+        if unbound:
+            return AuditReport(command.audit, "mismatch", unbound)
+        other = _other_class(opened, across.env_class)
+        if other is not None:
+            detail = f"the prover names {other}, and had said to be {across.env_class}"
+            return AuditReport(command.audit, "incomparable", detail[:4000])
+        found = self._compare_beginning(command, opened, stage, method) or _compare_shown(
+            command, opened, stage, method
+        )
+        if not found:
+            compared = self.measure(command, opened, stage)
+            found = compared.words
+            if compared.near:
+                return AuditReport(command.audit, "match", found[:4000], self._operations(opened, stage))
+        return AuditReport(command.audit, "mismatch", found[:4000], self._operations(opened, stage))
+
+    def measure(self, command: ReplayStep, opened: Opening, stage: Stage) -> Compared:
+        """Run a segment again that was opened with its ending, and say how far apart the two are."""
+        assert opened.ending is not None
+        distances = Distances(stage)
+        rerun = self.rerun(command, opened, stage)
+        for offset, (leaf, sent) in enumerate(zip(opened.leaves, opened.ending.sent, strict=True)):
+            step = opened.first + offset
+            try:
+                redone = rerun.step(step)
+            except (CodecError, NonFiniteError) as error:
+                return Compared(False, f"the step cannot be done with what it received: {error}", {})
+            distances.add_step(rerun.windows(step)[0], sent, redone.payloads, leaf.loss, redone.loss)
+        distances.add_state(opened.state, opened.ending.state, stage.state())
+        return distances.compared()
+
+    def _operations(self, opened: Opening, stage: Stage) -> int:
+        return stage.operations_per_token * self._training.batch * self._training.sequence * len(opened.leaves)
 
     def judge_outer(self, command: ReplayOuter, opening: bytes) -> AuditReport:
         """Run an outer step again and compare."""
@@ -154,26 +207,32 @@ class Auditor:
 
     def _compare(self, command: ReplayStep, opened: Opening, stage: Stage, method: OuterMethod) -> str:
         """The first difference in words, empty where there is none."""
-        first, anchor = opened.leaves[0], opened.leaves[0].anchor
-        if opened.previous is not None and (opened.previous.after, opened.previous.anchor) != (first.before, anchor):
-            return "the step does not begin where the one before ended"
-        if command.first_step == 0 and anchor != self._initial(stage.cut):
-            return "the first round does not begin with the job's initial weights"
-        rerun = self.rerun(command, opened, stage)
-        found = self._compare_due(opened, rerun) or _compare_start(command, opened, method)
+        found = self._compare_beginning(command, opened, stage, method)
         if found:
             return found
+        rerun = self.rerun(command, opened, stage)
         for offset, leaf in enumerate(opened.leaves):
             try:
                 redone = rerun.step(opened.first + offset)
             except CodecError as error:
                 return f"the step cannot be done with what it received: {error}"
-            found = self._compare_step(leaf, redone) or _compare_contribution(command, opened, redone, stage, method)
+            found = self._compare_step(leaf, redone) or _compare_contribution(
+                command, opened, redone.step, stage, stage.parameters, method
+            )
             if found:
                 return found
         if stage.state_digest() != opened.leaves[-1].after:
             return "the state after the step is not what the step gives"
         return ""
+
+    def _compare_beginning(self, command: ReplayStep, opened: Opening, stage: Stage, method: OuterMethod) -> str:
+        """Hold what the segment begins with against what it was due to begin with, which takes no running."""
+        first, anchor = opened.leaves[0], opened.leaves[0].anchor
+        if opened.previous is not None and (opened.previous.after, opened.previous.anchor) != (first.before, anchor):
+            return "the step does not begin where the one before ended"
+        if command.first_step == 0 and anchor != self._initial(stage.cut):
+            return "the first round does not begin with the job's initial weights"
+        return self._compare_due(opened, self.rerun(command, opened, stage)) or _compare_start(command, opened, method)
 
     def _compare_due(self, opened: Opening, rerun: Rerun) -> str:
         """Hold the leaves against what the coordinator decided, which takes no running."""
@@ -220,23 +279,41 @@ def _compare_start(command: ReplayStep, opened: Opening, method: OuterMethod) ->
 
 
 def _compare_contribution(
-    command: ReplayStep, opened: Opening, redone: Redone, stage: Stage, method: OuterMethod
+    command: ReplayStep, opened: Opening, step: int, stage: Stage, parameters: Tensor, method: OuterMethod
 ) -> str:
-    """Make the contribution again after the step ``made``, and what is carried over after the last one."""
-    leaf, last = opened.leaves[redone.step - opened.first], command.leaves - 1
+    """Make the contribution again after the step ``made``, and what is carried over after the last one.
+
+    Args:
+        parameters: after ``step``, flat ``[n]``.
+    """
+    leaf, last = opened.leaves[step - opened.first], command.leaves - 1
     made = made_after(stage.training, command.leaves)
-    if redone.step not in (made, last):
+    if step not in (made, last):
         return "" if leaf.pseudo_gradient is None else "a pseudo-gradient in the middle of the round"
     if leaf.pseudo_gradient != opened.last.pseudo_gradient:
         return "the leaf of the step that made the pseudo-gradient binds another one than the last leaf"
     if opened.anchor is None:  # The method carries nothing, and the contribution was made in another segment.
         return "" if leaf.carried is None else "something is carried into the next round where nothing can be"
-    given = method.contribution(opened.anchor, stage.parameters, opened.local, command.round)
-    if redone.step == made and hashlib.sha256(given.data).hexdigest() != leaf.pseudo_gradient:
+    given = method.contribution(opened.anchor, parameters, opened.local, command.round)
+    if step == made and hashlib.sha256(given.data).hexdigest() != leaf.pseudo_gradient:
         return "the pseudo-gradient is not what the round gives"
-    if redone.step == last and local_digest(given.local) != leaf.carried:
+    if step == last and local_digest(given.local) != leaf.carried:
         return "what is carried into the next round is not what this one gives"
     return ""
+
+
+def _compare_shown(command: ReplayStep, opened: Opening, stage: Stage, method: OuterMethod) -> str:
+    """Make the contribution again from the state that the prover shows, where the round ends with the segment."""
+    assert opened.ending is not None
+    last = opened.first + len(opened.leaves) - 1
+    if last != command.leaves - 1:
+        return ""
+    return _compare_contribution(command, opened, last, stage, opened.ending.state.parameters, method)
+
+
+def _other_class(opened: Opening, env_class: str) -> str | None:
+    """What else than ``env_class`` a leaf names."""
+    return next((leaf.env_class for leaf in opened.leaves if leaf.env_class != env_class), None)
 
 
 def _compare_bindings(command: ReplayStep, opened: Opening) -> str:
@@ -273,3 +350,21 @@ def state_before(
         accumulate(scratch, position, windows, recorded)
         update(scratch, position, recorded, trace.rate_index(index), total_steps)
     return scratch.state()
+
+
+def ending_of(
+    trace: RoundTrace, first: int, scratch: Stage, position: Position, tokens: TokenFile, replica: int, total_steps: int
+) -> Ending:
+    """What the segment of a kept round that begins with ``first`` came to, run again on ``scratch``.
+
+    ``scratch`` is left with the state after it.
+    """
+    training, sent = scratch.training, []
+    scratch.restore(state_before(trace, first, scratch, position, tokens, replica, total_steps))
+    for index in range(first, segment(first, trace.segment, len(trace.leaves))[1]):
+        windows, _ = tokens.sample(training.seed, trace.first_step + index, replica, training.batch, training.sampling)
+        recorder = Recorder(Recorded(trace.payloads[index]))
+        accumulate(scratch, position, windows, recorder)
+        update(scratch, position, recorder, trace.rate_index(index), total_steps)
+        sent.append(recorder.sent)
+    return Ending(scratch.state(), tuple(sent))

@@ -34,6 +34,7 @@ from transport.wire.task import (
     LeafShown,
     OpenOuter,
     OpenStep,
+    ReplayAcross,
     ReplayOuter,
     ReplayStep,
     ShowLeaf,
@@ -165,6 +166,7 @@ class Worker:
                         body=OpenStep()
                         | ShowLeaf()
                         | ReplayStep()
+                        | ReplayAcross()
                         | OpenOuter()
                         | ReplayOuter()
                         | BisectQuery() as audit
@@ -202,6 +204,8 @@ class Worker:
         match command:
             case ReplayStep():
                 self._outbox.report(self._auditor.judge(command, payload))
+            case ReplayAcross():
+                self._outbox.report(self._auditor.judge_across(command, payload))
             case OpenStep() if self._member is not None:
                 self._member.open_step(command)
             case OpenOuter() if self._member is not None:

@@ -22,6 +22,7 @@ SLASH_BPS = (
 PROBATION = (
     2  # Audits passed in a row after a fault until which everything is looked at: who evades once does not get far.
 )
+AFAR = 4  # Audits by other environment classes that count as much as one by the own: they see only what is far off.
 MARGIN = 2  # Half as much again as needed: audits can be void where no auditor fits.
 
 
@@ -30,11 +31,18 @@ class Standing(msgspec.Struct, frozen=True):
 
     Attributes:
         passed: audits in a row that found nothing, across all jobs.
-        faults: audits that failed by its doing, ever.
+        faults: audits that failed by its doing, ever, and those that other environment classes found too far off.
+        afar: audits by other classes since the last fault that found nothing.
     """
 
     passed: int = 0
     faults: int = 0
+    afar: int = 0
+
+    @property
+    def counted(self) -> int:
+        """Audits passed in a row, as far as they count: with those of other classes alone a newcomer's part halves, no more."""
+        return self.passed + min(self.afar // AFAR, HALF)
 
 
 class Exposure(msgspec.Struct, frozen=True):
@@ -58,10 +66,10 @@ def rate(standing: Standing, exposure: Exposure | None, floor: int = FLOOR) -> i
         exposure: None where the network asks for no stake: then only conduct counts, and identities cost nothing.
         floor: of the most trusted node.
     """
-    if standing.faults and standing.passed < PROBATION:
+    if standing.faults and standing.counted < PROBATION:
         return WHOLE
     conduct = min(WHOLE, floor << min(standing.faults, 10))
-    newcomer = NEWCOMER * HALF // (HALF + standing.passed)
+    newcomer = NEWCOMER * HALF // (HALF + standing.counted)
     return min(WHOLE, max(conduct, newcomer, 0 if exposure is None else at_stake(exposure)))
 
 

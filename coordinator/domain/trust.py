@@ -8,7 +8,8 @@ Which steps are audited follows from ``draw``, and by whom from the same seed. A
                  |                      |  ^
                  |                      |  +-- mismatch, or another class named: a second auditor confirms, where there is one
                  +--(none, no answer)---+----> failed (share forfeited; see ``consequence``)
-                                        +----> void (nobody could re-run it)
+                                        +----> void (nobody could re-run it, or only machines of other classes, and it was
+                                               not near enough for them: that proves nothing)
 """
 
 import hashlib
@@ -26,6 +27,7 @@ from transport.wire.task import (
     AuditReport,
     OpenStep,
     Plan,
+    ReplayAcross,
     ReplayStep,
     ShowLeaf,
     StepOpened,
@@ -33,7 +35,7 @@ from transport.wire.task import (
 )
 
 AuditState = Literal["drawn", "opening", "replaying", "passed", "failed", "void"]
-Blame = Literal["", "gone", "refused", "misstated", "unconfirmed", "wrong", "blind"]
+Blame = Literal["", "gone", "refused", "misstated", "unconfirmed", "wrong", "blind", "distant"]
 
 EVASIONS = frozenset(
     {"refused", "misstated"}
@@ -44,11 +46,12 @@ MAX_EVASIONS = (
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """What one auditor found."""
+    """What one auditor found. ``afar``: it is of another environment class, so it compared with a tolerance."""
 
     auditor: NodeAddress
     verdict: Literal["match", "mismatch", "malformed", "incomparable"]
     detail: str = ""
+    afar: bool = False
 
 
 class OuterClaim(msgspec.Struct, frozen=True):
@@ -109,8 +112,10 @@ class Audit(msgspec.Struct, frozen=True):
         silent: in a dispute about it the prover did not answer.
         sides: whose leaves of the step are compared before it is run again: see ``domain.boundary``.
         apart: seats (stage, replica) of those whose leaves say otherwise.
+        ending: the prover shows what the segment came to as well: when it was drawn, nobody else was of its class.
+        afar: the auditor at work is of another class.
         blame: why it failed. ``misstated``: its leaf names another environment class than it had said to be of. ``blind``: a
-            canary whose auditor found it right.
+            canary whose auditor found it right. ``distant``: it is void, and machines of other classes came to something else.
     """
 
     id: str
@@ -152,6 +157,8 @@ class Audit(msgspec.Struct, frozen=True):
     silent: bool = False
     sides: tuple[Side, ...] = ()
     apart: tuple[tuple[int, int], ...] = ()
+    ending: bool = False
+    afar: bool = False
     version: int = 0
 
     @property
@@ -171,6 +178,11 @@ class Audit(msgspec.Struct, frozen=True):
         return f"{what} of stage {self.stage} of replica {self.replica}"
 
     @property
+    def across(self) -> bool:
+        """Whether all who looked at it are of other environment classes than the prover."""
+        return bool(self.verdicts) and all(verdict.afar for verdict in self.verdicts)
+
+    @property
     def over(self) -> bool:
         """Whether nothing more will happen to it."""
         return self.state in ("passed", "failed", "void")
@@ -180,14 +192,14 @@ class Audit(msgspec.Struct, frozen=True):
         if self.unopened and lease == self.lease:
             if self.outer is not None:
                 return OpenOuter(self.id, self.epoch, self.round)
-            return OpenStep(self.id, self.epoch, self.round, self.step)
+            return OpenStep(self.id, self.epoch, self.round, self.step, self.ending)
         if self.state == "replaying" and lease == self.auditor_lease and self.opening is not None:
             if self.outer is not None:
                 return ReplayOuter(
                     self.id, self.plan, self.stage, self.round, self.outer.contributors, self.outer.record,
                     self.outer.parameters, self.opening,
                 )  # fmt: skip
-            return ReplayStep(
+            replay = ReplayStep(
                 audit=self.id,
                 plan=self.plan,
                 stage=self.stage,
@@ -205,6 +217,7 @@ class Audit(msgspec.Struct, frozen=True):
                 local=self.local,
                 rate_step=self.rate_step,
             )
+            return ReplayAcross(replay, self.env_class) if self.afar else replay
         return None
 
     def question_for(self, lease: str) -> ShowLeaf | None:
@@ -231,7 +244,8 @@ def audit_id(seed: bytes, drawn: Drawn) -> str:
 def choose_auditor(audit: Audit, ready: Sequence[Auditor]) -> Auditor | None:
     """Another node of another owner with the same environment class, spares first, the rest by lot; None: nobody.
 
-    An outer step gives the same bits on every processor, so there any class will do.
+    An outer step gives the same bits on every processor, so there any class will do. Where nobody of the class is here, and
+    nobody of it has found anything, one of another class may look at a step whose opening shows its ending.
     """
     if audit.challenger is not None and audit.challenger not in audit.tried:
         return next(
@@ -241,10 +255,18 @@ def choose_auditor(audit: Audit, ready: Sequence[Auditor]) -> Auditor | None:
     fitting = [
         a for a in ready
         if a.node not in (audit.node, audit.accuser) and a.node not in audit.tried and a.payout not in owners
-        and (a.env_class == audit.env_class or audit.outer is not None)
     ]  # fmt: skip
+    near = [a for a in fitting if a.env_class == audit.env_class or audit.outer is not None]
+    if near or not audit.ending or not all(verdict.afar for verdict in audit.verdicts):
+        fitting = near
     lot = {a.lease: hashlib.sha256(f"{audit.seed}:{audit.id}:{a.node}".encode()).digest() for a in fitting}
     return min(fitting, key=lambda a: (not a.spare, lot[a.lease])) if fitting else None
+
+
+def alone(env_class: str, payout: NodeAddress, others: Sequence[Auditor]) -> bool:
+    """Whether there are machines of other owners than ``payout``, and none of them is of the environment class."""
+    classes = {auditor.env_class for auditor in others if auditor.payout != payout}
+    return bool(classes) and env_class not in classes
 
 
 def shown_before(audit: Audit, opening: Digest, deadline: float) -> Audit:
@@ -302,6 +324,7 @@ def assigned(audit: Audit, auditor: Auditor, deadline: float) -> Audit:
         audit,
         auditor=auditor.node,
         auditor_lease=auditor.lease,
+        afar=audit.outer is None and auditor.env_class != audit.env_class,
         tried=(*audit.tried, auditor.node),
         deadline=deadline,
     )
@@ -314,7 +337,8 @@ def judged(audit: Audit, node: NodeAddress, report: AuditReport, deadline: float
     """
     if audit.state != "replaying" or audit.auditor != node:
         return audit
-    verdicts = (*audit.verdicts, Verdict(node, report.verdict, report.detail))
+    detail = f"across environment classes: {report.detail}" if audit.afar else report.detail
+    verdicts = (*audit.verdicts, Verdict(node, report.verdict, detail, audit.afar))
     if audit.canary:
         blind = report.verdict == "match"
         found = _fail(audit, "blind", "a forged step was found right") if blind else audit
@@ -322,7 +346,7 @@ def judged(audit: Audit, node: NodeAddress, report: AuditReport, deadline: float
             found, state="failed" if blind else "passed", verdicts=verdicts, auditor_lease=None
         )
     after = msgspec.structs.replace(
-        audit, verdicts=verdicts, auditor=None, auditor_lease=None, deadline=deadline, detail=report.detail
+        audit, verdicts=verdicts, auditor=None, auditor_lease=None, afar=False, deadline=deadline, detail=detail
     )
     if report.verdict == "match" and audit.twice and not audit.verdicts:
         return after  # By a lot that nobody could foresee, one auditor's word is not enough here.
@@ -330,7 +354,9 @@ def judged(audit: Audit, node: NodeAddress, report: AuditReport, deadline: float
         if any(side.seat == audit.seat and side.silent for side in audit.sides):
             return _fail(after, "refused", "it opened the step, and did not show its leaf for a comparison")
         disputed = f"{len(against(after))} found otherwise" if against(after) else ""
-        return msgspec.structs.replace(after, state="passed", auditor=node, detail=report.detail or disputed)
+        return msgspec.structs.replace(after, state="passed", auditor=node, detail=detail or disputed)
+    if audit.afar:
+        return _distant(after) if len(_far(after)) >= 2 else after
     return _convict(after) if len(against(after)) >= 2 else after
 
 
@@ -354,7 +380,7 @@ def auditor_gone(audit: Audit, deadline: float) -> Audit:
     """The auditor's lease ended, or it took too long: somebody else may try until ``deadline``."""
     if audit.state != "replaying" or audit.auditor is None:
         return audit
-    return msgspec.structs.replace(audit, auditor=None, auditor_lease=None, deadline=deadline)
+    return msgspec.structs.replace(audit, auditor=None, auditor_lease=None, afar=False, deadline=deadline)
 
 
 def canary(true: Audit, name: str, seed: bytes, opening: Digest, root: Digest, deadline: float) -> Audit:
@@ -368,6 +394,8 @@ def canary(true: Audit, name: str, seed: bytes, opening: Digest, root: Digest, d
         deadline=deadline,
         state="replaying",
         canary=True,
+        ending=False,
+        afar=False,
         challenger=None,
         accuser=None,
         sides=(),
@@ -418,6 +446,8 @@ def overdue(audit: Audit) -> Audit:
         )
     if audit.over:
         return audit
+    if audit.state == "replaying" and audit.across and _far(audit):
+        return _distant(audit)
     if audit.state == "replaying" and audit.verdicts:
         return msgspec.structs.replace(audit, state="passed", auditor=audit.verdicts[-1].auditor)
     return msgspec.structs.replace(
@@ -475,8 +505,17 @@ def tampering_costs(last: float, granted: float, now: float) -> int:
 
 
 def against(audit: Audit) -> tuple[Verdict, ...]:
-    """Findings against the prover."""
-    return tuple(v for v in audit.verdicts if v.verdict != "match")
+    """Findings against the prover that count as such: not those of other classes, which prove nothing."""
+    return tuple(v for v in audit.verdicts if v.verdict != "match" and not v.afar)
+
+
+def _far(audit: Audit) -> tuple[Verdict, ...]:
+    return tuple(v for v in audit.verdicts if v.verdict != "match" and v.afar)
+
+
+def _distant(audit: Audit) -> Audit:
+    """Machines of other classes came to something else: it is void, and counts as a fault for the prover's rate only."""
+    return msgspec.structs.replace(audit, state="void", blame="distant", detail=_far(audit)[-1].detail)
 
 
 def _convict(audit: Audit) -> Audit:

@@ -10,6 +10,7 @@ from coordinator.proof.case import Case, Finding, OnLedger, Published
 from ledger.history import LedgerEvent
 from transport.merkle import MerkleTree, verify_proof
 from transport.wire.evidence import (
+    ACROSS,
     AuditLeaf,
     CommitmentLeaf,
     DrawnStep,
@@ -41,6 +42,7 @@ def findings(case: Case) -> Iterator[Finding]:
         yield from draws.check(case.ledger, found, case.published.early)
         yield from _order(case.ledger, found)
         yield from _shares(found)
+        yield from across(found)
     yield from disputes.check(case.ledger, case.published)
     yield from _pots(case.published)
     yield from _payouts(case.ledger, case.published)
@@ -188,6 +190,17 @@ def _shares(found: RoundEvidence) -> Iterator[Finding]:
     total = sum(share.amount for share in found.shares)
     detail = f"{money(total)} of {money(found.terms.pot)} to {sum(1 for s in found.shares if s.amount)} members, by operations"
     yield _judge("shares", _name(found), len(found.shares) == len(found.commitments), detail, "commitments and pot")
+
+
+def across(found: RoundEvidence) -> Iterator[Finding]:
+    """Says so where a step was audited by other environment classes only: then nothing was proven either way."""
+    for one in found.audits:
+        if one.verdicts and all(verdict.verdict.endswith(ACROSS) for verdict in one.verdicts):
+            said = ", ".join(verdict.verdict for verdict in one.verdicts)
+            detail = (
+                f"nobody of node {one.node}'s environment class looked: {said}, with a tolerance; that proves nothing"
+            )
+            yield _note("audit", f"{_name(found)}, step {one.step}", detail + " and costs nobody a stake", "audits")
 
 
 def _failed_before_the_end(found: RoundEvidence) -> set[Seat]:

@@ -76,6 +76,7 @@ class Canaries:
                 and not audit.canary
                 and audit.outer is None
                 and audit.state == "passed"
+                and not audit.across
                 and len(self._waiting) < MAX_WAITING
                 and int.from_bytes(self._context.entropy(8), "big") % WHOLE < self._context.config.canaries
             ):

@@ -25,6 +25,7 @@ from coordinator.services.work import Work
 from coordinator.store.ports import Where
 from coordinator.store.records import CommitRecord, NodeRecord, RoundRecord
 from ledger.addresses import Place
+from transport.wire.boundary import comparable_across
 from transport.wire.ids import NodeAddress
 from transport.wire.task import Challenge
 
@@ -48,6 +49,11 @@ def _outer_claim(record: RoundRecord, commit: CommitRecord, commits: Sequence[Co
         c.replica: c.pseudo_gradient for c in commits if c.stage == commit.stage and c.replica in record.contributors
     }
     return OuterClaim(given, commit.outer, commit.parameters)
+
+
+def auditor_of(lease: Lease) -> Auditor:
+    """The holder of a lease as somebody who could re-run a step."""
+    return Auditor(lease.id, lease.node, lease.payout, lease.env_class, lease.seat is None)
 
 
 class Drawing:
@@ -199,7 +205,7 @@ class Drawing:
         prover = work.leases.get(commit.lease)
         if prover is None or wanted.round < work.run.done - KEPT_ROUNDS:
             return "nobody has its records any more"
-        challenger = Auditor(asking.id, asking.node, asking.payout, asking.env_class, asking.seat is None)
+        challenger = auditor_of(asking)
         stake = (await work.tx.get(NodeRecord, asking.node)).stake
         return trust.refusal(
             commit.node, commit.payout, challenger, prover.env_class, stake, self._context.config.min_stake
@@ -220,6 +226,9 @@ class Drawing:
         if sides is None:
             sides = await self._sides(work, record, commit) if outer is None else ()
         lease = work.leases.get(commit.lease) or await work.tx.get(Lease, commit.lease)
+        comparable = outer is None and challenger is None and accuser is None
+        comparable = comparable and comparable_across(training_of(work.run, work.job.spec.training))
+        others = [auditor_of(other) for other in work.leases.values() if other.state == "ready"]
         audit = Audit(
             id=trust.audit_id(seed, drawn),
             job=work.job.id,
@@ -249,6 +258,7 @@ class Drawing:
             accuser=accuser,
             outer=outer,
             sides=sides,
+            ending=comparable and trust.alone(lease.env_class, commit.payout, others),
         )
         work.audits[audit.id] = audit
         work.change(audits=work.job.audits + 1)
@@ -264,4 +274,4 @@ class Drawing:
             held = await work.tx.find(CommitRecord, ("job", "=", work.job.id), ("node", "=", commit.node))
             due = sum(c.amount for c in held if c.state in ("pending", "verified") and not c.bound)
             exposure = Exposure(commit.amount, due - commit.amount, node.stake * rates.SLASH_BPS // 10_000)
-        return rates.rate(Standing(node.passed, node.faults), exposure, self._context.config.audit_floor)
+        return rates.rate(Standing(node.passed, node.faults, node.afar), exposure, self._context.config.audit_floor)

@@ -17,6 +17,7 @@ from ledger import events as ledger_events
 from ledger.addresses import Place
 from transport.wire.audit import outer_claim
 from transport.wire.evidence import (
+    ACROSS,
     AuditLeaf,
     AuditVerdict,
     CommitmentLeaf,
@@ -167,5 +168,8 @@ def _draw(record: RoundRecord, drawn: Sequence[Audit]) -> DrawLeaf | None:
 
 
 def _audit(audit: Audit) -> AuditLeaf:
-    verdicts = tuple(AuditVerdict(verdict.auditor, verdict.verdict) for verdict in audit.verdicts)
+    verdicts = tuple(
+        AuditVerdict(verdict.auditor, f"{verdict.verdict}{ACROSS if verdict.afar else ''}")
+        for verdict in audit.verdicts
+    )
     return AuditLeaf(audit.id, audit.stage, audit.replica, audit.node, audit.step, audit.state, audit.blame, verdicts)

@@ -35,7 +35,9 @@ class Openings:
         if not one.over or one.opening is None:
             why = "is not over yet" if not one.over else "was over before anything was opened for it"
             raise NotFoundError(f"audit {audit} {why}: another one of the step may have records", "audit")
-        replay = msgspec.structs.replace(one, state="replaying", auditor_lease=one.lease).command_for(one.lease)
+        replay = msgspec.structs.replace(one, state="replaying", auditor_lease=one.lease, afar=False).command_for(
+            one.lease
+        )
         assert isinstance(replay, ReplayStep | ReplayOuter)
         files = {name: jobs[0].files[name] for name in FILES if name in jobs[0].files}
         return AuditRecords(one.id, one.job, one.env_class, replay, jobs[0].spec, {**files, OPENING: one.opening})

@@ -15,6 +15,7 @@ from coordinator.domain.trust import Audit, Auditor
 from coordinator.services.boundaries import Boundaries
 from coordinator.services.context import Context
 from coordinator.services.disputes import Disputes, evidence_digest
+from coordinator.services.drawing import auditor_of
 from coordinator.services.evidence import correct_outcomes, place_of, seal_outcome
 from coordinator.services.nodes import Nodes
 from coordinator.services.work import Work
@@ -22,6 +23,7 @@ from coordinator.store.ports import Where
 from coordinator.store.records import CommitRecord, NodeRecord, OutboxRecord, RoundRecord
 from transport.wire.task import AuditReport, BisectAnswer, LeafShown, StepOpened
 
+_DISTANT = "is too far from what a machine of another class came to; that proves nothing, and only raises its rate"
 _OUTCOMES: Mapping[str, str] = {"passed": "passed", "failed": "failed", "void": "came to nothing"}
 OPENING_LAG = 2  # Workers keep the records of two rounds: the next may begin, the one after must wait for openings.
 
@@ -144,7 +146,7 @@ class Verification:
 
     def _auditors(self, work: Work) -> list[Auditor]:
         return [
-            Auditor(lease.id, lease.node, lease.payout, lease.env_class, lease.seat is None)
+            auditor_of(lease)
             for lease in work.leases.values()
             if lease.state == "ready" and self._nodes.session(lease.node) is not None
         ]
@@ -172,7 +174,9 @@ class Verification:
         """Draw the consequences of an audit that has just ended."""
         self._context.metrics.count(f"audits_{audit.state}_total")
         place = f"the audit of round {audit.round + 1}, {audit.place},"
-        work.note("audit", f"{place} {_OUTCOMES[audit.state]}" + (f": {audit.detail}" if audit.detail else ""))
+        self._context.metrics.count("audits_distant_total", audit.blame == "distant")
+        outcome = _DISTANT if audit.blame == "distant" else _OUTCOMES[audit.state]
+        work.note("audit", f"{place} {outcome}" + (f": {audit.detail}" if audit.detail else ""))
         await _remember(work, audit)
         own: tuple[Where, ...] = (("job", "=", work.job.id), ("node", "=", audit.node), ("canary", "=", False))
         earlier = await work.tx.find(Audit, *own, ("state", "=", "failed"))
@@ -187,7 +191,7 @@ class Verification:
                     work.forged.append((audit.epoch, audit.round))
             case "none":
                 pass
-        if audit.state == "passed":
+        if audit.state == "passed" and not audit.across:
             await self._boundaries.judge(work, audit)
         work.conclude(audit)
 
@@ -264,12 +268,17 @@ async def _is_in_the_model(work: Work, audit: Audit) -> bool:
 
 async def _remember(work: Work, audit: Audit) -> None:
     """What the audit says of the prover's conduct, for its next rates. Leaving is no fault; a lone accusation is no proof."""
-    if audit.state == "void" or audit.blame == "gone":
+    if (audit.state == "void" and audit.blame != "distant") or audit.blame == "gone":
         return
     record = await work.tx.get(NodeRecord, audit.node)
-    passed = record.passed + 1 if audit.state == "passed" else 0
-    faults = record.faults + (audit.state == "failed" and audit.blame != "unconfirmed")
-    await work.tx.update(msgspec.structs.replace(record, passed=passed, faults=faults))
+    if audit.state == "passed" and audit.across:
+        record = msgspec.structs.replace(record, afar=record.afar + 1)
+    elif audit.state == "passed":
+        record = msgspec.structs.replace(record, passed=record.passed + 1)
+    else:
+        faults = record.faults + (audit.blame != "unconfirmed")
+        record = msgspec.structs.replace(record, passed=0, afar=0, faults=faults)
+    await work.tx.update(record)
 
 
 async def _remember_tampering(work: Work) -> None:
@@ -289,7 +298,7 @@ async def _remember_tampering(work: Work) -> None:
                 f"node {lease.node}: somebody reached into a job there again: {share / 100:g} % of its stake",
             )
         faults = record.faults + 1
-        await work.tx.update(msgspec.structs.replace(record, passed=0, faults=faults, tampered=work.now))
+        await work.tx.update(msgspec.structs.replace(record, passed=0, afar=0, faults=faults, tampered=work.now))
 
 
 async def _reject(work: Work, commit: CommitRecord) -> None:

@@ -229,7 +229,7 @@ class NodeRecord(msgspec.Struct, frozen=True):
     """A node that has been here.
 
     Attributes:
-        passed: audits of its work in a row that found nothing; ``faults``: audits that failed by its doing, ever.
+        passed, faults, afar: as in ``domain.rate.Standing``.
         tampered: when its agent last told that somebody reached into a job there; 0: never.
     """
 
@@ -245,6 +245,7 @@ class NodeRecord(msgspec.Struct, frozen=True):
     passed: int = 0
     faults: int = 0
     tampered: float = 0.0
+    afar: int = 0
     version: int = 0
 
 

@@ -186,6 +186,8 @@ audits = Table(
     Column("silent", Boolean, nullable=False),
     Column("sides", Text, nullable=False),
     Column("apart", Text, nullable=False),
+    Column("ending", Boolean, nullable=False),
+    Column("afar", Boolean, nullable=False),
     Column("version", Integer, nullable=False),
     Index("audits_by_job", "job", "state"),
 )  # fmt: skip
@@ -313,6 +315,7 @@ nodes = Table(
     Column("passed", Integer, nullable=False),
     Column("faults", Integer, nullable=False),
     Column("tampered", Float, nullable=False),
+    Column("afar", Integer, nullable=False),
     Column("version", Integer, nullable=False),
 )  # fmt: skip
 

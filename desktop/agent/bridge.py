@@ -28,6 +28,7 @@ from transport.wire.task import (
     BisectQuery,
     KeptState,
     Progress,
+    ReplayAcross,
     ReplayOuter,
     ReplayStep,
     RoundApplied,
@@ -238,10 +239,10 @@ class Bridge:
                     parts = await self._state_for(body)
                     if parts is not None:
                         self._put_command(body, b"".join(parts), len(parts[0]) if parts[1] else 0)
-                case ReplayStep(opening=opening):
-                    if self.weights is not None and _asks_for_weights(body, self.assign.spec):
-                        await self.weights.lay_out(body.plan, body.stage)
-                    self._put_command(body, await self.outside.fetch(opening))
+                case (ReplayStep() as replay) | ReplayAcross(replay=replay):
+                    if self.weights is not None and _asks_for_weights(replay, self.assign.spec):
+                        await self.weights.lay_out(replay.plan, replay.stage)
+                    self._put_command(body, await self.outside.fetch(replay.opening))
                 case ReplayOuter(opening=opening):
                     self._put_command(body, await self.outside.fetch(opening))
                 case BisectQuery(dispute=dispute, replay=replay):

@@ -18,6 +18,7 @@ from transport.wire.task import (
     OpenStep,
     OuterRecord,
     Progress,
+    ReplayAcross,
     ReplayOuter,
     ReplayStep,
     RoundApplied,
@@ -95,7 +96,7 @@ class FakeTask:
                 return [StepOpened(command.audit, opening)]
             case ShowLeaf():
                 return [self._show_leaf(command)]
-            case ReplayStep():
+            case ReplayStep() | ReplayAcross():
                 return [self._judge(command)]
             case StopTask():
                 self.stopped = True
@@ -116,7 +117,11 @@ class FakeTask:
         work = self.peers.trees[self.roots[command.epoch, command.round]].work
         return LeafShown(command.audit, work.leaves[command.step], work.tree.proof(command.step).path)
 
-    def _judge(self, command: ReplayStep) -> AuditReport:
+    def _judge(self, command: ReplayStep | ReplayAcross) -> AuditReport:
+        env_class = self.env_class
+        if isinstance(command, ReplayAcross):
+            self.peers.across += 1
+            command, env_class = command.replay, command.env_class
         tree = self.peers.trees[command.root]
         prover = command.plan.node_of(command.stage, command.replica)
         if self.blind is True or (self.blind and prover in self.blind):
@@ -125,7 +130,7 @@ class FakeTask:
         bound = tree.gradient == command.pseudo_gradient and command.anchor in (None, tree.anchor)
         if self.accuse or tree.forged or not bound or not contribution or command.step in tree.work.wrong:
             return AuditReport(command.audit, "mismatch", "seen")
-        if tree.env_class != self.env_class:
+        if tree.env_class != env_class:
             return AuditReport(command.audit, "incomparable", f"the prover names {tree.env_class}")
         return AuditReport(command.audit, "match")
 

@@ -378,6 +378,7 @@ class Peers:
         self.openings: dict[str, str] = {}
         self.outers: dict[str, tuple[OuterRecord, str]] = {}
         self.violations: list[str] = []
+        self.across = 0
 
 
 class FakeForger:

@@ -25,6 +25,7 @@ from transport.wire.task import (
     BeginRound,
     OpenStep,
     Progress,
+    ReplayAcross,
     ReplayStep,
     RoundApplied,
     RoundHolding,
@@ -75,7 +76,7 @@ class Worker:
                     await self.report(
                         AuditReport(audit, "mismatch", "the state after the step is not what the step gives")
                     )
-                case WorkerCommand(body=ReplayStep(audit=audit)):
+                case WorkerCommand(body=ReplayStep(audit=audit) | ReplayAcross(replay=ReplayStep(audit=audit))):
                     await self.report(StepOpened(audit, hashlib.sha256(payload).hexdigest()))
                 case PeerDeliver():
                     await self.delivered(message, payload)

@@ -15,6 +15,8 @@ from transport.wire.task import (
     BeginRound,
     OpenStep,
     Progress,
+    ReplayAcross,
+    ReplayStep,
     RoundApplied,
     RoundHolding,
     StepOpened,
@@ -94,6 +96,20 @@ async def test_a_lease_that_is_gone_ends_its_worker_at_once(coordinator: Double,
         [pid] = node.pids()
         coordinator.gone.append(assign.lease)
         await coordinator.until(lambda: not is_alive(pid))
+
+
+async def test_a_step_comes_with_its_opening_whatever_class_it_is_of(
+    coordinator: Double, start_agent: StartAgent
+) -> None:
+    async with start_agent() as node:
+        assign = alone(coordinator, node, "checkpoint")
+        await coordinator.assign(node.address, assign)
+        opening, none = coordinator.store(b"an opening" * 1000), "ab" * 32
+        replay = ReplayStep("ef" * 16, assign.plan, 0, 0, 3, 30, 1, 100, none, 10, none, None, opening)
+        await coordinator.command(node.address, assign, replay)
+        await coordinator.command(node.address, assign, ReplayAcross(replay, "another"))
+        await coordinator.until(lambda: len(coordinator.bodies(StepOpened)) == 2)
+        assert {report.opening for report in coordinator.bodies(StepOpened)} == {opening}
 
 
 async def test_commands_for_another_fence_are_ignored(coordinator: Double, start_agent: StartAgent) -> None:

@@ -14,7 +14,7 @@ import pytest_asyncio
 from aiohttp import web
 
 from coordinator.proof.case import Case, Finding
-from coordinator.proof.checks import failed, findings
+from coordinator.proof.checks import across, failed, findings
 from coordinator.proof.cli import main
 from coordinator.proof.gather import gather
 from ledger.client import job_bytes
@@ -22,7 +22,7 @@ from ledger.history import LedgerEvent
 from ledger.money import Amount
 from tests.coordinator.fakes import WALLET
 from tests.proof.town import COORDINATOR_SEED, Town, town
-from transport.wire.evidence import RoundEvidence, leaves_of, root_of
+from transport.wire.evidence import ACROSS, RoundEvidence, leaves_of, root_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 STRANGER = "4Nd1mBQtrMJVYVfKf2PJy9NZUZdTAsp7D4xWLs4gDB4T"
@@ -167,6 +167,22 @@ def _share(by: int, payout: str | None = None) -> Callable[[RoundEvidence], Roun
         return msgspec.structs.replace(one, shares=(more, *rest))
 
     return change
+
+
+async def test_an_audit_across_classes_is_said_to_prove_nothing(case: Case) -> None:
+    assert case.published is not None
+    one = next(found for found in case.published.rounds if any(audit.verdicts for audit in found.audits))
+    assert list(across(one)) == [], "here everybody is of one class"
+    audit = next(audit for audit in one.audits if audit.verdicts)
+    far = msgspec.structs.replace(audit.verdicts[0], verdict=f"mismatch{ACROSS}")
+    both = (*audit.verdicts, far)
+    mixed = msgspec.structs.replace(one, audits=(msgspec.structs.replace(audit, verdicts=both),))
+    assert list(across(mixed)) == [], "somebody of the class has looked, too"
+    alone = msgspec.structs.replace(audit, verdicts=(far,), state="void", blame="distant")
+    (said,) = across(msgspec.structs.replace(one, audits=(alone,)))
+    assert (said.verdict, said.check) == ("note", "audit")
+    assert "mismatch across classes" in said.detail
+    assert "proves nothing" in said.detail
 
 
 def _spared(one: RoundEvidence) -> RoundEvidence:

@@ -108,12 +108,13 @@ class SimNode:
         blind: bool | tuple[int, ...] = False,
         owner: int | None = None,
         flops: float | None = None,
+        env_class: str = "cpu",
     ) -> None:
         """Take ``blind`` as whose lies it does not see, by number; ``owner``: whose wallet it is paid to, by number."""
         self.world = world
         self.key = NodeKey(number.to_bytes(32, "big"))
         self.payout = NodeKey((500 + (owner or number)).to_bytes(32, "big")).address
-        self.profile = profile(f"node-{number}", flops or 1e9 + number)
+        self.profile = profile(f"node-{number}", flops or 1e9 + number, env_class)
         friends = blind if isinstance(blind, tuple) else ()
         keys = frozenset(NodeKey(friend.to_bytes(32, "big")).address for friend in friends)
         self.blind: bool | frozenset[str] = keys if isinstance(blind, tuple) else blind
@@ -179,7 +180,8 @@ class SimNode:
         match message:
             case Assign():
                 task = FakeTask(
-                    message, self.key.address, self.world.peers, self.lie, accuse=self.accuse, blind=self.blind,
+                    message, self.key.address, self.world.peers, self.lie, self.profile.env_class,
+                    accuse=self.accuse, blind=self.blind,
                 )  # fmt: skip
                 self.tasks[message.lease], self.fences[message.lease] = task, message.fence
                 self.kept[message.lease], self.said[message.lease] = [], 0

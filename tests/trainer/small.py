@@ -17,14 +17,14 @@ from trainer.data import TokenFile
 from trainer.errors import TrainerError
 from trainer.keeper import Keeper
 from trainer.model import Cut
-from trainer.opening import write_opening
+from trainer.opening import Ending, write_opening
 from trainer.outer import Local, OuterState, local_digest, outer_method
-from trainer.stage import Stage, vector_digest
+from trainer.stage import Stage, StageState, vector_digest
 from trainer.steps import Recorder, accumulate, digests
 from trainer.trace import RoundTrace, job_digest, made_after
 from trainer.update import update
 from transport.wire.audit import StepLeaf, segment
-from transport.wire.boundary import Kind, Position, crossings
+from transport.wire.boundary import Kind, PayloadKey, Position, crossings
 from transport.wire.job import DatasetSpec, JobSpec, ModelSpec, TrainingSpec
 from transport.wire.model import resolve
 
@@ -189,15 +189,20 @@ class Committed:
     position: Position
     spec: TrainingSpec
     total: int
+    sent: list[dict[PayloadKey, bytes]]
+    after: StageState
 
     @property
     def root(self) -> str:
         return self.trace.tree().root.hex()
 
-    def opening(self, step: int) -> bytes:
-        first, _ = segment(step, self.spec.commit_every, len(self.trace.leaves))
+    def opening(self, step: int, ending: bool = False) -> bytes:
+        first, stop = segment(step, self.spec.commit_every, len(self.trace.leaves))
         made = made_after(self.spec, len(self.trace.leaves))
-        return write_opening(self.trace, step, self.trace.states[first], self.position, crossings(self.spec), made)
+        shown = Ending(self.trace.states.get(stop, self.after), tuple(self.sent[first:stop])) if ending else None
+        return write_opening(
+            self.trace, step, self.trace.states[first], self.position, crossings(self.spec), made, shown
+        )
 
 
 def commit_round(
@@ -218,6 +223,7 @@ def commit_round(
     method = outer_method(spec, own.slots, anchor.numel())
     carried_in = method.fresh(OuterState(anchor, torch.zeros_like(anchor))) if local is None else local
     trace = RoundTrace(first_step, anchor, 1, carried_in, segment=spec.commit_every)
+    sent = []
     for index in range(steps):
         step = first_step + index
         trace.before_step(own, keeper)
@@ -232,9 +238,10 @@ def commit_round(
             loss=loss if own.cut.is_last else None, local=trace.local_digest, job=job_digest(spec),
         )  # fmt: skip
         trace.add(leaf, recorder.received)
+        sent.append(recorder.sent)
         given = method.contribution(trace.anchor, own.parameters, trace.local, 0)
         if index == made_after(spec, steps):
             bound = hashlib.sha256(given.data).hexdigest()
     trace.after_steps(own, keeper)
     trace.bind(bound, local_digest(given.local), made_after(spec, steps))
-    return Committed(trace, position, spec, total)
+    return Committed(trace, position, spec, total, sent, own.state())

@@ -34,6 +34,7 @@ from transport.wire.task import (
     LeafShown,
     OpenStep,
     Progress,
+    ReplayAcross,
     ReplayStep,
     RoundApplied,
     RoundCommit,
@@ -195,10 +196,17 @@ async def test_every_way_of_crossing_works_between_workers_and_replays(
 
 
 async def audit(
-    router: Router, place: Place, round_index: int, step: int, auditor: Any = "spare", steps: int = 4, name: str = AUDIT
+    router: Router,
+    place: Place,
+    round_index: int,
+    step: int,
+    auditor: Any = "spare",
+    steps: int = 4,
+    name: str = AUDIT,
+    across: bool = False,
 ) -> AuditReport:
-    """Draw one step: the member opens it, the auditor judges it."""
-    await router.command(place, OpenStep(name, 0, round_index, step))
+    """Draw one step: the member opens it, the auditor judges it; ``across``: as if it were of another class."""
+    await router.command(place, OpenStep(name, 0, round_index, step, across))
     await router.until(lambda: router.of(place, StepOpened, audit=name))
     opened = router.of(place, StepOpened, audit=name)[0]
     assert opened.opening is not None, opened.reason
@@ -210,7 +218,9 @@ async def audit(
         commit.pseudo_gradient, before[0].parameters if before else None, opened.opening,
         carried=commit.carried, local=earlier[0].carried if earlier else None,
     )  # fmt: skip
-    await router.command(auditor, body, router.artifacts[opened.opening])
+    env_class = router.of(place, TaskReady)[0].env_class
+    asked = ReplayAcross(body, env_class) if across else body
+    await router.command(auditor, asked, router.artifacts[opened.opening])
     await router.until(lambda: router.of(auditor, AuditReport, audit=name))
     report: AuditReport = router.of(auditor, AuditReport, audit=name)[0]
     return report
@@ -226,6 +236,8 @@ async def test_every_step_of_the_last_two_rounds_can_be_opened_and_matches(route
         ):
             report = await audit(router, place, round_index, step, name=f"{index:032x}")
             assert report.verdict == "match", report.detail
+        report = await audit(router, (1, 0), 2, 3, name="b" * 32, across=True)
+        assert (report.verdict, " 0 away" in report.detail) == ("match", True), report.detail
         await router.command((0, 0), OpenStep("c" * 32, 0, 0, 0))
         await router.command((0, 0), OpenStep("d" * 32, 0, 2, 4))
         await router.until(lambda: len(router.of((0, 0), StepOpened, opening=None)) == 2)

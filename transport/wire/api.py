@@ -171,7 +171,7 @@ class AuditView(msgspec.Struct, frozen=True):
     auditor: NodeAddress | None
     state: Literal["drawn", "opening", "replaying", "passed", "failed", "void"]
     detail: str
-    blame: Literal["", "gone", "refused", "misstated", "unconfirmed", "wrong", "blind"] = ""
+    blame: Literal["", "gone", "refused", "misstated", "unconfirmed", "wrong", "blind", "distant"] = ""
 
 
 class CommitView(msgspec.Struct, frozen=True):

@@ -52,12 +52,13 @@ Proof = Annotated[tuple[Annotated[bytes, Meta(min_length=32, max_length=32)], ..
 
 
 class OpenStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="open"):
-    """``step`` counts from 0 within the round."""
+    """``step`` counts from 0 within the round. ``ending``: show what the segment came to as well, for a ``ReplayAcross``."""
 
     audit: AuditId
     epoch: Count
     round: RoundIndex
     step: StepIndex
+    ending: bool = False
 
 
 class ReplayStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="replay"):
@@ -95,6 +96,16 @@ class ReplayStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="r
     def rate_at(self, step: int) -> int:
         """Where it stood at another step of the round."""
         return (self.first_step if self.rate_step is None else self.rate_step) + step
+
+
+class ReplayAcross(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="replay_across"):
+    """Re-run a step of another environment class, ``env_class``, and compare what it came to with a tolerance.
+
+    The verdicts are those of a ``ReplayStep``; ``incomparable``: the leaf names a class other than ``env_class``.
+    """
+
+    replay: ReplayStep
+    env_class: ShortText
 
 
 class ShowLeaf(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="show_leaf"):

@@ -38,6 +38,15 @@ def crossings(training: TrainingSpec) -> int:
     return micro_count(training) + shares_norm(training)
 
 
+def comparable_across(training: TrainingSpec) -> bool:
+    """Whether what a segment of steps came to can be held against a re-run by another environment class.
+
+    Not where replicas exchange within steps or contribute before the round's end, nor where activations cross as differences to
+    what the stages have cached: such payloads are no vectors with a distance, or are not shown.
+    """
+    return training.outer not in TOGETHER and training.overlap == 0 and training.activations != "aq4"
+
+
 @dataclass(frozen=True)
 class Position:
     """Which stage of how many; which replica, and with which others it exchanges in every step."""

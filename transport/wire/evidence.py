@@ -67,8 +67,12 @@ class DrawLeaf(msgspec.Struct, frozen=True, tag="draw"):
     steps: tuple[DrawnStep, ...]
 
 
+ACROSS = " across classes"
+"""How the verdict of an auditor ends that is of another environment class: it compared with a tolerance, and proves nothing."""
+
+
 class AuditVerdict(msgspec.Struct, frozen=True):
-    """What one auditor found."""
+    """What one auditor found: ``match``, ``mismatch``, ``malformed`` or ``incomparable``, with ``ACROSS`` where that is so."""
 
     auditor: NodeAddress
     verdict: str

@@ -14,6 +14,7 @@ coordinator pass them on. A round is named by ``(epoch, round)``: a round that i
       OpenStep        ->   StepOpened      everything needed to re-run one committed step
       ShowLeaf        ->   LeafShown       the committed leaf of a step: what the neighbours say is held against each other
       ReplayStep      ->   AuditReport     the auditor's verdict
+      ReplayAcross    ->   AuditReport     the same for a step of another environment class, with a tolerance
       OpenOuter, ReplayOuter               the same for the outer step
       BisectQuery     ->   BisectAnswer    a dispute: ``transport.wire.audit``
 """
@@ -31,6 +32,7 @@ from transport.wire.audit import (
     OpenOuter,
     OpenStep,
     OuterRecord,
+    ReplayAcross,
     ReplayOuter,
     ReplayStep,
     ShowLeaf,
@@ -70,6 +72,7 @@ __all__ = [
     "OuterRecord",
     "Plan",
     "Progress",
+    "ReplayAcross",
     "ReplayOuter",
     "ReplayStep",
     "RoundApplied",
@@ -155,6 +158,7 @@ TaskCommand = (
     | OpenStep
     | ShowLeaf
     | ReplayStep
+    | ReplayAcross
     | OpenOuter
     | ReplayOuter
     | BisectQuery

@@ -1,0 +1,54 @@
+"""A node that is alone in its environment class is looked at by machines of others, which can only lower its trust."""
+
+from coordinator.domain import rate
+from coordinator.domain.draw import WHOLE
+from coordinator.domain.job import Job, JobState
+from coordinator.domain.trust import Audit
+from coordinator.store.records import CommitRecord, EventRecord, NodeRecord
+from tests.sim.test_draws import everybody
+from tests.sim.test_faults import check, read, run_world
+from tests.sim.world import World
+
+ALONE = 7
+
+
+async def beside_others(**odd: object) -> tuple[World, str, Job, NodeRecord, list[Audit]]:
+    """A job that a node of another class takes part in; its record at the end, and the audits of its inner steps."""
+    world = World(2, nodes=7, faults=0.0, special={ALONE: {"env_class": "gpu", "flops": 1e10, **odd}})
+    job, stored = await run_world(world, 2, 2)
+    await check(world, job, stored)
+    address = world.nodes[ALONE - 1].key.address
+    record = next(node for node in await everybody(world) if node.address == address)
+    audits = [a for a in await read(world, Audit, job) if a.node == address and a.outer is None and not a.canary]
+    return world, job, stored, record, audits
+
+
+async def test_honest_work_of_a_class_with_one_owner_is_looked_at_from_afar_and_its_rate_falls_a_little() -> None:
+    world, job, stored, record, audits = await beside_others()
+    assert stored.state is JobState.SETTLED
+    looked = [audit for audit in audits if audit.verdicts]
+    assert looked
+    assert world.peers.across >= len(looked)
+    assert {(audit.state, audit.across, audit.ending) for audit in looked} == {("passed", True, True)}
+    assert all("across environment classes" in verdict.detail for audit in looked for verdict in audit.verdicts)
+    assert (record.afar, record.faults, record.banned) == (len(looked), 0, False)
+    assert world.chain.slashed == {}
+    others = [a for a in await read(world, Audit, job) if a.node != record.address and a.outer is None]
+    assert not any(audit.ending or audit.across for audit in others), "the others have their like"
+
+
+async def test_a_liar_that_is_alone_in_its_class_loses_trust_and_nothing_else() -> None:
+    world, job, stored, record, audits = await beside_others(lie="skips")
+    assert stored.state is JobState.SETTLED
+    found = [audit for audit in audits if audit.verdicts]
+    assert found
+    assert {(audit.state, audit.blame, audit.across) for audit in found} == {("void", "distant", True)}
+    assert (record.faults, record.afar, record.banned, record.stake > 0) == (len(found), 0, False, True)
+    standing = rate.Standing(0, record.faults, record.afar)
+    assert rate.rate(standing, None) == WHOLE, "everything it does is looked at from now on"
+    assert world.chain.slashed == {}
+    commits: list[CommitRecord] = await read(world, CommitRecord, job)
+    assert {c.state for c in commits if c.node == record.address and c.drawable} == {"verified"}
+    lines = [event.text for event in await read(world, EventRecord, job) if "another class came to" in event.text]
+    assert len(lines) == len(found)
+    assert all("only raises its rate" in line for line in lines)
