@@ -15,7 +15,7 @@ LOOK_S = 0.5
 STALL_S = 2.0  # A coordinator gives a node up after a few times that.
 DEPTH = 4  # Innermost callers that are named.
 ROOT = Path(__file__).resolve().parents[2]
-IDLE = "selectors.py"
+IDLE = {"selectors.py", "windows_events.py"}  # Where a loop waits for what comes.
 
 
 @contextlib.asynccontextmanager
@@ -63,11 +63,11 @@ def where(thread: int) -> str:
     """What a thread does now: its innermost calls, the outer ones first."""
     frame = sys._current_frames().get(thread)
     calls = traceback.extract_stack(frame)[-DEPTH:] if frame is not None else []
-    if not calls or Path(calls[-1].filename).name == IDLE:
+    if not calls or Path(calls[-1].filename).name in IDLE:
         return "for this computer gave it no time"
     return "in " + " > ".join(f"{_short(call.filename)}:{call.lineno} {call.name}" for call in calls)
 
 
 def _short(path: str) -> str:
     file = Path(path)
-    return str(file.relative_to(ROOT)) if file.is_relative_to(ROOT) else f"{file.parent.name}/{file.name}"
+    return file.relative_to(ROOT).as_posix() if file.is_relative_to(ROOT) else f"{file.parent.name}/{file.name}"

@@ -1,8 +1,8 @@
 """``python -m installer.desktop.build``: the bundle in build/desktop/cottage, and packages of it beside.
 
 Needs PyInstaller (``pip install -e '.[desktop,agent,installer]'``) and dpkg-deb; makeself for the package that needs no root.
-PyInstaller builds for the system that it runs on: on Windows, with NSIS, ``--windows`` makes the installer from the same
-specification.
+PyInstaller builds for the system that it runs on, from one specification: on Windows, with NSIS, ``--windows`` makes the
+installer, on macOS ``--macos`` a disk image.
 """
 
 import argparse
@@ -45,12 +45,15 @@ def main() -> int:
         "--statement", type=Path, help="what `installer.image.sign` said of the sandbox image, for --release's key"
     )
     parser.add_argument("--windows", action="store_true", help="an installer for Windows instead of Linux packages")
+    parser.add_argument("--macos", action="store_true", help="a disk image for macOS instead of Linux packages")
     options = parser.parse_args()
     target = options.to.resolve()
     release = release_of(options.release)
     folder = bundle(target, release, statement_of(options.statement, release))
     if options.windows:
         packages = [windows(folder, target)]
+    elif options.macos:
+        packages = [macos(target)]
     else:
         packages = [debian(folder, target, small=options.small)]
         packages += [portable(folder, target), update_package(folder, target)] if options.run else []
@@ -180,6 +183,24 @@ def windows(folder: Path, target: Path, version: str = VERSION) -> Path:
     values = {"VERSION": version, "PAYLOAD": folder, "OUTPUT": package}
     defined = [f"-D{name}={value}" for name, value in values.items()]
     subprocess.run(["makensis", "-V2", "-WX", *defined, str(HERE / "windows" / "cottage.nsi")], check=True)
+    return package
+
+
+def macos(target: Path, version: str = VERSION) -> Path:
+    """A disk image of the application folder that a build on macOS leaves beside the bundle; nobody has signed it."""
+    package = target / f"Cottage-{version}-{platform_name()}.dmg"
+    words = (
+        "hdiutil",
+        "create",
+        "-volname",
+        "Cottage",
+        "-srcfolder",
+        str(target / "Cottage.app"),
+        "-ov",
+        "-format",
+        "UDZO",
+    )
+    subprocess.run([*words, str(package)], check=True)
     return package
 
 

@@ -63,7 +63,7 @@ Section "Cottage"
   !insertmacro END_PROGRAMS
   RMDir /r "$INSTDIR"  ; What an older version had and this one has not.
   SetOutPath "$INSTDIR"
-  File /r "${PAYLOAD}/*"
+  File /r "${PAYLOAD}\*"
   ; Once only: who has switched it off does not want it back with the next version.
   ReadRegStr $0 HKCU "${OURS}" "Installed"
   ${If} $0 == ""

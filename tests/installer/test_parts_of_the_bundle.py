@@ -1,0 +1,53 @@
+"""What goes into the bundle on each system: names as the wheels of PySide6 6.11.3 and PyInstaller have them."""
+
+import pytest
+
+from installer.desktop.parts import PARTS, kept
+
+NAMES = {
+    "linux": (
+        "PySide6/Qt/plugins/platforms/libqxcb.so", "PySide6/Qt/lib/libQt6Widgets.so.6", "PySide6/QtWidgets.abi3.so",
+        "PySide6/Qt/translations/qtbase_de.qm", "libcrypto.so.3",
+    ),
+    "win32": (
+        "PySide6\\plugins\\platforms\\qwindows.dll", "PySide6\\plugins\\styles\\qmodernwindowsstyle.dll",
+        "PySide6\\Qt6Widgets.dll",
+        "PySide6\\plugins\\iconengines\\qsvgicon.dll", "PySide6\\translations\\qtbase_de.qm", "libcrypto-3.dll",
+    ),
+    "darwin": (
+        "PySide6/Qt/plugins/platforms/libqcocoa.dylib", "PySide6/Qt/plugins/styles/libqmacstyle.dylib", "libcrypto.3.dylib",
+        "PySide6/Qt/lib/QtWidgets.framework/Versions/A/QtWidgets", "PySide6/Qt/translations/qtbase_en.qm",
+    ),
+}  # fmt: skip
+UNUSED = {
+    "linux": (
+        "PySide6/Qt/plugins/imageformats/libqtiff.so", "PySide6/Qt/lib/libQt6Quick.so.6", "libgtk-3.so.0", "libstdc++.so.6",
+        "PySide6/Qt/translations/qtbase_fr.qm",
+    ),
+    "win32": (
+        "PySide6\\plugins\\platforms\\qdirect2d.dll", "PySide6\\plugins\\tls\\qopensslbackend.dll", "PySide6\\Qt6Quick.dll",
+        "PySide6\\Qt6Pdf.dll", "PySide6\\opengl32sw.dll", "PySide6\\translations\\qtbase_fr.qm",
+    ),
+    "darwin": (
+        "PySide6/Qt/plugins/tls/libqopensslbackend.dylib", "PySide6/Qt/lib/QtQuick.framework/Versions/A/QtQuick",
+        "PySide6/Qt/lib/QtPdf.framework/Versions/A/QtPdf", "PySide6/Qt/translations/qtdeclarative_de.qm",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("system", sorted(PARTS))
+def test_what_a_program_of_widgets_needs_is_kept_and_the_rest_is_not(system: str) -> None:
+    assert kept((*NAMES[system], *UNUSED[system]), PARTS[system]) == set(NAMES[system])
+
+
+def test_every_system_has_a_screen_and_none_for_tests() -> None:
+    for parts in PARTS.values():
+        platforms = [plugin for plugin in parts.plugins if plugin.startswith("platforms/")]
+        assert len(platforms) >= 2
+        assert any("offscreen" in plugin for plugin in platforms)
+
+
+def test_a_signed_binary_of_macos_is_left_whole_and_windows_opens_no_console_beside_the_window() -> None:
+    assert not PARTS["darwin"].strip
+    assert PARTS["darwin"].app
+    assert not PARTS["win32"].console
