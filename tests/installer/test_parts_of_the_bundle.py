@@ -1,7 +1,13 @@
 """What goes into the bundle on each system: names as the wheels of PySide6 6.11.3 and PyInstaller have them."""
 
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
+from installer.desktop import parts as module
 from installer.desktop.parts import PARTS, kept
 
 NAMES = {
@@ -51,3 +57,35 @@ def test_a_signed_binary_of_macos_is_left_whole_and_windows_opens_no_console_bes
     assert not PARTS["darwin"].strip
     assert PARTS["darwin"].app
     assert not PARTS["win32"].console
+
+
+@pytest.mark.parametrize("system", sorted(PARTS))
+def test_the_specification_asks_for_what_each_system_has(
+    system: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """PyInstaller's words stand in: it builds for the system that it runs on only."""
+    made: dict[str, list[tuple[Any, dict[str, Any]]]] = {"EXE": [], "COLLECT": [], "BUNDLE": []}
+    entries = [(name, name, "BINARY") for name in (*NAMES[system], *UNUSED[system])]
+
+    def analysed(scripts: list[str], **asked: Any) -> SimpleNamespace:
+        assert all(Path(script).is_file() for script in scripts)
+        assert all(Path(source).exists() for source, _ in asked["datas"])
+        return SimpleNamespace(pure=[], scripts=scripts, binaries=entries, datas=[])
+
+    def word(name: str) -> Any:
+        return lambda *given, **asked: made[name].append((given, asked))
+
+    for file in ("release.json", "image.json"):
+        (tmp_path / file).touch()
+    monkeypatch.setenv("COTTAGE_RELEASE", str(tmp_path))
+    monkeypatch.setattr(sys, "platform", system)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    spec = Path(module.__file__).with_name("cottage.spec")
+    words = {name: word(name) for name in made} | {"Analysis": analysed, "PYZ": list, "SPECPATH": str(spec.parent)}
+    exec(compile(spec.read_text(), str(spec), "exec"), words)
+    consoles = {asked["name"]: asked["console"] for _, asked in made["EXE"]}
+    assert consoles == {"cottage": system == "linux", "cottage-agent": True}
+    ((collected, asked),) = made["COLLECT"]
+    assert {name for name, *_ in collected[2]} == set(NAMES[system])
+    assert asked["strip"] == (system == "linux")
+    assert [asked["name"] for _, asked in made["BUNDLE"]] == (["Cottage.app"] if system == "darwin" else [])
