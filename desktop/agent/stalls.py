@@ -17,6 +17,8 @@ DEPTH = 4  # Innermost callers that are named.
 ROOT = Path(__file__).resolve().parents[2]
 IDLE = {"selectors.py", "windows_events.py"}  # Where a loop waits for what comes.
 
+STARVED = "for this computer gave it no time"
+
 
 @contextlib.asynccontextmanager
 async def told(stall: float = STALL_S, look: float = LOOK_S) -> AsyncIterator[None]:
@@ -56,7 +58,9 @@ class _Watch(threading.Thread):
     def run(self) -> None:
         while not self.over.wait(self._look):
             if time.monotonic() - self._ticked - self._look >= self._stall / 2:
-                self._seen = where(self._loop_thread)
+                found = where(self._loop_thread)
+                if found != STARVED or not self._seen:  # What held it up is over by the time that the loop waits again.
+                    self._seen = found
 
 
 def where(thread: int) -> str:
@@ -64,7 +68,7 @@ def where(thread: int) -> str:
     frame = sys._current_frames().get(thread)
     calls = traceback.extract_stack(frame)[-DEPTH:] if frame is not None else []
     if not calls or Path(calls[-1].filename).name in IDLE:
-        return "for this computer gave it no time"
+        return STARVED
     return "in " + " > ".join(f"{_short(call.filename)}:{call.lineno} {call.name}" for call in calls)
 
 
