@@ -136,18 +136,10 @@ class Auditor:
 
     def judge(self, command: ReplayStep, opening: bytes) -> AuditReport:
         """Run the segment of the step again and compare; every failure that the prover can cause becomes a verdict."""
-        stage = self.stage_of(command)
-        try:
-            opened, method = self.open(command, opening, stage)
-        except OpeningError as error:
-            return AuditReport(command.audit, "malformed", str(error)[:4000])
-        unbound = _compare_bindings(command, opened)
-        if unbound:
-            return AuditReport(command.audit, "mismatch", unbound)
-        other = _other_class(opened, self._env_class)
-        if other is not None:
-            detail = f"the prover names {other}, this auditor is {self._env_class}"
-            return AuditReport(command.audit, "incomparable", detail[:4000])
+        examined = self._examine(command, opening, self._env_class, "this auditor is")
+        if isinstance(examined, AuditReport):
+            return examined
+        opened, stage, method = examined
         found = self._compare(command, opened, stage, method)
         operations = self._operations(opened, stage)
         return AuditReport(command.audit, "mismatch" if found else "match", found[:4000], operations)
@@ -159,18 +151,10 @@ class Auditor:
         that the prover shows. That state and what was sent must lie within the tolerances of ``trainer.across``.
         """
         command = across.replay
-        stage = self.stage_of(command)
-        try:
-            opened, method = self.open(command, opening, stage, ending=True)
-        except OpeningError as error:
-            return AuditReport(command.audit, "malformed", str(error)[:4000])
-        unbound = _compare_bindings(command, opened)
-        if unbound:
-            return AuditReport(command.audit, "mismatch", unbound)
-        other = _other_class(opened, across.env_class)
-        if other is not None:
-            detail = f"the prover names {other}, and had said to be {across.env_class}"
-            return AuditReport(command.audit, "incomparable", detail[:4000])
+        examined = self._examine(command, opening, across.env_class, "and had said to be", ending=True)
+        if isinstance(examined, AuditReport):
+            return examined
+        opened, stage, method = examined
         found = self._compare_beginning(command, opened, stage, method) or _compare_shown(
             command, opened, stage, method
         )
@@ -180,6 +164,24 @@ class Auditor:
             if compared.near:
                 return AuditReport(command.audit, "match", found[:4000], self._operations(opened, stage))
         return AuditReport(command.audit, "mismatch", found[:4000], self._operations(opened, stage))
+
+    def _examine(
+        self, command: ReplayStep, opening: bytes, env_class: str, otherwise: str, *, ending: bool = False
+    ) -> tuple[Opening, Stage, OuterMethod] | AuditReport:
+        """What was opened, or the verdict where it cannot be run again; ``otherwise``: whose class ``env_class`` is, in words."""
+        stage = self.stage_of(command)
+        try:
+            opened, method = self.open(command, opening, stage, ending=ending)
+        except OpeningError as error:
+            return AuditReport(command.audit, "malformed", str(error)[:4000])
+        unbound = _compare_bindings(command, opened)
+        if unbound:
+            return AuditReport(command.audit, "mismatch", unbound)
+        other = _other_class(opened, env_class)
+        if other is not None:
+            detail = f"the prover names {other}, {otherwise} {env_class}"
+            return AuditReport(command.audit, "incomparable", detail[:4000])
+        return opened, stage, method
 
     def measure(self, command: ReplayStep, opened: Opening, stage: Stage) -> Compared:
         """Run a segment again that was opened with its ending, and say how far apart the two are."""

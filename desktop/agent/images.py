@@ -161,7 +161,7 @@ def _load(archive: Path, image: Image, name: str) -> str:
 
     from desktop.agent.sandbox.docker import (
         connect,
-    )  # Takes a third of a second, which `cottage node status` can do without.
+    )  # Takes a third of a second, which `cottage node status` can spare.
 
     try:
         client: Any = connect(LOAD_S)
