@@ -36,13 +36,13 @@ def parquet_rows(path: Path, text_field: str) -> Iterator[Row]:
             path, thrift_string_size_limit=MAX_FOOTER_STRING, thrift_container_size_limit=MAX_FOOTER_ITEMS
         ) as file:
             _check(path.name, file, text_field)
-            share = path.stat().st_size / max(1, file.metadata.num_rows)
+            size, rows = path.stat().st_size, max(1, file.metadata.num_rows)
             number = 0
             for batch in file.iter_batches(_ROWS, columns=[text_field], use_threads=False):
                 for value in batch.column(0):
                     number += 1
-                    size = int(number * share) - int((number - 1) * share)
-                    yield Row(number, size, _value(f"row {number:,} of {path.name}", value))
+                    share = size * number // rows - size * (number - 1) // rows  # Whole numbers, which add up to it.
+                    yield Row(number, share, _value(f"row {number:,} of {path.name}", value))
     except (pa.ArrowException, OSError, MemoryError) as error:
         raise DataError("bad-parquet", f"{path.name} cannot be read as Parquet: {str(error)[:300]}") from error
 
