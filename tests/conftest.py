@@ -1,5 +1,6 @@
 """What several folders of tests need."""
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,11 +8,19 @@ from pathlib import Path
 import pytest
 
 from tests.support import docker as docker_support
+from tests.support import session, together
 
 TESTS = Path(__file__).parent
 WALL_CLOCK = {"testbed", "transport", "relay", "nettest", "chaos", "e2e", "installer"}
 """Folders in which lines are emulated in real time, or whole programs meet deadlines of a few seconds."""
 FURTHER_TRIES = 2
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Be one neighbour of a job's container, whatever runs beside it."""
+    stay = contextlib.ExitStack()
+    stay.enter_context(session.one_session())
+    config.add_cleanup(stay.close)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -21,6 +30,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.wall_clock)
         if item.get_closest_marker("wall_clock") and config.pluginmanager.hasplugin("rerunfailures"):
             item.add_marker(pytest.mark.flaky(reruns=FURTHER_TRIES))
+    together.refuse_strays(items)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> together.EngineInTurn | None:
+    """``--dist loadgroup``: end-to-end tests beside one another, but for those that share an engine."""
+    return together.EngineInTurn(config, log) if config.getvalue("dist") == "loadgroup" else None
 
 
 @pytest.fixture(scope="session")

