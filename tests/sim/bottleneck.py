@@ -345,6 +345,7 @@ class Cubic:
         self._friendly = 0.0
 
     pacing_rate = 1e12
+    fine = one_by_one = False
     min_rtt: float | None = None
     bandwidth = 0.0
 

@@ -9,7 +9,7 @@ where `packets` is the window less its part of the queue. The fixed point is a q
 busy, and 8 % more round trip at 100 Mbit/s and 50 ms. This is FAST TCP's law (Wei, Jin, Low, Hegde: "FAST TCP", IEEE/ACM Trans.
 Networking 2006) with a target that falls as the rate grows, as in Swift (Kumar et al., SIGCOMM 2020, section 3.5): all flows of a
 queue see one delay, and only equal windows find it equally right. Neither losses nor clumped acknowledgements enter the law, so
-neither can mislead it.
+neither can mislead it. Who seems to have a short, slow line to itself keeps half of that queue (`transport.sctp.rivalry.Alone`).
 
 Where the peer tells when packets arrived, the queue on the way back is left out of the round trips: two homes that send to each
 other at once would take each other's queues for their own, and one of them would starve.
@@ -32,7 +32,7 @@ from transport.sctp.competing import CompetingWindow
 from transport.sctp.control import AckSample
 from transport.sctp.filters import BaseRtt, Epoch, LeastOf, Noise
 from transport.sctp.phases import STILL_AGAIN_S, Drain, LongerPath, Startup
-from transport.sctp.rivalry import SUSPECT_TARGETS, Rivalry
+from transport.sctp.rivalry import SUSPECT_TARGETS, Alone, Rivalry
 
 MAX_RATE = 1.25e9  # 10 Gbit/s: no home line is faster, and a peer that acknowledges nonsense gets no more.
 MAX_WINDOW = 64 << 20  # 1 Gbit/s over 500 ms.
@@ -45,6 +45,9 @@ LEAST_POLITE_PACKETS = 2  # draft-irtf-iccrg-ledbat-plus-plus, section 4.4
 TARGET_SHARE = 0.6
 TARGET_POWER = -1 / 3  # Steeper: no queue left at 1 Gbit/s. Flatter: flows even out too slowly.
 TARGET_MOST = 0.22  # Of 20 packets. Lower, and eight flows of 50 packets each do not even out (Jain 0.72 at 0.17).
+TARGET_ALONE = 0.12  # On a short line of its own, where packets leave one by one: 20 Mbit/s over 10 ms, two packets,
+LEAST_QUEUE_PACKETS = 2  # and never fewer: the queue must outlast what a wake-up is late.
+FINE_RATE = 4e6  # Bytes a second up to which packets leave one by one: each wake-up costs some 50 microseconds.
 NOISE_TARGETS = 4.0  # No queue shorter than so many differences between round trips can be seen, so none is regulated
 # (differences of one packet's time are those of its place in the queue, and tell the queue all the same),
 NOISE_MOST_S = 0.002  # up to this, which no household minds: on a local network schedulers are slower than the wire.
@@ -94,11 +97,14 @@ class RateController:
         packet_bytes: see above.
         polite: see above.
         state: "startup", "steady", "drain", "competing" or "yielding", for logs.
+        fine: whether the sender has a timer that is fine enough to send packet by packet.
+        one_by_one: packets should leave so now.
     """
 
     def __init__(self, packet_bytes: int, rtt_hint: float | None = None, polite: bool = False) -> None:
         self.packet_bytes = packet_bytes
         self.polite = polite
+        self.fine = False
         self._hint = rtt_hint or FIRST_RTT_S
         self._reset()
 
@@ -116,6 +122,8 @@ class RateController:
         self._drain: Drain | None = None
         self._competing: CompetingWindow | None = None
         self._rivalry = Rivalry()
+        self._alone = Alone()
+        self.one_by_one = False
         self._longer = LongerPath()
         self._shallow = False
         self._rates: deque[float] = deque([0.0], maxlen=RATE_EPOCHS)
@@ -207,6 +215,8 @@ class RateController:
             return
         self._base.held = self.polite or self._competing is not None
         self._rates.append(rate)
+        if self.state == "steady" and epoch.peak >= USED_SHARE * self._window:
+            self._alone.see(now, rate)
         self._cruise = 0.0
         if epoch.samples:
             self._standing = epoch.standing
@@ -231,7 +241,17 @@ class RateController:
             return min(POLITE_TARGET_S, base * min(POLITE_TARGET_MOST, POLITE_TARGET_SHARE * share))
         packet = self.packet_bytes / self._bandwidth if self._bandwidth else 0.0
         unseen = min(NOISE_TARGETS * max(0.0, self._noise.value - packet), NOISE_MOST_S)
-        return max(base * min(TARGET_MOST, share), unseen)
+        target = base * min(TARGET_MOST, share)
+        now = self._epoch.started
+        self.one_by_one = (
+            self.fine
+            and 0 < self._bandwidth < FINE_RATE
+            and self._rivalry.lone(now)
+            and self._alone.on_short_line(now, base, packets)
+        )
+        if self.one_by_one:
+            target = min(target, max(base * TARGET_ALONE, LEAST_QUEUE_PACKETS * packet))
+        return max(target, unseen)
 
     def _regulate(self, now: float, epoch: Epoch) -> None:
         base = self._base.value or epoch.standing
@@ -390,6 +410,7 @@ class RateController:
             self._window = max(self._least, self._window * YIELD)
             return
         self.state = "competing"
+        self.one_by_one = False
         if self._competing is None:
             self._competing = self._rivalry.compete(now, self._window, drain.standing, self.packet_bytes)
         else:
@@ -416,6 +437,7 @@ class RateController:
         self._startup = Startup()
         self._epoch = Epoch(now)
         self._idle_epochs = 0
+        self.one_by_one = False
         self.state = "startup"
 
     def _on_ack_starting(self, sample: AckSample) -> None:

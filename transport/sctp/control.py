@@ -38,7 +38,15 @@ class AckSample:
 
 
 class Controller(Protocol):
-    """Decides how fast an association sends."""
+    """Decides how fast an association sends.
+
+    Attributes:
+        fine: whether the sender has a timer that is fine enough to send packet by packet.
+        one_by_one: whether packets should leave so now.
+    """
+
+    fine: bool
+    one_by_one: bool
 
     @property
     def pacing_rate(self) -> float:

@@ -110,6 +110,8 @@ class UdpSender:
 
     def _transmit(self, parts: list[Any], ancillary: list[tuple[int, int, bytes]]) -> None:
         arguments = (parts, ancillary, 0) if self._destination is None else (parts, ancillary, 0, self._destination)
+        if sys.platform == "win32":
+            raise NotImplementedError("datagram asks for this call first")
         try:
             self._end.sendmsg(*arguments)
         except ConnectionRefusedError:
@@ -136,6 +138,8 @@ def receive(end: socket.socket) -> Iterator[tuple[bytes, int, Address]]:
     Raises:
         OSError: what the network said of an earlier datagram (ECONNREFUSED, for instance); what waits can still be read.
     """
+    if sys.platform == "win32":
+        raise NotImplementedError("datagram asks for this call first")
     total = 0
     for _ in range(MAX_READS):
         try:

@@ -19,7 +19,35 @@ SQUEEZED_SHARE = 0.6  # Of what the path held of this flow when a drain last emp
 SQUEEZED_DRAINS = 3  # at so many drains that did not,
 SQUEEZED_AGAIN = 2  # or, soon after competing, so many.
 NEWCOMER_SHRINKS = 0.97  # Of the drain before, where none ever emptied it: among its own kind a newcomer grows.
+SHORT_S, SHORT_PACKETS = 0.015, 24  # A packet takes a twentieth of such a round trip. Over longer ones few even out.
+ALONE_SHARE = 0.8  # Of the greatest rate of late: who has less now is not alone, for MEMORY_S.
+RATE_EPOCHS = 8  # Smoothing: single epochs vary by a fifth.
+GREATEST_FADES = 0.9995  # An epoch: a tenth in six seconds and more.
 EMPTIED_TESTS = 3  # CUBIC's own decrease can empty a queue together with our drain, but seldom as often in a row.
+
+
+class Alone:
+    """Whether this flow has a short line to itself, as far as it can tell: what it is given of the line has not become less.
+
+    On a line that holds few packets each of them is much of the round trip, and the queue in which several flows even out is
+    longer than one flow needs that sends packet by packet. Who is wrong here is given less by those who hold the longer queue,
+    and so learns it.
+    """
+
+    def __init__(self) -> None:
+        self._rate = self._greatest = 0.0
+        self._fell_at = -MEMORY_S
+
+    def see(self, now: float, rate: float) -> None:
+        """An epoch in which there was enough to send delivered so many bytes a second."""
+        self._rate += (rate - self._rate) / RATE_EPOCHS if self._rate else rate
+        self._greatest = max(self._greatest * GREATEST_FADES, self._rate)
+        if self._rate < ALONE_SHARE * self._greatest:
+            self._fell_at, self._greatest = now, self._rate
+
+    def on_short_line(self, now: float, base: float, packets: float) -> bool:
+        """Whether a path with a round trip of ``base`` seconds that holds so many packets of this flow is short, and its own."""
+        return base <= SHORT_S and packets <= SHORT_PACKETS and now - self._fell_at > MEMORY_S
 
 
 class Rivalry:
@@ -36,7 +64,7 @@ class Rivalry:
     def __init__(self) -> None:
         self.epochs = 0
         self.before = 0.0
-        self.left_at = -RETURN_S
+        self.left_at = -MEMORY_S
         self.tested_at = 0.0
         self._left_window = 0.0
         self._claim = 0.0
@@ -61,6 +89,10 @@ class Rivalry:
     def convinced(self, delay: float, base: float) -> bool:
         """Whether it has been too long for long enough."""
         return self.epochs >= (SUSPECT_EPOCHS if delay < base else SUSPECT_EPOCHS_LONG)
+
+    def lone(self, now: float) -> bool:
+        """Whether nobody has been met for a while."""
+        return self.seen_empty and now - self.left_at > MEMORY_S
 
     def clear(self) -> None:
         """The queue answers."""

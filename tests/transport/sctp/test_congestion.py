@@ -16,7 +16,9 @@ def line_of(mbit: float, rtt: float, *, buffers: float = 1.0, loss: float = 0.0,
 
 
 def flow_of(packet: int = PACKET_BYTES, *, polite: bool = False) -> Flow:
-    return Flow(RateController(packet, polite=polite), packet=packet, batch=(0.0002, 0.001))
+    controller = RateController(packet, polite=polite)
+    controller.fine = True
+    return Flow(controller, packet=packet, batch=(0.0002, 0.001))
 
 
 def controller_of(flow: Flow) -> RateController:
@@ -54,11 +56,30 @@ def test_the_round_trip_rises_by_at_most_a_quarter(mbit: float, rtt: float, buff
     assert flow.mean_rtt(2 + 20 * rtt, seconds) <= 1.25 * rtt
 
 
-def test_on_a_short_slow_line_the_queue_is_a_few_packets() -> None:
+@pytest.mark.parametrize("loss", [0.0, 0.01])
+def test_alone_on_a_short_slow_line_the_queue_is_three_packets(loss: float) -> None:
+    line, flow = line_of(20, 0.01, buffers=3.0, loss=loss), flow_of()
+    line.measure_from = 3.0
+    run(line, [flow], 12)
+    assert controller_of(flow).one_by_one
+    assert line.waited / line.carried * line.rate <= 3.5 * PACKET_BYTES
+    assert flow.rate_between(3, 12) >= 0.97 * line.rate * (1 - loss)
+
+
+def test_without_a_fine_timer_it_is_twice_as_long() -> None:
     line, flow = line_of(20, 0.01, buffers=3.0), flow_of()
+    controller_of(flow).fine = False
     line.measure_from = 2.0
     run(line, [flow], 10)
-    assert line.waited / line.carried * line.rate <= 6 * PACKET_BYTES
+    assert not controller_of(flow).one_by_one
+    assert 4 * PACKET_BYTES <= line.waited / line.carried * line.rate <= 6 * PACKET_BYTES
+
+
+@pytest.mark.parametrize(("mbit", "rtt"), [(50, 0.005), (20, 0.05), (100, 0.01)])
+def test_packets_leave_one_by_one_on_short_slow_lines_only(mbit: float, rtt: float) -> None:
+    line, flow = line_of(mbit, rtt), flow_of()
+    run(line, [flow], 6)
+    assert not controller_of(flow).one_by_one
 
 
 def test_a_gigabit_keeps_a_short_queue() -> None:

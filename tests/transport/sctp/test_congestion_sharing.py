@@ -13,6 +13,7 @@ RATE = 12_500_000.0  # 100 Mbit/s
 def ours(start: float = 0.0, *, polite: bool = False) -> Flow:
     """A flow that is supplied in pieces of two milliseconds, as messages are: the supply limits nearly all its samples."""
     controller = RateController(PACKET, polite=polite)
+    controller.fine = True
     flow = Flow(controller, start=start)
     flow.supply = lambda now: flow.delivered + flow.inflight + max(controller.bandwidth * 0.002, 4 * PACKET)
     return flow
@@ -95,6 +96,16 @@ def test_flows_of_our_kind_even_out(count: int) -> None:
     assert evenness(rates) >= 0.95
     assert sum(rates) >= 0.95 * RATE
     assert max(flow.mean_rtt(25, 45) for flow in flows) <= 1.5 * line.rtt
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("count", [2, 4])
+def test_who_was_alone_on_a_short_line_shares_it(count: int, seed: int) -> None:
+    line = Line(RATE / 5, 0.01, RATE / 5 * 0.01)
+    flows = [ours(start=15.0 * bool(index) + index) for index in range(count)]
+    run(line, flows, 60, seed)
+    assert evenness([flow.rate_between(40, 60) for flow in flows]) >= 0.95
 
 
 def test_flows_of_our_kind_even_out_on_a_line_that_loses() -> None:
