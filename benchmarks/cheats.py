@@ -17,9 +17,7 @@ from _common import ROOT, publish
 
 sys.path.insert(0, str(ROOT))  # Run as a program, only this folder is looked in.
 
-from tests.cheats.catalogue import CATALOGUE, Cheat, Fate, fate
-
-HONEST = Cheat("nobody", {7: {}}, None, "harmless", {"audits_per_round": 8})
+from tests.cheats.catalogue import BREAKING, CATALOGUE, HONEST, Cheat, Fate, fate
 
 
 def main() -> int:
@@ -31,11 +29,15 @@ def main() -> int:
     options = parser.parse_args()
     chosen = [cheat for cheat in CATALOGUE if options.only in cheat.name]
     rows = [asyncio.run(_row(cheat, options.worlds)) for cheat in chosen]
-    honest = asyncio.run(_honest(options.honest_audits))
+    honest = {world.name: asyncio.run(_honest(world, options.honest_audits)) for world in (HONEST, BREAKING)}
     print(_table(rows))
-    print(f"honest nodes: {honest['audits']:,} audits, {honest['slashed']} slashed, {honest['banned']} sent away")
+    for name, all_of_them in honest.items():
+        audits, told = all_of_them["audits"], all_of_them["evaded"]
+        lost = f"{all_of_them['slashed']} slashed, {all_of_them['banned']} sent away"
+        print(f"{name}: {audits:,} audits, {told} of them not answered by machines that hung, {lost}")
     publish("cheats", "every cheat is caught, and no honest node is harmed", {"cheats": rows, "honest": honest})
-    harmed = honest["slashed"] + honest["banned"] + sum(row["honest_slashed"] + row["honest_banned"] for row in rows)
+    harmed = sum(row["honest_slashed"] + row["honest_banned"] for row in rows)
+    harmed += sum(world["slashed"] + world["banned"] for world in honest.values())
     return 1 if harmed else 0
 
 
@@ -67,11 +69,12 @@ def _lived(fates: Sequence[Fate]) -> float | None:
     return sum(world.rounds or world.took_part for world in fates) / caught if caught else None
 
 
-async def _honest(audits: int) -> dict[str, int]:
+async def _honest(nobody: Cheat, audits: int) -> dict[str, int]:
     """Worlds without a cheat until so many audits are over."""
-    seed, found = 1000, {"audits": 0, "slashed": 0, "banned": 0, "worlds": 0}
+    seed, found = 1000, {"audits": 0, "evaded": 0, "slashed": 0, "banned": 0, "worlds": 0}
     while found["audits"] < audits:
-        world = await fate(HONEST, seed)
+        world = await fate(nobody, seed)
+        found["evaded"] += world.honest_evaded
         found["audits"] += world.all_audits
         found["slashed"] += world.slashed + world.honest_slashed
         found["banned"] += world.banned + world.honest_banned

@@ -5,7 +5,6 @@ import asyncio
 import ipaddress
 import logging
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,10 +18,12 @@ from coordinator.services.probe import parse
 from coordinator.services.relays import check_relay_url
 from coordinator.web.auth.gate import is_loopback
 from ledger.errors import LedgerError
+from transport.ending import on_end
 from transport.errors import BadAddressError, IceConfigError, KeyFileError
 from transport.ice import IceServer
 from transport.identity import parse_address
 from transport.wire.network import MAX_RELAYS
+from transport.wire.plan import MAX_REPLICAS
 
 MAX_URLS = 8  # Of one relay: UDP, TCP and TLS, each over IPv4 and IPv6, and two to spare.
 BYTES_PER_MEGABIT = 125_000
@@ -71,9 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 async def _run(config: Config, ready_file: Path | None) -> None:
     stopping = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
+    on_end(stopping.set)
 
     def ready(url: str) -> None:
         heap.settle()
@@ -108,6 +107,7 @@ def _config(options: argparse.Namespace) -> Config:
         settle_every=options.settle_every,
         spares=options.spares,
         validations=options.validations,
+        evaluators=options.evaluators,
         price_per_petaflop=options.price_per_petaflop,
         sol_price=options.sol_price,
         min_stake=options.min_stake,
@@ -145,6 +145,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--settle-every", type=_count, default=default.settle_every, help="rounds between two payouts")
     add("--spares", type=_count, default=default.spares, help="nodes held ready beside a job")
     add("--validations", type=_count, default=default.validations, help="between the first and the last")
+    owners = "owners whose computers measure the held-out loss, where there are as many (%(default)s)"
+    add("--evaluators", type=_at_least_one, default=default.evaluators, help=owners)
     add(
         "--sol-price",
         type=_count,
@@ -319,6 +321,13 @@ def _count(text: str) -> int:
     value = int(text)
     if not 0 <= value < 2**63:
         raise argparse.ArgumentTypeError(f"{text} is out of bounds: choose a number from 0")
+    return value
+
+
+def _at_least_one(text: str) -> int:
+    value = int(text)
+    if not 1 <= value <= MAX_REPLICAS:
+        raise argparse.ArgumentTypeError(f"{text} is out of bounds: choose 1 to {MAX_REPLICAS}")
     return value
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from coordinator.domain.rate import FLOOR
+from coordinator.domain.run import EVALUATORS
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,7 @@ class Config:
         sol_price: of one SOL, by which a payout is worth its fee or waits; 0: fees are nothing, as on the embedded ledger.
         spares: nodes held ready beside a job's seats, where there are enough.
         validations: between the first and the last.
+        evaluators: replicas of different owners that measure the held-out loss; 1: it is one computer's word.
         stun: URLs of STUN servers beside the relays, which answer STUN too.
         relays: addresses of the relays that may announce themselves.
         webhook_networks: that webhooks may go to beside the public Internet.
@@ -103,6 +105,7 @@ class Config:
     settle_every: int = 4
     spares: int = 2
     validations: int = 4
+    evaluators: int = EVALUATORS
     price_per_petaflop: int = 2_000
     minimum_price: int = 1_000_000
     sol_price: int = 0

@@ -37,6 +37,8 @@ _COUNTERS: Mapping[str, str] = {
     "canaries_caught_total": "auditors that found a forged step right",
     "boundaries_apart_total": "neighbours that said otherwise what crossed between them, at an audit",
     "audits_distant_total": "audits that other environment classes found too far off, which proves nothing",
+    "heldout_differs_total": "replicas that came to another held-out loss than most of their kind, which proves nothing",
+    "heldout_undecided_total": "held-out losses that have no quorum: computers contradict each other",
     "boundaries_undecided_total": "pairs of them of which re-running blamed neither",
     "disputes_total": "disputes opened",
     "rollbacks_total": "times that a job went back before a forged round",

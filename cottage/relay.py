@@ -13,6 +13,7 @@ from rich.console import Console
 from cottage.relay_options import Choice, parse
 from cottage.relay_screen import show
 from transport.clock import SystemClock
+from transport.ending import on_end
 from transport.errors import KeyFileError
 from transport.identity import NodeKey
 from transport.relay import coturn, metrics
@@ -55,11 +56,9 @@ def main(argv: Sequence[str]) -> int:
 
 async def _run(choice: Choice) -> None:
     stopping = asyncio.Event()
+    on_end(stopping.set)
     if sys.platform != "win32":
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stopping.set)
-        loop.add_signal_handler(signal.SIGHUP, _renew, choice)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _renew, choice)
     async with contextlib.AsyncExitStack() as stack:
         jobs: list[Awaitable[object]] = []
         meter: Meter

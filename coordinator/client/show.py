@@ -9,7 +9,19 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from coordinator.client.text import JOB_SENTENCES, SIGN, amount, count, duration, money, ratio, shape, size, work
+from coordinator.client.text import (
+    JOB_SENTENCES,
+    SIGN,
+    agreement,
+    amount,
+    count,
+    duration,
+    money,
+    ratio,
+    shape,
+    size,
+    work,
+)
 from transport.wire import api
 from transport.wire.account import KeyView
 
@@ -79,9 +91,11 @@ def job_panel(view: api.JobView, events: Sequence[api.JobEvent] = ()) -> Rendera
     loss = "" if view.validation_loss is None else f"validation loss {view.validation_loss:.3f}"
     if view.first_validation_loss is not None:
         loss += f" (from {view.first_validation_loss:.3f})"
+    if view.agreement is not None:
+        loss += f", {agreement(view.agreement)}"
     lines: list[RenderableType] = [
         Text.assemble((view.name, "bold"), "  ", _state(view.state), "  ", view.sentence or JOB_SENTENCES[view.state]),
-        ProgressBar(total=max(1, view.rounds_total), completed=view.rounds_done),
+        _bar(view.rounds_done, max(1, view.rounds_total)),
         Text(f"round {view.rounds_done} of {view.rounds_total} · {count(view.tokens_per_second)} tokens/s · {loss}"),
         Text(f"sent {size(view.bytes_sent)}, {ratio(view.bytes_sent, view.bytes_naive)} than the naive amount"),
         Text(f"cost so far {money(view.cost)}, at most {amount(view.cost_projected)} in all; cap {amount(view.cap)}"),
@@ -93,6 +107,13 @@ def job_panel(view: api.JobView, events: Sequence[api.JobEvent] = ()) -> Rendera
         lines.append(Text(view.reason, style="red" if view.state == "failed" else ""))
     lines += [Text(f"  {event.text}", style="dim") for event in events]
     return Group(*lines)
+
+
+def _bar(done: int, total: int) -> RenderableType:
+    """A bar on a line of its own: rich ends none after a bare one, and what follows a full one is cut off."""
+    line = Table.grid(expand=True)
+    line.add_row(ProgressBar(total=total, completed=done))
+    return line
 
 
 def time_left(view: api.JobView) -> str:

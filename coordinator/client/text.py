@@ -1,7 +1,7 @@
 """Figures as people read them; the same on the pages and on the command line."""
 
 from ledger.money import show
-from transport.wire.api import JobStateName
+from transport.wire.api import Agreement, JobStateName
 
 SIGN = "¤"  # The ledger's token, whichever it is: Unicode's sign for a currency that is not specified.
 _UNIT = 1_000_000
@@ -96,6 +96,18 @@ def duration(seconds: float | None) -> str:
 def shape(stages: int, replicas: int) -> str:
     """How a job lies on its nodes: ``2 stages × 1 replica``."""
     return f"{stages} {'stage' if stages == 1 else 'stages'} × {replicas} {'replica' if replicas == 1 else 'replicas'}"
+
+
+def agreement(whose: Agreement | None) -> str:
+    """Whose word a held-out loss is; empty where nobody has told."""
+    if whose is None:
+        return ""
+    if whose.of == 1:
+        return "one computer's word"
+    if not whose.same:
+        return f"{whose.of} computers contradict each other"
+    near = f", close on {whose.near} of another kind" if whose.near else ""
+    return f"the same on {whose.same} of {whose.of} computers{near}"
 
 
 def ratio(sent: int, naive: int) -> str:

@@ -21,7 +21,7 @@ import msgspec
 
 from coordinator.domain.account import LOCAL_ACCOUNT
 from coordinator.errors import ConflictError, IllegalTransitionError
-from transport.wire.api import Quote
+from transport.wire.api import Agreement, Quote
 from transport.wire.ids import Digest, NodeAddress
 from transport.wire.job import JobSpec
 
@@ -109,6 +109,7 @@ class Job(msgspec.Struct, frozen=True):
         account_id: of the account that it belongs to: nobody else sees it.
         wish: what waits for the round in flight. ``halt``: who asked for it, the submitter or the budget.
         shared: everybody may look at it.
+        agreement: whose word ``validation_loss`` is.
         warned: four fifths of its budget are spent, and its submitter was told.
         config: the model's config.json, its vocabulary filled in from the tokenizer.
         files: what every worker's folder holds, name -> artifact.
@@ -146,6 +147,7 @@ class Job(msgspec.Struct, frozen=True):
     shared: bool = False
     warned: bool = False
     pace: Pace = Pace()
+    agreement: Agreement | None = None
     version: int = 0
 
 

@@ -11,6 +11,8 @@ any order, twice, or for another round: what does not fit changes nothing. The t
 a round on that nothing but time stands against.
 """
 
+import statistics
+
 import msgspec
 
 from coordinator.domain.contributors import (
@@ -21,6 +23,8 @@ from coordinator.domain.contributors import (
     everybody_applied,
     unanimous,
 )
+from coordinator.domain.deadline import quorum
+from coordinator.domain.quorum import Result, measured
 from coordinator.domain.seat import (
     Commitment,
     Phase,
@@ -48,13 +52,16 @@ from transport.wire.task import (
 
 __all__ = [
     "Commitment", "Lost", "Phase", "Round", "RoundEvent", "Seat", "agreed", "checkpoint", "commands", "culprits", "fold",
-    "kept_state", "look",
+    "kept_state", "look", "results",
 ]  # fmt: skip
 
 
 class Lost(msgspec.Struct, frozen=True):
     """The lease ended: whatever its holder still says does not count."""
 
+
+PATIENCE = 4.0  # Times the median: so much slower a home machine may be that measures the loss after the last round,
+LEAST_PATIENCE_SECONDS = 10.0  # or has a state to load first.
 
 RoundEvent = RoundCommit | RoundHolding | RoundApplied | Validation | Lost
 
@@ -77,7 +84,7 @@ def fold(current: Round, lease: str, event: RoundEvent, now: float = 0.0) -> Rou
         case RoundApplied():
             changed = _applied(current, seat, event, now)
         case Validation():
-            return _advance(_validated(current, seat, event), now)
+            return _advance(_validated(current, seat, event, now), now)
     seats = tuple(changed if other is seat else other for other in current.seats)
     return _advance(msgspec.structs.replace(current, seats=seats), now)
 
@@ -117,7 +124,8 @@ def culprits(current: Round) -> frozenset[str]:
     if current.phase != "training":
         return frozenset()
     if current.steps == 0:
-        return frozenset(s.lease for s in living)
+        awaited = frozenset(s.lease for s in living if s.replica not in current.measured)
+        return awaited or frozenset(s.lease for s in living)
     able = candidates(current)
     committed = {replica for replica in able if current.steps_of(replica)}
     idle = frozenset(s.lease for s in living if s.replica in able and s.replica not in committed)
@@ -132,6 +140,17 @@ def culprits(current: Round) -> frozenset[str]:
     return frozenset(s.lease for s in living if s.lease not in needed and not holds(current, s, kept)) or frozenset(
         s.lease for s in living if s.replica not in kept or not holds(current, s, kept)
     )
+
+
+def results(current: Round) -> tuple[Result, ...]:
+    """What replicas came to that have measured the held-out loss."""
+    found: list[Result] = []
+    for replica, said in sorted(current.measured.items()):
+        seats = sorted((s for s in current.seats if s.replica == replica), key=lambda s: s.stage)
+        owners = frozenset(s.owner or s.node for s in seats)
+        kinds, taken = "\n".join(s.env_class for s in seats), any(s.state or s.kept for s in seats)
+        found.append(Result(replica, owners, kinds, said.digest, said.loss, taken))
+    return tuple(found)
 
 
 def _committed(current: Round, seat: Seat, event: RoundCommit, now: float) -> Seat:
@@ -152,12 +171,12 @@ def _applied(current: Round, seat: Seat, event: RoundApplied, now: float) -> Sea
     )  # fmt: skip
 
 
-def _validated(current: Round, seat: Seat, event: Validation) -> Round:
-    """Only the last stage of the replica that was asked knows the loss."""
-    asked = min(other.replica for other in current.seats)
-    if not current.validate or seat.replica != asked or seat.stage != len(current.layers) - 1:
+def _validated(current: Round, seat: Seat, event: Validation, now: float) -> Round:
+    """Only the last stages of replicas that were asked know the loss, and what one has said it cannot take back."""
+    known = seat.replica in current.measured or current.weighed
+    if known or seat.replica not in current.evaluators or seat.stage != len(current.layers) - 1:
         return current
-    return msgspec.structs.replace(current, validation=event.loss)
+    return msgspec.structs.replace(current, measured={**current.measured, seat.replica: measured(event, now)})
 
 
 def _advance(current: Round, now: float) -> Round:
@@ -173,25 +192,34 @@ def _advance(current: Round, now: float) -> Round:
 
 
 def _decide(current: Round, now: float) -> Round:
+    if current.steps == 0 and (current.heard or _heard_enough(current, now)):
+        return msgspec.structs.replace(current, phase="complete")
     if not candidates(current) or (current.together and any(not seat.alive for seat in current.seats)):
         return msgspec.structs.replace(current, phase="void")
     if current.steps == 0:
-        return current if current.validation is None else msgspec.structs.replace(current, phase="complete")
+        return current
     chosen = unanimous(current) or after_deadline(current, now)
     if chosen is None:
         return current
     return msgspec.structs.replace(current, phase="applying", contributors=chosen, decided=now)
 
 
+def _heard_enough(current: Round, now: float) -> bool:
+    """Whether half have measured the loss, and the others take far longer than they did."""
+    taken = [report.at - current.started for report in current.measured.values()]
+    if len(taken) < quorum(len(current.evaluators)):
+        return False
+    return now - current.started >= max(LEAST_PATIENCE_SECONDS, PATIENCE * statistics.median(taken))
+
+
 def _begin(current: Round, seat: Seat) -> BeginRound:
-    asked = min(other.replica for other in current.seats)
     return BeginRound(
         plan=current.plan,
         round=current.number,
         first_step=current.first_step,
         steps=current.steps,
         total_steps=current.total_steps,
-        validate=current.validate and seat.replica == asked,
+        validate=seat.replica in current.evaluators,
         state=seat.state,
         kept=seat.kept,
         seconds=current.seconds,

@@ -11,24 +11,28 @@ from collections.abc import Sequence
 import msgspec
 
 from coordinator.domain.deadline import LATENESS
+from coordinator.domain.quorum import ask
 from coordinator.domain.round import Round, Seat, agreed, checkpoint, kept_state
 from transport.wire.ids import Digest, NodeAddress
 from transport.wire.job import CrossingPlan, TrainingSpec
 from transport.wire.rounds import Schedule, Stretch
 from transport.wire.task import KeptState, Layers
 
+EVALUATORS = 3  # Replicas of as many owners measure the held-out loss: the fewest of which one can be outvoted.
 MAX_STRETCH = 4  # A run of fixed-time rounds takes at most so many times the planned ones, however slow its nodes are.
 MAX_POINTS = 16  # Stored states that are remembered: with one in four rounds, findings reach back 64 rounds.
 MAX_FETCH_FAILURES = 3  # Void rounds in a row from a state that peers keep: then it is taken for lost.
 
 
 class Holder(msgspec.Struct, frozen=True):
-    """A lease on a seat whose worker is ready."""
+    """A lease on a seat whose worker is ready. ``owner``, ``env_class``: as in ``Seat``."""
 
     lease: str
     node: NodeAddress
     stage: int
     replica: int
+    owner: str = ""
+    env_class: str = ""
 
 
 class Base(msgspec.Struct, frozen=True):
@@ -83,7 +87,7 @@ class Run(msgspec.Struct, frozen=True):
         current: leases whose workers hold that anchor.
         local: what leases carry into round ``done`` beside the anchor, by digest; only of methods that carry something.
         restarts: void rounds since the last complete one.
-        evaluate: rounds that begin with a validation.
+        evaluate: rounds that begin with a validation. ``evaluators``: replicas of different owners that measure the loss.
         members: leases of the last complete round, where it lost and corrected nobody.
         advanced: when the last round was completed.
         stretches: the rounds' lengths where they are not all ``inner_steps``.
@@ -125,6 +129,7 @@ class Run(msgspec.Struct, frozen=True):
     rollbacks: int = 0
     undrawn: tuple[tuple[int, int], ...] = ()
     crossing: CrossingPlan | None = None
+    evaluators: int = EVALUATORS
 
     @property
     def total_rounds(self) -> int:
@@ -164,13 +169,15 @@ def whole_replicas(run: Run, holders: Sequence[Holder]) -> tuple[int, ...]:
 def begin(run: Run, holders: Sequence[Holder], now: float) -> Run:
     """Put the next round in flight with every whole replica; unchanged if there is none, or one is in flight.
 
-    The last round, which only validates, takes one replica: the lowest whole one.
+    The last round, which only validates, takes the replicas that measure the loss.
     """
     replicas = whole_replicas(run, holders)
     if run.round is not None or run.finished or not replicas:
         return run
     last = run.trained
-    replicas = replicas[:1] if last else replicas
+    validate = last or run.done in run.evaluate
+    asked = ask(_owners(holders, replicas), run.evaluators, f"{run.done}:{run.restarts}") if validate else ()
+    replicas = asked if last else replicas
     planned, steps = run.schedule.round(run.done)
     taking = sorted((h for h in holders if h.replica in replicas), key=lambda h: (h.replica, h.stage))
     seats = tuple(_seat(run, h) for h in taking)
@@ -184,7 +191,8 @@ def begin(run: Run, holders: Sequence[Holder], now: float) -> Run:
         first_step=planned if run.round_seconds is None else run.next_step,
         steps=steps,
         total_steps=run.total_steps,
-        validate=last or run.done in run.evaluate,
+        validate=validate,
+        asked=asked,
         layers=run.layers,
         seats=seats,
         started=now,
@@ -281,6 +289,11 @@ def evaluations(total_rounds: int, between: int) -> tuple[int, ...]:
     return tuple(sorted({0} | {total_rounds * i // (between + 1) for i in range(1, between + 1)}))
 
 
+def _owners(holders: Sequence[Holder], replicas: Sequence[int]) -> dict[int, frozenset[str]]:
+    """Whose computers each replica is made of; a node whose owner is not known counts for itself."""
+    return {p: frozenset(h.owner or h.node for h in holders if h.replica == p) for p in replicas}
+
+
 def _carried(over: Round, current: tuple[str, ...]) -> dict[str, Digest]:
     """What living members carry on: what they committed to where that counted, else what they had brought."""
     carried = {}
@@ -312,7 +325,7 @@ def _may_end(run: Run, steps: int) -> bool:
 
 def _seat(run: Run, holder: Holder) -> Seat:
     """A member of the next round, with the state that it needs."""
-    seat = Seat(holder.lease, holder.node, holder.stage, holder.replica)
+    seat = Seat(holder.lease, holder.node, holder.stage, holder.replica, owner=holder.owner, env_class=holder.env_class)
     if holder.lease in run.current:
         return msgspec.structs.replace(seat, local=run.local.get(holder.lease))
     stored = run.checkpoints[holder.stage] if run.checkpoints and run.base.done == run.done else None

@@ -5,6 +5,8 @@ from typing import Literal
 
 import msgspec
 
+from coordinator.domain.quorum import Measured
+from transport.wire.api import Agreement
 from transport.wire.audit import OuterRecord
 from transport.wire.ids import Digest, NodeAddress
 from transport.wire.task import KeptState, Layers, Member, Plan
@@ -29,6 +31,7 @@ class Seat(msgspec.Struct, frozen=True):
     """A member of the round, by its lease.
 
     Attributes:
+        owner, env_class: whom its node is paid to, and what its worker is equal to bit for bit; empty: not known.
         state, kept, moments: what it begins from, where it has not got the anchor.
         local: what it had committed to carry into this round; ``None`` where it begins afresh.
         held: replica -> digest of its contribution; ``held_at``: when this member first said so.
@@ -54,6 +57,8 @@ class Seat(msgspec.Struct, frozen=True):
     own: Digest | None = None
     outer: OuterRecord | None = None
     local: Digest | None = None
+    owner: str = ""
+    env_class: str = ""
 
 
 class Round(msgspec.Struct, frozen=True):
@@ -61,6 +66,8 @@ class Round(msgspec.Struct, frozen=True):
 
     Attributes:
         steps: inner steps of each replica, the most where the round has fixed ``seconds``; 0: only a validation ends the job.
+        asked: replicas that measure the held-out loss, where it is to ``validate``; ``measured``: what they came to.
+        validation: the loss that has a quorum, once ``measured`` was ``weighed``; ``agreement``: whose word it is.
         rate_step: where the learning rate's schedule stands; None: at ``first_step``.
         lateness: see ``deadline.deadline``; None: nobody is left behind.
         store: every stage's state goes to the coordinator.
@@ -80,7 +87,11 @@ class Round(msgspec.Struct, frozen=True):
     started: float
     phase: Phase = "training"
     contributors: tuple[int, ...] | None = None
+    asked: tuple[int, ...] = ()
+    measured: dict[int, Measured] = {}
+    weighed: bool = False
     validation: float | None = None
+    agreement: Agreement | None = None
     seconds: float | None = None
     rate_step: int | None = None
     lateness: float | None = None
@@ -112,6 +123,16 @@ class Round(msgspec.Struct, frozen=True):
         """Inner steps that a replica has committed to; 0 while one of its stages has not, or where they differ."""
         said = {seat.commit.leaves if seat.commit else 0 for seat in self.seats if seat.replica == replica}
         return said.pop() if len(said) == 1 else 0
+
+    @property
+    def evaluators(self) -> tuple[int, ...]:
+        """Replicas that measure the held-out loss."""
+        return (self.asked or (min(seat.replica for seat in self.seats),)) if self.validate else ()
+
+    @property
+    def heard(self) -> bool:
+        """Whether all have reported the held-out loss that still can, and somebody has."""
+        return bool(self.measured) and set(self.evaluators).intersection(self.whole()) <= set(self.measured)
 
     def contributed(self) -> int:
         """Inner steps of all contributors together."""

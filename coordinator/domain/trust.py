@@ -22,6 +22,8 @@ from coordinator.domain.draw import Drawn
 from transport.wire.audit import OpenOuter, OuterRecord, ReplayOuter
 from transport.wire.ids import Digest, NodeAddress
 from transport.wire.task import (
+    EVASION_AGAIN_S,
+    EVASION_BPS,
     TAMPER_AGAIN_S,
     TAMPER_BPS,
     AuditReport,
@@ -474,9 +476,10 @@ def cleared(audit: Audit, detail: str) -> Audit:
 def consequence(audit: Audit, before: Collection[Audit]) -> Literal["none", "forfeit", "expel", "ban"]:
     """What a concluded audit costs the prover.
 
-    ``forfeit``: its share of the round. ``expel``: everything of the job that is not paid yet, and its place. ``ban``: its stake
-    too, which nothing costs but a lie that somebody has seen: neither silence, nor a misstated class, nor a finding that no
-    second auditor confirmed. What a machine misses under one lease, which ends with the first of it, is one evasion.
+    ``forfeit``: its share of the round. ``expel``: everything of the job that is not paid yet, and its place. ``ban``: half
+    of its stake too, which nothing costs but a lie that somebody has seen: neither silence, nor a misstated class (what a
+    repetition of those takes is ``evasion_costs``), nor a finding that no second auditor confirmed. What a machine misses under
+    one lease, which ends with the first of it, is one evasion.
 
     Args:
         before: other audits of the same node in this job that failed.
@@ -500,8 +503,26 @@ def tampering_costs(last: float, granted: float, now: float) -> int:
         last: when that was told of this node before, in Unix seconds; 0: never.
         granted: when the lease of the job began.
     """
-    again = last > 0 and granted > last and now - last <= TAMPER_AGAIN_S
-    return TAMPER_BPS if again else 0
+    return TAMPER_BPS if _repeats(last, granted, now, TAMPER_AGAIN_S) else 0
+
+
+def evasion_costs(last: float, granted: float, now: float) -> int | None:
+    """What it costs of its stake, in ten-thousandths, that a node has just evaded an audit; None: it is part of the time before.
+
+    Nothing the first time: machines hang, and who is told what another time costs can see to it first. What is missed under
+    leases that began before that was told is the same fault, however late it comes out.
+
+    Args:
+        last: when it did so before, and was told, in Unix seconds; 0: never.
+        granted: when the lease began under which it did now.
+    """
+    if last > 0 and granted <= last:
+        return None
+    return EVASION_BPS if _repeats(last, granted, now, EVASION_AGAIN_S) else 0
+
+
+def _repeats(last: float, granted: float, now: float, within: float) -> bool:
+    return last > 0 and granted > last and now - last <= within
 
 
 def against(audit: Audit) -> tuple[Verdict, ...]:

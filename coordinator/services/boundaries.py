@@ -36,7 +36,8 @@ class Boundaries:
             awaited = [work.leases[side.lease].node for side in audit.sides if side.awaited]
             if audit.opening is None or not all(self._nodes.late(node, audit.deadline, work.now) for node in awaited):
                 continue
-            await self._compare(work, boundary.overdue(audit))
+            here = [lease.id for lease in work.leases.values() if self._nodes.session(lease.node) is not None]
+            await self._compare(work, boundary.overdue(boundary.present(audit, here)))
 
     async def _compare(self, work: Work, audit: Audit) -> None:
         training = training_of(work.run, work.job.spec.training)

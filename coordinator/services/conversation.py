@@ -283,6 +283,8 @@ class Conversation:
             if lease.state == "ready":
                 session.tell(lease, work.commands(lease.id))
         self._tell_money(work)
+        for node in work.unanswered:
+            self._nodes.unanswered(node, work.now)
         for node in work.expelled:
             self._nodes.ban(node, "an audit found that the work was not what it had been committed to")
             self._leases.expire(lease.id for lease in self._leases.of_node(node))

@@ -125,12 +125,17 @@ class Disputes:
             if gone and disputes.question(record.dispute) is not None:
                 left = f"the {' and the '.join(gone)} left"
                 self._keep(work, record, disputes.dropped(record.dispute, left))
-            elif self._late(work, record.dispute):
-                self._keep(work, record, disputes.overdue(record.dispute))
+            elif late := self._late(work, record.dispute):
+                away = [side for side, node in late.items() if self._nodes.session(node) is None]
+                left = f"the {' and the '.join(away)} was not connected"
+                ended = disputes.dropped(record.dispute, left) if away else disputes.overdue(record.dispute)
+                self._keep(work, record, ended)
 
-    def _late(self, work: Work, dispute: Dispute) -> bool:
-        awaited = [getattr(dispute, side) for side in SIDES if disputes.query_for(dispute, side) is not None]
-        return bool(awaited) and all(self._nodes.late(node, dispute.deadline, work.now) for node in awaited)
+    def _late(self, work: Work, dispute: Dispute) -> dict[Side, str]:
+        """The nodes that an answer is awaited of, once all of them have let the deadline pass."""
+        awaited = {side: getattr(dispute, side) for side in SIDES if disputes.query_for(dispute, side) is not None}
+        late = all(self._nodes.late(node, dispute.deadline, work.now) for node in awaited.values())
+        return awaited if late else {}
 
     def drop(self, work: Work, why: str) -> None:
         """Leave all of them undecided."""

@@ -23,6 +23,7 @@ class Leases:
         self._terms: dict[str, Term] = {}
         self._looked = context.clock.now()
         self._attended = 0.0
+        self._lenient = 0.0
 
     async def recover(self) -> None:
         """Read the live leases of an earlier process and give each a full term."""
@@ -75,6 +76,11 @@ class Leases:
                 term = self._terms[lease]
                 self._terms[lease] = Term(term.node, term.fence, self._now())
 
+    def back(self) -> bool:
+        """Whether this process stood still and has not been back for as long: what was sent to it meanwhile is on its way."""
+        self._now()
+        return self._looked < self._lenient
+
     def share_a_job(self, one: str, other: str) -> bool:
         """Whether two nodes are in the plan of one job."""
         jobs = {lease.job for lease in self._live.values() if lease.node == one and lease.seat}
@@ -83,6 +89,9 @@ class Leases:
     def _now(self) -> float:
         """Seconds for which this process has attended to its nodes."""
         now = self._context.clock.now()
-        self._attended += min(now - self._looked, LONGEST_LOOK * self._context.config.lease_seconds)
+        passed, longest = now - self._looked, LONGEST_LOOK * self._context.config.lease_seconds
+        if passed > longest:
+            self._lenient = max(self._lenient, now + min(passed, self._context.config.audit_seconds))
+        self._attended += min(passed, longest)
         self._looked = now
         return self._attended

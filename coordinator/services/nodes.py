@@ -32,9 +32,10 @@ from transport.wire.node import (
     Hello,
     IceServer,
     LedgerInfo,
+    Unanswered,
     Welcome,
 )
-from transport.wire.task import StopTask, TaskCommand
+from transport.wire.task import EVASION_AGAIN_S, StopTask, TaskCommand
 
 HELLO_CONTEXT = "cottage-hello"
 FLIP_SECONDS = 60.0
@@ -59,6 +60,7 @@ class Session:
     """One connection of a node. ``send`` never waits; ``close`` ends the connection with a reason.
 
     Attributes:
+        began: when it was opened, in Unix seconds.
         unhandled: messages of the node that have arrived and wait for their turn here.
     """
 
@@ -74,6 +76,7 @@ class Session:
         self.profile = hello.profile
         self.token = token
         self.stake = 0
+        self.began = 0.0
         self.accepting = True
         self.unhandled = 0
         self.send = send
@@ -126,12 +129,16 @@ class Nodes:
         self._tokens: dict[str, str] = {}
         self._flips: dict[str, deque[float]] = {}
         self._banned: set[str] = set()
+        self._unanswered: dict[str, float] = {}
         self._speeds: dict[str, float] = {}  # Of nodes that have done rounds since this process began.
 
     async def recover(self) -> None:
-        """Read who is banned."""
+        """Read who is banned, and who has evaded an audit lately."""
+        since = max(0.0, self._context.clock.time() - EVASION_AGAIN_S)
         async with self._context.store.transaction() as tx:
             self._banned = {record.address for record in await tx.find(NodeRecord, ("banned", "=", True))}
+            evaded = await tx.find(NodeRecord, ("evaded", ">", since))
+        self._unanswered = {record.address: record.evaded for record in evaded}
 
     async def enter(
         self,
@@ -155,11 +162,14 @@ class Nodes:
             old.close("another connection with this key has taken over")
             self.leave(old)
         session = Session(hello, self._context.entropy(24).hex(), send, close)
-        session.stake = stake
+        session.stake, session.began = stake, self._context.clock.time()
         self._sessions[hello.node] = session
         self._tokens[session.token] = hello.node
         self._context.metrics.count("connections_total")
         send(self._welcome(session))
+        evaded = self._unanswered.get(hello.node, 0.0)
+        if evaded > max(0.0, session.began - EVASION_AGAIN_S):
+            send(Unanswered(evaded))
         gone = self._leases.renew(hello.node, hello.leases)
         if gone:
             send(Beat(self._context.config.heartbeat_seconds, gone))
@@ -184,12 +194,15 @@ class Nodes:
     def late(self, node: str, deadline: float, now: float) -> bool:
         """Whether a node has let a deadline of an audit pass.
 
-        What has arrived is in time, however long it waits here for its turn. A node that always has more to say cannot stretch a
-        deadline for ever: to twice the time of an audit.
+        What has arrived is in time, however long it waits here for its turn, and who has just come back may say again what went
+        into a connection that broke. A node that always has more to say, or always comes back, cannot stretch a deadline for
+        ever: to twice the time of an audit. Nobody is late while this process has just stood still: it did not listen.
         """
-        session = self._sessions.get(node)
-        waits = session is not None and session.unhandled > 0
-        return now > deadline + (self._context.config.audit_seconds if waits else 0.0)
+        if now <= deadline or self._leases.back():
+            return False
+        session, config = self._sessions.get(node), self._context.config
+        waits = session is not None and (session.unhandled > 0 or 0 <= now - session.began < config.lease_seconds)
+        return now > deadline + (config.audit_seconds if waits else 0.0)
 
     def authorise(self, token: str) -> str:
         """The node that a token of a Welcome belongs to.
@@ -263,6 +276,13 @@ class Nodes:
         if session is not None:
             session.close(reason)
             self.leave(session)
+
+    def unanswered(self, node: str, at: float) -> None:
+        """Tell a node that it has evaded an audit, now and whenever it comes back; the caller stores it."""
+        self._unanswered[node] = at
+        session = self._sessions.get(node)
+        if session is not None:
+            session.send(Unanswered(at))
 
     def _check(self, hello: Hello, nonce: bytes, host: str) -> None:
         if hello.protocol != PROTOCOL:

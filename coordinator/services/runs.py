@@ -16,13 +16,14 @@ from coordinator.services.context import Context
 from coordinator.services.drawing import Drawing
 from coordinator.services.evidence import seal_commitments
 from coordinator.services.halts import Halts, fraction_of, paced
+from coordinator.services.heldout import HeldOut
 from coordinator.services.nodes import Nodes
 from coordinator.services.settlement import Settlement
 from coordinator.services.staffing import Staffing, holders, seats_ready, shape_of, too_many_faults
 from coordinator.services.verification import Verification
 from coordinator.services.work import Work
 from coordinator.store.ports import Where
-from coordinator.store.records import CommitRecord, MetricRecord, RoundRecord
+from coordinator.store.records import CommitRecord, RoundRecord
 from ledger import events as ledger_events
 from transport.wire.ids import Digest
 from transport.wire.task import Challenge, RoundApplied, RoundCommit, RoundHolding, Validation
@@ -53,6 +54,7 @@ class Runs:
         self._verification = verification
         self._settlement = settlement
         self._drawing = drawing
+        self._heldout = HeldOut(context)
         self._halts = Halts(verification, settlement)
         self._heard: dict[str, float] = {}
         self._whole_since: dict[str, float] = {}
@@ -86,8 +88,6 @@ class Runs:
             return
         after = rounds.fold(before, lease, report, work.now)
         work.change_run(round=after)
-        if before.validation is None and after.validation is not None:
-            self._validated(work, after, after.validation)
         if after != before:
             self.heard(work.job.id)
 
@@ -138,6 +138,7 @@ class Runs:
             return
         if work.run.round is not None:
             work.change_run(round=rounds.look(work.run.round, work.now))
+            await self._heldout.weigh(work)
         await self._take(work)
         await self._verification.advance(work)
         if work.job.state is JobState.VERIFYING:
@@ -319,7 +320,7 @@ class Runs:
         record = await work.tx.get(RoundRecord, job.id, over.epoch, over.number)
         record = msgspec.structs.replace(
             record, state="complete", contributors=contributors, ended=work.now, tokens=tokens,
-            pot=pot, train_loss=loss, validation_loss=over.validation,
+            pot=pot, train_loss=loss, validation_loss=over.validation, agreement=over.agreement,
             parameters=tuple(p for stage in range(len(over.layers)) if (p := rounds.agreed(over, stage))),
         )  # fmt: skip
         work.run = msgspec.structs.replace(runs.close(work.run), advanced=work.now)
@@ -398,21 +399,16 @@ class Runs:
         """Store the end of a round that trained nothing that counts."""
         record = await work.tx.get(RoundRecord, work.job.id, over.epoch, over.number)
         ended = msgspec.structs.replace(
-            record, state=state, ended=work.now, validation_loss=over.validation, concluded=True
+            record,
+            state=state,
+            ended=work.now,
+            validation_loss=over.validation,
+            agreement=over.agreement,
+            concluded=True,
         )
         await work.tx.update(ended)
         if over.steps > 0:
             await self._store_commits(work, msgspec.structs.replace(over, contributors=()), 0)
-
-    def _validated(self, work: Work, current: Round, loss: float) -> None:
-        job = work.job
-        first = job.first_validation_loss if job.first_validation_loss is not None else loss
-        work.change(validation_loss=loss, first_validation_loss=first)
-        work.metrics.append(
-            MetricRecord(job.id, current.number, current.first_step, job.tokens_done, "validation", loss, work.now)
-        )
-        when = f"before round {current.number + 1}" if current.steps else "after the last round"
-        work.note("validation", f"the loss on held-out text is {loss:.4f} {when}")
 
     def _unblock(self, work: Work) -> None:
         """A round from which nothing was heard for too long goes on without those that it waits for; a start likewise."""

@@ -80,6 +80,7 @@ class Staffing:
             total_steps=rounds.steps,
             inner_steps=training.inner_steps,
             evaluate=evaluations(rounds.rounds, self._context.config.validations),
+            evaluators=self._context.config.evaluators,
             stretches=rounds.stretches,
             together=training.outer in TOGETHER,
             store_every=self._context.config.store_every,
@@ -339,7 +340,7 @@ def seats_ready(work: Work) -> tuple[bool, bool]:
 def holders(work: Work) -> list[Holder]:
     """Seats whose workers are ready."""
     return [
-        Holder(lease.id, lease.node, lease.stage or 0, lease.replica or 0)
+        Holder(lease.id, lease.node, lease.stage or 0, lease.replica or 0, lease.payout, lease.env_class)
         for lease in work.leases.values()
         if lease.seat and lease.state == "ready"
     ]

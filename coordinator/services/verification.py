@@ -11,6 +11,7 @@ import msgspec
 
 from coordinator.domain import trust
 from coordinator.domain.job import JobState
+from coordinator.domain.lease import Lease
 from coordinator.domain.trust import Audit, Auditor
 from coordinator.services.boundaries import Boundaries
 from coordinator.services.context import Context
@@ -142,6 +143,9 @@ class Verification:
             return audit  # Leaves are waited for.
         asked = audit.node if audit.unopened else audit.auditor
         late = work.now > audit.deadline if asked is None else self._nodes.late(asked, audit.deadline, work.now)
+        if late and audit.unopened and self._nodes.session(audit.node) is None:
+            # Silence is that of somebody who is here: this one may have spoken unheard.
+            return trust.prover_gone(audit)
         return trust.overdue(audit) if late else audit
 
     def _auditors(self, work: Work) -> list[Auditor]:
@@ -191,6 +195,8 @@ class Verification:
                     work.forged.append((audit.epoch, audit.round))
             case "none":
                 pass
+        if audit.state == "failed" and audit.blame in trust.EVASIONS:
+            await _remember_evasion(work, audit)
         if audit.state == "passed" and not audit.across:
             await self._boundaries.judge(work, audit)
         work.conclude(audit)
@@ -288,17 +294,33 @@ async def _remember_tampering(work: Work) -> None:
         record = await work.tx.get(NodeRecord, lease.node)
         share = trust.tampering_costs(record.tampered, lease.granted, work.now)
         if share and record.stake > 0:
-            told = {"node": lease.node, "lease": lease.id, "before": record.tampered, "now": work.now}
-            reason = hashlib.sha256(msgspec.json.encode(told, order="sorted")).hexdigest()
-            payload: dict[str, str | int] = {"node": lease.node, "reason": reason, "bps": share}
-            detail = f"{lease.node}: somebody reached into a job there again, lease {lease.id}: {share / 100:g} % of its stake"
-            work.queue(OutboxRecord(f"tampered:{lease.id}", work.job.id, "slash", payload, work.now, detail=detail))
-            work.note(
-                "rejected",
-                f"node {lease.node}: somebody reached into a job there again: {share / 100:g} % of its stake",
-            )
+            _take(work, "tampered", lease, record.tampered, share, "somebody reached into a job there again")
         faults = record.faults + 1
         await work.tx.update(msgspec.structs.replace(record, passed=0, afar=0, faults=faults, tampered=work.now))
+
+
+async def _remember_evasion(work: Work, audit: Audit) -> None:
+    """A node evaded an audit: its owner is told, and a repetition costs stake."""
+    record = await work.tx.get(NodeRecord, audit.node)
+    (lease,) = await work.tx.find(Lease, ("id", "=", audit.lease))
+    share = trust.evasion_costs(record.evaded, lease.granted, work.now)
+    if share is None:
+        return
+    if share and record.stake > 0:
+        what = "names another class than it had said to be of" if audit.blame == "misstated" else "was not shown"
+        _take(work, "evaded", lease, record.evaded, share, f"what was drawn of it {what}, again")
+    work.unanswered.append(audit.node)
+    await work.tx.update(msgspec.structs.replace(record, evaded=work.now))
+
+
+def _take(work: Work, how: str, lease: Lease, before: float, share: int, what: str) -> None:
+    """Queue a slash of ``share`` ten-thousandths of a node's stake for what has happened again."""
+    told = {"node": lease.node, "lease": lease.id, "before": before, "now": work.now}
+    reason = hashlib.sha256(msgspec.json.encode(told, order="sorted")).hexdigest()
+    payload: dict[str, str | int] = {"node": lease.node, "reason": reason, "bps": share}
+    detail = f"{lease.node}: {what}, lease {lease.id}: {share / 100:g} % of its stake"
+    work.queue(OutboxRecord(f"{how}:{lease.id}", work.job.id, "slash", payload, work.now, detail=detail))
+    work.note("rejected", f"node {lease.node}: {what}: {share / 100:g} % of its stake")
 
 
 async def _reject(work: Work, commit: CommitRecord) -> None:

@@ -86,6 +86,7 @@ def job_view(job: Job, leases: Sequence[Lease], traffic_of: TrafficOf, reason: s
         cap=min(job.quote.price, job.spec.budget),
         checkpoint=place.checkpoint,
         shared=job.shared,
+        agreement=job.agreement,
     )
 
 
@@ -146,6 +147,7 @@ def round_view(record: RoundRecord) -> api.RoundView | None:
         contributors=record.contributors,
         started=record.started,
         ended=record.ended,
+        agreement=record.agreement,
     )
 
 

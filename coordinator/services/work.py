@@ -43,6 +43,7 @@ class Work:
         disputes: those that are not over, by their audit.
         false_accusers: who has just been proven to accuse falsely, in which audit, and how.
         tampered: leases in whose sandbox somebody has just reached.
+        unanswered: nodes that have just evaded an audit, and are told so.
         forged: rounds, by epoch and number, in which a lie has just been proven.
         money: the outbox has something new.
         rounds_ended: a round was completed or an audit concluded, so shares may be due.
@@ -77,6 +78,7 @@ class Work:
         self.ended_disputes: list[DisputeRecord] = []
         self.false_accusers: list[tuple[str, str, str]] = []
         self.tampered: list[Lease] = []
+        self.unanswered: list[str] = []
         self.hold = False
         self.forged: list[tuple[int, int]] = []
         self.money = False

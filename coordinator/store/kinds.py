@@ -53,14 +53,14 @@ class Kind:
 
 
 KINDS: Mapping[type[msgspec.Struct], Kind] = {
-    Job: Kind("jobs", ("id",), ("created", "id"), frozenset({"spec", "quote", "config", "files", "pace"})),
+    Job: Kind("jobs", ("id",), ("created", "id"), frozenset({"spec", "quote", "config", "files", "pace", "agreement"})),
     RunRecord: Kind("runs", ("job",), ("job",), frozenset({"run"})),
     Lease: Kind("leases", ("id",), ("granted", "fence", "id"), frozenset({"traffic"})),
     RoundRecord: Kind(
         "rounds",
         ("job", "epoch", "number"),
         ("number", "epoch"),
-        frozenset({"plan", "contributors", "parameters", "beacon"}),
+        frozenset({"plan", "contributors", "parameters", "beacon", "agreement"}),
     ),
     CommitRecord: Kind(
         "commits",

@@ -10,7 +10,7 @@ from coordinator.domain.account import Scope
 from coordinator.domain.dispute import Dispute
 from coordinator.domain.draw import Beacon
 from coordinator.domain.run import Run
-from transport.wire.api import NoticeKind
+from transport.wire.api import Agreement, NoticeKind
 from transport.wire.audit import OuterRecord
 from transport.wire.ids import Digest, NodeAddress
 from transport.wire.node import NodeProfile
@@ -34,6 +34,7 @@ class RoundRecord(msgspec.Struct, frozen=True):
         beacon: where the draw comes from; None: nothing is drawn of it.
         rate_step: where the learning rate's schedule stood at ``first_step``; None: there too.
         concluded: its audits are over and its shares verified.
+        agreement: whose word ``validation_loss`` is; None: nobody measured it.
     """
 
     job: str
@@ -56,6 +57,7 @@ class RoundRecord(msgspec.Struct, frozen=True):
     concluded: bool = False
     rate_step: int | None = None
     beacon: Beacon | None = None
+    agreement: Agreement | None = None
     version: int = 0
 
 
@@ -231,6 +233,7 @@ class NodeRecord(msgspec.Struct, frozen=True):
     Attributes:
         passed, faults, afar: as in ``domain.rate.Standing``.
         tampered: when its agent last told that somebody reached into a job there; 0: never.
+        evaded: when it last did not show what was drawn of it; 0: never.
     """
 
     address: NodeAddress
@@ -245,6 +248,7 @@ class NodeRecord(msgspec.Struct, frozen=True):
     passed: int = 0
     faults: int = 0
     tampered: float = 0.0
+    evaded: float = 0.0
     afar: int = 0
     version: int = 0
 

@@ -53,6 +53,7 @@ jobs = Table(
     Column("shared", Boolean, nullable=False),
     Column("warned", Boolean, nullable=False),
     Column("pace", Text, nullable=False),
+    Column("agreement", Text, nullable=False),
     Column("version", Integer, nullable=False),
     Index("jobs_by_state", "state"),
     Index("jobs_by_age", "created"),
@@ -110,6 +111,7 @@ rounds = Table(
     Column("concluded", Boolean, nullable=False),
     Column("rate_step", BigInteger),
     Column("beacon", Text, nullable=False),
+    Column("agreement", Text, nullable=False),
     Column("version", Integer, nullable=False),
     PrimaryKeyConstraint("job", "epoch", "number"),
 )  # fmt: skip
@@ -315,6 +317,7 @@ nodes = Table(
     Column("passed", Integer, nullable=False),
     Column("faults", Integer, nullable=False),
     Column("tampered", Float, nullable=False),
+    Column("evaded", Float, nullable=False),
     Column("afar", Integer, nullable=False),
     Column("version", Integer, nullable=False),
 )  # fmt: skip

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import json
-import signal
 import sys
 from collections.abc import Sequence
 
@@ -14,6 +13,7 @@ from cottage.demo.processes import RoleError
 from cottage.demo.report import checks, document, show
 from cottage.demo.run import DemoError, Run
 from cottage.demo.screen import LineScreen, LiveScreen, Screen
+from transport.ending import on_end
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
@@ -43,9 +43,7 @@ def main(argv: Sequence[str]) -> int:
 async def _run(options: Options, screen: Screen, console: Console) -> int:
     task = asyncio.current_task()
     assert task is not None
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, task.cancel)
+    on_end(task.cancel, hangup=True)
     async with Run(options, screen) as run:
         outcome = await run.to_the_end()
         screen.close()

@@ -66,6 +66,7 @@ class Outcome(msgspec.Struct, frozen=True):
 def checks(outcome: Outcome) -> dict[str, bool]:
     """Name -> whether it held. The demo's exit status is 0 only if all did."""
     money, losses, job = outcome.money, outcome.losses, outcome.job
+    whose = job.agreement
     paid_rounds = {commit.round for commit in outcome.commits if commit.amount > 0}
     drawn = {audit.round for audit in outcome.audits if audit.state == "passed"}
     drawable = {commit.round for commit in outcome.commits if commit.drawable}
@@ -75,6 +76,7 @@ def checks(outcome: Outcome) -> dict[str, bool]:
         "nodes were paid what was verified": sum(node.paid for node in outcome.nodes) == money.paid,
         "every paid round was audited or could have been drawn": paid_rounds <= drawn | drawable,
         "every settlement is confirmed on the ledger": all(r.state == "confirmed" for r in outcome.receipts),
+        "all who measured the held-out loss came to the same": whose is not None and whose.same == whose.of,
         "the model folder's loss is the run's last validation loss": _close(losses.model_folder, losses.after),
     }
     if (recovered := losses.recovered()) is not None:

@@ -4,13 +4,13 @@ import asyncio
 
 import pytest
 
-from tests.cheats.catalogue import CATALOGUE, Cheat, Fate, fate
+from tests.cheats.catalogue import BREAKING, CATALOGUE, HONEST, Cheat, Fate, fate
 
 WORLDS = 3
 
 
-def fates(cheat: Cheat) -> list[Fate]:
-    return [asyncio.run(fate(cheat, seed)) for seed in range(WORLDS)]
+def fates(cheat: Cheat, worlds: int = WORLDS) -> list[Fate]:
+    return [asyncio.run(fate(cheat, seed)) for seed in range(worlds)]
 
 
 @pytest.mark.parametrize("cheat", CATALOGUE, ids=lambda cheat: cheat.name.replace(" ", "-"))
@@ -19,6 +19,7 @@ def test_whoever_cheats_is_caught_unpaid_for_what_was_found_and_nobody_else_pays
     assert all(world.settled for world in found), "the submitter gets a model all the same"
     assert not any(world.honest_slashed or world.honest_banned for world in found)
     assert not any(world.paid_forged for world in found)
+    assert not any(world.false_losses for world in found)
     caught = [world for world in found if world.rounds is not None]
     if cheat.ends == "undecided":
         assert not caught
@@ -30,13 +31,23 @@ def test_whoever_cheats_is_caught_unpaid_for_what_was_found_and_nobody_else_pays
             assert all(world.slashed == 500_000 and world.banned for world in caught)
         case "expelled":
             assert all(world.banned and world.slashed == 0 for world in caught)
-        case _:
-            assert not any(world.slashed for world in caught)
+        case "outvoted":
+            assert all(world.faults and world.slashed == 0 and not world.banned for world in caught)
+        case "repeated":
+            assert all((world.slashed > 0) == (world.evaded > 1) for world in caught), "the first time costs no stake"
+            assert all(world.slashed <= 50_000 * (world.evaded - 1) for world in caught if world.slashed)
+            assert sum(world.slashed > 0 for world in caught) >= WORLDS - 1, "it goes on in the next job"
 
 
 def test_without_a_cheat_every_audit_passes() -> None:
-    for world in fates(Cheat("nobody", {7: {}}, None, "harmless")):
+    for world in fates(HONEST):
         assert world.settled
         assert world.rounds is None
-        assert world.audits >= 10
+        assert world.audits >= 100
         assert (world.slashed, world.honest_slashed, world.banned, world.honest_banned) == (0, 0, False, 0)
+
+
+def test_machines_that_hang_crash_and_are_cut_off_at_random_lose_no_stake_and_no_place() -> None:
+    found = fates(BREAKING, 8)  # In one of ten or so somebody hangs just then.
+    assert sum(world.honest_evaded for world in found) > 0, "some hung when they were asked"
+    assert not any(world.slashed or world.honest_slashed or world.banned or world.honest_banned for world in found)

@@ -28,6 +28,7 @@ from transport.wire.task import (
     StepOpened,
     StopTask,
     TaskCommand,
+    TaskFailed,
     TaskReady,
     TaskReport,
     Traffic,
@@ -39,10 +40,12 @@ class FakeTask:
     """A worker that keeps the rules of the wire. ``act`` takes a command; ``work`` does what has become possible since.
 
     ``lie``: commits to a ``root`` without leaves, contributes a ``substitute`` for what its last leaf binds, trains from
-    another ``anchor``, or names another environment ``class``; ``skips`` all steps, or forges ``one step``; binds a false
+    another ``anchor``, or names another environment ``class``, or computes in an ``other class`` than it names, so that none of
+    its steps comes to what it does in that class; ``skips`` all steps, or forges ``one step``; binds a false
     contribution in its last leaf (``FALSE_CONTRIBUTIONS``); is ``mute`` when it is to open a step; forges one and is ``silent``
     in the dispute; says something else of an ``outer`` step than it comes to; commits to having ``sent`` something else than its
-    steps give, or to having ``received`` something else than came.
+    steps give, or to having ``received`` something else than came; says half of the held-out
+    ``loss``, or ``no loss`` at all, or ``dies measuring`` it.
 
     ``accuse``: finds every step that it re-runs wrong. ``blind``: finds every step right that it is to re-run, of
     everybody or of these nodes.
@@ -164,7 +167,7 @@ class FakeTask:
         env_class = "of its own" if self.lie == "class" else self.env_class
         name = digest(key, stage, replica)
         wrong: frozenset[int] = frozenset()
-        if self.lie in ("skips", "sent"):
+        if self.lie in ("skips", "sent", "other class"):
             wrong = frozenset(range(begun.steps))
         elif self.lie in ("one step", "silent"):
             wrong = frozenset({int(name[:8], 16) % begun.steps})
@@ -232,8 +235,21 @@ class FakeTask:
         if len(anchors) > 1:
             self.peers.violations.append(f"round {command.round}, stage {stage}: replicas begin from different anchors")
         if command.validate and stage == len(command.plan.layers) - 1:
-            return [Validation(command.plan.epoch, command.round, 5.0 / (1 + command.round), 100)]
+            return self._measure(command)
         return []
+
+    def _measure(self, command: BeginRound) -> list[TaskReport]:
+        loss = 5.0 / (1 + command.round)
+        if self.env_class != "cpu":
+            loss *= 1 + 1e-7  # It rounds in another way.
+        sums = digest("sums", loss)
+        if self.lie == "no loss":
+            return []
+        if self.lie == "dies measuring":
+            return [TaskFailed("out of memory")]
+        if self.lie == "loss":
+            loss, sums = loss / 2, digest("sums", "invented")
+        return [Validation(command.plan.epoch, command.round, loss, 100, self.anchor, sums)]
 
     def _apply(self, command: ApplyRound) -> list[TaskReport]:
         if self.begun is None or (command.epoch, command.round) != (self.begun.plan.epoch, self.begun.round):

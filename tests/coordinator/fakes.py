@@ -345,7 +345,7 @@ def unavailable(what: str) -> None:
 
 Lie = Literal[
     "root", "substitute", "anchor", "class", "skips", "one step", "stale", "copied", "zero", "nan", "scaled", "flipped", "mute",
-    "silent", "outer", "sent", "received",
+    "silent", "outer", "sent", "received", "other class", "loss", "no loss", "dies measuring",
 ]  # fmt: skip
 FALSE_CONTRIBUTIONS = frozenset({"stale", "copied", "zero", "nan", "scaled", "flipped"})
 

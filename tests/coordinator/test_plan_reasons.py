@@ -2,6 +2,7 @@
 
 import io
 import itertools
+import re
 from typing import get_args, get_type_hints
 
 import msgspec
@@ -15,6 +16,7 @@ from coordinator.domain.placement.cost import load_of
 from tests.coordinator.test_placement import SHAPE, TRAINING, node
 from tests.cottage.test_report import JOB
 from transport.wire import api
+from transport.wire.api import Agreement
 from transport.wire.ids import NodeAddress
 from transport.wire.job import TrainingSpec
 from transport.wire.network import MAX_RELAYS, NetworkReport, PeerMeasure, RelayMeasure
@@ -137,6 +139,23 @@ def test_a_job_on_a_terminal_says_what_bounds_it_while_it_runs() -> None:
 
     assert "limited by the upload of attic (7f3K…9xQa), 12 Mbit/s" in shown("running")
     assert "limited by" not in shown("settled")
+
+
+@pytest.mark.parametrize(
+    ("whose", "words"),
+    [
+        (None, "validation loss 1.310 (from 5.000)\n"),
+        (Agreement(1, 0, 1), "validation loss 1.310 (from 5.000), one computer's word\n"),
+        (Agreement(3, 0, 3), "validation loss 1.310 (from 5.000), the same on 3 of 3 computers\n"),
+        (Agreement(2, 1, 3), "the same on 2 of 3 computers, close on 1 of another kind\n"),
+        (Agreement(0, 0, 2), "2 computers contradict each other\n"),
+    ],
+)
+def test_a_job_on_a_terminal_says_whose_word_its_loss_is(whose: Agreement | None, words: str) -> None:
+    console = Console(width=200, record=True, file=io.StringIO())
+    view = msgspec.structs.replace(JOB, validation_loss=1.31, first_validation_loss=5.0, agreement=whose)
+    console.print(job_panel(view))
+    assert words in re.sub(r" +\n", "\n", console.export_text())
 
 
 def test_every_way_to_learn_from_each_other_can_be_planned() -> None:

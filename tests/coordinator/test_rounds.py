@@ -151,7 +151,7 @@ def test_the_last_round_only_waits_for_its_validation() -> None:
     current = fresh(2, 1, steps=0, validate=True)
     assert fold(current, "0/0", Validation(EPOCH, NUMBER, 2.0, 10)).phase == "training"  # Not the last stage.
     over = fold(current, "1/0", Validation(EPOCH, NUMBER, 2.0, 10))
-    assert (over.phase, over.validation) == ("complete", 2.0)
+    assert (over.phase, over.measured[0].loss) == ("complete", 2.0)
 
 
 def test_a_member_that_came_to_other_parameters_is_outvoted_and_asked_for_no_checkpoint() -> None:

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, cast
 
+import msgspec
 import pytest
 from aiohttp import web
 
@@ -23,14 +24,16 @@ from ledger.local.chain import SLOT_SECONDS
 from ledger.local.rpc import Rpc
 from ledger.local.server import build_app
 from ledger.money import Amount
+from tests.coordinator import bench as benches
 from tests.coordinator.bench import CONFIG, Bench
-from tests.coordinator.fakes import BUDGET, COORDINATOR, WALLET, Account, profile, spec, unavailable
+from tests.coordinator.fakes import BUDGET, COORDINATOR, WALLET, Account, spec, unavailable
+from tests.coordinator.test_trust import AUDIT
 from tests.ledger.world import World
 from tests.sim.world import CrashError
 from transport.identity import NodeKey
 from transport.wire.api import NewJob
-from transport.wire.node import Claim
-from transport.wire.task import TAMPER_AGAIN_S, TAMPER_BPS
+from transport.wire.node import Claim, Unanswered
+from transport.wire.task import EVASION_BPS, TAMPER_AGAIN_S, TAMPER_BPS
 
 
 def payee(number: int) -> str:
@@ -394,46 +397,103 @@ async def test_stake_is_slashed_once_on_the_real_ledger(ledger: Ledger) -> None:
     assert any('"slashed"' in str(memo.payload["text"]) for memo in await bench.rows(job, "event"))
 
 
-async def test_a_hand_in_a_job_costs_a_small_part_of_the_stake_the_second_time_only(ledger: Ledger) -> None:
+def attend(bench: Bench, seconds: int) -> None:
+    """Time passes in which the coordinator listens."""
+    for _ in range(seconds):
+        bench.clock.t += 1.0
+        bench.parts.leases.expired()
+
+
+async def staked(ledger: Ledger, seed: bytes, stake: int) -> tuple[Bench, str, str]:
+    """A job, and a node with a stake on the ledger that is here."""
     await ledger.faucet(COORDINATOR, Amount(0), 10**12)
-    node, stake = NodeKey(b"t" * 32), 10_000
-    await ledger.faucet(node.address, Amount(stake), 10**12)
-    await ledger.open_stake(node.seed, Amount(stake), COORDINATOR)
+    key = NodeKey(seed)
+    await ledger.faucet(key.address, Amount(stake), 10**12)
+    await ledger.open_stake(key.seed, Amount(stake), COORDINATOR)
     chain = LedgerChain(ledger, "http://ledger.test", SEED, WALLET_SEED, COORDINATOR)
     bench = Bench(chain=chain)
     await ledger.faucet(WALLET, Amount(BUDGET * 10), 10**12)
     job = await bench.job()
+    await bench.enter(int.from_bytes(seed, "big"))
+    attend(bench, 60)  # It has not just come.
     async with bench.store.transaction() as tx:
-        await tx.insert(NodeRecord(node.address, node.address, profile("hand"), 0.0, 0.0, stake=stake))
+        record = await tx.get(NodeRecord, key.address)
+        await tx.update(msgspec.structs.replace(record, stake=stake))
+    return bench, job, key.address
+
+
+async def slashed(ledger: Ledger, node: str) -> int:
+    """What a node has lost of its stake."""
+    state = await ledger.stake(node)
+    assert state is not None
+    return int(state.slashed)
+
+
+async def test_a_hand_in_a_job_costs_a_small_part_of_the_stake_the_second_time_only(ledger: Ledger) -> None:
+    stake = 10_000
+    bench, job, node = await staked(ledger, b"t" * 32, stake)
 
     async def reached_into(*leases: str) -> None:
         granted = bench.clock.t + 1
         bench.clock.t += 60
         async with bench.parts.desk.open(job) as work:
-            work.tampered += [Lease(name, job, node.address, node.address, 1, 0, 0, granted) for name in leases]
+            work.tampered += [Lease(name, job, node, node, 1, 0, 0, granted) for name in leases]
             await bench.parts.runs._verification.advance(work)
         await drain(bench, 4)
 
-    async def lost() -> int:
-        state = await ledger.stake(node.address)
-        assert state is not None
-        return int(state.slashed)
-
     await reached_into("a" * 32, "b" * 32)  # One hand, in two jobs that ran.
-    assert await lost() == 0
+    assert await slashed(ledger, node) == 0
     assert await bench.rows(job, "slash") == []
     await reached_into("c" * 32)
-    assert await lost() == stake * TAMPER_BPS // 10_000 == 200
+    assert await slashed(ledger, node) == stake * TAMPER_BPS // 10_000 == 200
     (row,) = await bench.rows(job, "slash")
     assert (row.state, row.amount) == ("confirmed", 200)
     assert "reached into a job there again" in row.detail
     assert any('"slashed"' in str(memo.payload["text"]) for memo in await bench.rows(job, "event"))
     bench.clock.t += TAMPER_AGAIN_S
     await reached_into("d" * 32)
-    assert await lost() == 200, "a month later it is a first time again"
+    assert await slashed(ledger, node) == 200, "a month later it is a first time again"
     async with bench.store.transaction() as tx:
-        record = await tx.get(NodeRecord, node.address)
+        record = await tx.get(NodeRecord, node)
     assert (record.faults, record.passed, record.banned) == (4, 0, False)
+
+
+async def test_evading_audits_costs_a_small_part_of_the_stake_the_second_time_and_its_owner_is_told_before(
+    ledger: Ledger,
+) -> None:
+    bench, job, node = await staked(ledger, b"e" * 32, 10_000)
+
+    async with bench.store.transaction() as tx:
+        await tx.insert(benches._round(job, AUDIT.round))
+
+    async def evades(lease: str, *steps: int) -> None:
+        granted = bench.clock.t + 1
+        attend(bench, 60)
+        held = Lease(lease, job, node, node, 1, 0, 0, granted, "ready")
+        async with bench.store.transaction() as tx:
+            await tx.insert(held)
+        async with bench.parts.desk.open(job) as work:
+            for step in steps:
+                audit = msgspec.structs.replace(AUDIT, id=f"{lease[:16]}{step:016}", job=job, lease=lease, node=node)
+                work.audits[audit.id] = audit
+            await bench.parts.runs._verification.advance(work)
+        await drain(bench, 4)
+
+    def told() -> list[float]:
+        return [message.at for message in bench.sent[node] if isinstance(message, Unanswered)]
+
+    await evades("a" * 32, 0, 1)  # One fault, for which two openings were missed.
+    first = bench.clock.t
+    assert (await slashed(ledger, node), told()) == (0, [first])
+    await evades("b" * 32, 0)
+    assert await slashed(ledger, node) == 10_000 * EVASION_BPS // 10_000 == 500
+    assert told() == [first, bench.clock.t]
+    (row,) = await bench.rows(job, "slash")
+    assert (row.state, row.amount) == ("confirmed", 500)
+    assert "was not shown, again" in row.detail
+    async with bench.store.transaction() as tx:
+        record = await tx.get(NodeRecord, node)
+    assert (record.banned, record.evaded, record.faults) == (True, bench.clock.t, 3)
 
 
 # --- small earnings wait, and can be asked for --------------------------------------------------------------------------------

@@ -11,7 +11,18 @@ from coordinator.domain.trust import Audit, Auditor
 from tests.coordinator.fakes import digest
 from transport.identity import NodeKey
 from transport.wire.audit import OpenOuter, OuterRecord, ReplayOuter
-from transport.wire.task import TAMPER_AGAIN_S, TAMPER_BPS, AuditReport, Layers, OpenStep, Plan, ReplayStep, StepOpened
+from transport.wire.task import (
+    EVASION_AGAIN_S,
+    EVASION_BPS,
+    TAMPER_AGAIN_S,
+    TAMPER_BPS,
+    AuditReport,
+    Layers,
+    OpenStep,
+    Plan,
+    ReplayStep,
+    StepOpened,
+)
 
 
 def address(number: int) -> str:
@@ -329,3 +340,25 @@ def test_a_hand_in_a_job_costs_stake_when_it_comes_again_within_a_month(
 
 def test_what_was_told_by_the_accused_costs_far_less_than_a_lie() -> None:
     assert 0 < TAMPER_BPS * 10 <= SLASH_BPS
+
+
+@pytest.mark.parametrize(
+    ("last", "granted", "now", "costs"),
+    [
+        (0.0, 50.0, 100.0, 0),
+        (80.0, 50.0, 100.0, None),
+        (80.0, 80.0, 100.0, None),
+        (80.0, 90.0, 100.0, EVASION_BPS),
+        (80.0, 90.0, 80.0 + EVASION_AGAIN_S, EVASION_BPS),
+        (80.0, 90.0, 81.0 + EVASION_AGAIN_S, 0),
+        (80.0, 80.0, 81.0 + EVASION_AGAIN_S, None),
+    ],
+)
+def test_evading_audits_costs_stake_when_it_comes_again_within_a_month_after_it_was_told(
+    last: float, granted: float, now: float, costs: int | None
+) -> None:
+    assert trust.evasion_costs(last, granted, now) == costs
+
+
+def test_what_nobody_has_seen_costs_far_less_than_a_lie_and_more_than_what_is_told() -> None:
+    assert TAMPER_BPS < EVASION_BPS <= SLASH_BPS // 10

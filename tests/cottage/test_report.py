@@ -17,7 +17,7 @@ JOB = api.JobView(
     id="a" * 32, name="x", state="settled", reason="", spec=SPEC, submitter=NODE, created=0.0, ended=1.0, quote=QUOTE,
     rounds_total=1, rounds_done=1, tokens_done=10, tokens_total=10, tokens_per_second=1.0, train_loss=4.0,
     validation_loss=4.0, first_validation_loss=7.6, escrow=100, paid=90, refunded=10, bytes_sent=5, bytes_naive=100,
-    bytes_artifacts=7, audits=1, model=None, eta_seconds=None,
+    bytes_artifacts=7, audits=1, model=None, eta_seconds=None, agreement=api.Agreement(2, 0, 2),
 )  # fmt: skip
 WORKER = api.JobNode(
     node=NODE, name="node1", device="cpu", stage=0, replica=0, state="done", rounds=1, steps=5, tokens=10, operations=9,
@@ -58,6 +58,8 @@ def test_a_good_run_passes_every_check() -> None:
         ("paid what was verified", but(nodes=[msgspec.structs.replace(WORKER, paid=80)])),
         ("audited or could", but(commits=[msgspec.structs.replace(COMMIT, drawable=False, round=3)])),
         ("confirmed on the ledger", but(receipts=[msgspec.structs.replace(RECEIPT, state="sent")])),
+        ("came to the same", but(job=msgspec.structs.replace(JOB, agreement=api.Agreement(1, 1, 2)))),
+        ("came to the same", but(job=msgspec.structs.replace(JOB, agreement=None))),
         ("model folder", but(losses=Losses(7.6, 4.0, 3.5, 4.2))),
         ("model folder", but(losses=Losses(7.6, None, 3.5, 4.0))),
         ("more than half", but(losses=Losses(7.6, 6.0, 3.5, 6.0))),

@@ -17,6 +17,7 @@ from tests.trainer.test_replay import command
 from trainer.data import TokenFile
 from trainer.environment import env_class
 from trainer.folder import load_config
+from trainer.inputs import Folder
 from transport.identity import NodeKey
 from transport.wire.codec import encode_json
 from transport.wire.evidence import CommitmentLeaf
@@ -29,7 +30,7 @@ NODE = NodeKey(bytes([1]) * 32).address
 def kept(done: Committed, folder: Path) -> AuditRecords:
     """The records of a step in a folder, as the command leaves them there."""
     spec = msgspec.structs.replace(job(), training=done.spec)
-    (folder / "config.json").write_text(json.dumps(load_config(folder, spec)))
+    (folder / "config.json").write_text(json.dumps(load_config(Folder(folder), spec)))
     (folder / OPENING).write_bytes(done.opening(STEP))
     files = {
         name: hashlib.sha256((folder / name).read_bytes()).hexdigest()

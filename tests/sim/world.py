@@ -48,6 +48,7 @@ from transport.wire.node import (
     Hello,
     NodeMessage,
     Report,
+    Unanswered,
 )
 from transport.wire.task import Progress, StopTask, TaskFailed, TaskReport, Traffic, WorkerLog
 
@@ -109,8 +110,12 @@ class SimNode:
         owner: int | None = None,
         flops: float | None = None,
         env_class: str = "cpu",
+        careless: bool = False,
     ) -> None:
-        """Take ``blind`` as whose lies it does not see, by number; ``owner``: whose wallet it is paid to, by number."""
+        """Take ``blind`` as whose lies it does not see, by number; ``owner``: whose wallet it is paid to, by number.
+
+        ``careless``: its owner goes on when told that the machine did not answer; others do not while a world has faults.
+        """
         self.world = world
         self.key = NodeKey(number.to_bytes(32, "big"))
         self.payout = NodeKey((500 + (owner or number)).to_bytes(32, "big")).address
@@ -123,6 +128,9 @@ class SimNode:
         self.up = True
         self.away_until = 0.0
         self.hung = False
+        self.ever_hung = False
+        self.accepting = True
+        self.careless = careless
         self.session: Session | None = None
         self.out: deque[bytes] = deque()
         self.inbox: deque[bytes] = deque()
@@ -166,7 +174,7 @@ class SimNode:
             self.out.append(encode(message))
 
     def beat(self) -> None:
-        self.send(Heartbeat(tuple(HeldLease(lease, self.fences[lease]) for lease in self.tasks)))
+        self.send(Heartbeat(tuple(HeldLease(lease, self.fences[lease]) for lease in self.tasks), self.accepting))
 
     def work(self) -> None:
         """Workers do what has become possible."""
@@ -199,6 +207,8 @@ class SimNode:
             case Beat():
                 for lease in message.gone:
                     self.drop(lease)
+            case Unanswered():
+                self.accepting = self.careless or self.lie is not None
             case _:
                 pass
 
@@ -358,7 +368,7 @@ class World:
             node.cut()  # The coordinator does not notice.
             node.away_until = self.clock.t + self.chance.choice((1.0, 8.0, 25.0))
         elif self._fault("hang", 0.0002):
-            node.hung = True
+            node.hung = node.ever_hung = True
         elif node.tasks and self._fault("worker failure", 0.0002):
             lease = self.chance.choice(sorted(node.tasks))
             node.say(lease, [TaskFailed("out of memory")])

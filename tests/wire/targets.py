@@ -228,7 +228,7 @@ _KEY = NodeKey(bytes(32))
 def _update(data: bytes) -> bool:
     """A manifest of new versions, whose signature must be the maker's."""
     with contextlib.suppress(UpdateError):
-        assert manifest.read(data, _KEY.address) in _manifests(), "signed by nobody"
+        assert manifest.MANIFEST.read(data, _KEY.address) in _manifests(), "signed by nobody"
         return True
     return False
 
@@ -264,5 +264,5 @@ TARGETS: dict[str, Target] = {
     ),
     "weights": Target(partial(_file, read_safetensors), _weights),
     "archive": Target(_archive, _archives),
-    "update": Target(_update, lambda: [manifest.sign(one, _KEY) for one in _manifests()]),
+    "update": Target(_update, lambda: [manifest.MANIFEST.sign(one, _KEY) for one in _manifests()]),
 }

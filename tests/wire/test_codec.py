@@ -152,3 +152,14 @@ def test_steps_and_rounds_cover_the_tokens_and_no_more_than_a_step_too_many(
 def test_begin_and_progress_are_told_apart_by_their_tags() -> None:
     begin = BeginRound(plan=PLAN, round=0, first_step=0, steps=5, total_steps=10)
     assert codec.decode(codec.encode(begin), BeginRound | Progress) == begin
+
+
+def test_a_union_is_looked_through_once_however_many_messages_come() -> None:
+    for decode, encode, made in (
+        (codec.decode, codec.encode, codec._messagepack),
+        (codec.decode_json, codec.encode_json, codec._json),
+    ):
+        made.cache_clear()
+        for reason in ("one", "two", "three"):
+            assert decode(encode(Goodbye(reason)), NodeMessage) == Goodbye(reason)
+        assert made.cache_info().misses == 1

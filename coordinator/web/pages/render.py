@@ -83,6 +83,7 @@ EVENT_ICONS: Final = {
     "running": "run",
     "round": "dot",
     "validation": "eye",
+    "differs": "alert",
     "audit": "shield",
     "void": "alert",
     "fault": "alert",
@@ -152,7 +153,7 @@ class Renderer:
             "shape": text.shape,
             "asset_version": _asset_version(),
         }
-        for name in ("amount", "count", "size", "speed", "work", "duration", "ratio", "short"):
+        for name in ("amount", "count", "size", "speed", "work", "duration", "ratio", "short", "agreement"):
             self._environment.filters[name] = getattr(text, name)
         self._environment.filters["date"] = chart.date
         self._environment.filters["iso"] = _iso

@@ -29,6 +29,7 @@ from transport.wire.network import RelayEnvelope
 from transport.wire.rounds import total_rounds
 
 START = 1_795_000_000.0
+BOTH = api.Agreement(2, 0, 2)
 ROUND_S = 9.0
 POINTS_PER_ROUND = 5
 PRICE_PER_PETAFLOP = 250_000_000
@@ -379,7 +380,14 @@ class Cluster:
                 self._change(found, state="planned")
                 self._say(found, "planned", f"{_STAGES} stages x {_REPLICAS} replicas on 4 nodes, 1 spare")
             case "planned":
-                self._change(found, state="running", first_validation_loss=loss_at(0), validation_loss=loss_at(0))
+                alone = api.Agreement(1, 0, 1)
+                self._change(
+                    found,
+                    state="running",
+                    first_validation_loss=loss_at(0),
+                    validation_loss=loss_at(0),
+                    agreement=alone,
+                )
                 found.metrics.append(api.Metric(0, 0, 0, "validation", loss_at(0), self.now))
                 self._say(found, "running", "all members are ready; round 1 begins")
             case "running" if found.view.rounds_done < found.view.rounds_total:
@@ -427,7 +435,7 @@ class Cluster:
         validation = loss_at(done / view.tokens_total) + 0.02
         found.metrics.append(api.Metric(number + 1, number * 5 + 5, done, "validation", validation, self.now))
         found.rounds.append(
-            api.RoundView(number, 0, "complete", tokens, loss, validation, (0, 1), self.now - ROUND_S, self.now)
+            api.RoundView(number, 0, "complete", tokens, loss, validation, (0, 1), self.now - ROUND_S, self.now, BOTH)
         )
         pot = view.quote.price * done // view.tokens_total - view.quote.price * view.tokens_done // view.tokens_total
         self._commit(found, number, tokens, pot)
@@ -444,6 +452,7 @@ class Cluster:
             tokens_per_second=tokens / ROUND_S,
             train_loss=loss,
             validation_loss=validation,
+            agreement=BOTH,
             paid=view.paid + pot,
             cost=view.paid + pot,
             cost_projected=view.quote.price,

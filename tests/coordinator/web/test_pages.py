@@ -10,11 +10,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from coordinator.client.client import Client
 from coordinator.web.pages.forms import DEFAULTS, NO_DATASET, fill, place, plain, read
 from coordinator.web.pages.render import STATIC_FOLDER
 from tests.coordinator.web.conftest import House
 from tests.coordinator.web.fake import address
-from transport.wire.api import NewJob
+from transport.wire.api import Agreement, NewJob
 from transport.wire.codec import convert
 from transport.wire.job import JobSpec, LoraSpec
 
@@ -345,6 +346,25 @@ async def test_no_document_makes_the_coordinator_stumble(house: House, body: dic
             async with http.post(f"{house.api}/{path}", json=body) as response:
                 assert 400 <= response.status < 500
                 assert set(await response.json()) == PROBLEM
+
+
+async def test_a_job_s_page_and_its_document_say_whose_word_the_held_out_loss_is(
+    house: House, http: aiohttp.ClientSession
+) -> None:
+    spec = {"name": "a", "model": {"preset": "tiny-llama"}, "budget": 9_000_000}
+    async with Client(house.url) as client:
+        made = await client.create_job(spec | {"dataset": {"artifact": await house.dataset()}})
+        await client.fund(made.id)
+        for words, whose in (("one computer&#39;s word", (1, 0, 1)), ("the same on 2 of 2 computers", (2, 0, 2))):
+            for _ in range(2):
+                house.cluster.step(made.id)
+            async with http.get(f"{house.url}/jobs/{made.id}") as response:
+                assert words in await response.text()
+            assert (await client.get(made.id)).agreement == Agreement(*whose)
+        async with http.get(f"{house.url}/jobs/{made.id}") as response:
+            assert f'<span class="under">{words}</span>' in await response.text(), "beside its round"
+        async with http.get(f"{house.api}/jobs/{made.id}/rounds") as response:
+            assert (await response.json())[0]["agreement"] == {"same": 2, "near": 0, "of": 2}
 
 
 def test_the_pages_and_the_desktop_have_one_icon() -> None:
