@@ -6,7 +6,7 @@ and at the end that everybody has exactly that. The first untruth ends it.
 
     python benchmarks/payouts.py                      # 100,000 payouts, minutes of one processor
     python benchmarks/payouts.py --payouts 2000 --seed 7
-    python benchmarks/payouts.py --every-wait         # a crash at each of the waits of one settlement
+    python benchmarks/payouts.py --every-wait         # kill -9 at each of the waits of one settlement, one by one
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import asyncio
 import json
 import logging
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -26,7 +27,8 @@ from _common import ROOT
 sys.path.insert(0, str(ROOT))  # Run as a program, only this folder is looked in.
 
 from tests.money.faulty import Weather
-from tests.money.storm import Size, Tally, crash_at, storm
+from tests.money.killed import kill_at_waits
+from tests.money.storm import Size, Tally, storm
 
 SIZE = Size(jobs=2, payees=50, rounds=40)  # About 4,000 payouts a storm, so that steps before the first are few.
 ROUGH = Weather(
@@ -49,15 +51,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the first storm")
     parser.add_argument("--out", type=Path, help="receives the tally as JSON after every storm")
     parser.add_argument(
-        "--every-wait", action="store_true", help="instead: a crash at each wait of one settlement, one by one"
+        "--every-wait", action="store_true", help="instead: kill -9 at each wait of one settlement, one by one"
     )
     options = parser.parse_args(argv)
     logging.disable(logging.CRITICAL)  # Connections that break off are what is measured here.
     if options.every_wait:
-        wait = 1
-        while asyncio.run(crash_at(wait)):
-            wait += 1
-        sys.stdout.write(json.dumps({"waits, each with a crash": wait - 1}) + "\n")
+        with tempfile.TemporaryDirectory() as folder:
+            found = kill_at_waits(Path(folder), every=1)
+        sys.stdout.write(json.dumps(found) + "\n")
         return 0
     total, faults, seed = Tally(), Counter[str](), options.seed
     began, worked = time.monotonic(), time.process_time()

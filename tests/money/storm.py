@@ -29,7 +29,6 @@ from transport.identity import NodeKey
 
 SEED, WALLET_SEED = b"c" * 32, b"w" * 32
 MAX_DRAINS = 20_000  # Of one storm; it ends long before, or hangs for ever.
-MAX_TURNS = 30  # Of the service for one job of three payees, in calm weather.
 
 
 @dataclass(frozen=True)
@@ -205,26 +204,6 @@ async def storm(seed: int, size: Size, weather: Weather, crashes: float = 0.02) 
         await course.end(crashes)
         course.tally.faults, course.tally.questions = rpc.seen, rpc._asked
         return course.tally
-
-
-async def crash_at(wait: int) -> bool:
-    """Settle a job whose service dies at one of its waits and goes on in a new one; whether there are as many waits."""
-    async with sea(1) as (world, rpc, ledger):
-        course = Storm(world, rpc, ledger, Size(1, 3, 1), 1)
-        await course.begin()
-        await course.earn(course.jobs[0], 0, [1])
-        async with course.bench.parts.desk.open(course.jobs[0]) as work:
-            await course.bench.parts.settlement.finish(work)
-        fuse = Fuse(wait)
-        for _ in range(MAX_TURNS):
-            if await run_until_crash(course.bench.parts.settlement.drain(), fuse):
-                break
-            course.bench.clock.t += 1.0
-            course.check()
-        course.bench = course.restarted()
-        course.check()
-        await course.end(crashes=0.0)
-        return fuse.burned
 
 
 def as_json(tally: Tally) -> dict[str, Any]:

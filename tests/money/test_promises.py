@@ -28,9 +28,10 @@ from tests.coordinator.bench import CONFIG, Bench
 from tests.coordinator.fakes import BUDGET, COORDINATOR, WALLET, Account
 from tests.ledger.served import served
 from tests.money.faulty import Weather
+from tests.money.killed import was_killed
 from tests.money.storm import FINAL_SLOTS, SEED, Size, Storm, sea, storm
 from tests.money.storm import payee as earner
-from tests.money.test_money_under_fault import ROUGH, kill_at
+from tests.money.test_money_under_fault import ROUGH
 from transport.identity import NodeKey
 from transport.wire.codec import encode_json
 from transport.wire.node import Promised
@@ -272,7 +273,6 @@ async def test_in_any_weather_what_waits_is_promised_and_in_the_end_paid_once() 
 async def test_a_coordinator_that_is_killed_after_its_promise_is_not_needed_for_the_claim(
     tmp_path: Path,
 ) -> None:
-    root = Path(__file__).parents[2]
     database = f"sqlite+aiosqlite:///{tmp_path / 'coordinator.db'}"
     with served(tmp_path) as server:
         url = server.start()
@@ -287,8 +287,7 @@ async def test_a_coordinator_that_is_killed_after_its_promise_is_not_needed_for_
             async with bench.parts.desk.open(job) as work:
                 await bench.parts.settlement.settle_if_due(work)
             assert [row.kind for row in await bench.rows(job) if row.kind != "event"] == ["promise"]
-            for line in (6, 11, 10_000):  # Killed on its way, and again, and then it ends by itself.
-                await kill_at(root, url, database, line)
+            assert [await was_killed(url, database, at) for at in (60, 100, 0)] == [True, True, False]
             await store.close()
             state = await ledger.escrow(WALLET, job_bytes(job))
             assert state is not None
