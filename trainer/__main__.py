@@ -198,8 +198,10 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m trainer", description="Train language models in pieces.")
     verbs = parser.add_subparsers(required=True, metavar="VERB")
 
-    worker = verbs.add_parser("worker", help="do one task for the agent behind a Unix socket")
-    worker.add_argument("--socket", type=Path, required=True)
+    worker = verbs.add_parser("worker", help="do one task for the agent behind a Unix socket or the standard streams")
+    way = worker.add_mutually_exclusive_group(required=True)
+    way.add_argument("--socket", type=Path, help="where the agent listens")
+    way.add_argument("--stdio", action="store_true", help="the agent is at standard input and output")
     worker.add_argument(
         "--lie",
         choices=["gradient", "commitment", "lazy", "substitute", "operation"],

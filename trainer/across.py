@@ -23,6 +23,7 @@ from trainer.crossing import Crossing
 from trainer.data import Windows, micro_batches
 from trainer.errors import CodecError
 from trainer.stage import Stage, StageState
+from transport.wire.audit import loss_tolerance
 from transport.wire.boundary import PayloadKey
 from transport.wire.job import TrainingSpec
 
@@ -30,7 +31,6 @@ Quantity = Literal["parameters", "first moment", "second moment", "activations",
 
 _FULL = 0.005  # Honest float32 machines were seen a millionth apart; one skipped step of ten is a quarter.
 _HALF = 0.05  # Of half floats a hundredth, so less is seen.
-_LOSS = 0.02  # Of the others: a loss is a mean over many tokens.
 _ROUNDED: Mapping[CodecName, float] = {"fp32": 0.0, "int8-token": 0.01, "int4-rotated": 0.05}
 """What is added where payloads are rounded: a value next to an edge falls to the other side."""
 _TINY = 1e-6  # Nats a token: a loss of less has no meaningful distance.
@@ -48,7 +48,7 @@ def tolerances(training: TrainingSpec) -> Mapping[Quantity, float]:
         "activations": computed + _ROUNDED[crossing.forward_codec],
         "gradients": computed + _ROUNDED[crossing.backward_codec],
         "norm": computed,
-        "loss": computed * _LOSS,
+        "loss": loss_tolerance(training.precision),
     }
 
 

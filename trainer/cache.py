@@ -6,8 +6,8 @@ differences for those windows whose own entry has the same digest and everything
 side lost, by a restart, a full store or a broken disk, costs bytes and never a wrong value, and no message is needed to
 find out.
 
-Entries are kept in memory, then in a file without a name. When both are full a new window is not kept: data that is read
-in turn, epoch after epoch, would only push out what is needed next.
+Entries are kept in memory, then in a file without a name, encrypted with a key that is only in memory. When both are full a
+new window is not kept: data that is read in turn, epoch after epoch, would only push out what is needed next.
 
 Source: AQ-SGD, arXiv 2206.01299, algorithm 1; entries of 8 bits cost nothing there (section 4.2) nor here.
 """
@@ -21,7 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
 DIGEST_BYTES = 16
+NONCE_BYTES = 12
 NOTHING = bytes(DIGEST_BYTES)
 """Stands for no entry in an offer."""
 
@@ -57,6 +61,7 @@ class ActivationCache:
         self._folder = folder
         self._file: IO[bytes] | None = None
         self._entry_bytes = 0
+        self._cipher = AESGCM(AESGCM.generate_key(256))
         self._digests: dict[bytes, bytes] = {}
         self._entries: dict[bytes, bytes] = {}
         self._places: dict[bytes, int] = {}
@@ -104,28 +109,31 @@ class ActivationCache:
             return self._entries[window]
         assert self._file is not None
         place, size = self._places[window], self._entry_bytes
-        with contextlib.suppress(OSError):
-            return os.pread(self._file.fileno(), size, place)
+        with contextlib.suppress(OSError, InvalidTag):
+            sealed = os.pread(self._file.fileno(), size, place)
+            return self._cipher.decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], window)
         return None
 
     def _write(self, window: bytes, entry: bytes) -> bool:
         place = self._places.get(window)
         if place is None and self._file_left < len(entry):
             return False
+        nonce = os.urandom(NONCE_BYTES)
+        sealed = nonce + self._cipher.encrypt(nonce, entry, window)
         try:
             if self._file is None:
                 self._file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 (lives as long as the cache)
-                self._entry_bytes = len(entry)
+                self._entry_bytes = len(sealed)
             if place is None:
                 place = len(self._places) * self._entry_bytes
-            written = os.pwrite(self._file.fileno(), entry, place)
+            written = os.pwrite(self._file.fileno(), sealed, place)
         except OSError:
             self._file_left = 0  # No such folder, read-only or full: what is there stays, nothing is added.
             return False
         if window not in self._places:
             self._places[window] = place
             self._file_left -= len(entry)
-        return written == len(entry)
+        return written == len(sealed)
 
 
 def digest(entry: bytes) -> bytes:

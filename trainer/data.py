@@ -6,13 +6,15 @@ it does not depend on how many replicas live, on the cut into stages or on the m
 
 import hashlib
 import itertools
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trainer.errors import DataError
+from trainer.inputs import InputFile
+from transport.errors import SealedFileError
+from transport.sealed import SealedFile
 from transport.wire.boundary import micro_count
 from transport.wire.job import TrainingSpec
 
@@ -24,31 +26,32 @@ Windows = NDArray[np.int64]
 
 
 class TokenFile:
-    """A memory-mapped file of token ids."""
+    """A file of token ids, of which only what is asked for is read."""
 
-    def __init__(self, path: Path, sequence: int, vocabulary: int) -> None:
+    def __init__(self, file: InputFile, sequence: int, vocabulary: int) -> None:
         """Open a file that holds at least one window.
 
         Raises:
             DataError: missing, of an impossible length, or shorter than ``sequence + 1`` tokens.
         """
         try:
-            size = path.stat().st_size
+            size = file.size if isinstance(file, SealedFile) else file.stat().st_size
         except OSError as error:
-            raise DataError("missing-file", f"{path.name} cannot be read: {error.strerror}") from error
+            raise DataError("missing-file", f"{file.name} cannot be read: {error.strerror}") from error
         if size % TOKEN_BYTES or size < (sequence + 1) * TOKEN_BYTES:
             raise DataError(
                 "too-short",
-                f"{path.name} holds {size / TOKEN_BYTES:g} tokens: sequences of {sequence} need at least {sequence + 1}; "
+                f"{file.name} holds {size / TOKEN_BYTES:g} tokens: sequences of {sequence} need at least {sequence + 1}; "
                 "bring more text or choose shorter sequences",
             )
-        self._name = path.name
-        self._tokens = np.memmap(path, dtype="<u4", mode="r")
+        self._name = file.name
+        self._length = size // TOKEN_BYTES
+        self._source = file if isinstance(file, SealedFile) else np.memmap(file, dtype="<u4", mode="r")
         self._sequence = sequence
         self._vocabulary = vocabulary
 
     def __len__(self) -> int:
-        return int(self._tokens.shape[0])
+        return self._length
 
     def sample(
         self, seed: int, step: int, replica: int, batch: int, sampling: Literal["random", "epochs"] = "random"
@@ -58,7 +61,7 @@ class TokenFile:
         Args:
             sampling: ``random``, anywhere in the file; ``epochs``, see ``epoch_starts``.
         Raises:
-            DataError: a token id beyond the vocabulary.
+            DataError: a token id beyond the vocabulary, or the file was changed.
         """
         if sampling == "epochs":
             windows = (len(self) - 1) // self._sequence
@@ -75,12 +78,20 @@ class TokenFile:
         return self._windows(starts)
 
     def _windows(self, starts: NDArray[np.int64]) -> Windows:
-        windows = np.stack([self._tokens[at : at + self._sequence + 1] for at in starts.tolist()]).astype(np.int64)
+        windows = np.stack([self._read(at, at + self._sequence + 1) for at in starts.tolist()]).astype(np.int64)
         if int(windows.max()) >= self._vocabulary:
             raise DataError(
                 "bad-token", f"{self._name} holds token {int(windows.max())}, the vocabulary has {self._vocabulary:,}"
             )
         return windows
+
+    def _read(self, first: int, last: int) -> NDArray[np.uint32]:
+        if not isinstance(self._source, SealedFile):
+            return self._source[first:last]
+        try:
+            return np.frombuffer(self._source.read(first * TOKEN_BYTES, last * TOKEN_BYTES), dtype="<u4")
+        except (SealedFileError, OSError) as error:
+            raise DataError("changed-file", str(error)) from error
 
 
 def sample_starts(seed: int, step: int, replica: int, batch: int, positions: int) -> NDArray[np.int64]:

@@ -1,29 +1,28 @@
 """The folder that a worker finds its job in: ``config.json``, ``train.bin``, ``heldout.bin``, perhaps weights."""
 
-from pathlib import Path
 from typing import Any
 
 from trainer.data import TokenFile
+from trainer.inputs import CONFIG, HELDOUT, MANIFEST, TRAIN, Folder
 from trainer.jsonfile import read_json
 from trainer.member import Files
 from transport.wire.job import JobSpec
 from transport.wire.model import inspect_config, resolve
 
 
-def load_config(folder: Path, spec: JobSpec) -> dict[str, Any]:
+def load_config(folder: Folder, spec: JobSpec) -> dict[str, Any]:
     """The resolved config: ``config.json``, or made from the job and the vocabulary in ``manifest.json``.
 
     Raises:
         DataError: neither file is there, or it is not JSON.
         ModelConfigError: it describes no model that can be trained.
     """
-    path = folder / "config.json"
-    if path.exists():
-        return read_json(path)
-    return resolve(spec.model, int(read_json(folder / "manifest.json")["vocabulary"]))
+    if folder.has(CONFIG):
+        return read_json(folder.file(CONFIG))
+    return resolve(spec.model, int(read_json(folder.file(MANIFEST))["vocabulary"]))
 
 
-def open_files(folder: Path, spec: JobSpec) -> Files:
+def open_files(folder: Folder, spec: JobSpec) -> Files:
     """Everything that a member reads.
 
     Raises:
@@ -34,7 +33,7 @@ def open_files(folder: Path, spec: JobSpec) -> Files:
     shape.check_sequence(spec.training.sequence)
     return Files(
         config,
-        TokenFile(folder / "train.bin", spec.training.sequence, shape.vocabulary),
-        TokenFile(folder / "heldout.bin", spec.training.sequence, shape.vocabulary),
+        TokenFile(folder.file(TRAIN), spec.training.sequence, shape.vocabulary),
+        TokenFile(folder.file(HELDOUT), spec.training.sequence, shape.vocabulary),
         folder if spec.model.weights is not None else None,
     )

@@ -1,25 +1,28 @@
 """JSON files from a folder that somebody else filled. Free of torch."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 from trainer.errors import DataError
+from trainer.inputs import InputFile
+from transport.errors import SealedFileError
+from transport.sealed import SealedFile
 
 MAX_JSON_BYTES = 16 << 20  # A config has kilobytes; a run's card with its curve and receipts some megabytes at most.
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: InputFile) -> dict[str, Any]:
     """A JSON object from a file.
 
     Raises:
         DataError: missing, too large, or no JSON object.
     """
     try:
-        if path.stat().st_size > MAX_JSON_BYTES:
+        if (path.size if isinstance(path, SealedFile) else path.stat().st_size) > MAX_JSON_BYTES:
             raise DataError("too-large", f"{path.name} has more than {MAX_JSON_BYTES:,} bytes")
-        value = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        text = path.read().decode() if isinstance(path, SealedFile) else path.read_text("utf-8")
+        value = json.loads(text)
+    except (OSError, SealedFileError, ValueError, RecursionError) as error:
         raise DataError("bad-json", f"{path.name} cannot be read as JSON: {error}") from error
     if not isinstance(value, dict):
         raise DataError("bad-json", f"{path.name} is not a JSON object")

@@ -14,11 +14,11 @@ next step: all stages of a replica stop after the same step, and their commitmen
 
 import hashlib
 import logging
+import struct
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -32,6 +32,7 @@ from trainer.crossing import wrapped_kinds
 from trainer.data import TokenFile, heldout_parts
 from trainer.errors import AbandonedError, CodecError, RoundEndedError, RoundError, WeightsError
 from trainer.inbox import Inbox, RoundKey
+from trainer.inputs import Folder
 from trainer.keeper import Keeper
 from trainer.opening import write_opening
 from trainer.outbox import Outbox
@@ -80,7 +81,7 @@ class Files:
     config: dict[str, Any]
     train: TokenFile
     heldout: TokenFile
-    weights: Path | None
+    weights: Folder | None
 
 
 @dataclass
@@ -362,12 +363,20 @@ class Member:
         )
         parts = heldout_parts(self._files.heldout, self._training)
         own = self.stage.parameters.clone()  # Between the exchanges of its parts a replica is not at the anchor.
+        sums: list[float] = []
+        began = time.perf_counter()
         self._load(self._outer.anchor)
-        loss = heldout_loss(self.stage, parts, boundary)
-        self._load(own)
+        try:
+            loss = heldout_loss(self.stage, parts, boundary, sums)
+        finally:  # A round may be given up while it waits for a neighbour.
+            self._load(own)
         if loss is not None:
             tokens = sum(part.shape[0] * (part.shape[1] - 1) for part in parts)
-            self._say(Validation(*key, loss, tokens))
+            LOG.info(
+                "round %d: held-out loss of %d tokens in %.2f s", command.round + 1, tokens, time.perf_counter() - began
+            )
+            exact = hashlib.sha256(struct.pack(f"<{len(sums)}d", *sums)).hexdigest()
+            self._say(Validation(*key, loss, tokens, self._outer.anchor_digest, exact))
 
     def _train(self, command: BeginRound, key: RoundKey) -> None:
         anchor = self._outer.anchor

@@ -19,18 +19,19 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from trainer.errors import NonFiniteError, WeightsError
+from trainer.inputs import Folder, InputFile
 from trainer.stored import ways
+from trainer.tensors import open_tensors
 from transport.wire.families import FAMILY
 from transport.wire.job import TrainingSpec
 from transport.wire.model import ModelShape, inspect_config
 from transport.wire.task import Layers
-from transport.wire.weights import weights_name
 
 _LAYER_KEY = re.compile(r"^(?P<head>.*?\.(?:layers|h)\.)(?P<index>\d+)(?P<tail>\..*)$")
 _EMBEDDINGS = ("embed_tokens", "wte", "embed_in")
@@ -115,7 +116,7 @@ def is_of_a_layer(name: str) -> bool:
 
 
 def initial_values(
-    module: nn.Module, cut: Cut, config: Mapping[str, Any], training: TrainingSpec, weights: Path | None
+    module: nn.Module, cut: Cut, config: Mapping[str, Any], training: TrainingSpec, weights: Path | Folder | None
 ) -> dict[str, Tensor]:
     """Initial float32 values of every parameter of the stage, by full name, in the module's order.
 
@@ -186,18 +187,20 @@ def _initial_rules(module: nn.Module, cut: Cut, config: Mapping[str, Any]) -> di
     return rules
 
 
-def _weights_file(weights: Path, cut: Cut) -> Path:
-    """In a folder: what an agent fetched for this very cut, or else the whole model."""
-    part = weights / weights_name(Layers(cut.first, cut.last))
-    return part if part.exists() else weights / "model.safetensors" if weights.is_dir() else weights
+def _weights_file(weights: Path | Folder, cut: Cut) -> InputFile:
+    if isinstance(weights, Path):
+        if not weights.is_dir():
+            return weights
+        weights = Folder(weights)
+    return weights.weights_of(Layers(cut.first, cut.last))
 
 
 def _read_weights(
-    path: Path, names: list[tuple[str, tuple[int, ...]]], config: Mapping[str, Any], tied: bool
+    path: InputFile, names: list[tuple[str, tuple[int, ...]]], config: Mapping[str, Any], tied: bool
 ) -> dict[str, Tensor]:
     values = {}
     try:
-        with safe_open(path, "pt") as file:
+        with open_tensors(path) as file:
             keys = set(file.keys())
             for name, size in names:
                 parts = next(

@@ -12,6 +12,7 @@ from torch import Tensor
 from trainer.across import Compared, Distances
 from trainer.data import TokenFile, Windows
 from trainer.errors import CodecError, NonFiniteError, OpeningError
+from trainer.inputs import Folder, InputFile
 from trainer.model import Cut
 from trainer.opening import Ending, Opening, read_opening
 from trainer.outer import OuterMethod, OuterState, local_digest, outer_method
@@ -46,7 +47,7 @@ class Redone:
 class Rerun:
     """A segment that is run again on a stage of one's own, step by step."""
 
-    def __init__(self, command: ReplayStep, opened: Opening, stage: Stage, file: Path) -> None:
+    def __init__(self, command: ReplayStep, opened: Opening, stage: Stage, file: InputFile) -> None:
         """Begin with the state that the opening shows."""
         self._command = command
         self._opened = opened
@@ -88,8 +89,8 @@ class Auditor:
         self,
         config: Mapping[str, Any],
         training: TrainingSpec,
-        train_file: Path,
-        weights: Path | None,
+        train_file: InputFile,
+        weights: Path | Folder | None,
         env_class: str,
         device: str,
     ) -> None:

@@ -10,6 +10,7 @@ import msgspec
 from trainer.data import heldout_parts
 from trainer.environment import configure
 from trainer.folder import open_files
+from trainer.inputs import Folder
 from trainer.model import Cut
 from trainer.stage import Stage
 from trainer.steps import Recorded, accumulate, heldout_loss
@@ -32,7 +33,7 @@ def train_single(
     """
     configure(threads)
     began = time.perf_counter()
-    files = open_files(folder, spec)
+    files = open_files(Folder(folder), spec)
     training = msgspec.structs.replace(spec.training, outer="diloco")  # No exchange, whatever the network's method is.
     layers = int(files.config.get("num_hidden_layers", files.config.get("n_layer", 0)))
     stage = Stage(files.config, Cut(0, layers, True, True), training, files.weights)

@@ -20,6 +20,7 @@ from trainer.aside import Aside
 from trainer.balance import Balance
 from trainer.crossing import Crossing
 from trainer.errors import CodecError, NonFiniteError
+from trainer.inputs import Folder
 from trainer.lora import adapt
 from trainer.model import Cut, build_module, forward, full_name, initial_values, is_of_a_layer, layers_of
 from trainer.muon import direction
@@ -74,7 +75,7 @@ class Stage:
         config: Mapping[str, Any],
         cut: Cut,
         training: TrainingSpec,
-        weights: Path | None = None,
+        weights: Path | Folder | None = None,
         device: str = "cpu",
         initialise: bool = True,
     ) -> None:

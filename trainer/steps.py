@@ -167,8 +167,14 @@ def accumulate(
     return step.total / int(windows[:, 1:].size)
 
 
-def heldout_loss(stage: Stage, parts: list[Windows], boundary: Boundary) -> float | None:
-    """Mean cross-entropy over held-out windows, forward only and never quantised; ``None`` before the last stage."""
+def heldout_loss(
+    stage: Stage, parts: list[Windows], boundary: Boundary, sums: list[float] | None = None
+) -> float | None:
+    """Mean cross-entropy over held-out windows, forward only and never quantised; ``None`` before the last stage.
+
+    Args:
+        sums: takes the sum of each part's losses, on the last stage.
+    """
     total, tokens = 0.0, 0
     for micro, windows in enumerate(parts):
         rows = torch.from_numpy(windows)
@@ -179,7 +185,10 @@ def heldout_loss(stage: Stage, parts: list[Windows], boundary: Boundary) -> floa
         with torch.no_grad():
             outputs = stage.forward(inputs)
             if stage.cut.is_last:
-                total += float(stage.loss(outputs, rows[:, 1:]))
+                part = float(stage.loss(outputs, rows[:, 1:]))
+                total += part
+                if sums is not None:
+                    sums.append(part)
         if stage.cut.is_last:
             tokens += ids.numel()
         else:

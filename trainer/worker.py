@@ -1,4 +1,4 @@
-"""The worker process: one Unix socket to the agent, one thread that computes.
+"""The worker process: one Unix socket to the agent, or its standard streams, one thread that computes.
 
 The loop reads frames and sorts them: commands and payloads into the ``Inbox``, what the computing thread says out of the
 ``Outbox``. Nothing here waits for a computation, so a round is abandoned, and an audit heard, at any moment.
@@ -16,6 +16,7 @@ from trainer.environment import configure, env_class
 from trainer.errors import OpeningError, TrainerError
 from trainer.folder import open_files
 from trainer.inbox import Audit, Inbox
+from trainer.inputs import TRAIN, Folder
 from trainer.logs import ReportHandler
 from trainer.member import Files, Member
 from trainer.outbox import Outbox
@@ -25,6 +26,7 @@ from trainer.replay import Auditor
 from transport.wire.audit import NoAnswer
 from transport.wire.codec import MessageError
 from transport.wire.model import ModelConfigError
+from transport.wire.stdio import open_stdio
 from transport.wire.task import (
     AbandonRound,
     ApplyRound,
@@ -65,10 +67,14 @@ class Worker:
         self._inbox = Inbox(self._serve_audit)
         self._outbox: Outbox | None = None
 
-    async def run(self, socket: Path) -> int:
-        """Obey the agent until it says stop or goes away; returns the process's exit code."""
+    async def run(self, socket: Path | None) -> int:
+        """Obey the agent behind ``socket``, or at the standard streams, until it says stop or goes away.
+
+        Returns:
+            the process's exit code.
+        """
         async with asyncio.timeout(CONNECT_SECONDS):
-            reader, writer = await asyncio.open_unix_connection(str(socket))
+            reader, writer = await (open_stdio() if socket is None else asyncio.open_unix_connection(str(socket)))
         loop = asyncio.get_running_loop()
         outbox = self._outbox = Outbox(loop)
         lines = ReportHandler(
@@ -125,9 +131,10 @@ class Worker:
         if not isinstance(setup, Setup):
             raise MessageError(f"the first message is {type(setup).__name__}, not Setup")
         configure(setup.threads, setup.device)
-        files: Files = open_files(Path(setup.folder), setup.spec)
+        folder = Folder(Path(setup.folder), setup.keys, setup.weights_key)
+        files: Files = open_files(folder, setup.spec)
         name = env_class(setup.threads, setup.device)
-        train = Path(setup.folder) / "train.bin"
+        train = folder.file(TRAIN)
         self._auditor = Auditor(files.config, setup.spec.training, train, files.weights, name, setup.device)
         parameters = 0
         if setup.stage is not None and setup.replica is not None:

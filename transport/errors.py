@@ -10,6 +10,7 @@
     ├── MerkleError                 a leaf, index or count that no tree can hold
     ├── SignalError                 an envelope from the signalling server is refused (``reason`` names the rule)
     ├── IceConfigError              the address or secret of a STUN or TURN server is unusable
+    ├── SealedFileError             an encrypted file was changed, cut, or belongs to another key
     ├── MessageLimitError           the caller hands over more than a message may hold
     ├── LinkError
     │   ├── MalformedFrameError     the peer broke the framing; its link closes
@@ -45,6 +46,10 @@ class KeyFileError(IdentityError):
 
 class MerkleError(TransportError):
     """A leaf, index or count that no tree can hold."""
+
+
+class SealedFileError(TransportError):
+    """An encrypted file was changed, cut, or belongs to another key."""
 
 
 class SignalError(TransportError):

@@ -88,6 +88,10 @@
         <translation>Selbsttest: Dieser Computer kann leihen.</translation>
     </message>
     <message>
+        <source>This computer did not show a piece of its work when it was asked to, and was not paid for that round. Another time before {0} costs {1} % of its stake.</source>
+        <translation>Dieser Computer zeigte ein Stück seiner Arbeit nicht, als es verlangt wurde, und diese Runde wurde ihm nicht bezahlt. Noch einmal vor {0} kostet {1} % seines Einsatzes.</translation>
+    </message>
+    <message>
         <source>Version {0} is there.</source>
         <translation>Version {0} ist da.</translation>
     </message>

@@ -11,7 +11,7 @@ from desktop.agent.log import printable
 Severity = Literal["info", "warning", "error"]
 Kind = Literal[
     "started", "ended", "lending", "job began", "job ended", "job failed", "earned", "paid", "settings", "stopped", "test",
-    "update", "bond",
+    "update", "bond", "unanswered",
 ]  # fmt: skip
 MAX_KEPT = 5000  # Months of an ordinary node.
 MAX_ASKED = 500
@@ -59,6 +59,11 @@ class Activity:
             "INSERT INTO event (at, severity, kind, text, detail) VALUES (?, ?, ?, ?, ?)", row
         )
         self._database.execute("DELETE FROM event WHERE number <= ?", ((cursor.lastrowid or 0) - MAX_KEPT,))
+
+    def holds(self, kind: Kind, detail: dict[str, str]) -> bool:
+        """Whether exactly this has happened, as far back as is kept."""
+        row = (kind, msgspec.json.encode(detail).decode())
+        return self._database.execute("SELECT 1 FROM event WHERE kind = ? AND detail = ?", row).fetchone() is not None
 
     def newest(self, count: int = MAX_ASKED) -> Events:
         """The newest ``count``."""

@@ -1,4 +1,8 @@
-"""Artifacts: files named by their SHA-256, fetched from the coordinator into a bounded disk cache, and stored with it."""
+"""Artifacts: files named by their SHA-256, fetched from the coordinator into a bounded disk cache, and stored with it.
+
+What lies in the cache is encrypted, each file with a key of its own (``transport.sealed``), and the keys are in this process's
+memory only: nobody reads a job's data on the disk, and what an earlier process has left is thrown away and fetched again.
+"""
 
 import asyncio
 import contextlib
@@ -6,6 +10,7 @@ import hashlib
 import os
 import random
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
@@ -14,6 +19,8 @@ from yarl import URL
 from desktop.agent.errors import ArtifactError
 from desktop.agent.log import LOGGER
 from transport.clock import Clock, backoff
+from transport.errors import SealedFileError
+from transport.sealed import SealedFile, SealedWriter, fresh_key
 
 ARTIFACT_PATH = "/api/v1/artifacts/"
 MAX_ARTIFACT = 64 << 30  # The weights of the largest model that a home machine could hold a stage of.
@@ -27,11 +34,50 @@ MAX_FORBIDDEN = (
 DAMAGED_TRIES = 3  # A transfer may be damaged once by chance; a store that always sends other bytes is broken.
 
 
+@dataclass(frozen=True)
+class Cached:
+    """An artifact on the disk, and what it can be read with."""
+
+    path: Path
+    key: bytes
+
+    def read(self) -> bytes:
+        """All of it, in a thread.
+
+        Raises:
+            ArtifactError: somebody has changed it meanwhile.
+        """
+        try:
+            with SealedFile(self.path, self.key) as file:
+                return file.read()
+        except SealedFileError as error:
+            raise ArtifactError(f"the artifact {self.path.name} cannot be used: {error}") from error
+
+
+@dataclass
+class Download:
+    """An artifact that is not here whole yet."""
+
+    key: bytes
+    writer: SealedWriter
+
+
 class Artifacts:
     """The artifacts of one coordinator. Transfers repeat through cuts and restarts until they succeed or are cancelled."""
 
-    def __init__(self, base_url: str, folder: Path, clock: Clock, cache_bytes: int = CACHE_BYTES) -> None:
-        """Keep files in ``folder``, at most ``cache_bytes`` of them."""
+    def __init__(
+        self,
+        base_url: str,
+        folder: Path,
+        clock: Clock,
+        cache_bytes: int = CACHE_BYTES,
+        keys: dict[str, bytes] | None = None,
+    ) -> None:
+        """Keep files in ``folder``, at most ``cache_bytes`` of them.
+
+        Args:
+            keys: digest -> key of what this process has cached already; what comes is added. Any other file is deleted.
+        """
         self._base = URL(base_url)
         self._folder = folder
         self._clock = clock
@@ -40,8 +86,13 @@ class Artifacts:
         self._authorised = asyncio.Event()
         self._transfers = asyncio.Semaphore(MAX_TRANSFERS)
         self._locks: dict[str, asyncio.Lock] = {}
+        self._keys = {} if keys is None else keys
+        self._downloads: dict[str, Download] = {}
         self._http: aiohttp.ClientSession | None = None
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for file in folder.iterdir():
+            if file.name not in self._keys:
+                file.unlink()
 
     def authorise(self, token: str) -> None:
         """Use the token of the newest ``Welcome``."""
@@ -57,7 +108,7 @@ class Artifacts:
         if self._http is not None:
             await self._http.close()
 
-    async def fetch(self, digest: str) -> Path:
+    async def fetch(self, digest: str) -> Cached:
         """A file with exactly the bytes that ``digest`` names. It stays until the cache needs room.
 
         Raises:
@@ -67,25 +118,25 @@ class Artifacts:
         async with lock:
             path = self._folder / digest
             if path.exists():
-                if await asyncio.to_thread(_hash, path) == digest:
+                key = self._keys.get(digest)
+                if key is not None and await asyncio.to_thread(_hash, path, key) == digest:
                     os.utime(path)
-                    return path
+                    return Cached(path, key)
                 LOGGER.warning("the cached artifact %s is damaged: fetching it again", digest)
                 path.unlink()
-            await self._download(digest, path)
+            self._keys[digest] = key = await self._download(digest, path)
         self._locks.pop(digest, None)
         await asyncio.to_thread(self._make_room, path)
-        return path
+        return Cached(path, key)
 
     async def fetch_bytes(self, digest: str) -> bytes:
         """The bytes that ``digest`` names; raises as ``fetch``."""
-        path = await self.fetch(digest)
-        return await asyncio.to_thread(path.read_bytes)
+        return await asyncio.to_thread((await self.fetch(digest)).read)
 
-    async def fetch_range(self, digest: str, begin: int, end: int, target: Path, at: int) -> None:
-        """Write bytes ``begin <= i < end`` of an artifact into ``target`` from offset ``at`` on, through any number of cuts.
+    async def fetch_range(self, digest: str, begin: int, end: int, take: Callable[[bytes], None]) -> None:
+        """Hand bytes ``begin <= i < end`` of an artifact to ``take``, piece by piece and in order, through any number of cuts.
 
-        What arrives is not checked here: a part has no digest of its own.
+        What arrives is not checked here: a part has no digest of its own. ``take`` is called in a thread.
 
         Raises:
             ArtifactError: the coordinator does not have it, or sends another range.
@@ -101,15 +152,11 @@ class Artifacts:
                     f"bytes {begin + done}-"
                 ):
                     raise ArtifactError(f"the coordinator answers a range of the artifact {digest} with something else")
-                with target.open("r+b") as file:
-                    file.seek(at + done)
-                    async for chunk in answer.content.iter_chunked(CHUNK):
-                        if done + len(chunk) > end - begin:
-                            raise ArtifactError(
-                                f"the coordinator sends more of the artifact {digest} than was asked for"
-                            )
-                        await asyncio.to_thread(file.write, chunk)
-                        done += len(chunk)
+                async for chunk in answer.content.iter_chunked(CHUNK):
+                    if done + len(chunk) > end - begin:
+                        raise ArtifactError(f"the coordinator sends more of the artifact {digest} than was asked for")
+                    await asyncio.to_thread(take, chunk)
+                    done += len(chunk)
 
         if begin < end:
             await self._repeat(get, f"fetching bytes {begin:,} to {end:,} of the artifact {digest}")
@@ -127,33 +174,47 @@ class Artifacts:
 
         await self._repeat(put, f"storing the artifact {digest}")
 
-    async def _download(self, digest: str, path: Path) -> None:
+    async def _download(self, digest: str, path: Path) -> bytes:
+        """Have the artifact at ``path``; returns its key. What a cut or a cancelled download has left here is gone on with."""
         part = path.with_suffix(".part")
         for _ in range(DAMAGED_TRIES):
+            download = self._downloads.get(digest)
+            if download is None:
+                key = fresh_key()
+                download = self._downloads[digest] = Download(key, SealedWriter(part, key))
+            writer = download.writer
             await self._repeat(
-                lambda http, headers: self._get(http, headers, digest, part), f"fetching the artifact {digest}"
+                lambda http, headers, writer=writer: self._get(http, headers, digest, writer),  # type: ignore[misc]
+                f"fetching the artifact {digest}",
             )
-            if await asyncio.to_thread(_hash, part) == digest:
+            del self._downloads[digest]
+            await asyncio.to_thread(writer.finish)
+            if await asyncio.to_thread(_hash, part, download.key) == digest:
                 part.replace(path)
-                return
+                return download.key
             LOGGER.warning("the artifact %s arrived damaged", digest)
-            part.unlink()
+            writer.abandon()
         raise ArtifactError(f"the coordinator sent other bytes than {digest} names, {DAMAGED_TRIES} times")
 
-    async def _get(self, http: aiohttp.ClientSession, headers: dict[str, str], digest: str, part: Path) -> None:
-        """Append to ``part`` what is missing of it."""
-        have = part.stat().st_size if part.exists() else 0
+    async def _get(
+        self, http: aiohttp.ClientSession, headers: dict[str, str], digest: str, writer: SealedWriter
+    ) -> None:
+        """Append to ``writer`` what is missing of the artifact."""
+        have = writer.size
         if have:
             headers = {**headers, "Range": f"bytes={have}-"}
         async with http.get(self._url(digest), headers=headers) as answer:
-            if answer.status == 416:  # The part is whole already, or too long: its hash will tell.
+            if answer.status == 416:  # What is there is whole already, or too long: its hash will tell.
                 return
             await _check(answer, digest)
-            with part.open("ab" if answer.status == 206 else "wb") as file:
-                async for chunk in answer.content.iter_chunked(CHUNK):
-                    if file.tell() + len(chunk) > MAX_ARTIFACT:
-                        raise ArtifactError(f"the artifact {digest} is larger than {MAX_ARTIFACT:,} bytes")
-                    await asyncio.to_thread(file.write, chunk)
+            if answer.status != 206:
+                have = 0
+                await asyncio.to_thread(writer.rewind, 0)
+            async for chunk in answer.content.iter_chunked(CHUNK):
+                if have + len(chunk) > MAX_ARTIFACT:
+                    raise ArtifactError(f"the artifact {digest} is larger than {MAX_ARTIFACT:,} bytes")
+                await asyncio.to_thread(writer.write, chunk, have)
+                have += len(chunk)
 
     async def _repeat(
         self, transfer: Callable[[aiohttp.ClientSession, dict[str, str]], Awaitable[None]], what: str
@@ -196,6 +257,7 @@ class Artifacts:
             total -= file.stat().st_size
             with contextlib.suppress(FileNotFoundError):
                 file.unlink()
+            self._keys.pop(file.name, None)
 
 
 async def _check(answer: aiohttp.ClientResponse, digest: str) -> None:
@@ -208,6 +270,13 @@ async def _check(answer: aiohttp.ClientResponse, digest: str) -> None:
     raise ArtifactError(f"the coordinator refuses the artifact {digest}: {answer.status} {detail}")
 
 
-def _hash(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _hash(path: Path, key: bytes) -> str:
+    """The SHA-256 of what was sealed; empty where it cannot be read any more."""
+    hasher = hashlib.sha256()
+    try:
+        with SealedFile(path, key) as file:
+            for begin in range(0, file.size, CHUNK):
+                hasher.update(file.read(begin, begin + CHUNK))
+    except SealedFileError:
+        return ""
+    return hasher.hexdigest()

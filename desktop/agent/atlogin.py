@@ -1,5 +1,7 @@
 """What starts when this computer's owner logs in: the agent as a systemd user unit, the window by the desktop's autostart.
 
+On Windows the window alone, which starts the agent; its entry is the value in the registry that the installer sets.
+
 ::
 
                         owner's wish "start with the computer"      lending switched on as well
@@ -29,8 +31,12 @@ from desktop.agent.errors import AgentError, SettingsError
 from desktop.agent.log import LOGGER, printable
 from desktop.agent.updates.release import installation
 
+if sys.platform == "win32":
+    import winreg
+
 UNIT = "cottage-agent.service"
 ENTRY = "autostart/cottage.desktop"
+RUN = r"Software\Microsoft\Windows\CurrentVersion\Run"  # As in installer/desktop/windows/cottage.nsi.
 MOVED = "COTTAGE_NOT_MOVED"  # In the environment of an agent in whose place the unit did not start: it tries no second time.
 SYSTEMCTL_S = 20.0
 ANSWER_S = 90.0  # Five seconds on a quiet computer.
@@ -147,6 +153,9 @@ class AtLogin:
 
     def show_entry(self, shown: bool) -> None:
         """Of the window, because its owner changes the setting; a file of this user's own hides that of the system."""
+        if sys.platform == "win32":
+            _register(shown)
+            return
         mine, everybodys = self.config / ENTRY, (self.system / ENTRY).exists()
         try:
             if shown and everybodys:
@@ -170,7 +179,24 @@ def _window() -> Path | None:
     _, folder = installation()
     if folder is not None:
         return folder.link / "cottage"
-    return Path(sys.executable).with_name("cottage") if getattr(sys, "frozen", False) else None
+    program = Path(sys.executable)
+    return program.with_name("cottage" + program.suffix) if getattr(sys, "frozen", False) else None
+
+
+def _register(shown: bool) -> None:
+    """Windows: "Run and RunOnce Registry Keys" of its documentation."""
+    if sys.platform == "win32":
+        program = _window()
+        try:
+            with winreg.CreateKeyEx(winreg.HKEY_CURRENT_USER, RUN, 0, winreg.KEY_SET_VALUE) as key:
+                if shown and program is not None:
+                    winreg.SetValueEx(key, "Cottage", 0, winreg.REG_SZ, f'"{program}" --hidden')
+                elif not shown:
+                    winreg.DeleteValue(key, "Cottage")
+        except FileNotFoundError:
+            pass  # It was not there.
+        except OSError as error:
+            LOGGER.warning("what starts with the computer cannot be changed: %s", error.strerror)
 
 
 def _systemctl(*words: str) -> subprocess.CompletedProcess[str]:

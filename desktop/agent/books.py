@@ -1,6 +1,6 @@
 """What an agent keeps for its owner: earnings and what has happened."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from desktop.agent.activity import Activity
 from desktop.agent.config import Home
@@ -9,10 +9,11 @@ from desktop.agent.earnings import Earnings
 
 @dataclass(frozen=True)
 class Books:
-    """Both files of one home."""
+    """Both files of one home; ``keys``: of the artifacts that this process has cached, which end with it."""
 
     earnings: Earnings
     activity: Activity
+    keys: dict[str, bytes] = field(default_factory=dict, repr=False)
 
     @classmethod
     def at(cls, home: Home) -> "Books":

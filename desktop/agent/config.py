@@ -1,7 +1,6 @@
 """The agent's home folder and settings."""
 
 import contextlib
-import fcntl
 import os
 import platform
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from yarl import URL
 
 from desktop.agent.errors import HomeBusyError, SettingsError
 from desktop.agent.gpu import Chosen, total_memory_mb
+from desktop.agent.lock import HeldError, held, holder
 from transport.errors import TransportError
 from transport.identity import NodeKey, parse_address
 from transport.wire.codec import MessageError, decode_json, encode_json
@@ -141,6 +141,11 @@ class Home:
         return self.path / ("trial.sock" if self.trial else "agent.sock")
 
     @property
+    def lock(self) -> Path:
+        """What the one agent of this home holds."""
+        return self.path / "agent.lock"
+
+    @property
     def jobs(self) -> Path:
         """A folder for each lease that is held."""
         return self.path / "jobs"
@@ -248,16 +253,11 @@ class Home:
         Raises:
             HomeBusyError: another agent holds it.
         """
-        with (self.path / "agent.lock").open("a+") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                file.seek(0)
-                holder = file.read(20).strip() or "unknown"
-                raise HomeBusyError(
-                    f"an agent (process {holder}) already runs with {self.path}: stop it, or give this one another --home"
-                ) from None
-            file.truncate(0)
-            file.write(str(os.getpid()))
-            file.flush()
-            yield
+        try:
+            with held(self.lock):
+                yield
+        except HeldError:
+            who = holder(self.lock) or "unknown"
+            raise HomeBusyError(
+                f"an agent (process {who}) already runs with {self.path}: stop it, or give this one another --home"
+            ) from None

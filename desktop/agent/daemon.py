@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from desktop.agent import meters, network, status, wallet
+from desktop.agent import meters, network, status, wallet, warned
 from desktop.agent.activity import Kind, Severity
 from desktop.agent.artifacts import Artifacts
 from desktop.agent.books import Books
@@ -57,9 +57,10 @@ from transport.wire.node import (
     NodeProfile,
     Promised,
     Signal,
+    Unanswered,
     Welcome,
 )
-from transport.wire.task import TAMPER_AGAIN_S, TAMPER_BPS, BeginRound, StopTask
+from transport.wire.task import BeginRound, StopTask
 
 TRAFFIC_S = 2.0
 NETWORK_S = 30.0  # Links change slowly; the coordinator plans with what is an hour old.
@@ -69,8 +70,6 @@ RESEND_PAUSE_S = 4.0
 ORPHAN_S = 600.0  # A coordinator that is away for longer has given the leases to others: their workers only burn power.
 END_TASKS_S = 15.0  # A worker gets two seconds, a container a little longer; then the agent leaves anyway.
 MAX_FAILURES = 5  # In a row: then something is wrong with this computer, and its owner should know.
-TAMPER_REPORT_S = 10.0  # To have it acknowledged that somebody reached into a job, before this agent leaves.
-AGAIN = f"Another time within {TAMPER_AGAIN_S / 86_400:.0f} days costs {TAMPER_BPS / 100:g} % of this node's stake"
 MAX_FORGOTTEN = 64  # Ended leases whose last reports are not acknowledged; the oldest are given up.
 
 
@@ -96,9 +95,9 @@ class Agent:
         self._parts, self._books = parts, books
         settings, clock = parts.settings, parts.clock
         self._promises = Promises(parts.home.promises)
-        self._artifacts = Artifacts(settings.coordinator, parts.home.cache, clock, settings.disk_gb * 10**9)
+        self._artifacts = Artifacts(settings.coordinator, parts.home.cache, clock, settings.disk_gb * 10**9, books.keys)
         self._peers = Peers(parts.key.address, clock)
-        self._states = States(parts.key.address, Shelf(parts.home.states), self._peers.carry, clock)
+        self._states = States(parts.key.address, Shelf(parts.home.states, parts.key.seed), self._peers.carry, clock)
         self._peers.states = self._states
         self._session = Session(
             settings.coordinator, Introduction(parts.key, settings.payout, parts.profile), self, clock
@@ -296,6 +295,8 @@ class Agent:
                     self._drop(lease)
             case Earned() | Promised():
                 self._earned(message)
+            case Unanswered(at=at):
+                self._give_up(warned.unanswered(self._books.activity, self._parts.clock.time(), at))
             case IceServers():
                 self._take_servers(message)
             case Signal(peer=peer, envelope=envelope):
@@ -340,19 +341,16 @@ class Agent:
             self._note("job ended", f"job {name!r} ended after {seconds / 60:.0f} minutes", job=assign.job, name=name)
         self._failures = self._failures + 1 if failed and task.bridge.progress is None else 0
         if task.tampered:
-            self._gave_up = f"{trouble}. No other job is taken until you switch lending on again. {AGAIN}"
-            await self._told(task)
+            self._gave_up = f"{trouble}. {warned.AFTER_TAMPERING}"
+            await task.acknowledged()
             self._stop.set()
         elif self._failures >= MAX_FAILURES:
-            self._gave_up = f"{self._failures} jobs in a row failed before their first step; the last one: {trouble}"
-            self._stop.set()
+            self._give_up(f"{self._failures} jobs in a row failed before their first step; the last one: {trouble}")
 
-    async def _told(self, task: HeldTask) -> None:
-        """Return when the coordinator has acknowledged everything of a task, or does not."""
-        with contextlib.suppress(TimeoutError):
-            async with self._parts.clock.timeout(TAMPER_REPORT_S):
-                while task.outbox and task.assign.lease in self._tasks:
-                    await self._parts.clock.sleep(0.1)
+    def _give_up(self, why: str) -> None:
+        if why:
+            self._gave_up = why
+            self._stop.set()
 
     def _note(self, kind: Kind, text: str, severity: Severity = "info", **detail: str) -> None:
         self._books.activity.add(self._parts.clock.time(), kind, text, severity, **detail)

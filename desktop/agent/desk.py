@@ -78,7 +78,7 @@ class Handles:
     ``switch``: lend or not; ``restart``: hand over what runs and begin anew with the settings of now.
     ``means``: what a self-test asks. ``update``: look for a new version, or restart into it; raises UpdateError.
     ``newest``: what is known of one. ``login``: the owner has changed what starts at login. ``anew``: begin anew as the node that
-    now lives in the home.
+    now lives in the home. ``leave``: hand over what runs, and end.
     """
 
     switch: Callable[[bool], None]
@@ -88,6 +88,7 @@ class Handles:
     login: Callable[[], None] = lambda: None
     newest: Callable[[], UpdateView] = lambda: UpdateView("off", "")
     anew: Callable[[], None] = lambda: None
+    leave: Callable[[], None] = lambda: None
 
 
 class Desk:
@@ -128,7 +129,7 @@ class Desk:
             "claim": (local.ClaimOrder, self.claim), "withdraw": (local.WithdrawOrder, self.withdraw),
             "backup": (local.BackupOrder, self.backup), "words": (local.WordsOrder, self.words),
             "restore": (local.RestoreOrder, self.restore),
-            "update": (UpdateOrder, self.update),
+            "update": (UpdateOrder, self.update), "leave": (local.LeaveOrder, self.leave),
         }  # fmt: skip
         self._runner = await local.serve(self.home.socket, gets, posts)
         return self
@@ -324,6 +325,11 @@ class Desk:
             )
         backup.make_room(self.home, key)
         return backup.restore(self.home, kept) if kept else backup.restore_key(self.home, key)
+
+    def leave(self, _: local.LeaveOrder) -> local.Status:
+        """End, once this is answered."""
+        asyncio.get_running_loop().call_soon(self.handles.leave)
+        return self.status()
 
     def words(self, _: local.WordsOrder) -> local.Words:
         """The key as words."""

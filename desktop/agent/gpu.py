@@ -1,6 +1,5 @@
 """What this machine computes with: an NVIDIA GPU through NVML, or else its processor, and why."""
 
-import os
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import psutil
 import pynvml
 from msgspec import Meta
 
@@ -140,4 +140,4 @@ def _processor_name() -> str:
 
 def total_memory_mb() -> int:
     """Main memory."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20
+    return int(psutil.virtual_memory().total) >> 20

@@ -12,10 +12,10 @@ from yarl import URL
 
 from desktop.agent.config import DEFAULT_IMAGE, Home
 from desktop.agent.errors import NoEngineError, SandboxError, SettingsError, UnsignedImageError
-from desktop.agent.sandbox.statement import MAX_DOCUMENT, Image, Newest, judge, read
+from desktop.agent.sandbox.statement import MAX_DOCUMENT, STATEMENT, Image, Newest, judge, read
 from desktop.agent.updates import fetch
 from desktop.agent.updates.release import Release, checked_url
-from transport.wire.codec import MessageError, decode_json, encode_json
+from transport.wire.codec import encode_json
 
 FILE = "image.json"  # Beside ``release.json`` in a build, beside the update manifest on the web server, and in a home.
 LOAD_S = 1800.0  # Gigabytes onto a slow disk.
@@ -79,7 +79,7 @@ class Images:
         """Believe ``document`` from now on, if it may be believed; raises UnsignedImageError."""
         image = read(document, self._release.key)
         self._remember(judge(image, self._newest(), self._now()))
-        _write(self._home.image_statement, document)
+        STATEMENT.keep(self._home.image_statement, document)
         return image
 
     async def refresh(self) -> Image:
@@ -123,35 +123,17 @@ class Images:
             )
         return self._release.url
 
-    def _newest(self) -> Newest:
-        file = self._home.seen_image
-        try:
-            newest: Newest = decode_json(file.read_bytes(), Newest)
-        except FileNotFoundError:
-            return Newest()
-        except (OSError, MessageError) as error:
-            raise UnsignedImageError(
-                f"{file} cannot be used: {error}. Delete it if you trust the image server now"
-            ) from error
-        return newest
-
     def _remember(self, newest: Newest) -> None:
         if newest != self._newest():
-            _write(self._home.seen_image, encode_json(newest))
+            STATEMENT.keep(self._home.seen_image, encode_json(newest))
+
+    def _newest(self) -> Newest:
+        return STATEMENT.seen(self._home.seen_image, Newest())
 
 
 def _shipped() -> bytes:
     file = resources.files("desktop.agent.updates").joinpath(FILE)
     return file.read_bytes() if file.is_file() else b""
-
-
-def _write(file: Path, data: bytes) -> None:
-    draft = file.with_suffix(".new")
-    try:
-        draft.write_bytes(data)
-        draft.replace(file)
-    except OSError as error:
-        raise UnsignedImageError(f"{draft} cannot be written: {error.strerror}") from error
 
 
 def _load(archive: Path, image: Image, name: str) -> str:

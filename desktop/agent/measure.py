@@ -5,7 +5,6 @@ measurement, and then differ by chance where they are the same.
 """
 
 import contextlib
-import fcntl
 import hashlib
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -17,6 +16,7 @@ from msgspec import Meta
 
 from desktop.agent.errors import SandboxError
 from desktop.agent.gpu import Device
+from desktop.agent.lock import HeldError, held
 from desktop.agent.log import LOGGER
 from desktop.agent.sandbox.base import Sandbox
 from transport.clock import Clock
@@ -88,11 +88,12 @@ def _read(cache: Path) -> dict[str, _Remembered]:
 @contextlib.asynccontextmanager
 async def _alone(lock: Path, clock: Clock) -> AsyncIterator[None]:
     """One measurement at a time on this machine."""
-    with lock.open("w") as file:
-        while True:
+    while True:
+        with contextlib.ExitStack() as stack:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
+                stack.enter_context(held(lock))
+            except HeldError:
                 await clock.sleep(LOCK_LOOK_S)
-        yield
+                continue
+            yield
+            return

@@ -10,7 +10,6 @@
 import asyncio
 import contextlib
 import os
-import signal
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
@@ -36,6 +35,7 @@ from desktop.agent.updates.release import Release, Way, installation, this_relea
 from desktop.agent.updates.replaced import LOOK_S, Place
 from desktop.agent.usage import Share
 from transport.clock import SystemClock
+from transport.ending import on_end
 from transport.nettest.result import NetTest
 
 Kind = Literal["end", "version", "anew", "unit"]
@@ -80,7 +80,7 @@ class Service:
         )
         handles = Handles(
             self.switch, self._restart, self._means, self._update, self._login_changed, lambda: self._updates.view,
-            lambda: self.between_jobs(Next("anew")),
+            lambda: self.between_jobs(Next("anew")), self.leave,
         )  # fmt: skip
         self.desk = Desk(home, version(), handles)
         self.desk.on = not home.trial and (not stays or _remembered(home))
@@ -303,11 +303,9 @@ class Service:
 
 
 async def serve(home: Home, worker_arguments: Sequence[str] = (), *, stays: bool = False) -> Next:
-    """Run the program until SIGTERM, SIGINT or something else takes its place; raises as ``Service.run`` does."""
+    """Run the program until it is asked to end or something else takes its place; raises as ``Service.run`` does."""
     service = Service(home, worker_arguments, stays=stays)
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, service.leave)
+    on_end(service.leave)
     async with stalls.told():
         await service.run()
     return service.after

@@ -40,6 +40,7 @@ from transport.wire.node import (
     Promised,
     Refused,
     Signal,
+    Unanswered,
     Welcome,
 )
 
@@ -51,7 +52,7 @@ SILENT_MIN_S = 10.0  # A coordinator that beats every second may still stall for
 GOODBYE_S = 3.0
 RECONNECT_MAX_S = 2.0  # While leases are held: they expire within seconds.
 
-TaskMessage = Assign | Command | Acknowledged | Beat | Earned | Promised | Signal | IceServers
+TaskMessage = Assign | Command | Acknowledged | Beat | Earned | Promised | Signal | IceServers | Unanswered
 
 
 class Listener(Protocol):

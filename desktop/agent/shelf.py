@@ -1,26 +1,39 @@
-"""States of stages that this node keeps on its disk for the others of the job: the newest few of each seat."""
+"""States of stages that this node keeps on its disk for the others of the job: the newest few of each seat.
+
+They must outlive the agent, since after a power cut nobody else may have them; so the keys that they are encrypted with follow
+from the node's own key, which lies on the same disk. Whoever reads that can read them, too.
+"""
 
 import contextlib
+import hashlib
+import hmac
 import os
 from pathlib import Path
 
+from transport.errors import SealedFileError
+from transport.sealed import SealedFile, seal
 from transport.wire.codec import MessageError, encode
 from transport.wire.state import Manifest, digest_of, manifest_of, read_manifest
 
 KEPT = 2  # Of each seat: the anchor of the round in flight, and the one before, to which a round that fails goes back.
 SHELF_BYTES = 16 << 30  # All of them together; what was kept first goes first.
 
-_STATE, _MANIFEST = ".state", ".manifest"
+_STATE, _MANIFEST = ".sealed", ".manifest"
+_PURPOSE = b"cottage/shelf/1\0"
 
 
 class Shelf:
     """Files named by their manifests' digests. What an earlier process kept is still there."""
 
-    def __init__(self, folder: Path, limit: int = SHELF_BYTES) -> None:
-        """Keep at most ``limit`` bytes in ``folder``."""
+    def __init__(self, folder: Path, secret: bytes, limit: int = SHELF_BYTES) -> None:
+        """Keep at most ``limit`` bytes in ``folder``, readable with the node's ``secret`` only."""
         self._folder = folder
+        self._secret = secret
         self._limit = limit
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for file in folder.iterdir():
+            if file.suffix not in (_STATE, _MANIFEST):
+                file.unlink()  # Half of one, or one that an earlier version did not encrypt.
 
     def keep(self, owner: str, data: bytes) -> str:
         """Keep a state beside the newest others of ``owner``; returns the digest that names it.
@@ -34,7 +47,7 @@ class Shelf:
         if not path.exists():
             path.with_suffix(_MANIFEST).write_bytes(manifest)
             part = path.with_suffix(".part")
-            part.write_bytes(data)
+            seal(part, self._key(digest), data)
             part.replace(path)  # Whole or not there at all, wherever the power fails.
         os.utime(path)
         self._make_room(owner)
@@ -56,11 +69,13 @@ class Shelf:
         if path is None:
             return b""
         try:
-            with path.open("rb") as file:
-                file.seek(span.start)
-                return file.read(span.stop - span.start)
-        except OSError:
+            with SealedFile(path, self._key(digest)) as file:
+                return file.read(span.start, span.stop)
+        except (OSError, SealedFileError):
             return b""
+
+    def _key(self, digest: str) -> bytes:
+        return hmac.digest(self._secret, _PURPOSE + digest.encode(), hashlib.sha256)
 
     def _find(self, digest: str) -> Path | None:
         return next(iter(self._folder.glob(f"*.{digest}{_STATE}")), None)

@@ -19,7 +19,6 @@ from desktop.agent.log import LOGGER
 from desktop.agent.measure import Benchmark, default_cache, measure
 from desktop.agent.sandbox.base import Limits, Sandbox
 from desktop.agent.sandbox.docker import DockerSandbox
-from desktop.agent.sandbox.process import ProcessSandbox
 from desktop.agent.sensors.here import sensors
 from desktop.agent.updates.release import this_release, version
 from transport.clock import SystemClock
@@ -45,7 +44,12 @@ def make_sandbox(settings: Settings, home: Home, device: Device, worker_argument
             extra=worker_arguments,
             admit=Images(home, this_release()).admit,
         )
-    return ProcessSandbox(limits, worker_arguments, gpu=device.gpu)
+    if sys.platform == "win32":
+        raise SandboxError("--sandbox process is for development on Linux and macOS: use --sandbox docker")
+    else:  # noqa: RET506 - the module is none for Windows, which mypy sees by this branch only
+        from desktop.agent.sandbox.process import ProcessSandbox
+
+        return ProcessSandbox(limits, worker_arguments, gpu=device.gpu)
 
 
 async def prepare(home: Home, settings: Settings, worker_arguments: Sequence[str] = ()) -> Parts:

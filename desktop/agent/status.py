@@ -1,8 +1,8 @@
-"""What the agent says of itself on a Unix socket in its home folder, which only its owner can open.
+"""What the agent says of itself to its owner alone, on a socket in its home folder or a pipe (``desktop.agent.door``).
 
 HTTP and JSON, so that the desktop windows can ask with what they have; ``desktop.agent.desk`` answers. ``GET /v1/``: status,
 earnings, limits, lending, settings, activity, selftest, support. ``POST /v1/``: limits, lending, settings, selftest, nettest,
-nettest/peer, update, claim, withdraw, backup, restore, words; the type of each question stands here or where its subject is.
+nettest/peer, update, leave, claim, withdraw, backup, restore, words; each question's type stands here or where its subject is.
 """
 
 import inspect
@@ -15,13 +15,13 @@ import msgspec
 from aiohttp import web
 from msgspec import Meta
 
+from desktop.agent import door
 from desktop.agent.earnings import Summary
 from desktop.agent.errors import AgentError, NoAgentError, SettingsError
 from desktop.agent.lending.keeper import LendingChange, LendingView
 from desktop.agent.lending.policy import Reason, State
 from desktop.agent.limits import LimitsChange, LimitsView
 from desktop.agent.meters import Meters
-from desktop.agent.unixsocket import listen, short_name
 from desktop.agent.updates.keeper import UpdateOrder, UpdateView
 from transport.nettest.errors import NettestError
 from transport.nettest.result import NetTest, PeerTest
@@ -195,6 +195,10 @@ class TestOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Begin a self-test; one that runs goes on."""
 
 
+class LeaveOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Hand over what runs, and end."""
+
+
 class Support(msgspec.Struct, frozen=True):
     """The report for somebody who helps."""
 
@@ -239,7 +243,7 @@ async def serve(path: Path, gets: Gets, posts: Posts) -> web.AppRunner:
         app.router.add_post(f"/v1/{resource}", post(kind, answer))
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
-    await web.SockSite(runner, listen(path, 0o600)).start()
+    await door.site(runner, path).start()
     return runner
 
 
@@ -295,12 +299,16 @@ async def ask_update(path: Path, order: UpdateOrder) -> UpdateView:
     return await ask_for(path, "update", UpdateView, order, DOWNLOAD_TIMEOUT_S)
 
 
+async def ask_leave(path: Path) -> Status:
+    """Have the agent hand over what runs and end; the answer comes before that."""
+    return await ask_for(path, "leave", Status, LeaveOrder())
+
+
 async def _request(
     path: Path, method: str, resource: str, body: bytes | None = None, seconds: float = ASK_TIMEOUT_S
 ) -> bytes:
     try:
-        with short_name(path) as name:
-            connector = aiohttp.UnixConnector(path=name)
+        with door.connector(path) as connector:
             timeout = aiohttp.ClientTimeout(total=seconds)
             async with aiohttp.ClientSession(connector=connector, timeout=timeout) as http:
                 async with http.request(method, f"http://agent{resource}", data=body) as answer:

@@ -39,6 +39,7 @@ from transport.wire.worker import Setup
 CONNECT_S = 180.0  # A worker imports PyTorch before it connects: 5 s on an idle machine, a minute on a crowded one.
 LOOK_S = 0.25  # How often to look whether a worker that has not connected yet is still alive.
 LAST_WORDS_S = 5.0  # A worker that closed its socket ends within that, and then its exit code tells why.
+ACKNOWLEDGE_S = 10.0  # To have it stored that somebody reached into a job, before the agent leaves.
 STOP_GRACE_S = 2.0
 READ_AHEAD = 4 << 20  # Of the worker's socket: a payload of megabytes is read in a few pieces, not in hundreds.
 PROGRESS_S = 0.25  # A tiny model takes fifty steps a second; a picture of it four times a second is enough.
@@ -105,6 +106,7 @@ class HeldTask:
         self._lines_dropped = 0
         self._last_progress = -PROGRESS_S
         self._folder = self.tools.folder / f"{self.assign.lease}-{self.assign.fence}"
+        self._keys: dict[str, bytes] = {}
 
     @property
     def alive(self) -> bool:
@@ -128,6 +130,13 @@ class HeldTask:
         """The lease is over; ``run`` ends the worker and returns."""
         self.reason = self.reason or reason
         self._stopping.set()
+
+    async def acknowledged(self) -> None:
+        """Return when the coordinator has stored everything that was reported, or does not say so."""
+        with contextlib.suppress(TimeoutError):
+            async with self.tools.clock.timeout(ACKNOWLEDGE_S):
+                while self.outbox:
+                    await self.tools.clock.sleep(LOOK_S)
 
     async def freeze(self, frozen: bool) -> None:
         """Hold the worker where it is, or let it go on; one that starts later is held from its start."""
@@ -231,7 +240,10 @@ class HeldTask:
         LOGGER.info("%s: fetching %d files", self, len(self.assign.files))
         await self._lay_out_files()
         self.state = "starting"
-        server = listen(self._folder / SOCKET_NAME, 0o666)  # The sandbox's user is another; the folder above is closed.
+        server = None
+        if not self.tools.sandbox.stdio:
+            # The sandbox's user is another; the folder above is closed.
+            server = listen(self._folder / SOCKET_NAME, 0o666)
         try:
             worker = await self.tools.sandbox.start(self.assign.lease, self._folder)
             self.pid, self._worker, self._held = worker.pid, worker, False
@@ -243,7 +255,8 @@ class HeldTask:
                 await worker.stop(STOP_GRACE_S)
                 self.pid = None
         finally:
-            server.close()
+            if server is not None:
+                server.close()
 
     async def _lay_out_files(self) -> None:
         self._folder.mkdir(parents=True, mode=0o755)
@@ -257,11 +270,12 @@ class HeldTask:
             if Path(name).name != name or name in ("", ".", "..", SOCKET_NAME):
                 raise WorkerError(f"{name!r} cannot be the name of a job's file")
             cached = await self.tools.artifacts.fetch(digest)
-            await asyncio.to_thread(_place, cached, self._folder / name)
+            await asyncio.to_thread(_place, cached.path, self._folder / name)
+            self._keys[name] = cached.key
 
-    async def _talk(self, worker: Worker, server: socket.socket) -> None:
-        connection = await self._accept(worker, server)
-        reader, writer = await asyncio.open_unix_connection(sock=connection, limit=READ_AHEAD)
+    async def _talk(self, worker: Worker, server: socket.socket | None) -> None:
+        connection = worker.connection if server is None else await self._accept(worker, server)
+        reader, writer = await asyncio.open_connection(sock=connection, limit=READ_AHEAD)
         spec = self.assign
         setup = Setup(
             spec.spec,
@@ -271,6 +285,8 @@ class HeldTask:
             self.tools.sandbox.inside(self._folder),
             self.tools.threads,
             self.tools.device,
+            self._keys,
+            self.bridge.weights.key if self.bridge.weights is not None else None,
         )
         self.state = "running"
         try:

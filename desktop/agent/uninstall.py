@@ -4,10 +4,12 @@ The packages' removers use it, and ``cottage node uninstall``. What is worth mon
 promises that only it can claim) goes only where its owner says so in so many words.
 """
 
+import asyncio
 import contextlib
 import os
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,9 +18,11 @@ from typing import Any
 import msgspec
 import platformdirs
 
+from desktop.agent import status
 from desktop.agent.atlogin import AtLogin
 from desktop.agent.config import Home
 from desktop.agent.errors import AgentError, HomeBusyError, NoEngineError
+from desktop.agent.lock import holder
 from desktop.agent.log import LOGGER
 
 END_S = 90.0  # Twenty seconds for a worker to hand over, as the unit's own limit.
@@ -57,7 +61,7 @@ def uninstall(home: Home, *, images: bool = True, data: bool = True, keys: bool 
                 shutil.rmtree(platformdirs.user_cache_path("cottage"), ignore_errors=True)
     with contextlib.suppress(OSError):  # Something is left in them.
         if data:
-            (home.path / "agent.lock").unlink()
+            home.lock.unlink()
             home.path.rmdir()
             home.path.parent.rmdir()
     key_kept = (home.path / "node.key").exists()
@@ -79,7 +83,7 @@ def stop(home: Home) -> bool:
             if time.monotonic() > until:
                 raise
         if not stopped:
-            stopped = _ask(home.path / "agent.lock")
+            stopped = _ask(home)
         time.sleep(LOOK_S)
 
 
@@ -107,12 +111,19 @@ def _runs(pid: int, program: Path) -> bool:
         return False  # It has ended.
 
 
-def _ask(lock: Path) -> bool:
-    """Ask the holder of the lock to end; whether it could be asked."""
-    try:
-        os.kill(int(lock.read_text()), signal.SIGTERM)
-    except (OSError, ValueError):
-        return False  # It is only just starting, or has ended.
+def _ask(home: Home) -> bool:
+    """Ask whoever holds the home to end; whether that could be asked."""
+    if sys.platform == "win32":  # There a signal would end it at once, in the middle of its work.
+        try:
+            asyncio.run(status.ask_leave(home.socket))
+        except AgentError:
+            return False
+        return True
+    pid = holder(home.lock)
+    if pid is None:
+        return False  # It is only just starting.
+    with contextlib.suppress(OSError):  # It has ended.
+        os.kill(pid, signal.SIGTERM)
     return True
 
 
@@ -157,7 +168,7 @@ def _quietly(work: Callable[[], int]) -> int:
 
 def _empty(home: Home, keys: bool) -> None:
     for entry in home.path.iterdir():
-        if entry.name == "agent.lock" or (entry.name in WORTH and not keys):
+        if entry == home.lock or (entry.name in WORTH and not keys):
             continue
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry, ignore_errors=True)

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,8 @@ def short_name(path: Path) -> Iterator[str]:
     Raises:
         OSError: the folder does not exist.
     """
+    if sys.platform == "win32":
+        raise NotImplementedError("desktop.agent.door has a pipe there")
     if len(os.fsencode(path)) <= MAX_PATH_BYTES:
         yield str(path)
         return
@@ -33,6 +36,8 @@ def listen(path: Path, mode: int) -> socket.socket:
     Raises:
         OSError: the folder does not exist or is not writable.
     """
+    if sys.platform == "win32":
+        raise NotImplementedError("desktop.agent.door has a pipe there")
     path.unlink(missing_ok=True)
     server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:

@@ -125,6 +125,11 @@ class ActivityPage(QWidget):
                 return self.tr("Settings were changed: {0}.").format(detail["names"])
             case "test" if not detail.get("failed"):
                 return self.tr("Self-test: this computer can lend.")
+            case "unanswered":
+                return self.tr(
+                    "This computer did not show a piece of its work when it was asked to, and was not paid for that round. "
+                    "Another time before {0} costs {1} % of its stake."
+                ).format(_day(detail), detail.get("percent", ""))
             case "lending":
                 return self._lending(detail) or plain(event.text)
             case _:
@@ -184,6 +189,11 @@ class ActivityPage(QWidget):
         except AnswerError as error:
             self.said.say(str(error))
             return None
+
+
+def _day(detail: dict[str, str]) -> str:
+    digits = detail.get("until", "")
+    return moment(float(digits)) if digits.isdecimal() and len(digits) < 12 else digits
 
 
 def _amount(detail: dict[str, str]) -> str:

@@ -25,9 +25,9 @@ from desktop.gui.single import OnlyOne
 from desktop.gui.theme import DARK, LIGHT, Theme, palette_of, style_of
 from desktop.gui.tray import Tray
 from desktop.gui.window import SETTINGS, MainWindow
+from desktop.layout import NOTE, VERSIONS
 
 EXIT_NO_SCREEN = 3
-VERSIONS, INSTALLED = "cottage-versions", "installed"  # As ``desktop.agent.updates.folder`` and ``replaced`` have them.
 
 
 class Desktop(QObject):
@@ -146,13 +146,14 @@ def next_window() -> Path | None:
         return None
     if versions.name == VERSIONS:
         return versions.with_name("cottage") / "cottage"
-    return program if program.with_name(INSTALLED).exists() else None
+    return program if program.with_name(NOTE).exists() else None
 
 
 def agent_program() -> tuple[str, ...]:
     """The agent: the other executable of a bundle, or a module of this Python."""
     if getattr(sys, "frozen", False):
-        return (str(Path(sys.executable).with_name("cottage-agent")),)
+        program = Path(sys.executable)
+        return (str(program.with_name("cottage-agent" + program.suffix)),)
     return (sys.executable, "-m", "desktop.agent")
 
 

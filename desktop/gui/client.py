@@ -1,9 +1,6 @@
-"""Asks the agent over HTTP on its Unix socket. Nothing here waits: every answer and every failure arrives as a signal."""
+"""Asks the agent over HTTP on its socket, or its pipe. Nothing here waits: every answer and every failure arrives as a signal."""
 
 import json
-import os
-import socket
-import struct
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,12 +11,12 @@ from PySide6.QtNetwork import QLocalSocket
 
 from desktop.gui.errors import AnswerError, RefusalError
 from desktop.gui.model import plain, read_refusal
+from desktop.gui.peer import Way, listener
 
 MAX_ANSWER_BYTES = 1 << 20  # 64 leases and their links take 60 KB.
 MAX_HEAD_BYTES = 16 * 1024  # The agent sends 200 bytes of headers.
 ANSWER_TIMEOUT_MS = 3000  # For the whole answer; the agent takes 2 ms, 100 on a machine under full load.
 MAX_CALLS = 32  # A page asks three things at once.
-MAX_PATH_BYTES = 107  # What the kernel takes as the name of a socket.
 
 _HEAD = b"%s %s HTTP/1.0\r\nHost: agent\r\nAccept: application/json\r\nContent-Length: %d\r\n\r\n"
 _ABSENT = (QLocalSocket.LocalSocketError.ServerNotFoundError, QLocalSocket.LocalSocketError.ConnectionRefusedError)
@@ -41,7 +38,7 @@ class AgentClient(QObject):
         """Ask whoever listens on ``path``."""
         super().__init__(parent)
         self._path = path
-        self._folder: int | None = None
+        self._way: Way | None = None
         self._socket: QLocalSocket | None = None
         self._request = b""
         self._received = bytearray()
@@ -64,26 +61,19 @@ class AgentClient(QObject):
         self._socket.errorOccurred.connect(self._fail)
         self._deadline.start(patience_ms or ANSWER_TIMEOUT_MS)
         try:
-            name = self._name()
+            self._way = Way(self._path)
         except OSError:
             self._end()
             self.absent.emit()
             return
-        self._socket.connectToServer(name)
-
-    def _name(self) -> str:
-        """The socket's name, by way of its open folder where the path is longer than the kernel takes."""
-        if len(os.fsencode(self._path)) <= MAX_PATH_BYTES:
-            return str(self._path)
-        self._folder = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        return f"/proc/self/fd/{self._folder}/{self._path.name}"
+        self._socket.connectToServer(self._way.name)
 
     def _send(self) -> None:
         if self._socket is None:
             return
-        self._pid, owner = _peer(self._socket)
-        if owner != os.getuid():
-            self._break(self.tr("Another user's program (user number {0}) answers in its place.").format(owner))
+        self._pid, user, is_mine = listener(self._socket)
+        if not is_mine:
+            self._break(self.tr("Another user's program (user number {0}) answers in its place.").format(user))
             return
         self._socket.write(self._request)
 
@@ -93,7 +83,8 @@ class AgentClient(QObject):
 
     def _take(self, connection: QLocalSocket) -> bool:
         """Keep what has arrived; whether all of it is within the limit."""
-        self._received += connection.readAll().data()
+        if connection.bytesAvailable():  # Of an agent that died this moment nothing can be read, and Qt would warn.
+            self._received += connection.readAll().data()
         return len(self._received) <= MAX_ANSWER_BYTES
 
     def _finish(self) -> None:
@@ -135,9 +126,9 @@ class AgentClient(QObject):
             ended, self._socket = self._socket, None
             ended.abort()
             ended.deleteLater()
-        if self._folder is not None:
-            os.close(self._folder)
-            self._folder = None
+        if self._way is not None:
+            self._way.close()
+            self._way = None
 
 
 class Calls(QObject):
@@ -224,10 +215,3 @@ def body_of(answer: bytes) -> bytes:
             QCoreApplication.translate("AgentClient", "Its answer was cut after {0:,} bytes.").format(len(body))
         )
     return body
-
-
-def _peer(connection: QLocalSocket) -> tuple[int, int]:
-    """Process and user that listen at the other end, as the kernel noted them."""
-    with socket.socket(fileno=os.dup(connection.socketDescriptor())) as twin:
-        pid, uid, _ = struct.unpack("3i", twin.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    return pid, uid

@@ -17,7 +17,7 @@ from desktop.gui.errors import AnswerError, StartError, StopError
 from desktop.gui.model import Phase, Snapshot, Status, read_status
 from desktop.gui.process import AgentProcess
 
-LENDING = "/v1/lending"
+LENDING, LEAVE = "/v1/lending", "/v1/leave"
 SEEN_INTERVAL_MS = 1000
 MISSES = (
     3  # Unusable answers in a row, until an agent that answered before counts as troubled: a busy computer is slow.
@@ -42,7 +42,7 @@ class Lending(QObject):
         self._stopping = self._answered = self._lost = self._wanted = False
         self._looked = False
         self._misses = 0
-        self._process = AgentProcess(log, self)
+        self._process = AgentProcess(log, lambda: self._orders.ask(LEAVE, b"{}"), self)
         self._process.ended.connect(self._ended)
         self._client = AgentClient(socket, self)
         self._client.answered.connect(self._answer)

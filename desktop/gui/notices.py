@@ -22,7 +22,7 @@ def notice_key(name: str) -> str:
 def notice_of(event: Event) -> str:
     """Of which kind an event is, "" for those that are never told."""
     match event.kind:
-        case "stopped":
+        case "stopped" | "unanswered":
             return "needs you"
         case "job failed" | "paid" | "job ended":
             return event.kind

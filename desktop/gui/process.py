@@ -1,13 +1,14 @@
 """The agent as a process of its own: it outlives the window that started it."""
 
 import os
-import signal
-from collections.abc import Sequence
+import subprocess
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from PySide6.QtCore import QObject, QSocketNotifier, Signal
+from PySide6.QtCore import QObject, Signal
 
 from desktop.gui.errors import StartError, StopError
+from desktop.gui.held import Held, opened_log, start_apart
 from desktop.gui.model import plain
 
 MAX_LOG_BYTES = 8 << 20  # Weeks of an agent's log; then it begins anew.
@@ -16,21 +17,21 @@ PROGRAM_NAME = "cottage node: "  # Begins the line in which the agent says why i
 
 
 class AgentProcess(QObject):
-    """At most one process. It is held by a descriptor, so that a signal can never reach another one that got its number."""
+    """At most one process, which is held: no word for it reaches another one that got its number."""
 
     ended = Signal()
     """The process is gone."""
 
-    def __init__(self, log: Path, parent: QObject | None = None) -> None:
-        """What a started agent says goes to ``log``."""
+    def __init__(self, log: Path, leave: Callable[[], None], parent: QObject | None = None) -> None:
+        """What a started agent says goes to ``log``; ``leave`` asks it to end where the system has no way to."""
         super().__init__(parent)
         self._log = log
+        self._leave = leave
         self._pid = 0
         self._is_ours = False
-        self._children: set[int] = set()
+        self._children: list[subprocess.Popen[bytes]] = []
         self._log_start = 0
-        self._handle: int | None = None
-        self._notifier: QSocketNotifier | None = None
+        self._held: Held | None = None
 
     @property
     def pid(self) -> int:
@@ -43,32 +44,24 @@ class AgentProcess(QObject):
         return self._is_ours
 
     def start(self, command: Sequence[str]) -> None:
-        """Start ``command`` in a session of its own; ``QProcess`` would end it with the window, or not tell which one it is.
+        """Start ``command`` apart from this program and its session.
 
         Raises:
             StartError: it cannot be started, or the log not be written.
         """
-        opened = (
-            os.O_WRONLY | os.O_CREAT | os.O_APPEND
-        )  # Appending survives a trim, and shares with an agent that runs.
-        streams = (
-            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-            (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
-            (os.POSIX_SPAWN_OPEN, 2, str(self._log), opened, 0o600),
-        )
         try:
-            self._log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._log_start = self._log.stat().st_size if self._log.exists() else 0
-            pid = os.posix_spawn(command[0], list(command), os.environ, file_actions=streams, setsid=True)
+            with opened_log(self._log) as log:
+                self._log_start = log.tell()
+                child = start_apart(command, log)
         except OSError as error:
             raise StartError(
                 self.tr("{0} cannot be started with its log in {1}: {2}.").format(
                     plain(command[0]), self._log, error.strerror
                 )
             ) from error
-        self._children.add(pid)
+        self._children.append(child)
         self._is_ours = True
-        self._hold(pid)
+        self._hold(child.pid)
 
     def follow(self, pid: int) -> None:
         """Hold the process ``pid``; ``ended`` comes at once where it is gone already."""
@@ -79,40 +72,36 @@ class AgentProcess(QObject):
     def _hold(self, pid: int) -> None:
         self.let_go()
         try:
-            self._handle = os.pidfd_open(pid)
+            self._held = Held(pid, self)
         except OSError:
             self.ended.emit()
             return
         self._pid = pid
-        self._notifier = QSocketNotifier(self._handle, QSocketNotifier.Type.Read, self)
-        self._notifier.activated.connect(self._gone)
+        self._held.ended.connect(self._gone)
 
     def ask_to_stop(self) -> None:
         """Ask the process to hand over its work and end; ``ended`` follows when it has.
 
         Raises:
-            StopError: no process is held, or it may not be signalled.
+            StopError: no process is held, or it may not be asked.
         """
-        if self._handle is None:
+        if self._held is None:
             raise StopError(self.tr("It is not known which process answers; end it where it was started."))
         try:
-            signal.pidfd_send_signal(self._handle, signal.SIGTERM)
-        except ProcessLookupError:
-            return  # It has just ended; the notifier says so.
+            asked = self._held.ask_to_stop()
         except OSError as error:
             raise StopError(
                 self.tr("The process {0} cannot be stopped: {1}.").format(self._pid, error.strerror)
             ) from error
+        if not asked:
+            self._leave()
 
     def let_go(self) -> None:
         """Follow the process no longer; it runs on."""
-        if self._notifier is not None:
-            self._notifier.setEnabled(False)
-            self._notifier.deleteLater()
-            self._notifier = None
-        if self._handle is not None:
-            os.close(self._handle)
-            self._handle, self._pid = None, 0
+        if self._held is not None:
+            self._held.close()
+            self._held.deleteLater()
+            self._held, self._pid = None, 0
 
     def last_words(self) -> str:
         """Why the process that was started here ended; empty where another was followed, whose log is elsewhere."""
@@ -146,7 +135,4 @@ class AgentProcess(QObject):
         self.ended.emit()
 
     def _reap(self) -> None:
-        for pid in tuple(self._children):
-            ended, _ = os.waitpid(pid, os.WNOHANG)
-            if ended:
-                self._children.discard(pid)
+        self._children = [child for child in self._children if child.poll() is None]

@@ -18,7 +18,7 @@ import sys
 import time
 from pathlib import Path
 
-from desktop.agent.updates.manifest import Manifest, Package, parts, sign
+from desktop.agent.updates.manifest import MANIFEST, Manifest, Package, parts
 from transport.errors import TransportError
 from transport.identity import NodeKey
 from transport.wire.codec import MessageError, convert
@@ -64,7 +64,7 @@ def _manifest(options: argparse.Namespace) -> int:
         raise ValueError(f"packages of several versions, {', '.join(sorted(versions))}: one manifest has one")
     expires = int(time.time()) + options.days * 86_400
     manifest = manifest_of(options.number, versions.pop(), options.minimum, expires, [package for _, package in found])
-    sys.stdout.buffer.write(sign(manifest, NodeKey.load(options.key)) + b"\n")
+    sys.stdout.buffer.write(MANIFEST.sign(manifest, NodeKey.load(options.key)) + b"\n")
     return 0
 
 

@@ -1,6 +1,6 @@
 """``cottage node`` with the scripted worker in place of the trainer: ``python agent_program.py run --home ...``.
 
-In Docker the script is among the job's files: ``scripted_worker.py``. With COTTAGE_PROGRAM the program believes that it is a
+In Docker the script is the container's command. With COTTAGE_PROGRAM the program believes that it is a
 bundle, whose executable that is, of version COTTAGE_VERSION.
 """
 
@@ -37,7 +37,7 @@ class _Process(ProcessSandbox):
 def scripted(settings: Settings, home: Home, device: Device, worker_arguments: Sequence[str] = ()) -> Sandbox:
     limits = Limits(settings.memory_mb, settings.threads)
     if settings.sandbox == "docker":
-        entry = ("python3", "/job/scripted_worker.py")
+        entry = ("python3", "-c", SCRIPT.read_text())  # A job's own files are encrypted.
         return _Docker(limits, settings.image, owner=home.path, extra=worker_arguments, entry=entry)
     return _Process(limits, worker_arguments, command=(PYTHON, str(SCRIPT)), gpu=device.gpu)
 

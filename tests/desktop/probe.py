@@ -134,7 +134,10 @@ def findings() -> dict[str, object]:
 
 if __name__ == "__main__":
     result = json.dumps(findings()).encode()
-    connection = socket.socket(socket.AF_UNIX)
-    connection.connect(sys.argv[sys.argv.index("--socket") + 1])
-    connection.sendall(result)
-    connection.close()
+    if "--stdio" in sys.argv:
+        sys.stdout.buffer.write(result)
+    else:
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(sys.argv[sys.argv.index("--socket") + 1])
+        connection.sendall(result)
+        connection.close()

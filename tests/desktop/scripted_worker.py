@@ -1,6 +1,6 @@
 """A worker without a model: it speaks the worker's side of the wire and does what the job's name says.
 
-``python scripted_worker.py worker --socket PATH [--lie=WHAT]`` or ``... bench --threads N --device D``. Names of jobs:
+``python scripted_worker.py worker --socket PATH | --stdio [--lie=WHAT]`` or ``... bench --threads N --device D``. Names of jobs:
 
 exchange    on BeginRound it sends one payload of each kind to its neighbours and reports what it receives
 checkpoint  answers ApplyRound with its state, and tells the digest of the state that BeginRound brought
@@ -13,12 +13,15 @@ failing     reports TaskFailed;  dying: exits with code 7;  hanging: ignores SIG
 import asyncio
 import hashlib
 import json
+import os
 import signal
 import struct
 import sys
 import threading
 from pathlib import Path
 
+from transport.sealed import SealedFile
+from transport.wire.stdio import open_stdio
 from transport.wire.task import (
     ApplyRound,
     AuditReport,
@@ -60,8 +63,10 @@ class Worker:
 
     async def run(self) -> None:
         await self.misbehave()
-        parameters = Path(self.setup.folder, "config.json").stat().st_size
-        await self.report(TaskReady(" ".join(["scripted", *sys.argv[4:]]), parameters))
+        parameters = SealedFile(Path(self.setup.folder, "config.json"), self.setup.keys["config.json"]).size
+        await self.report(
+            TaskReady(" ".join(["scripted", *sys.argv[4 if "--socket" in sys.argv else 3 :]]), parameters)
+        )
         while True:
             message, payload = await read_frame(self.reader, AgentMessage)
             match message:
@@ -143,8 +148,12 @@ def _kind_for(me: tuple[int, int], other: tuple[int, int]) -> str | None:
     return None
 
 
-async def main(path: str) -> None:
-    reader, writer = await asyncio.open_unix_connection(path)
+async def main() -> None:
+    if sys.argv[2] == "--stdio":
+        reader, writer = await open_stdio()
+        os.write(1, b"what a library prints is no frame")
+    else:
+        reader, writer = await asyncio.open_unix_connection(sys.argv[3])
     setup, _ = await read_frame(reader, AgentMessage)
     try:
         await Worker(reader, writer, setup).run()
@@ -158,4 +167,4 @@ if __name__ == "__main__":
         result = {"flops": 1e9, "env_class": "scripted", "device": "cpu", "memory_mb": 100, "threads": 1}
         sys.stdout.write(json.dumps(result) + "\n")
     else:
-        asyncio.run(main(sys.argv[3]))
+        asyncio.run(main())

@@ -29,7 +29,6 @@ from transport.wire.task import OpenStep, StepOpened, TaskFailed, TaskReady
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).with_name("agent_program.py")
-SCRIPT = Path(__file__).with_name("scripted_worker.py")
 
 
 @dataclass
@@ -80,7 +79,6 @@ def is_alive(pid: int) -> bool:
 async def running_task(coordinator: Double, node: Program, script: str) -> tuple[Assign, int]:
     await coordinator.until(lambda: node.address in coordinator.nodes)
     assign = assignment(coordinator, plan_of((0, 0, node.address)), 0, 0, script)
-    assign.files["scripted_worker.py"] = coordinator.store(SCRIPT.read_bytes())
     await coordinator.assign(node.address, assign)
     await coordinator.until(lambda: coordinator.bodies(TaskReady) or coordinator.bodies(TaskFailed))
     assert not coordinator.bodies(TaskFailed), coordinator.bodies(TaskFailed)
@@ -300,7 +298,6 @@ async def test_a_worker_in_docker_that_runs_out_of_memory_fails_its_task_with_a_
     async with agent_program(tmp_path / "home", coordinator.url, *DOCKER) as node:
         await coordinator.until(lambda: node.address in coordinator.nodes)
         assign = assignment(coordinator, plan_of((0, 0, node.address)), 0, 0, "hungry")
-        assign.files["scripted_worker.py"] = coordinator.store(SCRIPT.read_bytes())
         await coordinator.assign(node.address, assign)
         await coordinator.until(lambda: coordinator.bodies(TaskFailed))
         assert "needed more memory than the 512 MB" in coordinator.bodies(TaskFailed)[0].reason

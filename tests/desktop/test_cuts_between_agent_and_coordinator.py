@@ -104,7 +104,8 @@ async def test_a_download_that_was_cut_goes_on_where_it_stopped(coordinator: Dou
         assert ranges[0] == ""
         assert ranges[1].startswith("bytes=")
         assert ranges[1] != "bytes=0-"
-        assert (node.home.cache / digest).read_bytes() == data
+        assert await node.agent._artifacts.fetch_bytes(digest) == data
+        assert len([request for request in coordinator.requests if request[1] == digest]) == 2
 
 
 async def test_a_damaged_download_is_thrown_away_and_fetched_again(

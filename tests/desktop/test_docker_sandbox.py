@@ -1,9 +1,11 @@
 """Every restriction of the sandbox, seen from inside a container of the real image on a real engine (row F24)."""
 
 import asyncio
+import contextlib
 import json
+import os
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,14 @@ from desktop.agent.sandbox import docker as docker_sandbox
 from desktop.agent.sandbox import toolkit
 from desktop.agent.sandbox.base import SOCKET_NAME, Limits
 from desktop.agent.sandbox.docker import DockerSandbox
-from desktop.agent.sandbox.restrictions import PROFILE, container_faults, container_options, engine_faults
+from desktop.agent.sandbox.restrictions import (
+    PROFILE,
+    container_faults,
+    container_options,
+    engine_faults,
+    group_of,
+    own_groups,
+)
 from desktop.agent.unixsocket import listen
 from tests.support.docker import IMAGE
 
@@ -39,17 +48,19 @@ def sandbox_for(tmp_path: Path, *entry: str, limits: Limits = LIMITS, gpu: str =
     return DockerSandbox(limits, IMAGE, owner=tmp_path, gpu=gpu, entry=entry or ("python3", "-m", "trainer"))
 
 
-@pytest.fixture
-async def found(docker_engine: str, tmp_path: Path, job: Path) -> AsyncIterator[dict[str, Any]]:
-    """What ``probe.py`` found."""
-    sandbox = sandbox_for(tmp_path, "python3", "/job/probe.py")
+@pytest.fixture(params=[False, True], ids=["socket", "stdio"])
+async def found(
+    request: pytest.FixtureRequest, docker_engine: str, tmp_path: Path, job: Path
+) -> AsyncIterator[dict[str, Any]]:
+    """What ``probe.py`` found, and told over either way."""
+    sandbox = DockerSandbox(LIMITS, IMAGE, owner=tmp_path, entry=("python3", "/job/probe.py"), stdio=request.param)
     await sandbox.check()
     server = listen(job / SOCKET_NAME, 0o666)
     worker = await sandbox.start("ab" * 16, job)
     try:
         async with asyncio.timeout(60):
-            connection, _ = await asyncio.get_running_loop().sock_accept(server)
-            reader, writer = await asyncio.open_unix_connection(sock=connection)
+            connection = worker.connection or (await asyncio.get_running_loop().sock_accept(server))[0]
+            reader, writer = await asyncio.open_connection(sock=connection)
             result = json.loads(await reader.read())
             writer.close()
         yield result
@@ -122,6 +133,83 @@ async def test_nothing_begins_where_a_way_out_is_open_though_the_engine_says_tha
             await sandbox.measure(("-c", "print('begun')"), 60)
     finally:
         await sandbox.aclose()
+
+
+def weight_of(pid: int) -> tuple[int, int]:
+    """What the kernel has for a process's group, and what it has for one that nobody has changed."""
+    lines = [line.split(":", 2) for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines()]
+    for _, names, path in lines:
+        if "cpu" in names.split(","):
+            return int(Path(f"/sys/fs/cgroup/{names}{path}/cpu.shares").read_text()), 1024
+    [path] = [path for _, names, path in lines if not names]
+    return int(Path(f"/sys/fs/cgroup{path}/cpu.weight").read_text()), 100
+
+
+def processor_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@contextlib.contextmanager
+def programs_of_the_owner(command: str, processor: int) -> Iterator[int]:
+    """A process in a group beside the engine's, as a desktop session's programs are; whatever this test's own group weighs."""
+    client = docker.from_env()
+    group = {"/": "/cottage-owner", "-.slice": "cottage-owner.slice"}[group_of(client.info(), own_groups())]
+    options: dict[str, Any] = {"network_mode": "none", "cgroup_parent": group, "cpuset_cpus": str(processor)}
+    container = client.containers.run(IMAGE, ["-c", command], entrypoint=["python3"], detach=True, **options)
+    try:
+        container.reload()
+        yield int(container.attrs["State"]["Pid"])
+    finally:
+        container.remove(force=True)
+        client.close()
+        for folder in [*Path("/sys/fs/cgroup").glob("*/cottage-owner"), *Path("/sys/fs/cgroup").glob("cottage-owner")]:
+            folder.rmdir()
+
+
+@pytest.mark.wall_clock
+async def test_where_processor_time_is_short_the_owners_programs_come_first(
+    docker_engine: str, tmp_path: Path, job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    busy = "while True:\n    pass\n"
+    (job / "busy.py").write_text(busy)
+    asked, processor = docker_sandbox.container_options, min(os.sched_getaffinity(0))
+    one = {"cpuset_cpus": str(processor), "init": False}  # For both to want; and its first process is the busy one.
+    monkeypatch.setattr(docker_sandbox, "container_options", lambda *given: asked(*given) | one)
+    sandbox = sandbox_for(tmp_path, "python3", "/job/busy.py")
+    await sandbox.check()
+    worker = await sandbox.start("ab" * 16, job)
+    try:
+        assert worker.pid is not None
+        found, default = weight_of(worker.pid)
+        assert 1 < found <= default / 4
+        with programs_of_the_owner(busy, processor) as program:
+            before = [processor_seconds(pid) for pid in (worker.pid, program)]
+            await asyncio.sleep(3)
+            jobs, programs = (
+                processor_seconds(pid) - then for pid, then in zip((worker.pid, program), before, strict=True)
+            )
+        assert jobs < programs / 2
+    finally:
+        await worker.stop(0)
+        await sandbox.aclose()
+
+
+async def test_an_engine_that_takes_no_job_at_its_root_runs_it_where_it_runs_all_others(
+    docker_engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(
+        docker_sandbox, "group_of", lambda *_: "/cgroup.procs"
+    )  # A file of the kernel's: no folder can be in it.
+    sandbox = sandbox_for(tmp_path, "python3")
+    try:
+        await sandbox.check()
+        for _ in range(2):
+            assert await sandbox.measure(("-c", "print('begun')"), 60) == b"begun\n"
+        assert await sandbox.sweep() == 0
+    finally:
+        await sandbox.aclose()
+    assert caplog.text.count("the processor is shared evenly") == 1
 
 
 async def test_a_job_that_takes_too_much_memory_is_stopped_and_says_so(
@@ -205,6 +293,8 @@ WEAKER: dict[str, dict[str, Any]] = {
     "memory and swap": {"memswap_limit": -1},
     "processes": {"pids_limit": -1},
     "processors": {"nano_cpus": 2 * 10**9},
+    "weight": {"cpu_shares": 1024},
+    "control group": {"cgroup_parent": "/elsewhere"},
     "user": {"user": "0:0"},
     "process namespace": {"pid_mode": "host"},
     "IPC namespace": {"ipc_mode": "host"},
@@ -217,6 +307,8 @@ WEAKER: dict[str, dict[str, Any]] = {
     "binds": {"mounts": [], "volumes": ["/etc:/job"]},
     "temporary files": {"tmpfs": {"/tmp": ""}},
     "shared memory": {"shm_size": "1g"},
+    "standard input": {"stdin_open": True},
+    "log": {"log_config": docker.types.LogConfig(type="none")},
 }
 
 
@@ -264,6 +356,30 @@ def test_this_engine_has_no_faults_and_a_rootless_one_without_limits_has(docker_
     bare = {"SecurityOptions": ["name=rootless"], "MemoryLimit": False, "PidsLimit": False, "CpuCfsQuota": False}
     assert len(engine_faults(info | bare)) == 4
     assert engine_faults(info | {"OSType": "windows"}) != []
+
+
+def test_a_job_is_a_neighbour_of_the_owners_programs_where_the_engine_may_put_it_there() -> None:
+    session = "1:name=systemd:/user.slice\n0::/user.slice/user-1000.slice\n"
+    systemd = {"CgroupDriver": "systemd", "SecurityOptions": ["name=seccomp,profile=default"]}
+    assert group_of({"CgroupDriver": "cgroupfs"}, session) == "/"
+    assert group_of(systemd, session) == "-.slice"
+    assert group_of(systemd, "") == "-.slice"  # Elsewhere than on Linux the engine's machine has groups of its own.
+    assert group_of({"CgroupDriver": "systemd", "SecurityOptions": ["name=rootless"]}, session) == ""
+    assert group_of({"CgroupDriver": "none"}, session) == ""
+
+
+@pytest.mark.parametrize(
+    ("own", "grouped"),
+    [
+        ("0::/\n", False),
+        ("0::/init.scope\n", True),
+        ("9:name=systemd:/\n1:cpu:/cottage-tests\n0::/\n", True),
+        ("4:memory:/some\n3:cpu,cpuacct:/\n0::/user.slice\n", False),
+        ("2:cpuset:/\n1:cpuacct:/\n0::/user.slice\n", True),
+    ],
+)
+def test_where_nothing_groups_the_owners_programs_a_job_is_no_neighbour_of_each(own: str, grouped: bool) -> None:
+    assert group_of({"CgroupDriver": "cgroupfs"}, own) == ("/" if grouped else "")
 
 
 def test_the_filter_of_system_calls_names_no_way_out() -> None:

@@ -18,7 +18,7 @@ from desktop.agent.activity import Activity, Events
 from desktop.agent.config import Home, Settings
 from desktop.agent.daemon import MAX_FAILURES
 from desktop.agent.earnings import DAYS, PATIENCE_S, Earnings, Summary
-from desktop.agent.errors import NoEngineError, NoImageError, SandboxError, SettingsError
+from desktop.agent.errors import NoAgentError, NoEngineError, NoImageError, SandboxError, SettingsError
 from desktop.agent.gpu import Device, processor
 from desktop.agent.lending.keeper import LendingChange
 from desktop.agent.predict import MAX_BUSY, Network, predict
@@ -66,6 +66,14 @@ async def serving(home: Home, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
                 await running
 
 
+async def answers(home: Home) -> bool:
+    try:
+        await status.ask(home.socket)
+    except NoAgentError:
+        return False
+    return True
+
+
 async def until_online(home: Home, coordinator: Double) -> str:
     address = home.key().address
     await coordinator.until(lambda: address in coordinator.nodes)
@@ -90,6 +98,19 @@ async def test_the_switch_is_kept_and_the_desk_answers_while_it_is_off(
         kinds = [event.kind for event in (await status.ask_for(home.socket, "activity", Events)).events]
     assert "started" in kinds
     assert home.switch.read_text() == "off\n"
+
+
+async def test_it_leaves_when_its_owner_asks_by_a_word_and_answers_before(
+    home: Home, coordinator: Double, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(home, monkeypatch):
+        await status.ask_lending(home.socket, LendingChange(on=True))
+        address = await until_online(home, coordinator)
+        assert (await status.ask_leave(home.socket)).node == address
+        await coordinator.until(lambda: address not in coordinator.nodes)
+        while await answers(home):
+            await asyncio.sleep(0.01)
+    assert home.switch.read_text() == "on\n"  # It lends again at its next start.
 
 
 async def test_a_name_and_a_wallet_are_told_to_the_coordinator_and_jobs_go_on(

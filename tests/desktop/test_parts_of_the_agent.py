@@ -204,14 +204,14 @@ async def test_the_cache_lets_go_of_what_was_used_longest_ago(coordinator: Doubl
     await artifacts.fetch(digests[1])
     await artifacts.fetch(digests[0])
     third = await artifacts.fetch(digests[2])
-    assert {path.name for path in first.parent.iterdir()} == {digests[0], digests[2]}
-    assert third.read_bytes() == b"\2" * 1000
+    assert {path.name for path in first.path.parent.iterdir()} == {digests[0], digests[2]}
+    assert third.read() == b"\2" * 1000
     await artifacts.aclose()
 
 
 async def test_a_cached_file_that_was_changed_is_fetched_again(coordinator: Double, artifacts: Artifacts) -> None:
     digest = coordinator.store(b"truth")
-    path = await artifacts.fetch(digest)
+    path = (await artifacts.fetch(digest)).path
     path.chmod(0o600)
     path.write_bytes(b"lie")
     assert await artifacts.fetch_bytes(digest) == b"truth"

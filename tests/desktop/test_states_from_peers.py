@@ -15,6 +15,7 @@ from desktop.agent.states import States
 from transport.clock import SystemClock
 from transport.errors import MessageRefusedError, PeerUnreachableError
 from transport.lane import Lane
+from transport.sealed import OVERHEAD, SEGMENT
 from transport.wire.codec import encode
 from transport.wire.state import PIECE_BYTES, PREFIX, Manifest, StateAsk, StateGive, digest_of, header, manifest_of
 from transport.wire.task import KeptState
@@ -25,6 +26,9 @@ class Hurry(SystemClock):
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(0)
+
+
+SECRET = bytes(range(32))
 
 
 @dataclass
@@ -41,7 +45,7 @@ class Net:
     given: list[bytes] = field(default_factory=list)
 
     def add(self, name: str) -> States:
-        shelf = self.shelves[name] = Shelf(self.folder / name)
+        shelf = self.shelves[name] = Shelf(self.folder / name, SECRET)
 
         async def send(peer: str, lane: Lane, head: bytes, payload: bytes) -> None:
             await self._carry(name, peer, lane, head, payload)
@@ -164,7 +168,7 @@ async def test_a_damaged_file_of_the_own_shelf_is_fetched_anew(tmp_path: Path) -
     state = some_state(2)
     async with network(tmp_path, state, 1) as (net, asker, kept):
         await asker.keep("job-0-1", state)
-        file = next((tmp_path / "asker").glob("*.state"))
+        file = next((tmp_path / "asker").glob("*.sealed"))
         file.write_bytes(b"x" + state[1:])
         assert await asker.fetch(kept) == state
         assert net.pieces == {"giver0": 2}
@@ -173,8 +177,11 @@ async def test_a_damaged_file_of_the_own_shelf_is_fetched_anew(tmp_path: Path) -
 async def test_a_damaged_shelf_gives_no_wrong_state(tmp_path: Path) -> None:
     state = some_state(4)
     async with network(tmp_path, state, 2) as (_, asker, kept):
-        next((tmp_path / "giver0").glob("*.state")).write_bytes(bytes(4 * PIECE_BYTES))
-        next((tmp_path / "giver1").glob("*.state")).write_bytes(state[: 3 * PIECE_BYTES])
+        next((tmp_path / "giver0").glob("*.sealed")).write_bytes(bytes(4 * PIECE_BYTES))
+        file = next((tmp_path / "giver1").glob("*.sealed"))
+        sealed = bytearray(file.read_bytes())
+        sealed[3 * PIECE_BYTES // SEGMENT * (SEGMENT + OVERHEAD) + 100] ^= 1  # Of the last piece.
+        file.write_bytes(sealed)
         with pytest.raises(StateError, match="3 of 4"):
             await asker.fetch(kept)
 
@@ -212,17 +219,17 @@ def test_a_manifest_with_too_few_pieces_is_none() -> None:
 
 
 def test_a_shelf_keeps_the_newest_of_each_seat_and_finds_them_after_a_restart(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path)
+    shelf = Shelf(tmp_path, SECRET)
     digests = [shelf.keep("job-0-0", f"state {number}".encode()) for number in range(KEPT + 2)]
     other = shelf.keep("job-1-0", b"another stage")
-    again = Shelf(tmp_path)
+    again = Shelf(tmp_path, SECRET)
     assert [again.manifest(digest) is not None for digest in digests] == [False] * 2 + [True] * KEPT
     assert again.manifest(other) is not None
     assert digest_of(encode(manifest_of(b"another stage"))) == other
 
 
 def test_a_full_shelf_forgets_the_oldest_but_never_the_one_just_kept(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path, limit=2_500)
+    shelf = Shelf(tmp_path, SECRET, limit=2_500)
     digests = [shelf.keep(f"job-{number}-0", bytes([number]) * 1000) for number in range(4)]
     assert [shelf.manifest(digest) is not None for digest in digests] == [False, False, True, True]
     large = shelf.keep("job-9-0", bytes(5000))

@@ -38,6 +38,15 @@ async def worker(docker_engine: str, tmp_path: Path) -> AsyncIterator[DockerWork
         await sandbox.aclose()
 
 
+async def test_of_several_ways_in_the_first_is_told_once(
+    worker: DockerWorker, caplog: pytest.LogCaptureFixture
+) -> None:
+    for how in ("a command was run in it", "somebody attached to it"):
+        await asyncio.to_thread(worker.tamper, how)
+    assert worker.tampered == "a command was run in it"
+    assert caplog.text.count("was reached into") == 1
+
+
 def run_in_it(container: Any) -> None:
     container.exec_run(["true"])
 

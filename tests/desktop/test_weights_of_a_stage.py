@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save
+from safetensors.numpy import load, save
 
 from coordinator.errors import InvalidError
 from coordinator.services.weights import index_weights
@@ -15,6 +15,7 @@ from desktop.agent.errors import ArtifactError
 from desktop.agent.weights import StageWeights
 from tests.desktop.coordinator_double import Double
 from transport.clock import SystemClock
+from transport.sealed import SealedFile
 from transport.wire.task import Layers, Plan
 
 PLAN = Plan(0, (Layers(0, 2), Layers(2, 4), Layers(4, 6)), ())
@@ -39,6 +40,11 @@ def shards(coordinator: Double, folder: Path, count: int) -> str:
     return coordinator.store(index_weights(files))
 
 
+async def laid_out(weights: StageWeights, stage: int) -> dict[str, np.ndarray]:  # type: ignore[type-arg]
+    """What the stage gets, as its worker reads it."""
+    return load(SealedFile(await weights.lay_out(PLAN, stage), weights.key).read())
+
+
 def described(file: int, begin: int, end: int) -> bytes:
     tensor = {"file": file, "begin": begin, "end": end, "dtype": "F32", "shape": [1], "sha256": "0" * 64}
     return json.dumps({"files": ["0" * 64], "tensors": {"a": tensor}}).encode()
@@ -59,7 +65,7 @@ async def test_each_stage_gets_its_tensors_and_all_get_the_model(
     weights = StageWeights(artifacts, shards(coordinator, tmp_path, count), tmp_path)
     found: dict[str, np.ndarray] = {}  # type: ignore[type-arg]
     for stage in range(3):
-        part = load_file(await weights.lay_out(PLAN, stage))
+        part = await laid_out(weights, stage)
         assert not found.keys() & part.keys()
         found |= part
     assert found.keys() == TENSORS.keys()
@@ -74,7 +80,7 @@ async def test_a_middle_stage_fetches_its_layers_and_nothing_else(
     path = await weights.lay_out(PLAN, 1)
     ranges = [asked for _, _, asked in coordinator.requests if asked]
     fetched = sum(int(b) - int(a) + 1 for a, b in (asked.removeprefix("bytes=").split("-") for asked in ranges))
-    assert fetched == sum(value.nbytes for value in load_file(path).values()) == 4 * 16 * 8 * 4
+    assert fetched == sum(value.nbytes for value in (await laid_out(weights, 1)).values()) == 4 * 16 * 8 * 4
     assert len(ranges) == 1
     before = len(coordinator.requests)
     assert await weights.lay_out(PLAN, 1) == path
@@ -88,7 +94,7 @@ async def test_a_range_goes_on_where_the_line_was_cut(
     index = shards(coordinator, tmp_path, 1)
     await artifacts.fetch(index)
     coordinator.cut_after = 700
-    part = load_file(await StageWeights(artifacts, index, tmp_path).lay_out(PLAN, 1))
+    part = await laid_out(StageWeights(artifacts, index, tmp_path), 1)
     assert all(np.array_equal(value, TENSORS[name]) for name, value in part.items())
     first, second = (asked.removeprefix("bytes=").split("-") for _, _, asked in coordinator.requests if asked)
     assert int(second[0]) == int(first[0]) + 700

@@ -7,12 +7,15 @@ from typing import Any
 
 import pytest
 
+from desktop.agent import warned
+from desktop.agent.activity import Activity
 from desktop.agent.errors import GaveUpError
 from desktop.agent.sandbox import toolkit
 from desktop.agent.sandbox.base import Exit, Limits, Worker
 from desktop.agent.sandbox.process import ProcessSandbox
 from tests.desktop.conftest import SCRIPT, StartAgent, assignment, plan_of
 from tests.desktop.coordinator_double import Double
+from transport.wire.node import Beat, Unanswered
 from transport.wire.task import TaskFailed
 
 SAID = "NVIDIA Container Toolkit CLI version {}\ncommit: 68c5a0d\n"
@@ -91,3 +94,28 @@ async def test_who_was_reached_into_reports_it_takes_no_other_job_and_leaves(
     said = [report.body for _, report in coordinator.reports if isinstance(report.body, TaskFailed)]
     assert {body.tampered for body in said} == {True}
     assert len(coordinator.goodbyes) == 1
+
+
+async def test_who_did_not_show_its_work_is_told_once_takes_no_other_job_and_leaves(
+    start_agent: StartAgent, coordinator: Double, tmp_path: Path
+) -> None:
+    async with start_agent() as running:
+        activity = running.agent._books.activity
+        assert warned.unanswered(activity, 2.0, 1_700_000_000.5)
+        await coordinator.send(running.address, Unanswered(1_700_000_000.5))  # As at each connection.
+        await coordinator.send(running.address, Beat(0.3))
+        beats = len(coordinator.beats)
+        await coordinator.until(lambda: len(coordinator.beats) > beats + 2)
+        assert running.agent.accepting(), "its owner knows of that one, and has switched lending on since"
+        await coordinator.send(running.address, Unanswered(1_700_000_999.5))
+        await asyncio.wait((running.task,), timeout=30)
+        error = running.task.exception()
+    assert isinstance(error, GaveUpError)
+    assert "did not" in str(error)
+    assert "No other job is taken until you switch lending on again" in str(error)
+    assert "Another time within 30 days costs 5 % of this node's stake" in str(error)
+    again = Activity(running.home.activity)
+    told = [event for event in again.newest().events if event.kind == "unanswered"]
+    assert [event.detail["when"] for event in told] == ["1700000999.500", "1700000000.500"]
+    assert warned.unanswered(again, 3.0, 1_700_000_999.5) == "", "the next agent of this home knows it too"
+    again.close()

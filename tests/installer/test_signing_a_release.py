@@ -8,7 +8,7 @@ import pytest
 
 from desktop.agent.errors import UpdateError
 from desktop.agent.updates.folder import Folder
-from desktop.agent.updates.manifest import Seen, judge, read
+from desktop.agent.updates.manifest import MANIFEST, Seen, judge
 from desktop.agent.updates.release import Release, platform_name
 from installer.desktop import build
 from tests.desktop.updates.support import installed
@@ -41,7 +41,7 @@ def test_what_is_built_and_signed_is_followed_and_unpacked(tmp_path: Path, packa
     assert signing("key", key).returncode == 1  # A lost key is every installation lost.
     done = signing("manifest", "--key", key, "--number", 7, "--minimum", "0.1.0", package)
     assert done.returncode == 0, done.stderr
-    manifest = read(done.stdout, address)
+    manifest = MANIFEST.read(done.stdout, address)
     described = judge(manifest, "0.1.0", platform_name(), Seen(), NOW)
     assert described is not None
     assert described.size == package.stat().st_size

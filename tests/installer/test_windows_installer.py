@@ -1,16 +1,15 @@
 """The installer for Windows, compiled by NSIS and run by Wine over a payload of three files: the real one is built there."""
 
-import os
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from installer.desktop import build
+from tests.support.windows import WINE
+from tests.support.windows import Windows as Wine
 
-WINE = shutil.which("wine64") or shutil.which("wine64", path="/usr/lib/wine")
 LACKING = [] if shutil.which("makensis") else ["makensis"]
 LACKING += [] if WINE else ["wine64"]
 RUN = r"HKCU\Software\Microsoft\Windows\CurrentVersion\Run"
@@ -22,35 +21,15 @@ pytestmark = [
 ]
 
 
-class Windows:
-    """A Wine prefix of its own."""
-
-    def __init__(self, folder: Path) -> None:
-        self._env = {
-            "PATH": os.environ["PATH"],
-            "HOME": str(folder),
-            "WINEPREFIX": str(folder / "prefix"),
-            "WINEDEBUG": "-all",
-            "WINEDLLOVERRIDES": "mscoree,mshtml=",  # Offers to download them otherwise.
-        }
-        self.drive = folder / "prefix" / "drive_c"
-
-    def run(self, *words: str, expect: int = 0) -> str:
-        assert WINE is not None
-        done = subprocess.run((WINE, *words), env=self._env, capture_output=True, text=True, timeout=180, check=False)
-        assert done.returncode == expect, done.stderr
-        return done.stdout
+class Windows(Wine):
+    """With a registry, and a place for programs."""
 
     def value(self, key: str, name: str) -> str | None:
         """A value of the registry; None where there is none."""
-        assert WINE is not None
-        words = (WINE, "reg", "query", key, "/v", name)
-        done = subprocess.run(words, env=self._env, capture_output=True, text=True, timeout=180, check=False)
-        found = [line.split(None, 2)[2] for line in done.stdout.splitlines() if line.split()[:1] == [name]]
-        return found[0] if done.returncode == 0 and found else None
-
-    def version(self, name: str) -> None:
-        self.run("reg", "add", r"HKCU\Software\Wine", "/v", "Version", "/d", name, "/f")
+        with self.start("reg", "query", key, "/v", name) as process:
+            said = process.communicate(timeout=180)[0].decode()
+        found = [line.split(None, 2)[2] for line in said.splitlines() if line.split()[:1] == [name]]
+        return found[0] if process.returncode == 0 and found else None
 
     def files(self) -> set[str]:
         """Files of Cottage, wherever they lie."""
@@ -58,18 +37,12 @@ class Windows:
         places = home / "AppData" / "Local" / "Programs", home / "AppData" / "Roaming" / "Microsoft" / "Windows"
         return {path.name for place in places for path in place.rglob("*") if path.is_file()}
 
-    def end(self) -> None:
-        server = shutil.which("wineserver") or shutil.which("wineserver64", path="/usr/lib/wine")
-        assert server is not None
-        subprocess.run((server, "-k"), env=self._env, check=False, timeout=60)
-
 
 @pytest.fixture
 def windows(tmp_path: Path) -> Iterator[Windows]:
     machine = Windows(tmp_path)
     try:
-        machine.run("wineboot", "--init")
-        machine.version("win10")
+        machine.set_up()
         yield machine
     finally:
         machine.end()

@@ -1,16 +1,18 @@
 """Stands where agents and coordinator stand: worker processes over Unix sockets, payloads routed between them.
 
 Workers are forked from a server that has imported torch once, which saves four seconds each; a router made with
-``by_command=True`` starts ``python -m trainer worker`` as an agent does.
+``by_command=True`` starts ``python -m trainer worker`` as an agent does, every second one over its standard streams.
 """
 
 import asyncio
+import contextlib
 import hashlib
 import multiprocessing
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -65,11 +67,15 @@ class Process:
 
     forked: Any = None
     spawned: subprocess.Popen[bytes] | None = None
+    child: asyncio.subprocess.Process | None = None
 
     def kill(self) -> None:
-        (self.forked or self.spawned).kill()
+        with contextlib.suppress(ProcessLookupError):  # It has ended.
+            (self.forked or self.spawned or self.child).kill()
 
     async def wait(self) -> int:
+        if self.child is not None:
+            return await self.child.wait()
         if self.spawned is not None:
             return await asyncio.to_thread(self.spawned.wait)
         await asyncio.to_thread(self.forked.join)
@@ -131,6 +137,9 @@ class Router:
 
     async def _start(self, plan: Plan, place: Any, lie: str | None) -> None:
         self._count += 1
+        if self.by_command and self._count % 2 == 0:
+            await self._start_by_stdio(plan, place, lie)
+            return
         path = self.folder / f"w{self._count}.sock"
         connected: asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = asyncio.Future()
         server = await asyncio.start_unix_server(lambda r, w: connected.set_result((r, w)), path)
@@ -139,9 +148,20 @@ class Router:
         async with asyncio.timeout(WAIT_SECONDS):
             reader, writer = await connected
         server.close()
-        handle = self.workers[place] = Handle(process, reader, writer)
+        await self._set_up(plan, place, Handle(process, reader, writer))
+
+    async def _start_by_stdio(self, plan: Plan, place: Any, lie: str | None) -> None:
+        arguments = ("-m", "trainer", "worker", "--stdio", *(("--lie", lie) if lie else ()))
+        piped = asyncio.subprocess.PIPE
+        child = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdin=piped, stdout=piped)
+        assert child.stdin is not None
+        assert child.stdout is not None
+        await self._set_up(plan, place, Handle(Process(child=child), child.stdout, child.stdin))
+
+    async def _set_up(self, plan: Plan, place: Any, handle: Handle) -> None:
+        self.workers[place] = handle
         stage, replica = place if isinstance(place, tuple) else (None, None)
-        await write_frame(writer, Setup(self.spec, plan, stage, replica, str(self.job_folder), 1))
+        await write_frame(handle.writer, Setup(self.spec, plan, stage, replica, str(self.job_folder), 1))
         task = asyncio.create_task(self._read(place, handle))
         self._tasks.add(task)
 
@@ -218,14 +238,13 @@ class Router:
         validate: bool = False, only: list[Place] | None = None, seconds: float | None = None,
         rate_step: int | None = None, moments: dict[Place, bytes] | None = None,
     ) -> None:  # fmt: skip
-        lowest = min(plan.replicas())
         for member in plan.members:
             place = (member.stage, member.replica)
             if only is not None and place not in only:
                 continue
             state = (states or {}).get(member.stage)
             body = BeginRound(
-                plan, round_index, first_step, steps, total, validate and member.replica == lowest,
+                plan, round_index, first_step, steps, total, validate,
                 hashlib.sha256(state).hexdigest() if state else None, seconds=seconds, rate_step=rate_step,
             )  # fmt: skip
             own = (moments or {}).get(place, b"")
@@ -274,10 +293,16 @@ class Router:
         await self.begin(plan, round_index, options.pop("first_step", round_index * steps), steps, total, **options)
         return await self.apply(plan, round_index, await self.wait_commits(plan, round_index))
 
-    async def validation(self, plan: Plan, round_index: int) -> float:
-        place = (len(plan.layers) - 1, min(plan.replicas()))
-        await self.until(lambda: self.of(place, Validation, epoch=plan.epoch, round=round_index))
-        return float(self.of(place, Validation, epoch=plan.epoch, round=round_index)[0].loss)
+    async def validation(self, plan: Plan, round_index: int) -> Validation:
+        """What every replica says of the held-out loss, which is the same of all, bit for bit."""
+        said: set[Validation] = set()
+        for replica in plan.replicas():
+            key = {"epoch": plan.epoch, "round": round_index}
+            place = (len(plan.layers) - 1, replica)
+            await self.until(partial(self.of, place, Validation, **key))
+            said.update(self.of(place, Validation, **key))
+        [report] = said
+        return report
 
 
 def replace(plan: Plan, **changes: Any) -> Plan:

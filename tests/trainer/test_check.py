@@ -289,6 +289,9 @@ def test_parquet_rows_without_text_are_empty_and_ids_beyond_the_vocabulary_are_r
     pq.write_table(pa.table({"body": [*texts, None, ""]}), tmp_path / "data")
     report = look(tmp_path / "data", "parquet", field="body")
     assert (report.usable, rows_of(report, "empty")) == (40, [41, 42])
+    for more in range(60):  # Of such sizes, one in 13 is not reached by 49 times a float's share.
+        pq.write_table(pa.table({"text": [*texts[:9], *texts[:39], "x" * more]}), tmp_path / f"{more}")
+        assert look(tmp_path / f"{more}", "parquet").rows == 49
     np.arange(2000, dtype="<u2").tofile(tmp_path / "ids")
     with pytest.raises(DataError, match="the tokenizer has 259"):
         look(tmp_path / "ids", "uint16")

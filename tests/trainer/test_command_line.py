@@ -11,6 +11,7 @@ from trainer.__main__ import EXIT_BAD_INPUT, main
 from trainer.data import TokenFile, heldout_parts
 from trainer.environment import bench, env_class
 from trainer.folder import load_config
+from trainer.inputs import Folder
 from trainer.model import Cut
 from trainer.stage import Stage
 from trainer.steps import Recorded, accumulate, heldout_loss
@@ -61,7 +62,7 @@ def test_each_step_of_one_process_reads_the_batches_of_all_replicas(
 def test_a_folder_without_a_config_takes_the_jobs_model(folder: Path) -> None:
     (folder / "config.json").unlink()
     (folder / "manifest.json").write_text(json.dumps({"vocabulary": VOCABULARY}))
-    assert load_config(folder, job()) == config_of()
+    assert load_config(Folder(folder), job()) == config_of()
 
 
 def test_a_model_that_cannot_be_is_refused_with_code_3(

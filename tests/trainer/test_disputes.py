@@ -183,6 +183,10 @@ def is_changeable(leaf: bytes) -> bool:
     return bool(record.reads) and record.writes[0].region.dtype not in ("scalar", "bytes")
 
 
+def writes_floats(leaf: bytes) -> bool:
+    return record_of(leaf).writes[0].region.dtype == "float32"
+
+
 def caught_of(player: Player, leaves: list[bytes]) -> dict[tuple[int, int], bytes]:
     """All that operations of step 0 read."""
     tracer = Tracer({source for leaf in leaves for source in sources_of(leaf)})
@@ -193,8 +197,10 @@ def caught_of(player: Player, leaves: list[bytes]) -> dict[tuple[int, int], byte
 @pytest.mark.parametrize("part", [0.0, 0.5, 0.99])
 def test_the_search_ends_at_the_operation_within_its_bound(part: float, folder: Path, tokens: TokenFile) -> None:
     done = committed(tokens, 1)
-    changeable = [i for i, leaf in enumerate(leaves_of(side(done, folder))) if is_changeable(leaf)]
-    at = changeable[int(part * len(changeable))]
+    leaves = leaves_of(side(done, folder))
+    # Which operations there are depends on the processor; a bit of a mask may change nothing that comes after it.
+    numbers = [i for i, leaf in enumerate(leaves) if is_changeable(leaf) and writes_floats(leaf)]
+    at = numbers[int(part * len(numbers))]
     sides = [side(done, folder), side(done, folder, meddle=flip(at))]
     states = [[ask(player, done, AskState(step))[0] for step in range(EVERY)] for player in sides]
     assert states[0][-1].state == done.trace.leaves[-1].after

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.trainer.router import Place, Router, make_plan
+from tests.trainer.router import Place, Router, make_plan, replace
 from tests.trainer.small import job
 from transport.wire.job import JobSpec
 from transport.wire.task import AuditReport, OpenStep, ReplayStep, RoundApplied, RoundCommit, StepOpened
@@ -151,3 +151,22 @@ async def test_what_is_sent_before_the_rounds_end_leaves_before_its_last_step(ro
     assert order["before"].index("pseudo_gradient") < len(order["before"]) - 1
     assert order["before"][-1] == "activation"
     assert sorted(order["before"]) == sorted(order["after"]), "the same messages, in another order"
+
+
+async def test_a_validation_that_is_given_up_leaves_a_replica_its_own_parameters(routed: MakeRouter) -> None:
+    """Between exchanges of its parts a replica is not at the anchor, which the held-out loss is measured with."""
+    plan = make_plan([(0, 2), (2, 3)], [0])
+    again = replace(plan, epoch=1)
+    gradients = []
+    for disturbed in (False, True):
+        async with routed(job(outer="streaming")) as router:
+            await router.start(plan, [(0, 0), (1, 0)])
+            await router.round(plan, 0, 4, 12)
+            if disturbed:
+                router.deliver = lambda s, to, m, payload: None if m.name.kind == "validation" else payload
+                await router.begin(plan, 1, 4, 4, 12, validate=True)
+                await router.until(lambda: any(m.name.kind == "validation" for _, m, _ in router.sent))
+            await router.begin(again, 1, 4, 4, 12)
+            commits = await router.wait_commits(again, 1)
+            gradients.append([commit.pseudo_gradient for commit in commits.values()])
+    assert gradients[0] == gradients[1]

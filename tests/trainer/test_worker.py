@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -115,11 +116,15 @@ async def test_two_by_two_workers_train_as_one_process_would(routed: MakeRouter,
                 assert router.of((stage, 0), RoundApplied, round=round_index)[0].parameters == digest
         await router.begin(TWO_BY_TWO, 3, 12, 0, 12, validate=True)
         losses = [await router.validation(TWO_BY_TWO, round_index) for round_index in (0, 3)]
-        assert losses[1] < losses[0]
+        assert losses[1].loss < losses[0].loss
+        assert losses[1].weights == vector_digest(stage_of(expected[2], 1))
         whole = Stage(config_of(), Cut(0, 3, True, True), spec.training)
         whole.parameters.copy_(expected[2].anchor)
         parts = heldout_parts(TokenFile(folder / "heldout.bin", SEQUENCE, VOCABULARY), spec.training)
-        assert losses[1] == heldout_loss(whole, parts, Recorded({}))
+        sums: list[float] = []
+        assert losses[1].loss == heldout_loss(whole, parts, Recorded({}), sums)
+        assert losses[1].sums == hashlib.sha256(struct.pack(f"<{len(parts)}d", *sums)).hexdigest()
+        assert losses[1].tokens == sum(part[:, 1:].size for part in parts)
         assert [await router.stop(place) for place in PLACES] == [0] * 4
 
 
@@ -447,6 +452,7 @@ async def test_a_repeated_begin_does_nothing_twice_and_says_again_what_is_known(
         await router.begin(TWO_BY_TWO, 0, 0, 4, TOTAL, validate=True)
         await router.until(lambda: len(router.of((1, 0), RoundCommit)) == 3 and len(router.of((1, 0), Validation)) == 3)
         assert len(set(router.of((1, 0), RoundCommit))) == 1
+        assert (await router.validation(TWO_BY_TWO, 0)).sums is not None
         assert [report.step for report in router.of((1, 0), Progress)] == [0, 1, 2, 3]
         for _ in range(2):
             await router.apply(TWO_BY_TWO, 0, commits)

@@ -147,7 +147,21 @@ class JobNode(msgspec.Struct, frozen=True):
     bytes_sent: int
 
 
+class Agreement(msgspec.Struct, frozen=True):
+    """Whose word a held-out loss is.
+
+    ``same``: computers of different owners that came to it, bit for bit; ``near``: of another kind, within the tolerance between
+    kinds; ``of``: that reported. 1 of 1 is one computer's word; ``same`` 0: they contradict each other, and there is no loss.
+    """
+
+    same: int
+    near: int
+    of: int
+
+
 class RoundView(msgspec.Struct, frozen=True):
+    """A round. ``agreement``: whose word ``validation_loss`` is."""
+
     round: int
     epoch: int
     state: Literal["training", "applying", "complete"]
@@ -157,6 +171,7 @@ class RoundView(msgspec.Struct, frozen=True):
     contributors: tuple[int, ...]
     started: float
     ended: float | None
+    agreement: Agreement | None = None
 
 
 class AuditView(msgspec.Struct, frozen=True):
@@ -232,7 +247,8 @@ class JobView(msgspec.Struct, frozen=True):
     happens once the round in flight is safe. ``ready_likely``, between ``ready_low`` and ``ready_high``, is when the training
     will be done, from the rounds that were measured; None is not known. ``eta_seconds``: the likely time left at the last round's
     end. ``cost``: of all work so far, ``cost_projected``: of all of it in the end, ``cap``: never more than this, as long as
-    nothing is added. ``checkpoint``: rounds that are in the newest one, 0 without one.
+    nothing is added. ``checkpoint``: rounds that are in the newest one, 0 without one. ``agreement``: whose word
+    ``validation_loss`` is.
     """
 
     id: JobId
@@ -272,6 +288,7 @@ class JobView(msgspec.Struct, frozen=True):
     cap: int = 0
     checkpoint: int = 0
     shared: bool = False
+    agreement: Agreement | None = None
 
 
 class CheckpointPart(msgspec.Struct, frozen=True):

@@ -98,6 +98,11 @@ class ReplayStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="r
         return (self.first_step if self.rate_step is None else self.rate_step) + step
 
 
+def loss_tolerance(precision: Literal["fp32", "bf16", "fp16"]) -> float:
+    """How far apart the losses of honest machines of different environment classes may lie, relative; see docs/TRUST.md."""
+    return 0.0001 if precision == "fp32" else 0.001
+
+
 class ReplayAcross(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="replay_across"):
     """Re-run a step of another environment class, ``env_class``, and compare what it came to with a tolerance.
 

@@ -13,6 +13,7 @@
       IceServers          ->                relays and STUN servers from now on, for each peer the best relay first
                           <-    NetworkReport  (wire.network) the node's line and links, lossy
       Promised            ->                what can be claimed from the ledger, with its proof
+      Unanswered          ->                it did not show what was drawn of its work; before any later lease
       Signal             <->    Signal      sealed by the peers; the coordinator only passes it on
 
 After a reconnect the node names its leases in ``Hello`` and sends again every report that was not acknowledged; the coordinator
@@ -238,6 +239,27 @@ class Promised(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="pro
     path: Annotated[tuple[Annotated[bytes, Meta(min_length=32, max_length=32)], ...], Meta(max_length=32)]
 
 
+class Unanswered(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="unanswered"):
+    """The node did not show what was drawn of its work, or could not: its owner must know what another time costs.
+
+    Sent at once and again after each ``Welcome`` for EVASION_AGAIN_S: whoever works under a lease that was granted later has been
+    told before, since messages keep their order. ``at``: when, in Unix seconds, the same each time.
+    """
+
+    at: Annotated[float, Meta(gt=0, lt=1e12)]
+
+
 CoordinatorMessage = (
-    Challenge | Welcome | Refused | Assign | Command | Acknowledged | Beat | Earned | Promised | Signal | IceServers
+    Challenge
+    | Welcome
+    | Refused
+    | Assign
+    | Command
+    | Acknowledged
+    | Beat
+    | Earned
+    | Promised
+    | Signal
+    | IceServers
+    | Unanswered
 )

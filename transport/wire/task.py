@@ -230,12 +230,19 @@ class RoundApplied(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=
 
 
 class Validation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="validation"):
-    """Mean cross-entropy (nats a token) over the held-out set with the parameters that round ``round`` begins with."""
+    """Mean cross-entropy (nats a token) over the held-out set with the parameters that round ``round`` begins with.
+
+    ``weights``: digest of the last stage's parameters that it was computed from, as ``RoundApplied.parameters``; ``sums``:
+    SHA-256 of each micro-batch's sum of losses (float64, little-endian), in order. Replicas of one environment class say the
+    same, bit for bit.
+    """
 
     epoch: Count
     round: RoundIndex
     loss: FiniteLoss
     tokens: Count
+    weights: Digest | None = None
+    sums: Digest | None = None
 
 
 class Challenge(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="challenge"):
@@ -260,6 +267,10 @@ class TaskFailed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="f
 TAMPER_AGAIN_S = 30 * 86_400.0  # Within this after another time, somebody's hand in a sandbox costs stake, too.
 TAMPER_BPS = (
     200  # Of the node's stake, in ten-thousandths: a 25th of what a lie costs, for its agent told it by itself.
+)
+EVASION_AGAIN_S = 30 * 86_400.0  # Within this after another time, not showing what is drawn costs stake, too.
+EVASION_BPS = (
+    500  # Of the node's stake: a tenth of what a lie costs, for nobody has seen one; a machine may be broken twice.
 )
 
 MAX_LOG_LINES = 64

@@ -2,7 +2,7 @@
 
 A frame is ``u32 header length | u64 payload length | header | payload`` (little-endian); the header is one
 MessagePack message, the payload raw bytes (a tensor, a checkpoint) that need no copy. The worker connects; the agent
-answers with ``Setup``. The worker's folder (read-only) holds the files of ``Assign.files``.
+answers with ``Setup``. The worker's folder (read-only) holds the files of ``Assign.files``, encrypted (``transport.sealed``).
 """
 
 import asyncio
@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from transport.sealed import KEY_BYTES
 from transport.wire.codec import MAX_MESSAGE, MessageError, decode, encode
 from transport.wire.ids import Count, JobId, ReplicaIndex, RoundIndex, ShortText, StageIndex, StepIndex
 from transport.wire.job import JobSpec
@@ -19,6 +20,8 @@ from transport.wire.task import Plan, TaskCommand, TaskReport
 
 MAX_PAYLOAD = 2 << 30  # A checkpoint of a stage with 128 million parameters, with its momentum and moments.
 _LENGTHS = struct.Struct("<IQ")
+
+FileKey = Annotated[bytes, Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]
 
 
 class TensorName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -66,7 +69,11 @@ WorkerMessage = PeerSend | WorkerReport
 
 
 class Setup(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="setup"):
-    """First message. ``folder``: where the files lie inside the sandbox. ``stage`` None: a spare, which only replays."""
+    """First message. ``folder``: where the files lie inside the sandbox. ``stage`` None: a spare, which only replays.
+
+    ``keys``: of the files of ``Assign.files``, by name; ``weights_key``: of the files of ``weights_name``, which may come later.
+    A file without a key is not encrypted. The keys are nowhere else than in the memory of agent and worker.
+    """
 
     spec: JobSpec
     plan: Plan
@@ -75,6 +82,8 @@ class Setup(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="setup"
     folder: Annotated[str, Meta(max_length=4096)]
     threads: Annotated[int, Meta(ge=1, le=1024)]
     device: ShortText = "cpu"
+    keys: dict[Annotated[str, Meta(max_length=255)], FileKey] = {}
+    weights_key: FileKey | None = None
 
 
 class PeerDeliver(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="peer_deliver"):

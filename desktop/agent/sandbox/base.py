@@ -1,5 +1,6 @@
 """What every sandbox offers."""
 
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Literal, Protocol
 
 SOCKET_NAME = "worker.sock"
 WORKER = ("worker", "--socket")  # Arguments of ``python -m trainer``; the socket's path follows.
+WORKER_BY_STDIO = ("worker", "--stdio")
 MAX_LOG_BYTES = 16 * 1024  # The end of what a worker printed, for the reason of its failure.
 
 
@@ -43,6 +45,10 @@ class Worker(Protocol):
     def pid(self) -> int | None:
         """Its process on this machine, where it is known."""
 
+    @property
+    def connection(self) -> socket.socket | None:
+        """Its standard streams, where it speaks over those; otherwise it comes to the socket in its folder."""
+
     async def ended(self) -> Exit | None:
         """How it ended; ``None`` while it runs."""
 
@@ -61,9 +67,11 @@ class Sandbox(Protocol):
 
     Attributes:
         kind: its name in ``NodeProfile``.
+        stdio: workers speak over their standard streams (``Worker.connection``) rather than over a socket in their folder.
     """
 
     kind: Literal["docker", "process"]
+    stdio: bool
 
     async def check(self) -> str:
         """Make sure that jobs can run; returns what identifies the code that will run (an image digest).
@@ -83,7 +91,7 @@ class Sandbox(Protocol):
         """
 
     async def start(self, lease: str, folder: Path) -> Worker:
-        """Start a worker that sees ``folder`` (read-only) and connects to the socket in it.
+        """Start a worker that sees ``folder`` (read-only) and connects to the socket in it, or with ``stdio`` speaks at once.
 
         Raises:
             SandboxError: it cannot be started with every restriction in force.

@@ -5,6 +5,8 @@ import contextlib
 import hashlib
 import os
 import secrets
+import socket
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,7 +19,8 @@ from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 from desktop.agent.errors import NoEngineError, NoImageError, SandboxError
 from desktop.agent.log import LOGGER, printable
 from desktop.agent.sandbox import egress, toolkit
-from desktop.agent.sandbox.base import MAX_LOG_BYTES, SOCKET_NAME, WORKER, Exit, Limits
+from desktop.agent.sandbox.attached import Attached
+from desktop.agent.sandbox.base import MAX_LOG_BYTES, SOCKET_NAME, WORKER, WORKER_BY_STDIO, Exit, Limits
 from desktop.agent.sandbox.restrictions import (
     HOME_LABEL,
     INSIDE,
@@ -25,8 +28,10 @@ from desktop.agent.sandbox.restrictions import (
     container_faults,
     container_options,
     engine_faults,
+    group_of,
+    own_groups,
 )
-from desktop.agent.sandbox.tamper import Watch
+from desktop.agent.sandbox.tamper import WAYS, Watch
 
 T = TypeVar("T")
 
@@ -35,6 +40,9 @@ ENGINE_CALLS = 8  # At a time; the event loop never waits for the engine itself.
 MEASURE_POLL_S = 0.2
 MAX_EARLY = 64  # Containers that are not known here; most are other programs'.
 KILLED = 137  # 128 + SIGKILL
+USUAL_ENGINE = "npipe:////./pipe/docker_engine" if sys.platform == "win32" else "unix:///var/run/docker.sock"
+DESKTOP = "Docker Desktop"  # What such an engine says of its operating system: a virtual machine of its own.
+STREAMS = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
 ENTRY = ("python3", "-m", "trainer")
 NO_ENGINE = (
     "no Docker engine answers at {address} ({error}). Jobs run only inside one, so that they cannot reach "
@@ -55,16 +63,22 @@ NO_GPU_RUNTIME = (
 class DockerWorker:
     """One container."""
 
-    def __init__(self, sandbox: "DockerSandbox", container: Any) -> None:
-        """Take a started container."""
+    def __init__(self, sandbox: "DockerSandbox", container: Any, attached: Attached | None = None) -> None:
+        """Take a started container, and its standard streams where those are its way to speak."""
         self._sandbox = sandbox
         self.container = container
+        self._attached = attached
         self.tampered = ""
 
     @property
     def pid(self) -> int | None:
         """Its first process, in the engine's own count."""
         return int(self.container.attrs["State"]["Pid"]) or None
+
+    @property
+    def connection(self) -> socket.socket | None:
+        """Its standard streams, where the sandbox has ``stdio``."""
+        return self._attached.end if self._attached else None
 
     async def ended(self) -> Exit | None:
         """How it ended; ``None`` while it runs."""
@@ -83,6 +97,8 @@ class DockerWorker:
         self._sandbox.forget(self)
         await self._sandbox.call(lambda: _ask(self.container.unpause))
         await self._sandbox.call(lambda: _remove(self.container, grace))
+        if self._attached is not None:
+            self._attached.close()
 
     def tamper(self, how: str) -> None:
         """Somebody reached into it: end it at once, before they see anything. Called in the watch's thread."""
@@ -108,11 +124,13 @@ class DockerWorker:
             memory = int(self.container.attrs["HostConfig"]["Memory"]) >> 20
             return Exit(code, f"the job needed more memory than the {memory:,} MB it may use here, and was stopped")
         if code == egress.LEAK:
-            return Exit(
-                code, egress.leaked(printable(self.container.logs(tail=1).decode(errors="replace").strip()[:500]))
-            )
-        text = printable(self.container.logs(tail=20)[-MAX_LOG_BYTES:].decode(errors="replace").strip()[-1000:])
+            return Exit(code, egress.leaked(printable(self._said().strip().rpartition("\n")[2][:500])))
+        text = printable(self._said().strip()[-1000:])
         return Exit(code, f"the worker ended with exit code {code}{': ' + text if text else ''}")
+
+    def _said(self) -> str:
+        said = self._attached.said() if self._attached else self.container.logs(tail=20)[-MAX_LOG_BYTES:]
+        return said.decode(errors="replace")
 
 
 class DockerSandbox:
@@ -130,11 +148,13 @@ class DockerSandbox:
         extra: Sequence[str] = (),
         entry: Sequence[str] = ENTRY,
         admit: Callable[[str, str], str] | None = None,
+        stdio: bool = sys.platform != "linux",
     ) -> None:
         """Args:
         owner: the agent's home folder, whose containers these are.
         gpu: the one that jobs get, as the driver names it; "": none.
         extra: appended to a worker's arguments.
+        stdio: see ``Sandbox``; where Docker Desktop answers it is so in any case.
         admit: why the image of that name and id may hold jobs, in words; raises UnsignedImageError. None: whichever has the name.
         """
         self._limits = limits
@@ -144,12 +164,15 @@ class DockerSandbox:
         self._extra = tuple(extra)
         self._entry = tuple(entry)
         self._admit = admit
+        self.stdio = stdio
         self._threads = ThreadPoolExecutor(ENGINE_CALLS, thread_name_prefix="docker")
         self._client: Any = None
         self._watch: Watch | None = None
         self._workers: dict[str, DockerWorker] = {}
         self._early: dict[str, str] = {}
+        self._attaching: set[str] = set()
         self._image_id = ""
+        self._group = ""
 
     async def check(self) -> str:
         """The image's digest, once the engine has shown that it can hold a job; raises SandboxError as the base says."""
@@ -161,7 +184,7 @@ class DockerSandbox:
 
     async def measure(self, arguments: Sequence[str], timeout: float) -> bytes:
         """Run to the end in a container without a folder; raises SandboxError as the base says."""
-        container = await self._started([*self._entry[1:], *arguments], None, "measure")
+        container, _ = await self._started([*self._entry[1:], *arguments], None, "measure")
         worker = DockerWorker(self, container)
         try:
             async with asyncio.timeout(timeout):
@@ -178,11 +201,12 @@ class DockerSandbox:
 
     async def start(self, lease: str, folder: Path) -> DockerWorker:
         """Start a worker with every restriction in force; raises SandboxError as the base says."""
-        arguments = [*self._entry[1:], *WORKER, f"{INSIDE}/{SOCKET_NAME}", *self._extra]
+        way = WORKER_BY_STDIO if self.stdio else (*WORKER, f"{INSIDE}/{SOCKET_NAME}")
+        arguments = [*self._entry[1:], *way, *self._extra]
         if self._watch is None:
             self._watch = Watch(lambda: connect(timeout=None), self._reached_into)  # Events may not come for hours.
             await self.call(self._watch.start)
-        worker = DockerWorker(self, await self._started(arguments, folder, lease))
+        worker = DockerWorker(self, *await self._started(arguments, folder, lease))
         self._workers[worker.container.id] = worker
         if worker.container.id in self._early:
             await self.call(lambda: worker.tamper(self._early[worker.container.id]))
@@ -191,8 +215,12 @@ class DockerSandbox:
     def forget(self, worker: DockerWorker) -> None:
         """Its container is about to go."""
         self._workers.pop(worker.container.id, None)
+        self._attaching.discard(worker.container.id)
 
     def _reached_into(self, container: str, how: str) -> None:
+        if how == WAYS["attach"] and container in self._attaching:
+            self._attaching.discard(container)  # By this agent, once; whoever else does makes it two.
+            return
         if container and container not in self._workers:
             self._early[container] = how  # Perhaps one that is only just starting.
             while len(self._early) > MAX_EARLY:
@@ -225,9 +253,11 @@ class DockerSandbox:
     def _check(self) -> str:
         if self._client is None:
             self._client = connect()
-        faults = engine_faults(self._client.info())
+        info = self._client.info()
+        faults = engine_faults(info)
         if self._gpu and (fault := toolkit.fault(toolkit.installed())):
             faults.append(fault)
+        self.stdio = self.stdio or DESKTOP in str(info.get("OperatingSystem"))
         if faults:
             raise SandboxError(f"this Docker engine cannot hold a job: {'; '.join(faults)}")
         try:
@@ -236,42 +266,68 @@ class DockerSandbox:
             raise NoImageError(NO_IMAGE.format(image=self._image)) from None
         if self._admit is not None:
             LOGGER.info("%s", self._admit(self._image, found))
-        self._image_id = found
+        self._image_id, self._group = found, group_of(info, own_groups())
         return self._image_id
 
     def _sweep(self) -> int:
         return remove_containers(self._client, self._owner)
 
-    async def _started(self, arguments: Sequence[str], folder: Path | None, lease: str) -> Any:
-        """A started container; one that nobody waits for any more is removed again."""
+    async def _started(self, arguments: Sequence[str], folder: Path | None, lease: str) -> tuple[Any, Attached | None]:
+        """A started container, and its standard streams where it has them; one that nobody waits for is removed again."""
         starting = asyncio.ensure_future(self.call(lambda: self._start(arguments, folder, lease)))
         try:
             return await asyncio.shield(starting)
         except asyncio.CancelledError:
             with contextlib.suppress(SandboxError):
-                container = await starting
+                container, attached = await starting
                 await self.call(lambda: _remove(container, 0))
+                if attached is not None:
+                    attached.close()
             raise
 
-    def _start(self, arguments: Sequence[str], folder: Path | None, lease: str) -> Any:
+    def _start(self, arguments: Sequence[str], folder: Path | None, lease: str) -> tuple[Any, Attached | None]:
+        try:
+            return self._start_in(self._group, arguments, folder, lease)
+        except APIError as error:
+            if not self._group:
+                raise
+            started = self._start_in("", arguments, folder, lease)  # Raises the same where the group is not the reason.
+            LOGGER.warning(
+                "this engine cannot put jobs beside this computer's other programs (%s): the processor is shared evenly",
+                _explain(error),
+            )
+            self._group = ""
+            return started
+
+    def _start_in(
+        self, group: str, arguments: Sequence[str], folder: Path | None, lease: str
+    ) -> tuple[Any, Attached | None]:
+        stdio = self.stdio and folder is not None
         labels = {HOME_LABEL: self._owner, LEASE_LABEL: lease}
         container = self._client.containers.create(
             self._image_id,
             [*egress.ARGUMENTS, *arguments],
             entrypoint=[self._entry[0]],
             name=f"cottage-{lease[:12]}-{secrets.token_hex(4)}",
-            **container_options(self._limits, folder, labels, self._gpu),
+            **container_options(self._limits, folder, labels, self._gpu, group, stdio),
         )
+        attached = None
         try:
+            if stdio:
+                self._attaching.add(container.id)
+                attached = Attached(container.attach_socket(params=STREAMS))
             container.start()
             container.reload()
-            faults = container_faults(container.attrs, self._limits, folder, self._gpu)
+            faults = container_faults(container.attrs, self._limits, folder, self._gpu, group, stdio)
             if faults:
                 raise SandboxError(f"the engine did not put every restriction in force: {'; '.join(faults)}")
         except (SandboxError, DockerException, requests.RequestException):
+            self._attaching.discard(container.id)
             _remove(container, 0)
+            if attached is not None:
+                attached.close()
             raise
-        return container
+        return container, attached
 
 
 def owner_of(home: Path) -> str:
@@ -289,7 +345,7 @@ def remove_containers(client: Any, owner: str) -> int:
 
 def connect(timeout: float | None = ENGINE_TIMEOUT_S) -> Any:
     """The engine of DOCKER_HOST, or this system's; raises NoEngineError."""
-    address = os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
+    address = os.environ.get("DOCKER_HOST") or USUAL_ENGINE
     try:
         return docker.from_env(timeout=timeout)
     except (DockerException, requests.RequestException) as error:

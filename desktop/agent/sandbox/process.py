@@ -17,6 +17,8 @@ from typing import Literal
 from desktop.agent.errors import SandboxError
 from desktop.agent.sandbox.base import MAX_LOG_BYTES, SOCKET_NAME, WORKER, Exit, Limits
 
+assert sys.platform != "win32", "``start.make_sandbox`` refuses it there: Windows has no groups of processes to end"
+
 _ROOT = Path(__file__).resolve().parents[3]
 _LAUNCHER = """
 import ctypes, os, signal, sys
@@ -43,6 +45,10 @@ class ProcessWorker:
     def pid(self) -> int | None:
         """The process id."""
         return self._process.pid
+
+    @property
+    def connection(self) -> None:
+        """It comes to the socket."""
 
     async def ended(self) -> Exit | None:
         """How it ended; ``None`` while it runs."""
@@ -81,6 +87,7 @@ class ProcessSandbox:
     """Runs ``command`` + arguments as a child of the agent, with the agent's own rights."""
 
     kind: Literal["docker", "process"] = "process"
+    stdio = False
 
     def __init__(
         self, limits: Limits, extra: Sequence[str] = (), command: Sequence[str] | None = None, gpu: str = ""

@@ -6,7 +6,7 @@ engine without cgroups), so what ``inspect`` and ``info`` say is compared with w
 
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
-from pathlib import Path
+from pathlib import Path, PurePath, PureWindowsPath
 from typing import Any
 
 from desktop.agent.sandbox.base import Limits
@@ -17,14 +17,50 @@ HOME_LABEL = "network.cottage.home"
 LEASE_LABEL = "network.cottage.lease"
 OPEN_FILES = 4096
 SHARED_MB = 64  # /dev/shm; in memory, and counted as such.
+WEIGHT = (
+    256  # Of processor time where it is short, a quarter of the default: enough to start within the agent's patience.
+)
 LOG_BYTES = "1m"  # A worker that prints without end must not fill the owner's disk.
 PROFILE = files("desktop.agent.sandbox").joinpath("seccomp.json").read_text()
 
 Attributes = Mapping[str, Any]
 
 
-def container_options(limits: Limits, folder: Path | None, labels: Mapping[str, str], gpu: str) -> dict[str, Any]:
-    """Arguments of ``docker.containers.create`` for a container that may do nothing but compute and use its socket."""
+def group_of(info: Attributes, own: str) -> str:
+    """The control group in which an engine (``docker info``) is to put a job; empty: where it puts all containers.
+
+    A weight counts among neighbours only. In the group that an engine makes for all its containers the owner's programs are
+    no neighbours of a job, however little it weighs; at the root they are, as one session. Where nothing groups sessions, each
+    of their threads would weigh as four jobs there, and a busy computer leave a job a fiftieth: then it stays where others are.
+
+    Args:
+        own: the agent's own groups, as in ``/proc/self/cgroup`` (cgroups(7)); empty where there are none.
+    """
+    if "name=rootless" in " ".join(info.get("SecurityOptions") or ()):
+        return ""  # It may make groups below its own user's only.
+    groups = [line.split(":", 2)[1:] for line in own.splitlines()]
+    shares = [path for names, path in groups if "cpu" in names.split(",")] or [
+        path for names, path in groups if not names
+    ]
+    if "/" in shares:
+        return ""
+    return {"cgroupfs": "/", "systemd": "-.slice"}.get(str(info.get("CgroupDriver")), "")
+
+
+def own_groups(file: Path = Path("/proc/self/cgroup")) -> str:
+    """What ``group_of`` wants to know of this process."""
+    return file.read_text() if file.exists() else ""
+
+
+def container_options(
+    limits: Limits, folder: Path | None, labels: Mapping[str, str], gpu: str, group: str = "", stdio: bool = False
+) -> dict[str, Any]:
+    """Arguments of ``docker.containers.create`` for a container that may do nothing but compute and use its socket.
+
+    Args:
+        group: as ``group_of`` says.
+        stdio: it has its standard streams instead, of which the engine keeps no log: they carry the job's data.
+    """
     from docker.types import DeviceRequest, LogConfig, Mount, Ulimit
 
     threads = str(limits.threads)
@@ -38,6 +74,8 @@ def container_options(limits: Limits, folder: Path | None, labels: Mapping[str, 
         "memswap_limit": f"{limits.memory_mb}m",
         "pids_limit": limits.processes,
         "nano_cpus": limits.threads * 10**9,
+        "cpu_shares": WEIGHT,
+        "cgroup_parent": group,
         "tmpfs": _temporary(limits),
         "shm_size": f"{SHARED_MB}m",
         "mounts": [Mount(INSIDE, str(folder), type="bind", read_only=True)] if folder else [],
@@ -47,7 +85,10 @@ def container_options(limits: Limits, folder: Path | None, labels: Mapping[str, 
         "init": True,
         "oom_score_adj": 500,  # Where memory runs out on the host, jobs go before the owner's programs.
         "labels": dict(labels),
-        "log_config": LogConfig(type="json-file", config={"max-size": LOG_BYTES, "max-file": "1"}),
+        "log_config": LogConfig(type="none")
+        if stdio
+        else LogConfig(type="json-file", config={"max-size": LOG_BYTES, "max-file": "1"}),
+        "stdin_open": stdio,
         "environment": {
             "HOME": "/tmp",  # noqa: S108 - the container's own
             "OMP_NUM_THREADS": threads,
@@ -78,7 +119,9 @@ def engine_faults(info: Attributes) -> list[str]:
     return faults
 
 
-def container_faults(attributes: Attributes, limits: Limits, folder: Path | None, gpu: str) -> list[str]:
+def container_faults(
+    attributes: Attributes, limits: Limits, folder: Path | None, gpu: str, group: str = "", stdio: bool = False
+) -> list[str]:
     """Which restrictions are not in force for a container (``docker inspect``); empty where all are."""
     host, config = attributes["HostConfig"], attributes["Config"]
     memory = limits.memory_mb << 20
@@ -98,6 +141,8 @@ def container_faults(attributes: Attributes, limits: Limits, folder: Path | None
         ("memory and swap", host.get("MemorySwap"), memory),
         ("processes", host.get("PidsLimit"), limits.processes),
         ("processors", host.get("NanoCpus"), limits.threads * 10**9),
+        ("weight", host.get("CpuShares"), WEIGHT),
+        ("control group", host.get("CgroupParent") or "", group),
         ("user", config.get("User"), USER),
         ("process namespace", host.get("PidMode") or "", ""),
         ("IPC namespace", host.get("IpcMode"), "private"),
@@ -110,7 +155,9 @@ def container_faults(attributes: Attributes, limits: Limits, folder: Path | None
         ("device requests", _gpus(host), [[gpu]] if gpu else []),
         ("volumes", host.get("VolumesFrom") or [], []),
         ("binds", host.get("Binds") or [], []),
-        ("mounts", _mounts(attributes), [(str(folder), INSIDE, False)] if folder else []),
+        ("mounts", _mounts(attributes, folder), [(str(folder), INSIDE, False)] if folder else []),
+        ("standard input", config.get("OpenStdin"), stdio),
+        ("log", host.get("LogConfig", {}).get("Type"), "none" if stdio else "json-file"),
         ("temporary files", host.get("Tmpfs"), _temporary(limits)),
         ("shared memory", host.get("ShmSize"), SHARED_MB << 20),
     )
@@ -131,10 +178,25 @@ def _gpus(host: Attributes) -> list[Any]:
     return [request.get("DeviceIDs") for request in host.get("DeviceRequests") or ()]
 
 
-def _mounts(attributes: Attributes) -> list[tuple[str, str, bool]]:
+def _mounts(attributes: Attributes, folder: Path | None) -> list[tuple[str, str, bool]]:
+    """What is mounted; a source that is Docker Desktop's name for ``folder`` counts as that."""
+    other = desktop_names(folder) if folder else ()
     return [
-        (mount.get("Source"), mount.get("Destination"), mount.get("RW")) for mount in attributes.get("Mounts") or ()
+        (
+            str(folder) if mount.get("Source") in other else mount.get("Source"),
+            mount.get("Destination"),
+            mount.get("RW"),
+        )
+        for mount in attributes.get("Mounts") or ()
     ]
+
+
+def desktop_names(folder: PurePath) -> tuple[str, ...]:
+    """How Docker Desktop's virtual machine calls a folder of the computer (macOS; Windows)."""
+    if isinstance(folder, PureWindowsPath):
+        drive = folder.drive.rstrip(":").lower()
+        return (f"/run/desktop/mnt/host/{drive}" + folder.as_posix().removeprefix(folder.drive),)
+    return (f"/host_mnt{folder}",)
 
 
 def _short(value: Any) -> str:

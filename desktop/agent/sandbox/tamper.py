@@ -9,6 +9,7 @@ nothing of a job.
 import contextlib
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -42,6 +43,7 @@ class Watch:
         self._closed = threading.Event()
         self._following = threading.Event()
         self._since = 0.0
+        self._known: deque[tuple[int, str, str]] = deque(maxlen=MAX_REPLAYED)
         self._events: Any = None
         self._thread = threading.Thread(target=self._run, name="tamper-watch", daemon=True)
 
@@ -81,7 +83,9 @@ class Watch:
                     replayed = 0
                 self._since = max(self._since, at)
                 container, how = judged(event)
-                if how:
+                key = (event.get("timeNano", 0), container, str(event.get("Action")))
+                if how and key not in self._known:  # The newest comes again when the connection was lost.
+                    self._known.append(key)
                     self._seen(container, how)
         finally:
             client.close()

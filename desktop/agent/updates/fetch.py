@@ -9,7 +9,7 @@ import aiohttp
 from yarl import URL
 
 from desktop.agent.errors import UpdateError
-from desktop.agent.updates.manifest import MAX_MANIFEST, Manifest, read
+from desktop.agent.updates.manifest import MANIFEST, Manifest
 from desktop.agent.updates.release import checked_url
 
 STALL_S = 60.0
@@ -34,7 +34,7 @@ async def manifest_at(url: str, key: str) -> Manifest:
     Raises:
         UpdateError: it cannot be had, or not be believed.
     """
-    return read(await document_at(url, MAX_MANIFEST), key)
+    return MANIFEST.read(await document_at(url, MANIFEST.limit), key)
 
 
 async def document_at(url: str, limit: int) -> bytes:

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import IO, cast
 
 from desktop.agent.errors import UpdateError
+from desktop.layout import LINK, PREVIOUS
 
-LINK, VERSIONS, PREVIOUS = "cottage", "cottage-versions", "previous"
 AGENT = "cottage-agent"
 MAX_FILES = 20_000  # The bundle has 400.
 

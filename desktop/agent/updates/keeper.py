@@ -17,7 +17,7 @@ from desktop.agent.updates.folder import Folder
 from desktop.agent.updates.manifest import Seen
 from desktop.agent.updates.release import Release, Way, platform_name
 from transport.clock import Clock
-from transport.wire.codec import MessageError, decode_json, encode_json
+from transport.wire.codec import encode_json
 
 FIRST_S = 300.0  # A computer that has just started has other things to do.
 EVERY_S = 6 * 3600.0
@@ -130,25 +130,12 @@ class Updates:
 
 def load_seen(home: Home) -> Seen:
     """What this home has seen of updates; raises UpdateError where that cannot be read."""
-    try:
-        seen: Seen = decode_json(home.seen_updates.read_bytes(), Seen)
-    except FileNotFoundError:
-        return Seen()
-    except (OSError, MessageError) as error:
-        raise UpdateError(
-            f"{home.seen_updates} cannot be used: {error}. Delete it if you trust the update server now"
-        ) from error
-    return seen
+    return manifest.MANIFEST.seen(home.seen_updates, Seen())
 
 
 def keep_seen(home: Home, seen: Seen) -> None:
     """Remember it; raises UpdateError where it cannot be written."""
-    draft = home.seen_updates.with_suffix(".new")
-    try:
-        draft.write_bytes(encode_json(seen))
-        draft.replace(home.seen_updates)
-    except OSError as error:
-        raise UpdateError(f"{draft} cannot be written: {error.strerror}") from error
+    manifest.MANIFEST.keep(home.seen_updates, encode_json(seen))
 
 
 def mark_failed(home: Home, version: str) -> None:

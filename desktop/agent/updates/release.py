@@ -16,7 +16,8 @@ from msgspec import Meta
 from yarl import URL
 
 from desktop.agent.errors import UpdateError
-from desktop.agent.updates.folder import VERSIONS, Folder
+from desktop.agent.updates.folder import Folder
+from desktop.layout import VERSIONS
 from transport.wire.codec import MessageError, decode_json
 
 FILE = "release.json"

@@ -7,7 +7,8 @@ program that finds another note than at its start is an old one.
 import sys
 from pathlib import Path
 
-NOTE = "installed"  # Beside the program: "VERSION WHEN".
+from desktop.layout import NOTE
+
 LOOK_S = 5.0
 MAX_NOTE = 200
 

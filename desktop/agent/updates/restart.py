@@ -65,8 +65,11 @@ def why_not(program: str, version: str, home: Home, arguments: Sequence[str]) ->
     try:
         return _judged(process, version, home, asked) or _ended(process)
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        if sys.platform == "win32":
+            process.kill()
+        else:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         signal.signal(signal.SIGTERM, previous)
         if asked:

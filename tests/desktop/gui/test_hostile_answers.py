@@ -12,6 +12,7 @@ from desktop.gui import client
 from desktop.gui.app import Desktop
 from desktop.gui.lending import MISSES
 from desktop.gui.model import Phase
+from desktop.gui.single import OnlyOne
 from desktop.gui.window import MIN_WIDTH
 from tests.desktop.gui.support import Behaviour, Pulse, endless, http, listener, raw, silent, status, task, wait_for
 
@@ -112,13 +113,36 @@ def test_a_name_without_spaces_does_not_widen_the_window(open_desktop: Callable[
         assert len(desktop.window.home.reason.accessibleName()) == 300
 
 
-def test_a_socket_in_a_deep_folder_is_reached(app: object, tmp_path: Path) -> None:
-    folder = tmp_path / ("d" * 100)
-    folder.mkdir()
-    with listener(folder / "agent.sock", http(b"{}")):
-        asker = client.AgentClient(folder / "agent.sock")
+def deep(folder: Path, name: str, length: int) -> Path:
+    """A path that ends in ``name`` and has so many bytes."""
+    path = folder / ("d" * (length - len(str(folder)) - len(name) - 2)) / name
+    path.parent.mkdir()
+    assert len(str(path)) == length
+    return path
+
+
+LENGTHS = (105, 106, 107, 108, 160)  # Qt takes 106 bytes as the name of a socket, the kernel 107.
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_a_socket_in_a_deep_folder_is_reached(app: object, tmp_path: Path, length: int) -> None:
+    path = deep(tmp_path, "agent.sock", length)
+    with listener(path, http(b"{}")):
+        asker = client.AgentClient(path)
         heard: list[bytes] = []
         asker.answered.connect(lambda body, pid: heard.append(body))
         asker.ask()
         wait_for(lambda: heard, "an answer")
         assert json.loads(heard[0]) == {}
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_a_window_whose_home_is_deep_comes_forward_when_it_is_called(app: object, tmp_path: Path, length: int) -> None:
+    home = deep(tmp_path, "window.sock", length).parent
+    first, called = OnlyOne(home), list[int]()
+    first.called.connect(lambda: called.append(1))
+    assert first.is_first
+    assert (home / "window.sock").exists()
+    assert not OnlyOne(home).is_first
+    wait_for(lambda: called, "a call")
+    first.let_go()

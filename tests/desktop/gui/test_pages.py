@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from PySide6.QtCore import QEvent, QPoint, QSettings, Qt
+from PySide6.QtCore import QEvent, QPoint, QSettings, Qt, QTranslator
 from PySide6.QtGui import QAccessible, QGuiApplication
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import (
@@ -25,11 +25,13 @@ from PySide6.QtWidgets import (
 from desktop.gui.app import Desktop
 from desktop.gui.charts import Bar, Bars, Gauge, HoursGrid, Reading
 from desktop.gui.client import Calls
-from desktop.gui.model import Phase, Summary, read
+from desktop.gui.model import Event, Phase, Summary, read
 from desktop.gui.money import WithdrawSheet, table_of
-from desktop.gui.notices import notice_key
+from desktop.gui.notices import notice_key, notice_of
+from desktop.gui.sentences import moment
 from desktop.gui.welcome import DONE
 from desktop.gui.window import ACTIVITY, EARNINGS, HOME, SETTINGS, WELCOME
+from installer.desktop import translations
 from tests.desktop.gui.support import agent, documents, listener, status, task, wait_for
 
 OpenDesktop = Callable[..., Desktop]
@@ -334,6 +336,24 @@ def test_notifications_tell_what_is_new_and_only_what_is_wanted(opened: Opened) 
     wait_for(lambda: opened.desktop.notices._known == 11, "seen")
     wait_for(lambda: not opened.desktop.notices._calls._now, "read")
     assert len(said) == 2
+
+
+def test_who_did_not_show_its_work_is_told_what_another_time_costs_in_both_languages(
+    opened: Opened, app: QApplication
+) -> None:
+    detail = {"when": "1000000000.000", "until": "1002592000", "percent": "5"}
+    event = Event(1, 1e9, "warning", "unanswered", "", detail)
+    words = opened.desktop.window.activity.words
+    day = moment(1_002_592_000)
+    assert notice_of(event) == "needs you"
+    assert f"Another time before {day} costs 5 % of its stake" in words(event)
+    german = QTranslator()
+    assert german.load(str(translations.FOLDER / "cottage_de.qm"))
+    assert app.installTranslator(german)
+    try:
+        assert f"Noch einmal vor {day} kostet 5 % seines Einsatzes" in words(event)
+    finally:
+        app.removeTranslator(german)
 
 
 # --- the first run ----------------------------------------------------------------------------------------------------

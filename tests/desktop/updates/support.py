@@ -12,9 +12,10 @@ from pathlib import Path
 
 from aiohttp import web
 
-from desktop.agent.updates.folder import AGENT, VERSIONS, Folder
-from desktop.agent.updates.manifest import Manifest, Package, sign
+from desktop.agent.updates.folder import AGENT, Folder
+from desktop.agent.updates.manifest import MANIFEST, Manifest, Package
 from desktop.agent.updates.release import platform_name
+from desktop.layout import VERSIONS
 from transport.identity import NodeKey
 
 KEY = NodeKey(bytes(range(32)))
@@ -89,7 +90,7 @@ class Server:
         await self._runner.cleanup()
 
     def publish(self, manifest: Manifest, data: bytes | None = None, key: NodeKey = KEY) -> None:
-        self.files["channel/update.json"] = sign(manifest, key)
+        self.files["channel/update.json"] = MANIFEST.sign(manifest, key)
         if data is not None:
             self.files[f"channel/{NAME}"] = data
 

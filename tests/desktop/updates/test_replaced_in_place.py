@@ -16,10 +16,12 @@ from desktop.agent.config import Home, Settings
 from desktop.agent.lending.keeper import LendingChange
 from desktop.agent.updates.folder import AGENT
 from desktop.agent.updates.keeper import UpdateOrder
-from desktop.agent.updates.replaced import NOTE, Place
+from desktop.agent.updates.replaced import Place
+from desktop.layout import NOTE
 from tests.desktop.coordinator_double import Double
 from tests.desktop.test_agent_as_a_process import PROGRAM, Program, is_alive, running_task
 from tests.desktop.updates.test_restart_to_update import until_told
+from transport.wire.node import Assign
 from transport.wire.task import StopTask
 
 ROOT = Path(__file__).parents[3]
@@ -60,6 +62,18 @@ async def agent_of(place: Path, url: str, *, on: bool) -> AsyncIterator[Program]
             await process.wait()
 
 
+@asynccontextmanager
+async def outdated_agent(coordinator: Double, place: Path) -> AsyncIterator[tuple[Program, Assign, int]]:
+    """An agent with a job, which knows that another version has been put in its place; the job's worker, too."""
+    async with agent_of(place, coordinator.url, on=True) as node:
+        assign, worker = await running_task(coordinator, node, "checkpoint")
+        put(place, "0.2.0")
+        async with asyncio.timeout(30):
+            while (await status.ask(Home(node.home).socket)).update.stage != "installed":
+                await asyncio.sleep(0.1)
+        yield node, assign, worker
+
+
 async def test_an_idle_agent_becomes_what_was_installed_in_the_same_process(tmp_path: Path) -> None:
     place = tmp_path / "place"
     async with agent_of(place, "http://127.0.0.1:9", on=False) as node:
@@ -74,14 +88,9 @@ async def test_an_idle_agent_becomes_what_was_installed_in_the_same_process(tmp_
 
 
 async def test_a_job_is_completed_before_the_old_agent_makes_way(coordinator: Double, tmp_path: Path) -> None:
-    place = tmp_path / "place"
-    async with agent_of(place, coordinator.url, on=True) as node:
+    async with outdated_agent(coordinator, tmp_path / "place") as (node, assign, worker):
         home = Home(node.home)
-        assign, worker = await running_task(coordinator, node, "checkpoint")
-        put(place, "0.2.0")
-        async with asyncio.timeout(30):
-            while (told := await status.ask(home.socket)).update.stage != "installed":
-                await asyncio.sleep(0.1)
+        told = await status.ask(home.socket)
         assert (told.update.version, told.renews, told.update.running) == ("0.2.0", True, "0.1.0")
         async with asyncio.timeout(30):
             while (told := await status.ask(home.socket)).lending_state != "finishing":
@@ -98,14 +107,8 @@ async def test_a_job_is_completed_before_the_old_agent_makes_way(coordinator: Do
 
 
 async def test_its_owner_can_have_it_at_once_and_the_job_is_handed_over(coordinator: Double, tmp_path: Path) -> None:
-    place = tmp_path / "place"
-    async with agent_of(place, coordinator.url, on=True) as node:
+    async with outdated_agent(coordinator, tmp_path / "place") as (node, _, worker):
         home = Home(node.home)
-        _, worker = await running_task(coordinator, node, "checkpoint")
-        put(place, "0.2.0")
-        async with asyncio.timeout(30):
-            while (await status.ask(home.socket)).update.stage != "installed":
-                await asyncio.sleep(0.1)
         assert (await status.ask_update(home.socket, UpdateOrder(restart=True))).version == "0.2.0"
         assert (await until_told(home, "0.2.0")).on
         assert coordinator.goodbyes == ["the owner stopped the agent"]
@@ -113,10 +116,7 @@ async def test_its_owner_can_have_it_at_once_and_the_job_is_handed_over(coordina
 
 
 async def test_one_that_is_stopped_meanwhile_ends(coordinator: Double, tmp_path: Path) -> None:
-    place = tmp_path / "place"
-    async with agent_of(place, coordinator.url, on=True) as node:
-        await running_task(coordinator, node, "checkpoint")
-        put(place, "0.2.0")
+    async with outdated_agent(coordinator, tmp_path / "place") as (node, _, _worker):
         async with asyncio.timeout(30):
             while not (await status.ask(node.home / "agent.sock")).renews:
                 await asyncio.sleep(0.1)

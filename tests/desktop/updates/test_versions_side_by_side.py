@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from desktop.agent.errors import UpdateError
-from desktop.agent.updates.folder import AGENT, VERSIONS, Folder
+from desktop.agent.updates.folder import AGENT, Folder
 from desktop.agent.updates.release import installation
+from desktop.layout import VERSIONS
 from tests.desktop.updates.support import installed, packed
 
 OLD = "#!/bin/sh\n"

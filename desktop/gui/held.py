@@ -1,0 +1,107 @@
+"""A process that outlives this one, held so that neither word nor end of another can be taken for its own."""
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+from PySide6.QtCore import QObject, Signal
+
+if sys.platform == "win32":
+    import ctypes
+    from ctypes import wintypes
+
+    from PySide6.QtCore import QTimer
+
+    LOOK_EVERY_MS = 500  # Qt's notifier for handles takes none from Python: its converter refuses every number (6.11).
+    _SYNCHRONIZE, _STILL_RUNS = 0x100000, 0x102
+    _kernel = ctypes.WinDLL("kernel32", use_last_error=True)
+    _kernel.OpenProcess.restype = wintypes.HANDLE
+
+    class Held(QObject):
+        """A process by a handle, which names no other one as long as it is open."""
+
+        ended = Signal()
+
+        def __init__(self, pid: int, parent: QObject) -> None:
+            """Hold the process ``pid``; raises OSError where it is gone."""
+            super().__init__(parent)
+            handle = _kernel.OpenProcess(_SYNCHRONIZE, False, pid)
+            if not handle:
+                raise ctypes.WinError(ctypes.get_last_error())
+            self._handle = wintypes.HANDLE(handle)
+            self._timer = QTimer(self, interval=LOOK_EVERY_MS)
+            self._timer.timeout.connect(self._look)
+            self._timer.start()
+
+        def ask_to_stop(self) -> bool:
+            """Whether the system has a way to ask it to end: Windows has none for a process without a console."""
+            return False
+
+        def close(self) -> None:
+            """Hold it no longer; it runs on."""
+            self._timer.stop()
+            _kernel.CloseHandle(self._handle)
+
+        def _look(self) -> None:
+            if _kernel.WaitForSingleObject(self._handle, 0) != _STILL_RUNS:
+                self.ended.emit()
+
+    _FLAGS = subprocess.CREATE_NO_WINDOW | subprocess.CREATE_NEW_PROCESS_GROUP
+else:
+    import contextlib
+    import os
+    import signal
+
+    from PySide6.QtCore import QSocketNotifier
+
+    class Held(QObject):
+        """A process by a descriptor (pidfd_open(2)), so that a signal can never reach another one that got its number."""
+
+        ended = Signal()
+
+        def __init__(self, pid: int, parent: QObject) -> None:
+            """Hold the process ``pid``; raises OSError where it is gone."""
+            super().__init__(parent)
+            self._handle = os.pidfd_open(pid)
+            self._notifier = QSocketNotifier(self._handle, QSocketNotifier.Type.Read, self)
+            self._notifier.activated.connect(self.ended)
+
+        def ask_to_stop(self) -> bool:
+            """Ask it to end; ``ended`` follows. Raises OSError where this user may not."""
+            with contextlib.suppress(ProcessLookupError):  # It has just ended; the notifier says so.
+                signal.pidfd_send_signal(self._handle, signal.SIGTERM)
+            return True
+
+        def close(self) -> None:
+            """Hold it no longer; it runs on."""
+            self._notifier.setEnabled(False)
+            os.close(self._handle)
+
+    _FLAGS = 0
+
+
+def start_apart(command: Sequence[str], errors: IO[bytes]) -> "subprocess.Popen[bytes]":
+    """Start a process that ends neither with this one nor with its console.
+
+    ``QProcess`` would end it with the window, or not tell which one it is.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=errors,
+        creationflags=_FLAGS,
+        start_new_session=True,
+    )
+
+
+def opened_log(path: Path) -> IO[bytes]:
+    """A log that is written at its end, whoever else writes there or trims it; raises OSError where it cannot be."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.touch(mode=0o600)
+    return path.open("ab")

@@ -1,0 +1,63 @@
+"""The agent at the other end of its socket, or on Windows of its pipe: by what name Qt finds it, and who it is."""
+
+import os
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+from PySide6.QtNetwork import QLocalSocket
+
+
+class Peer(NamedTuple):
+    """Who listens, as the system notes it: its process (0 where it does not say) and its user, and whether that is ours."""
+
+    pid: int
+    user: str
+    is_mine: bool
+
+
+if sys.platform == "win32":
+    from desktop import pipes
+
+    def listener(connection: QLocalSocket) -> Peer:
+        """Who listens at the other end of an open connection; raises OSError where the system does not say."""
+        handle = int(connection.socketDescriptor())
+        owner = pipes.owner_of(handle)
+        return Peer(pipes.server_of(handle), owner, owner == pipes.user())
+
+    class Way:
+        """The name by which ``path`` is found."""
+
+        def __init__(self, path: Path) -> None:
+            """Take the pipe that stands for the socket ``path``."""
+            self.name = pipes.name_of(path)
+
+        def close(self) -> None:
+            """Nothing is held."""
+
+else:
+    import socket
+    import struct
+
+    MAX_PATH_BYTES = 106  # What Qt takes as the name of a socket; the kernel takes 107.
+
+    def listener(connection: QLocalSocket) -> Peer:
+        """Who listens at the other end of an open connection; raises OSError where the system does not say."""
+        with socket.socket(fileno=os.dup(connection.socketDescriptor())) as twin:
+            pid, uid, _ = struct.unpack("3i", twin.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        return Peer(pid, str(uid), uid == os.getuid())
+
+    class Way:
+        """The name by which ``path`` is found: through its open folder where the path is longer than Qt takes."""
+
+        def __init__(self, path: Path) -> None:
+            """Open the folder where that is needed; raises OSError where there is none."""
+            self.name, self._folder = str(path), -1
+            if len(os.fsencode(path)) > MAX_PATH_BYTES:
+                self._folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+                self.name = f"/proc/self/fd/{self._folder}/{path.name}"
+
+        def close(self) -> None:
+            """The name is not needed any more."""
+            if self._folder >= 0:
+                os.close(self._folder)
