@@ -17,7 +17,7 @@ demo: setup
 
 test: setup
 	$(BIN)/python -m pytest -n 2 -m "not e2e" $(ARGS)
-	$(BIN)/python -m pytest -m e2e $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m e2e $(ARGS)
 
 check: lint
 	$(BIN)/python -m pytest -q -n 2 -m "not e2e and not slow and not docker and not browser" $(FAST)
@@ -27,6 +27,7 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
 	$(BIN)/mypy
+	$(BIN)/mypy --platform win32 --cache-dir .mypy_cache/win32 --no-warn-unreachable -p desktop.agent -p desktop.gui
 
 bench: setup
 	@for program in $(filter-out benchmarks/home_links.py benchmarks/training.py benchmarks/chaos.py benchmarks/payouts.py benchmarks/utilisation.py benchmarks/streams.py benchmarks/fuzz.py,$(wildcard benchmarks/[!_]*.py)); do echo "== $$program"; $(BIN)/python "$$program" || exit 1; done

@@ -51,7 +51,8 @@ RECIPES = (
         "H=20 int4 feedback", "rounds", _diloco(20, "int4", 0.5, error_feedback=1.0), "the same with error feedback"
     ),
     Recipe("150x", "rounds", _diloco(6, "coarse", 0.5), "H=6, coarse, error feedback"),
-    Recipe("H=50 int4", "rounds", _diloco(50, "int4", 0.5), "DiLoCo, 4-bit blocks of 64", scratch=True),
+    Recipe("H=50 int4", "rounds", _diloco(50, "int4", 0.6, 0.8), "DiLoCo, 4-bit blocks of 64", scratch=True),
+    Recipe("H=50 int4 .5", "rounds", _diloco(50, "int4", 0.5), "the same with outer rate 0.7 and momentum 0.5"),
     Recipe("H=50 int4 .9", "rounds", _diloco(50, "int4"), "the same with an outer momentum of 0.9"),
     Recipe("400x", "rounds", _diloco(15, "coarse", 0.5), "H=15, coarse, error feedback"),
     Recipe("400x growing", "rounds", _growing(9, 30, "coarse", 0.5), "the same bytes, H from 9 to 30", scratch=True),
@@ -79,5 +80,6 @@ RECIPES = (
     ),
     Recipe("slowest", "slowest", _diloco(20, "int4", 0.5), "the same; everybody waits for the slowest"),
     Recipe("together Muon", "together", {"optimizer": "muon"}, "DDP with Muon"),
+    Recipe("H=50 Muon", "rounds", _diloco(50, "int4", 0.5, optimizer="muon"), "H=50, int4, Muon inside"),
     Recipe("400x Muon", "rounds", _diloco(15, "coarse", 0.5, optimizer="muon"), "H=15, coarse, Muon inside"),
 )

@@ -1,9 +1,9 @@
 """Hundreds of kills over one run, beside the same run in calm: does it end, what does it learn, how soon does it go on?
 
-Writes ``build/bench/chaos.json``; the exit code is 1 where a goal is missed. Goals: the run ends; the loss on held-out text is
-within 1 % of that of a calm run over as many tokens as the storm's replicas committed; no audit of an honest member fails
-(each re-runs a committed step bit for bit on another node); after a kill the next round is complete within the time of a calm
-round, the heartbeat's limit and one second.
+Writes ``build/bench/chaos.json``; the exit code is 1 where a goal is missed. Goals: the run ends; the loss on held-out text is at
+most 1 % over that of a calm run over as many tokens as the storm's replicas committed (it needs more rounds for them); each
+audit of a step that was opened passes (it is run again bit for bit on another node), so that none fails but of who was killed
+before it opened one; after a kill the next round is complete within the time of a calm round, the heartbeat's limit and a second.
 """
 
 import argparse
@@ -31,12 +31,13 @@ async def run(folder: Path, weather: Weather) -> Outcome:
 def judge(calm: dict[str, Any], stormy: dict[str, Any], weather: Weather) -> dict[str, bool]:
     """Goal -> reached."""
     gap = stormy["validation_loss"] / calm["validation_loss"] - 1 if stormy["validation_loss"] else float("inf")
+    failures = {verdict for verdict in stormy["audits"] if verdict.startswith("failed")}
     allowed = calm["round_seconds_median"] + weather.lease_seconds + SLACK_SECONDS
     return {
         "the run ends": stormy["state"] == "settled",
         "every kill was made": stormy["kills"] >= weather.kills,
-        "the loss is within 1 % of the calm run's": abs(gap) <= LOSS_GAP,
-        "no committed step of an honest member fails its audit": not stormy["audits"].get("failed"),
+        "the loss is at most 1 % over the calm run's": gap <= LOSS_GAP,
+        "every committed step that was opened passes its audit": not failures - {"failed: gone"},
         "a round is complete within its time, the heartbeat's and a second": stormy["next_commit_after_kill_median"] <= allowed,
     }  # fmt: skip
 

@@ -123,7 +123,8 @@ class Outcome:
 
     def report(self) -> dict[str, Any]:
         """The figures, as JSON."""
-        waits, verdicts = self.to_next_commit(), [audit.state for audit in self.audits]
+        waits = self.to_next_commit()
+        verdicts = [f"{audit.state}: {audit.blame}" if audit.blame else audit.state for audit in self.audits]
         return {
             "state": self.job.state,
             "reason": self.job.reason,
