@@ -8,9 +8,10 @@ Every figure is of processes in network namespaces joined by the test-bed's emul
     cold     the first megabyte and the first hundred over a fresh link
     control  how long a small message takes while bulk saturates the line
 
-Rates are payload that arrived, in Mbit/s, after the first ``--warm`` seconds; "of goal" divides by what the headers of 1,500-byte
-packets leave of the line (1404 of 1500 bytes), less the lost share. The others run at a round trip of 50 ms, with --all-peers in
-every cell: before it starts the program says for how long at most. What is finished is kept, and --resume goes on from there.
+Rates are payload that arrived, in Mbit/s, after the first ``--warm`` seconds and 20 round trips; "of goal" divides by what the
+headers of 1,500-byte packets leave of the line (1404 of 1500 bytes), less the lost share. The others run at 50 ms,
+with --all-peers in every cell: before it starts the program says for how long at most. What is finished is kept, and --resume
+goes on from there.
 """
 
 import argparse
@@ -47,6 +48,7 @@ CANNOT_BE_RELAYED = {
 CONNECT_LIMIT_S = 40.0
 COLD_LIMIT_S = 30.0
 AROUND_S = 4.0  # Two processes start and connect, and end.
+ROUNDS = 20  # Round trips before measuring, and as many more of measuring.
 CRAWL_SECONDS = 2.0  # What loses and is no match for it changes little in the third second.
 MEASURE = ("warm", "seconds", "settle", "share_seconds", "control_seconds")  # What is kept is of the same.
 SHARE_RUNS, COLD_RUNS, CONTROL_RUNS = 8, 14, 12
@@ -175,7 +177,7 @@ class Bench:
 
     async def rate(self, bed: Homes, cell: Cell, system: str, **options: Any) -> Figures:
         """One transfer with round trips measured beside it."""
-        warm, seconds = self._options.warm, seconds_of(self._options, cell, system)
+        warm, seconds = warm_of(self._options, cell), seconds_of(self._options, cell, system)
         try:
             async with AsyncExitStack() as stack:
                 probe = None
@@ -346,7 +348,7 @@ class Bench:
         ):
             pair[0].tell(go={"total": 0})
             idle[0].tell(go={"total": 1})
-            await asyncio.sleep(self._options.warm)
+            await asyncio.sleep(warm_of(self._options, cell))
             await both(pair)
             await both(idle)
             await asyncio.sleep(self._options.control_seconds)
@@ -371,14 +373,18 @@ def relayed_runs(options: argparse.Namespace, cells: list[Cell]) -> list[tuple[C
 def seconds_of(options: argparse.Namespace, cell: Cell, system: str) -> float:
     """How long a transfer is measured: where losses make the others crawl, not as long."""
     crawls = system != "cottage" and cell.loss > 0
-    return min(CRAWL_SECONDS, options.seconds) if crawls else float(options.seconds)
+    return min(CRAWL_SECONDS, options.seconds) if crawls else float(options.seconds) + ROUNDS * cell.rtt / 1000
+
+
+def warm_of(options: argparse.Namespace, cell: Cell) -> float:
+    """How long a transfer runs before it is measured: start-ups take round trips, and "cold" measures them."""
+    return float(options.warm) + ROUNDS * cell.rtt / 1000
 
 
 def longest(options: argparse.Namespace) -> float:
     """Seconds that the whole run takes at most, but for connections that fail (each up to ``CONNECT_LIMIT_S``)."""
-    around = AROUND_S + options.warm
     transfers = sum(
-        around + seconds_of(options, cell, system)
+        AROUND_S + warm_of(options, cell) + seconds_of(options, cell, system)
         for part, chosen in (("rates", runs), ("relayed", relayed_runs))
         if part in options.only
         for cell, system in chosen(options, options.cells)
@@ -386,7 +392,7 @@ def longest(options: argparse.Namespace) -> float:
     rest = {
         "manners": SHARE_RUNS * (AROUND_S + 8 + options.settle + options.share_seconds),
         "cold": COLD_RUNS * COLD_LIMIT_S,
-        "control": CONTROL_RUNS * (around + AROUND_S + options.control_seconds),
+        "control": CONTROL_RUNS * (2 * AROUND_S + options.warm + 1 + options.control_seconds),
     }
     return float(transfers + sum(seconds for part, seconds in rest.items() if part in options.only))
 

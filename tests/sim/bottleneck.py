@@ -33,6 +33,7 @@ class Line:
         rtt: propagation there and back; `rtt_changes` likewise.
         buffer: bytes that the queue holds.
         loss, reordering: chance a packet; a reordered one comes `late` seconds later.
+        loss_before: what is lost never enters the queue, as on a bad wireless link in front of it.
         jitter: greatest delay added to a packet, in seconds, without changing the order.
         stalls: (from, to): acknowledgements that would arrive in this time arrive at its end.
         measure_from: from when on `waited` (seconds in the queue, summed) and `carried` (packets) count.
@@ -42,6 +43,7 @@ class Line:
     rtt: float
     buffer: float
     loss: float = 0.0
+    loss_before: bool = False
     jitter: float = 0.0
     reordering: float = 0.0
     late: float = 0.003
@@ -63,6 +65,8 @@ class Line:
 
     def carry(self, now: float, size: int, chance: random.Random) -> float | None:
         """When a packet that is sent now arrives, or None where it is lost."""
+        if self.loss_before and chance.random() < self.loss:
+            return None
         backlog = max(0.0, self._free_at - now) * self.rate
         if backlog + size > self.buffer:
             return None
@@ -70,7 +74,7 @@ class Line:
             self.waited += max(0.0, self._free_at - now)
             self.carried += 1
         self._free_at = max(now, self._free_at) + size / self.rate
-        if self.loss and chance.random() < self.loss:
+        if self.loss and not self.loss_before and chance.random() < self.loss:
             return None
         arrival = self._free_at + self.rtt / 2
         if self.jitter:

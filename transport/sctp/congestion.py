@@ -267,7 +267,12 @@ class RateController:
         if self._drain_due(now, base, target):
             self._begin_drain(now)
             return
-        self._step(now, epoch, (base + target) / (base + delay), idle=delay < target * (1 if self.polite else 0.5))
+        ratio = (base + target) / (base + delay + self._hole(epoch))
+        self._step(now, epoch, ratio, idle=delay < target * (1 if self.polite else 0.5))
+
+    def _hole(self, epoch: Epoch) -> float:
+        """Seconds that a lost packet takes from the smallest round trip: it leaves a hole in a queue of a few packets."""
+        return min(self.packet_bytes, epoch.lost) / self._bandwidth if self.one_by_one else 0.0
 
     def _step(self, now: float, epoch: Epoch, ratio: float, *, idle: bool) -> None:
         step = 1 - STEP + STEP * ratio
