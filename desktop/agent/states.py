@@ -7,8 +7,8 @@ held against its manifest, and not before: what a failed download has left behin
 
 import asyncio
 import hashlib
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 from desktop.agent.errors import StateError
@@ -49,11 +49,17 @@ class Partial:
         """Whether every piece is here."""
         return len(self.done) == len(self.manifest.pieces)
 
-    def next_for(self, peer: str) -> int | None:
-        """A piece to ask this peer for: one that nobody has in hand, else one that others are slow with."""
+    def next_for(self, peer: str, failed: Mapping[int, int]) -> int | None:
+        """A piece to ask this peer for: one that nobody has in hand, else one that others are slow with.
+
+        Args:
+            failed: how often it did not give a piece; others come first.
+        """
         missing = [piece for piece in range(len(self.manifest.pieces)) if piece not in self.done]
         fitting = [piece for piece in missing if peer not in self.in_hand.get(piece, set())]
-        return min(fitting, key=lambda piece: (len(self.in_hand.get(piece, ())), piece), default=None)
+        return min(
+            fitting, key=lambda piece: (failed.get(piece, 0), len(self.in_hand.get(piece, ())), piece), default=None
+        )
 
     def take(self, piece: int, data: bytes) -> bool:
         """Put a piece in its place; False where these are not its bytes."""
@@ -148,8 +154,8 @@ class States:
 
     async def _work(self, digest: str, partial: Partial, peer: str) -> None:
         """Take piece after piece from one peer, as long as it gives them."""
-        failures = 0
-        while failures < PATIENCE and (piece := partial.next_for(peer)) is not None:
+        failures, failed = 0, Counter[int]()
+        while failures < PATIENCE and (piece := partial.next_for(peer, failed)) is not None:
             partial.in_hand.setdefault(piece, set()).add(peer)
             try:  # In hand until it is in its place: nobody else should ask for it meanwhile.
                 data = await self._ask(peer, digest, piece)
@@ -161,6 +167,7 @@ class States:
                 return
             if data is None:
                 failures += 1
+                failed[piece] += 1
                 await self._clock.sleep(PAUSE_S)
             else:
                 failures = 0
