@@ -28,9 +28,9 @@ from trainer.model import Cut
 from trainer.outer import OuterState
 from trainer.stage import Stage
 from trainer.steps import Recorded, Recorder, accumulate, digests
-from trainer.trace import KEPT_ROUNDS, RoundTrace, job_digest, state_interval
+from trainer.trace import RoundTrace, job_digest
 from trainer.update import update
-from transport.wire.audit import StepLeaf
+from transport.wire.audit import KEPT_ROUNDS, StepLeaf, state_interval
 from transport.wire.boundary import PayloadKey, Position, crossings
 from transport.wire.crossing import recorded_bytes
 from transport.wire.job import ModelSpec, TrainingSpec

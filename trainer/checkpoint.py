@@ -15,7 +15,7 @@ from torch import Tensor
 
 from trainer.errors import WeightsError
 from trainer.outer import OuterState
-from trainer.stage import Slot, StageState
+from trainer.stage import Slot, Stage, StageState
 
 ANCHOR, MOMENTUM, ROUND = "anchor.", "momentum.", "round"
 STEPS, FIRST, SECOND = "adam_steps", "first_moment", "second_moment"
@@ -52,14 +52,14 @@ def read_checkpoint(data: bytes, slots: Sequence[Slot], size: int) -> tuple[Oute
     return state, int(rounds[0])
 
 
-def write_moments(state: StageState, next_round: int) -> bytes:
+def write_moments(of: Stage | StageState, next_round: int) -> bytes:
     """The moments of a seat's optimizer, flat ``[n]`` float32; ``next_round`` is the round that begins with them."""
     return save(
         {
             ROUND: torch.tensor([next_round]),
-            STEPS: torch.tensor([state.adam_steps]),
-            FIRST: state.first_moment,
-            SECOND: state.second_moment,
+            STEPS: torch.tensor([of.adam_steps]),
+            FIRST: of.first_moment.detach().cpu(),
+            SECOND: of.second_moment.detach().cpu(),
         }
     )
 

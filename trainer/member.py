@@ -34,7 +34,7 @@ from trainer.errors import AbandonedError, CodecError, RoundEndedError, RoundErr
 from trainer.inbox import Inbox, RoundKey
 from trainer.inputs import Folder
 from trainer.keeper import Keeper
-from trainer.opening import write_opening
+from trainer.opening import Ending, write_opening
 from trainer.outbox import Outbox
 from trainer.outer import Local, OuterState, local_digest, outer_method
 from trainer.outer.audit import outer_step, write_outer
@@ -42,9 +42,9 @@ from trainer.pace import Pace
 from trainer.replay import cut_of, ending_of, state_before
 from trainer.stage import Stage, StageState
 from trainer.steps import Recorder, accumulate, digests, heldout_loss
-from trainer.trace import KEPT_ROUNDS, RoundTrace, job_digest, made_after, state_interval
+from trainer.trace import RoundTrace, job_digest, made_after
 from trainer.update import update
-from transport.wire.audit import StepLeaf, segment
+from transport.wire.audit import KEPT_ROUNDS, StepLeaf, segment, state_interval
 from transport.wire.boundary import Kind, PayloadKey, Position, crossings, position_of
 from transport.wire.codec import encode as encode_message
 from transport.wire.crossing import longest_payload, recorded_bytes
@@ -280,14 +280,9 @@ class Member:
             self._outbox.report(StepOpened(command.audit, None, reason))
             return
         try:
-            config, weights = self._files.config, self._files.weights
-            scratch = Stage(config, self.stage.cut, self._training, weights, self._device, initialise=False)
             kept.trace.check(command.step)
-            first, _ = segment(command.step, kept.trace.segment, len(kept.trace.leaves))
-            again = (scratch, kept.position, self._files.train, self._replica, kept.total_steps)
-            state = state_before(kept.trace, first, *again)
             made = made_after(self._training, len(kept.trace.leaves))
-            ending = ending_of(kept.trace, first, *again) if command.ending else None
+            state, ending = self._state_shown(kept, command)
             opening = write_opening(
                 kept.trace, command.step, state, kept.position, crossings(self._training), made, ending
             )
@@ -295,6 +290,18 @@ class Member:
             self._outbox.report(StepOpened(command.audit, None, str(error)[:200]))
             return
         self._outbox.report(StepOpened(command.audit, hashlib.sha256(opening).hexdigest()), opening)
+
+    def _state_shown(self, kept: _Kept, command: OpenStep) -> tuple[StageState, Ending | None]:
+        """The state before the segment that was drawn, and what the segment came to where that is asked for."""
+        trace = kept.trace
+        first, _ = segment(command.step, trace.segment, len(trace.leaves))
+        if first in trace.states and not command.ending:
+            return trace.states[first], None
+        config, weights = self._files.config, self._files.weights
+        scratch = Stage(config, self.stage.cut, self._training, weights, self._device, initialise=False)
+        again = (scratch, kept.position, self._files.train, self._replica, kept.total_steps)
+        state = state_before(trace, first, *again)
+        return state, ending_of(trace, first, *again) if command.ending else None
 
     def show_leaf(self, command: ShowLeaf) -> LeafShown:
         """The leaf of a committed step, where it is kept."""
@@ -548,8 +555,8 @@ class Member:
         state = write_checkpoint(self._outer, self.stage.slots, self._anchor_round)
         stored = hashlib.sha256(state).hexdigest() if command.checkpoint else None
         report = RoundApplied(command.epoch, command.round, self._outer.anchor_digest, stored, outer=self._outer_record)
-        own = write_moments(self.stage.state(), self._anchor_round)
-        self._outbox.report(self._remember(report, b""), state + own, len(state))
+        own = write_moments(self.stage, self._anchor_round)
+        self._outbox.report(self._remember(report, b""), state, own)
 
     # --- small helpers ------------------------------------------------------------------------------------------------
 

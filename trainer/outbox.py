@@ -19,34 +19,36 @@ class Outbox:
         """Hand over to a consumer on ``loop``."""
         self._loop = loop
         self._room = threading.Condition()
-        self._queue: deque[tuple[WorkerMessage, bytes]] = deque()
+        self._queue: deque[tuple[WorkerMessage, tuple[bytes, ...]]] = deque()
         self._bytes = 0
         self._closed = False
         self._ready = asyncio.Event()
 
-    def put(self, message: WorkerMessage, payload: bytes = b"") -> None:
-        """Queue a message; waits only while ``MAX_OUTGOING_BYTES`` are queued already. After ``close``, does nothing."""
+    def put(self, message: WorkerMessage, *payload: bytes) -> None:
+        """Queue a message and the pieces of its payload; waits only while ``MAX_OUTGOING_BYTES`` are queued already.
+
+        After ``close``, does nothing.
+        """
+        size = sum(map(len, payload))
         with self._room:
-            self._room.wait_for(
-                lambda: self._closed or not self._bytes or self._bytes + len(payload) <= MAX_OUTGOING_BYTES
-            )
+            self._room.wait_for(lambda: self._closed or not self._bytes or self._bytes + size <= MAX_OUTGOING_BYTES)
             if self._closed:
                 return
             self._queue.append((message, payload))
-            self._bytes += len(payload)
+            self._bytes += size
             self._loop.call_soon_threadsafe(self._ready.set)
 
-    def report(self, body: TaskReport, payload: bytes = b"", split: int = 0) -> None:
-        """Queue a report; ``split`` as in ``WorkerReport``."""
-        self.put(WorkerReport(body, split), payload)
+    def report(self, body: TaskReport, payload: bytes = b"", own: bytes = b"") -> None:
+        """Queue a report; ``own``: what its payload has from ``WorkerReport.split`` on, where it is split."""
+        self.put(WorkerReport(body, len(payload) if own else 0), payload, own)
 
-    async def get(self) -> tuple[WorkerMessage, bytes] | None:
+    async def get(self) -> tuple[WorkerMessage, tuple[bytes, ...]] | None:
         """The next message, in order; ``None`` when closed and empty."""
         while True:
             with self._room:
                 if self._queue:
                     message, payload = self._queue.popleft()
-                    self._bytes -= len(payload)
+                    self._bytes -= sum(map(len, payload))
                     self._room.notify_all()
                     return message, payload
                 if self._closed:

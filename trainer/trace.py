@@ -27,9 +27,6 @@ from transport.wire.codec import encode as encode_message
 from transport.wire.codec import encode_json
 from transport.wire.job import TrainingSpec
 
-KEPT_ROUNDS = 2  # An audit is drawn when its round is complete, while the next one is already running.
-MAX_AUDIT_BYTES = 256 << 20  # States and payloads of the kept rounds; beyond it, fewer states and more re-running.
-
 
 @dataclass
 class RoundTrace:
@@ -121,16 +118,6 @@ class RoundTrace:
 def made_after(training: TrainingSpec, steps: int) -> int:
     """The step, within a round of so many, after which its pseudo-gradient is made: the last, or ``overlap`` before it."""
     return max(0, steps - 1 - training.overlap)
-
-
-def state_interval(steps: int, state_bytes: int, payload_bytes: int, segment: int = 1) -> int:
-    """Steps between two kept states such that ``KEPT_ROUNDS`` rounds stay within ``MAX_AUDIT_BYTES``, where one state fits.
-
-    A multiple of ``segment``: openings begin where a segment does.
-    """
-    room = MAX_AUDIT_BYTES // KEPT_ROUNDS - steps * payload_bytes
-    states = max(1, room // max(1, state_bytes))
-    return segment * max(1, -(-steps // (states * segment)))
 
 
 def job_digest(training: TrainingSpec) -> str:

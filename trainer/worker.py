@@ -45,7 +45,7 @@ from transport.wire.task import (
     TaskFailed,
     TaskReady,
 )
-from transport.wire.worker import AgentMessage, PeerDeliver, Setup, WorkerCommand, read_frame, write_frame
+from transport.wire.worker import AgentMessage, PeerDeliver, Setup, WorkerCommand, read_frame, write_pieces
 
 CONNECT_SECONDS = 20.0  # The agent listens before it starts us; this only covers a busy machine.
 
@@ -242,7 +242,8 @@ class Worker:
     async def _write(self, writer: asyncio.StreamWriter, outbox: Outbox) -> None:
         try:
             while (item := await outbox.get()) is not None:
-                await write_frame(writer, *item)
+                message, payload = item
+                await write_pieces(writer, message, payload)
         except (ConnectionError, BrokenPipeError):
             self._inbox.close()
             outbox.close()

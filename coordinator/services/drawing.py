@@ -25,11 +25,11 @@ from coordinator.services.work import Work
 from coordinator.store.ports import Where
 from coordinator.store.records import CommitRecord, NodeRecord, RoundRecord
 from ledger.addresses import Place
+from transport.wire.audit import KEPT_ROUNDS
 from transport.wire.boundary import comparable_across
 from transport.wire.ids import NodeAddress
 from transport.wire.task import Challenge
 
-KEPT_ROUNDS = 2  # Of which workers keep the records.
 MAX_ACCUSED = 8  # Open audits of a job that bonds on the ledger asked for; others wait for their turn.
 
 

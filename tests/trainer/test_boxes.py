@@ -201,8 +201,8 @@ async def test_messages_leave_in_order() -> None:
     Waiting(lambda: [outbox.put(send(micro), bytes(micro)) for micro in range(5)]).end()
     outbox.report(Progress(0, 0, 1, 2))
     outbox.close()
-    assert [await outbox.get() for _ in range(5)] == [(send(micro), bytes(micro)) for micro in range(5)]
-    assert await outbox.get() == (WorkerReport(Progress(0, 0, 1, 2)), b"")
+    assert [await outbox.get() for _ in range(5)] == [(send(micro), (bytes(micro),)) for micro in range(5)]
+    assert await outbox.get() == (WorkerReport(Progress(0, 0, 1, 2)), (b"", b""))
     assert await outbox.get() is None
 
 
@@ -212,8 +212,8 @@ async def test_a_full_outbox_makes_the_sender_wait(monkeypatch: pytest.MonkeyPat
     outbox.put(send(0), bytes(500))  # One message always fits, however large.
     waiting = Waiting(lambda: outbox.put(send(1), bytes(10)))
     async with asyncio.timeout(WAIT):
-        assert await outbox.get() == (send(0), bytes(500))
-        assert await outbox.get() == (send(1), bytes(10))
+        assert await outbox.get() == (send(0), (bytes(500),))
+        assert await outbox.get() == (send(1), (bytes(10),))
     waiting.end()
 
 
@@ -224,5 +224,5 @@ async def test_a_closed_outbox_takes_nothing_and_holds_nobody_up(monkeypatch: py
     waiting = Waiting(lambda: outbox.put(send(1), bytes(100)))
     outbox.close()
     waiting.end()
-    assert await outbox.get() == (send(0), bytes(100))
+    assert await outbox.get() == (send(0), (bytes(100),))
     assert await outbox.get() is None

@@ -32,7 +32,7 @@ from trainer.data import TokenFile, heldout_parts
 from trainer.replay import Auditor, state_before
 from trainer.stage import Stage, StageState, vector_digest
 from trainer.steps import Recorded, Recorder, accumulate, digests, heldout_loss
-from trainer.trace import MAX_AUDIT_BYTES, state_interval
+from transport.wire.audit import MAX_AUDIT_BYTES, state_interval
 from transport.wire.boundary import Position
 from transport.wire.job import TrainingSpec
 from transport.wire.rates import learning_rate

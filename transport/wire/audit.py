@@ -41,6 +41,8 @@ from transport.wire.ids import (
 )
 from transport.wire.plan import MAX_REPLICAS, Plan
 
+KEPT_ROUNDS = 2  # An audit is drawn when its round is complete, while the next one is already running.
+MAX_AUDIT_BYTES = 256 << 20  # States and payloads of the kept rounds; beyond it, fewer states and more re-running.
 MAX_LEAF_BYTES = 256 << 10  # 1280 + 512 digests of 64 characters, and what is beside them.
 MAX_RECORD_BYTES = 512 << 10  # An optimizer's operation over a stage of 8,000 tensors reads as many pieces.
 MAX_OPERATIONS = 1 << 22  # A step of 256 micro-batches through 64 layers has about a million.
@@ -271,6 +273,16 @@ class OperationRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     arguments: Annotated[str, Meta(max_length=32_768)]
     reads: Annotated[tuple[Read, ...], Meta(max_length=4096)]
     writes: Annotated[tuple[Write, ...], Meta(max_length=4096)]
+
+
+def state_interval(steps: int, state_bytes: int, payload_bytes: int, segment: int = 1) -> int:
+    """Steps between two kept states such that ``KEPT_ROUNDS`` rounds stay within ``MAX_AUDIT_BYTES``, where one state fits.
+
+    A multiple of ``segment``: openings begin where a segment does.
+    """
+    room = MAX_AUDIT_BYTES // KEPT_ROUNDS - steps * payload_bytes
+    states = max(1, room // max(1, state_bytes))
+    return segment * max(1, -(-steps // (states * segment)))
 
 
 def segment(step: int, every: int, leaves: int) -> tuple[int, int]:

@@ -7,6 +7,7 @@ answers with ``Setup``. The worker's folder (read-only) holds the files of ``Ass
 
 import asyncio
 import struct
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import msgspec
@@ -20,6 +21,7 @@ from transport.wire.task import Plan, TaskCommand, TaskReport
 
 MAX_PAYLOAD = 2 << 30  # A checkpoint of a stage with 128 million parameters, with its momentum and moments.
 _LENGTHS = struct.Struct("<IQ")
+_SLICE = 1 << 20
 
 FileKey = Annotated[bytes, Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]
 
@@ -140,4 +142,18 @@ async def write_frame(
     writer.write(_LENGTHS.pack(len(header), len(payload)) + header)
     if payload:
         writer.write(payload)
+    await writer.drain()
+
+
+async def write_pieces(writer: asyncio.StreamWriter, message: msgspec.Struct, pieces: Sequence[bytes]) -> None:
+    """Write one frame whose payload is ``pieces``, a little at a time: what is written at once is held a second time.
+
+    Nobody else may write meanwhile.
+    """
+    header = encode(message)
+    writer.write(_LENGTHS.pack(len(header), sum(map(len, pieces))) + header)
+    for piece in pieces:
+        for start in range(0, len(piece), _SLICE):
+            writer.write(memoryview(piece)[start : start + _SLICE])
+            await writer.drain()
     await writer.drain()

@@ -7,7 +7,7 @@ import msgspec
 
 from coordinator.domain.placement.cost import load_of, pace
 from coordinator.domain.placement.fleet import Fleet, survey
-from coordinator.domain.placement.layers import BASE_MEMORY, FLOAT32
+from coordinator.domain.placement.layers import FLOAT32, fixed_memory
 from coordinator.domain.placement.node import Candidate, Network, Placement
 from transport.wire.crossing import Choice, Edge, choose_crossing
 from transport.wire.families import ModelConfigError
@@ -100,4 +100,8 @@ def _room(
     last, layers = stage == len(counts) - 1, counts[stage]
     parameters = shape.stage_parameters(0, layers, stage == 0, last)
     none, one = (shape.stage_memory_bytes(parameters, last, layers, tokens, training.sequence) for tokens in (0, 1))
-    return max(0, memory - BASE_MEMORY - none), one - none, FLOAT32 * layers * shape.hidden
+    return (
+        max(0, memory - fixed_memory(shape, training, parameters) - none),
+        one - none,
+        FLOAT32 * layers * shape.hidden,
+    )

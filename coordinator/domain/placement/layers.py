@@ -4,13 +4,17 @@ from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 
 from coordinator.domain.placement.node import MEGABYTE, NoPlacementError
-from transport.wire.crossing import most_in_flight
+from transport.wire.audit import KEPT_ROUNDS, state_interval
+from transport.wire.crossing import most_in_flight, recorded_bytes
 from transport.wire.job import TrainingSpec
 from transport.wire.model import ModelShape
 from transport.wire.task import Layers
 
 FLOAT32 = 4
-BASE_MEMORY = 600 * MEGABYTE  # An idle trainer with torch loaded takes 450-550 MB.
+_STATE = 3  # Vectors: parameters and two moments.
+BASE_MEMORY = (
+    500 * MEGABYTE
+)  # A trainer with torch loaded, before it has built its stage (`benchmarks/stage_speed.py`).
 
 
 def stage_memory(shape: ModelShape, training: TrainingSpec, cut: Sequence[Layers], stage: int) -> int:
@@ -99,6 +103,28 @@ def too_large(shape: ModelShape, training: TrainingSpec, memories: Sequence[int]
     )
 
 
+def fixed_memory(shape: ModelShape, training: TrainingSpec, parameters: int) -> int:
+    """Bytes of a worker that do not grow with the tokens in flight, beside ``ModelShape.stage_memory_bytes``.
+
+    The process itself, what a replica carries from round to round, and states and payloads of the rounds that can be audited and
+    of the one under way.
+    """
+    steps = training.inner_steps
+    payloads = recorded_bytes(shape, training, training.batch * training.sequence)
+    states = -(-steps // state_interval(steps, _STATE * FLOAT32 * parameters, payloads, training.commit_every))
+    rounds = KEPT_ROUNDS + 1
+    vectors = _carried_vectors(training) + rounds * states * _STATE
+    return BASE_MEMORY + shape.kept_bytes(parameters, vectors, rounds * steps * payloads)
+
+
+def _carried_vectors(training: TrainingSpec) -> int:
+    """As counted on workers: a residual or a replica's own weights, now, pending, and in the rounds that are kept."""
+    lossy = training.error_feedback is not None or training.pseudo_gradient in ("coarse", "coarser")
+    if training.outer in ("diloco", "averaging") and lossy:
+        return 5
+    return 4 if training.outer == "streaming" else 0
+
+
 def _memory(shape: ModelShape, training: TrainingSpec, stages: int, stage: int, layers: int) -> int:
     last = stage == stages - 1
     parameters = shape.stage_parameters(0, layers, stage == 0, last)
@@ -110,4 +136,5 @@ def _memory(shape: ModelShape, training: TrainingSpec, stages: int, stage: int, 
     else:
         kept = 0
     tokens = micro * in_flight * training.sequence
-    return BASE_MEMORY + kept + shape.stage_memory_bytes(parameters, last, layers, tokens, training.sequence)
+    grows = shape.stage_memory_bytes(parameters, last, layers, tokens, training.sequence)
+    return fixed_memory(shape, training, parameters) + kept + grows
