@@ -90,7 +90,9 @@ class Homes:
             self._line[name] = Line(rates[0], rates[1], "port cone", False)
             self._access[name] = ACCESS_LATENCY * math.exp(ACCESS_WIDTH * _normal(chance))
             self.machine[name] = machine
-            self.candidates.append(Candidate(name, name, machine.memory_mb, machine.peak * UTILISATION, "gpu"))
+            self.candidates.append(
+                Candidate(name, name, machine.memory_mb, machine.peak * UTILISATION, f"{machine.name}|cuda-")
+            )
 
     def line(self, node: str) -> Line | None:
         """The home's line."""

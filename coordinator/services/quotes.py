@@ -84,7 +84,7 @@ def quote(
     reasons = [rate.reason] if rate.reason else []
     if len(willing) < len(everybody):
         reasons.append(f"{len(everybody) - len(willing)} nodes ask more than that and are not chosen")
-    offer = _Offer(rate.per_petaflop, len(willing), tuple(reasons), tuple(outcomes))
+    offer = _Offer(rate.per_petaflop, len(willing), tuple(reasons), tuple(outcomes), all(c.card for c in willing))
     try:
         here = payable(willing, frozenset())
         found = placement.choose(shape, spec.training, here, spec.parallel.stages, spec.parallel.replicas, network)
@@ -96,12 +96,16 @@ def quote(
 
 @dataclass(frozen=True)
 class _Offer:
-    """What the network asks: ``rate`` for 10^15 operations, ``nodes`` that work for it, and why."""
+    """What the network asks: ``rate`` for 10^15 operations, ``nodes`` that work for it, and why.
+
+    ``cards``: all of them compute on graphics cards.
+    """
 
     rate: int
     nodes: int
     reasons: tuple[str, ...]
     outcomes: tuple[Outcome, ...]
+    cards: bool
 
 
 def _document_problems(spec: JobSpec) -> list[str]:
@@ -137,7 +141,10 @@ def _priced(
         offer.outcomes, replicas, stages * replicas, rounds.rounds, forecast.hours(seconds, takes.middle)
     )
     memory = (
-        [placement.stage_memory(shape, training, found.layers, s) // placement.MEGABYTE for s in range(stages)]
+        [
+            placement.stage_memory(shape, training, found.layers, s, offer.cards) // placement.MEGABYTE
+            for s in range(stages)
+        ]
         if found
         else []
     )

@@ -196,15 +196,13 @@ class Staffing:
         self._seat(work, [(by_node[node], seat) for seat, node in sorted(seats.items())])
         return True
 
-    def _merge(self, work: Work, missing: Sequence[tuple[int, int]], memory: Sequence[int]) -> None:
+    def _merge(self, work: Work, missing: Sequence[tuple[int, int]], memory: placement.Needed) -> None:
         """With no free node left, higher broken replicas give their members to lower ones."""
         known = {c.node: c for c in self._nodes.everybody()}
         holders = {lease.seat: lease for lease in work.leases.values() if lease.seat and lease.node in known}
         fits = {
-            stage: frozenset(
-                seat for seat, lease in holders.items() if known[lease.node].memory_mb * placement.MEGABYTE >= need
-            )
-            for stage, need in enumerate(memory)
+            stage: frozenset(seat for seat, lease in holders.items() if known[lease.node].holds(memory, stage))
+            for stage in range(len(memory[False]))
         }
         moves = placement.moves(missing, list(holders), fits)
         moving = [(known[holders[source].node], seat) for seat, source in sorted(moves.items())]
@@ -214,9 +212,10 @@ class Staffing:
 
     def _hold_spares(self, work: Work, free: Sequence[Candidate], spares: dict[str, Lease]) -> None:
         wanted = self._context.config.spares - len(spares)
-        smallest = min(self._memory(work))
+        memory = self._memory(work)
+        stages = range(len(memory[False]))
         for candidate in [c for c in free if c.node not in spares][: max(0, wanted)]:
-            if candidate.memory_mb * placement.MEGABYTE >= smallest:
+            if any(candidate.holds(memory, stage) for stage in stages):
                 work.grant(candidate.node, candidate.owner, None)
                 work.note("spare", f"node {candidate.node} stands by as a spare")
 
@@ -261,10 +260,15 @@ class Staffing:
             )
         return admitted
 
-    def _memory(self, work: Work) -> list[int]:
+    def _memory(self, work: Work) -> placement.Needed:
         assert work.run is not None
         layers, training = work.run.layers, training_of(work.run, work.job.spec.training)
-        return [placement.stage_memory(shape_of(work), training, layers, stage) for stage in range(len(layers))]
+        return {
+            card: [
+                placement.stage_memory(shape_of(work), training, layers, stage, card) for stage in range(len(layers))
+            ]
+            for card in (False, True)
+        }
 
 
 def _awaits_openings(work: Work) -> bool:

@@ -19,6 +19,7 @@ def line(speeds: list[float], up: float = 1e12, rtt: float = 0.0) -> Fleet:
         nodes=tuple(homes.node(i, i) for i in range(count)),
         speed=speeds,
         memory=[1 << 40] * count,
+        cards=[False] * count,
         up=[up] * count,
         down=[1e12] * count,
         byte=[[1 / up] * count for _ in range(count)],

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from coordinator.client.show import job_panel
 from coordinator.domain.network import NetworkMap
-from coordinator.domain.placement import MEGABYTE, Candidate, choose, stage_memory
+from coordinator.domain.placement import MEGABYTE, Candidate, NoPlacementError, choose, stage_memory
 from coordinator.domain.placement.cost import load_of
 from tests.coordinator.test_placement import SHAPE, TRAINING, node
 from tests.cottage.test_report import JOB
@@ -118,6 +118,26 @@ def test_a_machine_that_would_hold_all_others_up_is_left_out_with_the_figure() -
     assert set(found.seats.values()) == {c.node for c in quick}
     assert found.left_out.keys() == {snail.node}
     assert "every token would take" in found.left_out[snail.node]
+
+
+def test_what_audits_ask_for_lies_in_main_memory_and_not_on_a_card() -> None:
+    whole = [Layers(0, SHAPE.layers)]
+    on_card = stage_memory(SHAPE, TRAINING, whole, 0, card=True)
+    memory = (on_card // MEGABYTE + WHOLE) // 2
+    assert on_card // MEGABYTE < memory < WHOLE
+    card = msgspec.structs.replace(node(1, memory_mb=memory), env_class="RTX 4070|cuda-12.6|torch-2.13.0")
+    assert choose(SHAPE, TRAINING, [card, node(2, memory_mb=memory)], 1, None).seats == {(0, 0): card.node}
+    with pytest.raises(NoPlacementError, match=f"needs about {WHOLE:,} MB"):
+        choose(SHAPE, TRAINING, [node(2, memory_mb=memory)], 1, 1)
+
+
+def test_memory_is_kept_for_the_states_of_three_rounds_and_for_what_a_replica_carries() -> None:
+    cut, state = [Layers(layer, layer + 1) for layer in range(SHAPE.layers)], 12 * SHAPE.layer_parameters
+    every = msgspec.structs.replace(TRAINING, inner_steps=20, commit_every=20)
+    twice = msgspec.structs.replace(every, commit_every=10)
+    assert stage_memory(SHAPE, twice, cut, 3) - stage_memory(SHAPE, every, cut, 3) == 3 * state
+    carrying = msgspec.structs.replace(every, pseudo_gradient="coarse")
+    assert stage_memory(SHAPE, carrying, cut, 3) - stage_memory(SHAPE, every, cut, 3) == 5 * state // 3
 
 
 def test_too_little_memory_is_the_reason_with_both_figures() -> None:

@@ -44,6 +44,7 @@ def peers(count: int, seed: int, uneven: bool = True) -> Fleet:
         nodes=tuple(node(i, i, flops=speed[i]) for i in range(count)),
         speed=speed,
         memory=[1 << 40] * count,
+        cards=[False] * count,
         up=up,
         down=down,
         byte=[[way[a][b] * max(1 / up[a], 1 / down[b]) for b in range(count)] for a in range(count)],

@@ -271,8 +271,11 @@ class RateController:
         self._step(now, epoch, ratio, idle=delay < target * (1 if self.polite else 0.5))
 
     def _hole(self, epoch: Epoch) -> float:
-        """Seconds that a lost packet takes from the smallest round trip: it leaves a hole in a queue of a few packets."""
-        return min(self.packet_bytes, epoch.lost) / self._bandwidth if self.one_by_one else 0.0
+        """Seconds that a lost packet takes from the smallest round trip: it leaves a hole in a queue of a few packets.
+
+        Where it was lost behind the queue it does not, so half of it counts.
+        """
+        return min(self.packet_bytes, epoch.lost) / self._bandwidth / 2 if self.one_by_one else 0.0
 
     def _step(self, now: float, epoch: Epoch, ratio: float, *, idle: bool) -> None:
         step = 1 - STEP + STEP * ratio

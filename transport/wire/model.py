@@ -39,7 +39,6 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
 _REFUSED = ("auto_map", "quantization_config")
 _DENSE_ONLY = ("num_local_experts", "num_experts")
 _FLOAT32 = 4
-_VECTORS = 20
 
 
 @dataclass(frozen=True)
@@ -77,21 +76,16 @@ class ModelShape(Sizes):
     ) -> int:
         """Estimated memory of a stage in training, with ``batch_tokens`` tokens in flight.
 
-        Vectors of the stage's length, as counted on workers at the end of a round (`benchmarks/stage_speed.py`): parameters,
-        gradients, two moments and which of them decay; anchor and outer momentum now and of the two rounds before; and
-        what an outer step, and handing over its state, take for a moment. What layers keep for the backward pass (counted
-        on torch's saved tensors, float32, no recomputation); and the logits. States that are kept for audits are not in it.
+        Thirteen vectors of the stage's length: parameters, gradients, two moments, which of them decay, anchor, outer momentum,
+        a state that is handed over and what an optimizer's step takes for a moment; what layers keep for the backward pass
+        (counted on torch's saved tensors, float32, no recomputation); and the logits. What is kept for audits is not in it.
 
         Args:
             sequence: tokens of a sequence, for families whose attention keeps its scores.
         """
         kept = self.kept_values + self.score_values * sequence
         per_token = layers * kept + (3 * self.vocabulary if is_last else 0)
-        return _FLOAT32 * (parameters * _VECTORS + per_token * batch_tokens)
-
-    def kept_bytes(self, parameters: int, vectors: int, payloads: int) -> int:
-        """Memory of what a stage keeps beside its training: so many vectors of its length, and payloads of so many bytes."""
-        return _FLOAT32 * parameters * vectors + payloads
+        return _FLOAT32 * (parameters * 13 + per_token * batch_tokens)
 
     def check_sequence(self, sequence: int) -> None:
         """Refuse sequences longer than the positions that the model knows.

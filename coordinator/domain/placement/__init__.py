@@ -19,13 +19,12 @@ docs/PLANNER.md.
 from coordinator.domain.placement.choose import MAX_OPEN_REPLICAS, MIN_ROUNDS, Options, choose
 from coordinator.domain.placement.cost import COMPUTE_SHARE, operations_of
 from coordinator.domain.placement.crossing import settle_crossing
-from coordinator.domain.placement.layers import BASE_MEMORY, cut_layers, stage_memory
-from coordinator.domain.placement.node import MEGABYTE, Candidate, Network, NoPlacementError, Placement
+from coordinator.domain.placement.layers import cut_layers, stage_memory
+from coordinator.domain.placement.node import MEGABYTE, Candidate, Needed, Network, NoPlacementError, Placement
 from coordinator.domain.placement.repair import fill, moves
 from coordinator.domain.placement.replan import REST_ROUNDS, Moves, reseat
 
 __all__ = [
-    "BASE_MEMORY",
     "COMPUTE_SHARE",
     "MAX_OPEN_REPLICAS",
     "MEGABYTE",
@@ -33,6 +32,7 @@ __all__ = [
     "REST_ROUNDS",
     "Candidate",
     "Moves",
+    "Needed",
     "Network",
     "NoPlacementError",
     "Options",

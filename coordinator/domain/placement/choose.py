@@ -68,16 +68,19 @@ class Problem(msgspec.Struct, frozen=True):
 
     def caps(self, stages: int) -> list[list[int]]:
         """Layers that each node can hold, by stage and node."""
-        known: dict[tuple[int, int], int] = {}
-        for stage in range(stages):
-            for memory in set(self.fleet.memory):
-                known[stage, memory] = most_layers(self.shape, self.training, stages, stage, memory)
-        return [[known[stage, memory] for memory in self.fleet.memory] for stage in range(stages)]
+        kinds = list(zip(self.fleet.memory, self.fleet.cards, strict=True))
+        known = {
+            (stage, kind): most_layers(self.shape, self.training, stages, stage, *kind)
+            for stage in range(stages)
+            for kind in set(kinds)
+        }
+        return [[known[stage, kind] for kind in kinds] for stage in range(stages)]
 
     def layouts(self, stages: int) -> Layouts:
         """Pipelines of so many stages within regions."""
         share = -(-self.shape.layers // stages)
-        enough = stage_memory(self.shape, self.training, [Layers(0, share)] * stages, stages // 2)
+        middle = [Layers(0, share)] * stages
+        enough = stage_memory(self.shape, self.training, middle, stages // 2, all(self.fleet.cards))
         return Layouts(self.fleet, self.load, stages, enough)
 
 
@@ -109,7 +112,7 @@ def choose(
     if found is None:
         most = stages or min(shape.layers, MAX_STAGES, len(pool) // (replicas or 1))
         memories = sorted(problem.fleet.memory, reverse=True)[:most]
-        raise NoPlacementError(too_large(shape, training, memories))
+        raise NoPlacementError(too_large(shape, training, memories, all(fleet.cards)))
     return _placement(problem, found)
 
 
@@ -290,12 +293,16 @@ def _left_out(problem: Problem, flow: Flow) -> dict[NodeAddress, str]:
         return {}
     rows, stages = flow.rows, len(flow.rows[0])
     cut = ranges(flow.counts or ())
-    least = min(stage_memory(problem.shape, problem.training, cut, stage) for stage in range(stages))
-    fitting = [node for node in bench if fleet.memory[node] >= least]
+    least = {
+        card: min(stage_memory(problem.shape, problem.training, cut, stage, card) for stage in range(stages))
+        for card in (False, True)
+    }
+    fitting = [node for node in bench if fleet.memory[node] >= least[fleet.cards[node]]]
     able = set(fitting)
     found = {
         fleet.nodes[node].node: (
-            f"{fleet.memory[node] // MEGABYTE:,} MB of memory, and the smallest of {stages} stages needs {least // MEGABYTE:,} MB"
+            f"{fleet.memory[node] // MEGABYTE:,} MB of memory, "
+            f"and the smallest of {stages} stages needs {least[fleet.cards[node]] // MEGABYTE:,} MB"
         )
         for node in bench
         if node not in able

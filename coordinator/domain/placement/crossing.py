@@ -66,7 +66,11 @@ def edge_of(
     stages = len(counts)
     rows = [range(at, at + stages) for at in range(0, stages * len(seats), stages)]
     load = load_of(shape, training)
-    rooms = [_room(shape, training, counts, stage, fleet.memory[row[stage]]) for row in rows for stage in range(stages)]
+    rooms = [
+        _room(shape, training, counts, stage, fleet.memory[row[stage]], fleet.cards[row[stage]])
+        for row in rows
+        for stage in range(stages)
+    ]
     room, token_bytes, token_inputs = min(rooms, key=lambda each: each[0] / each[1])
     ways = [(a, b) for row in rows for a, b in pairwise(row)]
     return Edge(
@@ -94,14 +98,14 @@ def _rate(fleet: Fleet, row: Sequence[int], at: int) -> float:
 
 
 def _room(
-    shape: ModelShape, training: TrainingSpec, counts: Sequence[int], stage: int, memory: int
+    shape: ModelShape, training: TrainingSpec, counts: Sequence[int], stage: int, memory: int, card: bool
 ) -> tuple[int, int, int]:
     """Bytes that are left for tokens in flight, bytes of a token, and bytes of its layers' inputs alone."""
     last, layers = stage == len(counts) - 1, counts[stage]
     parameters = shape.stage_parameters(0, layers, stage == 0, last)
     none, one = (shape.stage_memory_bytes(parameters, last, layers, tokens, training.sequence) for tokens in (0, 1))
     return (
-        max(0, memory - fixed_memory(shape, training, parameters) - none),
+        max(0, memory - fixed_memory(shape, training, parameters, card) - none),
         one - none,
         FLOAT32 * layers * shape.hidden,
     )

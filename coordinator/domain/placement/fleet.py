@@ -21,7 +21,8 @@ class Fleet(msgspec.Struct, frozen=True):
     """Candidates by index.
 
     Attributes:
-        speed: operations a second. ``memory``: bytes. ``up``, ``down``: bytes a second of the node's line.
+        speed: operations a second. ``up``, ``down``: bytes a second of the node's line.
+        memory: bytes, of a graphics card where ``cards`` says so.
         byte: seconds a byte takes from one node to another. ``rtt``: seconds there and back.
         region: nodes with the same number are near each other.
         measured: whether anything is known of lines or ways.
@@ -30,6 +31,7 @@ class Fleet(msgspec.Struct, frozen=True):
     nodes: tuple[Candidate, ...]
     speed: list[float]
     memory: list[int]
+    cards: list[bool]
     up: list[float]
     down: list[float]
     byte: Matrix
@@ -78,6 +80,7 @@ def survey(candidates: Sequence[Candidate], network: Network | None) -> Fleet:
         nodes=tuple(candidates),
         speed=[max(1.0, candidate.flops) for candidate in candidates],
         memory=[candidate.memory_mb * MEGABYTE for candidate in candidates],
+        cards=[candidate.card for candidate in candidates],
         up=up,
         down=down,
         byte=byte,

@@ -12,23 +12,27 @@ from transport.wire.task import Layers
 
 FLOAT32 = 4
 _STATE = 3  # Vectors: parameters and two moments.
-BASE_MEMORY = (
-    500 * MEGABYTE
-)  # A trainer with torch loaded, before it has built its stage (`benchmarks/stage_speed.py`).
+BASE_MEMORY = 500 * MEGABYTE  # A trainer with torch loaded that has no stage yet (`benchmarks/stage_speed.py`).
+BASE_CARD = 600 * MEGABYTE  # On a graphics card: its context and libraries. Not measured.
+_OUTER = 7  # Vectors: anchors and momenta of the rounds before, and what an outer step takes for a moment.
 
 
-def stage_memory(shape: ModelShape, training: TrainingSpec, cut: Sequence[Layers], stage: int) -> int:
-    """Bytes that a worker of the stage needs."""
+def stage_memory(
+    shape: ModelShape, training: TrainingSpec, cut: Sequence[Layers], stage: int, card: bool = False
+) -> int:
+    """Bytes that a worker of the stage needs at most; ``card``: on its graphics card, where it computes on one."""
     part = cut[stage]
-    return _memory(shape, training, len(cut), stage, part.last - part.first)
+    return _memory(shape, training, len(cut), stage, part.last - part.first, card)
 
 
-def most_layers(shape: ModelShape, training: TrainingSpec, stages: int, stage: int, memory: int) -> int:
-    """As many layers as a stage can hold in ``memory`` bytes; 0 if not one."""
+def most_layers(
+    shape: ModelShape, training: TrainingSpec, stages: int, stage: int, memory: int, card: bool = False
+) -> int:
+    """As many layers as a stage can hold in ``memory`` bytes, of a graphics card or not; 0 if not one."""
     low, high = 0, shape.layers - stages + 1
     while low < high:
         middle = (low + high + 1) // 2
-        if _memory(shape, training, stages, stage, middle) <= memory:
+        if _memory(shape, training, stages, stage, middle, card) <= memory:
             low = middle
         else:
             high = middle - 1
@@ -93,9 +97,9 @@ def ranges(counts: Sequence[int]) -> tuple[Layers, ...]:
     return tuple(cut)
 
 
-def too_large(shape: ModelShape, training: TrainingSpec, memories: Sequence[int]) -> str:
-    """What is missing, with both figures."""
-    whole = _memory(shape, training, 1, 0, shape.layers) // MEGABYTE
+def too_large(shape: ModelShape, training: TrainingSpec, memories: Sequence[int], card: bool = False) -> str:
+    """What is missing, with both figures; ``card``: all are of graphics cards."""
+    whole = _memory(shape, training, 1, 0, shape.layers, card) // MEGABYTE
     have = sum(memories) // MEGABYTE
     return (
         f"the model needs about {whole:,} MB in training, and the {len(memories)} nodes that would share it have "
@@ -103,18 +107,20 @@ def too_large(shape: ModelShape, training: TrainingSpec, memories: Sequence[int]
     )
 
 
-def fixed_memory(shape: ModelShape, training: TrainingSpec, parameters: int) -> int:
+def fixed_memory(shape: ModelShape, training: TrainingSpec, parameters: int, card: bool) -> int:
     """Bytes of a worker that do not grow with the tokens in flight, beside ``ModelShape.stage_memory_bytes``.
 
-    The process itself, what a replica carries from round to round, and states and payloads of the rounds that can be audited and
-    of the one under way.
+    The process itself, what outer steps take, what a replica carries from round to round, and states and payloads of the rounds
+    that can be audited and of the one under way. On a graphics card (``card``) lies none of that but the process's own part.
     """
+    if card:
+        return BASE_CARD
     steps = training.inner_steps
     payloads = recorded_bytes(shape, training, training.batch * training.sequence)
     states = -(-steps // state_interval(steps, _STATE * FLOAT32 * parameters, payloads, training.commit_every))
     rounds = KEPT_ROUNDS + 1
-    vectors = _carried_vectors(training) + rounds * states * _STATE
-    return BASE_MEMORY + shape.kept_bytes(parameters, vectors, rounds * steps * payloads)
+    vectors = _OUTER + _carried_vectors(training) + rounds * states * _STATE
+    return BASE_MEMORY + FLOAT32 * parameters * vectors + rounds * steps * payloads
 
 
 def _carried_vectors(training: TrainingSpec) -> int:
@@ -125,7 +131,7 @@ def _carried_vectors(training: TrainingSpec) -> int:
     return 4 if training.outer == "streaming" else 0
 
 
-def _memory(shape: ModelShape, training: TrainingSpec, stages: int, stage: int, layers: int) -> int:
+def _memory(shape: ModelShape, training: TrainingSpec, stages: int, stage: int, layers: int, card: bool = False) -> int:
     last = stage == stages - 1
     parameters = shape.stage_parameters(0, layers, stage == 0, last)
     micro = -(-training.batch // training.micro_batches)
@@ -137,4 +143,4 @@ def _memory(shape: ModelShape, training: TrainingSpec, stages: int, stage: int, 
         kept = 0
     tokens = micro * in_flight * training.sequence
     grows = shape.stage_memory_bytes(parameters, last, layers, tokens, training.sequence)
-    return fixed_memory(shape, training, parameters) + kept + grows
+    return fixed_memory(shape, training, parameters, card) + kept + grows

@@ -1,6 +1,6 @@
 """Words of the placement: who may take a seat, what is known of the lines between them, what a plan is."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -21,6 +21,22 @@ class Candidate(msgspec.Struct, frozen=True):
     flops: float
     env_class: str
     floor: int = 0
+
+    @property
+    def card(self) -> bool:
+        """Whether it computes on a graphics card, whose memory holds what is trained, and not what audits ask for.
+
+        ``trainer.environment.env_class`` names the toolkit's version there.
+        """
+        return "|cuda-" in self.env_class
+
+    def holds(self, needed: "Needed", stage: int) -> bool:
+        """Whether its memory holds a stage."""
+        return self.memory_mb * MEGABYTE >= needed[self.card][stage]
+
+
+Needed = Mapping[bool, Sequence[int]]
+"""Bytes by stage, in main memory (False) and on a graphics card (True)."""
 
 
 class Network(Protocol):

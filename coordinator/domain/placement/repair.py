@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from coordinator.domain.placement.node import MEGABYTE, Candidate
+from coordinator.domain.placement.node import Candidate, Needed
 from transport.wire.ids import NodeAddress
 
 
@@ -10,7 +10,7 @@ def fill(
     missing: Sequence[tuple[int, int]],
     holders: Mapping[tuple[int, int], Candidate],
     free: Sequence[Candidate],
-    memory_needed: Sequence[int],
+    memory_needed: Needed,
 ) -> dict[tuple[int, int], NodeAddress]:
     """Give missing seats to free nodes: lowest replicas first, quickest nodes first, owners that the stage has not yet.
 
@@ -18,7 +18,7 @@ def fill(
         missing: seats (stage, replica) that nobody holds.
         holders: who holds the other seats.
         free: nodes without a seat.
-        memory_needed: bytes by stage.
+        memory_needed: what a stage takes.
     Returns:
         seat -> node for those that could be filled.
     """
@@ -28,7 +28,7 @@ def fill(
         owners.setdefault(stage, set()).add(holder.owner)
     filled: dict[tuple[int, int], NodeAddress] = {}
     for stage, replica in sorted(missing, key=lambda seat: (seat[1], seat[0])):
-        fitting = [c for c in left if c.memory_mb * MEGABYTE >= memory_needed[stage]]
+        fitting = [c for c in left if c.holds(memory_needed, stage)]
         if not fitting:
             continue
         taken = owners.setdefault(stage, set())

@@ -7,7 +7,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -125,8 +124,6 @@ int main(int count, char **arguments)
         return 2;
     }
     prctl(PR_SET_TIMERSLACK, 1000); /* ns; the usual 50 us would blur every delay. */
-    struct sched_param first = {.sched_priority = 1};
-    sched_setscheduler(0, SCHED_FIFO, &first); /* Where it may: a line does not wait for the processors of those it joins. */
     uint64_t seed = strtoull(arguments[1], NULL, 10);
     int epoll = epoll_create1(EPOLL_CLOEXEC);
     for (int i = 2; i < count; i++) {
