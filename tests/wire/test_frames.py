@@ -9,7 +9,15 @@ import pytest
 
 from transport.wire.codec import MessageError
 from transport.wire.task import StopTask, TaskFailed
-from transport.wire.worker import AgentMessage, WorkerCommand, WorkerMessage, WorkerReport, read_frame, write_frame
+from transport.wire.worker import (
+    AgentMessage,
+    WorkerCommand,
+    WorkerMessage,
+    WorkerReport,
+    read_frame,
+    write_frame,
+    write_pieces,
+)
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -37,6 +45,22 @@ async def test_a_frame_with_a_payload_arrives_whole(socket: tuple[Streams, Strea
     writing = asyncio.create_task(write_frame(out, message, payload))
     assert await read_frame(into, WorkerMessage) == (message, payload)
     await writing
+
+
+@pytest.mark.parametrize("sizes", [(), (0, 0), (1, 0), (3 << 20, 5), (1 << 20, (1 << 20) + 1)])
+async def test_pieces_arrive_as_one_payload_and_little_of_it_is_held_twice(
+    socket: tuple[Streams, Streams], sizes: tuple[int, ...]
+) -> None:
+    (_, out), (into, _) = socket
+    pieces = [bytes(range(number, number + 100)) * (size // 100 + 1) for number, size in enumerate(sizes)]
+    pieces = [piece[:size] for piece, size in zip(pieces, sizes, strict=True)]
+    message = WorkerReport(body=TaskFailed(reason="no"))
+    writing = asyncio.create_task(write_pieces(out, message, pieces))
+    await asyncio.sleep(0.05)  # Nobody reads: what the socket does not take waits here.
+    buffered = out.transport.get_write_buffer_size()
+    assert await read_frame(into, WorkerMessage) == (message, b"".join(pieces))
+    await writing
+    assert buffered <= 1 << 20
 
 
 async def test_frames_follow_each_other(socket: tuple[Streams, Streams]) -> None:
