@@ -13,6 +13,7 @@ class Recipe:
 
     Attributes:
         training: what differs from ``TrainingSpec``'s defaults; ``inner_steps`` is the period of rounds.
+        learning: part of the learning rate that is everybody's; a replica's batch is a quarter of all replicas' together.
         lost: share of contributions that never arrive.
         scratch: a row of the tables without a warm start, too.
     """
@@ -22,6 +23,7 @@ class Recipe:
     training: Mapping[str, Any] = field(default_factory=dict)
     note: str = ""
     lost: float = 0.0
+    learning: float = 1.0
     scratch: bool = False
 
 
@@ -46,6 +48,8 @@ RECIPES = (
     Recipe("alone", "alone", note="one worker, a quarter of the tokens"),
     Recipe("int4 gradients", "gradients", note="4-bit blocks of 256, levels that are squares, every step"),
     Recipe("H=20 int4", "rounds", _diloco(20, "int4", 0.5), "DiLoCo, 4-bit blocks of 64"),
+    Recipe("H=20 int4 slower", "rounds", _diloco(20, "int4", 0.6, 0.8), "half the learning rate", learning=0.5),
+    Recipe("together slower", "together", note="DDP with half the learning rate", learning=0.5),
     Recipe("H=20 int4 .3", "rounds", _diloco(20, "int4", 0.3, 0.9), "the same, outer rate 0.9 and momentum 0.3"),
     Recipe(
         "H=20 int4 feedback", "rounds", _diloco(20, "int4", 0.5, error_feedback=1.0), "the same with error feedback"
@@ -80,6 +84,7 @@ RECIPES = (
     ),
     Recipe("slowest", "slowest", _diloco(20, "int4", 0.5), "the same; everybody waits for the slowest"),
     Recipe("together Muon", "together", {"optimizer": "muon"}, "DDP with Muon"),
+    Recipe("H=20 Muon", "rounds", _diloco(20, "int4", 0.5, optimizer="muon"), "H=20, int4, Muon inside"),
     Recipe("H=50 Muon", "rounds", _diloco(50, "int4", 0.5, optimizer="muon"), "H=50, int4, Muon inside"),
     Recipe("400x Muon", "rounds", _diloco(15, "coarse", 0.5, optimizer="muon"), "H=15, coarse, Muon inside"),
 )

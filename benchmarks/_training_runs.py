@@ -106,7 +106,7 @@ class Setting:
             "sequence": SEQUENCE,
             "batch": BATCH,
             "micro_batches": 1,
-            "learning_rate": shape.learning_rate,
+            "learning_rate": shape.learning_rate * (recipe.learning if recipe else 1.0),
             "warmup_steps": self.steps // 20,
             "clip_norm": CLIP,
             "precision": self.precision,
