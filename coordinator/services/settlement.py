@@ -183,15 +183,17 @@ class Settlement:
             raise FundsError(problem, field="escrow")
         await self._take_note(job, state)
 
-    async def return_deposit(self, job: Job) -> None:
-        """Give back what has come into the escrow of a job that had ended without one.
+    async def return_deposit(self, job: Job) -> bool:
+        """Give back what has come into the escrow of a job that had ended without one; whether something had.
 
         Raises:
             LedgerError: the ledger does not answer.
         """
         state = await self._chain.escrow(job.submitter, job.id)
-        if state is not None and state.coordinator == self._coordinator and state.balance and not state.ended:
-            await self._take_note(job, state)
+        if state is None or state.coordinator != self._coordinator or not state.balance or state.ended:
+            return False
+        await self._take_note(job, state)
+        return True
 
     def _problem(self, job: Job, state: EscrowState | None) -> str:
         if state is None:

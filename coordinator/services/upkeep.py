@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from coordinator.domain.job import LIVE, RESTING, Action, Job, JobState
 from coordinator.domain.lease import Lease
@@ -95,19 +95,23 @@ class Upkeep:
             waiting = await tx.find(Job, ("state", "=", JobState.CREATED), newest=True, limit=MAX_POLLED)
             ended = await tx.find(Job, *unfunded, newest=True, limit=MAX_POLLED, offset=self._ended_seen)
             at_work = await tx.find(Job, ("state", "in", tuple(sorted(LIVE - {JobState.CREATED}))))
-        self._ended_seen = self._ended_seen + MAX_POLLED if len(ended) == MAX_POLLED else 0
         added = [job for job in at_work if not job.test_wallet and job.escrow < job.spec.budget][-MAX_POLLED:]
-        looks = (
-            (self._settlement.see_escrow, waiting),
-            (self._settlement.see_deposit, added),
-            (self._settlement.return_deposit, ended),
-        )
-        for look, jobs in looks:
-            for job in jobs:
-                try:
-                    await look(job)
-                except (CottageError, LedgerError):
-                    continue  # Not there yet, or not to be asked now: a later turn looks again.
+        await self._look(self._settlement.see_escrow, waiting)
+        await self._look(self._settlement.see_deposit, added)
+        found = await self._look(
+            self._settlement.return_deposit, ended
+        )  # These are not among the ended ones next time.
+        self._ended_seen = self._ended_seen + MAX_POLLED - found if len(ended) == MAX_POLLED else 0
+
+    async def _look(self, look: Callable[[Job], Awaitable[bool | None]], jobs: Sequence[Job]) -> int:
+        """At each of these jobs; for how many it was so."""
+        found = 0
+        for job in jobs:
+            try:
+                found += bool(await look(job))
+            except (CottageError, LedgerError):
+                continue  # Not there yet, or not to be asked now: a later turn looks again.
+        return found
 
     async def look_at_paused(self) -> None:
         """Go on with jobs whose budget was added to; what is left paused until its deadline is kept, and the rest refunded."""
