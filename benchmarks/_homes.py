@@ -91,7 +91,7 @@ class Homes:
             self._access[name] = ACCESS_LATENCY * math.exp(ACCESS_WIDTH * _normal(chance))
             self.machine[name] = machine
             self.candidates.append(
-                Candidate(name, name, machine.memory_mb, machine.peak * UTILISATION, f"{machine.name}|cuda-")
+                Candidate(name, name, machine.memory_mb, machine.peak * UTILISATION, "gpu", card=True)
             )
 
     def line(self, node: str) -> Line | None:

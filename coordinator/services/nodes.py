@@ -231,6 +231,7 @@ class Nodes:
                 self._speeds.get(s.node, s.profile.flops),
                 s.profile.env_class,
                 s.profile.floor,
+                card=s.profile.kind == "cuda",
             )
             for s in self._sessions.values()
             if s.node not in self._banned and s.stake >= self._context.config.min_stake

@@ -98,9 +98,7 @@ class Upkeep:
         added = [job for job in at_work if not job.test_wallet and job.escrow < job.spec.budget][-MAX_POLLED:]
         await self._look(self._settlement.see_escrow, waiting)
         await self._look(self._settlement.see_deposit, added)
-        found = await self._look(
-            self._settlement.return_deposit, ended
-        )  # These are not among the ended ones next time.
+        found = await self._look(self._settlement.return_deposit, ended)  # Next time they are not among these.
         self._ended_seen = self._ended_seen + MAX_POLLED - found if len(ended) == MAX_POLLED else 0
 
     async def _look(self, look: Callable[[Job], Awaitable[bool | None]], jobs: Sequence[Job]) -> int:

@@ -125,7 +125,7 @@ def test_what_audits_ask_for_lies_in_main_memory_and_not_on_a_card() -> None:
     on_card = stage_memory(SHAPE, TRAINING, whole, 0, card=True)
     memory = (on_card // MEGABYTE + WHOLE) // 2
     assert on_card // MEGABYTE < memory < WHOLE
-    card = msgspec.structs.replace(node(1, memory_mb=memory), env_class="RTX 4070|cuda-12.6|torch-2.13.0")
+    card = msgspec.structs.replace(node(1, memory_mb=memory), card=True)
     assert choose(SHAPE, TRAINING, [card, node(2, memory_mb=memory)], 1, None).seats == {(0, 0): card.node}
     with pytest.raises(NoPlacementError, match=f"needs about {WHOLE:,} MB"):
         choose(SHAPE, TRAINING, [node(2, memory_mb=memory)], 1, 1)

@@ -80,3 +80,13 @@ async def test_the_time_of_a_committed_round_changes_what_the_planner_knows_of_i
     assert speeds[slow.key.address] < slow.profile.flops / 2
     others = {n.key.address: n.profile.flops for n in world.nodes[1:]}
     assert {node: speeds[node] for node in others} == others, "who says nothing is as quick as its benchmark"
+
+
+async def test_the_planner_knows_whose_memory_is_a_graphics_card_s() -> None:
+    world = World(1, nodes=3, faults=0.0)
+    card = world.nodes[0]
+    card.profile = msgspec.structs.replace(card.profile, kind="cuda")
+    await gather_nodes(world)
+    assert world.parts is not None
+    found = {candidate.node: candidate.card for candidate in world.parts.nodes.everybody()}
+    assert found == {node.key.address: node is card for node in world.nodes}

@@ -13,7 +13,13 @@ MEGABYTE = 1 << 20
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """A node that may take a seat. ``owner``: where it is paid; ``floor``: the least it works for, for 10^15 operations."""
+    """A node that may take a seat.
+
+    Attributes:
+        owner: where it is paid.
+        floor: the least it works for, for 10^15 operations.
+        card: it computes on a graphics card, whose memory this is: it holds what is trained, and not what audits ask for.
+    """
 
     node: NodeAddress
     owner: NodeAddress
@@ -21,14 +27,7 @@ class Candidate(msgspec.Struct, frozen=True):
     flops: float
     env_class: str
     floor: int = 0
-
-    @property
-    def card(self) -> bool:
-        """Whether it computes on a graphics card, whose memory holds what is trained, and not what audits ask for.
-
-        ``trainer.environment.env_class`` names the toolkit's version there.
-        """
-        return "|cuda-" in self.env_class
+    card: bool = False
 
     def holds(self, needed: "Needed", stage: int) -> bool:
         """Whether its memory holds a stage."""
