@@ -4,7 +4,7 @@ Every storm is one seed: jobs that are paid round by round by the real service, 
 After every step it is checked on the ledger itself that nothing has appeared or vanished and nobody has more than was earned,
 and at the end that everybody has exactly that. The first untruth ends it.
 
-    python benchmarks/payouts.py                      # 100,000 payouts, minutes of one processor
+    python benchmarks/payouts.py                      # 100,000 payouts, minutes of one processor; build/bench/payouts.json
     python benchmarks/payouts.py --payouts 2000 --seed 7
     python benchmarks/payouts.py --every-wait         # kill -9 at each of the waits of one settlement, one by one
 """
@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from _common import ROOT
+from _common import ROOT, publish
 
 sys.path.insert(0, str(ROOT))  # Run as a program, only this folder is looked in.
 
@@ -41,6 +41,8 @@ ROUGH = Weather(
     behind=0.1,
     fork=0.03,
 )
+CLAIM = "100,000 payouts in bad weather: nothing is paid twice, nothing is lost, and it sums to zero after every step"
+COUNTS = ("payouts", "transactions", "crashes", "checks", "questions")
 CRASHES = 0.2  # Of the turns of the service end at one of its waits.
 
 
@@ -49,7 +51,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python benchmarks/payouts.py", description=__doc__)
     parser.add_argument("--payouts", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0, help="of the first storm")
-    parser.add_argument("--out", type=Path, help="receives the tally as JSON after every storm")
     parser.add_argument(
         "--every-wait", action="store_true", help="instead: kill -9 at each wait of one settlement, one by one"
     )
@@ -65,16 +66,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     while total.payouts < options.payouts:
         one = asyncio.run(storm(seed, SIZE, ROUGH, CRASHES))
         seed += 1
-        for name in ("payouts", "transactions", "crashes", "checks", "questions"):
+        for name in COUNTS:
             setattr(total, name, getattr(total, name) + getattr(one, name))
         faults.update(one.faults)
-        document = {
-            "seconds": round(time.monotonic() - began, 1), "processor seconds": round(time.process_time() - worked, 1),
-        }  # fmt: skip
-        if options.out is not None:
-            options.out.write_text(json.dumps(document, indent=1) + "\n")
-    sys.stdout.write(json.dumps(document, indent=1) + "\n")
+    publish("payouts", CLAIM, figures(total, faults, began, worked))
     return 0
+
+
+def figures(total: Tally, faults: Counter[str], began: float, worked: float) -> dict[str, object]:
+    """What came of all storms; a payment made twice or lost would have ended them."""
+    counted = {name: getattr(total, name) for name in COUNTS}
+    seconds = {
+        "seconds": round(time.monotonic() - began, 1),
+        "processor_seconds": round(time.process_time() - worked, 1),
+    }
+    return {**counted, "faults": dict(faults), **seconds}
 
 
 if __name__ == "__main__":
