@@ -183,6 +183,9 @@ def _run(options: argparse.Namespace) -> int:
         os.environ[MOVED] = why
     elif after.kind == "version" and after.folder is not None:
         restart.replace_self(after.folder, after.version, home, sys.argv[1:])
+    elif after.kind == "version" and after.setup is not None:
+        restart.install(after.setup, after.version, home, sys.argv[1:], stays=options.stay)
+        return 0
     if after.kind != "end":
         restart.begin_anew(sys.argv[1:])
     return 0

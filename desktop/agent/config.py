@@ -191,6 +191,11 @@ class Home:
         return self.path / "updates"
 
     @property
+    def setup(self) -> Path:
+        """An installer of the next version, fetched whole; Windows starts a program by its name's end."""
+        return self.path / "Cottage-Setup.exe"
+
+    @property
     def seen_updates(self) -> Path:
         """Which manifests were seen."""
         return self.path / "updates.json"

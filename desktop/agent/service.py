@@ -33,6 +33,7 @@ from desktop.agent.updates.folder import Folder
 from desktop.agent.updates.keeper import UpdateOrder, Updates, UpdateView
 from desktop.agent.updates.release import Release, Way, installation, this_release, version
 from desktop.agent.updates.replaced import LOOK_S, Place
+from desktop.agent.updates.setup import Setup
 from desktop.agent.usage import Share
 from transport.clock import SystemClock
 from transport.ending import on_end
@@ -46,13 +47,14 @@ RETRY_S = 30.0  # Docker starts some time after the desktop does.
 class Next:
     """What follows when the service has ended.
 
-    ``kind``: end: nothing; version: become ``version``, which lies in ``folder``; anew: become what lies in this program's
-    place now; unit: let the unit of this user's systemd go on.
+    ``kind``: end: nothing; version: become ``version``, which lies in ``folder`` or that ``setup`` installs; anew: become what
+    lies in this program's place now; unit: let the unit of this user's systemd go on.
     """
 
     kind: Kind = "end"
     version: str = ""
     folder: Folder | None = None
+    setup: Setup | None = None
 
 
 class Service:
@@ -255,7 +257,10 @@ class Service:
         view = self._updates.view
         if view.stage not in ("ready", "installed"):
             raise UpdateError(f"no new version is ready: {view.text or 'this is the newest'}")
-        self.after = Next("anew") if view.stage == "installed" else Next("version", view.version, self._updates.folder)
+        updates = self._updates
+        self.after = Next("anew")
+        if view.stage == "ready":
+            self.after = Next("version", view.version, updates.folder, updates.setup)
         self.stop()
         return view
 

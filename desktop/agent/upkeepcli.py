@@ -10,7 +10,8 @@ from desktop.agent.config import Home
 from desktop.agent.errors import SettingsError, UpdateError
 from desktop.agent.log import printable
 from desktop.agent.updates.keeper import UpdateOrder, UpdateView
-from desktop.agent.updates.release import installation, this_release
+from desktop.agent.updates.release import installation, this_release, version
+from desktop.agent.updates.restart import why_not
 from transport.wire.codec import encode_json
 
 
@@ -22,6 +23,7 @@ def add_words(words: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         "--restart", action="store_true", help="hand over what runs and restart into the version that is ready"
     )
     what.add_argument("--back", action="store_true", help="from the next start on, use the version before this one")
+    what.add_argument("--answers", action="store_true", help=argparse.SUPPRESS)  # Of the installer for Windows.
     update.set_defaults(run=_update)
     gone = words.add_parser(
         "uninstall", help="end the agent and remove what it left: unit, containers, images, files; the key stays"
@@ -47,6 +49,11 @@ def add_words(words: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
 
 
 def _update(options: argparse.Namespace) -> int:
+    if options.answers:
+        home = Home.at(options.home)
+        trouble = why_not(sys.executable, version(), home, ("run", "--stay", "--home", str(home.path)))
+        sys.stderr.write(f"{trouble}\n" if trouble else "")
+        return int(bool(trouble))
     if options.back:
         _, folder = installation()
         if folder is None:

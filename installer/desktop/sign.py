@@ -3,7 +3,8 @@
 ::
 
     ... key release.key                        make the key, once; keep it off the web server and off every build machine
-    ... manifest --key release.key --number 7 --minimum 0.1.0 build/desktop/Cottage-0.2.0-linux-x86_64.tar.gz > update.json
+    ... manifest --key release.key --number 7 --minimum 0.1.0 \\
+        Cottage-0.2.0-linux-x86_64.tar.gz Cottage-Setup-0.2.0.exe > update.json
 
 The manifest and the packages lie side by side on the web server. A build follows it with ``installer.desktop.build --release
 release.json``, where that file has ``key`` (which ``key`` prints) and ``url`` (of the manifest). The number must grow with
@@ -24,7 +25,8 @@ from transport.identity import NodeKey
 from transport.wire.codec import MessageError, convert
 
 DAYS = 30  # A program that is held back by somebody notices within this time.
-_NAME = re.compile(r"^Cottage-(\d+\.\d+\.\d+)-([a-z0-9]+-[a-z0-9_]+)\.tar\.gz$")
+_NAME = re.compile(r"^Cottage-(\d+\.\d+\.\d+)-([a-z0-9]+-[a-z0-9_]+)\.tar\.gz$|^Cottage-Setup-(\d+\.\d+\.\d+)\.exe$")
+_SETUP = "windows-amd64"
 _CHUNK = 1 << 20
 
 
@@ -81,18 +83,22 @@ def described(package: Path) -> tuple[str, Package]:
     """Version and description of a file; raises ValueError where it is not named as ``installer.desktop.build`` names it."""
     match = _NAME.match(package.name)
     if match is None:
-        raise ValueError(f"{package}: not named like Cottage-0.2.0-linux-x86_64.tar.gz")
+        raise ValueError(f"{package}: not named like Cottage-0.2.0-linux-x86_64.tar.gz or Cottage-Setup-0.2.0.exe")
     with package.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
+    version, platform, of_setup = match.groups()
+    size = package.stat().st_size
+    given = {"platform": platform or _SETUP, "file": package.name, "sha256": digest, "size": size}
+    bounded: Package = convert(given | {"unpacked": size if of_setup else _unpacked(package)}, Package)
+    return version or of_setup, bounded
+
+
+def _unpacked(package: Path) -> int:
     unpacked = 0
     with gzip.open(package) as plain:
         while chunk := plain.read(_CHUNK):
             unpacked += len(chunk)
-    size = package.stat().st_size
-    bounded: Package = convert(
-        {"platform": match[2], "file": package.name, "sha256": digest, "size": size, "unpacked": unpacked}, Package
-    )
-    return match[1], bounded
+    return unpacked
 
 
 if __name__ == "__main__":

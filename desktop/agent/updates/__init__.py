@@ -7,5 +7,6 @@
     fetch      over HTTPS from one host, resumed where it was cut
     folder     versions side by side, and the link that names the one in use
     keeper     looks now and then, and has the new one ready
+    setup      on Windows, an installer in the place of that folder
     restart    hands over: the new version must answer first, or the old one goes on
 """

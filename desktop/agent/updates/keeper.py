@@ -1,6 +1,7 @@
 """Looks for a new version now and then, has it ready on the disk, and lets the owner say when."""
 
 import asyncio
+import contextlib
 import random
 import shutil
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from desktop.agent.updates import fetch, manifest
 from desktop.agent.updates.folder import Folder
 from desktop.agent.updates.manifest import Seen
 from desktop.agent.updates.release import Release, Way, platform_name
+from desktop.agent.updates.setup import Setup
 from transport.clock import Clock
 from transport.wire.codec import encode_json
 
@@ -59,6 +61,7 @@ class Updates:
     ) -> None:
         self._home, self._release, self._clock, self._note = home, release, clock, note
         self._way, self.folder = way
+        self.setup: Setup | None = None
         self._looking = asyncio.Lock()
         self.view = UpdateView("none" if release.follows else "off", release.version)
         if not release.follows:
@@ -97,6 +100,8 @@ class Updates:
         package = manifest.judge(found, release.version, platform_name(), seen, self._clock.time())
         keep_seen(self._home, manifest.remembered(seen, found))
         if package is None:
+            with contextlib.suppress(OSError):  # None is there, or it has not ended yet.
+                self._home.setup.unlink()
             self._tell(UpdateView("none", release.version))
             return
         if (self.view.stage, self.view.version) == ("ready", found.version):
@@ -106,13 +111,16 @@ class Updates:
             text = "the system's package manager brings it: apt-get update && apt-get install cottage"
             self._tell(msgspec.structs.replace(told, stage="apt", text=text))
             return
-        if self.folder is None:
+        if self.folder is None and self._way != "setup":
             self._tell(msgspec.structs.replace(told, stage="by hand", text="install it the way this one was installed"))
             return
         self.view = told
         file = await fetch.fetch(release.url, package, self._home.updates)
-        await asyncio.to_thread(self.folder.unpack, file, found.version, package.unpacked)
-        await asyncio.to_thread(self.folder.tidy, frozenset({found.version}))
+        if self.folder is None:
+            self.setup = Setup(file.replace(self._home.setup), package)
+        else:
+            await asyncio.to_thread(self.folder.unpack, file, found.version, package.unpacked)
+            await asyncio.to_thread(self.folder.tidy, frozenset({found.version}))
         await asyncio.to_thread(shutil.rmtree, self._home.updates, ignore_errors=True)
         self._tell(msgspec.structs.replace(told, stage="ready", text="restart to update; jobs are handed over first"))
 

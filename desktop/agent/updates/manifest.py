@@ -16,9 +16,9 @@ Version = Annotated[str, Meta(pattern=r"^(0|[1-9][0-9]{0,5})(\.(0|[1-9][0-9]{0,5
 
 
 class Package(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One file beside the manifest: a gzipped tar of an installation's folder.
+    """One file beside the manifest: a gzipped tar of an installation's folder; for Windows its installer.
 
-    ``platform``: as ``release.platform_name`` says; ``unpacked``: bytes of the tar.
+    ``platform``: as ``release.platform_name`` says; ``unpacked``: bytes of the tar, or of the installer itself.
     """
 
     platform: Annotated[str, Meta(pattern=r"^[a-z0-9]{1,20}-[a-z0-9_]{1,20}$")]

@@ -24,7 +24,8 @@ FILE = "release.json"
 PACKAGE = "cottage"
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
-Way = Literal["folder", "deb", "other"]
+Way = Literal["folder", "deb", "setup", "other"]
+UNINSTALLER = "uninstall.exe"  # What NSIS leaves beside the program (installer/desktop/windows/cottage.nsi).
 
 
 class Release(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -81,7 +82,8 @@ def platform_name() -> str:
 
 
 def installation(program: Path | None = None) -> tuple[Way, Folder | None]:
-    """How the running program came here: ``folder`` can replace itself, ``deb`` is apt's, ``other`` is its owner's.
+    """How the running program came here: ``folder`` can replace itself, ``setup`` is replaced by an installer, ``deb`` is apt's,
+    ``other`` is its owner's.
 
     ``program``: the executable, this one by default.
     """
@@ -93,6 +95,8 @@ def installation(program: Path | None = None) -> tuple[Way, Folder | None]:
     versions = program.parent.parent
     if versions.name == VERSIONS and os.access(versions, os.W_OK):
         return "folder", Folder(versions)
+    if sys.platform == "win32" and program.with_name(UNINSTALLER).exists():
+        return "setup", None
     if program.is_relative_to("/opt/cottage"):
         return "deb", None
     return "other", None

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from desktop.agent import status
@@ -19,6 +20,7 @@ from desktop.agent.errors import AgentError, UpdateError
 from desktop.agent.log import LOGGER
 from desktop.agent.updates.folder import AGENT, Folder
 from desktop.agent.updates.keeper import mark_failed
+from desktop.agent.updates.setup import Setup
 
 TRIAL = "--trial"
 ANSWER_S = 90.0  # Five seconds on a quiet computer.
@@ -46,6 +48,19 @@ def replace_self(folder: Folder, version: str, home: Home, arguments: Sequence[s
     os.execv(program, [program, *arguments])  # noqa: S606 - a program of ours, without a shell
 
 
+def install(setup: Setup, version: str, home: Home, arguments: Sequence[str], *, stays: bool) -> None:
+    """Windows: have ``version`` installed in this one's place, after this process has ended; where that fails, begin anew.
+
+    The version counts as one that does not start here until it does: it is not tried again unasked.
+    """
+    try:
+        mark_failed(home, version)
+        setup.start(home, stays=stays)
+    except UpdateError as error:
+        LOGGER.error("the update to %s was not made: %s", version, error)
+        begin_anew(arguments)
+
+
 def begin_anew(arguments: Sequence[str]) -> NoReturn:
     """Become what lies in this program's place now; never returns. The home must not be locked."""
     # A Python has to be told again what it runs.
@@ -63,7 +78,7 @@ def why_not(program: str, version: str, home: Home, arguments: Sequence[str]) ->
         signal.signal(signal.SIGTERM, previous)
         return f"{program}: {error.strerror}"
     try:
-        return _judged(process, version, home, asked) or _ended(process)
+        return _judged(process, version, home, asked) or _ended(process, home)
     finally:
         if sys.platform == "win32":
             process.kill()
@@ -82,7 +97,7 @@ def _judged(process: subprocess.Popen[bytes], version: str, home: Home, asked: S
         if (code := process.poll()) is not None:
             return f"it ended with exit code {code}"
         try:
-            told = asyncio.run(status.ask(Home(home.path, trial=True).socket))
+            told = asyncio.run(status.ask(_on_trial(home)))
         except AgentError:
             time.sleep(ASK_EVERY_S)
             continue
@@ -90,10 +105,19 @@ def _judged(process: subprocess.Popen[bytes], version: str, home: Home, asked: S
     return f"it has not answered for {ANSWER_S:.0f} s"
 
 
-def _ended(process: subprocess.Popen[bytes]) -> str:
-    process.terminate()
+def _ended(process: subprocess.Popen[bytes], home: Home) -> str:
+    if sys.platform == "win32":  # Which has no signal that a process could answer in its own way.
+        with contextlib.suppress(AgentError):
+            asyncio.run(status.ask_leave(_on_trial(home)))
+    else:
+        process.terminate()
     try:
         code = process.wait(END_S)
     except subprocess.TimeoutExpired:
         return f"it does not end within {END_S:.0f} s"
     return f"it ended with exit code {code} when it was asked to" if code else ""
+
+
+def _on_trial(home: Home) -> Path:
+    """Where a version on probation answers."""
+    return Home(home.path, trial=True).socket
