@@ -7,7 +7,7 @@ of AdamW's second moment there, as the optimizer does: what is usually small cou
 from pathlib import Path
 
 import torch
-from _common import FOLDER
+from _common import FOLDER, publish
 from _training_runs import REPLICAS, Runner, Setting
 from _training_text import prepared
 
@@ -20,7 +20,7 @@ SEQUENCE = 128
 
 
 def main(folder: Path = FOLDER / "training") -> None:
-    """Print a row for each codec."""
+    """Measure each codec, and publish."""
     setting = Setting("1M", 600, warm=True, seed=0, folder=folder)
     runner = Runner(setting, prepared(folder, SEQUENCE), lambda _share: None)
     stage, gradients = runner.stage(setting.spec()), list[torch.Tensor]()
@@ -29,14 +29,16 @@ def main(folder: Path = FOLDER / "training") -> None:
         gradients.append(stage.gradients.clone())
         stage.gradients.zero_()
     mean, usual = mean_update(gradients), stage.second_moment.sqrt() + 1e-8
-    print(f"{'codec':16}{'of the length':>16}{'of the step':>16}{'become zero':>16}{'bits a value':>16}")
+    rows = dict[str, dict[str, float]]()
     for codec in CODECS:
         sent = [encode(gradient, codec) for gradient in gradients]
         back = [decode(data, tuple(mean.shape), codec) for data in sent]
         error = mean_update(back) - mean
         zero = sum(float(((b == 0) & (g != 0)).float().mean()) for b, g in zip(back, gradients, strict=True)) / REPLICAS
         plain, step = float(error.norm() / mean.norm()), float((error / usual).norm() / (mean / usual).norm())
-        print(f"{codec:16}{plain:16.1%}{step:16.1%}{zero:16.1%}{8 * len(sent[0]) / mean.numel():16.2f}")
+        bits = 8 * len(sent[0]) / mean.numel()
+        rows[codec] = {"error_of_length": plain, "error_of_step": step, "become_zero": zero, "bits_a_value": bits}
+    publish("gradient_codecs", __doc__.splitlines()[0], {"codecs": rows})
 
 
 if __name__ == "__main__":

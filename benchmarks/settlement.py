@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import logging
 import os
 import sys
@@ -22,7 +21,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
-from _common import ROOT
+from _common import ROOT, publish
 
 sys.path.insert(0, str(ROOT))  # Run as a program, only this folder is looked in.
 
@@ -140,14 +139,14 @@ async def measure(providers: int, folder: Path) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the figures as JSON."""
+    """Measure, and publish."""
     parser = argparse.ArgumentParser(prog="python benchmarks/settlement.py", description=__doc__)
     parser.add_argument("--providers", type=int, default=10_000)
     options = parser.parse_args(argv)
     logging.disable(logging.WARNING)
     with tempfile.TemporaryDirectory() as folder:
         found = asyncio.run(measure(options.providers, Path(folder)))
-    sys.stdout.write(json.dumps(found, indent=1) + "\n")
+    publish("settlement", __doc__.splitlines()[0], found)
     return 0
 
 

@@ -51,6 +51,8 @@ MAX_ADMISSIONS = (
 MAX_TABLES_A_TRANSACTION = 4  # 34 bytes each; 50 payees of four tables fit.
 MAX_TRANSACTION_BYTES = 1232
 MAX_WALLETS_A_TRANSACTION = 10  # Creating one takes 3 addresses that no other shares; 12 fit without a nonce.
+RECENT_SLOTS = 256  # Of which a table may still be made when its transaction arrives; programs are told of 512.
+SLOTS_A_LOOK = 16
 UNITS_A_PAYEE, UNITS_BASE = (
     8_000,
     40_000,
@@ -66,6 +68,7 @@ class Payouts:
         self._connection, self._market, self._sender = connection, market, sender
         self._signer: Keypair = keypair(seed)
         self._owner: Pubkey = self._signer.pubkey()
+        self._slots: set[int] = set()  # Of tables that were made lately, or are on their way.
 
     async def nonces(self, count: int) -> list[str]:
         """Addresses of the coordinator's first ``count`` nonce accounts; creates those that are missing."""
@@ -255,14 +258,30 @@ class Payouts:
         )  # The newest: if it was made for this payment, only its row knows it.
 
     async def _new_table(self, window: Window, wanted: Sequence[Pubkey]) -> PreparedTransaction:
-        # The newest slot may be on a fork that is left; a few older ones are on all of them.
-        slot = max(0, await self._connection.confirmed_slot() - 1)
+        slot = await self._slot_of_a_table()
         address = table_address(self._owner, slot)
         made = [
             create_table(self._owner, slot),
             extend_table(self._owner, address, wanted[:MAX_ADDRESSES_A_TRANSACTION]),
         ]
         return self._signed(window, made, "table", address)
+
+    async def _slot_of_a_table(self) -> int:
+        """A recent slot of which there is no table yet: its address follows from that, and creating it again is no error.
+
+        Payments that begin in the same slot would fill one table, and each of their jobs would end it for the others.
+        """
+        # The newest slot may be on a fork that is left; a few older ones are on all of them.
+        newest = max(0, await self._connection.confirmed_slot() - 1)
+        self._slots = {slot for slot in self._slots if slot > newest - RECENT_SLOTS}
+        slots = [slot for slot in range(newest, max(-1, newest - RECENT_SLOTS), -1) if slot not in self._slots]
+        slots = slots[:SLOTS_A_LOOK]
+        accounts = await self._connection.accounts([table_address(self._owner, slot) for slot in slots])
+        for slot, account in zip(slots, accounts, strict=True):
+            if account is None and slot not in self._slots:
+                self._slots.add(slot)
+                return slot
+        raise LedgerUnavailableError("every recent slot has its lookup table: ask again")
 
     async def _table(self, key: Pubkey) -> Table | None:
         account = (await self._connection.accounts([key]))[0]

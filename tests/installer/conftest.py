@@ -3,11 +3,13 @@
 import importlib.util
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from installer.desktop import build
+from tests.support.windows import Windows
 
 
 @pytest.fixture(scope="session")
@@ -26,3 +28,15 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def package(bundle: Path) -> Path:
     """The Debian package of it."""
     return build.debian(bundle, bundle.parent)
+
+
+@pytest.fixture
+def windows(tmp_path: Path) -> Iterator[Windows]:
+    """A Windows of the test's own, with nothing installed."""
+    (folder := tmp_path / "machine").mkdir()
+    machine = Windows(folder)
+    try:
+        machine.set_up()
+        yield machine
+    finally:
+        machine.end()

@@ -4,7 +4,7 @@ import asyncio
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -30,17 +30,6 @@ pytestmark = [
     pytest.mark.xdist_group("windows-bundle"),
     pytest.mark.skipif(bool(LACKS), reason=f"the program for Windows is built and tried with {', '.join(LACKS)}"),
 ]
-
-
-@pytest.fixture
-def windows(tmp_path: Path) -> Iterator[Windows]:
-    machine = Windows(tmp_path / "machine")
-    (tmp_path / "machine").mkdir()
-    try:
-        machine.set_up()
-        yield machine
-    finally:
-        machine.end()
 
 
 def installer(payload: Path, version: str, url: str) -> Path:

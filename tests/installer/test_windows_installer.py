@@ -1,7 +1,6 @@
-"""The installer for Windows, compiled by NSIS and run by Wine over a payload of three files: the real one is built there."""
+"""The installer for Windows, compiled by NSIS and run by Wine over a payload of three files."""
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,16 +24,6 @@ def files(windows: Windows) -> set[str]:
     roaming = windows.user / "AppData" / "Roaming" / "Microsoft" / "Windows"
     places = windows.user / "AppData" / "Local" / "Programs", roaming
     return {path.name for place in places for path in place.rglob("*") if path.is_file()}
-
-
-@pytest.fixture
-def windows(tmp_path: Path) -> Iterator[Windows]:
-    machine = Windows(tmp_path)
-    try:
-        machine.set_up()
-        yield machine
-    finally:
-        machine.end()
 
 
 def setup(folder: Path, version: str, *names: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
+from solders.address_lookup_table_account import AddressLookupTable
 from solders.keypair import Keypair
 from solders.message import MessageV0
 from solders.pubkey import Pubkey
@@ -109,6 +110,49 @@ async def test_the_history_names_every_payee_of_a_large_payment_and_the_addresse
     paid = {e.fields["payee"]: e.fields for e in await ledger.history(str(SUBMITTER.pubkey()), JOB) if e.kind == "paid"}
     assert {payee: fields["amount"] for payee, fields in paid.items()} == due
     assert {payee: fields["cumulative"] for payee, fields in paid.items()} == due
+
+
+async def test_payments_that_begin_in_one_slot_get_a_table_each_with_their_own_addresses(
+    world: World, ledger: Ledger, payouts: Payouts
+) -> None:
+    jobs = {JOB: payees(MAX_BATCH), job_bytes("1" * 32): [str(key(f"other {n}").pubkey()) for n in range(MAX_BATCH)]}
+    opening = await ledger.prepare_escrow(
+        bytes(SUBMITTER.secret()), job_bytes("1" * 32), str(COORDINATOR.pubkey()), Amount(1_000_000),
+        int(world.clock.now) + 3600, 200,
+    )  # fmt: skip
+    await ledger.confirm(opening)
+    world.clock.advance(SLOT_SECONDS)
+    tables: dict[bytes, list[str]] = {job: [] for job in jobs}
+    while True:
+        steps = {
+            job: await payouts.prepare(
+                str(SUBMITTER.pubkey()), job, dict.fromkeys(names, Amount(7)), "", tables[job][:1]
+            )
+            for job, names in jobs.items()
+        }
+        for job, prepared in steps.items():
+            if prepared is not None:
+                await ledger.confirm(prepared)
+                tables[job] += [prepared.table] if prepared.table else []
+        if not any(steps.values()):
+            break
+        world.clock.advance(2 * SLOT_SECONDS)
+    mine, others = (set(named) for named in tables.values())
+    assert len(mine) == len(others) == 1
+    assert mine != others
+    for name in mine | others:
+        account = world.chain.account(Pubkey.from_string(name))
+        assert account is not None
+        held = AddressLookupTable.deserialize(bytes(account.data)).addresses
+        assert len(held) == len(set(held)) == MAX_BATCH + 4  # The payees' accounts, escrow, vault, mint, program.
+
+
+async def test_where_every_recent_slot_has_its_table_a_payment_asks_again(
+    world: World, ledger: Ledger, payouts: Payouts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ledger.payouts.RECENT_SLOTS", 0)
+    with pytest.raises(LedgerUnavailableError, match="every recent slot has its lookup table"):
+        await carry(world, ledger, payouts, dict.fromkeys(payees(MAX_BATCH), Amount(7)), [])
 
 
 async def test_a_table_is_deactivated_and_closed_and_its_rent_comes_back(
