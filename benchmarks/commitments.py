@@ -187,7 +187,7 @@ def main() -> None:
         )
         for every in options.every
     }
-    publish("commitments", "goal: commitments cost less than 3 % of a step's processor time", {"rows": rows})
+    publish("commitments", "goal: commitments cost less than 3 % of a step's time", {"rows": rows})
 
 
 if __name__ == "__main__":
