@@ -719,6 +719,22 @@
         <translation>Was läuft, wird fertig; dann beginnt der Agent neu und verleiht wieder.</translation>
     </message>
     <message>
+        <source>No other job is taken until you switch lending on again. Another time within {0} days costs {1} % of this computer&apos;s stake.</source>
+        <translation>Es wird kein weiterer Auftrag angenommen, bis Sie das Leihen wieder einschalten. Ein weiteres Mal binnen {0} Tagen kostet {1} % des Einsatzes dieses Computers.</translation>
+    </message>
+    <message>
+        <source>This computer did not show a piece of its work when an audit asked for it: that round is not paid.</source>
+        <translation>Dieser Computer hat ein Stück seiner Arbeit nicht gezeigt, als eine Prüfung danach fragte: diese Runde wird nicht bezahlt.</translation>
+    </message>
+    <message>
+        <source>Somebody reached into a job on this computer: {0}.</source>
+        <translation>Jemand hat auf diesem Computer in einen Auftrag eingegriffen: {0}.</translation>
+    </message>
+    <message>
+        <source>{0} jobs in a row failed before their first step; the last one: {1}.</source>
+        <translation>{0} Aufträge nacheinander sind vor ihrem ersten Schritt gescheitert; der letzte: {1}.</translation>
+    </message>
+    <message>
         <source>The agent checks its sandbox and measures this computer. The first time takes about a minute.</source>
         <translation>Der Agent prüft seine Abschottung und misst diesen Computer. Beim ersten Mal dauert das etwa eine Minute.</translation>
     </message>

@@ -130,7 +130,7 @@ class Agent:
         self.finished = False
         self._failures = 0
         self.cap = PowerCap(parts.device.gpu, lambda: tuple(self._tasks.values()), clock)
-        self._gave_up = ""
+        self._gave_up: GaveUpError | None = None
         self._stop = asyncio.Event()
         self._group = asyncio.TaskGroup()
         self._wallet_changed = asyncio.Event()
@@ -175,8 +175,8 @@ class Agent:
             self._share.save(self._parts.clock.time())
             await self._artifacts.aclose()
             await self._parts.sandbox.aclose()
-        if self._gave_up:
-            raise GaveUpError(self._gave_up)
+        if self._gave_up is not None:
+            raise self._gave_up
 
     async def _end_tasks(self) -> None:
         LOGGER.info("leaving: ending %d tasks", sum(task.alive for task in self._tasks.values()))
@@ -341,14 +341,15 @@ class Agent:
             self._note("job ended", f"job {name!r} ended after {seconds / 60:.0f} minutes", job=assign.job, name=name)
         self._failures = self._failures + 1 if failed and task.bridge.progress is None else 0
         if task.tampered:
-            self._gave_up = f"{trouble}. {warned.AFTER_TAMPERING}"
+            self._gave_up = warned.tampered(trouble)
             await task.acknowledged()
             self._stop.set()
         elif self._failures >= MAX_FAILURES:
-            self._give_up(f"{self._failures} jobs in a row failed before their first step; the last one: {trouble}")
+            text = f"{self._failures} jobs in a row failed before their first step; the last one: {trouble}"
+            self._give_up(GaveUpError(text, "failures", jobs=str(self._failures), what=trouble))
 
-    def _give_up(self, why: str) -> None:
-        if why:
+    def _give_up(self, why: GaveUpError | None) -> None:
+        if why is not None:
             self._gave_up = why
             self._stop.set()
 

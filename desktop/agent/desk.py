@@ -18,7 +18,7 @@ from desktop.agent.activity import Activity, Events
 from desktop.agent.books import Books
 from desktop.agent.config import Home, Settings
 from desktop.agent.earnings import Summary
-from desktop.agent.errors import NotConnectedError, SettingsError, UpdateError
+from desktop.agent.errors import AgentError, GaveUpError, NotConnectedError, SettingsError, UpdateError
 from desktop.agent.gpu import NOTHING, Device
 from desktop.agent.lending.keeper import LendingChange, LendingView, change_kept
 from desktop.agent.lending.policy import State
@@ -105,7 +105,8 @@ class Desk:
         self.books = Books.at(home)
         self.agent: Live | None = None
         self.device: Device | None = None
-        self.on, self.preparing, self.trouble, self.renews = True, False, "", False
+        self.on, self.preparing, self.renews = True, False, False
+        self.trouble: AgentError | None = None  # Why the switch went off by itself.
         self._test = SelfTest()
         self._testing: asyncio.Task[None] | None = None
         self._ledger: LedgerInfo | None = None
@@ -150,10 +151,12 @@ class Desk:
     def status(self) -> local.Status:
         """The agent's, or what is known while nothing is lent."""
         told = self.agent.status() if self.agent is not None else self._status_of_rest()
-        earned = self.earnings()
+        earned, trouble = self.earnings(), self.trouble
+        cause, detail = (trouble.cause, trouble.detail) if isinstance(trouble, GaveUpError) else ("", {})
         return msgspec.structs.replace(
-            told, on=self.on, trouble=self.trouble, renews=self.renews, last_event=self.activity.last,
-            update=self.handles.newest(), verified=earned.verified, paid=earned.paid, today=earned.today, week=earned.week,
+            told, on=self.on, trouble="" if trouble is None else str(trouble), trouble_cause=cause, trouble_detail=detail,
+            renews=self.renews, last_event=self.activity.last, update=self.handles.newest(), verified=earned.verified,
+            paid=earned.paid, today=earned.today, week=earned.week,
         )  # fmt: skip
 
     def _status_of_rest(self) -> local.Status:

@@ -62,9 +62,16 @@ class RefusedError(AgentError):
 
 
 class GaveUpError(AgentError):
-    """One job after the other has failed here, or somebody reached into one; no more is taken until its owner says so."""
+    """One job after the other has failed here, or somebody reached into one; no more is taken until its owner says so.
+
+    ``cause`` (failures, tampered or unanswered) and ``detail`` say the same for programs that have words of their own.
+    """
 
     exit_code = 6
+
+    def __init__(self, text: str, cause: str, **detail: str) -> None:
+        super().__init__(text)
+        self.cause, self.detail = cause, detail
 
 
 class HomeBusyError(AgentError):

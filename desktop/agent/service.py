@@ -106,7 +106,7 @@ class Service:
 
     def switch(self, on: bool) -> None:
         """Lend, or hand over what runs and rest; remembered."""
-        self.desk.on, self.desk.trouble = on, ""
+        self.desk.on, self.desk.trouble = on, None
         _remember(self._home, on)
         if not on:
             self._end.set()
@@ -177,7 +177,7 @@ class Service:
             self.desk.on = False
             self._tell(error)
         else:
-            self.desk.trouble = ""
+            self.desk.trouble = None
             if finished:
                 self.switch(False)
             if self.desk.renews:
@@ -187,9 +187,9 @@ class Service:
         if not self._stays:
             raise error
         LOGGER.error("%s", error)
-        if str(error) != self.desk.trouble:
+        if str(error) != str(self.desk.trouble):
             self.desk.activity.add(time.time(), "stopped", str(error), "error")
-        self.desk.trouble = str(error)
+        self.desk.trouble = error
 
     async def _stretch(self) -> bool:
         """Lend until told otherwise; whether it ended because what was to be finished is."""
@@ -209,7 +209,7 @@ class Service:
         finally:
             ending.cancel()
             self.desk.preparing = False
-        self.desk.trouble = ""
+        self.desk.trouble = None
         self._agent = self.desk.agent = Agent(parts, self.desk.books)
         try:
             await self._agent.work(self._end)

@@ -90,7 +90,8 @@ class Status(msgspec.Struct, frozen=True):
 
     Attributes:
         lending: when it lends, as a sentence; ``paused``: because the owner asked for it; ``reasons``: the same for programs.
-        on: the owner's switch. ``trouble``: why it went off by itself.
+        on: the owner's switch. ``trouble``: why it went off by itself; ``trouble_cause``, ``trouble_detail``: the same for
+            programs, as ``GaveUpError`` has them.
         today, week: verified today and in seven days.
         max_celsius, memory_mb, watts: the owner's limits, for the gauges of ``meters``.
         gpu: which one of ``meters`` is lent, "" for none.
@@ -120,6 +121,8 @@ class Status(msgspec.Struct, frozen=True):
     paused: bool = False
     on: bool = True
     trouble: str = ""
+    trouble_cause: str = ""
+    trouble_detail: dict[str, str] = {}
     reasons: tuple[Reason, ...] = ()
     today: int = 0
     week: int = 0

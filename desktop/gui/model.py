@@ -112,6 +112,8 @@ class Status(msgspec.Struct, frozen=True):
     paused: bool = False
     on: bool = True
     trouble: LongText = ""
+    trouble_cause: ShortText = ""
+    trouble_detail: dict[str, str] = {}
     reasons: Annotated[tuple[Reason, ...], Meta(max_length=32)] = ()
     today: Units = 0
     week: Units = 0

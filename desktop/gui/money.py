@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from PySide6.QtCore import QDate, QLocale, Qt, Signal
-from PySide6.QtGui import QGuiApplication, QShowEvent
+from PySide6.QtGui import QGuiApplication, QResizeEvent, QShowEvent
 from PySide6.QtWidgets import (
     QAbstractItemView,
     QCheckBox,
@@ -107,6 +107,29 @@ def bars_of(days: Sequence[Day]) -> list[Bar]:
     return found
 
 
+class JobsTable(QTableWidget):
+    """The first column has what the others leave, and never less than a name takes; ``Stretch`` would not give room back."""
+
+    MIN_NAME = 110
+
+    def __init__(self, rows: int, columns: int) -> None:
+        super().__init__(rows, columns)
+        header = self.horizontalHeader()
+        header.setSectionResizeMode(QHeaderView.ResizeMode.ResizeToContents)
+        header.setSectionResizeMode(0, QHeaderView.ResizeMode.Fixed)
+        header.setHighlightSections(False)
+        header.sectionResized.connect(lambda column, *_: self._fit() if column else None)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:  # noqa: N802 - Qt's name
+        """Share the new width."""
+        super().resizeEvent(event)
+        self._fit()
+
+    def _fit(self) -> None:
+        others = sum(self.columnWidth(column) for column in range(1, self.columnCount()))
+        self.setColumnWidth(0, max(self.MIN_NAME, self.viewport().width() - others))
+
+
 class EarningsPage(QWidget):
     """All jobs: what each brought, and whether it is paid, with the proof."""
 
@@ -138,7 +161,7 @@ class EarningsPage(QWidget):
 
     def _jobs_card(self) -> Card:
         card = Card(self.tr("Jobs"))
-        self.table = QTableWidget(0, COLUMNS)
+        self.table = JobsTable(0, COLUMNS)
         self.table.setAccessibleName(self.tr("Jobs and what they brought"))
         self.table.setHorizontalHeaderLabels(
             [self.tr("Job"), self.tr("When"), self.tr("Hours"), self.tr("Verified"), self.tr("Paid"), self.tr("State")]
@@ -150,10 +173,6 @@ class EarningsPage(QWidget):
         self.table.setEditTriggers(QAbstractItemView.EditTrigger.NoEditTriggers)
         self.table.setTabKeyNavigation(False)
         self.table.setMinimumHeight(150)
-        header = self.table.horizontalHeader()
-        header.setSectionResizeMode(QHeaderView.ResizeMode.ResizeToContents)
-        header.setSectionResizeMode(0, QHeaderView.ResizeMode.Stretch)
-        header.setHighlightSections(False)
         self.table.itemSelectionChanged.connect(self._selected)
         self.none = Text(dim=True)
         self.none.say(self.tr("No job has come to this computer yet."))

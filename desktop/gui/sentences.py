@@ -56,7 +56,7 @@ class Sentences(QObject):
         reason = plain(status.reason)
         if status.trouble:
             headline = self.tr("Jobs cannot run here yet.") if status.on else self.tr("Lending has stopped.")
-            return Sentence(Mood.TROUBLE, headline, plain(status.trouble))
+            return Sentence(Mood.TROUBLE, headline, self._trouble(status))
         if not status.on:
             return self._off() if status.state == "off" else self._stopping()
         match status.state:
@@ -80,6 +80,28 @@ class Sentences(QObject):
                 return self._paused(status)
             case "online":
                 return self._online(status)
+
+    def _trouble(self, status: Status) -> str:
+        detail = {name: plain(text, 300) for name, text in status.trouble_detail.items()}
+        again = self.tr(
+            "No other job is taken until you switch lending on again. Another time within {0} days costs {1} % of this "
+            "computer's stake."
+        ).format(detail.get("days", ""), detail.get("percent", ""))
+        match status.trouble_cause:
+            case "unanswered":
+                what = self.tr(
+                    "This computer did not show a piece of its work when an audit asked for it: that round is not paid."
+                )
+                return f"{what} {again}"
+            case "tampered":
+                what = self.tr("Somebody reached into a job on this computer: {0}.").format(detail.get("what", ""))
+                return f"{what} {again}"
+            case "failures":
+                return self.tr("{0} jobs in a row failed before their first step; the last one: {1}.").format(
+                    detail.get("jobs", ""), detail.get("what", "")
+                )
+            case _:
+                return sentence(status.trouble)
 
     def _getting_ready(self) -> Sentence:
         reason = self.tr(
@@ -202,6 +224,12 @@ class Sentences(QObject):
                 return self.tr("off")
             case Mood.TROUBLE:
                 return self.tr("needs your attention")
+
+
+def sentence(text: str) -> str:
+    """The agent's words, which may be a part of a sentence, as a whole one."""
+    told = plain(text)
+    return told[:1].upper() + told[1:] + ("" if told.endswith((".", "!", "?", "…", ":")) else ".") if told else ""
 
 
 def moment(unix_s: float) -> str:

@@ -51,7 +51,7 @@ class MainWindow(QWidget):
         self.settings, self.welcome = SettingsPages(self._calls, self._settings), Welcome(self._calls, self._settings)
         self.stack, self.areas = QStackedWidget(), dict[int, QScrollArea]()
         for number, page in enumerate((self.home, self.earnings, self.activity, self.settings, self.welcome)):
-            if number in (HOME, WELCOME):
+            if number in (HOME, EARNINGS, WELCOME):
                 self.areas[number] = _scrolled(page)
             self.stack.addWidget(self.areas.get(number, page))
         names = (self.tr("Overview"), self.tr("Earnings"), self.tr("Activity"), self.tr("Settings"))

@@ -219,6 +219,8 @@ async def test_five_failures_in_a_row_end_lending_until_its_owner_says_otherwise
             while (told := await status.ask(home.socket)).on:
                 await asyncio.sleep(0.02)
         assert told.trouble.startswith(f"{MAX_FAILURES} jobs in a row failed")
+        assert (told.trouble_cause, told.trouble_detail["jobs"]) == ("failures", str(MAX_FAILURES))
+        assert told.trouble_detail["what"] in told.trouble
         summary = await status.ask_for(home.socket, "earnings", Summary)
         assert {(job.standing, job.why) for job in summary.jobs} == {("not paid", "failed")}
 

@@ -91,6 +91,8 @@ async def test_who_was_reached_into_reports_it_takes_no_other_job_and_leaves(
     assert isinstance(error, GaveUpError)
     assert "No other job is taken until you switch lending on again" in str(error)
     assert "Another time within 30 days costs 2 % of this node's stake" in str(error)
+    assert (error.cause, error.detail["percent"]) == ("tampered", "2")
+    assert error.detail["what"] in str(error)
     said = [report.body for _, report in coordinator.reports if isinstance(report.body, TaskFailed)]
     assert {body.tampered for body in said} == {True}
     assert len(coordinator.goodbyes) == 1
@@ -112,10 +114,11 @@ async def test_who_did_not_show_its_work_is_told_once_takes_no_other_job_and_lea
         error = running.task.exception()
     assert isinstance(error, GaveUpError)
     assert "did not" in str(error)
+    assert (error.cause, error.detail) == ("unanswered", {"days": "30", "percent": "5"})
     assert "No other job is taken until you switch lending on again" in str(error)
     assert "Another time within 30 days costs 5 % of this node's stake" in str(error)
     again = Activity(running.home.activity)
     told = [event for event in again.newest().events if event.kind == "unanswered"]
     assert [event.detail["when"] for event in told] == ["1700000999.500", "1700000000.500"]
-    assert warned.unanswered(again, 3.0, 1_700_000_999.5) == "", "the next agent of this home knows it too"
+    assert warned.unanswered(again, 3.0, 1_700_000_999.5) is None, "the next agent of this home knows it too"
     again.close()

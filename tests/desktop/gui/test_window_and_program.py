@@ -21,7 +21,7 @@ from desktop.gui.sentences import Mood
 from desktop.gui.theme import DARK, LIGHT, Theme, mood_icon
 from desktop.gui.welcome import DONE
 from desktop.gui.widgets import Text
-from desktop.gui.window import HOME, USUAL_WIDTH, MainWindow
+from desktop.gui.window import EARNINGS, HOME, USUAL_WIDTH, MainWindow
 from tests.desktop.gui.conftest import ROOT
 from tests.desktop.gui.support import http, listener, save_picture, status, task, wait_for
 
@@ -165,6 +165,40 @@ def test_the_states_differ_in_shape_not_only_in_colour(app: QApplication) -> Non
 
 
 @pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"trouble": "no engine answers"}, ["No engine answers."]),
+        (
+            {"trouble": "x", "trouble_cause": "unanswered", "trouble_detail": {"days": "30", "percent": "5"}},
+            [
+                "when an audit asked for it",
+                "No other job is taken",
+                "within 30 days costs 5 % of this computer's stake.",
+            ],
+        ),
+        (
+            {
+                "trouble": "x",
+                "trouble_cause": "tampered",
+                "trouble_detail": {"days": "30", "percent": "2", "what": "exec"},
+            },
+            ["Somebody reached into a job on this computer: exec. No other job", "within 30 days costs 2 %"],
+        ),
+        (
+            {"trouble": "x", "trouble_cause": "failures", "trouble_detail": {"jobs": "5", "what": "no memory"}},
+            ["5 jobs in a row failed before their first step; the last one: no memory."],
+        ),
+        ({"trouble": "x\u202ey", "trouble_cause": "of a newer agent"}, ["X\N{REPLACEMENT CHARACTER}y."]),
+    ],
+    ids=["in the agent's words", "unanswered", "tampered", "failures", "unknown"],
+)
+def test_why_lending_went_off_is_said_in_whole_sentences(window: MainWindow, changes: dict, says: list[str]) -> None:
+    window.show_snapshot(running(on=False, **changes))
+    told = window.home.reason.text()
+    assert all(part in told for part in says), told
+
+
+@pytest.mark.parametrize(
     ("changes", "headline"),
     [
         ({"state": "starting"}, "Getting ready."),
@@ -298,3 +332,17 @@ def test_the_window_loads_neither_the_agent_nor_a_network_nor_asyncio() -> None:
         (sys.executable, "-c", code), cwd=ROOT, capture_output=True, text=True, timeout=30, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_the_jobs_column_gives_room_back_when_the_window_narrows(window: MainWindow) -> None:
+    table = window.earnings.table
+    table.setRowCount(1)
+    for width in (1000, 420, 1000):
+        window.resize(width, 600)
+        window.go(EARNINGS)
+        window.show()
+        QTest.qWait(50)
+        others = sum(table.columnWidth(column) for column in range(1, table.columnCount()))
+        room = table.viewport().width() - others
+        assert table.columnWidth(0) == max(table.MIN_NAME, room)
+    assert room > table.MIN_NAME
