@@ -273,4 +273,4 @@ def loss(model: Any, folder: Path, text: str) -> float:
     from transformers import AutoTokenizer
 
     batch = AutoTokenizer.from_pretrained(folder)(text, return_tensors="pt")
-    return float(model(**batch, labels=batch["input_ids"]).loss)
+    return float(model(**batch, labels=batch["input_ids"]).loss.detach())
