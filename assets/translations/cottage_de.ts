@@ -731,8 +731,28 @@
         <translation>Jemand hat auf diesem Computer in einen Auftrag eingegriffen: {0}.</translation>
     </message>
     <message>
+        <source>Docker does not answer. Jobs run only inside it, so that they cannot reach your files and network.</source>
+        <translation>Docker antwortet nicht. Aufträge laufen nur darin, damit sie an Ihre Dateien und Ihr Netz nicht herankommen.</translation>
+    </message>
+    <message>
+        <source>Lending goes on by itself then.</source>
+        <translation>Dann geht das Leihen von selbst weiter.</translation>
+    </message>
+    <message>
+        <source>The image that jobs run in is not here yet: `cottage node image` in a terminal fetches it.</source>
+        <translation>Das Abbild, in dem Aufträge laufen, fehlt hier noch: `cottage node image` in einem Terminal holt es.</translation>
+    </message>
+    <message>
         <source>{0} jobs in a row failed before their first step; the last one: {1}.</source>
         <translation>{0} Aufträge nacheinander sind vor ihrem ersten Schritt gescheitert; der letzte: {1}.</translation>
+    </message>
+    <message>
+        <source>Install it (Debian and Ubuntu: sudo apt-get install docker.io), start it, and let this user use it: sudo usermod -aG docker $USER, then log in again.</source>
+        <translation>Installieren Sie es (Debian und Ubuntu: sudo apt-get install docker.io), starten Sie es, und lassen Sie diesen Benutzer es verwenden: sudo usermod -aG docker $USER, dann neu anmelden.</translation>
+    </message>
+    <message>
+        <source>Install Docker Desktop and start it.</source>
+        <translation>Installieren und starten Sie Docker Desktop.</translation>
     </message>
     <message>
         <source>The agent checks its sandbox and measures this computer. The first time takes about a minute.</source>

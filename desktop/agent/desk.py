@@ -18,7 +18,7 @@ from desktop.agent.activity import Activity, Events
 from desktop.agent.books import Books
 from desktop.agent.config import Home, Settings
 from desktop.agent.earnings import Summary
-from desktop.agent.errors import AgentError, GaveUpError, NotConnectedError, SettingsError, UpdateError
+from desktop.agent.errors import AgentError, NotConnectedError, SettingsError, UpdateError
 from desktop.agent.gpu import NOTHING, Device
 from desktop.agent.lending.keeper import LendingChange, LendingView, change_kept
 from desktop.agent.lending.policy import State
@@ -152,7 +152,7 @@ class Desk:
         """The agent's, or what is known while nothing is lent."""
         told = self.agent.status() if self.agent is not None else self._status_of_rest()
         earned, trouble = self.earnings(), self.trouble
-        cause, detail = (trouble.cause, trouble.detail) if isinstance(trouble, GaveUpError) else ("", {})
+        cause, detail = ("", {}) if trouble is None else (trouble.cause, trouble.detail)
         return msgspec.structs.replace(
             told, on=self.on, trouble="" if trouble is None else str(trouble), trouble_cause=cause, trouble_detail=detail,
             renews=self.renews, last_event=self.activity.last, update=self.handles.newest(), verified=earned.verified,

@@ -26,9 +26,14 @@ from typing import ClassVar
 
 
 class AgentError(Exception):
-    """Any failure of the agent."""
+    """Any failure of the agent. ``cause`` and ``detail`` say the same for programs that have words of their own."""
 
     exit_code: ClassVar[int] = 1
+    cause: str = ""
+
+    def __init__(self, text: str = "", **detail: str) -> None:
+        super().__init__(text)
+        self.detail = detail
 
 
 class SettingsError(AgentError):
@@ -46,9 +51,13 @@ class SandboxError(AgentError):
 class NoEngineError(SandboxError):
     """No Docker engine answers."""
 
+    cause = "no engine"
+
 
 class NoImageError(SandboxError):
     """The engine lacks the image that jobs run in."""
+
+    cause = "no image"
 
 
 class UnsignedImageError(SandboxError):
@@ -62,16 +71,13 @@ class RefusedError(AgentError):
 
 
 class GaveUpError(AgentError):
-    """One job after the other has failed here, or somebody reached into one; no more is taken until its owner says so.
-
-    ``cause`` (failures, tampered or unanswered) and ``detail`` say the same for programs that have words of their own.
-    """
+    """No more is taken until the owner says so. ``cause``: failures, tampered or unanswered."""
 
     exit_code = 6
 
     def __init__(self, text: str, cause: str, **detail: str) -> None:
-        super().__init__(text)
-        self.cause, self.detail = cause, detail
+        super().__init__(text, **detail)
+        self.cause = cause
 
 
 class HomeBusyError(AgentError):

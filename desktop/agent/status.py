@@ -91,7 +91,7 @@ class Status(msgspec.Struct, frozen=True):
     Attributes:
         lending: when it lends, as a sentence; ``paused``: because the owner asked for it; ``reasons``: the same for programs.
         on: the owner's switch. ``trouble``: why it went off by itself; ``trouble_cause``, ``trouble_detail``: the same for
-            programs, as ``GaveUpError`` has them.
+            programs, as ``AgentError`` has them.
         today, week: verified today and in seven days.
         max_celsius, memory_mb, watts: the owner's limits, for the gauges of ``meters``.
         gpu: which one of ``meters`` is lent, "" for none.

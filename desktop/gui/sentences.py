@@ -1,5 +1,6 @@
 """A snapshot in words: what is going on, and why or what comes next."""
 
+import platform
 from dataclasses import dataclass
 from enum import Enum
 
@@ -96,12 +97,30 @@ class Sentences(QObject):
             case "tampered":
                 what = self.tr("Somebody reached into a job on this computer: {0}.").format(detail.get("what", ""))
                 return f"{what} {again}"
+            case "no engine":
+                why = self.tr(
+                    "Docker does not answer. Jobs run only inside it, so that they cannot reach your files and network."
+                )
+                then = self.tr("Lending goes on by itself then.")
+                return f"{why} {self._engine()} {then}"
+            case "no image":
+                return self.tr(
+                    "The image that jobs run in is not here yet: `cottage node image` in a terminal fetches it."
+                )
             case "failures":
                 return self.tr("{0} jobs in a row failed before their first step; the last one: {1}.").format(
                     detail.get("jobs", ""), detail.get("what", "")
                 )
             case _:
                 return sentence(status.trouble)
+
+    def _engine(self) -> str:
+        if platform.system() == "Linux":
+            return self.tr(
+                "Install it (Debian and Ubuntu: sudo apt-get install docker.io), start it, and let this user use it: "
+                "sudo usermod -aG docker $USER, then log in again."
+            )
+        return self.tr("Install Docker Desktop and start it.")
 
     def _getting_ready(self) -> Sentence:
         reason = self.tr(

@@ -188,9 +188,18 @@ def test_the_states_differ_in_shape_not_only_in_colour(app: QApplication) -> Non
             {"trouble": "x", "trouble_cause": "failures", "trouble_detail": {"jobs": "5", "what": "no memory"}},
             ["5 jobs in a row failed before their first step; the last one: no memory."],
         ),
+        (
+            {"trouble": "x", "trouble_cause": "no engine"},
+            [
+                "Docker does not answer. Jobs run only inside it",
+                "sudo apt-get install docker.io",
+                "goes on by itself then.",
+            ],
+        ),
+        ({"trouble": "x", "trouble_cause": "no image"}, ["`cottage node image` in a terminal fetches it."]),
         ({"trouble": "x\u202ey", "trouble_cause": "of a newer agent"}, ["X\N{REPLACEMENT CHARACTER}y."]),
     ],
-    ids=["in the agent's words", "unanswered", "tampered", "failures", "unknown"],
+    ids=["in the agent's words", "unanswered", "tampered", "failures", "no engine", "no image", "unknown"],
 )
 def test_why_lending_went_off_is_said_in_whole_sentences(window: MainWindow, changes: dict, says: list[str]) -> None:
     window.show_snapshot(running(on=False, **changes))
