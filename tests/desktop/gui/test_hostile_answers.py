@@ -10,7 +10,6 @@ from PySide6.QtCore import Qt
 
 from desktop.gui import client
 from desktop.gui.app import Desktop
-from desktop.gui.lending import MISSES
 from desktop.gui.model import Phase
 from desktop.gui.single import OnlyOne
 from desktop.gui.window import MIN_WIDTH
@@ -69,16 +68,21 @@ def test_an_answer_that_cannot_be_used_is_told_and_nothing_freezes(
 
 
 def test_a_window_recovers_when_answers_become_usable_again(open_desktop: Callable[..., Desktop], home: Path) -> None:
-    answers = iter([http(b"nonsense"), http(status()), *MISSES * [silent], http(status(name="cellar"))])
+    answer: list[Behaviour] = [http(b"nonsense")]
 
     def behave(caller: socket.socket) -> None:
         is_status = b"/v1/status" in caller.recv(4096, socket.MSG_PEEK)
-        (next(answers, http(status(name="cellar"))) if is_status else http(b"{}"))(caller)
+        (answer[0] if is_status else http(b"{}"))(caller)
 
     with listener(home / "agent.sock", behave):
         desktop = open_desktop()
-        for phase in (Phase.TROUBLE, Phase.RUNNING, Phase.TROUBLE, Phase.RUNNING):
+        phases: list[tuple[Phase, Behaviour]] = [
+            (Phase.TROUBLE, http(status())), (Phase.RUNNING, silent), (Phase.TROUBLE, http(status(name="cellar"))),
+        ]  # fmt: skip
+        for phase, following in phases:
             wait_for(lambda phase=phase: desktop.lending.snapshot.phase is phase, phase.value)
+            answer[0] = following
+        wait_for(lambda: desktop.lending.snapshot.phase is Phase.RUNNING, "the second recovery")
         assert desktop.window.home.computer.value("name").text() == "cellar"
 
 
