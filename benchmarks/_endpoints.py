@@ -20,6 +20,7 @@ import functools
 import json
 import os
 import socket
+import struct
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -28,6 +29,8 @@ from typing import Any
 PIECE = 64 * 1024
 MESSAGE = 1 << 20
 AHEAD = 32 << 20
+PING = b"ping"
+STAMP = struct.Struct("<d")  # Seconds on the clock that all processes of this machine share.
 Options = dict[str, Any]
 
 
@@ -103,8 +106,10 @@ async def cottage(role: str, options: Options, wire: Wire) -> None:
     async def send_signal(_: str, envelope: bytes) -> None:
         wire.say(signal=base64.b64encode(envelope).decode())
 
-    async def on_message(_peer: str, _lane: Lane, _header: bytes, _payload: memoryview) -> None:
-        """Whole messages are too coarse to count: the link's own counters tell."""
+    async def on_message(_peer: str, lane: Lane, header: bytes, payload: memoryview) -> None:
+        """Small messages say when they began; of others the link's own counters tell more than whole messages would."""
+        if lane is Lane.CONTROL and header == PING:
+            wire.latency.append(time.monotonic() - STAMP.unpack_from(payload)[0])
 
     servers = [IceServer(*server) for server in options.get("servers", [])]
     net = PeerNet(key, send_signal, on_message, ice_servers=servers, polite=options.get("polite", False))
@@ -127,7 +132,7 @@ async def cottage(role: str, options: Options, wire: Wire) -> None:
         total = await wire.told()
         jobs.append(asyncio.create_task(_pour(wire, total, lambda load: net.send(other.address, Lane.BULK, b"", load))))
         if options.get("control"):
-            send = functools.partial(net.send, other.address, Lane.CONTROL, b"ping", b"x" * 200, timeout=60)
+            send = functools.partial(net.send, other.address, Lane.CONTROL, PING, timeout=60)
             jobs.append(asyncio.create_task(_confirm(wire, send)))
     await wire.ended.wait()
     for job in jobs:
@@ -152,12 +157,12 @@ async def _pour(wire: Wire, total: int, send: Callable[[bytes], Awaitable[None]]
             begun += MESSAGE
 
 
-async def _confirm(wire: Wire, send: Callable[[], Awaitable[None]]) -> None:
+async def _confirm(wire: Wire, send: Callable[..., Awaitable[None]]) -> None:
     """One small message after the other; how long until the peer has confirmed each."""
     while True:
-        began = time.perf_counter()
-        await send()
-        wire.latency.append(time.perf_counter() - began)
+        began = time.monotonic()
+        await send(payload=STAMP.pack(began) + b"x" * 200)
+        wire.latency.append(time.monotonic() - began)
         await asyncio.sleep(0.01)
 
 

@@ -325,9 +325,10 @@ class Bench:
         return {"seconds": round(seconds, 3), "least": round(least, 3), "times_least": round(seconds / least, 2)}
 
     async def control(self) -> Figures:
-        """Small messages, confirmed, while bulk saturates the line; beside them the same over a line of two others that is idle.
+        """Small messages while bulk saturates the line: until they are confirmed, and how long they took to arrive.
 
-        What the idle line's messages take above a round trip is this machine's: both ends, the emulator and the scheduler.
+        Beside them the same over a line of two others that is idle. What those take above a round trip is this machine's: both
+        ends, the emulator and the scheduler.
         """
         rows: Figures = {}
         cells = [Cell(rate, rtt, loss) for rate in (20, 100, 1000) for rtt in (10, 50) for loss in (0.0, 0.01)]
@@ -352,11 +353,18 @@ class Bench:
             await both(pair)
             await both(idle)
             await asyncio.sleep(self._options.control_seconds)
-            figures = spread((await pair[0].mark())["latency"])
-            figures["idle"] = spread((await idle[0].mark())["latency"])
-        for each in (figures, figures["idle"]):
-            each["p99_rtts"] = round(each.get("p99_ms", 0) / cell.rtt, 2)
+            loaded, quiet = await both(pair), await both(idle)
+        figures = _small_messages(loaded, cell)
+        figures["idle"] = _small_messages(quiet, cell)
         return figures
+
+
+def _small_messages(marks: tuple[Figures, Figures], cell: Cell) -> Figures:
+    """Until confirmed, as the sender saw it, and until arrived: both ends are processes of one machine and read one clock."""
+    confirmed, arrived = (spread(mark["latency"]) for mark in marks)
+    for each in (confirmed, arrived):
+        each["p99_rtts"] = round(each.get("p99_ms", 0) / cell.rtt, 2)
+    return {**confirmed, "arrived": arrived}
 
 
 def runs(options: argparse.Namespace, cells: list[Cell]) -> list[tuple[Cell, str]]:
