@@ -20,11 +20,11 @@ from typing import Any
 
 import msgspec
 import torch
-import zstandard
 from _common import FOLDER, publish
 from _replica import Replica, byte_text, heldout, llama
 
 from trainer.codecs import CodecName, encode
+from trainer.codecs.envelope import wrap
 from trainer.data import TokenFile
 from trainer.environment import configure
 from trainer.model import Cut
@@ -81,18 +81,17 @@ def run(
     return row, whole
 
 
-def compressed(config: dict[str, Any], spec: TrainingSpec, start: Stage, held: TokenFile) -> dict[str, float]:
-    """How many times shorter zstd makes real activations of the first boundary, by codec."""
+def bits(config: dict[str, Any], spec: TrainingSpec, start: Stage, held: TokenFile) -> dict[str, float]:
+    """Bits a value that real activations of the first boundary take in an envelope, by codec."""
     replica = Replica(config, LAYERS, STAGES, spec)
     replica.copy_from(start)
     with torch.no_grad():
         hidden = replica.stages[0].forward(torch.from_numpy(held.heldout()[:32, :-1]))
-    codecs: tuple[CodecName, ...] = ("int8-token", "int4-block", "int4-rotated")
+    codecs: tuple[CodecName, ...] = ("int8-token", "int4-token")
     found = {}
     for codec in codecs:
-        payload = encode(hidden, codec)
-        found[codec] = round(len(payload) / len(zstandard.compress(payload, 3)), 3)
-    print("zstd on top:", found, flush=True)
+        found[codec] = round(8 * len(wrap(encode(hidden, codec))) / hidden.numel(), 2)
+    print("bits a value in an envelope:", found, flush=True)
     return found
 
 
@@ -121,7 +120,7 @@ def main() -> None:
     if options.only != "subspace":
         _, start = run(config, msgspec.structs.replace(base, activations="fp32"), options.steps, train, held, None, 1)
         slow = msgspec.structs.replace(base, learning_rate=base.learning_rate / 6, seed=options.seed + 1)
-        figures["zstd"] = compressed(config, slow, start, held)
+        figures["bits"] = bits(config, slow, start, held)
     if options.only in (None, "streaming"):
         figures["streaming"] = _table(config, slow, STREAMING, options.steps, train, held, start, "heldout")
     if options.only in (None, "repeating"):

@@ -31,7 +31,7 @@ Quantity = Literal["parameters", "first moment", "second moment", "activations",
 
 _FULL = 0.005  # Honest float32 machines were seen a millionth apart; one skipped step of ten is a quarter.
 _HALF = 0.05  # Of half floats a hundredth, so less is seen.
-_ROUNDED: Mapping[CodecName, float] = {"fp32": 0.0, "int8-token": 0.01, "int4-rotated": 0.05}
+_ROUNDED: Mapping[CodecName, float] = {"fp32": 0.0, "int8-token": 0.01, "int4-token": 0.05}
 """What is added where payloads are rounded: a value next to an edge falls to the other side."""
 _TINY = 1e-6  # Nats a token: a loss of less has no meaningful distance.
 _SQUARE = struct.Struct("<d")

@@ -5,11 +5,11 @@
     activations   forward        backward                        of naive bytes (width 768)
     fp32          float32        float32                         100 %
     int8          int8 a token   int8 a token, or 4 bits         25 %
-    int4          4 bits         int8 a token, or 4 bits         14 % / 25 %
+    int4          4 bits         int8 a token, or 4 bits         14 % at most / 25 %
     aq4           4 bits of the difference to the sample's last visit (``trainer.cache``), else as int4
     + subspace    the first channels only, in any of these
 
-Source: Hadamard-rotated groups of 32, see ``trainer.codecs.activations``; AQ-SGD, arXiv 2206.01299; ``trainer.subspace``.
+Source: four bits, see ``trainer.codecs.activations``; AQ-SGD, arXiv 2206.01299; ``trainer.subspace``.
 """
 
 from dataclasses import dataclass
@@ -22,13 +22,11 @@ from trainer.codecs import CodecName, decode, encode
 from transport.wire.job import TrainingSpec
 
 _FORWARD: dict[str, CodecName] = {
-    "auto": "int8-token", "int8": "int8-token", "int4": "int4-rotated", "aq4": "int4-rotated", "fp32": "fp32",
+    "auto": "int8-token", "int8": "int8-token", "int4": "int4-token", "aq4": "int4-token", "fp32": "fp32",
 }  # fmt: skip
-_BACKWARD: dict[str, CodecName] = {"int8": "int8-token", "int4": "int4-rotated", "fp32": "fp32"}
+_BACKWARD: dict[str, CodecName] = {"int8": "int8-token", "int4": "int4-token", "fp32": "fp32"}
 _FLOAT32 = 4
-_SMALLER: frozenset[CodecName] = frozenset(
-    {"int4-rotated"}
-)  # By 20-28 % in envelopes; 8 bits by 5 %, at the same cost.
+_SMALLER: frozenset[CodecName] = frozenset({"int4-token"})  # To half in envelopes; 8 bits by 5 %, at the same cost.
 
 
 def wrapped_kinds(training: TrainingSpec) -> frozenset[Literal["activation", "gradient"]]:

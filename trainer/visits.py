@@ -19,7 +19,7 @@ from trainer.errors import CodecError
 
 _ENTRY: CodecName = "int8-token"
 _FULL: CodecName = "int8-token"  # As good as in full: eight bits lose nothing at a boundary.
-_DIFFERENCE: CodecName = "int4-rotated"
+_DIFFERENCE: CodecName = "int4-token"
 
 Entries = list[bytes | None]
 

@@ -10,14 +10,16 @@ from torch.nn import functional
 from tests.trainer.small import SEQUENCE, commit_round, config_of, pipeline, training
 from tests.trainer.test_replay import auditor, command
 from trainer.codecs.envelope import unwrap, wrap
-from trainer.crossing import wrapped_kinds
+from trainer.crossing import Crossing, wrapped_kinds
 from trainer.data import TokenFile
 from trainer.model import Cut, initial_embedding
 from trainer.stage import Stage
 from trainer.steps import Recorded, accumulate
 from transport.wire.boundary import Position
-from transport.wire.crossing import boundary_bytes, longest_payload
+from transport.wire.crossing import boundary_bytes, longest_payload, payload_bytes
 from transport.wire.families import ModelConfigError
+from transport.wire.job import ModelSpec
+from transport.wire.model import inspect_config, resolve
 
 TOTAL = 12
 WAYS: list[dict[str, Any]] = [
@@ -124,14 +126,22 @@ def test_every_way_of_crossing_replays_bit_for_bit(
         assert report.verdict == "match", report.detail
 
 
-@pytest.mark.parametrize("ways", [*WAYS, {"activations": "fp32", "subspace": 4}], ids=str)
+@pytest.mark.parametrize("ways", [*WAYS, {"activations": "fp32", "subspace": 4}, WAYS[2] | {"batch": 40}], ids=str)
 def test_payloads_are_as_long_as_the_plan_reckons(ways: dict[str, Any], tokens: TokenFile) -> None:
     spec = training(**(ways | {"micro_batches": 2, "clip_norm": None}))
     line = pipeline("llama", 2, tokens, spec)
     line.step(0, TOTAL)
-    forward, backward = boundary_bytes(line.stages[0].shape, spec, 2 * SEQUENCE)
+    forward, backward = payload_bytes(line.stages[0].shape, spec, spec.batch // 2 * SEQUENCE)
     assert {len(payload) for payload in line.recorders[0].sent.values()} == {forward}
     assert {len(payload) for payload in line.recorders[1].sent.values()} == {backward}
+
+
+def test_an_envelope_of_four_bits_is_no_longer_than_the_plan_reckons() -> None:
+    spec = training(sequence=128, batch=8, micro_batches=2, activations="int4", boundary_gradients="int4")
+    shape = inspect_config(resolve(ModelSpec(preset="tiny-llama"), 2048))
+    for seed, planned in enumerate(boundary_bytes(shape, spec, 4 * 128)):
+        values = torch.randn((4, 128, shape.hidden), generator=torch.Generator().manual_seed(seed))
+        assert 0.9 * planned < len(wrap(Crossing(spec, shape.hidden).encode(values, "forward"))) < 1.02 * planned
 
 
 @pytest.mark.parametrize(

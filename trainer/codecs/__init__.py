@@ -17,7 +17,7 @@ codec              what it is for                                               
 ``int2-block``     pseudo-gradients in blocks of 64, with error feedback                             2.25
 ``coarse``         pseudo-gradients with few levels and entropy coding, with error feedback          about 1.2
 ``coarser``        the same with steps half as wide again                                            about 0.6
-``int4-rotated``   activations in groups of 32 behind a Hadamard rotation                            4.5
+``int4-token``     activations and their gradients: equal steps about the mean, for an envelope       4.5 at most
 =================  ================================================================================  ==============
 
 Codecs with parameters (``trainer.codecs.sparse``, ``frequency``, ``varint``) are objects that are passed instead of a name. A new

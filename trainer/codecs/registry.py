@@ -5,7 +5,7 @@ from typing import Literal
 
 import torch
 
-from trainer.codecs.activations import Rotated4
+from trainer.codecs.activations import Steps4
 from trainer.codecs.coarse import Coarse
 from trainer.codecs.dense import Floats, Int2, Int4, Int8, Squares4
 from trainer.codecs.framing import Codec
@@ -21,7 +21,7 @@ CodecName = Literal[
     "int2-block",
     "coarse",
     "coarser",
-    "int4-rotated",
+    "int4-token",
 ]
 
 BLOCK = 64
@@ -39,6 +39,6 @@ CODECS: Mapping[CodecName, Codec] = {
     "coarse": Coarse("coarse", 7, 1.8),
     "coarser": Coarse("coarser", 8, 2.7),
     "int4-squares": Squares4("int4-squares", 9, GRADIENT_BLOCK),
-    "int4-rotated": Rotated4("int4-rotated", 32),
+    "int4-token": Steps4("int4-token", 33),
 }
 """Codes 16 to 31 are those of sparse codecs, which are made with their density; 32 and up those of activations."""

@@ -22,7 +22,9 @@ MESSAGE_SECONDS = 0.002  # Of computing time for each micro-batch: kernels start
 _UNEVEN = (
     2  # More in flight than an even pace needs: passes and packets come unevenly, and every gap would be waited out.
 )
-_GROUP = 32
+_FOUR_BITS = 4.5 / 8
+"""Bytes a value in an envelope: at most 4.44 bits (``trainer.codecs.activations``), and Huffman codes are a little longer."""
+_ENOUGH_TOKENS = 128  # In one message, for the mean of each channel to be sent with it.
 _PAGE = 4096
 _LINK_SHARE = 0.9  # Of the time that a stage computes, its link may be busy: retransmissions and control need the rest.
 _RECOMPUTED = 4 / 3  # Forward, forward again, and a backward pass of twice that, in place of three.
@@ -32,9 +34,20 @@ _ZERO_BUBBLE = 1 / 3  # Of 1F1B's waiting time remains: forward, minus the weigh
 def boundary_bytes(shape: ModelShape, training: TrainingSpec, tokens: int) -> tuple[int, int]:
     """Bytes forward and backward over one boundary for ``tokens`` tokens in one message each, header included.
 
-    ``aq4`` is counted as on a sample's later visits.
+    ``aq4`` is counted as on a sample's later visits, and four bits as in their envelopes, in which hidden states take less.
     """
-    channels = min(shape.hidden, training.subspace or shape.hidden)
+    forward, backward = payload_bytes(shape, training, tokens)
+    spared = tokens * _channels(shape, training) * (1 - _FOUR_BITS)
+    if training.activations in ("int4", "aq4"):
+        forward -= math.floor(spared)
+    if gradient_codec(training) == "int4":
+        backward -= math.floor(spared)
+    return forward, backward
+
+
+def payload_bytes(shape: ModelShape, training: TrainingSpec, tokens: int) -> tuple[int, int]:
+    """As ``boundary_bytes``, of what is in the envelopes: as long as a stage keeps it."""
+    channels = _channels(shape, training)
     ways = (training.activations, gradient_codec(training))
     forward, backward = (HEADER_BYTES + _body(kind, tokens, channels) for kind in ways)
     return forward, backward
@@ -42,9 +55,9 @@ def boundary_bytes(shape: ModelShape, training: TrainingSpec, tokens: int) -> tu
 
 def recorded_bytes(shape: ModelShape, training: TrainingSpec, tokens: int) -> int:
     """Bytes that a stage between two others keeps of a step of ``tokens`` tokens, so that it can be run again."""
-    recorded = sum(boundary_bytes(shape, training, tokens))
+    recorded = sum(payload_bytes(shape, training, tokens))
     if training.activations == "aq4":  # Cached entries on both sides; a first visit is as long as one.
-        recorded += 2 * _body("int8", tokens, min(shape.hidden, training.subspace or shape.hidden))
+        recorded += 2 * _body("int8", tokens, _channels(shape, training))
     return recorded
 
 
@@ -61,13 +74,16 @@ def gradient_codec(training: TrainingSpec) -> str:
     return "fp32" if training.activations == "fp32" else "int8"
 
 
+def _channels(shape: ModelShape, training: TrainingSpec) -> int:
+    return min(shape.hidden, training.subspace or shape.hidden)
+
+
 def _body(kind: str, tokens: int, channels: int) -> int:
     match kind:
         case "fp32":
             return 4 * tokens * channels
-        case "int4" | "aq4":
-            groups = -(-tokens * channels // _GROUP)
-            return groups * (2 + _GROUP // 2)
+        case "int4" | "aq4":  # Levels are bytes until they are in an envelope.
+            return 4 * channels * (tokens >= _ENOUGH_TOKENS) + 2 + tokens * (channels + 1)
         case _:
             return tokens * (channels + 4)
 
