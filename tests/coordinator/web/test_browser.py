@@ -355,7 +355,8 @@ async def test_everything_works_without_scripts(chromium: Any, house: House, tmp
     assert await page.input_value("[name=name]") == "no scripts"
     await page.click("button[value=review]")
     await page.click("button[value=create]")
-    await page.click("#fund-button")
+    async with page.expect_navigation():  # Reloading before the answer has come is an error.
+        await page.click("#fund-button")
     (job,) = await house.cluster.list(5, None)
     assert (job.name, job.state) == ("no scripts", "funded")
     assert house.artifacts.path(job.spec.dataset.artifact).read_bytes() == PROSE
