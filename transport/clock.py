@@ -3,6 +3,7 @@
 import asyncio
 import heapq
 import itertools
+import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
@@ -11,6 +12,10 @@ from typing import Protocol
 BACKOFF_FIRST_S = 0.25
 BACKOFF_MAX_S = 15.0
 BACKOFF_JITTER = 0.5  # Up to half is taken away by chance, so that many nodes do not knock in step.
+
+instant: Callable[[], float] = time.perf_counter if sys.platform == "win32" else time.monotonic
+"""Monotonic seconds for what is shorter than a round trip. Until Python 3.13 ``time.monotonic`` of Windows, which is the event
+loop's time, too, moves every 15.6 ms."""
 
 _SETTLE_ROUNDS = 25  # Rounds of the event loop between two timers: enough for a chain of awaits to run through.
 

@@ -7,12 +7,12 @@ No coroutine and no task: everything happens in the event loop's callbacks, once
 import asyncio
 import logging
 import math
-import time
 from collections.abc import Hashable
 from dataclasses import dataclass
 from struct import Struct
 from typing import Protocol
 
+from transport import clock
 from transport.sctp import packet as wire
 from transport.sctp.allowance import Allowance
 from transport.sctp.congestion import RateController
@@ -124,9 +124,9 @@ class DataPath:
         self._mtu = BASE_MTU
         self._payload = 0
         self._packet = BASE_MTU
-        self._pacer = Pacer(time.monotonic())
-        self._meter = Meter(time.monotonic())
-        self._sent_at = time.monotonic()
+        self._pacer = Pacer(clock.instant())
+        self._meter = Meter(clock.instant())
+        self._sent_at = clock.instant()
         self._blocked_until = 0.0
         self._lossy_until = 0.0
         self._unacknowledged = 0
@@ -139,6 +139,7 @@ class DataPath:
         self._fine = fine_timer(self._loop, self._pump)
         self.controller.fine = self._fine is not None
         self._alarm: asyncio.TimerHandle | None = None
+        self._alarm_at = 0.0
         self._ack_timer: asyncio.TimerHandle | None = None
         self._ended = False
 
@@ -149,7 +150,7 @@ class DataPath:
         previous, self._path = self._path, path
         if previous is not None and previous is not path:
             previous.close()
-            now = time.monotonic()
+            now = clock.instant()
             self.sender.on_path_change(now)
             self.controller.on_path_change(now)
         if self._prober is not None:
@@ -208,7 +209,7 @@ class DataPath:
         smallest = self.controller.min_rtt or trips.smallest
         queue = max(0.0, trips.smoothed - smallest) if trips.smoothed is not None and smallest is not None else 0.0
         overhead = path.overhead if path is not None else 0
-        now = time.monotonic()
+        now = clock.instant()
         return PathStats(
             rtt_s=trips.smoothed,
             min_rtt_s=smallest,
@@ -237,7 +238,7 @@ class DataPath:
         self._meter.received(len(datagrams), size)
         self._host.on_traffic((0, 0), (len(datagrams), size))
         if self.allowance is not None and self._path is not None:
-            self.allowance.on_received(self, size + self._path.overhead * len(datagrams), time.monotonic())
+            self.allowance.on_received(self, size + self._path.overhead * len(datagrams), clock.instant())
         packets = self._records.open(datagrams)
         answer = self._records.answers()
         if answer:
@@ -250,7 +251,7 @@ class DataPath:
         """Take decrypted packets."""
         if self._ended:
             return
-        now = time.monotonic()
+        now = clock.instant()
         before = self._unacknowledged
         for packet in packets:
             self._take(packet, now)
@@ -374,7 +375,7 @@ class DataPath:
     def _charge(self, packet: bytes) -> None:
         if self.allowance is not None and self._path is not None:
             size = len(packet) + self._records.overhead + self._path.overhead
-            self.allowance.charge_upload(size, time.monotonic())
+            self.allowance.charge_upload(size, clock.instant())
 
     def _send_probe(self, size: int, body: bytes) -> None:
         if self._path is not None:
@@ -408,7 +409,7 @@ class DataPath:
         path, sender = self._path, self.sender
         if self._ended or path is None:
             return
-        now = time.monotonic()
+        now = clock.instant()
         self._forward(now)
         if sender.backlog and path.writable and now >= self._blocked_until:
             self._send_burst(now)
@@ -560,15 +561,16 @@ class DataPath:
         deadline = self.sender.deadline
         if deadline is None:
             return
+        due = max(deadline, now + MIN_SLEEP_S)
         if self._alarm is not None:
-            if self._alarm.when() <= max(deadline, now + MIN_SLEEP_S):
+            if self._alarm_at <= due:
                 return  # Nor is one that is overdue put off.
             self._alarm.cancel()
-        self._alarm = self._loop.call_later(max(deadline - now, MIN_SLEEP_S), self._on_alarm)
+        self._alarm, self._alarm_at = self._loop.call_later(due - now, self._on_alarm), due
 
     def _on_alarm(self) -> None:
         self._alarm = None
-        now = time.monotonic()
+        now = clock.instant()
         deadline = self.sender.deadline
         if deadline is None or self._ended:
             return

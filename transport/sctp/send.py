@@ -30,6 +30,7 @@ MAX_REORDER_STEPS = 16  # Quarters of the smallest round trip; RFC 8985, section
 CALM_ROUNDS = 16  # Rounds without a needless retransmission after which the window narrows again (same place).
 MAX_COPIED = 64  # Urgent packets sent twice whose copies may still be told as duplicates: no sign of reordering.
 MAX_TIMEOUT_S = 2.0  # A line that comes back after a cut is noticed this soon; a packet in two seconds burdens nobody.
+LEAST_RTT_S = 1e-6  # A clock that has not moved meanwhile says nothing finer.
 COMPACT_AT = 4096  # Records acknowledged before the list is cut; a bound on what is kept in vain.
 
 
@@ -409,7 +410,7 @@ class SendBook:
         self._delivered_at = self._progress_at = now
         self._silent = 0
         best = max(acked, key=_sent)
-        rtt = now - best.sent_at if best.sends == 1 else None
+        rtt = max(now - best.sent_at, LEAST_RTT_S) if best.sends == 1 else None
         if rtt is not None:
             self.round_trips.add(rtt, now)
         smallest = self.round_trips.smallest or 0.0

@@ -8,6 +8,7 @@ import pytest
 from aiortc import RTCPeerConnection
 
 from tests.transport.sctp.pairs import joined, until
+from transport import clock
 from transport.sctp.allowance import Allowance
 from transport.sctp.connection import FastPeerConnection
 
@@ -32,6 +33,19 @@ async def test_messages_of_all_sizes_arrive_byte_identical_and_in_order(offerer:
         await until(lambda: len(one.received) == len(down) and len(two.received) == len(up), 20)
         assert two.received == up
         assert one.received == down
+
+
+async def test_a_clock_that_stands_still_between_two_looks_breaks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    failures: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: failures.append(context))
+    fine = clock.instant
+    monkeypatch.setattr(clock, "instant", lambda: fine() // 0.0156 * 0.0156)  # As Windows' coarse one.
+    up, down = messages(60, 60_000), messages(60, 60_000, seed=2)
+    async with joined() as (one, two):
+        await asyncio.gather(one.send_all(up), two.send_all(down))
+        await until(lambda: len(one.received) == len(down) and len(two.received) == len(up), 20)
+        assert (two.received, one.received) == (up, down)
+    assert not failures
 
 
 @both_ways

@@ -1,11 +1,11 @@
 """What is urgent overtakes bulk that fills the window, and goes twice on a line that loses."""
 
-import time
 from typing import Any
 
 from aiortc import RTCPeerConnection
 
 from tests.transport.sctp.pairs import joined, until
+from transport import clock
 from transport.sctp.datapath import LOSSY_S
 
 
@@ -39,7 +39,7 @@ async def test_small_urgent_messages_go_twice_on_a_line_that_loses() -> None:
         arrived: list[bytes] = []
         two.connection.createDataChannel("urgent", negotiated=True, id=9).on("message", arrived.append)
         path, other = data_path(one), data_path(two)
-        path._lossy_until = time.monotonic() + LOSSY_S
+        path._lossy_until = clock.instant() + LOSSY_S
         send, dropped = path._send_packets, []
 
         def lose_the_first(packets: list[bytes]) -> None:
@@ -63,7 +63,7 @@ async def test_a_copy_is_no_sign_of_reordering() -> None:
     async with joined(prepare=urgent_stream_nine) as (one, two):
         urgent = one.connection.createDataChannel("urgent", negotiated=True, id=9)
         path, other = data_path(one), data_path(two)
-        path._lossy_until = time.monotonic() + LOSSY_S
+        path._lossy_until = clock.instant() + LOSSY_S
         data_path(two)._send_sack, send_sack = lambda: None, data_path(two)._send_sack
         urgent.send(b"twice")
         await until(lambda: other.receiver.duplicates == 1)
@@ -75,7 +75,7 @@ async def test_a_copy_is_no_sign_of_reordering() -> None:
 async def test_nothing_goes_twice_on_a_line_that_loses_nothing_nor_what_is_not_urgent() -> None:
     async with joined(prepare=urgent_stream_nine) as (one, two):
         path = data_path(one)
-        path._lossy_until = time.monotonic() + LOSSY_S
+        path._lossy_until = clock.instant() + LOSSY_S
         one.channel.send(b"not urgent")
         await until(lambda: two.received == [b"not urgent"])
         path._lossy_until = 0.0
