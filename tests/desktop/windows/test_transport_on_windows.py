@@ -20,6 +20,7 @@ FILES = (
     "sctp/test_association.py",
     "sctp/test_datagram.py",
     "sctp/test_dtls.py",
+    "sctp/test_hostile_wire.py",
     "sctp/test_mtu.py",
 )
 LEAST = 210
