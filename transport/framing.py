@@ -6,7 +6,7 @@ bytes follow at once, within a window. Any other waits for GRANT, which says how
 what it did not agree to. GRANT also says what the receiver holds: the sender of a *stream* may forget that, and a message that is
 begun *again* over a new link, eager or not, goes on from there. ACK says that the receiver's handler has finished.
 
-All integers are big-endian; the checksums are CRC-32 over all of the frame that is not the checksum::
+All integers are big-endian; the checksums are CRC-32C over all of the frame that is not the checksum::
 
     BEGIN   01  id u64  total u64  flags u8  crc u32  header (to the end, <= 4 KiB)
                                        1 eager, 2 stream, 4 again
@@ -20,8 +20,9 @@ All integers are big-endian; the checksums are CRC-32 over all of the frame that
 """
 
 import struct
-import zlib
 from dataclasses import dataclass
+
+from google_crc32c import extend, value
 
 from transport.errors import MalformedFrameError, MessageLimitError
 
@@ -137,12 +138,10 @@ def encode(frame: Frame) -> bytes:
     """Return the bytes of a frame; the caller keeps within the limits above."""
     match frame:
         case More():
-            head = _MORE.pack(2, frame.id, frame.offset, 0)[: -_CRC.size]
-            return b"".join((head, _CRC.pack(zlib.crc32(frame.data, zlib.crc32(head))), frame.data))
+            return _checked(_MORE.pack(2, frame.id, frame.offset, 0), bytes(frame.data))
         case Begin():
             flags = _EAGER * frame.eager | _STREAM * frame.stream | _AGAIN * frame.again
-            head = _BEGIN.pack(1, frame.id, frame.total, flags, 0)[: -_CRC.size]
-            return b"".join((head, _CRC.pack(zlib.crc32(frame.header, zlib.crc32(head))), frame.header))
+            return _checked(_BEGIN.pack(1, frame.id, frame.total, flags, 0), frame.header)
         case Cancel():
             return _ID.pack(3, frame.id)
         case Grant():
@@ -194,16 +193,15 @@ def _decode_begin(data: bytes) -> Begin:
     _, ident, total, flags, crc = _BEGIN.unpack_from(data)
     if total > MAX_PAYLOAD or flags > (_STREAM | _AGAIN | _EAGER) or (flags & _EAGER and flags & _STREAM):
         raise MalformedFrameError(f"BEGIN announces {total} bytes (at most {MAX_PAYLOAD}), flags {flags}")
-    _check(data, _BEGIN, crc)
-    return Begin(ident, total, bool(flags & _EAGER), data[_BEGIN.size :], bool(flags & _STREAM), bool(flags & _AGAIN))
+    header = _checked_rest(data, _BEGIN, crc)
+    return Begin(ident, total, bool(flags & _EAGER), header, bool(flags & _STREAM), bool(flags & _AGAIN))
 
 
 def _decode_more(data: bytes) -> More:
     if len(data) <= _MORE.size:
         raise MalformedFrameError("MORE frame without payload")
     _, ident, offset, crc = _MORE.unpack_from(data)
-    _check(data, _MORE, crc)
-    return More(ident, offset, memoryview(data)[_MORE.size :])
+    return More(ident, offset, _checked_rest(data, _MORE, crc))
 
 
 def _decode_grant(data: bytes) -> Grant:
@@ -213,12 +211,19 @@ def _decode_grant(data: bytes) -> Grant:
     return Grant(ident, have, upto)
 
 
-def _check(data: bytes, form: struct.Struct, crc: int) -> None:
-    """DTLS already keeps forgers out; this finds mistakes of our own, and tells before anybody sees the bytes."""
-    view = memoryview(data)
-    found = zlib.crc32(view[form.size :], zlib.crc32(view[: form.size - _CRC.size]))
+def _checked(blank: bytes, rest: bytes) -> bytes:
+    """A frame of a head, whose last field is for the checksum, and the rest."""
+    head = blank[: -_CRC.size]
+    return b"".join((head, _CRC.pack(extend(value(head), rest)), rest))
+
+
+def _checked_rest(data: bytes, form: struct.Struct, crc: int) -> bytes:
+    """What follows the head. DTLS already keeps forgers out; this finds mistakes of our own before anybody sees the bytes."""
+    rest = data[form.size :]
+    found: int = extend(value(data[: form.size - _CRC.size]), rest)
     if found != crc:
         raise MalformedFrameError(f"frame of kind {data[0]} arrived damaged: checksum {found:08x}, not {crc:08x}")
+    return rest
 
 
 def _exactly(form: struct.Struct, data: bytes) -> tuple[int, ...]:

@@ -119,13 +119,16 @@ def _packet(data: bytes) -> bool:
         for kind, _, start, end in sctp.split(data) if taken else ():
             assert sctp.COMMON_HEADER <= start <= end <= len(data)
             sctp.parameters_hold(data, kind, start, end)
-            if kind == sctp.SACK:
+            if kind == sctp.DATA:
+                sctp.read_data(data, 0, start, end)
+            elif kind == sctp.SACK:
                 sctp.read_sack(data, start, end)
             elif kind == sctp.FORWARD_TSN:
                 sctp.read_forward(data, start, end)
             elif kind == sctp.ARRIVAL:
                 sctp.read_arrival(data, start, end)
-        assert not taken or sctp.lone_data(data) <= len(data)
+        lone = sctp.lone_data(data, int.from_bytes(data[4:8], "big"))
+        assert lone is None or (taken and 0 < len(lone[-1]) < len(data))
         return taken
     return False
 

@@ -30,7 +30,7 @@ from transport.sctp.datagram import open_path
 from transport.sctp.datapath import DataPath, Setup
 from transport.sctp.dtls import open_records
 from transport.sctp.mtu import BASE_MTU
-from transport.sctp.packet import TSN_MASK, parameters_hold, split
+from transport.sctp.packet import TSN_MASK, ZERO_CHECKSUM, parameters_hold, split, with_checksum
 from transport.sctp.receive import RECEIVE_WINDOW, Message, ReceiveBook
 from transport.sctp.schedule import Outgoing
 from transport.sctp.send import SendBook
@@ -63,6 +63,7 @@ class FastSctpTransport(RTCSctpTransport):
         self._receiver: ReceiveBook | None = None
         self._pair: Any = None
         self._polite = False
+        self._checksums = True
         self._factory: ControllerFactory | None = None
         self._levels: dict[int, int] = {}
         self._allowance: Allowance | None = None
@@ -211,6 +212,14 @@ class FastSctpTransport(RTCSctpTransport):
         if state == self.State.ESTABLISHED and self._data is None:
             self._take_over()
 
+    def _get_extensions(self, params: list[tuple[int, bytes]]) -> None:
+        super()._get_extensions(params)
+        self._checksums = ZERO_CHECKSUM not in params
+
+    def _set_extensions(self, params: list[tuple[int, bytes]]) -> None:
+        super()._set_extensions(params)
+        params.append(ZERO_CHECKSUM)
+
     def _take_over(self) -> None:
         assert self._last_received_tsn is not None
         assert self._remote_port is not None
@@ -222,7 +231,13 @@ class FastSctpTransport(RTCSctpTransport):
         )
         for stream, level in self._levels.items():
             sender.set_level(stream, level)
-        setup = Setup(self._local_port, self._remote_port, self._local_verification_tag, self._remote_verification_tag)
+        setup = Setup(
+            self._local_port,
+            self._remote_port,
+            self._local_verification_tag,
+            self._remote_verification_tag,
+            checksums=self._checksums,
+        )
         records = open_records(self.transport._ssl)
         self._data = DataPath(setup, records, self._receiver, sender, self._new_controller(), self)
         self._data.allowance = self._allowance
@@ -245,7 +260,7 @@ class FastSctpTransport(RTCSctpTransport):
         try:
             if not all(parameters_hold(data, kind, start, end) for kind, _, start, end in split(data)):
                 return
-            await super()._handle_data(data)
+            await super()._handle_data(with_checksum(data))
         except (AssertionError, struct.error, ValueError) as error:
             LOG.debug("a packet of the handshake is left out: %r", error)
 

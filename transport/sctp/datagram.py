@@ -280,6 +280,10 @@ class SocketPath(DatagramPath):
     def _sort(self, data: bytes, size: int, address: Address, batch: list[bytes]) -> None:
         relayed = self._route.relay is not None
         channel = self._route.channel
+        firsts = data[::size]
+        if not relayed and firsts and min(firsts) >= FIRST_DTLS and max(firsts) <= LAST_DTLS:
+            batch += [data[start : start + size] for start in range(0, len(data), size)]
+            return
         for start in range(0, len(data), size):  # Nothing for an empty datagram: see _data_received.
             datagram = data[start : start + size]
             if not relayed and FIRST_DTLS <= datagram[0] <= LAST_DTLS:

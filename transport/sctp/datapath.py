@@ -9,7 +9,6 @@ import logging
 import math
 from collections.abc import Hashable
 from dataclasses import dataclass
-from struct import Struct
 from typing import Protocol
 
 from transport import clock
@@ -25,8 +24,9 @@ from transport.sctp.pacing import LEAST_BURST_S, LEAST_PACKETS, URGENT_PACKETS, 
 from transport.sctp.packet import Framer, MalformedPacketError, Sack
 from transport.sctp.probing import MtuProber, probe_chunks
 from transport.sctp.receive import RECEIVE_WINDOW, Message, ReceiveBook
+from transport.sctp.record import Record
 from transport.sctp.schedule import Outgoing
-from transport.sctp.send import Record, SendBook
+from transport.sctp.send import SendBook
 from transport.sctp.timer import fine_timer
 
 LOG = logging.getLogger(__name__)
@@ -44,8 +44,6 @@ REPEAT_S = (
     0.004  # After an urgent packet its copy leaves on a line that loses: losses come in clusters shorter than this.
 )
 LOSSY_S = 30.0  # How long a line that has lost a packet counts as one that loses.
-FLAGS_AT, BODY_AT = wire.COMMON_HEADER + 1, wire.COMMON_HEADER + wire.CHUNK_HEADER  # Of a packet's first chunk.
-_DATA_NUMBERS = Struct("!LHHL").unpack_from
 FINE_SLEEP_S = 0.0002  # With a fine timer: a third of a packet's time at 20 Mbit/s.
 MIN_SLEEP_S = 0.001  # Event loops count whole milliseconds; a shorter wait would spin.
 
@@ -82,12 +80,14 @@ class Setup:
     Attributes:
         local_port, remote_port: SCTP ports.
         local_tag, remote_tag: verification tags; ``local_tag`` is what the peer must send.
+        checksums: the peer needs them; it has not said that it goes without (RFC 9653).
     """
 
     local_port: int
     remote_port: int
     local_tag: int
     remote_tag: int
+    checksums: bool = True
 
 
 class DataPath:
@@ -118,7 +118,7 @@ class DataPath:
         self._records = records
         self._batching = records.batching
         self._batch = 1
-        self._framer = Framer(setup.local_port, setup.remote_port, setup.remote_tag)
+        self._framer = Framer(setup.local_port, setup.remote_port, setup.remote_tag, checksums=setup.checksums)
         self._tag = setup.local_tag
         self._path: DatagramPath | None = None
         self._mtu = BASE_MTU
@@ -253,8 +253,13 @@ class DataPath:
             return
         now = clock.instant()
         before = self._unacknowledged
+        tag = self._tag
         for packet in packets:
-            self._take(packet, now)
+            data = wire.lone_data(packet, tag)
+            if data is not None:
+                self._on_data(*data)
+            else:
+                self._take(packet, now)
         if self._unacknowledged > before:
             self._arrived_at = now
         if self.receiver.gaps:
@@ -271,13 +276,9 @@ class DataPath:
         if not wire.verify(packet, self._tag):
             return
         try:
-            lone = wire.lone_data(packet)
-            if lone:
-                self._on_data(packet, packet[FLAGS_AT], BODY_AT, lone)
-                return
             for kind, flags, start, end in wire.split(packet):
                 if kind == wire.DATA:
-                    self._on_data(packet, flags, start, end)
+                    self._on_data(*wire.read_data(packet, flags, start, end))
                 elif kind == wire.SACK:
                     self._on_sack(wire.read_sack(packet, start, end), now)
                 elif kind == wire.ARRIVAL:
@@ -287,12 +288,10 @@ class DataPath:
         except MalformedPacketError as error:
             LOG.debug("a packet is left out: %s", error)
 
-    def _on_data(self, packet: bytes, flags: int, start: int, end: int) -> None:
-        payload = packet[start + 12 : end]
+    def _on_data(self, tsn: int, stream: int, sequence: int, protocol: int, flags: int, payload: bytes) -> None:
         if not payload:
             self.receiver.fault = "a DATA chunk without data (RFC 9260, section 3.3.1)"
             return
-        tsn, stream, sequence, protocol = _DATA_NUMBERS(packet, start)
         self.receiver.on_data(tsn, stream, sequence, protocol, flags, payload)
         self._unacknowledged += 1
         self._newest = tsn
@@ -453,12 +452,16 @@ class DataPath:
         while sender.inflight < window and (pacer.open or (sender.urgent and pacer.ahead(packet))):
             if allowance is not None and not self._may_upload(allowance, now):
                 break
-            record = sender.next(now)
-            if record is None:
+            room = min(pacer.room, window - sender.inflight) if pacer.open else 1
+            if allowance is not None:
+                room = min(room, max(1, self._granted - packet + 1))
+            run = sender.next_run(now, room)
+            if not run:
                 break
-            pacer.spend(record.size)
-            self._granted -= record.size
-            records.append(record)
+            size = sum(record.size for record in run)
+            pacer.spend(size)
+            self._granted -= size
+            records += run
         if records:
             records[-1].flags |= wire.ACK_AT_ONCE
         return records
@@ -506,9 +509,8 @@ class DataPath:
 
     def _build(self, record: Record) -> bytes:
         message = record.message
-        return self._framer.data(
-            record.tsn, message.stream, message.sequence, message.protocol, record.flags, record.payload
-        )
+        payload = message.data[record.start : record.end]
+        return self._framer.data(record.tsn, message.stream, message.sequence, message.protocol, record.flags, payload)
 
     def _set_timers(self, now: float) -> None:
         if self._ended or self._path is None:

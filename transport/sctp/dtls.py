@@ -113,21 +113,22 @@ class DirectRecords(Records):
     def open(self, datagrams: list[bytes]) -> list[bytes]:
         """See Records."""
         packets: list[bytes] = []
-        write, into = self._lib.BIO_write, self._into
-        waiting = 0
+        group: list[bytes] = []
         for datagram in datagrams:
-            size = len(datagram)
-            alone = size > MAX_DATAGRAM or not _is_one_record(datagram)
-            if waiting and (alone or waiting == INPUT_BATCH):
-                self._drain(packets)
-                waiting = 0
-            write(into, datagram, size)
-            waiting += 1
+            if len(datagram) <= MAX_DATAGRAM and _is_one_record(datagram):
+                group.append(datagram)
+                if len(group) < INPUT_BATCH:
+                    continue
+                alone = b""
+            else:
+                alone = datagram
+            if group:
+                self._read(b"".join(group), packets)
+                group = []
             if alone:
-                self._drain(packets)
-                waiting = 0
-        if waiting:
-            self._drain(packets)
+                self._read(alone, packets)
+        if group:
+            self._read(b"".join(group), packets)
         return packets
 
     def answers(self) -> bytes:
@@ -135,7 +136,9 @@ class DirectRecords(Records):
         size = self._lib.BIO_read(self._from, self._sealed, MAX_BATCH)
         return bytes(self._sealed_view[:size]) if size > 0 else b""
 
-    def _drain(self, packets: list[bytes]) -> None:
+    def _read(self, records: bytes, packets: list[bytes]) -> None:
+        """Decrypt some records, and add what they hold."""
+        self._lib.BIO_write(self._into, records, len(records))
         read, ssl, plain, view = self._lib.SSL_read, self._ssl, self._plain, self._plain_view
         while (size := read(ssl, plain, MAX_PLAIN)) > 0:
             packets.append(view[:size])

@@ -48,6 +48,11 @@ class Pacer:
         self.burst -= size
         self.open = self._due and self._credit > 0 and self.burst > 0
 
+    @property
+    def room(self) -> int:
+        """Bytes that may leave while ``open``; the packet that reaches beyond them still may."""
+        return max(1, int(min(self._credit, self.burst)))
+
     def ahead(self, packet: int) -> bool:
         """Whether an urgent packet may leave, before a burst is due."""
         return self._credit > -URGENT_PACKETS * packet

@@ -1,7 +1,8 @@
 """SCTP packets as bytes: DATA, SACK, FORWARD-TSN and what surrounds them. Pure.
 
 Whatever comes from the peer is checked for its bounds here; behind these functions lengths can be relied on.
-Sources: RFC 9260 (SCTP), RFC 3758 (FORWARD-TSN), RFC 4820 (PAD), RFC 7053 (the I bit).
+Under DTLS, which finds every changed bit, two ends may agree to leave checksums out: they are zero then.
+Sources: RFC 9260 (SCTP), RFC 3758 (FORWARD-TSN), RFC 4820 (PAD), RFC 7053 (the I bit), RFC 9653 (zero checksums).
 """
 
 from dataclasses import dataclass
@@ -33,6 +34,10 @@ CHUNK_HEADER = 4
 DATA_HEADER = 16
 SACK_HEADER = 16
 ARRIVAL_LENGTH = 16
+ZERO_CHECKSUM = (
+    0x8001,
+    b"\0\0\0\x01",
+)  # Parameter of INIT and INIT ACK: packets over DTLS need none (RFC 9653, section 4).
 MAX_MICROS = (1 << 53) - 1  # Exact as a float; 285 years.
 TSN_MODULO = 1 << 32
 TSN_MASK = TSN_MODULO - 1
@@ -41,6 +46,7 @@ HALF_TSN = 1 << 31
 # Bytes of a body before its parameters or causes, by kind: INIT, INIT ACK, HEARTBEAT, its ACK, ABORT, ERROR, RE-CONFIG.
 _BEFORE_PARAMETERS = {1: 16, 2: 16, 4: 0, 5: 0, 6: 0, 9: 0, 130: 0}
 _NO_CHECKSUM = b"\0\0\0\0"
+_CHECKSUM_AT = 8
 _PADDING = (b"", b"\0\0\0", b"\0\0", b"\0")  # Indexed by length modulo four.
 _PORTS_AND_TAG = Struct("!HHL").pack
 _CHECKSUM = Struct("<L").pack
@@ -51,6 +57,8 @@ _ARRIVAL = Struct("!BBHLQ").pack
 _TAG = Struct("!L").unpack_from
 _LITTLE = Struct("<L").unpack_from
 _LENGTH = Struct("!H").unpack_from
+_LONE_DATA = Struct("!LLLBBHLHHL").unpack_from
+_DATA_NUMBERS = Struct("!LHHL").unpack_from
 _CAUSE_HEAD = Struct("!HH").pack
 
 
@@ -78,10 +86,17 @@ class Sack:
 class Framer:
     """Builds whole packets for one association."""
 
-    def __init__(self, source_port: int, destination_port: int, tag: int) -> None:
-        """Prepare the common header; ``tag`` is the verification tag that the peer chose."""
+    def __init__(self, source_port: int, destination_port: int, tag: int, *, checksums: bool = True) -> None:
+        """Prepare the common header.
+
+        Args:
+            source_port, destination_port: as on the wire.
+            tag: the verification tag that the peer chose.
+            checksums: False leaves them out, for a peer that has said that it needs none.
+        """
         self._head = _PORTS_AND_TAG(source_port, destination_port, tag)
         self._blank = self._head + _NO_CHECKSUM
+        self._checksums = checksums
 
     def data(self, tsn: int, stream: int, sequence: int, protocol: int, flags: int, payload: bytes) -> bytes:
         """Build a packet with one DATA chunk; ``tsn`` may be wider than 32 bits."""
@@ -89,12 +104,16 @@ class Framer:
         head = _DATA_HEAD(DATA, flags, DATA_HEADER + size, tsn & TSN_MASK, stream, sequence, protocol)
         if size & 3:
             payload += _PADDING[size & 3]
+        if not self._checksums:
+            return b"".join((self._blank, head, payload))
         checksum: int = extend(value(self._blank + head), payload)
         return b"".join((self._head, _CHECKSUM(checksum), head, payload))
 
     def packet(self, *chunks: bytes) -> bytes:
         """Build a packet of whole, padded chunks."""
         body = b"".join(chunks)
+        if not self._checksums:
+            return self._blank + body
         checksum: int = extend(value(self._blank), body)
         return b"".join((self._head, _CHECKSUM(checksum), body))
 
@@ -145,20 +164,57 @@ def abort_chunk(reason: str) -> bytes:
 
 
 def verify(packet: bytes, tag: int) -> bool:
-    """Whether a packet has at least one chunk, carries our verification tag and its checksum holds."""
+    """Whether a packet has at least one chunk, carries our verification tag, and its checksum holds or is left out."""
     if len(packet) < COMMON_HEADER + CHUNK_HEADER:
         return False
     theirs: int = _TAG(packet, 4)[0]
-    checksum: int = _LITTLE(packet, 8)[0]
-    return theirs == tag and checksum == extend(value(packet[:8] + _NO_CHECKSUM), packet[COMMON_HEADER:])
+    checksum: int = _LITTLE(packet, _CHECKSUM_AT)[0]
+    return theirs == tag and (checksum == 0 or checksum == _checksum(packet))
 
 
-def lone_data(packet: bytes) -> int:
-    """Where the body of a packet's only chunk ends if that is DATA, as nearly always; otherwise 0. Quicker than ``split``."""
-    if packet[COMMON_HEADER] != DATA:
-        return 0
-    end = COMMON_HEADER + (packet[COMMON_HEADER + 2] << 8 | packet[COMMON_HEADER + 3])
-    return end if end > COMMON_HEADER + CHUNK_HEADER and (end + 3) & ~3 == len(packet) else 0
+def with_checksum(packet: bytes) -> bytes:
+    """The packet with a checksum if it came without, for a reader that knows only RFC 9260."""
+    if packet[_CHECKSUM_AT:COMMON_HEADER] != _NO_CHECKSUM:
+        return packet
+    return packet[:_CHECKSUM_AT] + _CHECKSUM(_checksum(packet)) + packet[COMMON_HEADER:]
+
+
+def _checksum(packet: bytes) -> int:
+    found: int = extend(value(packet[:_CHECKSUM_AT] + _NO_CHECKSUM), packet[COMMON_HEADER:])
+    return found
+
+
+def lone_data(packet: bytes, tag: int) -> tuple[int, int, int, int, int, bytes] | None:
+    """Read a packet whose only chunk is DATA, as nearly always: quicker than ``verify`` and ``split``, which see to all others.
+
+    Returns:
+        TSN, stream, sequence, protocol, flags and payload; None for any other packet.
+    """
+    size = len(packet)
+    if size <= COMMON_HEADER + DATA_HEADER:
+        return None
+    _, theirs, checksum, kind, flags, length, tsn, stream, sequence, protocol = _LONE_DATA(packet)
+    if (
+        kind != DATA
+        or theirs != tag
+        or (length + 3) & ~3 != size - COMMON_HEADER
+        or (checksum and not verify(packet, tag))
+    ):
+        return None
+    return tsn, stream, sequence, protocol, flags, packet[COMMON_HEADER + DATA_HEADER : COMMON_HEADER + length]
+
+
+def read_data(packet: bytes, flags: int, start: int, end: int) -> tuple[int, int, int, int, int, bytes]:
+    """Read the body of a DATA chunk among others; returns the same as ``lone_data``.
+
+    Raises:
+        MalformedPacketError: it is shorter than its header.
+    """
+    body = start + DATA_HEADER - CHUNK_HEADER
+    if end < body:
+        raise MalformedPacketError(f"a DATA chunk of {end - start + CHUNK_HEADER} bytes: its header has {DATA_HEADER}")
+    tsn, stream, sequence, protocol = _DATA_NUMBERS(packet, start)
+    return tsn, stream, sequence, protocol, flags, packet[body:end]
 
 
 def split(packet: bytes) -> list[tuple[int, int, int, int]]:

@@ -6,10 +6,10 @@ reorders, three later packets are enough (RFC 9260, section 7.2.4). When acknowl
 section 7), then everything on its way is held to be lost (RFC 9260, section 6.3.3).
 """
 
-import enum
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Hashable, MutableMapping
+from operator import attrgetter
 
 from transport.sctp.control import AckSample
 from transport.sctp.packet import (
@@ -22,6 +22,7 @@ from transport.sctp.packet import (
     UNORDERED,
     Sack,
 )
+from transport.sctp.record import ABANDONED, ACKED, INFLIGHT, LOST, Departure, Record
 from transport.sctp.rtt import RoundTrips
 from transport.sctp.schedule import Outgoing, Schedule
 
@@ -32,68 +33,7 @@ MAX_COPIED = 64  # Urgent packets sent twice whose copies may still be told as d
 MAX_TIMEOUT_S = 2.0  # A line that comes back after a cut is noticed this soon; a packet in two seconds burdens nobody.
 LEAST_RTT_S = 1e-6  # A clock that has not moved meanwhile says nothing finer.
 COMPACT_AT = 4096  # Records acknowledged before the list is cut; a bound on what is kept in vain.
-
-
-class State(enum.Enum):
-    """Where a fragment is."""
-
-    INFLIGHT = enum.auto()
-    LOST = enum.auto()
-    ACKED = enum.auto()
-    ABANDONED = enum.auto()
-
-
-_INFLIGHT, _LOST, _ACKED, _ABANDONED = State.INFLIGHT, State.LOST, State.ACKED, State.ABANDONED
-
-
-class Record:
-    """One fragment that has been sent at least once.
-
-    Attributes:
-        message, start, end, flags, tsn: what it is: bytes ``start`` to ``end`` of the message.
-        size: bytes on the wire, headers included.
-        state, sends: where it is, and how often it was sent.
-        sent_at: when it was sent last.
-        delivered, delivered_at, first_sent_at, app_limited: the sender's state when it was sent, for the delivery rate
-            (draft-ietf-ccwg-bbr, "Delivery Rate Samples").
-    """
-
-    __slots__ = (
-        "app_limited",
-        "delivered",
-        "delivered_at",
-        "end",
-        "first_sent_at",
-        "flags",
-        "message",
-        "sends",
-        "sent_at",
-        "size",
-        "start",
-        "state",
-        "tsn",
-    )
-    state: State
-    sent_at: float
-    delivered: int
-    delivered_at: float
-    first_sent_at: float
-    app_limited: bool
-
-    def __init__(self, message: Outgoing, start: int, end: int, flags: int, tsn: int, size: int) -> None:
-        self.message = message
-        self.start = start
-        self.end = end
-        self.flags = flags
-        self.tsn = tsn
-        self.size = size
-        self.sends = 0  # The rest is set whenever it is sent.
-
-    @property
-    def payload(self) -> bytes:
-        """The fragment's bytes."""
-        data = self.message.data
-        return data if self.start == 0 and self.end == len(data) else data[self.start : self.end]
+_LEFT_AT = attrgetter("departure.at")
 
 
 class SendBook:
@@ -220,22 +160,53 @@ class SendBook:
                 if tsn < self._una:
                     continue
                 record = self._records[tsn - self._base]
-                if record.state is _LOST:
+                if record.state is LOST:
                     self.retransmitted += 1
                     record.flags |= ACK_AT_ONCE
-                    self._count_sent(record, now)
+                    record.departure = self._depart(now)
+                    record.state = INFLIGHT
+                    record.sends += 1
+                    self.inflight += record.size
                     return record
-        record_or_none = self._next_new(now)
-        if record_or_none is None:
-            if not again and self._current is None and not self._schedule:
-                self._limited_until = self._delivered + self.inflight or 1
-            return None
-        self._count_sent(record_or_none, now)
-        return record_or_none
+        new = self._next_new(now)
+        if new is None and not again and self._current is None and not self._schedule:
+            self._limited_until = self._delivered + self.inflight or 1
+        return new
+
+    def next_run(self, now: float, room: int) -> list[Record]:
+        """The same as often as ``room`` allows: fragments of one message are added while what they take is below it.
+
+        Args:
+            room: bytes on the wire, above 0.
+        """
+        first = self.next(now)
+        if first is None:
+            return []
+        run, message, payload = [first], self._current, self._payload_max
+        if message is not first.message or self._again:
+            return run
+        size = payload + (-payload & 3) + self._headers
+        count = min(
+            (room - first.size + size - 1) // size,
+            (len(message.data) - message.sent - 1) // payload,  # Its last fragment is ``next``'s.
+            (self._peer_window - self._payload_inflight) // payload,
+        )
+        if count < 1:
+            return run
+        flags, departure, start, tsn = 0 if message.ordered else UNORDERED, first.departure, message.sent, self._next
+        for _ in range(count):
+            end = start + payload
+            run.append(Record(message, start, end, flags, tsn, size, departure))
+            start, tsn = end, tsn + 1
+        self._records += run[1:]
+        self._next, message.sent = tsn, start
+        self._payload_inflight += count * payload
+        self.inflight += count * size
+        return run
 
     def repeat(self, record: Record) -> bool:
         """Whether to send a copy of what is on its way; its round trip is ambiguous then (RFC 9260, section 6.3.1, C5)."""
-        if record.state is not _INFLIGHT or record.tsn < self._una:
+        if record.state is not INFLIGHT or record.tsn < self._una:
             return False
         record.sends += 1
         self._copied.append(record.tsn & TSN_MASK)
@@ -272,10 +243,12 @@ class SendBook:
             self._release(message, total)
             if not self._schedule:
                 flags |= ACK_AT_ONCE
-        record = Record(message, start, end, flags, self._next, size + (-size & 3) + self._headers)
+        wire = size + (-size & 3) + self._headers
+        record = Record(message, start, end, flags, self._next, wire, self._depart(now))
         self._records.append(record)
         self._next += 1
         self._payload_inflight += size
+        self.inflight += wire
         return record
 
     def _begin_message(self, now: float) -> Outgoing | None:
@@ -291,19 +264,13 @@ class SendBook:
             return message
         return None
 
-    def _count_sent(self, record: Record, now: float) -> None:
+    def _depart(self, now: float) -> Departure:
         if self.inflight == 0:
             self._first_sent_at = self._delivered_at = now
             if self._silent == 0:
                 self._progress_at = now
-        record.sent_at = now
-        record.delivered = self._delivered
-        record.delivered_at = self._delivered_at
-        record.first_sent_at = self._first_sent_at
-        record.app_limited = self._limited_until > self._delivered
-        record.state = _INFLIGHT
-        record.sends += 1
-        self.inflight += record.size
+        limited = self._limited_until > self._delivered
+        return Departure(now, self._delivered, self._delivered_at, self._first_sent_at, limited)
 
     def _release(self, message: Outgoing, upto: int) -> None:
         if message.owner is not None and upto > message.released:
@@ -317,7 +284,7 @@ class SendBook:
         index = self._una - 1 + ((tsn - self._una + 1 + HALF_TSN) & TSN_MASK) - HALF_TSN - self._base
         if not 0 <= index < len(self._records) or self._records[index].sends != 1:
             return None
-        return arrived - self._records[index].sent_at
+        return arrived - self._records[index].departure.at
 
     def on_sack(self, sack: Sack, now: float, forward: float | None = None) -> AckSample | None:
         """Take an acknowledgement.
@@ -336,42 +303,48 @@ class SendBook:
             self.fault = f"the peer acknowledges TSN {sack.cumulative} and beyond: that was never sent"
             return None
         acked: list[Record] = []
+        before = self._delivered
         self._ack_cumulative(cumulative, acked, now)
         if gaps:
             self._ack_gaps(cumulative, gaps, acked)
         self._peer_window = sack.window
-        newly = sum(record.size for record in acked)
-        self._delivered += newly
+        newly = self._delivered - before
         rtt, rate, limited, ended = self._sample(acked, now) if acked else (None, None, False, False)
         self._adapt_reordering(any(tsn not in self._copied for tsn in sack.duplicates), ended)
         lost = self._find_losses(now) if self._holes else 0
         return AckSample(now, rtt, rate, limited, newly, lost, self.inflight, ended, forward)
 
-    def _ack(self, record: Record, acked: list[Record]) -> None:
-        if record.state is _ACKED or record.state is _ABANDONED:
-            return
-        if record.state is _INFLIGHT:
-            self.inflight -= record.size
-        if record.size >= self._full:
-            self.full_lost = 0
-        if record.sends == 1 and record.tsn < self._high:
-            self._reorders = True  # It was overtaken, not lost.
-        record.state = _ACKED
-        self._payload_inflight -= record.end - record.start
-        acked.append(record)
+    def _ack(self, records: list[Record], acked: list[Record]) -> None:
+        """Put what is newly acknowledged into ``acked``, in ascending order of TSN."""
+        high, whole = self._high, self._full
+        inflight = payload = delivered = 0
+        for record in records:
+            state, size = record.state, record.size
+            if state is INFLIGHT:
+                inflight += size
+            elif state is not LOST:
+                continue
+            if size >= whole:
+                self.full_lost = 0
+            if record.tsn < high and record.sends == 1:
+                self._reorders = True  # It was overtaken, not lost.
+            record.state = ACKED
+            payload += record.end - record.start
+            delivered += size
+            acked.append(record)
+        self.inflight -= inflight
+        self._payload_inflight -= payload
+        self._delivered += delivered
 
     def _ack_cumulative(self, cumulative: int, acked: list[Record], now: float) -> None:
         if cumulative < self._una:
             return
         records = self._records
-        first = self._una - self._base
         last = cumulative + 1 - self._base
-        for index in range(first, last):
-            record = records[index]
-            if record.state is _ABANDONED:
-                self._given_up -= 1
-            else:
-                self._ack(record, acked)
+        passed = records[self._una - self._base : last]
+        if self._given_up:
+            self._given_up -= sum(record.state is ABANDONED for record in passed)
+        self._ack(passed, acked)
         self._una = cumulative + 1
         self._progress_at, self._silent = now, 0
         self._high = max(self._high, cumulative)
@@ -387,21 +360,22 @@ class SendBook:
         starts = [cumulative + first for first, _ in gaps]
         ends = [cumulative + last for _, last in gaps]
         if self._holes:
-            left = []
+            left: list[int] = []
+            filled: list[Record] = []
             for tsn in self._holes:
                 index = bisect_right(starts, tsn) - 1
                 if index >= 0 and tsn <= ends[index]:
-                    self._ack(records[tsn - base], acked)
+                    filled.append(records[tsn - base])
                 else:
                     left.append(tsn)
             self._holes = left
+            self._ack(filled, acked)
         if ends[-1] <= self._high:
             return
         begin = self._high + 1
         for index in range(max(0, bisect_right(starts, begin) - 1), len(starts)):
             self._holes.extend(range(begin, starts[index]))
-            for tsn in range(max(begin, starts[index]), ends[index] + 1):
-                self._ack(records[tsn - base], acked)
+            self._ack(records[max(begin, starts[index]) - base : ends[index] + 1 - base], acked)
             begin = max(begin, ends[index] + 1)
         self._high = ends[-1]
 
@@ -409,21 +383,23 @@ class SendBook:
         """Round trip, delivery rate, whether it was limited by the application, and whether a round ended."""
         self._delivered_at = self._progress_at = now
         self._silent = 0
-        best = max(acked, key=_sent)
-        rtt = max(now - best.sent_at, LEAST_RTT_S) if best.sends == 1 else None
+        latest = max(map(_LEFT_AT, acked))
+        best = next(record for record in reversed(acked) if record.departure.at == latest)
+        left = best.departure
+        rtt = max(now - left.at, LEAST_RTT_S) if best.sends == 1 else None
         if rtt is not None:
             self.round_trips.add(rtt, now)
         smallest = self.round_trips.smallest or 0.0
-        if (best.sent_at, best.tsn) > self._newest and (best.sends == 1 or now - best.sent_at >= smallest):
-            self._newest = (best.sent_at, best.tsn)
-            self._newest_rtt = now - best.sent_at
-        interval = max(now - best.delivered_at, best.sent_at - best.first_sent_at)
-        rate = (self._delivered - best.delivered) / interval if interval > 0 and interval >= smallest else None
-        self._first_sent_at = best.sent_at
-        ended = best.delivered >= self._round_end
+        if (left.at, best.tsn) > self._newest and (best.sends == 1 or now - left.at >= smallest):
+            self._newest = (left.at, best.tsn)
+            self._newest_rtt = now - left.at
+        interval = max(now - left.delivered_at, left.at - left.first_sent_at)
+        rate = (self._delivered - left.delivered) / interval if interval > 0 and interval >= smallest else None
+        self._first_sent_at = left.at
+        ended = left.delivered >= self._round_end
         if ended:
             self._round_end = self._delivered
-        return rtt, rate, best.app_limited, ended
+        return rtt, rate, left.app_limited, ended
 
     # What is lost
 
@@ -447,9 +423,9 @@ class SendBook:
         lost, again = 0, None
         for tsn in self._holes:
             record = self._records[tsn - self._base]
-            if record.state is not _INFLIGHT or (record.sent_at, tsn) > self._newest:
+            if record.state is not INFLIGHT or (record.departure.at, tsn) > self._newest:
                 continue
-            due = record.sent_at + patience
+            due = record.departure.at + patience
             if now >= due or (count is not None and record.sends == 1 and self._high - tsn >= count):
                 lost += self._lose(record, now)
             elif again is None or due < again:
@@ -465,7 +441,7 @@ class SendBook:
         message = record.message
         late = message.expires_at is not None and message.expires_at < now
         often = message.max_retransmits is not None and record.sends > message.max_retransmits
-        record.state = _LOST
+        record.state = LOST
         if self._partial and (late or often):
             self._abandon(message)
         else:
@@ -479,11 +455,11 @@ class SendBook:
             record = self._records[tsn - self._base]
             if record.message is not message:
                 break
-            if record.state is _ACKED or record.state is _ABANDONED:
+            if record.state is ACKED or record.state is ABANDONED:
                 continue
-            if record.state is _INFLIGHT:
+            if record.state is INFLIGHT:
                 self.inflight -= record.size
-            record.state = _ABANDONED
+            record.state = ABANDONED
             self._payload_inflight -= record.end - record.start
             self._given_up += 1
         self._release(message, len(message.data))
@@ -500,11 +476,11 @@ class SendBook:
         point, streams = self._una - 1, {}
         for tsn in range(self._una, self._next):
             record = self._records[tsn - self._base]
-            if record.state is _ABANDONED:
+            if record.state is ABANDONED:
                 point = tsn
                 if record.message.ordered:
                     streams[record.message.stream] = record.message.sequence
-            elif record.state is not _ACKED:
+            elif record.state is not ACKED:
                 break
         if point < self._una or now - self._forward_at < (self.round_trips.smoothed or 0.0):
             return None
@@ -558,8 +534,8 @@ class SendBook:
         """Send the last fragment on its way once more: its acknowledgement shows what else is missing."""
         for index in range(len(self._records) - 1, self._una - self._base - 1, -1):
             record = self._records[index]
-            if record.state is _INFLIGHT:
-                record.state = _LOST
+            if record.state is INFLIGHT:
+                record.state = LOST
                 self.inflight -= record.size
                 self._again.appendleft(record.tsn)
                 return
@@ -567,26 +543,22 @@ class SendBook:
     def _time_out(self, now: float) -> int:
         lost = 0
         start = self._una - self._base
-        if start < len(self._records) and self._records[start].state is _ACKED:
+        if start < len(self._records) and self._records[start].state is ACKED:
             self._take_back()
         for record in self._records[start:]:
-            if record.state is _INFLIGHT:
+            if record.state is INFLIGHT:
                 lost += self._lose(record, now)
-        self._again = deque(record.tsn for record in self._records[start:] if record.state is _LOST)
+        self._again = deque(record.tsn for record in self._records[start:] if record.state is LOST)
         return lost
 
     def _take_back(self) -> None:
         """The peer dropped what it had acknowledged beyond a gap, as it may (RFC 9260, section 6.2)."""
         for record in self._records[self._una - self._base :]:
-            if record.state is _ACKED:
-                record.state = _LOST
+            if record.state is ACKED:
+                record.state = LOST
                 self._payload_inflight += record.end - record.start
         self._high = self._una - 1
         self._holes = []
-
-
-def _sent(record: Record) -> tuple[float, int]:
-    return record.sent_at, record.tsn
 
 
 def _valid_gaps(sack: Sack) -> tuple[tuple[int, int], ...]:

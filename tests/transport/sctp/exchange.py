@@ -89,7 +89,8 @@ class Exchange:
             self.credit -= record.size
             self.sent.append(record.tsn)
             message = record.message
-            arguments = (record.tsn & TSN_MASK, message.stream, message.sequence, 53, record.flags, record.payload)
+            payload = message.data[record.start : record.end]
+            arguments = (record.tsn & TSN_MASK, message.stream, message.sequence, 53, record.flags, payload)
             for _ in range(2 if self.chance.random() < self.network.duplicates else 1):
                 self._travel(lambda arguments=arguments: self._on_data(*arguments), self.network.loss)  # type: ignore[misc]
 

@@ -1,15 +1,18 @@
 """Our data path against itself and against stock aiortc, over real sockets, DTLS and ICE."""
 
 import asyncio
+import functools
 import random
 from typing import Any
 
 import pytest
-from aiortc import RTCPeerConnection
+from aiortc import RTCPeerConnection, rtcsctptransport
+from aiortc.rtcsctptransport import CookieAckChunk, CookieEchoChunk, DataChunk
 
 from tests.transport.sctp.pairs import joined, until
 from transport import clock
 from transport.sctp.allowance import Allowance
+from transport.sctp.association import FastSctpTransport
 from transport.sctp.connection import FastPeerConnection
 
 PAIRS = [
@@ -33,6 +36,56 @@ async def test_messages_of_all_sizes_arrive_byte_identical_and_in_order(offerer:
         await until(lambda: len(one.received) == len(down) and len(two.received) == len(up), 20)
         assert two.received == up
         assert one.received == down
+
+
+@pytest.mark.parametrize(
+    ("offerer", "answerer", "bare"),
+    [(*pair.values, pair.id == "ours-ours") for pair in PAIRS],
+    ids=[pair.id for pair in PAIRS],
+)
+async def test_checksums_are_left_out_where_both_ends_say_so(offerer: Any, answerer: Any, bare: bool) -> None:
+    packets: list[bytes] = []
+    async with joined(offerer, answerer) as (one, two):
+        ours = one if isinstance(one.connection, FastPeerConnection) else two
+        seal = ours.sctp._data._records.seal
+        ours.sctp._data._records.seal = lambda batch: (packets.extend(batch), seal(batch))[1]
+        await asyncio.gather(one.send_all([b"x" * 3000]), two.send_all([b"y" * 3000]))
+        await until(lambda: bool(one.received and two.received))
+        assert packets
+        assert {packet[8:12] == bytes(4) for packet in packets} == {bare}
+
+
+async def test_what_comes_without_a_checksum_before_the_handshake_is_over_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One end is established before the other, whose last packets of the handshake are lost, and sends at once."""
+    monkeypatch.setattr(rtcsctptransport, "SCTP_RTO_INITIAL", 0.3)
+    early: list[bytes] = []
+    lost: set[type] = set()
+    take = FastSctpTransport._on_early_data
+
+    def note(self: FastSctpTransport, chunk: DataChunk) -> None:
+        early.append(chunk.user_data)
+        take(self, chunk)
+
+    monkeypatch.setattr(FastSctpTransport, "_on_early_data", note)
+
+    def prepare(connection: RTCPeerConnection) -> None:
+        connection.createDataChannel("early")
+        if connection.remoteDescription is not None:
+            connection.sctp._send_chunk = functools.partial(send, connection.sctp._send_chunk)  # type: ignore[union-attr]
+
+    async def send(go_on: Any, chunk: Any) -> None:
+        if isinstance(chunk, CookieAckChunk | CookieEchoChunk) and type(chunk) not in lost:
+            lost.add(type(chunk))
+        else:
+            await go_on(chunk)
+
+    async with joined(prepare=prepare) as (one, two):
+        await one.send_all([b"a" * 3000])
+        await until(lambda: two.received == [b"a" * 3000])
+    assert lost == {CookieAckChunk, CookieEchoChunk}
+    assert early
 
 
 async def test_a_clock_that_stands_still_between_two_looks_breaks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,14 +98,42 @@ def test_a_packet_of_one_data_chunk_is_known_for_what_cutting_it_finds(length: i
     """The quick way out is taken for exactly the packets whose only chunk is a whole and padded one of data."""
     for kind in (wire.DATA, wire.SACK):
         for size in range(length, 34):
-            packet = bytes(wire.COMMON_HEADER) + bytes([kind, 3, 0, length]) + bytes(max(0, size - 4))
+            packet = bytes(wire.COMMON_HEADER) + bytes([kind, 3, 0, length]) + bytes(range(max(0, size - 4)))
             try:
                 chunks = wire.split(packet)
             except MalformedPacketError:
                 chunks = []
             whole = len(packet) == wire.COMMON_HEADER + (length + 3 & ~3)
-            alone = len(chunks) == 1 and kind == wire.DATA and whole and length > wire.CHUNK_HEADER
-            assert wire.lone_data(packet) == (chunks[0][3] if alone else 0)
+            alone = len(chunks) == 1 and kind == wire.DATA and whole and length > wire.DATA_HEADER
+            found = wire.lone_data(packet, 0)
+            assert found == (wire.read_data(packet, *chunks[0][1:]) if alone else None)
+            assert wire.lone_data(packet, 1) is None
+
+
+def test_a_data_chunk_shorter_than_its_header_is_refused() -> None:
+    for length in range(wire.CHUNK_HEADER, wire.DATA_HEADER):
+        packet = bytes(wire.COMMON_HEADER) + bytes([wire.DATA, 3, 0, length]) + bytes(-length % 4 + length - 4)
+        [(_, flags, start, end)] = wire.split(packet)
+        with pytest.raises(MalformedPacketError, match=str(length)):
+            wire.read_data(packet, flags, start, end)
+
+
+@given(u32, st.binary(min_size=1, max_size=64))
+def test_a_packet_without_a_checksum_is_taken_and_gets_one_for_stock_aiortc(tsn: int, payload: bytes) -> None:
+    bare, whole = (Framer(5000, 5001, 7, checksums=wanted).data(tsn, 2, 3, 53, 3, payload) for wanted in (False, True))
+    assert bare[8:12] == bytes(4)
+    assert wire.verify(bare, 7)
+    assert not wire.verify(bare, 8)
+    assert wire.lone_data(bare, 7) == wire.lone_data(whole, 7) == (tsn, 2, 3, 53, 3, payload)
+    assert wire.with_checksum(bare) == whole == wire.with_checksum(whole)
+    assert Framer(5000, 5001, 7, checksums=False).packet(bare[12:]) == bare
+
+
+def test_a_wrong_checksum_is_no_missing_one() -> None:
+    packet = bytearray(FRAMER.data(1, 2, 3, 53, 3, b"payload"))
+    packet[8] ^= 1
+    assert wire.lone_data(bytes(packet), 0xDEADBEEF) is None
+    assert not wire.verify(bytes(packet), 0xDEADBEEF)
 
 
 def test_random_bytes_raise_nothing_but_the_one_error() -> None:

@@ -5,9 +5,12 @@ import statistics
 from collections import Counter
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.transport.sctp.exchange import HEADERS, PAYLOAD, START, Exchange, Network
 from transport.sctp.packet import TSN_MASK, Sack
+from transport.sctp.record import Record
 from transport.sctp.schedule import Outgoing, Schedule
 from transport.sctp.send import MAX_TIMEOUT_S, SendBook
 
@@ -32,6 +35,47 @@ def filled(packets: int, window: int = 1 << 20) -> SendBook:
     for _ in range(packets):
         assert book.next(0.0) is not None
     return book
+
+
+@given(
+    st.lists(st.integers(1, 6 * PAYLOAD), min_size=1, max_size=5),
+    st.lists(st.integers(1, 8 * PAYLOAD), min_size=1, max_size=20),
+    st.integers(PAYLOAD, 20 * PAYLOAD),
+    st.sets(st.integers(0, 30), max_size=8),
+)
+def test_a_run_is_what_would_have_been_sent_one_by_one(
+    sizes: list[int], rooms: list[int], window: int, missing: set[int]
+) -> None:
+    def book() -> SendBook:
+        made = SendBook(START, window, {}, partial=True)
+        made.set_size(PAYLOAD, HEADERS)
+        for number, size in enumerate(sizes):
+            made.queue(Outgoing("owner", number % 3, 53, bytes(size), ordered=number % 2 == 0))
+        return made
+
+    def facts(record: Record) -> tuple[object, ...]:
+        return (
+            record.tsn, record.start, record.end, record.flags, record.size, record.departure, record.state, record.sends,
+            record.message.stream, record.message.sequence, record.message.first_tsn,
+        )  # fmt: skip
+
+    quick, slow = book(), book()
+    for turn, room in enumerate(rooms):
+        run, left = quick.next_run(float(turn), room), room
+        for record in run:
+            assert left > 0
+            one = slow.next(float(turn))
+            assert one is not None
+            assert facts(record) == facts(one)
+            left -= record.size
+        if not run:
+            assert slow.next(float(turn)) is None
+        assert (quick.inflight, quick.next_tsn, quick.backlog) == (slow.inflight, slow.next_tsn, slow.backlog)
+        upto = quick.next_tsn - START
+        gaps = tuple((tsn, tsn) for tsn in range(2, upto + 1, 2) if tsn - 1 not in missing)
+        for each in (quick, slow):
+            assert each.on_sack(ack(START - 1, *gaps, window=window), turn + 0.5) is not None
+        assert quick.settle_released() == slow.settle_released()
 
 
 @pytest.mark.parametrize("name", NETWORKS)
