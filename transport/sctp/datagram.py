@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary, ref
 
 from transport import proactor
 from transport.sctp import offload
-from transport.sctp.offload import Address
+from transport.sctp.offload import Address, Run
 from transport.sctp.route import CHANNEL_HEADER, Route, find_route
 
 LOG = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ MANY = 24  # Datagrams of one reading that make it worth its wake-up.
 ROOM_RETRY_S = 0.01  # Where not even a descriptor to wait on is left: look again.
 
 Buffer = bytes | bytearray | memoryview
-OnDatagrams = Callable[[list[bytes]], None]
+OnDatagrams = Callable[[list[Run]], None]
 
 if sys.platform == "win32":
     proactor.mend()
@@ -70,7 +70,7 @@ class DatagramPath(ABC):
         self._on_writable = on_writable
         self._on_too_big = on_too_big
         self._closed = False
-        self._batch: list[bytes] = []
+        self._batch: list[Run] = []
         self._hook = self._data_received
         self._original: Callable[[bytes, int], None] = route.receiver.data_received
         route.receiver.data_received = self._hook
@@ -135,8 +135,9 @@ class DatagramPath(ABC):
         if not transport.is_closing() and end is not None and self._fragments is not None:
             offload.allow_fragments(end, self._fragments)
         batch, self._batch = self._batch, []
-        for data in batch:  # The end of the DTLS session, perhaps, right behind the association's.
-            self._original(data, COMPONENT)
+        for run in batch:  # The end of the DTLS session, perhaps, right behind the association's.
+            for data in run.each():
+                self._original(data, COMPONENT)
 
     def _data_received(self, data: bytes, component: int) -> None:
         """In aioice's place: DTLS from any of the connection's sockets waits for the end of the loop's iteration."""
@@ -147,7 +148,7 @@ class DatagramPath(ABC):
         elif FIRST_DTLS <= data[0] <= LAST_DTLS:
             if not self._batch:
                 self._loop.call_soon(self._deliver)
-            self._batch.append(data)
+            self._batch.append(Run(data, len(data)))
         else:
             self._original(data, component)
 
@@ -275,21 +276,21 @@ class SocketPath(DatagramPath):
             self._refused(error, 0)
         if batch and not self._closed:
             self._on_datagrams(batch)
-        return len(batch)
+        return sum(run.datagrams for run in batch)
 
-    def _sort(self, data: bytes, size: int, address: Address, batch: list[bytes]) -> None:
+    def _sort(self, data: bytes, size: int, address: Address, batch: list[Run]) -> None:
         relayed = self._route.relay is not None
         channel = self._route.channel
         firsts = data[::size]
         if not relayed and firsts and min(firsts) >= FIRST_DTLS and max(firsts) <= LAST_DTLS:
-            batch += [data[start : start + size] for start in range(0, len(data), size)]
+            batch.append(Run(data, size))
             return
         for start in range(0, len(data), size):  # Nothing for an empty datagram: see _data_received.
             datagram = data[start : start + size]
             if not relayed and FIRST_DTLS <= datagram[0] <= LAST_DTLS:
-                batch.append(datagram)
+                batch.append(Run(datagram, len(datagram)))
             elif relayed and (payload := _channel_payload(datagram, channel)):
-                batch.append(payload)
+                batch.append(Run(payload, len(payload)))
             else:
                 # Each in its own callback: whatever a hostile datagram makes of aioice, it does that to no other's.
                 self._loop.call_soon(self._route.flow.datagram_received, datagram, address)

@@ -20,6 +20,7 @@ from transport.sctp.datagram import DatagramPath
 from transport.sctp.dtls import MAX_BATCH, DtlsClosedError, Records, first_length
 from transport.sctp.meter import Meter
 from transport.sctp.mtu import BASE_MTU, BLACK_HOLE_LOSSES
+from transport.sctp.offload import Run
 from transport.sctp.pacing import LEAST_BURST_S, LEAST_PACKETS, URGENT_PACKETS, Pacer, burst_seconds
 from transport.sctp.packet import Framer, MalformedPacketError, Sack
 from transport.sctp.probing import MtuProber, probe_chunks
@@ -135,7 +136,7 @@ class DataPath:
         self._forward_delay: float | None = None
         self._ack_now = self._ack_soon = False
         self._woken: asyncio.Handle | None = None
-        self._pace: asyncio.TimerHandle | None = None
+        self._pace: asyncio.Handle | None = None
         self._fine = fine_timer(self._loop, self._pump)
         self.controller.fine = self._fine is not None
         self._alarm: asyncio.TimerHandle | None = None
@@ -230,16 +231,16 @@ class DataPath:
 
     # Receiving
 
-    def on_datagrams(self, datagrams: list[bytes]) -> None:
+    def on_datagrams(self, runs: list[Run]) -> None:
         """Take the DTLS datagrams of one reading."""
         if self._ended:
             return
-        size = sum(map(len, datagrams))
-        self._meter.received(len(datagrams), size)
-        self._host.on_traffic((0, 0), (len(datagrams), size))
+        size, count = sum(len(run.data) for run in runs), sum(run.datagrams for run in runs)
+        self._meter.received(count, size)
+        self._host.on_traffic((0, 0), (count, size))
         if self.allowance is not None and self._path is not None:
-            self.allowance.on_received(self, size + self._path.overhead * len(datagrams), clock.instant())
-        packets = self._records.open(datagrams)
+            self.allowance.on_received(self, size + self._path.overhead * count, clock.instant())
+        packets = self._records.open(runs)
         answer = self._records.answers()
         if answer:
             self._send_datagrams(memoryview(answer), len(answer), 1)
@@ -419,6 +420,7 @@ class DataPath:
 
     def _send_burst(self, now: float) -> None:
         """Send what is due, as few batches as the lengths of the packets allow: all alike, the last may be shorter."""
+        before = self.sender.payload_sent
         records = self._choose(now)
         if not records:
             return
@@ -438,7 +440,7 @@ class DataPath:
         if now < self._lossy_until:
             self._repeat_urgent(records)
         self._sent_at = now
-        self._meter.sent_payload(sum(record.end - record.start for record in records), now)
+        self._meter.sent_payload(self.sender.payload_sent - before, now)
 
     def _choose(self, now: float) -> list[Record]:
         """What may leave now. The last one asks for an acknowledgement at once."""
@@ -455,10 +457,11 @@ class DataPath:
             room = min(pacer.room, window - sender.inflight) if pacer.open else 1
             if allowance is not None:
                 room = min(room, max(1, self._granted - packet + 1))
+            inflight = sender.inflight
             run = sender.next_run(now, room)
             if not run:
                 break
-            size = sum(record.size for record in run)
+            size = sender.inflight - inflight
             pacer.spend(size)
             self._granted -= size
             records += run
@@ -528,6 +531,11 @@ class DataPath:
             wait = self._pacer.wait(self.controller.pacing_rate, self._packet)
             if self._fine is not None and self.controller.one_by_one and self._fine.start(max(wait, FINE_SLEEP_S)):
                 return
+            if self._sent_at == now:
+                wait -= clock.instant() - now  # What building and sealing took.
+                if wait <= 0:
+                    self._pace = self._loop.call_soon(self._on_pace)
+                    return
         self._pace = self._loop.call_later(max(wait, MIN_SLEEP_S), self._on_pace)
 
     def _on_pace(self) -> None:

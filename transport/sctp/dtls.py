@@ -5,9 +5,12 @@ is called through it directly: many records are sealed into one buffer and taken
 their contents are taken out.
 """
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from OpenSSL import SSL
+
+from transport.sctp.offload import Run
 
 MAX_BATCH = 65_000  # Bytes of records per buffer: what one system call takes with segmentation offload.
 MAX_PLAIN = 16_384  # RFC 6347, section 4.1: no record holds more.
@@ -63,10 +66,10 @@ class Records:
         except SSL.Error as error:
             raise DtlsClosedError(f"sealing failed: {error!r}") from error
 
-    def open(self, datagrams: list[bytes]) -> list[bytes]:
+    def open(self, runs: list[Run]) -> list[bytes]:
         """Decrypt what is genuine and new; the rest is left out. Sets ``closed``."""
         packets = []
-        for datagram in datagrams:
+        for datagram in (datagram for run in runs for datagram in run.each()):
             self._connection.bio_write(datagram)
             try:
                 while True:
@@ -110,23 +113,20 @@ class DirectRecords(Records):
         size = self._lib.BIO_read(self._from, self._sealed, MAX_BATCH)
         return self._sealed_view[: max(0, size)]
 
-    def open(self, datagrams: list[bytes]) -> list[bytes]:
+    def open(self, runs: list[Run]) -> list[bytes]:
         """See Records."""
         packets: list[bytes] = []
         group: list[bytes] = []
-        for datagram in datagrams:
-            if len(datagram) <= MAX_DATAGRAM and _is_one_record(datagram):
-                group.append(datagram)
-                if len(group) < INPUT_BATCH:
-                    continue
-                alone = b""
-            else:
-                alone = datagram
-            if group:
+        records = 0
+        for piece, count in _pieces(runs):
+            if group and (not count or records + count > INPUT_BATCH):
                 self._read(b"".join(group), packets)
-                group = []
-            if alone:
-                self._read(alone, packets)
+                group, records = [], 0
+            if count:
+                group.append(piece)
+                records += count
+            else:
+                self._read(piece, packets)
         if group:
             self._read(b"".join(group), packets)
         return packets
@@ -152,10 +152,33 @@ def first_length(records: memoryview) -> int:
     return (records[11] << 8 | records[12]) + RECORD_HEADER
 
 
-def _is_one_record(datagram: bytes) -> bool:
-    """Whether it is a whole DTLS 1.2 record and nothing else: only such cannot spoil what goes in behind it."""
-    size = len(datagram)
-    return size > RECORD_HEADER and datagram[1] == 0xFE and (datagram[11] << 8 | datagram[12]) + RECORD_HEADER == size
+def _pieces(runs: Iterable[Run]) -> Iterator[tuple[bytes, int]]:
+    """Cut runs into what may go in at once, with how many whole records that is: 0 for what must go in alone."""
+    for run in runs:
+        data, size = run
+        if _are_records(run):
+            for start in range(0, len(data), INPUT_BATCH * size):
+                piece = data[start : start + INPUT_BATCH * size]
+                yield piece, -(-len(piece) // size)
+        elif len(data) <= size:
+            yield data, 0
+        else:
+            yield from _pieces(Run(datagram, len(datagram)) for datagram in run.each())
+
+
+def _are_records(run: Run) -> bool:
+    """Whether each datagram is a whole DTLS 1.2 record and nothing else: only such cannot spoil what goes in behind it."""
+    data, size = run
+    count, rest = divmod(len(data), size)
+    if not RECORD_HEADER < size <= MAX_DATAGRAM or (rest and not _are_records(Run(data[-rest:], rest))):
+        return False
+    high, low = divmod(size - RECORD_HEADER, 256)
+    end = count * size
+    return (
+        data[1:end:size] == b"\xfe" * count
+        and data[11:end:size] == bytes((high,)) * count
+        and data[12:end:size] == bytes((low,)) * count
+    )
 
 
 def open_records(connection: SSL.Connection) -> Records:

@@ -10,7 +10,7 @@ import socket
 import struct
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 Address = tuple[Any, ...]
 
@@ -44,6 +44,27 @@ ANCILLARY_SPACE = 64  # One int with its header, and some room.
 DEFAULT_MTU = 1500  # Ethernet.
 
 GSO_REFUSED = frozenset({errno.EIO, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOPROTOOPT})  # EIO: no checksum offload.
+
+
+class Run(NamedTuple):
+    """Datagrams of one sender that were read together.
+
+    Attributes:
+        data: one after the other.
+        size: length of each, above 0; the last may be shorter.
+    """
+
+    data: bytes
+    size: int
+
+    @property
+    def datagrams(self) -> int:
+        """How many."""
+        return -(-len(self.data) // self.size)
+
+    def each(self) -> list[bytes]:
+        """One by one."""
+        return [self.data[start : start + self.size] for start in range(0, len(self.data), self.size)]
 
 
 class UdpSender:

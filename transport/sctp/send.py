@@ -41,6 +41,7 @@ class SendBook:
 
     Attributes:
         inflight: bytes on their way, headers included.
+        payload_sent: bytes of messages that have left, sent again or not, since the start.
         retransmitted, lost, timeouts: packets sent again, packets held to be lost, and retransmission timeouts, since the start.
         full_lost: packets of full size lost since the last one of them arrived.
         released: bytes that have left the queues, per owner; the caller takes them out.
@@ -91,6 +92,7 @@ class SendBook:
         self._forward_at = -MAX_TIMEOUT_S
         self.round_trips = RoundTrips()
         self.inflight = 0
+        self.payload_sent = 0
         self.retransmitted = 0
         self.lost = 0
         self.timeouts = 0
@@ -167,6 +169,7 @@ class SendBook:
                     record.state = INFLIGHT
                     record.sends += 1
                     self.inflight += record.size
+                    self.payload_sent += record.end - record.start
                     return record
         new = self._next_new(now)
         if new is None and not again and self._current is None and not self._schedule:
@@ -193,16 +196,17 @@ class SendBook:
         )
         if count < 1:
             return run
-        flags, departure, start, tsn = 0 if message.ordered else UNORDERED, first.departure, message.sent, self._next
-        for _ in range(count):
-            end = start + payload
-            run.append(Record(message, start, end, flags, tsn, size, departure))
-            start, tsn = end, tsn + 1
-        self._records += run[1:]
-        self._next, message.sent = tsn, start
+        flags, departure, upto = 0 if message.ordered else UNORDERED, first.departure, message.sent + count * payload
+        more = [
+            Record(message, start, start + payload, flags, tsn, size, departure)
+            for tsn, start in enumerate(range(message.sent, upto, payload), self._next)
+        ]
+        self._records += more
+        self._next, message.sent = self._next + count, upto
         self._payload_inflight += count * payload
+        self.payload_sent += count * payload
         self.inflight += count * size
-        return run
+        return run + more
 
     def repeat(self, record: Record) -> bool:
         """Whether to send a copy of what is on its way; its round trip is ambiguous then (RFC 9260, section 6.3.1, C5)."""
@@ -249,6 +253,7 @@ class SendBook:
         self._next += 1
         self._payload_inflight += size
         self.inflight += wire
+        self.payload_sent += size
         return record
 
     def _begin_message(self, now: float) -> Outgoing | None:

@@ -11,6 +11,7 @@ from aiortc import RTCPeerConnection
 from tests.transport.sctp.pairs import joined, until
 from tests.transport.sctp.test_association import both_ways, messages
 from transport.sctp.connection import FastPeerConnection
+from transport.sctp.offload import Run
 
 
 def lose(connection: RTCPeerConnection, share: float, seed: int) -> None:
@@ -22,8 +23,10 @@ def lose(connection: RTCPeerConnection, share: float, seed: int) -> None:
         return [datagram for datagram in datagrams if chance.random() >= share]
 
     if isinstance(connection, FastPeerConnection):
-        take: Callable[[list[bytes]], None] = sctp._data._path._on_datagrams
-        sctp._data._path._on_datagrams = lambda datagrams: take(keep(datagrams))
+        take: Callable[[list[Run]], None] = sctp._data._path._on_datagrams
+        sctp._data._path._on_datagrams = lambda runs: take(
+            [Run(datagram, len(datagram)) for run in runs for datagram in keep(run.each())]
+        )
     else:
         ice = sctp.transport.transport._connection
         receive = ice.data_received

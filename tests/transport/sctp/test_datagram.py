@@ -14,6 +14,7 @@ from aioice import stun
 from tests.transport.conftest import until
 from transport.sctp import offload
 from transport.sctp.datagram import DatagramPath, PortablePath, SocketPath, open_path
+from transport.sctp.offload import Run
 
 DTLS = 23  # Application data.
 LINUX = pytest.mark.skipif(
@@ -24,6 +25,11 @@ LINUX = pytest.mark.skipif(
 def datagram(length: int, seed: int = 0) -> bytes:
     """Something that looks like DTLS from outside."""
     return bytes([DTLS]) + random.Random(seed * 65_537 + length).randbytes(length - 1)
+
+
+def into(batches: list[list[bytes]]) -> Callable[[list[Run]], None]:
+    """Add the datagrams of each reading."""
+    return lambda runs: batches.append([datagram for run in runs for datagram in run.each()])
 
 
 def cut(data: bytes, size: int) -> list[bytes]:
@@ -82,10 +88,10 @@ class End:
     def received(self) -> list[bytes]:
         return [one for batch in self.batches for one in batch]
 
-    def open(self, on_datagrams: Callable[[list[bytes]], None] | None = None) -> DatagramPath:
+    def open(self, on_datagrams: Callable[[list[Run]], None] | None = None) -> DatagramPath:
         pair = self.connection._nominated[1]
         loop = asyncio.get_running_loop()
-        took = on_datagrams or self.batches.append
+        took = on_datagrams or into(self.batches)
         return open_path(
             pair.protocol, pair.remote_addr, loop, took, self.on_room, self.too_big.append, portable=self.portable
         )
@@ -294,7 +300,7 @@ async def test_a_new_path_on_the_same_socket_takes_over_and_closing_the_old_one_
     one, other = sides
     old = other.path
     later: list[list[bytes]] = []
-    new = other.open(later.append)
+    new = other.open(into(later))
     one.path.send_one(datagram(30, 1))
     await until(lambda: later == [[datagram(30, 1)]])
     old.close()
@@ -323,7 +329,7 @@ async def test_paths_on_two_sockets_of_a_connection_may_be_closed_in_any_order(
         lambda: aioice.ice.StunProtocol(other.connection), local_addr=(host, 0)
     )
     later: list[list[bytes]] = []
-    paths = [other.path, open_path(protocol, (host, 9), loop, later.append, portable=portable)]
+    paths = [other.path, open_path(protocol, (host, 9), loop, into(later), portable=portable)]
     other.connection.data_received(datagram(20, 1), 1)
     await until(lambda: later == [[datagram(20, 1)]])
     paths.pop(0 if oldest_first else 1).close()
@@ -372,9 +378,9 @@ async def test_refused_segmentation_is_given_up_without_losing_a_datagram(host: 
 
 async def test_the_receiver_may_close_the_path_while_it_takes_a_batch(sides: tuple[End, End]) -> None:
     one, other = sides
-    taken: list[list[bytes]] = []
+    taken: list[list[Run]] = []
 
-    def take(batch: list[bytes]) -> None:
+    def take(batch: list[Run]) -> None:
         taken.append(batch)
         path.close()
 
@@ -383,4 +389,4 @@ async def test_the_receiver_may_close_the_path_while_it_takes_a_batch(sides: tup
     await until(lambda: len(taken) == 1)
     one.path.send_one(datagram(40, 2))
     assert await asyncio.wait_for(other.connection.recv(), 5) == datagram(40, 2)
-    assert taken == [[datagram(40, 1)]]
+    assert taken == [[Run(datagram(40, 1), 40)]]

@@ -18,6 +18,7 @@ from transport.sctp.congestion import RateController
 from transport.sctp.datapath import DataPath, Setup
 from transport.sctp.dtls import RECORD_HEADER, Records
 from transport.sctp.mtu import BASE_MTU
+from transport.sctp.offload import Run
 from transport.sctp.packet import Framer
 from transport.sctp.receive import RECEIVE_WINDOW, Message, ReceiveBook
 from transport.sctp.schedule import Outgoing
@@ -157,7 +158,7 @@ async def test_records_are_genuine_and_new_or_left_out() -> None:
         path = two.sctp._data
         take = path.on_datagrams
         for end in (path, path._path):
-            end._on_datagrams = lambda datagrams: (genuine.extend(datagrams), take(datagrams))
+            end._on_datagrams = lambda runs: (genuine.extend(one for run in runs for one in run.each()), take(runs))
         await one.send_all([chance.randbytes(chance.randrange(1, 3000)) for _ in range(300)])
         await until(lambda: len(two.received) == 300)
         assert len(genuine) > 300
@@ -171,7 +172,8 @@ async def test_records_are_genuine_and_new_or_left_out() -> None:
 
         path.on_packets = count
         for _ in range(AS_RECORDS // BATCH):
-            take([_forged(chance, chance.choice(genuine)) for _ in range(BATCH)])
+            forged = [_forged(chance, chance.choice(genuine)) for _ in range(BATCH)]
+            take([Run(one, max(1, len(one) // chance.choice((1, 1, 2, 3)))) for one in forged])
         assert reached == 0
         path.on_packets = on_packets
         assert resident_bytes() - before < MOST_GROWTH
