@@ -21,7 +21,7 @@ from transport.wire.codec import MessageError, decode, encode
 from transport.wire.ids import NodeAddress
 
 CONTEXT = "cottage/signal/1"
-VERSION = 1
+VERSION = 2  # Of all that two peers say to each other; in 2 frames carry CRC-32C.
 MAX_ENVELOPE = MAX_SDP + 4096  # The description and everything around it.
 LIFETIME_S = 60  # Gathering, two hops and a relay's allocation take seconds; a minute forgives a busy coordinator.
 MAX_SKEW_S = 120  # Clocks of home PCs are minutes off now and then.

@@ -18,6 +18,7 @@ from transport.signalling import (
     MAX_ENVELOPE,
     MAX_REMEMBERED,
     MAX_SKEW_S,
+    VERSION,
     EnvelopeReader,
     SignalBody,
     SignalEnvelope,
@@ -151,7 +152,8 @@ def changed(body: SignalBody, **changes: object) -> SignalBody:
     [
         ({"fingerprint": bytes(32)}, "fingerprint"),
         ({"fingerprint": b""}, "fingerprint"),
-        ({"version": 2}, "version"),
+        ({"version": VERSION - 1}, "version"),
+        ({"version": VERSION + 1}, "version"),
         ({"kind": SignalKind.REQUEST}, "sdp"),
         ({"sdp": ""}, "fingerprint"),
         ({"floor": 0}, "malformed"),

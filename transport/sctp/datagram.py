@@ -285,8 +285,7 @@ class SocketPath(DatagramPath):
         if not relayed and firsts and min(firsts) >= FIRST_DTLS and max(firsts) <= LAST_DTLS:
             batch.append(Run(data, size))
             return
-        for start in range(0, len(data), size):  # Nothing for an empty datagram: see _data_received.
-            datagram = data[start : start + size]
+        for datagram in Run(data, size).each():  # None for an empty one: see _data_received.
             if not relayed and FIRST_DTLS <= datagram[0] <= LAST_DTLS:
                 batch.append(Run(datagram, len(datagram)))
             elif relayed and (payload := _channel_payload(datagram, channel)):

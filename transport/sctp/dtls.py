@@ -158,8 +158,8 @@ def _pieces(runs: Iterable[Run]) -> Iterator[tuple[bytes, int]]:
         data, size = run
         if _are_records(run):
             for start in range(0, len(data), INPUT_BATCH * size):
-                piece = data[start : start + INPUT_BATCH * size]
-                yield piece, -(-len(piece) // size)
+                piece = Run(data[start : start + INPUT_BATCH * size], size)
+                yield piece.data, piece.datagrams
         elif len(data) <= size:
             yield data, 0
         else:
