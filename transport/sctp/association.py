@@ -30,6 +30,7 @@ from transport.sctp.datagram import open_path
 from transport.sctp.datapath import DataPath, Setup
 from transport.sctp.dtls import open_records
 from transport.sctp.mtu import BASE_MTU
+from transport.sctp.offload import Run
 from transport.sctp.packet import TSN_MASK, ZERO_CHECKSUM, parameters_hold, split, with_checksum
 from transport.sctp.receive import RECEIVE_WINDOW, Message, ReceiveBook
 from transport.sctp.schedule import Outgoing
@@ -255,7 +256,7 @@ class FastSctpTransport(RTCSctpTransport):
 
     async def _handle_data(self, data: bytes) -> None:
         if self._data is not None:
-            self._data.on_packets([data])
+            self._data.on_packets([Run(data, len(data))] if data else [])
             return
         try:
             if not all(parameters_hold(data, kind, start, end) for kind, _, start, end in split(data)):

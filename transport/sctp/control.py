@@ -23,6 +23,7 @@ class AckSample:
         inflight: bytes on their way after this acknowledgement.
         forward: when a packet arrived by the peer's clock less when it was sent by ours, in seconds: only differences mean
             something. None where the peer does not tell.
+        ends_burst: the newest packet was the last of those that left together, or ended a message: it waited for the others.
         round_ended: a packet sent after the last round's end has been acknowledged: a round trip is over.
     """
 
@@ -35,6 +36,7 @@ class AckSample:
     inflight: int
     round_ended: bool
     forward: float | None = None
+    ends_burst: bool = True
 
 
 class Controller(Protocol):

@@ -14,15 +14,16 @@ from typing import Protocol
 from transport import clock
 from transport.sctp import packet as wire
 from transport.sctp.allowance import Allowance
+from transport.sctp.batches import Batches
 from transport.sctp.congestion import RateController
 from transport.sctp.control import AckSample, Controller, PathStats
 from transport.sctp.datagram import DatagramPath
-from transport.sctp.dtls import MAX_BATCH, DtlsClosedError, Records, first_length
+from transport.sctp.dtls import MAX_BATCH, Records
 from transport.sctp.meter import Meter
 from transport.sctp.mtu import BASE_MTU, BLACK_HOLE_LOSSES
 from transport.sctp.offload import Run
 from transport.sctp.pacing import LEAST_BURST_S, LEAST_PACKETS, URGENT_PACKETS, Pacer, burst_seconds
-from transport.sctp.packet import Framer, MalformedPacketError, Sack
+from transport.sctp.packet import DataRun, Framer, MalformedPacketError, Sack
 from transport.sctp.probing import MtuProber, probe_chunks
 from transport.sctp.receive import RECEIVE_WINDOW, Message, ReceiveBook
 from transport.sctp.record import Record
@@ -36,7 +37,7 @@ SACK_DELAY_S = (
     0.020  # For a single packet. RFC 9260, section 6.2 allows 200 ms; a sender waits 25 ms longer than a round trip.
 )
 SACK_SOON_S = 0.001  # For two packets and more, up to
-SACK_PACKETS = 16  # so many. Our own sender asks for an acknowledgement with the last packet of each burst.
+SACK_PACKETS = 128  # so many. Our own sender asks for an acknowledgement with the last packet of each burst.
 MAX_GAPS = 276  # Ranges in one SACK: with the headers, what BASE_MTU holds.
 LEAST_FRAME, GREATEST_FRAME = 4 << 10, 64 << 10
 FRAME_S = 0.002  # A message holds up more urgent ones for this long.
@@ -118,8 +119,8 @@ class DataPath:
         self._loop = asyncio.get_running_loop()
         self._records = records
         self._batching = records.batching
-        self._batch = 1
         self._framer = Framer(setup.local_port, setup.remote_port, setup.remote_tag, checksums=setup.checksums)
+        self._batches = Batches(self._framer, records, self._send_datagrams, self._on_sealed_off)
         self._tag = setup.local_tag
         self._path: DatagramPath | None = None
         self._mtu = BASE_MTU
@@ -176,7 +177,7 @@ class DataPath:
         headers = below + wire.COMMON_HEADER + wire.DATA_HEADER
         self._packet = self._payload + headers
         if self._batching:
-            self._batch = max(1, MAX_BATCH // mtu)
+            self._batches.most = max(1, MAX_BATCH // mtu)
         self.sender.set_size(self._payload, headers)
         if isinstance(self.controller, RateController):
             self.controller.packet_bytes = self._packet
@@ -240,27 +241,33 @@ class DataPath:
         self._host.on_traffic((0, 0), (count, size))
         if self.allowance is not None and self._path is not None:
             self.allowance.on_received(self, size + self._path.overhead * count, clock.instant())
-        packets = self._records.open(runs)
+        opened = self._records.open(runs)
         answer = self._records.answers()
         if answer:
             self._send_datagrams(memoryview(answer), len(answer), 1)
-        self.on_packets(packets)
+        self.on_packets(opened)
         if self._records.closed and not self._ended:
             self._host.on_closed()
 
-    def on_packets(self, packets: list[bytes]) -> None:
+    def on_packets(self, opened: list[Run]) -> None:
         """Take decrypted packets."""
         if self._ended:
             return
         now = clock.instant()
         before = self._unacknowledged
         tag = self._tag
-        for packet in packets:
-            data = wire.lone_data(packet, tag)
-            if data is not None:
-                self._on_data(*data)
-            else:
-                self._take(packet, now)
+        for run in opened:
+            chunks = wire.data_runs(run.data, run.size, tag)
+            if chunks is not None:
+                for alike in chunks:
+                    self._on_run(alike)
+                continue
+            for packet in run.each():
+                data = wire.lone_data(packet, tag)
+                if data is not None:
+                    self._on_data(*data)
+                else:
+                    self._take(packet, now)
         if self._unacknowledged > before:
             self._arrived_at = now
         if self.receiver.gaps:
@@ -297,6 +304,14 @@ class DataPath:
         self._unacknowledged += 1
         self._newest = tsn
         if flags & wire.ACK_AT_ONCE:
+            self._ack_now = True
+
+    def _on_run(self, run: DataRun) -> None:
+        self.receiver.on_run(run)
+        count = len(run.payloads)
+        self._unacknowledged += count
+        self._newest = (run.tsn + count - 1) & wire.TSN_MASK
+        if any(flags & wire.ACK_AT_ONCE for flags in set(run.flags)):
             self._ack_now = True
 
     def _on_sack(self, sack: Sack, now: float) -> None:
@@ -368,8 +383,11 @@ class DataPath:
 
     def _send_unasked(self, *chunks: bytes) -> None:
         """Send a packet that no limit holds up: others wait the longer."""
-        packet = self._framer.packet(*chunks)
-        self._send_packets([packet])
+        self._send_packet(self._framer.packet(*chunks))
+
+    def _send_packet(self, packet: bytes) -> None:
+        self._batches.add(packet)
+        self._batches.flush()
         self._charge(packet)
 
     def _charge(self, packet: bytes) -> None:
@@ -421,35 +439,40 @@ class DataPath:
     def _send_burst(self, now: float) -> None:
         """Send what is due, as few batches as the lengths of the packets allow: all alike, the last may be shorter."""
         before = self.sender.payload_sent
-        records = self._choose(now)
-        if not records:
+        runs = self._choose(now)
+        if not runs:
             return
-        group: list[bytes] = []
-        longest, ended = 0, False
-        for record in records:
-            packet = self._build(record)
-            size = len(packet)
-            if group and (ended or size > longest or len(group) >= self._batch):
-                self._send_group(group)
-                group = []
-            if not group:
-                longest = size
-            group.append(packet)
-            ended = size < longest
-        self._send_group(group)
+        for run in runs:
+            if run[0].end - run[0].start > self._payload:
+                self._send_in_fragments(run)
+            else:
+                self._batches.add_run(run)
+        self._batches.flush()
         if now < self._lossy_until:
-            self._repeat_urgent(records)
+            self._repeat_urgent(runs)
         self._sent_at = now
         self._meter.sent_payload(self.sender.payload_sent - before, now)
 
-    def _choose(self, now: float) -> list[Record]:
+    def _send_in_fragments(self, run: list[Record]) -> None:
+        """Send what was cut for a path with a larger MTU; one by one, for the kernel does not cut segments further."""
+        path = self._path
+        if path is None:
+            return
+        self._batches.flush()
+        path.let_fragment(True)
+        for record in run:
+            self._batches.add_run([record])
+            self._batches.flush()
+        path.let_fragment(False)
+
+    def _choose(self, now: float) -> list[list[Record]]:
         """What may leave now. The last one asks for an acknowledgement at once."""
         sender, controller, pacer, packet = self.sender, self.controller, self._pacer, self._packet
         if not sender.outstanding and now - self._sent_at > sender.round_trips.timeout:
             controller.on_restart(now)
         window = self._window()
         pacer.refill(controller.pacing_rate, packet, now)
-        records: list[Record] = []
+        runs: list[list[Record]] = []
         allowance = self.allowance
         while sender.inflight < window and (pacer.open or (sender.urgent and pacer.ahead(packet))):
             if allowance is not None and not self._may_upload(allowance, now):
@@ -464,39 +487,27 @@ class DataPath:
             size = sender.inflight - inflight
             pacer.spend(size)
             self._granted -= size
-            records += run
-        if records:
-            records[-1].flags |= wire.ACK_AT_ONCE
-        return records
+            runs.append(run)
+        if runs:
+            runs[-1][-1].flags |= wire.ACK_AT_ONCE
+        return runs
 
-    def _repeat_urgent(self, records: list[Record]) -> None:
+    def _repeat_urgent(self, runs: list[list[Record]]) -> None:
         """Small urgent messages go twice on a line that loses: waiting for the loss to show would take a round trip and more."""
-        for record in records:
+        for run in runs:
+            record = run[0]
             if record.message.urgent and record.sends == 1 and len(record.message.data) == record.end - record.start:
                 self._loop.call_later(REPEAT_S, self._send_copy, record)
 
     def _send_copy(self, record: Record) -> None:
         if not self._ended and self._path is not None and self._path.writable and self.sender.repeat(record):
-            packet = self._build(record)
-            self._send_packets([packet])
-            self._charge(packet)
+            self._send_packet(self._batches.packet(record))
 
     def _window(self) -> int:
         """Bytes that may be on their way. Bulk fills the controller's window; what is urgent need not wait for room in it."""
         overtaking = self.sender.overtaking
         ahead = overtaking + URGENT_PACKETS * self._packet if overtaking >= 0 else 0
         return self.controller.window + ahead
-
-    def _send_group(self, packets: list[bytes]) -> None:
-        """Send packets that carry data. What was cut for a path with a larger MTU must go in fragments now."""
-        path = self._path
-        if path is None or len(packets[0]) <= self._payload + wire.COMMON_HEADER + wire.DATA_HEADER:
-            self._send_packets(packets)
-            return
-        path.let_fragment(True)
-        for packet in packets:  # One by one: the kernel does not cut segments further.
-            self._send_packets([packet])
-        path.let_fragment(False)
 
     def _may_upload(self, allowance: Allowance, now: float) -> bool:
         """Whether the process's upload limit has room for another packet; asks for a burst at a time."""
@@ -509,11 +520,6 @@ class DataPath:
                 return False
             self._granted += burst
         return True
-
-    def _build(self, record: Record) -> bytes:
-        message = record.message
-        payload = message.data[record.start : record.end]
-        return self._framer.data(record.tsn, message.stream, message.sequence, message.protocol, record.flags, payload)
 
     def _set_timers(self, now: float) -> None:
         if self._ended or self._path is None:
@@ -547,19 +553,11 @@ class DataPath:
         if forward is not None:
             self._send_unasked(wire.forward_chunk(*forward))
 
-    def _send_packets(self, packets: list[bytes]) -> None:
-        """Seal packets of equal length, the last may be shorter, and send them."""
-        try:
-            sealed = self._records.seal(packets)
-        except DtlsClosedError as error:
-            LOG.debug("nothing is sent any more: %s", error)
-            self._loop.call_soon(self._host.on_closed)
-            return
-        segment = first_length(sealed) if len(packets) > 1 else len(sealed)
-        self._send_datagrams(sealed, segment, len(packets))
+    def _on_sealed_off(self) -> None:
+        self._loop.call_soon(self._host.on_closed)
 
     def _send_datagrams(self, sealed: memoryview, segment: int, count: int) -> None:
-        if self._path is not None and segment:
+        if self._path is not None:
             self._path.send(sealed, segment)
             self._meter.sent(count, len(sealed))
             self._host.on_traffic((count, len(sealed)), (0, 0))

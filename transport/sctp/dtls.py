@@ -6,6 +6,7 @@ their contents are taken out.
 """
 
 from collections.abc import Iterable, Iterator
+from itertools import groupby
 from typing import Any
 
 from OpenSSL import SSL
@@ -17,6 +18,7 @@ MAX_PLAIN = 16_384  # RFC 6347, section 4.1: no record holds more.
 INPUT_BATCH = 8  # Datagrams given to OpenSSL at once; it reads up to 16 KB at a time, and a cut record would be lost.
 MAX_DATAGRAM = 2_000  # Only datagrams below it go in together.
 RECORD_HEADER = 13  # DTLS 1.2; a datagram with one whole record can go in together with others.
+MAX_OPENED = 256 << 10  # Bytes of packets that lie together before they are handed over: a reading has no more.
 
 # AEAD: nonce 8 and tag 16, or tag 16 alone (RFC 5288, RFC 7905); otherwise IV 16, MAC 32, padding 16.
 _OVERHEADS = {"GCM": RECORD_HEADER + 24, "CCM": RECORD_HEADER + 24, "CHACHA20": RECORD_HEADER + 16}
@@ -53,27 +55,48 @@ class Records:
         """Whether several records may be sealed at once: where their lengths can be told from outside."""
         return self._connection.get_protocol_version_name() == "DTLSv1.2"
 
-    def seal(self, packets: list[bytes]) -> memoryview:
-        """Encrypt packets, one record each; the records lie one after the other, valid until the next call.
+    def seal(self, packet: bytes) -> None:
+        """Encrypt a packet as one record, behind those that nobody has taken yet; at most ``MAX_BATCH`` bytes of records wait.
 
         Raises:
             DtlsClosedError: nothing can be sent any more.
         """
         try:
-            for packet in packets:
-                self._connection.send(packet)
-            return memoryview(self._connection.bio_read(MAX_BATCH))
+            self._connection.send(packet)
         except SSL.Error as error:
             raise DtlsClosedError(f"sealing failed: {error!r}") from error
 
-    def open(self, runs: list[Run]) -> list[bytes]:
-        """Decrypt what is genuine and new; the rest is left out. Sets ``closed``."""
+    def seal_run(self, heads: list[bytes], data: memoryview, size: int) -> None:
+        """Encrypt a packet for each head, which goes before its ``size`` bytes of ``data``; errors as of ``seal``.
+
+        Args:
+            heads: all of one length, which is at most ``size``.
+            data: ``size`` bytes for each of them.
+            size: above 0.
+        """
+        for number, head in enumerate(heads):
+            self.seal(head + data[number * size : (number + 1) * size])
+
+    def take(self) -> memoryview:
+        """Take out the records that were sealed, one after the other; valid until the next call."""
+        try:
+            return memoryview(self._connection.bio_read(MAX_BATCH))
+        except SSL.Error:  # None are left.
+            return memoryview(b"")
+
+    def open(self, runs: list[Run]) -> list[Run]:
+        """Decrypt what is genuine and new; the rest is left out. Sets ``closed``.
+
+        Returns:
+            packets in the order of their records; neighbours of one length lie together.
+        """
         packets = []
         for datagram in (datagram for run in runs for datagram in run.each()):
             self._connection.bio_write(datagram)
             try:
                 while True:
-                    packets.append(self._connection.recv(MAX_PLAIN))
+                    packet = self._connection.recv(MAX_PLAIN)
+                    packets.append(Run(packet, len(packet)))
             except SSL.ZeroReturnError:
                 self.closed = True
             except SSL.Error:
@@ -98,24 +121,44 @@ class DirectRecords(Records):
         self._lib: Any = SSL._lib  # type: ignore[attr-defined]
         ffi: Any = SSL._ffi  # type: ignore[attr-defined]
         self._ssl, self._into, self._from = private._ssl, private._into_ssl, private._from_ssl
-        self._plain = ffi.new("char[]", MAX_PLAIN)
-        self._sealed = ffi.new("char[]", MAX_BATCH)
+        self._plain = ffi.new("char[]", MAX_OPENED + MAX_PLAIN)
         self._plain_view = ffi.buffer(self._plain)
+        self._opened: list[int] = []  # Lengths of the packets in it.
+        self._filled = 0
+        self._sealed = ffi.new("char[]", MAX_BATCH)
         self._sealed_view = memoryview(ffi.buffer(self._sealed))
+        self._clear = ffi.new("char[]", MAX_BATCH)
+        self._clear_view = memoryview(ffi.buffer(self._clear))
+        self._places: list[Any] = []  # Pointers into it, ``_apart`` bytes from one to the next.
+        self._apart = 0
 
-    def seal(self, packets: list[bytes]) -> memoryview:
+    def seal(self, packet: bytes) -> None:
         """See Records."""
-        write, ssl = self._lib.SSL_write, self._ssl
-        for packet in packets:
-            if write(ssl, packet, len(packet)) <= 0:
-                self._lib.ERR_clear_error()
-                raise DtlsClosedError("sealing failed: the session was closed")
+        if self._lib.SSL_write(self._ssl, packet, len(packet)) <= 0:
+            raise self._refused()
+
+    def seal_run(self, heads: list[bytes], data: memoryview, size: int) -> None:
+        """See Records. Each head is written over the end of the packet before it, which is sealed by then."""
+        clear, ahead = self._clear_view, len(heads[0])
+        clear[ahead : ahead + len(heads) * size] = data
+        if self._apart != size:
+            self._apart = size
+            self._places = [self._clear + at for at in range(0, MAX_BATCH - size, size)]
+        write, ssl, whole, at = self._lib.SSL_write, self._ssl, ahead + size, 0
+        for head, place in zip(heads, self._places, strict=False):
+            clear[at : at + ahead] = head
+            if write(ssl, place, whole) <= 0:
+                raise self._refused()
+            at += size
+
+    def take(self) -> memoryview:
+        """See Records."""
         size = self._lib.BIO_read(self._from, self._sealed, MAX_BATCH)
         return self._sealed_view[: max(0, size)]
 
-    def open(self, runs: list[Run]) -> list[bytes]:
+    def open(self, runs: list[Run]) -> list[Run]:
         """See Records."""
-        packets: list[bytes] = []
+        packets: list[Run] = []
         group: list[bytes] = []
         records = 0
         for piece, count in _pieces(runs):
@@ -129,6 +172,7 @@ class DirectRecords(Records):
                 self._read(piece, packets)
         if group:
             self._read(b"".join(group), packets)
+        self._hand_over(packets)
         return packets
 
     def answers(self) -> bytes:
@@ -136,15 +180,33 @@ class DirectRecords(Records):
         size = self._lib.BIO_read(self._from, self._sealed, MAX_BATCH)
         return bytes(self._sealed_view[:size]) if size > 0 else b""
 
-    def _read(self, records: bytes, packets: list[bytes]) -> None:
-        """Decrypt some records, and add what they hold."""
+    def _read(self, records: bytes, packets: list[Run]) -> None:
+        """Decrypt some records, behind those that are not handed over yet."""
         self._lib.BIO_write(self._into, records, len(records))
-        read, ssl, plain, view = self._lib.SSL_read, self._ssl, self._plain, self._plain_view
-        while (size := read(ssl, plain, MAX_PLAIN)) > 0:
-            packets.append(view[:size])
+        read, ssl, plain, opened, filled = self._lib.SSL_read, self._ssl, self._plain, self._opened, self._filled
+        while (size := read(ssl, plain + filled, MAX_PLAIN)) > 0:
+            opened.append(size)
+            self._filled = filled = filled + size
+            if filled > MAX_OPENED:
+                self._hand_over(packets)
+                filled = 0
         if self._lib.SSL_get_error(ssl, size) == self._lib.SSL_ERROR_ZERO_RETURN:
             self.closed = True
         self._lib.ERR_clear_error()
+
+    def _hand_over(self, packets: list[Run]) -> None:
+        """Add what was decrypted, neighbours of one length together."""
+        start, view = 0, self._plain_view
+        for size, alike in groupby(self._opened):
+            end = start + size * len(list(alike))
+            packets.append(Run(view[start:end], size))
+            start = end
+        self._opened.clear()
+        self._filled = 0
+
+    def _refused(self) -> DtlsClosedError:
+        self._lib.ERR_clear_error()
+        return DtlsClosedError("sealing failed: the session was closed")
 
 
 def first_length(records: memoryview) -> int:

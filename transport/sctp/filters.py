@@ -112,10 +112,12 @@ class Epoch:
     """Sums over about one round trip.
 
     Attributes:
-        standing: smallest round trip in it: the queue that never went away; infinite before the first.
+        standing: smallest round trip in it: the queue that never went away; infinite before the first. Of packets that ended
+            a burst, where there were any: those before them in a burst wait for less, and are asked about only after losses.
         acked, lost: bytes.
         peak: most bytes that were on their way.
         samples, rounds: round trips measured and ended.
+        ends: whether any was of a packet that ended a burst.
         acknowledgements, short: all, and those of packets that had too little behind them.
     """
 
@@ -128,12 +130,15 @@ class Epoch:
     acknowledgements: int = 0
     rounds: int = 0
     short: int = 0
+    ends: bool = False
 
     def add(self, sample: AckSample) -> None:
         """Count one acknowledgement."""
         if sample.rtt is not None:
             self.samples += 1
-            if sample.rtt < self.standing:
+            if sample.ends_burst and not self.ends:
+                self.ends, self.standing = True, sample.rtt
+            elif sample.rtt < self.standing and sample.ends_burst == self.ends:
                 self.standing = sample.rtt
         self.acknowledgements += 1
         self.acked += sample.acked

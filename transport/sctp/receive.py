@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import NamedTuple
 
-from transport.sctp.packet import FIRST_FRAGMENT, HALF_TSN, LAST_FRAGMENT, TSN_MASK, UNORDERED, Sack
+from transport.sctp.packet import FIRST_FRAGMENT, HALF_TSN, LAST_FRAGMENT, TSN_MASK, UNORDERED, DataRun, Sack
 
 RECEIVE_WINDOW = 32 << 20  # A gigabit over 100 ms holds 12.5 MB, and as much again behind a loss.
 MAX_AHEAD = 0xFFFF  # A SACK can only name what lies this far beyond the cumulative TSN.
@@ -21,6 +21,7 @@ COST_SLACK = 4  # Peers do not know of CHUNK_COST: a quarter more than was adver
 CHUNK_COST = 160  # What Python keeps for a chunk besides its bytes, so that tiny chunks cannot fill the memory.
 
 _START = attrgetter("start")
+_ENDS = bytes(bool(flags & (FIRST_FRAGMENT | LAST_FRAGMENT)) for flags in range(256))  # To translate flags by.
 
 
 class Message(NamedTuple):
@@ -146,6 +147,22 @@ class ReceiveBook:
         else:
             self._on_later(front.end + ahead, stream, sequence, protocol, flags, payload)
 
+    def on_run(self, run: DataRun) -> None:
+        """Take consecutive DATA chunks, as ``on_data`` would take them one by one."""
+        ends = run.flags.translate(_ENDS)
+        at, count = 0, len(ends)
+        while at < count:
+            end = ends.find(1, at)
+            end = end if end >= 0 else count
+            if end == at:
+                end = at + 1
+                self._on_chunks(run, at, end)
+            elif not self._on_middle(run, at, end):
+                self._on_chunks(run, at, at + 1)  # Behind a gap it begins a run, whose middle the others then are.
+                if not self._on_middle(run, at + 1, end):
+                    self._on_chunks(run, at + 1, end)
+            at = end
+
     def on_forward(self, point: int, streams: list[tuple[int, int]]) -> None:
         """The peer gives up everything up to ``point`` (32 bits) that has not come (RFC 3758, section 3.6)."""
         front = self._runs[0]
@@ -223,6 +240,34 @@ class ReceiveBook:
             self.fault = f"an unfinished message of {message.size} bytes: at most {self._max_message} were agreed on"
         if flags & LAST_FRAGMENT:
             self._end_message(run)
+
+    def _on_chunks(self, chunks: DataRun, begin: int, end: int) -> None:
+        tsn, stream, sequence, protocol, flags, payloads = chunks
+        for at in range(begin, end):
+            self.on_data((tsn + at) & TSN_MASK, stream, sequence, protocol, flags[at], payloads[at])
+
+    def _on_middle(self, chunks: DataRun, begin: int, end: int) -> bool:
+        """Take the middle of a message at the end of what has come, if nothing about it needs a look at single chunks."""
+        if begin == end:
+            return True
+        run, payloads = self._runs[-1], chunks.payloads[begin:end]
+        count, size = len(payloads), sum(map(len, payloads))
+        message = run.head if run.tail is None and run.open_head else run.tail
+        held = self.held + size + CHUNK_COST * count
+        if (
+            message is None
+            or message.stream != chunks.stream
+            or (chunks.tsn + begin) & TSN_MASK != (run.end + 1) & TSN_MASK
+            or run.end + count - self._runs[0].end > MAX_AHEAD
+            or held > self._window
+            or message.size + size > self._max_message
+        ):
+            return False
+        run.end += count
+        message.parts += payloads
+        message.size += size
+        self.held = held
+        return True
 
     def _end_message(self, run: _Run) -> None:
         if run.tail is not None:

@@ -314,10 +314,10 @@ class SendBook:
             self._ack_gaps(cumulative, gaps, acked)
         self._peer_window = sack.window
         newly = self._delivered - before
-        rtt, rate, limited, ended = self._sample(acked, now) if acked else (None, None, False, False)
+        rtt, rate, limited, ended, burst = self._sample(acked, now) if acked else (None, None, False, False, True)
         self._adapt_reordering(any(tsn not in self._copied for tsn in sack.duplicates), ended)
         lost = self._find_losses(now) if self._holes else 0
-        return AckSample(now, rtt, rate, limited, newly, lost, self.inflight, ended, forward)
+        return AckSample(now, rtt, rate, limited, newly, lost, self.inflight, ended, forward, burst)
 
     def _ack(self, records: list[Record], acked: list[Record]) -> None:
         """Put what is newly acknowledged into ``acked``, in ascending order of TSN."""
@@ -384,8 +384,8 @@ class SendBook:
             begin = max(begin, ends[index] + 1)
         self._high = ends[-1]
 
-    def _sample(self, acked: list[Record], now: float) -> tuple[float | None, float | None, bool, bool]:
-        """Round trip, delivery rate, whether it was limited by the application, and whether a round ended."""
+    def _sample(self, acked: list[Record], now: float) -> tuple[float | None, float | None, bool, bool, bool]:
+        """Round trip, delivery rate, whether it was limited by the application, and whether a round and a burst ended."""
         self._delivered_at = self._progress_at = now
         self._silent = 0
         latest = max(map(_LEFT_AT, acked))
@@ -404,7 +404,7 @@ class SendBook:
         ended = left.delivered >= self._round_end
         if ended:
             self._round_end = self._delivered
-        return rtt, rate, left.app_limited, ended
+        return rtt, rate, left.app_limited, ended, bool(best.flags & ACK_AT_ONCE)
 
     # What is lost
 

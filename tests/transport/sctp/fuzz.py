@@ -38,6 +38,23 @@ class Fuzzer:
         packet = self._framer.packet(*(chance.choice(self._chunks)() for _ in range(count)))
         return self._spoil(packet) if chance.random() < 0.4 else packet
 
+    def run(self, received: int, count: int) -> list[bytes]:
+        """DATA packets of one stream, length and order; one in ten differs from that in something."""
+        chance = self._chance
+        first, size, stream, flags = self._near(received + 1), 4 * chance.randrange(1, 20), chance.randrange(4), 4
+        packets = []
+        for number in range(count):
+            tsn = first + number
+            if chance.random() < 0.1:
+                tsn, stream = self._near(tsn), chance.randrange(4)
+            if chance.random() < 0.2:
+                flags = chance.choice((0, 1, 2, 3, 4, 5, 6, 7, 12))
+            head = struct.pack("!LHHL", tsn & TSN_MASK, stream, 0, 53)
+            packet = bytearray(self._framer.packet(wire.chunk(wire.DATA, flags, head + self._noise[:size])))
+            packet[8:12] = bytes(4)
+            packets.append(bytes(packet) if chance.random() < 0.9 else self._spoil(bytes(packet)))
+        return packets
+
     def _bytes(self, most: int) -> bytes:
         size = int(self._chance.random() * most)
         start = int(self._chance.random() * (NOISE - size))

@@ -47,8 +47,10 @@ async def test_checksums_are_left_out_where_both_ends_say_so(offerer: Any, answe
     packets: list[bytes] = []
     async with joined(offerer, answerer) as (one, two):
         ours = one if isinstance(one.connection, FastPeerConnection) else two
-        seal = ours.sctp._data._records.seal
-        ours.sctp._data._records.seal = lambda batch: (packets.extend(batch), seal(batch))[1]
+        records = ours.sctp._data._records
+        seal, seal_run = records.seal, records.seal_run
+        records.seal = lambda packet: (packets.append(packet), seal(packet))[1]
+        records.seal_run = lambda heads, data, size: (packets.extend(heads), seal_run(heads, data, size))[1]
         await asyncio.gather(one.send_all([b"x" * 3000]), two.send_all([b"y" * 3000]))
         await until(lambda: bool(one.received and two.received))
         assert packets

@@ -34,7 +34,8 @@ def data_path(end: End) -> DataPath:
 def inject(end: End, *chunks: bytes) -> None:
     """Send a packet of the peer's own making through its DTLS session."""
     path = data_path(end)
-    path._send_packets([path._framer.packet(*chunks)])
+    path._batches.add(path._framer.packet(*chunks))
+    path._batches.flush()
 
 
 def data(tsn: int, flags: int, payload: bytes, stream: int = 9) -> bytes:

@@ -110,6 +110,33 @@ def test_a_packet_of_one_data_chunk_is_known_for_what_cutting_it_finds(length: i
             assert wire.lone_data(packet, 1) is None
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_a_run_of_packets_is_read_as_they_would_be_one_by_one(seed: int) -> None:
+    chance = random.Random(seed)
+    size, count, first = 4 * chance.randrange(1, 30), chance.randrange(4, 60), chance.choice((1, 250, 2**32 - 20))
+    tsns = [first + number + (7 if chance.random() < 0.03 else 0) for number in range(count)]
+    flags = [chance.choice((4, 4, 4, 5, 6, 12)) for _ in range(count)]
+    framer = Framer(5000, 5001, 7, checksums=False)
+    packets = [framer.data(tsn, 2, 3, 53, flag, chance.randbytes(size)) for tsn, flag in zip(tsns, flags, strict=True)]
+    together = b"".join(packets)
+    found = wire.data_runs(together, len(packets[0]), 7)
+    assert found is not None
+    assert [
+        ((run.tsn + at) % 2**32, run.stream, run.sequence, run.protocol, flag, payload)
+        for run in found
+        for at, (flag, payload) in enumerate(zip(run.flags, run.payloads, strict=True))
+    ] == [wire.lone_data(packet, 7) for packet in packets]
+    heads = framer.heads(tsns[0], 2, 3, 53, flags[:1], size)
+    assert packets[0].startswith(heads[0])
+    assert len(heads[0]) == len(packets[0]) - size
+    assert wire.data_runs(together, len(packets[0]), 8) is None
+    assert wire.data_runs(together[:-1], len(packets[0]), 7) is None
+    for at in (*range(13), 14, 15, *range(20, 28)):
+        spoilt = bytearray(together)
+        spoilt[chance.randrange(count) * len(packets[0]) + at] ^= 1 << chance.randrange(8)
+        assert wire.data_runs(bytes(spoilt), len(packets[0]), 7) is None
+
+
 def test_a_data_chunk_shorter_than_its_header_is_refused() -> None:
     for length in range(wire.CHUNK_HEADER, wire.DATA_HEADER):
         packet = bytes(wire.COMMON_HEADER) + bytes([wire.DATA, 3, 0, length]) + bytes(-length % 4 + length - 4)

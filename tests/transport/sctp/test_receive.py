@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from transport.sctp.packet import FIRST_FRAGMENT, LAST_FRAGMENT, UNORDERED
+from transport.sctp.packet import FIRST_FRAGMENT, LAST_FRAGMENT, UNORDERED, DataRun
 from transport.sctp.receive import CHUNK_COST, MAX_AHEAD, MAX_RUNS, Message, ReceiveBook
 
 BINARY = 53
@@ -261,6 +261,35 @@ def test_random_chunks_never_raise_and_never_fill_the_memory(seed: int) -> None:
             book.fault = ""
             book = ReceiveBook(0, 2000, window=50_000)
     assert book.held <= 65_000
+
+
+def state(book: ReceiveBook) -> tuple[object, ...]:
+    return book.ready, book.held, book.duplicates, book.dropped, book.fault, book.sack(2000)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_run_is_taken_as_its_chunks_would_be_one_by_one(seed: int) -> None:
+    """Whatever is missing, comes twice or late, whichever chunks begin and end messages, and however little room there is."""
+    chance = random.Random(seed)
+    window = chance.choice((1 << 20, 30_000))
+    together, apart = (ReceiveBook(START % 2**32, 20_000, window) for _ in range(2))
+    tsn = START + 1
+    for _ in range(120):
+        count, stream = chance.randrange(1, 40), chance.choice((1, 1, 1, 2))
+        if chance.random() < 0.2:
+            tsn += chance.randrange(-30, 30)
+        flags = bytes(
+            chance.choices(
+                (UNORDERED, UNORDERED | FIRST_FRAGMENT, UNORDERED | LAST_FRAGMENT, 7), (30, 1, 1, 0.2), k=count
+            )
+        )
+        payloads = [chance.randbytes(100) for _ in range(count)]
+        together.on_run(DataRun(tsn % 2**32, stream, 0, BINARY, flags, payloads))
+        for number, (flag, payload) in enumerate(zip(flags, payloads, strict=True)):
+            apart.on_data((tsn + number) % 2**32, stream, 0, BINARY, flag, payload)
+        assert state(together) == state(apart)
+        tsn += count
+    assert together.ready
 
 
 def test_fragments_of_two_streams_are_never_joined() -> None:

@@ -40,20 +40,19 @@ async def test_small_urgent_messages_go_twice_on_a_line_that_loses() -> None:
         two.connection.createDataChannel("urgent", negotiated=True, id=9).on("message", arrived.append)
         path, other = data_path(one), data_path(two)
         path._lossy_until = clock.instant() + LOSSY_S
-        send, dropped = path._send_packets, []
+        seal, dropped = path._records.seal, []
 
-        def lose_the_first(packets: list[bytes]) -> None:
-            if not dropped:
-                dropped.extend(packets)
-            else:
-                send(packets)
+        def lose_the_first(packet: bytes) -> None:
+            seal(packet)
+            if b"small" in packet and not dropped:
+                dropped.append(packet)
+                path._records.take()
 
-        path._send_packets = lose_the_first
+        path._records.seal = lose_the_first
         before = path.sender.retransmitted
         urgent.send(b"small")
         await until(lambda: arrived == [b"small"])
         assert dropped
-        assert b"small" in dropped[0]
         assert path.sender.retransmitted == before  # The copy came first.
         await until(lambda: not path.sender.outstanding)
         assert other.receiver.held == 0
