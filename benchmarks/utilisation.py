@@ -1,10 +1,10 @@
-"""How busy computing is over home lines: two stages x two replicas in four homes, a fifth audits, outer steps and payments on.
+"""How busy computing is over home lines: two stages x two replicas in four homes, two more audit, outer steps and payments on.
 
 Coordinator, ledger, agents, workers, messages and lines are the real ones (``tests/testbed``: lines of 100 Mbit/s down and 20 up
 with 30 and 50 ms, then lines without limits). Two cores hold no four computing nodes, so each worker's passes are drawn out:
 a micro-batch is computed for real, and then slept until it has taken ``--pace`` seconds forward and twice that backward
 (``trainer.pacing``), as a card of a fixed speed would. The model must therefore be small; activations cross as float32, so that
-lines are as full as with a larger one in 8 bits. An audit is not drawn out; a spare makes it.
+lines are as full as with a larger one in 8 bits. An audit is not drawn out; spares make it, two since some are made twice.
 
 *Busy, as workers say*: the part of the time in which a worker waited neither for payloads nor between two rounds.
 *Busy*: the time that the steps of complete rounds take at that pace, as part of the time from the end of the first round to the
@@ -109,7 +109,7 @@ async def _listen(place: Path) -> None:
 
 async def inside(options: dict[str, Any]) -> None:
     """One row, from the public host; prints its figures as JSON."""
-    weather = Weather(stages=STAGES, replicas=REPLICAS, spares=1, joiners=0, kills=0, lease_seconds=15.0, audits=1)
+    weather = Weather(stages=STAGES, replicas=REPLICAS, spares=2, joiners=0, kills=0, lease_seconds=15.0, audits=1)
     with tempfile.TemporaryDirectory() as place:
         network = Between(Path(place), weather, host=options["host"], options=options)
         async with network:
@@ -138,7 +138,7 @@ async def inside(options: dict[str, Any]) -> None:
 
 async def run(line: Link, options: dict[str, Any]) -> dict[str, Any]:
     """One row: build the homes, and run ``inside`` on the public host."""
-    count = STAGES * REPLICAS + 1
+    count = STAGES * REPLICAS + 2
     async with homes(count, nat=Nat.NONE, link=line, relays=0) as bed:
         names = [Path(bed.home(number).enter([])[1].removeprefix("--net=")).name for number in range(1, count + 1)]
         told = options | {"homes": names, "host": bed.public_address}

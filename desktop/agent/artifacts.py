@@ -9,23 +9,28 @@ import contextlib
 import hashlib
 import os
 import random
-from collections.abc import Awaitable, Callable
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
+from aiohttp import AddrInfoType
 from yarl import URL
 
+from desktop.agent.courtesy import Courtesy
 from desktop.agent.errors import ArtifactError
 from desktop.agent.log import LOGGER
 from transport.clock import Clock, backoff
 from transport.errors import SealedFileError
+from transport.sctp.allowance import Allowance
 from transport.sealed import SealedFile, SealedWriter, fresh_key
 
 ARTIFACT_PATH = "/api/v1/artifacts/"
 MAX_ARTIFACT = 64 << 30  # The weights of the largest model that a home machine could hold a stage of.
 CACHE_BYTES = 20 << 30  # A few datasets and checkpoints; what was used longest ago goes first.
 CHUNK = 1 << 20
+UNSENT = 64 << 10  # Bytes in the kernel that have not left: what waits there overtakes whatever comes first.
 STALL_S = 60.0  # Nothing received or taken for so long: the connection is dead.
 MAX_TRANSFERS = 4  # At once; a coordinator grants a node a few.
 MAX_FORBIDDEN = (
@@ -72,16 +77,19 @@ class Artifacts:
         clock: Clock,
         cache_bytes: int = CACHE_BYTES,
         keys: dict[str, bytes] | None = None,
+        courtesy: Courtesy | None = None,
     ) -> None:
         """Keep files in ``folder``, at most ``cache_bytes`` of them.
 
         Args:
             keys: digest -> key of what this process has cached already; what comes is added. Any other file is deleted.
+            courtesy: paces transfers; None: they go as fast as they can.
         """
         self._base = URL(base_url)
         self._folder = folder
         self._clock = clock
         self._limit = cache_bytes
+        self._courtesy = courtesy or Courtesy(clock, Allowance(), dict)
         self._token: str | None = None
         self._authorised = asyncio.Event()
         self._transfers = asyncio.Semaphore(MAX_TRANSFERS)
@@ -157,6 +165,7 @@ class Artifacts:
                         raise ArtifactError(f"the coordinator sends more of the artifact {digest} than was asked for")
                     await asyncio.to_thread(take, chunk)
                     done += len(chunk)
+                    await self._courtesy.arrived(len(chunk))
 
         if begin < end:
             await self._repeat(get, f"fetching bytes {begin:,} to {end:,} of the artifact {digest}")
@@ -169,8 +178,19 @@ class Artifacts:
         """
 
         async def put(http: aiohttp.ClientSession, headers: dict[str, str]) -> None:
-            async with http.put(self._url(digest), data=payload, headers=headers) as answer:
-                await _check(answer, digest)
+            loop = asyncio.get_running_loop()
+            async with asyncio.timeout(STALL_S) as stall:
+
+                async def body() -> AsyncIterator[bytes]:
+                    async for piece in self._courtesy.pieces(payload):
+                        stall.reschedule(loop.time() + STALL_S)
+                        yield piece
+
+                # No limit for the answer's first byte while the payload is still on its way: ``stall`` sees to that.
+                patient = aiohttp.ClientTimeout(total=None, connect=STALL_S)
+                sized = {**headers, "Content-Length": str(len(payload)), "Content-Type": "application/octet-stream"}
+                async with http.put(self._url(digest), data=body(), headers=sized, timeout=patient) as answer:
+                    await _check(answer, digest)
 
         await self._repeat(put, f"storing the artifact {digest}")
 
@@ -215,6 +235,7 @@ class Artifacts:
                     raise ArtifactError(f"the artifact {digest} is larger than {MAX_ARTIFACT:,} bytes")
                 await asyncio.to_thread(writer.write, chunk, have)
                 have += len(chunk)
+                await self._courtesy.arrived(len(chunk))
 
     async def _repeat(
         self, transfer: Callable[[aiohttp.ClientSession, dict[str, str]], Awaitable[None]], what: str
@@ -239,7 +260,8 @@ class Artifacts:
     def _session(self) -> aiohttp.ClientSession:
         if self._http is None:
             timeout = aiohttp.ClientTimeout(total=None, connect=STALL_S, sock_read=STALL_S)
-            self._http = aiohttp.ClientSession(timeout=timeout)
+            connector = aiohttp.TCPConnector(socket_factory=_socket)
+            self._http = aiohttp.ClientSession(connector=connector, timeout=timeout)
         return self._http
 
     def _url(self, digest: str) -> URL:
@@ -258,6 +280,15 @@ class Artifacts:
             with contextlib.suppress(FileNotFoundError):
                 file.unlink()
             self._keys.pop(file.name, None)
+
+
+def _socket(address: AddrInfoType) -> socket.socket:
+    """A socket that takes no more than it is about to send, where the system has that."""
+    family, kind, protocol, _, _ = address
+    made = socket.socket(family, kind, protocol)
+    if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT)
+    return made
 
 
 async def _check(answer: aiohttp.ClientResponse, digest: str) -> None:

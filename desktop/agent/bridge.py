@@ -65,6 +65,10 @@ MAX_COMMANDS = 256  # The coordinator sends a command again if it has no effect;
 DELIVERY_WAIT_S = 20.0  # A peer's message waits so long for a busy worker, then the peer keeps it and tries again.
 
 
+Reports = asyncio.Queue[tuple[TaskReport, bytes, int]]
+"""A report, what it carries, and where that is split."""
+
+
 class WorkerBusyError(WorkerError):
     """The worker cannot take a peer's payload now; the peer tries again."""
 
@@ -124,7 +128,8 @@ class Bridge:
         self._to_worker: asyncio.Queue[tuple[AgentMessage, bytes, int]] = asyncio.Queue()
         self._early: deque[tuple[str, PeerHeader, bytes]] = deque()
         self._early_bytes = 0
-        self._reports: asyncio.Queue[tuple[TaskReport, bytes, int]] = asyncio.Queue()
+        self._reports: Reports = asyncio.Queue()
+        self._answers: Reports = asyncio.Queue()
         self._newest = (-1, -1)
         self._superseded = asyncio.Event()
         self._dispute = ""
@@ -212,7 +217,8 @@ class Bridge:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._write(writer, setup), name="to-worker")
                 group.create_task(self._pass_commands(), name="commands")
-                group.create_task(self._pass_reports(), name="reports")
+                group.create_task(self._pass_reports(self._reports), name="reports")
+                group.create_task(self._pass_reports(self._answers), name="answers")
                 group.create_task(self._read(reader, group), name="from-worker")
         except BaseExceptionGroup as errors:
             raise main_error(errors, EOFError) from None
@@ -313,7 +319,9 @@ class Bridge:
                     await self.outside.report(said, False)
                 case WorkerReport(body=body, split=split):
                     await self._unreported.take(len(payload))
-                    self._reports.put_nowait((body, payload, split))
+                    # What an audit asks for may take a minute of a home's upload: no round's end waits behind it.
+                    queue = self._answers if isinstance(body, StepOpened | BisectAnswer) else self._reports
+                    queue.put_nowait((body, payload, split))
 
     async def _start_send(self, message: PeerSend, payload: bytes, group: asyncio.TaskGroup) -> None:
         if not 1 <= len(payload) <= MAX_PEER_PAYLOAD:
@@ -331,10 +339,10 @@ class Bridge:
         finally:
             self._unsent.give(len(payload))
 
-    async def _pass_reports(self) -> None:
+    async def _pass_reports(self, reports: Reports) -> None:
         """Store what a report carries, in order, and hand it on."""
         while True:
-            body, payload, split = await self._reports.get()
+            body, payload, split = await reports.get()
             body = await self._store(body, payload, split) if payload else body
             if isinstance(body, Traffic):
                 raise WorkerProtocolError("the worker reports traffic: only the agent counts it")

@@ -14,6 +14,7 @@ from desktop.agent.activity import Kind, Severity
 from desktop.agent.artifacts import Artifacts
 from desktop.agent.books import Books
 from desktop.agent.config import Home, Settings
+from desktop.agent.courtesy import Courtesy
 from desktop.agent.doubts import Accusation
 from desktop.agent.errors import GaveUpError, NotConnectedError
 from desktop.agent.gpu import NOTHING, Device
@@ -95,8 +96,11 @@ class Agent:
         self._parts, self._books = parts, books
         settings, clock = parts.settings, parts.clock
         self._promises = Promises(parts.home.promises)
-        self._artifacts = Artifacts(settings.coordinator, parts.home.cache, clock, settings.disk_gb * 10**9, books.keys)
+        self._limits = Limits.of(settings)
+        self._share = Share(parts.home.usage, self._limits, clock.time())
         self._peers = Peers(parts.key.address, clock)
+        courtesy, cache = Courtesy(clock, self._share.allowance, self._peers.links), settings.disk_gb * 10**9
+        self._artifacts = Artifacts(settings.coordinator, parts.home.cache, clock, cache, books.keys, courtesy)
         self._states = States(parts.key.address, Shelf(parts.home.states, parts.key.seed), self._peers.carry, clock)
         self._peers.states = self._states
         self._session = Session(
@@ -104,8 +108,6 @@ class Agent:
         )
         self._keeper = Keeper(parts.home.lending, parts.readings, clock)
         self._network: PeerNet | None = None
-        self._limits = Limits.of(settings)
-        self._share = Share(parts.home.usage, self._limits, clock.time())
         self._line: NetworkReport | None = None
         self._tests = LineTests(
             parts.home, parts.key, settings.coordinator, self._share.allowance, clock, self.measured
@@ -127,7 +129,7 @@ class Agent:
         self._tasks: dict[str, HeldTask] = {}
         self._running: set[asyncio.Task[None]] = set()
         self.ledger: LedgerInfo | None = None
-        self.finished = False
+        self.finished = self._stopping = False
         self._failures = 0
         self.cap = PowerCap(parts.device.gpu, lambda: tuple(self._tasks.values()), clock)
         self._gave_up: GaveUpError | None = None
@@ -135,7 +137,6 @@ class Agent:
         self._group = asyncio.TaskGroup()
         self._wallet_changed = asyncio.Event()
         self._started = clock.now()
-        self._stopping = False
 
     async def work(self, stop: asyncio.Event) -> None:
         """Lend until ``stop`` is set; then say goodbye and leave nothing behind.

@@ -54,6 +54,8 @@ class Double:
     artifacts: dict[str, bytes] = field(default_factory=dict)
     uploads: list[str] = field(default_factory=list)
     requests: list[tuple[str, str, str]] = field(default_factory=list)
+    gate: asyncio.Event | None = None
+    waiting: int = 0
     gone: list[str] = field(default_factory=list)
     cut_after: int | None = None
     damage: int = 0
@@ -228,6 +230,10 @@ class Double:
         self.requests.append(("PUT", digest, ""))
         self._check_token(request)
         data = await request.read()
+        if self.gate is not None:
+            self.waiting += 1
+            await self._tell()
+            await self.gate.wait()
         if hashlib.sha256(data).hexdigest() != digest:
             raise web.HTTPUnprocessableEntity(text="other bytes")
         self.artifacts[digest] = data
