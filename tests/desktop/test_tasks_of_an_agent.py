@@ -62,7 +62,7 @@ async def test_commands_bring_their_artifact_and_reports_store_theirs(
         await coordinator.command(node.address, assign, begin)
         await coordinator.command(node.address, assign, ApplyRound(0, 3, {0: "ab" * 32}, checkpoint=True))
         await coordinator.command(node.address, assign, OpenStep("ef" * 16, 0, 3, 1))
-        await coordinator.until(lambda: coordinator.bodies(StepOpened))
+        await coordinator.until(lambda: coordinator.bodies(StepOpened) and coordinator.bodies(RoundApplied))
         digest = hashlib.sha256(STATE).hexdigest()
         assert coordinator.bodies(RoundHolding)[0].held == {0: state}
         assert coordinator.bodies(RoundApplied)[0].checkpoint == digest
