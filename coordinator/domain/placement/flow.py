@@ -92,8 +92,7 @@ class Flow:
         if self.counts is None:
             short = min(range(self.stages), key=lambda stage: self._room[stage])
             return list(range(short * self.replicas, (short + 1) * self.replicas))
-        row = max(range(self.replicas), key=self._steps.__getitem__)
-        found = pace(self._fleet, self._load, self.counts, self.places[row : self.seats : self.replicas])
+        row, found = self._slowest(self.counts)
         figures = (found.compute, found.up, found.down, found.forward, found.backward)
         worst = max(figures, key=lambda values: max(values, default=0.0))
         stage = max(range(len(worst)), key=worst.__getitem__)
@@ -105,9 +104,21 @@ class Flow:
             seats.append(max(members, key=lambda seat: -min(self._line(seat))))
         return seats
 
+    def held_by_a_loop(self) -> bool:
+        """Whether a loop, and so latency, makes the slowest replica's beat: neither a machine nor a line nor a way."""
+        if self.counts is None:
+            return False
+        _, found = self._slowest(self.counts)
+        return found.beat > max(*found.compute, *found.up, *found.down, *found.forward, *found.backward) * (1 + 1e-9)
+
     def idle(self, one: int, other: int) -> bool:
         """A place with itself, or two of the bench."""
         return one == other or min(one, other) >= self.seats
+
+    def _slowest(self, counts: tuple[int, ...]) -> tuple[int, Pace]:
+        """The slowest replica and its times."""
+        row = max(range(self.replicas), key=self._steps.__getitem__)
+        return row, pace(self._fleet, self._load, counts, self.places[row : self.seats : self.replicas])
 
     def _line(self, seat: int) -> tuple[float, float]:
         node = self.places[seat]
