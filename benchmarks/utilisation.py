@@ -4,7 +4,8 @@ Coordinator, ledger, agents, workers, messages and lines are the real ones (``te
 with 30 and 50 ms, then lines without limits). Two cores hold no four computing nodes, so each worker's passes are drawn out:
 a micro-batch is computed for real, and then slept until it has taken ``--pace`` seconds forward and twice that backward
 (``trainer.pacing``), as a card of a fixed speed would. The model must therefore be small; activations cross as float32, so that
-lines are as full as with a larger one in 8 bits. An audit is not drawn out; spares make it, two since some are made twice.
+lines are as full as with a larger one in 8 bits. An audit is not drawn out; spares make it, two since some are made twice, with
+the processor time that the others leave: they would be computers of their own.
 
 *Busy, as workers say*: the part of the time in which a worker waited neither for payloads nor between two rounds.
 *Busy*: the time that the steps of complete rounds take at that pace, as part of the time from the end of the first round to the
@@ -21,6 +22,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import os
 import re
 import statistics
 import sys
@@ -29,8 +31,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 from _common import publish
 
+from coordinator.client import Client
 from cottage.demo.network import STAKE, Provider
 from cottage.demo.processes import Role
 from tests.chaos.storm import Storm, Weather
@@ -56,6 +60,7 @@ MODEL = {
 }  # fmt: skip
 ENTER = "import os, sys; os.execvp('nsenter', ['nsenter', *sys.argv[1:]])"
 BUSY, SLOWER = 0.96, 0.04
+LOWEST = 19  # Priority, setpriority(2).
 
 
 @dataclass
@@ -107,15 +112,40 @@ async def _listen(place: Path) -> None:
         await asyncio.sleep(1.0)
 
 
+async def _stand_back(network: Between) -> None:
+    """Give spares what processor time nodes that compute leave."""
+    async with Client(network.web, network.token) as client:
+        while True:
+            jobs = await client.jobs()
+            nodes = [node for job in jobs for node in await client.nodes(job.id)]
+            spares = {node.node for node in nodes if node.stage is None}
+            for provider in network.providers:
+                if provider.key.address in spares and provider.role is not None:
+                    _yield_processors(provider.role.pid)
+            await asyncio.sleep(2.0)
+
+
+def _yield_processors(pid: int) -> None:
+    """Give a process and all that it has started the lowest priority; on Linux each thread has its own."""
+    with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+        agent = psutil.Process(pid)
+        for process in (agent, *agent.children(recursive=True)):
+            for thread in process.threads():
+                os.setpriority(os.PRIO_PROCESS, thread.id, LOWEST)
+
+
 async def inside(options: dict[str, Any]) -> None:
     """One row, from the public host; prints its figures as JSON."""
     weather = Weather(stages=STAGES, replicas=REPLICAS, spares=2, joiners=0, kills=0, lease_seconds=15.0, audits=1)
     with tempfile.TemporaryDirectory() as place:
         network = Between(Path(place), weather, host=options["host"], options=options)
         async with network:
-            listening = asyncio.create_task(_listen(Path(place)))
+            beside = [asyncio.create_task(work) for work in (_listen(Path(place)), _stand_back(network))]
             outcome = await network.to_the_end()
-            listening.cancel()
+            for task in beside:
+                if task.done():
+                    task.result()  # It failed.
+                task.cancel()
     if outcome.job.state != "settled":
         raise RuntimeError(f"the job is {outcome.job.state}: {outcome.job.reason}")
     rounds = [r for r in outcome.complete() if r.tokens]

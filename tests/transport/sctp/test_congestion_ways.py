@@ -4,6 +4,8 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
+import pytest
+
 from transport.sctp.congestion import CRUISE_LEAST, RateController
 from transport.sctp.control import AckSample
 
@@ -55,6 +57,34 @@ def test_a_peer_that_hides_a_queue_hides_a_part_of_it_only() -> None:
         honest.on_ack(replace(sample, forward=None))
     assert liar.min_rtt == honest.min_rtt == BASE
     assert liar._standing > BASE * 1.2
+
+
+def alone(rate: float, base: float, losses: bool) -> RateController:
+    """A flow alone on a line, whose packets leave in bursts of a millisecond; with losses some inside a burst are told of, too."""
+    controller, chance, now = RateController(packet_bytes=PACKET), random.Random(3), 0.0
+    burst = rate * 0.001
+    while now < SECONDS:
+        window = controller.window
+        rtt = max(base, window / rate)
+        for part in range(8):
+            now += rtt / 8
+            inside = losses and part % 2 == 0
+            seen = rtt + (chance.random() * burst if inside else burst) / rate
+            acked = min(window, int(rate * rtt)) // 8
+            controller.on_ack(AckSample(now, seen, rate, False, acked, 0, window, part == 7, ends_burst=not inside))
+    return controller
+
+
+@pytest.mark.parametrize("rate", [12.5e6, 125e6])
+def test_losses_do_not_make_the_queue_longer_by_having_packets_inside_a_burst_acknowledged(rate: float) -> None:
+    calm, lossy = alone(rate, 0.01, losses=False), alone(rate, 0.01, losses=True)
+    assert 1.0 * rate * 0.01 <= lossy.window <= 1.25 * rate * 0.01
+    assert abs(lossy.window / calm.window - 1) < 0.05
+
+
+def test_the_queue_of_a_fast_line_nearby_outlasts_a_burst_and_stays_a_fifth_of_the_way() -> None:
+    controller = alone(125e6, 0.01, losses=False)
+    assert 0.0011 <= controller.window / 125e6 - 0.01 <= 0.002
 
 
 def test_the_pace_stays_near_the_window_where_schedulers_are_slower_than_the_wire() -> None:

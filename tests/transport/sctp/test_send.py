@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.transport.sctp.exchange import HEADERS, PAYLOAD, START, Exchange, Network
-from transport.sctp.packet import TSN_MASK, Sack
+from transport.sctp.packet import ACK_AT_ONCE, TSN_MASK, Sack
 from transport.sctp.record import Record
 from transport.sctp.schedule import Outgoing, Schedule
 from transport.sctp.send import MAX_TIMEOUT_S, SendBook
@@ -401,3 +401,16 @@ def test_a_peer_that_skips_what_was_given_up_counts_as_progress() -> None:
     book.on_sack(ack(START + 2), now + 0.01)
     assert book.deadline is not None
     assert book.deadline < before
+
+
+def test_a_sample_tells_whether_its_packet_ended_a_burst() -> None:
+    book = SendBook(START, 1 << 20, {}, partial=True)
+    book.set_size(PAYLOAD, HEADERS)
+    book.queue(Outgoing("owner", 1, 53, bytes(20 * PAYLOAD), ordered=False))
+    run = book.next_run(1.0, 6 * (PAYLOAD + HEADERS))
+    run[-1].flags |= ACK_AT_ONCE
+    inside = book.on_sack(ack(START + 2, window=1 << 20), 1.1)
+    end = book.on_sack(ack(START + 5, window=1 << 20), 1.2)
+    assert inside is not None
+    assert end is not None
+    assert (inside.ends_burst, end.ends_burst) == (False, True)

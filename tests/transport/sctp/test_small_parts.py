@@ -7,6 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transport.sctp import dcep
+from transport.sctp.control import AckSample
+from transport.sctp.filters import Epoch
 from transport.sctp.meter import Meter
 from transport.sctp.pacing import (
     GREATEST_BURSTS,
@@ -126,3 +128,15 @@ def test_every_message_keeps_its_kind(message: bytes | str) -> None:
     assert data
     assert dcep.from_wire(protocol, data) == message
     assert dcep.from_wire(99, data) is None
+
+
+def test_round_trips_inside_a_burst_count_only_where_no_burst_has_ended() -> None:
+    def standing(*samples: tuple[float, bool]) -> float:
+        epoch = Epoch(0.0)
+        for rtt, ends in samples:
+            epoch.add(AckSample(0.0, rtt, None, False, 0, 0, 0, False, ends_burst=ends))
+        return epoch.standing
+
+    assert standing((0.011, False), (0.010, False)) == 0.010
+    assert standing((0.010, False), (0.013, True), (0.012, True), (0.009, False)) == 0.012
+    assert standing((0.012, True), (0.010, False)) == 0.012
