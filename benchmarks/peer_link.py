@@ -1,7 +1,8 @@
 """Signed, acknowledged, resumable messages cost little over a bare aiortc data channel.
 
 The peer is stock aiortc: two connections in one process on loopback, 64 KB messages, waiting on its buffer. Ours is two
-``PeerNet``s in one process, 1 MB messages on the bulk lane. Same bytes, same run; both ends' CPU is counted.
+``PeerNet``s in one process, 1 MB messages on the bulk lane. Same bytes, same run; both ends' CPU is counted. Then the same with
+an end in a process of its own each (``apart``), as fast as they go for some seconds, each end's CPU by itself.
 """
 
 import asyncio
@@ -9,10 +10,13 @@ import os
 import statistics
 import time
 from collections.abc import Awaitable, Callable
+from typing import cast
 
 from _common import publish
 from aiortc import RTCConfiguration, RTCDataChannel, RTCPeerConnection
+from home_links import between, both, transfer
 
+from tests.testbed.homes import Homes
 from transport.identity import NodeKey
 from transport.lane import Lane
 from transport.peer import PeerNet
@@ -21,6 +25,8 @@ MEGABYTES = 24
 REPETITIONS = 3
 CHUNK = 64 * 1024
 MESSAGE = 1 << 20
+WARM_S, MEASURED_S = 1.5, 3.0
+SYSTEMS = {"stock aiortc": "aiortc", "cottage": "cottage"}
 
 
 async def measured(work: Callable[[], Awaitable[None]]) -> dict[str, float]:
@@ -100,17 +106,47 @@ async def ours() -> dict[str, float]:
     return result
 
 
+class Loopback:
+    """This machine in the place of two emulated homes."""
+
+    address = "127.0.0.1"
+
+    def home(self, _number: int) -> "Loopback":
+        return self
+
+    async def start(self, command: list[str], limit: int) -> asyncio.subprocess.Process:
+        pipe = asyncio.subprocess.PIPE
+        return await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, limit=limit)
+
+
+async def apart(system: str) -> dict[str, float]:
+    """Payload in Mbit/s, and CPU milliseconds a megabyte at the sender and at the receiver."""
+    async with transfer(cast(Homes, Loopback()), system) as pair:
+        pair[0].tell(go={"total": 0})
+        await asyncio.sleep(WARM_S)
+        before = await both(pair)
+        await asyncio.sleep(MEASURED_S)
+        return between(before, await both(pair))
+
+
 async def main() -> None:
     """Alternate the two, so that a busy machine burdens both."""
     rows: dict[str, list[dict[str, float]]] = {"stock aiortc": [], "cottage": []}
+    processes: dict[str, list[dict[str, float]]] = {"stock aiortc": [], "cottage": []}
     for _ in range(REPETITIONS):
         rows["stock aiortc"].append(await stock())
         rows["cottage"].append(await ours())
-    median = {
-        name: {key: statistics.median(run[key] for run in runs) for key in runs[0]} for name, runs in rows.items()
-    }
+        for name, system in SYSTEMS.items():
+            processes[name].append(await apart(system))
+    median, each = medians(rows), medians(processes)
     ratio = median["cottage"]["cpu_ms_per_mb"] / median["stock aiortc"]["cpu_ms_per_mb"]
-    publish("peer_link", str(__doc__).splitlines()[0], {"median": median, "cpu_ratio": round(ratio, 2), "runs": rows})
+    document = {"median": median, "cpu_ratio": round(ratio, 2), "median_apart": each, "runs": rows, "apart": processes}
+    publish("peer_link", str(__doc__).splitlines()[0], document)
+
+
+def medians(rows: dict[str, list[dict[str, float]]]) -> dict[str, dict[str, float]]:
+    """Of each figure."""
+    return {name: {key: statistics.median(run[key] for run in runs) for key in runs[0]} for name, runs in rows.items()}
 
 
 if __name__ == "__main__":
