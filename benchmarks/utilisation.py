@@ -114,8 +114,8 @@ async def _listen(place: Path) -> None:
 
 async def _stand_back(network: Between) -> None:
     """Give spares what processor time nodes that compute leave."""
-    while not (network.web and network.token):
-        await asyncio.sleep(0.5)  # The coordinator starts.
+    while not (network.web and network.token):  # noqa: ASYNC110 - The coordinator starts; nobody tells when.
+        await asyncio.sleep(0.5)
     async with Client(network.web, network.token) as client:
         while True:
             jobs = await client.jobs()

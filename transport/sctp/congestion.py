@@ -31,6 +31,7 @@ from dataclasses import replace
 from transport.sctp.competing import CompetingWindow
 from transport.sctp.control import AckSample
 from transport.sctp.filters import BaseRtt, Epoch, LeastOf, Noise
+from transport.sctp.pacing import burst_seconds
 from transport.sctp.phases import STILL_AGAIN_S, Drain, LongerPath, Startup
 from transport.sctp.rivalry import SUSPECT_TARGETS, Alone, Rivalry
 
@@ -51,8 +52,8 @@ FINE_RATE = 4e6  # Bytes a second up to which packets leave one by one: each wak
 NOISE_TARGETS = 4.0  # No queue shorter than so many differences between round trips can be seen, so none is regulated
 # (differences of one packet's time are those of its place in the queue, and tell the queue all the same),
 NOISE_MOST_S = 0.002  # up to this, which no household minds: on a local network schedulers are slower than the wire.
-WAKE_SHARE = 0.16  # Of the base, the queue must outlast a burst of a millisecond and what wakes up late after it,
-WAKE_MOST_S = 0.0016  # where that is longer than the share that is left at 1 Gbit/s.
+WAKE_BURSTS = 2.6  # The queue must outlast a burst, which it holds itself, and what wakes up late after it,
+WAKE_SHARE = 0.16  # but never for longer than this part of the base: at 1 Gbit/s the share above leaves less.
 FORWARD_LEAST = 1 / 8  # Of the queueing delay there and back is held to be on the way there, whatever the peer says.
 POLITE_TARGET_S = 0.025  # RFC 6817 allows 100 ms; a call in the same home should not hear it.
 POLITE_TARGET_SHARE = 0.5  # Of the target of others, so that a polite flow gives way to them as well.
@@ -255,7 +256,7 @@ class RateController:
         if self.one_by_one:
             target = min(target, max(base * TARGET_ALONE, LEAST_QUEUE_PACKETS * packet))
         else:
-            target = max(target, min(base * WAKE_SHARE, WAKE_MOST_S))
+            target = max(target, min(base * WAKE_SHARE, WAKE_BURSTS * burst_seconds(base)))
         return max(target, unseen)
 
     def _regulate(self, now: float, epoch: Epoch) -> None:
