@@ -143,7 +143,7 @@ class DirectRecords(Records):
         clear[ahead : ahead + len(heads) * size] = data
         if self._apart != size:
             self._apart = size
-            self._places = [self._clear + at for at in range(0, MAX_BATCH - size, size)]
+            self._places = [self._clear + at for at in range(0, MAX_BATCH, size)]
         write, ssl, whole, at = self._lib.SSL_write, self._ssl, ahead + size, 0
         for head, place in zip(heads, self._places, strict=False):
             clear[at : at + ahead] = head
