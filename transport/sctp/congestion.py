@@ -10,7 +10,8 @@ busy, and 8 % more round trip at 100 Mbit/s and 50 ms. This is FAST TCP's law (W
 Networking 2006) with a target that falls as the rate grows, as in Swift (Kumar et al., SIGCOMM 2020, section 3.5): all flows of a
 queue see one delay, and only equal windows find it equally right. Neither losses nor clumped acknowledgements enter the law, so
 neither can mislead it; and only packets that end a burst tell how long the queue is, which on fast lines outlasts a few bursts,
-where flows no longer even out by it alone. Who seems to have a short, slow line to itself keeps half of that queue (`transport.sctp.rivalry.Alone`).
+where flows no longer even out by it alone. Who seems to have a short, slow line to itself keeps half of that queue
+(`transport.sctp.rivalry.Alone`).
 
 Where the peer tells when packets arrived, the queue on the way back is left out of the round trips: two homes that send to each
 other at once would take each other's queues for their own, and one of them would starve.
