@@ -95,11 +95,13 @@ async def _fill(wire: Wire, total: int, room: Callable[[], Awaitable[None]], sen
 
 
 async def cottage(role: str, options: Options, wire: Wire) -> None:
+    from transport import heap
     from transport.ice import IceServer
     from transport.identity import NodeKey
     from transport.lane import Lane
     from transport.peer import PeerNet
 
+    heap.settle()  # As the agent does.
     keys = [NodeKey(bytes.fromhex(seed)) for seed in options["seeds"]]
     key, other = keys if role == "send" else reversed(keys)
 

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from coordinator import heap
 from coordinator.app import serve
 from coordinator.config import Config, MailConfig, TurnRelay
 from coordinator.errors import InvalidError
@@ -18,6 +17,7 @@ from coordinator.services.probe import parse
 from coordinator.services.relays import check_relay_url
 from coordinator.web.auth.gate import is_loopback
 from ledger.errors import LedgerError
+from transport import heap
 from transport.ending import on_end
 from transport.errors import BadAddressError, IceConfigError, KeyFileError
 from transport.ice import IceServer

@@ -32,6 +32,7 @@ from desktop.agent.updates import restart
 from desktop.agent.usage import load_usage
 from ledger.errors import AmountError
 from ledger.money import parse, show
+from transport import heap
 from transport.nettest import words as line_words
 from transport.wire.codec import MessageError, convert, encode_json
 
@@ -175,6 +176,7 @@ def _run(options: argparse.Namespace) -> int:
         from desktop.agent import service  # Loads the network and the ledger, which the other words can do without.
 
         told = Home(home.path, trial=options.trial)
+        heap.settle()
         after = asyncio.run(service.serve(told, options.worker_argument, stays=options.stay))
     if after.kind == "unit":
         if not (why := AtLogin.of(home).take_over()):

@@ -22,7 +22,7 @@ from transport.sctp.dtls import MAX_BATCH, Records
 from transport.sctp.meter import Meter
 from transport.sctp.mtu import BASE_MTU, BLACK_HOLE_LOSSES
 from transport.sctp.offload import Run
-from transport.sctp.pacing import LEAST_BURST_S, LEAST_PACKETS, URGENT_PACKETS, Pacer, burst_seconds
+from transport.sctp.pacing import LEAST_PACKETS, URGENT_PACKETS, Pacer, burst_seconds, rest_seconds
 from transport.sctp.packet import DataRun, Framer, MalformedPacketError, Sack
 from transport.sctp.probing import MtuProber, probe_chunks
 from transport.sctp.receive import RECEIVE_WINDOW, Message, ReceiveBook
@@ -45,6 +45,7 @@ ASSUMED_RTT_S = 0.05  # For whoever only receives and so measures none.
 REPEAT_S = (
     0.004  # After an urgent packet its copy leaves on a line that loses: losses come in clusters shorter than this.
 )
+REPEAT_SHARE = 1 / 4  # Of the round trip, and no later.
 LOSSY_S = 30.0  # How long a line that has lost a packet counts as one that loses.
 FINE_SLEEP_S = 0.0002  # With a fine timer: a third of a packet's time at 20 Mbit/s.
 MIN_SLEEP_S = 0.001  # Event loops count whole milliseconds; a shorter wait would spin.
@@ -323,9 +324,9 @@ class DataPath:
         if sample.lost:
             self._lossy_until = now + LOSSY_S
         if sample.round_ended and self._path is not None:
-            burst_s = burst_seconds(self.controller.min_rtt)
-            self._pacer.burst_s = 0.0 if self.controller.one_by_one else burst_s
-            self._path.rest_s = burst_s if burst_s > LEAST_BURST_S else 0.0
+            trip = self.controller.min_rtt
+            self._pacer.burst_s = 0.0 if self.controller.one_by_one else burst_seconds(trip)
+            self._path.rest_s = rest_seconds(trip)
         if self._prober is not None and sample.round_ended and sample.rtt is not None:
             self._prober.on_rtt(sample.rtt)
             if self.sender.full_lost >= BLACK_HOLE_LOSSES:
@@ -494,10 +495,11 @@ class DataPath:
 
     def _repeat_urgent(self, runs: list[list[Record]]) -> None:
         """Small urgent messages go twice on a line that loses: waiting for the loss to show would take a round trip and more."""
+        after = min(REPEAT_S, REPEAT_SHARE * (self.controller.min_rtt or ASSUMED_RTT_S))
         for run in runs:
             record = run[0]
             if record.message.urgent and record.sends == 1 and len(record.message.data) == record.end - record.start:
-                self._loop.call_later(REPEAT_S, self._send_copy, record)
+                self._loop.call_later(after, self._send_copy, record)
 
     def _send_copy(self, record: Record) -> None:
         if not self._ended and self._path is not None and self._path.writable and self.sender.repeat(record):

@@ -5,6 +5,7 @@ BURST_SHARE = (
 )  # Of the round trip: a burst adds this much to the queue, and saves a wake-up for each packet but the first.
 LEAST_BURST_S, MOST_BURST_S = 0.001, 0.004  # Event loops wake up no more often than once a millisecond.
 GREATEST_BURSTS = 2.0  # What was missed is made up for in bursts of so many.
+LEAST_REST_TRIP_S = 0.008  # Of shorter round trips a rest would be too large a part.
 LATE_S = 0.008  # A busy machine wakes us this late; what the line has missed by then is made up for.
 LEAST_PACKETS = 1
 URGENT_PACKETS = 4  # By how much messages of level 0 and retransmissions may run ahead of the pace.
@@ -13,6 +14,11 @@ URGENT_PACKETS = 4  # By how much messages of level 0 and retransmissions may ru
 def burst_seconds(round_trip: float | None) -> float:
     """How much of the line's time a burst may take, in seconds."""
     return min(max((round_trip or 0.0) * BURST_SHARE, LEAST_BURST_S), MOST_BURST_S)
+
+
+def rest_seconds(round_trip: float | None) -> float:
+    """For how long packets may gather before they are read, in seconds: as long as a burst, and not at all on short ways."""
+    return burst_seconds(round_trip) if (round_trip or 0.0) >= LEAST_REST_TRIP_S else 0.0
 
 
 class Pacer:

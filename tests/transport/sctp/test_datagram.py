@@ -169,6 +169,43 @@ async def test_the_quick_way_is_told_by_its_name_and_hands_over_bursts(host: str
         assert len(other.batches) <= 3
 
 
+@LINUX
+@pytest.mark.parametrize(
+    ("rest_s", "sent", "dense", "rests"),
+    [
+        (0.0, 5, True, False),
+        (0.001, 5, True, True),
+        (0.001, 5, False, False),  # A lone packet of a short way waits for nobody.
+        (0.002, 1, False, True),
+        (0.002, 60, True, False),  # This many are worth the wake-up.
+    ],
+)
+async def test_packets_that_come_densely_gather_before_they_are_read(
+    monkeypatch: pytest.MonkeyPatch, rest_s: float, sent: int, dense: bool, rests: bool
+) -> None:
+    monkeypatch.setattr("transport.sctp.datagram.DENSE", 1e-9 if dense else 1e9)
+    async with ends("127.0.0.1", portable=False) as (one, other):
+        assert isinstance(other.path, SocketPath)
+        rested: list[bool] = []
+        take = into(other.batches)
+
+        def took(runs: list[Run]) -> None:
+            take(runs)
+            asyncio.get_running_loop().call_soon(lambda: rested.append(path._resting is not None))
+
+        path = other.open(took)
+        assert isinstance(path, SocketPath)
+        path.rest_s = rest_s
+        buffer = b"".join(datagram(1000, i) for i in range(sent))
+        one.path.send(buffer, 1000)
+        await until(lambda: len(rested) == 1)
+        assert rested == [rests]
+        one.path.send(buffer, 1000)  # While it rests, or not: everything is read, in order.
+        await until(lambda: other.received == cut(buffer, 1000) * 2)
+        await until(lambda: path._resting is None)
+        path.close()
+
+
 async def test_the_portable_way_is_told_by_its_name(host: str) -> None:
     async with ends(host, portable=True) as (one, _):
         assert isinstance(one.path, PortablePath)

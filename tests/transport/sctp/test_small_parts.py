@@ -18,6 +18,7 @@ from transport.sctp.pacing import (
     MOST_BURST_S,
     Pacer,
     burst_seconds,
+    rest_seconds,
 )
 from transport.sctp.rtt import INITIAL_TIMEOUT_S, MIN_TIMEOUT_S, RoundTrips
 
@@ -70,6 +71,13 @@ def test_packets_leave_in_bursts_and_not_one_by_one() -> None:
 )
 def test_a_burst_takes_a_small_share_of_the_round_trip(round_trip: float | None, burst_s: float) -> None:
     assert burst_seconds(round_trip) == pytest.approx(burst_s)
+
+
+@pytest.mark.parametrize(
+    ("round_trip", "rest_s"), [(None, 0.0), (0.001, 0.0), (0.01, LEAST_BURST_S), (0.064, 0.002), (1.0, MOST_BURST_S)]
+)
+def test_packets_gather_for_as_long_as_a_burst_where_the_way_is_long(round_trip: float | None, rest_s: float) -> None:
+    assert rest_seconds(round_trip) == pytest.approx(rest_s)
 
 
 def test_urgent_packets_may_run_ahead_a_little() -> None:

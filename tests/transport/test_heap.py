@@ -3,7 +3,7 @@
 import gc
 import weakref
 
-from coordinator import heap
+from transport import heap
 
 
 class Knot:
