@@ -33,7 +33,7 @@ from dataclasses import replace
 from transport.sctp.competing import CompetingWindow
 from transport.sctp.control import AckSample
 from transport.sctp.filters import BaseRtt, Epoch, LeastOf, Noise
-from transport.sctp.pacing import burst_seconds
+from transport.sctp.pacing import DENSE, burst_seconds
 from transport.sctp.phases import STILL_AGAIN_S, Drain, LongerPath, Startup
 from transport.sctp.rivalry import SUSPECT_TARGETS, Alone, Rivalry
 
@@ -48,14 +48,15 @@ LEAST_POLITE_PACKETS = 2  # draft-irtf-iccrg-ledbat-plus-plus, section 4.4
 TARGET_SHARE = 0.6
 TARGET_POWER = -1 / 3  # Steeper: no queue left at 1 Gbit/s. Flatter: flows even out too slowly.
 TARGET_MOST = 0.22  # Of 20 packets. Lower, and eight flows of 50 packets each do not even out (Jain 0.72 at 0.17).
-TARGET_ALONE = 0.12  # On a short line of its own, where packets leave one by one: 20 Mbit/s over 10 ms, two packets,
-LEAST_QUEUE_PACKETS = 2  # and never fewer: the queue must outlast what a wake-up is late.
+TARGET_ALONE = 0.11  # On a short line of its own, where packets leave one by one: 20 Mbit/s over 10 ms, two packets,
+LEAST_QUEUE_PACKETS = 1.85  # and never fewer: the queue must outlast what a wake-up is late (at 1.6 lines ran dry).
 FINE_RATE = 4e6  # Bytes a second up to which packets leave one by one: each wake-up costs some 50 microseconds.
 NOISE_TARGETS = 4.0  # No queue shorter than so many differences between round trips can be seen, so none is regulated
 # (differences of one packet's time are those of its place in the queue, and tell the queue all the same),
 NOISE_MOST_S = 0.002  # up to this, which no household minds: on a local network schedulers are slower than the wire.
 WAKE_BURSTS = 2.6  # The queue must outlast a burst, which it holds itself, and what wakes up late after it,
-WAKE_SHARE = 0.18  # but never for longer than this part of the base: at 1 Gbit/s the share above leaves less.
+WAKE_SHARE = 0.16  # but never for longer than this part of the base: at 1 Gbit/s the share above leaves less.
+DENSE_SHARE = 0.18  # The same where packets come so densely that the peer lets them gather: they are acknowledged later.
 FORWARD_LEAST = 1 / 8  # Of the queueing delay there and back is held to be on the way there, whatever the peer says.
 POLITE_TARGET_S = 0.025  # RFC 6817 allows 100 ms; a call in the same home should not hear it.
 POLITE_TARGET_SHARE = 0.5  # Of the target of others, so that a polite flow gives way to them as well.
@@ -258,7 +259,8 @@ class RateController:
         if self.one_by_one:
             target = min(target, max(base * TARGET_ALONE, LEAST_QUEUE_PACKETS * packet))
         else:
-            target = max(target, min(base * WAKE_SHARE, WAKE_BURSTS * burst_seconds(base)))
+            wake = DENSE_SHARE if self._bandwidth >= DENSE * self.packet_bytes else WAKE_SHARE
+            target = max(target, min(base * wake, WAKE_BURSTS * burst_seconds(base)))
         return max(target, unseen)
 
     def _regulate(self, now: float, epoch: Epoch) -> None:

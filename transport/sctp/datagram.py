@@ -21,6 +21,7 @@ from weakref import WeakKeyDictionary, ref
 from transport import clock, proactor
 from transport.sctp import offload
 from transport.sctp.offload import Address, Run
+from transport.sctp.pacing import DENSE
 from transport.sctp.route import CHANNEL_HEADER, Route, find_route
 
 LOG = logging.getLogger(__name__)
@@ -29,7 +30,6 @@ FIRST_DTLS, LAST_DTLS = 20, 63  # The first byte tells the protocols on one port
 STREAM_QUEUE = 128 << 10  # Unsent bytes before a TCP or TLS relay: 10 ms at 100 Mbit/s; more is only delay.
 COMPONENT = 1  # Of ICE: data channels have one.
 MANY = 48  # Datagrams of one reading that make it worth its wake-up.
-DENSE = 16e3  # Datagrams a second, 190 Mbit/s: so many gather in a millisecond that a wait for them saves most of the wake-ups.
 LONG_REST_S = 0.001  # A longer one is a small part of the way, and worth it for fewer, too.
 ROOM_RETRY_S = 0.01  # Where not even a descriptor to wait on is left: look again.
 
