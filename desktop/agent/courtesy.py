@@ -16,7 +16,9 @@ from transport.clock import Clock
 from transport.sctp.allowance import Allowance
 from transport.stats import LinkStats
 
-PIECE = 16 << 10  # 6 ms of a line of 20 Mbit/s.
+PIECE = 16 << 10  # 6 ms of a line of 20 Mbit/s,
+PIECE_S = 1.0  # and no more than so many seconds of what the owner allows: a transfer that waits for longer seems dead.
+LEAST_PIECE = 256
 DUE_S = 60.0  # Half of the time that a coordinator gives for opening a step.
 LOOK_S = 0.1  # Between two looks at the links: about two round trips.
 BUSY_RATE = 2_000.0  # Bytes a second of a link beyond signs of life.
@@ -44,8 +46,10 @@ class Courtesy:
     async def pieces(self, payload: bytes) -> AsyncIterator[bytes]:
         """The payload, each piece when it may leave."""
         least = len(payload) / DUE_S
-        for begin in range(0, len(payload), PIECE):
-            piece = payload[begin : begin + PIECE]
+        begin = 0
+        while begin < len(payload):
+            piece = payload[begin : begin + self._piece()]
+            begin += len(piece)
             await self._leave(len(piece), least)
             yield piece
 
@@ -57,6 +61,10 @@ class Courtesy:
             share = allowance.download_window(self, 1.0)
             assert share is not None
             await self._clock.sleep(size / share)
+
+    def _piece(self) -> int:
+        limit = self._allowance.upload
+        return PIECE if limit is None else min(PIECE, max(LEAST_PIECE, int(limit * PIECE_S)))
 
     async def _leave(self, size: int, least: float) -> None:
         now = self._clock.now()

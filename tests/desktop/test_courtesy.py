@@ -106,6 +106,22 @@ async def test_the_owners_limit_holds() -> None:
     assert allowance.usage.used == 8_000_000
 
 
+async def test_under_a_low_limit_nobody_of_several_waits_for_long() -> None:
+    """What waits for a minute counts as dead and begins anew."""
+    clock = VirtualClock()
+    courtesy = Courtesy(clock, Allowance(upload=500.0), dict)
+    times: list[list[float]] = [[] for _ in range(4)]
+
+    async def send(left: list[float]) -> None:
+        async for _ in courtesy.pieces(bytes(25_000)):
+            left.append(clock.now())  # noqa: PERF401 - As it happens.
+
+    sending = [asyncio.create_task(send(left)) for left in times]
+    await clock.advance(300.0)
+    await asyncio.gather(*sending)
+    assert max(later - sooner for left in times for sooner, later in itertools.pairwise(left)) <= 5.0
+
+
 async def test_links_wait_for_what_had_to_leave_beyond_the_owners_limit() -> None:
     clock = VirtualClock()
     allowance = Allowance(upload=1e6)

@@ -1,11 +1,9 @@
 """Home peers for the planner's tests and benchmarks, drawn from a seed: unequal machines on unequal lines."""
 
-from coordinator.domain.placement.cost import Load, pace
+from coordinator.domain.placement.cost import Load
 from coordinator.domain.placement.fleet import Fleet
-from coordinator.domain.placement.flow import Flow
 from coordinator.domain.placement.node import Candidate
-from coordinator.domain.placement.search import Chance, anneal
-from coordinator.domain.placement.tiers import least_bottleneck, paired
+from coordinator.domain.placement.search import Chance
 from transport.identity import NodeKey
 
 MEGABIT = 1e6 / 8
@@ -69,38 +67,6 @@ def load(ahead: int = MICRO_BATCHES, boundary: float = BOUNDARY) -> Load:
         period=50,
         ahead=ahead,
     )
-
-
-def least_beat(fleet: Fleet, load: Load, stages: int, swaps: int, seed: int = 1) -> float:
-    """The slowest replica's beat of the planner's best plan that seats everybody, from five starts."""
-    count = len(fleet.nodes)
-    caps, replicas = [[load.layers] * count] * stages, count // stages
-    found = []
-    tiers = least_bottleneck(fleet, load, stages, replicas)
-    for start in (tiers, paired(fleet, load, tiers, stages, replicas), *_starts(fleet, stages)):
-        flow = Flow(fleet, load, caps, replicas, start, value="soft")
-        begun = _slowest(fleet, load, flow)
-        anneal(flow, swaps, seed)
-        flow = Flow(fleet, load, caps, replicas, flow.places, value="beat")
-        anneal(flow, swaps // 2, seed)
-        found += [begun, _slowest(fleet, load, flow)]
-    return min(found)
-
-
-def _slowest(fleet: Fleet, load: Load, flow: Flow) -> float:
-    assert flow.counts is not None
-    return max(pace(fleet, load, flow.counts, nodes).beat for nodes in flow.rows)
-
-
-def _starts(fleet: Fleet, stages: int) -> list[list[int]]:
-    """By speed; and with the weakest lines first and last, where a stage has one neighbour to talk to."""
-    count = len(fleet.nodes)
-    replicas = count // stages
-    quick = sorted(range(count), key=lambda node: -fleet.speed[node])
-    weak = sorted(range(count), key=lambda node: fleet.up[node])
-    first, last = weak[:replicas], weak[replicas : 2 * replicas]
-    between = [node for node in quick if node not in first and node not in last]
-    return [quick, first + between + last, last + between + first]
 
 
 def _draw(choices: tuple[tuple[float, float], ...], chance: Chance) -> float:

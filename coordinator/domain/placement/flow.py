@@ -1,7 +1,6 @@
 """The home model as an objective of the search: what a swap of two nodes does to the cut, the replicas and the exchange."""
 
 from collections.abc import Iterable, Sequence
-from typing import Literal
 
 from coordinator.domain.placement.cost import Load, Pace, exchange_of, joined, pace, stepping_of
 from coordinator.domain.placement.fleet import Fleet
@@ -12,16 +11,11 @@ REPEATED_OWNER = 100.0  # One owner twice on a stage can agree with himself: dea
 LEVEL = 0.01  # Of the mean beside the maximum: without it most swaps look alike, and the search is blind.
 MAX_KEPT = 20_000  # Times of replicas that are remembered; half of all swaps are undone at once.
 
-SHARPNESS = 12  # Of the mean of powers that stands for a maximum: steep enough to find it, smooth enough to lead there.
-
-Value = Literal["round", "beat", "soft"]
-
 
 class Flow:
     """Seconds of a round divided by the steps that all replicas together make in it; place ``stage * replicas + replica``.
 
-    ``value="beat"`` counts the slowest replica's beat alone, ``"soft"`` every term of every beat, the largest most: a maximum
-    over hundreds of terms is a plateau to a search, their 12th powers are not. Implements ``search.Objective``.
+    Implements ``search.Objective``.
     """
 
     def __init__(
@@ -32,7 +26,6 @@ class Flow:
         replicas: int,
         places: Sequence[int],
         counts: tuple[int, ...] | None = None,
-        value: Value = "round",
     ) -> None:
         """Seat ``places``, nodes by index in ``fleet``; those beyond the seats are the bench.
 
@@ -41,7 +34,7 @@ class Flow:
             counts: layers by stage, where they are fixed; None: cut anew for the nodes of each plan.
         """
         self._fleet, self._load, self._caps = fleet, load, caps
-        self.stages, self.replicas, self._value = len(caps), replicas, value
+        self.stages, self.replicas = len(caps), replicas
         self.places, self.seats = list(places), len(caps) * replicas
         self._fixed = counts
         self._owner = [candidate.owner for candidate in fleet.nodes]
@@ -64,15 +57,8 @@ class Flow:
         if self.counts is None:
             lacking = self._load.layers - sum(self._room) if self._fixed is None else 0
             return INFEASIBLE * (1 + max(0, lacking) + self._load.layers * sum(room < 1 for room in self._room))
-        return self._base() * (1 + REPEATED_OWNER * sum(self._repeats))
-
-    def _base(self) -> float:
         mean = sum(self._steps) / self.replicas
-        if self._value == "soft":
-            return float((mean * self.replicas) ** (1 / SHARPNESS))
-        if self._value == "beat":
-            return max(self._steps) + LEVEL * mean
-        return self._round() + LEVEL * mean / self.replicas
+        return (self._round() + LEVEL * mean / self.replicas) * (1 + REPEATED_OWNER * sum(self._repeats))
 
     def swap(self, one: int, other: int) -> float:
         """Exchange two nodes; the cost after it."""
@@ -164,15 +150,9 @@ class Flow:
                 self._kept.clear()
             timed = pace(self._fleet, self._load, self.counts, nodes)
             line = max(*timed.up, *timed.down) / timed.beat if self._load.overlap else 0.0
-            found = self._weigh(timed), line
+            found = timed.step, line
             self._kept[key] = found
         return found
-
-    def _weigh(self, timed: Pace) -> float:
-        if self._value == "soft":
-            terms = (*timed.compute, *timed.up, *timed.down, *timed.forward, *timed.backward, *timed.loop)
-            return float(sum([term**SHARPNESS for term in terms]))
-        return timed.beat if self._value == "beat" else timed.step
 
     def _longest_exchange(self, stage: int, counts: tuple[int, ...]) -> float:
         members = self.places[stage * self.replicas : (stage + 1) * self.replicas]
