@@ -49,8 +49,12 @@ RECIPES = (
     Recipe("int4 gradients", "gradients", note="4-bit blocks of 256, levels that are squares, every step"),
     Recipe("H=20 int4", "rounds", _diloco(20, "int4", 0.5), "DiLoCo, 4-bit blocks of 64"),
     Recipe("H=20 int4 slower", "rounds", _diloco(20, "int4", 0.6, 0.8), "half the learning rate", learning=0.5),
-    Recipe("H=20 int4 milder", "rounds", _diloco(20, "int4", 0.6, 0.8), "two thirds of the learning rate", learning=0.65),
-    Recipe("H=50 int4 milder", "rounds", _diloco(50, "int4", 0.6, 0.8), "two thirds of the learning rate", learning=0.65),
+    Recipe(
+        "H=20 int4 milder", "rounds", _diloco(20, "int4", 0.6, 0.8), "two thirds of the learning rate", learning=0.65
+    ),
+    Recipe(
+        "H=50 int4 milder", "rounds", _diloco(50, "int4", 0.6, 0.8), "two thirds of the learning rate", learning=0.65
+    ),
     Recipe("together slower", "together", note="DDP with half the learning rate", learning=0.5),
     Recipe("H=20 int4 .3", "rounds", _diloco(20, "int4", 0.3, 0.9), "the same, outer rate 0.9 and momentum 0.3"),
     Recipe(
