@@ -7,18 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.domain.placement.chains import tighten
 from coordinator.domain.placement.communication import Communication
-from coordinator.domain.placement.cost import Load, pace
-from coordinator.domain.placement.fleet import Fleet
 from coordinator.domain.placement.flow import Flow
 from coordinator.domain.placement.search import Chance, anneal, descend
 from coordinator.domain.placement.start import gather, pipelines_inside, replicas_inside
 from coordinator.domain.placement.tiers import least_bottleneck
+from tests.coordinator.test_plan_chains import beat, tightened
 from tests.support import dtfm, homes
 
 SWAPS = 3000
-EFFORT = 16_000  # Seats filled anew for each beat.
 
 
 def planned(number: int, traffic: dtfm.Traffic, names: list[int], swaps: int = SWAPS) -> Communication:
@@ -113,12 +110,6 @@ def test_a_search_never_ends_above_its_start_and_its_sums_stay_true(seed: int, s
 SLOW = pytest.mark.slow
 
 
-def beat(fleet: Fleet, load: Load, plan: Flow) -> float:
-    """Of the slowest replica, in seconds."""
-    assert plan.counts is not None
-    return max(pace(fleet, load, plan.counts, nodes).beat for nodes in plan.rows)
-
-
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 50), st.lists(st.tuples(st.integers(0, 10), st.integers(0, 10)), min_size=1, max_size=8))
 def test_whoever_comes_from_the_bench_or_goes_there_counts_at_once(seed: int, swaps: list[tuple[int, int]]) -> None:
@@ -148,11 +139,10 @@ def test_no_plan_beats_ours_by_more_than_three_percent(count: int, stages: int, 
     pytest.importorskip("ortools")
     from tests.support import exact
 
-    fleet, load, caps = homes.peers(count, seed, uneven=False), homes.load(), [[homes.LAYERS] * count] * stages
+    fleet, load = homes.peers(count, seed, uneven=False), homes.load()
     best, bound, proven = exact.least_beat(fleet, load, stages, seconds=60)
     assert proven, f"the solver found {best}, and proved {bound}, in its time"
-    places = tighten(fleet, load, caps, range(count), count // stages, EFFORT, seed=1)
-    assert beat(fleet, load, Flow(fleet, load, caps, count // stages, places)) <= 1.03 * bound
+    assert beat(fleet, load, stages, tightened(fleet, load, stages)) <= 1.03 * bound
 
 
 @pytest.mark.parametrize("seed", range(1, 6))
@@ -161,13 +151,10 @@ def test_the_start_for_unequal_nodes_is_the_best_of_all_seatings_where_ways_are_
     count: int, stages: int, seed: int
 ) -> None:
     fleet, load = homes.peers(count, seed, uneven=False), homes.load()
-    caps, replicas = [[homes.LAYERS] * count] * stages, count // stages
-
-    def value(places: Sequence[int]) -> float:
-        return beat(fleet, load, Flow(fleet, load, caps, replicas, places))
-
-    best = min(value([n for group in groups for n in group]) for groups in partitions(range(count), replicas))
-    assert value(least_bottleneck(fleet, load, stages, replicas)) == pytest.approx(best, rel=1e-4)
+    seatings = ([n for group in groups for n in group] for groups in partitions(range(count), count // stages))
+    best = min(beat(fleet, load, stages, places) for places in seatings)
+    start = least_bottleneck(fleet, load, stages, count // stages)
+    assert beat(fleet, load, stages, start) == pytest.approx(best, rel=1e-4)
 
 
 def partitions(nodes: Sequence[int], size: int) -> Iterator[list[tuple[int, ...]]]:

@@ -33,7 +33,7 @@ from dataclasses import replace
 from transport.sctp.competing import CompetingWindow
 from transport.sctp.control import AckSample
 from transport.sctp.filters import BaseRtt, Epoch, LeastOf, Noise
-from transport.sctp.pacing import DENSE, burst_seconds
+from transport.sctp.pacing import DENSE, burst_seconds, rest_seconds
 from transport.sctp.phases import STILL_AGAIN_S, Drain, LongerPath, Startup
 from transport.sctp.rivalry import SUSPECT_TARGETS, Alone, Rivalry
 
@@ -48,7 +48,7 @@ LEAST_POLITE_PACKETS = 2  # draft-irtf-iccrg-ledbat-plus-plus, section 4.4
 TARGET_SHARE = 0.6
 TARGET_POWER = -1 / 3  # Steeper: no queue left at 1 Gbit/s. Flatter: flows even out too slowly.
 TARGET_MOST = 0.22  # Of 20 packets. Lower, and eight flows of 50 packets each do not even out (Jain 0.72 at 0.17).
-TARGET_ALONE = 0.11  # On a short line of its own, where packets leave one by one: 20 Mbit/s over 10 ms, two packets,
+TARGET_ALONE = 0.11  # On a short line of its own, where packets leave one by one: 20 Mbit/s over 10 ms, 1.8 packets,
 LEAST_QUEUE_PACKETS = 1.85  # and never fewer: the queue must outlast what a wake-up is late (at 1.6 lines ran dry).
 FINE_RATE = 4e6  # Bytes a second up to which packets leave one by one: each wake-up costs some 50 microseconds.
 NOISE_TARGETS = 4.0  # No queue shorter than so many differences between round trips can be seen, so none is regulated
@@ -261,7 +261,8 @@ class RateController:
         if self.one_by_one:
             target = min(target, max(base * TARGET_ALONE, LEAST_QUEUE_PACKETS * packet))
         else:
-            wake = DENSE_SHARE if self._bandwidth >= DENSE * self.packet_bytes else WAKE_SHARE
+            gathers = rest_seconds(base) and self._bandwidth >= DENSE * self.packet_bytes
+            wake = DENSE_SHARE if gathers else WAKE_SHARE
             target = max(target, min(base * wake, WAKE_BURSTS * burst_seconds(base)))
         return max(target, unseen)
 

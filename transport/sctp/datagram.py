@@ -21,7 +21,7 @@ from weakref import WeakKeyDictionary, ref
 from transport import clock, proactor
 from transport.sctp import offload
 from transport.sctp.offload import Address, Run
-from transport.sctp.pacing import DENSE
+from transport.sctp.pacing import DENSE, LEAST_BURST_S
 from transport.sctp.route import CHANNEL_HEADER, Route, find_route
 
 LOG = logging.getLogger(__name__)
@@ -30,7 +30,6 @@ FIRST_DTLS, LAST_DTLS = 20, 63  # The first byte tells the protocols on one port
 STREAM_QUEUE = 128 << 10  # Unsent bytes before a TCP or TLS relay: 10 ms at 100 Mbit/s; more is only delay.
 COMPONENT = 1  # Of ICE: data channels have one.
 MANY = 48  # Datagrams of one reading that make it worth its wake-up.
-LONG_REST_S = 0.001  # A longer one is a small part of the way, and worth it for fewer, too.
 ROOM_RETRY_S = 0.01  # Where not even a descriptor to wait on is left: look again.
 
 Buffer = bytes | bytearray | memoryview
@@ -50,7 +49,7 @@ class DatagramPath(ABC):
         overhead: bytes of IP, UDP (or TCP) and ChannelData headers around each datagram.
         interface_mtu: greatest IP packet that the first leg's interface takes.
         rest_s: while datagrams come a few at a time, wait for so many seconds before the next reading; 0: never. Saves most of
-            the wake-ups of a line at 20 to 1,000 Mbit/s; up to ``LONG_REST_S`` only while they come densely.
+            the wake-ups of a line at 20 to 1,000 Mbit/s; the shortest, ``LEAST_BURST_S``, only while they come densely.
     """
 
     def __init__(
@@ -258,7 +257,7 @@ class SocketPath(DatagramPath):
         """Read; where packets come one by one, let the next ones gather before they are read."""
         before, self._read_at = self._read_at, clock.instant()
         count = self._read()
-        least = 1 if self.rest_s > LONG_REST_S else max(1.0, DENSE * (self._read_at - before))
+        least = 1 if self.rest_s > LEAST_BURST_S else max(1.0, DENSE * (self._read_at - before))
         resting, self._resting = self._resting is not None, None
         if self._closed or self._route.transport.is_closing():
             return
