@@ -4,6 +4,7 @@ import asyncio
 import struct
 from collections.abc import AsyncIterator
 from pathlib import Path
+from socket import SHUT_RDWR
 
 import pytest
 
@@ -89,6 +90,15 @@ async def test_a_socket_that_closes_within_a_frame_is_an_end(socket: tuple[Strea
     out.close()
     with pytest.raises(EOFError):
         await read_frame(into, WorkerMessage)
+
+
+async def test_a_socket_that_breaks_while_one_writes_is_an_end_for_who_reads(socket: tuple[Streams, Streams]) -> None:
+    (reader, writer), (_, served) = socket
+    served.get_extra_info("socket").shutdown(SHUT_RDWR)
+    writer.write(b"into a closed socket")  # Fails here and now, before the loop has seen the other side's end.
+    with pytest.raises(EOFError, match="the socket closed"):
+        await read_frame(reader, WorkerMessage)
+    assert isinstance(reader.exception(), BrokenPipeError)
 
 
 async def test_the_other_side_s_messages_are_refused(socket: tuple[Streams, Streams]) -> None:

@@ -120,7 +120,7 @@ async def read_frame(reader: asyncio.StreamReader, kind: object) -> tuple[object
     """One message of ``kind`` and its payload.
 
     Raises:
-        EOFError: the other side closed the socket between two frames or within one.
+        EOFError: the other side closed the socket between two frames or within one, or broke it while this side wrote.
         MessageError: lengths beyond the limits, or a header that is not a ``kind``.
     """
     try:
@@ -129,7 +129,7 @@ async def read_frame(reader: asyncio.StreamReader, kind: object) -> tuple[object
             raise MessageError(f"a frame of {header_length:,} + {payload_length:,} bytes is beyond the limits")
         header = await reader.readexactly(header_length)
         payload = await reader.readexactly(payload_length) if payload_length else b""
-    except asyncio.IncompleteReadError as error:
+    except (asyncio.IncompleteReadError, ConnectionError) as error:  # A write that failed is told to the reader as well.
         raise EOFError("the socket closed") from error
     return decode(header, kind), payload
 
