@@ -129,7 +129,7 @@ async def read_frame(reader: asyncio.StreamReader, kind: object) -> tuple[object
             raise MessageError(f"a frame of {header_length:,} + {payload_length:,} bytes is beyond the limits")
         header = await reader.readexactly(header_length)
         payload = await reader.readexactly(payload_length) if payload_length else b""
-    except (asyncio.IncompleteReadError, ConnectionError) as error:  # A write that failed is told to the reader as well.
+    except (asyncio.IncompleteReadError, ConnectionError) as error:  # A write that failed reaches readers, too.
         raise EOFError("the socket closed") from error
     return decode(header, kind), payload
 
