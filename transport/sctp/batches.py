@@ -44,12 +44,12 @@ class Batches:
             self._joined(1, length)
 
     def add_run(self, run: list[Record]) -> None:
-        """The same for fragments of one message, all of one length but perhaps the first, in ascending order."""
+        """The same for what ``SendBook.next_run`` gives: neighbours in one message, of one length but the first, or a mixture."""
         first = run[0]
-        if len(run) > 1 and not _follows(first, run[1]):
+        if len(run) > 1 and first.sends == 1 and not _follows(first, run[1]):
             self.add(self.packet(first))
             run = run[1:]
-        if len(run) == 1 or self._framer.checksums:
+        if len(run) == 1 or first.sends > 1 or self._framer.checksums:
             for record in run:
                 self.add(self.packet(record))
             return None

@@ -28,7 +28,6 @@ other at once would take each other's queues for their own, and one of them woul
 """
 
 from collections import deque
-from dataclasses import replace
 
 from transport.sctp.competing import CompetingWindow
 from transport.sctp.control import AckSample
@@ -197,7 +196,7 @@ class RateController:
         self._forward.update(sample.now, forward)
         base = min(rtt, self._base.value or rtt)
         there = max(forward - (self._forward.value or 0.0), (rtt - base) * FORWARD_LEAST)
-        return replace(sample, rtt=min(rtt, base + there))
+        return sample._replace(rtt=min(rtt, base + there))
 
     def on_timeout(self, now: float) -> None:
         """Nothing was acknowledged for a retransmission timeout: begin anew with the least window; the base stays known."""

@@ -5,11 +5,10 @@ second. A controller holds no clock and no chance of its own, so a simulation ca
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 
-@dataclass(frozen=True, slots=True)
-class AckSample:
+class AckSample(NamedTuple):
     """What one acknowledgement told.
 
     Attributes:

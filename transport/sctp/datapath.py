@@ -444,7 +444,8 @@ class DataPath:
         if not runs:
             return
         for run in runs:
-            if run[0].end - run[0].start > self._payload:
+            cut = run if run[0].sends > 1 else run[:1]  # Of new ones the first is the longest.
+            if any(record.end - record.start > self._payload for record in cut):
                 self._send_in_fragments(run)
             else:
                 self._batches.add_run(run)

@@ -6,7 +6,6 @@ Sources: RFC 9260 (SCTP), RFC 3758 (FORWARD-TSN), RFC 4820 (PAD), RFC 7053 (the 
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from itertools import pairwise
 from struct import Struct, pack, unpack, unpack_from
 from typing import NamedTuple
@@ -78,8 +77,7 @@ class MalformedPacketError(ValueError):
     """The bytes are no SCTP packet, or a chunk's length lies."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sack:
+class Sack(NamedTuple):
     """A selective acknowledgement.
 
     Attributes:

@@ -1,8 +1,7 @@
 """What has been sent: fragments on their way, what the peer acknowledged, what is lost and goes again. Pure.
 
-TSNs are kept at full width (they never wrap here). A fragment's TSN is given when it is first sent. Losses are found as RACK
-does (RFC 8985): a packet is lost once one that was sent sufficiently later has arrived; until the path has shown that it
-reorders, three later packets are enough (RFC 9260, section 7.2.4). When acknowledgements stop, one probe is sent (RFC 8985,
+TSNs are kept at full width (they never wrap here). A fragment's TSN is given when it is first sent. What is lost
+``Rack`` finds. When acknowledgements stop, one probe is sent (RFC 8985,
 section 7), then everything on its way is held to be lost (RFC 9260, section 6.3.3).
 """
 
@@ -22,18 +21,16 @@ from transport.sctp.packet import (
     UNORDERED,
     Sack,
 )
+from transport.sctp.rack import Rack
 from transport.sctp.record import ABANDONED, ACKED, INFLIGHT, LOST, Departure, Record
 from transport.sctp.rtt import RoundTrips
 from transport.sctp.schedule import Outgoing, Schedule
 
-REORDER_THRESHOLD = 3  # RFC 9260, section 7.2.4.
-MAX_REORDER_STEPS = 16  # Quarters of the smallest round trip; RFC 8985, section 6.2, bounds them by the round trip.
-CALM_ROUNDS = 16  # Rounds without a needless retransmission after which the window narrows again (same place).
 MAX_COPIED = 64  # Urgent packets sent twice whose copies may still be told as duplicates: no sign of reordering.
 MAX_TIMEOUT_S = 2.0  # A line that comes back after a cut is noticed this soon; a packet in two seconds burdens nobody.
 LEAST_RTT_S = 1e-6  # A clock that has not moved meanwhile says nothing finer.
 COMPACT_AT = 4096  # Records acknowledged before the list is cut; a bound on what is kept in vain.
-_LEFT_AT = attrgetter("departure.at")
+_LEFT_AT, _START, _END = attrgetter("departure.at"), attrgetter("start"), attrgetter("end")
 
 
 class SendBook:
@@ -79,13 +76,8 @@ class SendBook:
         self._first_sent_at = 0.0
         self._limited_until = 0
         self._round_end = 0
-        self._newest: tuple[float, int] = (0.0, -1)  # Sending time and TSN of the latest-sent fragment that arrived.
-        self._newest_rtt = 0.0
-        self._reorders = False
+        self._rack = Rack()
         self._copied: deque[int] = deque(maxlen=MAX_COPIED)
-        self._steps = 1
-        self._calm = 0
-        self._reorder_at: float | None = None
         self._progress_at = 0.0
         self._silent = 0
         self._given_up = 0
@@ -177,7 +169,9 @@ class SendBook:
         return new
 
     def next_run(self, now: float, room: int) -> list[Record]:
-        """The same as often as ``room`` allows: fragments of one message are added while what they take is below it.
+        """The same as often as ``room`` allows: fragments are added while what they take is below it.
+
+        New ones follow each other in one message; those that are sent again do not.
 
         Args:
             room: bytes on the wire, above 0.
@@ -185,6 +179,8 @@ class SendBook:
         first = self.next(now)
         if first is None:
             return []
+        if first.sends > 1:
+            return self._next_lost(first, now, room)
         run, message, payload = [first], self._current, self._payload_max
         if message is not first.message or self._again:
             return run
@@ -207,6 +203,13 @@ class SendBook:
         self.payload_sent += count * payload
         self.inflight += count * size
         return run + more
+
+    def _next_lost(self, first: Record, now: float, room: int) -> list[Record]:
+        run, room = [first], room - first.size
+        while room > 0 and self._again and not self._schedule.urgent and (record := self.next(now)) is not None:
+            run.append(record)
+            room -= record.size
+        return run
 
     def repeat(self, record: Record) -> bool:
         """Whether to send a copy of what is on its way; its round trip is ambiguous then (RFC 9260, section 6.3.1, C5)."""
@@ -315,7 +318,7 @@ class SendBook:
         self._peer_window = sack.window
         newly = self._delivered - before
         rtt, rate, limited, ended, burst = self._sample(acked, now) if acked else (None, None, False, False, True)
-        self._adapt_reordering(any(tsn not in self._copied for tsn in sack.duplicates), ended)
+        self._rack.adapt(any(tsn not in self._copied for tsn in sack.duplicates), ended)
         lost = self._find_losses(now) if self._holes else 0
         return AckSample(now, rtt, rate, limited, newly, lost, self.inflight, ended, forward, burst)
 
@@ -332,7 +335,7 @@ class SendBook:
             if size >= whole:
                 self.full_lost = 0
             if record.tsn < high and record.sends == 1:
-                self._reorders = True  # It was overtaken, not lost.
+                self._rack.reorders = True  # It was overtaken, not lost.
             record.state = ACKED
             payload += record.end - record.start
             delivered += size
@@ -341,21 +344,38 @@ class SendBook:
         self._payload_inflight -= payload
         self._delivered += delivered
 
+    def _ack_neighbours(self, records: list[Record], acked: list[Record]) -> None:
+        """The same for all between two TSNs that are higher than what was acknowledged: seldom is one not on its way."""
+        if [record.state for record in records].count(INFLIGHT) != len(records):
+            self._ack(records, acked)
+            return
+        sizes = [record.size for record in records]
+        for record in records:
+            record.state = ACKED
+        if max(sizes, default=0) >= self._full:
+            self.full_lost = 0
+        acked += records
+        delivered = sum(sizes)
+        self.inflight -= delivered
+        self._payload_inflight -= sum(map(_END, records)) - sum(map(_START, records))
+        self._delivered += delivered
+
     def _ack_cumulative(self, cumulative: int, acked: list[Record], now: float) -> None:
         if cumulative < self._una:
             return
-        records = self._records
-        last = cumulative + 1 - self._base
-        passed = records[self._una - self._base : last]
+        records, base, holes = self._records, self._base, self._holes
+        last = cumulative + 1 - base
         if self._given_up:
-            self._given_up -= sum(record.state is ABANDONED for record in passed)
-        self._ack(passed, acked)
+            self._given_up -= sum(record.state is ABANDONED for record in records[self._una - base : last])
+        if holes and holes[0] <= cumulative:
+            filled = bisect_right(holes, cumulative)
+            self._ack([records[tsn - base] for tsn in holes[:filled]], acked)
+            del holes[:filled]
+        if cumulative > self._high:
+            self._ack_neighbours(records[self._high + 1 - base : last], acked)
+            self._high = cumulative
         self._una = cumulative + 1
         self._progress_at, self._silent = now, 0
-        self._high = max(self._high, cumulative)
-        holes = self._holes
-        if holes and holes[0] <= cumulative:
-            del holes[: bisect_right(holes, cumulative)]
         if last >= COMPACT_AT or last == len(records):
             del records[:last]
             self._base += last
@@ -380,7 +400,7 @@ class SendBook:
         begin = self._high + 1
         for index in range(max(0, bisect_right(starts, begin) - 1), len(starts)):
             self._holes.extend(range(begin, starts[index]))
-            self._ack(records[max(begin, starts[index]) - base : ends[index] + 1 - base], acked)
+            self._ack_neighbours(records[max(begin, starts[index]) - base : ends[index] + 1 - base], acked)
             begin = max(begin, ends[index] + 1)
         self._high = ends[-1]
 
@@ -395,9 +415,7 @@ class SendBook:
         if rtt is not None:
             self.round_trips.add(rtt, now)
         smallest = self.round_trips.smallest or 0.0
-        if (left.at, best.tsn) > self._newest and (best.sends == 1 or now - left.at >= smallest):
-            self._newest = (left.at, best.tsn)
-            self._newest_rtt = now - left.at
+        self._rack.arrived(best, smallest, now)
         interval = max(now - left.delivered_at, left.at - left.first_sent_at)
         rate = (self._delivered - left.delivered) / interval if interval > 0 and interval >= smallest else None
         self._first_sent_at = left.at
@@ -408,35 +426,14 @@ class SendBook:
 
     # What is lost
 
-    def _adapt_reordering(self, doubled: bool, round_ended: bool) -> None:
-        if doubled:
-            self._reorders = True
-            if self._calm:
-                self._steps = min(self._steps + 1, MAX_REORDER_STEPS)
-            self._calm = 0
-        elif round_ended:
-            self._calm += 1
-            if self._calm >= CALM_ROUNDS:
-                self._steps, self._calm = 1, 1
-
     def _find_losses(self, now: float) -> int:
-        """Hold to be lost what was overtaken for long enough; returns how many bytes. Sets when to look again."""
-        trips = self.round_trips
-        slack = min(self._steps * (trips.smallest or 0.0) / 4, trips.smoothed or 0.0)
-        patience = self._newest_rtt + slack
-        count = None if self._reorders else REORDER_THRESHOLD
-        lost, again = 0, None
-        for tsn in self._holes:
-            record = self._records[tsn - self._base]
-            if record.state is not INFLIGHT or (record.departure.at, tsn) > self._newest:
-                continue
-            due = record.departure.at + patience
-            if now >= due or (count is not None and record.sends == 1 and self._high - tsn >= count):
-                lost += self._lose(record, now)
-            elif again is None or due < again:
-                again = due
-        self._reorder_at = again
-        return lost
+        """Hold to be lost what ``Rack`` says; returns how many bytes."""
+        records, base = self._records, self._base
+        holes = [records[tsn - base] for tsn in self._holes]
+        found = self._rack.lost(holes, self._high, self.round_trips, now)
+        return sum(
+            self._lose(record, now) for record in found if record.state is INFLIGHT
+        )  # A lost one may end its message.
 
     def _lose(self, record: Record, now: float) -> int:
         self.inflight -= record.size
@@ -500,7 +497,8 @@ class SendBook:
         if self._una == self._next:
             return None
         due = self._progress_at + self._patience
-        return due if self._reorder_at is None else min(due, self._reorder_at)
+        look = self._rack.look_at
+        return due if look is None else min(due, look)
 
     @property
     def _patience(self) -> float:
@@ -515,7 +513,7 @@ class SendBook:
             bytes newly held to be lost, and whether it was a retransmission timeout.
         """
         lost = 0
-        if self._reorder_at is not None and now >= self._reorder_at:
+        if self._rack.look_at is not None and now >= self._rack.look_at:
             lost = self._find_losses(now)
         if self._una == self._next or now < self._progress_at + self._patience:
             return lost, False
@@ -532,7 +530,7 @@ class SendBook:
         self.round_trips = RoundTrips()
         self._silent = 0
         self._progress_at = now
-        self._newest = (now, -1)
+        self._rack.restart(now)
         self._time_out(now)
 
     def _probe(self) -> None:

@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 
@@ -25,7 +24,7 @@ def driven(queue: Callable[[float], tuple[float, float]], *, tells: bool, base: 
         for part in range(4):
             now += rtt / 4
             sample = AckSample(now, rtt, window / rtt, False, window // 4, 0, window, part == 3)
-            controller.on_ack(replace(sample, forward=777.0 + there if tells else None))
+            controller.on_ack(sample._replace(forward=777.0 + there if tells else None))
     return controller
 
 
@@ -54,7 +53,7 @@ def test_a_peer_that_hides_a_queue_hides_a_part_of_it_only() -> None:
         rtt = BASE if step < 20 else BASE * 3
         sample = AckSample(step * rtt, rtt, 1e6, False, 50_000, 0, 100_000, True, forward=5.0)
         liar.on_ack(sample)
-        honest.on_ack(replace(sample, forward=None))
+        honest.on_ack(sample._replace(forward=None))
     assert liar.min_rtt == honest.min_rtt == BASE
     assert liar._standing > BASE * 1.2
 

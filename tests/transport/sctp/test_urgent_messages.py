@@ -68,7 +68,7 @@ async def test_a_copy_is_no_sign_of_reordering() -> None:
         await until(lambda: other.receiver.duplicates == 1)
         send_sack()
         await until(lambda: not path.sender.outstanding)
-        assert not path.sender._reorders
+        assert not path.sender._rack.reorders
 
 
 async def test_nothing_goes_twice_on_a_line_that_loses_nothing_nor_what_is_not_urgent() -> None:
