@@ -469,9 +469,14 @@ class RateController:
             self._end_startup(sample.now)
 
     def _end_startup(self, now: float) -> None:
-        """Drain at once. The queue seen is a round trip old, and the window has grown since: the rate tells more."""
+        """Drain at once. The queue seen is a round trip old, and the window has grown since: the rate tells more.
+
+        A rate sample is a whole round trip's, of which the first ones were mostly waiting; so what arrived since the queue stands
+        counts as well.
+        """
+        startup, base = self._startup, self._base.value or self._standing
         self._begin_drain(now)
-        self._shallow = self._startup.lossy
+        self._shallow = startup.lossy
         if self._drain is not None:
             self._drain.first = True
-            self._drain.limit(STARTUP_HOLDS * self._startup.fastest * (self._base.value or self._standing))
+            self._drain.limit(base * max(STARTUP_HOLDS * startup.fastest, startup.carried))

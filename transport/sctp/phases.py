@@ -10,6 +10,7 @@ GROWTH = (
 )
 FLAT_EPOCHS = 3
 LOSS = 0.10  # Lost of an epoch: the queue is too short to show as a delay.
+ARRIVALS = 64  # Acknowledgements that are remembered: at 1 Gbit/s some twenty milliseconds.
 SAMPLES = 3  # RFC 9406 takes eight packets; one sample here stands for several.
 DELAY_SHARE = 0.125  # RFC 9406, section 4.2, as are the two limits.
 DELAY_LEAST_S = 0.004
@@ -82,10 +83,19 @@ class Startup:
 
     def __init__(self) -> None:
         self._recent: deque[float] = deque(maxlen=SAMPLES)
+        self._arrivals: deque[tuple[float, int]] = deque(maxlen=ARRIVALS)
+        self._busy_since = 0.0
         self.suspects = self.lossy = False
         self.fastest = 0.0
         self._rate = 0.0
         self._flat = 0
+
+    @property
+    def carried(self) -> float:
+        """Bytes a second that have arrived since a queue stands, which is all that the line has for this flow; 0 if unknown."""
+        train = [(at, size) for at, size in self._arrivals if at > self._busy_since]
+        seconds = train[-1][0] - train[0][0] if self.suspects and train else 0.0
+        return sum(size for _, size in train[1:]) / seconds if seconds else 0.0
 
     @property
     def least(self) -> float:
@@ -95,10 +105,14 @@ class Startup:
     def queue_shows(self, sample: AckSample, base: float | None) -> bool:
         """Whether the last round trips all were longer than the path's own (HyStart++, RFC 9406)."""
         self.fastest = max(self.fastest, sample.delivery_rate or 0.0)
+        if sample.acked:
+            self._arrivals.append((sample.now, sample.acked))
         if sample.rtt is None or base is None:
             return False
         self._recent.append(sample.rtt)
         margin = min(DELAY_MOST_S, max(DELAY_LEAST_S, base * DELAY_SHARE))
+        if sample.rtt > base + margin and not self.suspects:
+            self._busy_since = sample.now - (sample.rtt - base)  # The line has been busy while this packet waited.
         self.suspects = sample.rtt > base + margin
         return len(self._recent) == SAMPLES and self.least > base + margin
 

@@ -110,6 +110,16 @@ def test_a_cold_megabyte_takes_six_round_trips() -> None:
     assert next(now for now, delivered in flow.delivered_log if delivered >= 1_000_000) <= 6 * 0.05
 
 
+@pytest.mark.parametrize(("mbit", "rtt", "most"), [(5, 0.05, 1.1), (20, 0.01, 1.1), (20, 0.05, 1.4), (50, 0.03, 1.7)])
+def test_the_first_packets_queue_is_not_taken_for_a_full_line(mbit: float, rtt: float, most: float) -> None:
+    line, flow = line_of(mbit, rtt, buffers=3.0), flow_of()
+    hello, total = 3 * PACKET_BYTES, 3 * PACKET_BYTES + (1 << 20)
+    flow.supply = lambda now: total if now >= 0.5 else hello  # Small messages have measured the round trip before.
+    run(line, [flow], 6)
+    done = next(at for at, delivered in flow.delivered_log if delivered >= total)
+    assert done - 0.5 <= most * ((1 << 20) / line.rate + rtt)
+
+
 def test_the_start_leaves_no_queue_behind() -> None:
     line, flow = line_of(100, 0.05, buffers=3.0), flow_of()
     run(line, [flow], 2)
