@@ -9,9 +9,9 @@ the processor time that the others leave: they would be computers of their own.
 
 *Busy, as workers say*: the part of the time in which a worker waited neither for payloads nor between two rounds.
 *Busy*: the time that the steps of complete rounds take at that pace, as part of the time from the end of the first round to the
-end of the last but one: bubbles, waits for payloads, exchanges, commitments and orders of the coordinator are all in the rest. The
-last round's exchange has no round after it that could hide it; its seconds are in the document beside the others. *Slower*: the
-same job's rounds against those over lines without limits.
+end of the last but one: bubbles, waits for payloads, exchanges, commitments and orders of the coordinator are all in the rest.
+The last round's exchange has no round after it that could hide it; its seconds are in the document beside the others. *Slower*:
+the same job's rounds against those over lines without limits.
 
 Goals: busy, as workers say, at least 96 %; at most 4 % slower. Needs root. Writes ``build/bench/utilisation.json``.
 
