@@ -111,9 +111,10 @@ class Startup:
             return False
         self._recent.append(sample.rtt)
         margin = min(DELAY_MOST_S, max(DELAY_LEAST_S, base * DELAY_SHARE))
-        if sample.rtt > base + margin and not self.suspects:
-            self._busy_since = sample.now - (sample.rtt - base)  # The line has been busy while this packet waited.
-        self.suspects = sample.rtt > base + margin
+        waited = sample.rtt - base
+        if waited > margin and not self.suspects:
+            self._busy_since = sample.now - waited  # The line has been busy while this packet waited.
+        self.suspects = waited > margin
         return len(self._recent) == SAMPLES and self.least > base + margin
 
     def finished(self, epoch: Epoch, rate: float) -> bool:

@@ -1,8 +1,8 @@
 """What has been sent: fragments on their way, what the peer acknowledged, what is lost and goes again. Pure.
 
-TSNs are kept at full width (they never wrap here). A fragment's TSN is given when it is first sent. What is lost
-``Rack`` finds. When acknowledgements stop, one probe is sent (RFC 8985,
-section 7), then everything on its way is held to be lost (RFC 9260, section 6.3.3).
+TSNs are kept at full width (they never wrap here). A fragment's TSN is given when it is first sent. What is lost is
+``Rack``'s to find. When acknowledgements stop, one probe is sent (RFC 8985, section 7), then everything on its way is held to
+be lost (RFC 9260, section 6.3.3).
 """
 
 from bisect import bisect_right
@@ -431,9 +431,8 @@ class SendBook:
         records, base = self._records, self._base
         holes = [records[tsn - base] for tsn in self._holes]
         found = self._rack.lost(holes, self._high, self.round_trips, now)
-        return sum(
-            self._lose(record, now) for record in found if record.state is INFLIGHT
-        )  # A lost one may end its message.
+        # One that is lost may end its message, and with it those that come after.
+        return sum(self._lose(record, now) for record in found if record.state is INFLIGHT)
 
     def _lose(self, record: Record, now: float) -> int:
         self.inflight -= record.size
