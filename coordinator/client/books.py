@@ -9,8 +9,8 @@ from transport.wire import ledger
 from transport.wire.disputes import DisputeDetail, DisputeView
 from transport.wire.evidence import RoundEvidence
 
-AuditState = Literal["drawn", "opening", "replaying", "passed", "failed", "void"]
-AUDIT_STATES: tuple[AuditState, ...] = ("drawn", "opening", "replaying", "passed", "failed", "void")
+AuditState = Literal["drawn", "opening", "showing", "replaying", "passed", "failed", "void"]
+AUDIT_STATES: tuple[AuditState, ...] = ("drawn", "opening", "showing", "replaying", "passed", "failed", "void")
 KINDS: tuple[ledger.EntryKind, ...] = ("fund", "event", "settle", "promise", "refund", "slash", "verdict", "table")
 
 

@@ -3,7 +3,7 @@
 A heartbeat renews a pair, never a node: a machine that crashed and came back keeps nothing alive that it no longer runs.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Literal
 
 import msgspec
@@ -78,6 +78,26 @@ def renew(
     return renewed, tuple(gone)
 
 
-def expired(terms: Mapping[str, Term], now: float) -> tuple[str, ...]:
-    """Leases whose time is over, in the order of their ids."""
-    return tuple(sorted(lease for lease, term in terms.items() if term.expires <= now))
+def expired(terms: Mapping[str, Term], now: float, dead: Collection[str] = ()) -> tuple[str, ...]:
+    """Leases whose time is over, and those of ``dead`` nodes, in the order of their ids."""
+    return tuple(sorted(lease for lease, term in terms.items() if term.expires <= now or term.node in dead))
+
+
+def not_back(
+    cut: Mapping[str, float], holders: Collection[str], since: float, now: float, seconds: float
+) -> frozenset[str]:
+    """Nodes whose connection broke off, and that did not come back within ``seconds``.
+
+    A process that dies closes its connections at once, so this is known sooner than from silence. But where most holders are cut
+    off together, what failed is not theirs: nobody counts as dead for it, nor before the same time since then has passed.
+
+    Args:
+        cut: node -> when its connection broke off. holders: of leases.
+        since: when most were last cut off together.
+    """
+    return frozenset(node for node in holders if node in cut and now - max(cut[node], since) >= seconds)
+
+
+def mostly(cut: Collection[str], holders: Collection[str]) -> bool:
+    """Whether more than half of the holders are cut off."""
+    return 2 * sum(node in cut for node in holders) > len(holders)

@@ -4,12 +4,16 @@ Which steps are audited follows from ``draw``, and by whom from the same seed. A
 
 ::
 
-    drawn --> opening --(opening)--> replaying --match--> passed
-                 |                      |  ^
-                 |                      |  +-- mismatch, or another class named: a second auditor confirms, where there is one
-                 +--(none, no answer)---+----> failed (share forfeited; see ``consequence``)
-                                        +----> void (nobody could re-run it, or only machines of other classes, and it was
-                                               not near enough for them: that proves nothing)
+    drawn --> opening --(made)--> showing --(arrived)--> replaying --match--> passed
+                 |                   |                      |  ^
+                 |                   |                      |  +-- mismatch, or another class named: a second auditor
+                 |                   |                      |      confirms, where there is one
+                 +--(none, no answer)+----------------------+----> failed (share forfeited; see ``consequence``)
+                                                            +----> void (nobody could re-run it, or only machines of other
+                                                                   classes, and it was not near enough for them: that
+                                                                   proves nothing)
+
+While it is ``opening`` the prover and its neighbours need their records of the step; while it is ``showing`` they do not.
 """
 
 import hashlib
@@ -27,6 +31,7 @@ from transport.wire.task import (
     TAMPER_AGAIN_S,
     TAMPER_BPS,
     AuditReport,
+    OpeningMade,
     OpenStep,
     Plan,
     ReplayAcross,
@@ -36,7 +41,7 @@ from transport.wire.task import (
     TaskCommand,
 )
 
-AuditState = Literal["drawn", "opening", "replaying", "passed", "failed", "void"]
+AuditState = Literal["drawn", "opening", "showing", "replaying", "passed", "failed", "void"]
 Blame = Literal["", "gone", "refused", "misstated", "unconfirmed", "wrong", "blind", "distant"]
 
 EVASIONS = frozenset(
@@ -114,6 +119,7 @@ class Audit(msgspec.Struct, frozen=True):
         silent: in a dispute about it the prover did not answer.
         sides: whose leaves of the step are compared before it is run again: see ``domain.boundary``.
         apart: seats (stage, replica) of those whose leaves say otherwise.
+        made: the opening that the prover has made, and will show; ``opening``: the one that is here.
         ending: the prover shows what the segment came to as well: when it was drawn, nobody else was of its class.
         afar: the auditor at work is of another class.
         blame: why it failed. ``misstated``: its leaf names another environment class than it had said to be of. ``blind``: a
@@ -161,6 +167,7 @@ class Audit(msgspec.Struct, frozen=True):
     apart: tuple[tuple[int, int], ...] = ()
     ending: bool = False
     afar: bool = False
+    made: Digest | None = None
     version: int = 0
 
     @property
@@ -171,7 +178,7 @@ class Audit(msgspec.Struct, frozen=True):
     @property
     def unopened(self) -> bool:
         """Whether the prover has yet to open it."""
-        return self.state == "opening" and self.opening is None
+        return self.state in ("opening", "showing") and self.opening is None
 
     @property
     def place(self) -> str:
@@ -191,7 +198,7 @@ class Audit(msgspec.Struct, frozen=True):
 
     def command_for(self, lease: str) -> TaskCommand | None:
         """What the holder of ``lease`` must have been told about this audit."""
-        if self.unopened and lease == self.lease:
+        if self.unopened and self.made is None and lease == self.lease:
             if self.outer is not None:
                 return OpenOuter(self.id, self.epoch, self.round)
             return OpenStep(self.id, self.epoch, self.round, self.step, self.ending)
@@ -305,18 +312,30 @@ def refusal(
     return f"its stake of {stake} is less than {least}" if stake < least else ""
 
 
+def made(audit: Audit, report: OpeningMade) -> Audit:
+    """The prover has made the opening, and is held to it; it may take its time to arrive until the audit's deadline."""
+    if not audit.unopened or audit.made is not None:
+        return audit
+    after = msgspec.structs.replace(audit, made=report.opening)
+    return after if audit.sides else msgspec.structs.replace(after, state="showing")
+
+
 def opened(audit: Audit, report: StepOpened, deadline: float) -> Audit:
     """The prover answered; the opening waits for an auditor until ``deadline``, once all sides' leaves were compared."""
     if not audit.unopened:
         return audit
     if report.opening is None:
         return _fail(audit, "refused", f"the step was not opened: {report.reason or 'no reason given'}")
+    if audit.made not in (None, report.opening):
+        return _fail(audit, "refused", "another opening was shown than the one that had been made")
     after = msgspec.structs.replace(audit, opening=report.opening)
-    return after if audit.sides else compared(after, deadline)
+    return after if audit.sides and audit.state == "opening" else compared(after, deadline)
 
 
 def compared(audit: Audit, deadline: float) -> Audit:
-    """The leaves of the sides were held against each other, or there are none: an auditor is looked for."""
+    """The leaves of the sides were held against each other, or there are none: once the opening is here it needs an auditor."""
+    if audit.opening is None:
+        return msgspec.structs.replace(audit, state="showing")
     return msgspec.structs.replace(audit, state="replaying", deadline=deadline)
 
 
@@ -394,6 +413,7 @@ def canary(true: Audit, name: str, seed: bytes, opening: Digest, root: Digest, d
         opening=opening,
         root=root,
         deadline=deadline,
+        made=None,
         state="replaying",
         canary=True,
         ending=False,
@@ -435,7 +455,7 @@ def again(passed: Audit, blind: NodeAddress, deadline: float) -> Audit | None:
 
 def overdue(audit: Audit) -> Audit:
     """Nobody answered in time: what has been found so far decides."""
-    if audit.state == "opening":
+    if audit.state in ("opening", "showing"):
         return _fail(audit, "refused", "the step was not opened in time")
     if audit.state == "replaying" and against(audit):
         convicted = _convict(audit)

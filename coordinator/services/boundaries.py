@@ -1,7 +1,7 @@
 """Compares what neighbours committed to about the payloads between them, and has both steps audited where they differ.
 
-Everything on an open desk. ``domain.boundary`` decides; an audit waits for the leaves while it waits for its opening, so a
-round's records are still there when a neighbour's step has to be opened too.
+Everything on an open desk. ``domain.boundary`` decides; an audit waits for the leaves while records of its round are kept, so
+they are still there when a neighbour's step has to be opened too. The opening itself may arrive later.
 """
 
 from coordinator.domain import boundary, trust
@@ -30,11 +30,12 @@ class Boundaries:
             work.audits[audit.id] = boundary.shown(audit, lease, report)
 
     async def advance(self, work: Work) -> None:
-        """Compare wherever everybody has shown its leaf, or time is up; then the audit looks for an auditor."""
+        """Compare wherever everybody has shown its leaf, or time is up."""
         for waiting in [audit for audit in work.audits.values() if audit.state == "opening"]:
             audit = work.audits[waiting.id] = boundary.present(waiting, work.leases)
             awaited = [work.leases[side.lease].node for side in audit.sides if side.awaited]
-            if audit.opening is None or not all(self._nodes.late(node, audit.deadline, work.now) for node in awaited):
+            answered = audit.opening is not None or audit.made is not None
+            if not answered or not all(self._nodes.late(node, audit.deadline, work.now) for node in awaited):
                 continue
             here = [lease.id for lease in work.leases.values() if self._nodes.session(lease.node) is not None]
             await self._compare(work, boundary.overdue(boundary.present(audit, here)))

@@ -41,6 +41,7 @@ from transport.wire.task import (
     BisectAnswer,
     Challenge,
     LeafShown,
+    OpeningMade,
     Progress,
     RoundApplied,
     RoundCommit,
@@ -64,7 +65,7 @@ def together(one: NodeMessage, other: NodeMessage) -> bool:
 
 
 def _answers(message: NodeMessage) -> TypeGuard[Report]:
-    kinds = StepOpened | LeafShown | AuditReport | BisectAnswer
+    kinds = OpeningMade | StepOpened | LeafShown | AuditReport | BisectAnswer
     return isinstance(message, Report) and message.seq > 0 and isinstance(message.body, kinds)
 
 
@@ -202,7 +203,7 @@ class Conversation:
                 self._runs.fold(work, lease, body)
             case RoundHolding() | RoundApplied() | Validation():
                 self._runs.fold(work, lease, body)
-            case StepOpened():
+            case OpeningMade() | StepOpened():
                 self._verification.opened(work, lease, body)
             case LeafShown():
                 self._verification.shown(work, lease, body)

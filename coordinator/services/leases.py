@@ -1,7 +1,8 @@
 """The terms of live leases, in memory: renewed by heartbeats, ended by the reaper.
 
 The database says which leases live; only their remaining time is kept here. After a restart everybody gets a full term,
-and while the whole process stands still (a suspended machine, a loop that is held up) no term runs out: it heard nobody.
+and while the whole process stands still (a suspended machine, a loop that is held up) no term runs out: it heard nobody. Who
+loses its connection and is not back in less than half of a term has died, unless most are cut off together: then it is not they.
 """
 
 from collections.abc import Iterable
@@ -11,6 +12,7 @@ from coordinator.domain.lease import Lease, Term
 from coordinator.services.context import Context
 from transport.wire.node import HeldLease
 
+CUT_SHARE = 0.4  # Of a term: a process whose connection broke off is back by then (its agent tries within a second), or is dead.
 LONGEST_LOOK = 0.25  # Of a term. Looks are many times as frequent; a longer pause between two says that nobody looked.
 
 
@@ -21,6 +23,8 @@ class Leases:
         self._context = context
         self._live: dict[str, Lease] = {}
         self._terms: dict[str, Term] = {}
+        self._cut: dict[str, float] = {}
+        self._mostly_cut = 0.0
         self._looked = context.clock.now()
         self._attended = 0.0
         self._lenient = 0.0
@@ -65,9 +69,27 @@ class Leases:
         self._terms.update(renewed)
         return gone
 
+    def cut(self, node: str) -> None:
+        """The connection of a node broke off."""
+        if self.of_node(node):
+            self._cut[node] = self._now()
+
+    def came(self, node: str) -> None:
+        """A node has a connection."""
+        self._cut.pop(node, None)
+
+    def was_cut(self, node: str) -> float | None:
+        """For how long a node has had no connection; None: it has one."""
+        return self._now() - self._cut[node] if node in self._cut else None
+
     def expired(self) -> tuple[str, ...]:
-        """Leases whose time is over."""
-        return rules.expired(self._terms, self._now())
+        """Leases whose time is over, and those of nodes that are cut off and do not come back."""
+        now, holders = self._now(), {term.node for term in self._terms.values()}
+        self._cut = {node: at for node, at in self._cut.items() if node in holders}
+        if rules.mostly(self._cut, holders):
+            self._mostly_cut = now
+        seconds = CUT_SHARE * self._context.config.lease_seconds
+        return rules.expired(self._terms, now, rules.not_back(self._cut, holders, self._mostly_cut, now, seconds))
 
     def expire(self, leases: Iterable[str]) -> None:
         """Let the reaper end these at its next turn."""

@@ -164,6 +164,7 @@ class Nodes:
         session = Session(hello, self._context.entropy(24).hex(), send, close)
         session.stake, session.began = stake, self._context.clock.time()
         self._sessions[hello.node] = session
+        self._leases.came(hello.node)
         self._tokens[session.token] = hello.node
         self._context.metrics.count("connections_total")
         send(self._welcome(session))
@@ -177,10 +178,11 @@ class Nodes:
         return session
 
     def leave(self, session: Session) -> None:
-        """The connection is gone; leases run on until they expire."""
+        """The connection is gone; leases run on until they expire, which is sooner where it does not come back."""
         self._tokens.pop(session.token, None)
         if self._sessions.get(session.node) is session:
             del self._sessions[session.node]
+            self._leases.cut(session.node)
             self._context.bus.publish(session.node)
 
     def session(self, node: str) -> Session | None:

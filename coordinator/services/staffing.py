@@ -274,7 +274,7 @@ class Staffing:
 def _awaits_openings(work: Work) -> bool:
     """Whether somebody still has to open a step, or may have to once its round is drawn."""
     undrawn = work.run is not None and work.run.undrawn
-    return bool(undrawn) or any(audit.state == "opening" for audit in work.audits.values())
+    return bool(undrawn) or any(audit.state in ("opening", "showing") for audit in work.audits.values())
 
 
 def _movable(
@@ -285,7 +285,8 @@ def _movable(
     Who still has to open a step is paid for it only if it does. And of each stage somebody stays, who has its newest state.
     """
     own = {node: seat for seat, node in holders.items()}
-    asked = {(audit.stage, audit.replica) for audit in work.audits.values() if audit.state in ("drawn", "opening")}
+    unanswered = ("drawn", "opening", "showing")
+    asked = {(audit.stage, audit.replica) for audit in work.audits.values() if audit.state in unanswered}
     stay = set(moves) if work.run is not None and work.run.undrawn else asked & set(moves)
     for stage in {stage for stage, _ in moves}:
         members = {seat for seat in holders if seat[0] == stage}

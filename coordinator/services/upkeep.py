@@ -188,8 +188,10 @@ class Upkeep:
 
     async def _expire(self, held: Lease, work: Work) -> None:
         self._conversation.final_traffic(work)
-        silence = self._context.config.lease_seconds
-        work.note("lost", f"node {held.node} has not been heard of for {silence:g} s and is given up")
+        away, silence = self._leases.was_cut(held.node), self._context.config.lease_seconds
+        heard = f"has not been heard of for {silence:g} s"
+        why = heard if away is None or away >= silence else f"lost its connection {away:.1f} s ago, is not back"
+        work.note("lost", f"node {held.node} {why} and is given up")
         work.end(held.id, "expired", "the lease ran out")
         await self._runs.advance(work)
 

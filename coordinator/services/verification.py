@@ -22,11 +22,16 @@ from coordinator.services.nodes import Nodes
 from coordinator.services.work import Work
 from coordinator.store.ports import Where
 from coordinator.store.records import CommitRecord, NodeRecord, OutboxRecord, RoundRecord
-from transport.wire.task import AuditReport, BisectAnswer, LeafShown, StepOpened
+from transport.wire.task import AuditReport, BisectAnswer, LeafShown, OpeningMade, StepOpened
 
 _DISTANT = "is too far from what a machine of another class came to; that proves nothing, and only raises its rate"
 _OUTCOMES: Mapping[str, str] = {"passed": "passed", "failed": "failed", "void": "came to nothing"}
-OPENING_LAG = 2  # Workers keep the records of two rounds: the next may begin, the one after must wait for openings.
+OPENING_LAG = (
+    2  # Workers keep the records of two rounds: the next may begin, the one after must wait for openings to be made,
+)
+SHOWING_LAG = (
+    4  # and does not wait for those that are made and on their way, which a home's upload takes longer for, up to this.
+)
 
 
 class Verification:
@@ -38,10 +43,14 @@ class Verification:
         self._disputes = disputes
         self._boundaries = boundaries
 
-    def opened(self, work: Work, lease: str, report: StepOpened) -> None:
-        """The prover answered."""
+    def opened(self, work: Work, lease: str, report: OpeningMade | StepOpened) -> None:
+        """The prover answered, or has made its answer and sends it."""
         audit = work.audits.get(report.audit)
-        if audit is not None and audit.lease == lease:
+        if audit is None or audit.lease != lease:
+            return
+        if isinstance(report, OpeningMade):
+            work.audits[audit.id] = trust.made(audit, report)
+        else:
             deadline = work.now + self._context.config.audit_patience_seconds
             work.audits[audit.id] = trust.opened(audit, report, deadline)
 
@@ -80,8 +89,10 @@ class Verification:
         Rounds that are done again come after all that is still to be opened of the same numbers.
         """
         awaited = [audit.round for audit in work.audits.values() if audit.state == "opening"]
+        coming = [audit.round for audit in work.audits.values() if audit.state == "showing"]
         undrawn = [] if work.run is None else [drawn for _, drawn in work.run.undrawn]
-        return all(number - OPENING_LAG < other < number for other in awaited + undrawn)
+        kept = all(number - OPENING_LAG < other < number for other in awaited + undrawn)
+        return kept and all(number - SHOWING_LAG < other < number for other in coming)
 
     def settled(self, work: Work) -> bool:
         """Whether every round so far has been looked at as far as it will be: nothing can turn out to be forged any more."""

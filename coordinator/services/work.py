@@ -237,7 +237,7 @@ class Desk:
             raise NotFoundError(f"there is no job {job}: look it up in the list of jobs", field="job") from None
         runs = await tx.find(RunRecord, ("job", "=", job))
         leases = await tx.find(Lease, ("job", "=", job), ("state", "in", ("starting", "ready")))
-        audits = await tx.find(Audit, ("job", "=", job), ("state", "in", ("drawn", "opening", "replaying")))
+        audits = await tx.find(Audit, ("job", "=", job), ("state", "in", ("drawn", "opening", "showing", "replaying")))
         work = Work(self._context, tx, stored, runs[0].run if runs else None, leases, audits)
         for record in await tx.find(DisputeRecord, ("job", "=", job), ("over", "=", False)):
             work.disputes[record.id] = record

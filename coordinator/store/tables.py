@@ -172,6 +172,7 @@ audits = Table(
     Column("auditor_lease", _ID),
     Column("anchor", _ID),
     Column("opening", _ID),
+    Column("made", _ID),
     Column("carried", _ID),
     Column("local", _ID),
     Column("tried", Text, nullable=False),

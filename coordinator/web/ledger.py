@@ -18,7 +18,7 @@ from transport.wire.evidence import RoundEvidence
 from transport.wire.ids import ID_PATTERN, is_id
 
 KINDS = ("fund", "event", "settle", "promise", "refund", "slash", "verdict", "table")
-AUDIT_STATES = ("drawn", "opening", "replaying", "passed", "failed", "void")
+AUDIT_STATES = ("drawn", "opening", "showing", "replaying", "passed", "failed", "void")
 MAX_ID = 2**62
 MAX_ROUND = 10**6
 _KINDS = "^({0})(,({0}))*$".format("|".join(KINDS))

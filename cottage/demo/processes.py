@@ -79,12 +79,17 @@ class Household:
         await self.kill(role)
 
     async def kill(self, role: Role) -> None:
-        """SIGKILL to the role and everything in its session, as a power cut would."""
+        """SIGKILL to the role and everything in its session; the system closes its connections."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(role.pid, signal.SIGKILL)
         await role.process.wait()
         if role in self.roles:
             self.roles.remove(role)
+
+    def freeze(self, role: Role) -> None:
+        """SIGSTOP to the role and everything in its session: it falls silent and closes nothing, as in a power cut."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(role.pid, signal.SIGSTOP)
 
     async def close(self) -> None:
         """End every role: agents first, so that they can still say goodbye to the coordinator; the ledger last."""

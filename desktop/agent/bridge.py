@@ -27,6 +27,7 @@ from transport.wire.task import (
     BisectAnswer,
     BisectQuery,
     KeptState,
+    OpeningMade,
     Progress,
     ReplayAcross,
     ReplayOuter,
@@ -321,6 +322,8 @@ class Bridge:
                     await self._unreported.take(len(payload))
                     # What an audit asks for may take a minute of a home's upload: no round's end waits behind it.
                     queue = self._answers if isinstance(body, StepOpened | BisectAnswer) else self._reports
+                    if isinstance(body, StepOpened) and payload and body.opening is not None:
+                        await self.outside.report(OpeningMade(body.audit, body.opening), True)
                     queue.put_nowait((body, payload, split))
 
     async def _start_send(self, message: PeerSend, payload: bytes, group: asyncio.TaskGroup) -> None:

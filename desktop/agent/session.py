@@ -198,9 +198,8 @@ class Session:
         if socket is None:
             return
         try:
-            async with asyncio.timeout(GOODBYE_S):
-                await self.send(Goodbye(reason))
-                await socket.close()
+            await asyncio.wait_for(self.send(Goodbye(reason)), GOODBYE_S)
+            await asyncio.wait_for(socket.close(), GOODBYE_S)
         except (NotConnectedError, TimeoutError):
             LOGGER.warning("the coordinator could not be told that this node leaves")
 

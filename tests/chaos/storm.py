@@ -1,7 +1,8 @@
 """A run under kills: real agents, workers, coordinator and ledger on loopback, and nodes that die at random instants.
 
-A kill is ``SIGKILL`` of an agent and its worker at once, as a power cut would be. A node that was killed comes back a little
-later with its disk as it was left; at most one node of each stage is down at a time. Some nodes only join in mid-run.
+A kill is ``SIGKILL`` of an agent and its worker at once; the system closes their connections. Some are *power cuts* instead: the
+processes are stopped, so that they fall silent and nothing is closed, and killed once everybody has noticed. A node comes back a
+little later with its disk as it was left; at most one node of each stage is down at a time. Some only join in mid-run.
 """
 
 import asyncio
@@ -34,6 +35,7 @@ POLL_SECONDS = 0.25
 LOOPBACK = "127.0.0.1"
 READY_SECONDS = 900.0  # A dozen agents that start at once on two busy cores.
 DOWN_SECONDS = (0.5, 6.0)
+SILENT_SECONDS = (1.0, 4.0)  # Beyond the heartbeat's limit.
 PRICE_PER_PETAFLOP = 1_000_000_000
 VOCABULARY = 300
 SEQUENCE, BATCH = 32, 4
@@ -56,6 +58,7 @@ class Weather:
         spares: nodes beyond ``stages x replicas`` that are there from the beginning.
         joiners: nodes that come in mid-run.
         kills: how many, spread over the run; 0 is the calm run that the others are held against.
+        power_cuts: share of the kills after which nothing is closed.
         lease_seconds: a node that is silent for as long has died (the heartbeat's time limit).
         tokens: to train on; None: as many as ``rounds`` of ``inner_steps`` by all replicas read.
     """
@@ -69,6 +72,7 @@ class Weather:
     inner_steps: int = 20
     round_seconds: float | None = None
     lateness: float | None = None
+    power_cuts: float = 0.0
     lease_seconds: float = 3.0
     heartbeat_seconds: float = 1.0
     audits: int = 2
@@ -84,13 +88,14 @@ class Weather:
 
 @dataclass(frozen=True)
 class Kill:
-    """When a node died, and which round was in flight."""
+    """When a node died, which round was in flight, and whether its connections stayed open."""
 
     at: float
     node: str
     stage: int | None
     replica: int | None
     rounds_done: int
+    silent: bool = False
 
 
 @dataclass
@@ -113,17 +118,16 @@ class Outcome:
         """Seconds of each complete round."""
         return [(r.ended or 0.0) - r.started for r in self.complete()]
 
-    def to_next_commit(self) -> list[float]:
-        """Seconds from each kill of a member to the next round that was complete."""
+    def to_next_commit(self, silent: bool = False) -> list[float]:
+        """Seconds from each kill of a member, or each power cut, to the next round that was complete."""
         ends = [r.ended or 0.0 for r in self.complete()]
-        found = [min((end - kill.at for end in ends if end > kill.at), default=None) for kill in self.kills]
-        return [
-            value for value, kill in zip(found, self.kills, strict=True) if value is not None and kill.stage is not None
-        ]
+        struck = [kill for kill in self.kills if kill.stage is not None and kill.silent is silent]
+        found = [min((end - kill.at for end in ends if end > kill.at), default=None) for kill in struck]
+        return [value for value in found if value is not None]
 
     def report(self) -> dict[str, Any]:
         """The figures, as JSON."""
-        waits = self.to_next_commit()
+        waits, silent = self.to_next_commit(), self.to_next_commit(silent=True)
         verdicts = [f"{audit.state}: {audit.blame}" if audit.blame else audit.state for audit in self.audits]
         return {
             "state": self.job.state,
@@ -139,6 +143,9 @@ class Outcome:
             "round_seconds_median": round(statistics.median(self.durations()), 2) if self.durations() else None,
             "next_commit_after_kill_median": round(statistics.median(waits), 2) if waits else None,
             "next_commit_after_kill_most": round(max(waits), 2) if waits else None,
+            "power_cuts_of_members": len(silent),
+            "next_commit_after_power_cut_median": round(statistics.median(silent), 2) if silent else None,
+            "next_commit_after_power_cut_most": round(max(silent), 2) if silent else None,
             "audits": {state: verdicts.count(state) for state in sorted(set(verdicts))},
         }
 
@@ -172,6 +179,9 @@ class Storm:
     async def __aexit__(self, *_: object) -> None:
         for task in self._coming_back.values():
             task.cancel()
+        for provider in self.providers:  # One that is stopped hears no other signal.
+            if provider.key.address in self._coming_back and provider.role is not None and provider.role.running:
+                await self.household.kill(provider.role)
         await asyncio.gather(*self._coming_back.values(), return_exceptions=True)
         if self._ledger is not None:
             await self._ledger.aclose()
@@ -364,13 +374,20 @@ class Storm:
         victim = self._chance.choice(targets)
         place = places[victim.key.address]
         assert victim.role is not None
-        self.kills.append(Kill(time.time(), victim.key.address, place.stage, place.replica, rounds_done))
-        await self.household.kill(victim.role)
-        again = asyncio.create_task(self._come_back(victim, self._chance.uniform(*DOWN_SECONDS)))
-        self._coming_back[victim.key.address] = again
+        silent = self._chance.random() < self.weather.power_cuts
+        after = self._chance.uniform(*DOWN_SECONDS)
+        self.kills.append(Kill(time.time(), victim.key.address, place.stage, place.replica, rounds_done, silent))
+        if silent:
+            self.household.freeze(victim.role)
+            after = self.weather.lease_seconds + self._chance.uniform(*SILENT_SECONDS)
+        else:
+            await self.household.kill(victim.role)
+        self._coming_back[victim.key.address] = asyncio.create_task(self._come_back(victim, after))
 
     async def _come_back(self, provider: Provider, after: float) -> None:
         await asyncio.sleep(after)
+        if provider.role is not None and provider.role.running:
+            await self.household.kill(provider.role)
         await self.run_node(provider)
         del self._coming_back[provider.key.address]
 

@@ -14,6 +14,7 @@ from transport.wire.task import (
     BeginRound,
     BisectQuery,
     LeafShown,
+    OpeningMade,
     OpenOuter,
     OpenStep,
     OuterRecord,
@@ -96,7 +97,7 @@ class FakeTask:
             case OpenStep():
                 opening = digest("opening", command.audit)
                 self.peers.openings[opening] = self.roots[command.epoch, command.round]
-                return [StepOpened(command.audit, opening)]
+                return [OpeningMade(command.audit, opening), StepOpened(command.audit, opening)]
             case ShowLeaf():
                 return [self._show_leaf(command)]
             case ReplayStep() | ReplayAcross():
@@ -109,7 +110,7 @@ class FakeTask:
             case OpenOuter():
                 opening = digest("outer opening", command.audit)
                 self.peers.outers[opening] = self.outers[command.epoch, command.round]
-                return [StepOpened(command.audit, opening)]
+                return [OpeningMade(command.audit, opening), StepOpened(command.audit, opening)]
             case ReplayOuter():
                 right = self.peers.outers[command.opening] == (command.record, command.parameters)
                 return [AuditReport(command.audit, "match" if right and not self.accuse else "mismatch", "seen")]

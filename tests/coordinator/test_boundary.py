@@ -10,7 +10,7 @@ from coordinator.domain.trust import Audit, Side
 from tests.coordinator.rerun import digest
 from tests.coordinator.test_trust import AUDIT
 from transport.merkle import MerkleTree
-from transport.wire.audit import LeafShown, StepLeaf, StepOpened
+from transport.wire.audit import LeafShown, OpeningMade, StepLeaf, StepOpened
 from transport.wire.boundary import PayloadKey, Position, crossings, position_of
 from transport.wire.codec import encode
 from transport.wire.job import TrainingSpec
@@ -151,3 +151,16 @@ def test_whoever_opens_its_step_but_keeps_its_leaf_back_is_not_passed() -> None:
     auditor = trust.Auditor("lease", "node", "payout", AUDIT.env_class, spare=True)
     passed = trust.judged(trust.assigned(replaying, auditor, 30.0), "node", trust.AuditReport(AUDIT.id, "match"), 40.0)
     assert (passed.state, passed.blame) == ("failed", "refused")
+
+
+def test_leaves_are_compared_while_the_opening_is_on_its_way() -> None:
+    own = Side(AUDIT.stage, AUDIT.replica, AUDIT.lease, AUDIT.root, AUDIT.leaves)
+    made = trust.made(msgspec.structs.replace(AUDIT, sides=(own,)), OpeningMade(AUDIT.id, digest("opening")))
+    assert (made.state, made.command_for(AUDIT.lease)) == ("opening", None), "the neighbours' records are still needed"
+    assert made.question_for(AUDIT.lease) is not None
+    coming = trust.compared(boundary.overdue(made), 20.0)
+    assert (coming.state, coming.deadline) == ("showing", AUDIT.deadline)
+    here = trust.opened(coming, StepOpened(AUDIT.id, digest("opening")), 20.0)
+    assert (here.state, here.deadline) == ("replaying", 20.0)
+    early = trust.opened(made, StepOpened(AUDIT.id, digest("opening")), 20.0)
+    assert (early.state, trust.compared(early, 20.0).state) == ("opening", "replaying")

@@ -18,6 +18,7 @@ from transport.wire.task import (
     TAMPER_BPS,
     AuditReport,
     Layers,
+    OpeningMade,
     OpenStep,
     Plan,
     ReplayStep,
@@ -196,6 +197,22 @@ def test_an_outer_step_is_opened_and_run_again_by_any_class() -> None:
 
 def test_a_prover_that_leaves_after_it_has_opened_is_still_judged() -> None:
     assert trust.prover_gone(opened()).state == "replaying"
+
+
+def test_an_opening_on_its_way_is_asked_for_no_more_and_must_be_the_one_that_was_made() -> None:
+    made = trust.made(AUDIT, OpeningMade(AUDIT.id, OPENING))
+    assert (made.state, made.unopened, made.deadline) == ("showing", True, AUDIT.deadline)
+    assert AUDIT.command_for("prover") is not None
+    assert made.command_for("prover") is None, "its records may be gone by now"
+    assert opened(made).state == "replaying"
+    another = OpeningMade(AUDIT.id, digest("another"))
+    other = trust.opened(made, StepOpened(AUDIT.id, another.opening), 20.0)
+    assert (other.state, other.blame) == ("failed", "refused")
+    assert trust.made(made, another) == made, "it is held to the first"
+    assert trust.overdue(made).blame == "refused"
+    assert trust.prover_gone(made).blame == "gone"
+    assert trust.sent_away(made).state == "void"
+    assert trust.made(opened(), OpeningMade(AUDIT.id, OPENING)) == opened(), "it comes late"
 
 
 def test_a_verdict_of_somebody_who_was_not_asked_counts_nothing() -> None:

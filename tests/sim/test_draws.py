@@ -7,7 +7,7 @@ from coordinator.domain import draw as draws
 from coordinator.domain.job import Job, JobState
 from coordinator.domain.trust import Audit
 from coordinator.services.drawing import drawable_of
-from coordinator.services.verification import OPENING_LAG
+from coordinator.services.verification import OPENING_LAG, SHOWING_LAG
 from coordinator.store.records import CommitRecord, EventRecord, NodeRecord, RoundRecord, RunRecord
 from tests.sim.test_faults import check, gather_nodes, read, run_world, submit
 from tests.sim.world import World
@@ -62,6 +62,35 @@ async def test_no_more_rounds_begin_than_workers_keep_records_of_while_the_ledge
             break
     assert stored.state is JobState.SETTLED
     assert stored.paid == stored.quote.price
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_rounds_go_on_while_what_audits_ask_for_is_on_its_way_and_no_further_than_agreed(seed: int) -> None:
+    slow = {number: {"upload": 9.0} for number in range(1, 6)}
+    world = World(seed, nodes=5, faults=0.0, settings={"audit_seconds": 240.0}, special=slow)
+    await gather_nodes(world)
+    job = await submit(world, 2, 2)
+    behind: set[int] = set()
+    for _ in range(60_000):
+        await world.turn()
+        stored = (await read(world, Job, job))[0]
+        if stored.state is JobState.SETTLED:
+            break
+        runs: list[RunRecord] = await read(world, RunRecord, job)
+        if not runs or runs[0].run.round is None:
+            continue
+        for audit in await read(world, Audit, job):
+            lag = runs[0].run.round.number - audit.round
+            if audit.state == "opening":
+                assert lag < OPENING_LAG, "the records of its round may be gone"
+            elif audit.state == "showing":
+                assert audit.made is not None
+                behind.add(lag)
+    assert stored.state is JobState.SETTLED
+    assert OPENING_LAG <= max(behind) < SHOWING_LAG
+    audits = [audit for audit in await read(world, Audit, job) if not audit.canary]
+    assert {audit.state for audit in audits} == {"passed"}
+    assert all(audit.made == audit.opening for audit in audits)
 
 
 async def test_those_who_pass_are_looked_at_less_and_less() -> None:

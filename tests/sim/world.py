@@ -50,7 +50,7 @@ from transport.wire.node import (
     Report,
     Unanswered,
 )
-from transport.wire.task import Progress, StopTask, TaskFailed, TaskReport, Traffic, WorkerLog
+from transport.wire.task import Progress, StepOpened, StopTask, TaskFailed, TaskReport, Traffic, WorkerLog
 
 NONCE, HOST = b"n" * 32, "sim"
 
@@ -111,9 +111,11 @@ class SimNode:
         flops: float | None = None,
         env_class: str = "cpu",
         careless: bool = False,
+        upload: float = 0.0,
     ) -> None:
         """Take ``blind`` as whose lies it does not see, by number; ``owner``: whose wallet it is paid to, by number.
 
+        ``upload``: seconds that each opening takes, one after the other.
         ``careless``: its owner goes on when told that the machine did not answer; others do not while a world has faults.
         """
         self.world = world
@@ -131,6 +133,7 @@ class SimNode:
         self.ever_hung = False
         self.accepting = True
         self.careless = careless
+        self.upload = upload
         self.session: Session | None = None
         self.out: deque[bytes] = deque()
         self.inbox: deque[bytes] = deque()
@@ -143,6 +146,7 @@ class SimNode:
         self.fences: dict[str, int] = {}
         self.said: dict[str, int] = {}
         self.kept: dict[str, list[Report]] = {}
+        self.uploading: deque[tuple[float, str, StepOpened]] = deque()
         self.cut()
 
     def cut(self) -> None:
@@ -178,6 +182,10 @@ class SimNode:
 
     def work(self) -> None:
         """Workers do what has become possible."""
+        while self.uploading and self.uploading[0][0] <= self.world.clock.t:
+            _, lease, body = self.uploading.popleft()
+            if lease in self.tasks:
+                self.report(lease, body)
         for lease, task in list(self.tasks.items()):
             if not self.hung:
                 self.say(lease, task.work())
@@ -218,13 +226,20 @@ class SimNode:
 
     def say(self, lease: str, bodies: list[TaskReport]) -> None:
         for body in bodies:
-            lossy = isinstance(body, Progress | Traffic | WorkerLog)
-            seq = 0 if lossy else self.said[lease] + 1
-            report = Report(lease, self.fences[lease], seq, body)
-            if not lossy:
-                self.said[lease] = seq
-                self.kept[lease].append(report)
-            self.send(report)
+            if self.upload and isinstance(body, StepOpened) and body.opening is not None:
+                before = max((due for due, _, _ in self.uploading), default=self.world.clock.t)
+                self.uploading.append((before + self.upload, lease, body))
+            else:
+                self.report(lease, body)
+
+    def report(self, lease: str, body: TaskReport) -> None:
+        lossy = isinstance(body, Progress | Traffic | WorkerLog)
+        seq = 0 if lossy else self.said[lease] + 1
+        report = Report(lease, self.fences[lease], seq, body)
+        if not lossy:
+            self.said[lease] = seq
+            self.kept[lease].append(report)
+        self.send(report)
 
     def _receive(self, message: CoordinatorMessage) -> None:
         self.inbox.append(encode(message))

@@ -184,7 +184,7 @@ class AuditView(msgspec.Struct, frozen=True):
     replica: int
     node: NodeAddress
     auditor: NodeAddress | None
-    state: Literal["drawn", "opening", "replaying", "passed", "failed", "void"]
+    state: Literal["drawn", "opening", "showing", "replaying", "passed", "failed", "void"]
     detail: str
     blame: Literal["", "gone", "refused", "misstated", "unconfirmed", "wrong", "blind", "distant"] = ""
 

@@ -132,6 +132,13 @@ class LeafShown(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="le
     path: Proof = ()
 
 
+class OpeningMade(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="made"):
+    """What an audit asks for is made and on its way; the prover needs its records of the step no more. ``StepOpened`` follows."""
+
+    audit: AuditId
+    opening: Digest
+
+
 class StepOpened(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="opened"):
     audit: AuditId
     opening: Digest | None

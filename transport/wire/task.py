@@ -11,7 +11,8 @@ coordinator pass them on. A round is named by ``(epoch, round)``: a round that i
       ApplyRound      ->     once the contributors are fixed: applies theirs in replica order, as soon as it holds them
                       <-   RoundApplied    digest of the parameters and of the state kept; the checkpoint where it was asked for
       AbandonRound    ->     the replica lost a member, or is late: stop stepping, keep receiving, wait for ApplyRound
-      OpenStep        ->   StepOpened      everything needed to re-run one committed step
+      OpenStep        ->   OpeningMade     from the agent: the answer is made, and on its way
+                      <-   StepOpened      everything needed to re-run one committed step
       ShowLeaf        ->   LeafShown       the committed leaf of a step: what the neighbours say is held against each other
       ReplayStep      ->   AuditReport     the auditor's verdict
       ReplayAcross    ->   AuditReport     the same for a step of another environment class, with a tolerance
@@ -29,6 +30,7 @@ from transport.wire.audit import (
     BisectAnswer,
     BisectQuery,
     LeafShown,
+    OpeningMade,
     OpenOuter,
     OpenStep,
     OuterRecord,
@@ -69,6 +71,7 @@ __all__ = [
     "Member",
     "OpenOuter",
     "OpenStep",
+    "OpeningMade",
     "OuterRecord",
     "Plan",
     "Progress",
@@ -314,6 +317,7 @@ TaskReport = (
     | RoundHolding
     | RoundApplied
     | Validation
+    | OpeningMade
     | StepOpened
     | LeafShown
     | AuditReport

@@ -52,6 +52,7 @@ CHECK_LOOKS: Final = {
     "void": ("stop", ""),
     "drawn": ("dot", ""),
     "opening": ("wait", ""),
+    "showing": ("wait", ""),
     "replaying": ("run", "live"),
     "passed": ("check", "good"),
     "failed": ("cross", "bad"),
