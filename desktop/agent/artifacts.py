@@ -170,9 +170,11 @@ class Artifacts:
         if begin < end:
             await self._repeat(get, f"fetching bytes {begin:,} to {end:,} of the artifact {digest}")
 
-    async def upload(self, payload: bytes, digest: str) -> None:
+    async def upload(self, payload: bytes, digest: str, urgent: bool = False) -> None:
         """Store ``payload`` with the coordinator; storing it twice is the same as once.
 
+        Args:
+            urgent: a round's end waits for it, so it does not give way to links.
         Raises:
             ArtifactError: the coordinator refuses it.
         """
@@ -182,7 +184,7 @@ class Artifacts:
             async with asyncio.timeout(STALL_S) as stall:
 
                 async def body() -> AsyncIterator[bytes]:
-                    async for piece in self._courtesy.pieces(payload):
+                    async for piece in self._courtesy.pieces(payload, urgent):
                         stall.reschedule(loop.time() + STALL_S)
                         yield piece
 

@@ -95,7 +95,7 @@ class Outside:
 
     Attributes:
         send_peer: carries a payload to a place of the job until it is there or its epoch is over.
-        upload: stores an artifact with the coordinator under the digest.
+        upload: stores an artifact with the coordinator under the digest; the last word: whether a round's end waits for it.
         fetch: the bytes of an artifact, checked.
         fetch_state: a stage's state from the peers that keep it.
         keep: puts a stage's state, or (True) its optimizer's moments, where peers can have it; returns its manifest's digest.
@@ -103,7 +103,7 @@ class Outside:
     """
 
     send_peer: Callable[["Bridge", PeerSend, bytes], Awaitable[None]]
-    upload: Callable[[bytes, str], Awaitable[None]]
+    upload: Callable[[bytes, str, bool], Awaitable[None]]
     fetch: Callable[[str], Awaitable[bytes]]
     fetch_state: Callable[[KeptState], Awaitable[bytes]]
     keep: Callable[[bytes, bool], Awaitable[str]]
@@ -373,7 +373,7 @@ class Bridge:
                 _check_name(named, digest)
             case _:
                 raise WorkerProtocolError(f"a {type(body).__name__} carries no artifact")
-        await self.outside.upload(payload, digest)
+        await self.outside.upload(payload, digest, isinstance(body, RoundApplied))
         self.traffic.artifacts += len(payload)
         return body
 

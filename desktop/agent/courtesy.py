@@ -5,6 +5,8 @@ router's queue, and every micro-batch of the pipeline would wait in there. So it
 the links to peers measure: quicker while that is short, slower while it is not (the idea of LEDBAT, RFC 6817, with the links'
 round trips for its one-way delays). While no link carries anything, nobody is in the way.
 
+What everybody waits for, a round's state, is urgent: it takes what the owner allows at once, and the others wait for it.
+
 A transfer has a time by which it must be there, so it never leaves more slowly than that needs; what this takes beyond the
 owner's limit is charged to the links.
 """
@@ -42,16 +44,21 @@ class Courtesy:
         self._looked = -math.inf
         self._gone = 0
         self._free_at = -math.inf
+        self._urgent = 0
 
-    async def pieces(self, payload: bytes) -> AsyncIterator[bytes]:
-        """The payload, each piece when it may leave."""
-        least = len(payload) / DUE_S
+    async def pieces(self, payload: bytes, urgent: bool = False) -> AsyncIterator[bytes]:
+        """The payload, each piece when it may leave; ``urgent``: others wait for it, so it does not give way."""
+        least = math.inf if urgent else len(payload) / DUE_S
         begin = 0
-        while begin < len(payload):
-            piece = payload[begin : begin + self._piece()]
-            begin += len(piece)
-            await self._leave(len(piece), least)
-            yield piece
+        self._urgent += urgent
+        try:
+            while begin < len(payload):
+                piece = payload[begin : begin + self._piece()]
+                begin += len(piece)
+                await self._leave(len(piece), least)
+                yield piece
+        finally:
+            self._urgent -= urgent
 
     async def arrived(self, size: int) -> None:
         """Count what has come, and wait before reading on where the owner limits that."""
@@ -71,8 +78,9 @@ class Courtesy:
         if now - self._looked >= LOOK_S:
             self._look(now)
         limit = math.inf if self._allowance.upload is None else self._allowance.upload
-        rate = max(min(self._rate, limit), least)
-        begin = max(now, self._free_at)
+        beside = LEAST_RATE if self._urgent else self._rate
+        rate = min(least, limit) if least == math.inf else max(min(beside, limit), least)
+        begin = now if rate == math.inf else max(now, self._free_at)
         self._free_at = begin + size / rate
         self._gone += size
         self._allowance.charge_upload(size, now)

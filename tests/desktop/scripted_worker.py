@@ -76,7 +76,8 @@ class Worker:
                     stored = hashlib.sha256(STATE).hexdigest() if asked else None
                     await self.report(RoundApplied(epoch, number, "ab" * 32, stored), STATE)
                 case WorkerCommand(body=OpenStep(audit=audit)):
-                    await self.report(StepOpened(audit, None), STATE)
+                    named = hashlib.sha256(STATE).hexdigest() if self.name == "naming" else None
+                    await self.report(StepOpened(audit, named), STATE)
                 case WorkerCommand(body=ReplayStep(audit=audit)) if self.name == "doubting":
                     await self.report(
                         AuditReport(audit, "mismatch", "the state after the step is not what the step gives")

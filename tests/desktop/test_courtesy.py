@@ -16,17 +16,19 @@ from tests.desktop.coordinator_double import Double
 from transport.clock import SystemClock, VirtualClock
 from transport.sctp.allowance import Allowance
 from transport.stats import LinkStats
-from transport.wire.task import ApplyRound, OpenStep, RoundApplied, StepOpened
+from transport.wire.task import ApplyRound, OpeningMade, OpenStep, RoundApplied, StepOpened
 
 BASE_S = 0.05
 
 
-async def leaves(clock: VirtualClock, courtesy: Courtesy, size: int, seconds: float) -> list[float]:
+async def leaves(
+    clock: VirtualClock, courtesy: Courtesy, size: int, seconds: float, urgent: bool = False
+) -> list[float]:
     """When each piece of a payload of ``size`` bytes leaves, within so many seconds from now."""
     began, times = clock.now(), []
 
     async def send() -> None:
-        async for _ in courtesy.pieces(bytes(size)):
+        async for _ in courtesy.pieces(bytes(size), urgent):
             times.append(clock.now() - began)  # noqa: PERF401 - What has left until it is cancelled counts.
 
     sending = asyncio.create_task(send())
@@ -64,6 +66,24 @@ async def test_a_queue_that_links_see_slows_it_down_to_what_its_time_asks_for() 
     gaps = [after - before for before, after in itertools.pairwise(times)]
     assert max(gaps[50:]) == pytest.approx(PIECE / (size / DUE_S))
     assert times[-1] <= DUE_S
+
+
+async def test_what_a_rounds_end_waits_for_does_not_give_way_and_the_others_wait_for_it() -> None:
+    clock, size = VirtualClock(), 30 << 20
+    courtesy = Courtesy(clock, Allowance(), lambda: busy(0.2))
+    assert (await leaves(clock, courtesy, size, 1.0, urgent=True))[-1] == 0.0
+    courtesy = Courtesy(clock, Allowance(), dict)  # No link is busy, so nothing else would hold the opening back.
+    state = courtesy.pieces(bytes(3 * PIECE), urgent=True)
+    await anext(state)
+    assert len(await leaves(clock, courtesy, size, 2.0)) == pytest.approx(2.0 * size / DUE_S / PIECE, abs=2)
+    await state.aclose()
+    assert len(await leaves(clock, courtesy, size, 2.0)) == size // PIECE
+
+
+async def test_an_urgent_transfer_keeps_the_owners_limit() -> None:
+    clock = VirtualClock()
+    times = await leaves(clock, Courtesy(clock, Allowance(upload=1e6), lambda: busy(0.2)), 8_000_000, 20.0, urgent=True)
+    assert times[-1] == pytest.approx(8.0, rel=0.02)
 
 
 async def test_small_transfers_never_stand_still() -> None:
@@ -149,7 +169,8 @@ async def test_the_owners_limit_holds_for_what_comes() -> None:
     assert 4.0 <= ended[0] <= 8.0
 
 
-async def in_ten_pieces(payload: bytes) -> AsyncIterator[bytes]:
+async def in_ten_pieces(payload: bytes, urgent: bool) -> AsyncIterator[bytes]:
+    assert not urgent
     for begin in range(0, len(payload), len(payload) // 10):
         await asyncio.sleep(0.12)
         yield payload[begin : begin + len(payload) // 10]
@@ -184,3 +205,22 @@ async def test_the_end_of_a_round_does_not_wait_for_an_opening(coordinator: Doub
         assert not coordinator.bodies(StepOpened)
         coordinator.gate.set()
         await coordinator.until(lambda: coordinator.bodies(StepOpened))
+
+
+async def test_what_an_audit_asks_for_is_named_before_it_is_sent(coordinator: Double, start_agent: StartAgent) -> None:
+    coordinator.gate = asyncio.Event()
+    async with start_agent() as node:
+        assign = assignment(coordinator, plan_of((0, 0, node.address)), 0, 0, "naming")
+        await coordinator.assign(node.address, assign)
+        for audit in (
+            "ef" * 16,
+            "fe" * 16,
+        ):  # The second one waits for the first one's upload, and is named all the same.
+            await coordinator.command(node.address, assign, OpenStep(audit, 0, 3, 1))
+        await coordinator.until(lambda: len(coordinator.bodies(OpeningMade)) == 2)
+        assert not coordinator.bodies(StepOpened)
+        coordinator.gate.set()
+        await coordinator.until(lambda: len(coordinator.bodies(StepOpened)) == 2)
+        made = {report.audit: report.opening for report in coordinator.bodies(OpeningMade)}
+        assert made == {report.audit: report.opening for report in coordinator.bodies(StepOpened)}
+        assert set(made.values()) <= set(coordinator.artifacts)
