@@ -9,7 +9,7 @@ from tests.chaos.storm import Outcome, Storm, Weather
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
-SHORT = Weather()
+SHORT = Weather(power_cuts=0.25)
 # A node that starts again misses a third of these 24 short rounds, so fewer tokens are read. The long run is held to 1 %.
 LOSS_GAP = 0.06
 
@@ -23,6 +23,8 @@ async def test_a_run_under_kills_ends_learns_and_stays_verifiable(tmp_path: Path
     stormy = await run(tmp_path / "storm", SHORT)
     assert stormy.job.state == "settled", stormy.job.reason
     assert len(stormy.kills) >= SHORT.kills // 2, "the run was too short to be disturbed"
+    lost = [event.text for event in stormy.events if event.kind == "lost"]
+    assert any("lost its connection" in text for text in lost), "a process that dies is known before its term is over"
     assert {record.round for record in stormy.complete()} == set(range(SHORT.rounds)) | {SHORT.rounds}
     states = {audit.state for audit in stormy.audits}
     assert states <= {"passed", "void", "failed"}

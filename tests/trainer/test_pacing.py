@@ -8,7 +8,7 @@ import torch
 from tests.trainer.small import config_of, training
 from trainer.data import TokenFile
 from trainer.model import Cut
-from trainer.pacing import slow_down
+from trainer.pacing import _Late, _paced, slow_down
 from trainer.stage import Stage
 from trainer.steps import Recorded, accumulate
 from transport.wire.boundary import Position
@@ -39,3 +39,43 @@ def test_validation_is_as_quick_as_it_is(tokens: TokenFile) -> None:
     windows, _ = tokens.sample(1, 0, 0, 2)
     with torch.no_grad():
         assert stage.forward(torch.from_numpy(windows[:, :-1])).shape[:2] == windows[:, :-1].shape
+
+
+class Sleepy:
+    """Time in which every sleep takes a quarter too long."""
+
+    def __init__(self) -> None:
+        self.at = 0.0
+
+    def perf_counter(self) -> float:
+        return self.at
+
+    def sleep(self, seconds: float) -> None:
+        self.at += 1.25 * seconds
+
+
+@pytest.mark.parametrize(("between", "each"), [(0.001, 1.0), (0.1, 1.25)], ids=["at once", "after a wait"])
+def test_what_is_slept_too_long_is_taken_off_the_next_pass_unless_that_has_waited(
+    between: float, each: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, passes = Sleepy(), 40
+    monkeypatch.setattr("trainer.pacing.time", clock)
+    paced = _paced(lambda: None, lambda: 1.0, _Late())
+    for _ in range(passes):
+        paced()
+        clock.at += between
+    assert clock.at == pytest.approx(passes * (each + between), rel=0.01)
+    assert clock.at >= passes * (1.0 + between)
+
+
+def test_a_computation_that_takes_too_long_is_not_caught_up_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Sleepy()
+    monkeypatch.setattr("trainer.pacing.time", clock)
+
+    def compute() -> None:
+        clock.at += 1.5
+
+    paced = _paced(compute, lambda: 1.0, _Late())
+    for _ in range(10):
+        paced()
+    assert clock.at == pytest.approx(15.0)
