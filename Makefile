@@ -51,7 +51,7 @@ bench-training: setup
 bench-utilisation: setup
 	$(BIN)/python benchmarks/utilisation.py $(ARGS)
 
-# Two hundred kills over a run of 4 stages x 3 replicas, beside the same run in calm; hours on two cores. ARGS="--kills 20 ..." for less.
+# Two hundred kills over a run of 4 stages x 3 replicas, beside the same run in calm; half an hour on two cores. ARGS="--kills 20 ..." for less.
 chaos: setup
 	$(BIN)/python benchmarks/chaos.py $(ARGS)
 

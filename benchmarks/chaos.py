@@ -48,7 +48,9 @@ def judge(calm: dict[str, Any], stormy: dict[str, Any], weather: Weather) -> dic
 def main() -> int:
     """Run both and compare."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    default = Weather(stages=4, replicas=3, spares=2, joiners=2, kills=200, rounds=240, power_cuts=0.25)
+    default = Weather(
+        stages=4, replicas=3, spares=2, joiners=2, kills=200, power_cuts=0.25, rounds=320, inner_steps=10, audits=1
+    )
     for name in ("stages", "replicas", "spares", "joiners", "kills", "rounds", "inner_steps", "audits", "seed"):
         parser.add_argument("--" + name.replace("_", "-"), type=int, default=getattr(default, name))
     parser.add_argument("--lateness", type=float, default=None)
