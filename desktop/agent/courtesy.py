@@ -48,14 +48,14 @@ class Courtesy:
 
     async def pieces(self, payload: bytes, urgent: bool = False) -> AsyncIterator[bytes]:
         """The payload, each piece when it may leave; ``urgent``: others wait for it, so it does not give way."""
-        least = math.inf if urgent else len(payload) / DUE_S
+        least = 0.0 if urgent else len(payload) / DUE_S
         begin = 0
         self._urgent += urgent
         try:
             while begin < len(payload):
                 piece = payload[begin : begin + self._piece()]
                 begin += len(piece)
-                await self._leave(len(piece), least)
+                await self._leave(len(piece), least, urgent)
                 yield piece
         finally:
             self._urgent -= urgent
@@ -73,13 +73,13 @@ class Courtesy:
         limit = self._allowance.upload
         return PIECE if limit is None else min(PIECE, max(LEAST_PIECE, int(limit * PIECE_S)))
 
-    async def _leave(self, size: int, least: float) -> None:
+    async def _leave(self, size: int, least: float, urgent: bool) -> None:
         now = self._clock.now()
         if now - self._looked >= LOOK_S:
             self._look(now)
         limit = math.inf if self._allowance.upload is None else self._allowance.upload
-        beside = LEAST_RATE if self._urgent else self._rate
-        rate = min(least, limit) if least == math.inf else max(min(beside, limit), least)
+        beside = math.inf if urgent else LEAST_RATE if self._urgent else self._rate
+        rate = max(min(beside, limit), least)
         begin = now if rate == math.inf else max(now, self._free_at)
         self._free_at = begin + size / rate
         self._gone += size

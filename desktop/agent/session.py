@@ -197,9 +197,13 @@ class Session:
         socket = self._socket
         if socket is None:
             return
+
+        async def speak() -> None:
+            await self.send(Goodbye(reason))
+            await socket.close()
+
         try:
-            await asyncio.wait_for(self.send(Goodbye(reason)), GOODBYE_S)
-            await asyncio.wait_for(socket.close(), GOODBYE_S)
+            await asyncio.wait_for(speak(), GOODBYE_S)  # In a cancelled task, too: Python before 3.11.3.
         except (NotConnectedError, TimeoutError):
             LOGGER.warning("the coordinator could not be told that this node leaves")
 

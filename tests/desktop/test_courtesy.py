@@ -212,10 +212,8 @@ async def test_what_an_audit_asks_for_is_named_before_it_is_sent(coordinator: Do
     async with start_agent() as node:
         assign = assignment(coordinator, plan_of((0, 0, node.address)), 0, 0, "naming")
         await coordinator.assign(node.address, assign)
-        for audit in (
-            "ef" * 16,
-            "fe" * 16,
-        ):  # The second one waits for the first one's upload, and is named all the same.
+        # The second one waits for the first one's upload, and is named all the same.
+        for audit in ("ef" * 16, "fe" * 16):
             await coordinator.command(node.address, assign, OpenStep(audit, 0, 3, 1))
         await coordinator.until(lambda: len(coordinator.bodies(OpeningMade)) == 2)
         assert not coordinator.bodies(StepOpened)
