@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from transport.sctp.dtls import DtlsClosedError, Records, first_length
 from transport.sctp.packet import COMMON_HEADER, DATA_HEADER, Framer
-from transport.sctp.record import Record
+from transport.sctp.record import Flight, Record
 
 LOG = logging.getLogger(__name__)
 
@@ -43,29 +43,27 @@ class Batches:
         else:
             self._joined(1, length)
 
-    def add_run(self, run: list[Record]) -> None:
-        """The same for what ``SendBook.next_run`` gives: neighbours in one message, of one length but the first, or a mixture."""
-        first = run[0]
-        if len(run) > 1 and first.sends == 1 and not _follows(first, run[1]):
-            self.add(self.packet(first))
-            run = run[1:]
-        if len(run) == 1 or first.sends > 1 or self._framer.checksums:
-            for record in run:
+    def add_flight(self, flight: Flight) -> None:
+        """The same for the packets of a flight."""
+        if self._framer.checksums:
+            for record in flight:
                 self.add(self.packet(record))
-            return None
-        message, size = run[0].message, run[0].end - run[0].start
-        length, at = COMMON_HEADER + DATA_HEADER + size, 0
-        while at < len(run):
-            piece = run[at : at + self._room(length)]
-            at += len(piece)
-            flags = [record.flags for record in piece]
-            heads = self._framer.heads(piece[0].tsn, message.stream, message.sequence, message.protocol, flags, size)
+            return
+        message, size, number = flight.message, flight.payload, 0
+        length, data = COMMON_HEADER + DATA_HEADER + size, memoryview(message.data)
+        while number < flight.count:
+            flags = flight.flags[number : number + self._room(length)]
+            heads = self._framer.heads(
+                flight.tsn + number, message.stream, message.sequence, message.protocol, flags, size
+            )
+            start = flight.start + number * size
+            number += len(flags)
             try:
-                self._records.seal_run(heads, memoryview(message.data)[piece[0].start : piece[-1].end], size)
+                self._records.seal_run(heads, data[start : start + len(flags) * size], size)
             except DtlsClosedError as error:
-                return self._closed(error)
-            self._joined(len(piece), length)
-        return None
+                self._closed(error)
+                return
+            self._joined(len(flags), length)
 
     def flush(self) -> None:
         """Hand on what has been added."""
@@ -98,12 +96,3 @@ class Batches:
     def _closed(self, error: DtlsClosedError) -> None:
         LOG.debug("nothing is sent any more: %s", error)
         self._on_closed()
-
-
-def _follows(first: Record, second: Record) -> bool:
-    """Whether the second fragment is as long as the first, and the next one of its message."""
-    return (
-        first.end == second.start
-        and first.tsn + 1 == second.tsn
-        and first.end - first.start == second.end - second.start
-    )

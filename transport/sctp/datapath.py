@@ -26,7 +26,7 @@ from transport.sctp.pacing import LEAST_PACKETS, URGENT_PACKETS, Pacer, burst_se
 from transport.sctp.packet import DataRun, Framer, MalformedPacketError, Sack
 from transport.sctp.probing import MtuProber, probe_chunks
 from transport.sctp.receive import RECEIVE_WINDOW, Message, ReceiveBook
-from transport.sctp.record import Record
+from transport.sctp.record import Flight, Record, Sent
 from transport.sctp.schedule import Outgoing
 from transport.sctp.send import SendBook
 from transport.sctp.timer import fine_timer
@@ -440,41 +440,41 @@ class DataPath:
     def _send_burst(self, now: float) -> None:
         """Send what is due, as few batches as the lengths of the packets allow: all alike, the last may be shorter."""
         before = self.sender.payload_sent
-        runs = self._choose(now)
-        if not runs:
+        chosen = self._choose(now)
+        if not chosen:
             return
-        for run in runs:
-            cut = run if run[0].sends > 1 else run[:1]  # Of new ones the first is the longest.
-            if any(record.end - record.start > self._payload for record in cut):
-                self._send_in_fragments(run)
+        for one in chosen:
+            if isinstance(one, Flight):
+                self._batches.add_flight(one)
+            elif one.payload > self._payload:
+                self._send_in_fragments(one)
             else:
-                self._batches.add_run(run)
+                self._batches.add(self._batches.packet(one))
         self._batches.flush()
         if now < self._lossy_until:
-            self._repeat_urgent(runs)
+            self._repeat_urgent(chosen)
         self._sent_at = now
         self._meter.sent_payload(self.sender.payload_sent - before, now)
 
-    def _send_in_fragments(self, run: list[Record]) -> None:
-        """Send what was cut for a path with a larger MTU; one by one, for the kernel does not cut segments further."""
+    def _send_in_fragments(self, record: Record) -> None:
+        """Send what was cut for a path with a larger MTU; alone, for the kernel does not cut segments further."""
         path = self._path
         if path is None:
             return
         self._batches.flush()
         path.let_fragment(True)
-        for record in run:
-            self._batches.add_run([record])
-            self._batches.flush()
+        self._batches.add(self._batches.packet(record))
+        self._batches.flush()
         path.let_fragment(False)
 
-    def _choose(self, now: float) -> list[list[Record]]:
+    def _choose(self, now: float) -> list[Sent]:
         """What may leave now. The last one asks for an acknowledgement at once."""
         sender, controller, pacer, packet = self.sender, self.controller, self._pacer, self._packet
         if not sender.outstanding and now - self._sent_at > sender.round_trips.timeout:
             controller.on_restart(now)
         window = self._window()
         pacer.refill(controller.pacing_rate, packet, now)
-        runs: list[list[Record]] = []
+        chosen: list[Sent] = []
         allowance = self.allowance
         while sender.inflight < window and (pacer.open or (sender.urgent and pacer.ahead(packet))):
             if allowance is not None and not self._may_upload(allowance, now):
@@ -489,18 +489,22 @@ class DataPath:
             size = sender.inflight - inflight
             pacer.spend(size)
             self._granted -= size
-            runs.append(run)
-        if runs:
-            runs[-1][-1].flags |= wire.ACK_AT_ONCE
-        return runs
+            chosen += run
+        if chosen:
+            chosen[-1].ask()
+        return chosen
 
-    def _repeat_urgent(self, runs: list[list[Record]]) -> None:
+    def _repeat_urgent(self, chosen: list[Sent]) -> None:
         """Small urgent messages go twice on a line that loses: waiting for the loss to show would take a round trip and more."""
         after = min(REPEAT_S, REPEAT_SHARE * (self.controller.min_rtt or ASSUMED_RTT_S))
-        for run in runs:
-            record = run[0]
-            if record.message.urgent and record.sends == 1 and len(record.message.data) == record.end - record.start:
-                self._loop.call_later(after, self._send_copy, record)
+        for one in chosen:
+            if (
+                isinstance(one, Record)
+                and one.message.urgent
+                and one.sends == 1
+                and len(one.message.data) == one.payload
+            ):
+                self._loop.call_later(after, self._send_copy, one)
 
     def _send_copy(self, record: Record) -> None:
         if not self._ended and self._path is not None and self._path.writable and self.sender.repeat(record):

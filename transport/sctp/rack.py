@@ -5,7 +5,7 @@ Until the path has shown that it reorders, three later packets are enough as wel
 
 from collections.abc import Iterable
 
-from transport.sctp.record import INFLIGHT, Record
+from transport.sctp.record import Record
 from transport.sctp.rtt import RoundTrips
 
 REORDER_THRESHOLD = 3  # RFC 9260, section 7.2.4.
@@ -53,14 +53,14 @@ class Rack:
                 self._steps, self._calm = 1, 1
 
     def lost(self, holes: Iterable[Record], high: int, trips: RoundTrips, now: float) -> list[Record]:
-        """Those of ``holes`` that are lost; ``high``: the highest TSN that arrived. Sets ``look_at``."""
+        """Those of ``holes``, all on their way, that are lost; ``high``: the highest TSN that arrived. Sets ``look_at``."""
         slack = min(self._steps * (trips.smallest or 0.0) / 4, trips.smoothed or 0.0)
         patience, newest = self._newest_rtt + slack, self._newest
         overtaken = -1 if self.reorders else high - REORDER_THRESHOLD  # What was sent once is lost up to this TSN.
         lost, again = [], None
         for record in holes:
             left = record.departure.at
-            if record.state is not INFLIGHT or (left, record.tsn) > newest:
+            if (left, record.tsn) > newest:
                 continue
             due = left + patience
             if now >= due or (record.tsn <= overtaken and record.sends == 1):

@@ -1,21 +1,19 @@
-"""What is remembered of a fragment that has been sent. Pure."""
+"""What is remembered of fragments that have been sent. Pure.
 
-import enum
-from typing import NamedTuple
+At a gigabit a second 80,000 fragments leave in one, and most arrive together with their neighbours: those that leave for the
+first time side by side are one ``Flight``. Only a fragment that is missing, or that leaves alone, has a ``Record`` of its own.
+Where each of them is, the sending book keeps.
+"""
 
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from transport.sctp.packet import ACK_AT_ONCE
 from transport.sctp.schedule import Outgoing
 
-
-class State(enum.Enum):
-    """Where a fragment is."""
-
-    INFLIGHT = enum.auto()
-    LOST = enum.auto()
-    ACKED = enum.auto()
-    ABANDONED = enum.auto()
-
-
-INFLIGHT, LOST, ACKED, ABANDONED = State.INFLIGHT, State.LOST, State.ACKED, State.ABANDONED  # A name is found quicker.
+INFLIGHT, LOST, ACKED, ABANDONED = range(
+    4
+)  # Where a fragment is; small numbers, for many of them lie in one bytearray.
 
 
 class Departure(NamedTuple):
@@ -38,10 +36,11 @@ class Record:
         message, start, end, flags, tsn: what it is: bytes ``start`` to ``end`` of the message.
         size: bytes on the wire, headers included.
         departure: when it was sent last; fragments that left together share it.
-        state, sends: where it is, and how often it was sent.
+        sends: how often it was sent.
     """
 
-    __slots__ = ("departure", "end", "flags", "message", "sends", "size", "start", "state", "tsn")
+    __slots__ = ("departure", "end", "flags", "message", "sends", "size", "start", "tsn")
+    count: Final = 1
 
     def __init__(
         self, message: Outgoing, start: int, end: int, flags: int, tsn: int, size: int, departure: Departure
@@ -54,5 +53,67 @@ class Record:
         self.tsn = tsn
         self.size = size
         self.departure = departure
-        self.state = INFLIGHT
         self.sends = 1
+
+    @property
+    def payload(self) -> int:
+        """Bytes of the message in it."""
+        return self.end - self.start
+
+    def fragment(self, tsn: int) -> "Record":
+        """The one with this TSN."""
+        assert tsn == self.tsn
+        return self
+
+    def __iter__(self) -> Iterator["Record"]:
+        """It alone."""
+        yield self
+
+    def ask(self) -> None:
+        """Have it ask for an acknowledgement at once (RFC 7053)."""
+        self.flags |= ACK_AT_ONCE
+
+
+class Flight:
+    """Fragments that left together for the first time: neighbours in one message, all of one length.
+
+    Attributes:
+        message, start, tsn: what they are: from byte ``start`` of the message and this TSN on.
+        payload, size: of each: bytes of the message, and on the wire, headers included.
+        count, flags: how many they are, and the flags of each.
+        departure: when they left.
+    """
+
+    __slots__ = ("count", "departure", "flags", "message", "payload", "size", "start", "tsn")
+    sends: Final = 1
+
+    def __init__(
+        self, message: Outgoing, start: int, payload: int, flags: bytearray, tsn: int, size: int, departure: Departure
+    ) -> None:
+        """As many fragments as there are flags."""
+        self.message = message
+        self.start = start
+        self.payload = payload
+        self.count = len(flags)
+        self.flags = flags
+        self.tsn = tsn
+        self.size = size
+        self.departure = departure
+
+    def fragment(self, tsn: int) -> Record:
+        """A record of the one with this TSN, as it left."""
+        number = tsn - self.tsn
+        start = self.start + number * self.payload
+        flags = self.flags[number]
+        return Record(self.message, start, start + self.payload, flags, tsn, self.size, self.departure)
+
+    def __iter__(self) -> Iterator[Record]:
+        """A record of each."""
+        return map(self.fragment, range(self.tsn, self.tsn + self.count))
+
+    def ask(self) -> None:
+        """Have the last one ask for an acknowledgement at once (RFC 7053)."""
+        self.flags[-1] |= ACK_AT_ONCE
+
+
+Sent = Record | Flight

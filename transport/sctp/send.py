@@ -7,7 +7,7 @@ be lost (RFC 9260, section 6.3.3).
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Hashable, MutableMapping
+from collections.abc import Hashable, Iterable, MutableMapping
 from operator import attrgetter
 
 from transport.sctp.control import AckSample
@@ -22,15 +22,15 @@ from transport.sctp.packet import (
     Sack,
 )
 from transport.sctp.rack import Rack
-from transport.sctp.record import ABANDONED, ACKED, INFLIGHT, LOST, Departure, Record
+from transport.sctp.record import ABANDONED, ACKED, INFLIGHT, LOST, Departure, Flight, Record, Sent
 from transport.sctp.rtt import RoundTrips
 from transport.sctp.schedule import Outgoing, Schedule
 
 MAX_COPIED = 64  # Urgent packets sent twice whose copies may still be told as duplicates: no sign of reordering.
 MAX_TIMEOUT_S = 2.0  # A line that comes back after a cut is noticed this soon; a packet in two seconds burdens nobody.
 LEAST_RTT_S = 1e-6  # A clock that has not moved meanwhile says nothing finer.
-COMPACT_AT = 4096  # Records acknowledged before the list is cut; a bound on what is kept in vain.
-_LEFT_AT, _START, _END = attrgetter("departure.at"), attrgetter("start"), attrgetter("end")
+COMPACT_AT = 4096  # Fragments acknowledged before the list is cut; a bound on what is kept in vain.
+_TSN = attrgetter("tsn")
 
 
 class SendBook:
@@ -59,12 +59,14 @@ class SendBook:
         self._sequences = sequences
         self._partial = partial
         self._current: Outgoing | None = None
-        self._records: list[Record] = []
-        self._base = first_tsn  # TSN of the first record in the list.
+        self._sent: list[Sent] = []  # One for each TSN; a flight is there as often as it has fragments.
+        self._states = bytearray()  # One for each TSN.
+        self._base = first_tsn  # TSN of the first in both.
         self._una = first_tsn  # First TSN that is not acknowledged cumulatively.
         self._next = first_tsn
         self._high = first_tsn - 1  # Highest TSN that is acknowledged in any way.
-        self._holes: list[int] = []  # TSNs up to _high that are not acknowledged.
+        self._holes: list[Record] = []  # What is not acknowledged up to _high.
+        self._patched = -1  # No fragment beyond this TSN was sent again.
         self._again: deque[int] = deque()
         self._peer_window = window
         self._payload_inflight = 0
@@ -153,13 +155,14 @@ class SendBook:
                 tsn = again.popleft()
                 if tsn < self._una:
                     continue
-                record = self._records[tsn - self._base]
-                if record.state is LOST:
+                if self._states[tsn - self._base] == LOST:
+                    record = self._record(tsn)
                     self.retransmitted += 1
-                    record.flags |= ACK_AT_ONCE
+                    record.ask()
                     record.departure = self._depart(now)
-                    record.state = INFLIGHT
                     record.sends += 1
+                    self._states[tsn - self._base] = INFLIGHT
+                    self._patched = max(self._patched, tsn)
                     self.inflight += record.size
                     self.payload_sent += record.end - record.start
                     return record
@@ -168,52 +171,76 @@ class SendBook:
             self._limited_until = self._delivered + self.inflight or 1
         return new
 
-    def next_run(self, now: float, room: int) -> list[Record]:
+    def next_run(self, now: float, room: int) -> list[Sent]:
         """The same as often as ``room`` allows: fragments are added while what they take is below it.
 
-        New ones follow each other in one message; those that are sent again do not.
+        Neighbours of one message and length that leave for the first time are one flight, what is sent again is not.
 
         Args:
             room: bytes on the wire, above 0.
         """
-        first = self.next(now)
-        if first is None:
-            return []
-        if first.sends > 1:
-            return self._next_lost(first, now, room)
-        run, message, payload = [first], self._current, self._payload_max
-        if message is not first.message or self._again:
-            return run
-        size = payload + (-payload & 3) + self._headers
-        count = min(
-            (room - first.size + size - 1) // size,
-            (len(message.data) - message.sent - 1) // payload,  # Its last fragment is ``next``'s.
-            (self._peer_window - self._payload_inflight) // payload,
-        )
-        if count < 1:
-            return run
-        flags, departure, upto = 0 if message.ordered else UNORDERED, first.departure, message.sent + count * payload
-        more = [
-            Record(message, start, start + payload, flags, tsn, size, departure)
-            for tsn, start in enumerate(range(message.sent, upto, payload), self._next)
-        ]
-        self._records += more
-        self._next, message.sent = self._next + count, upto
-        self._payload_inflight += count * payload
-        self.payload_sent += count * payload
-        self.inflight += count * size
-        return run + more
-
-    def _next_lost(self, first: Record, now: float, room: int) -> list[Record]:
-        run, room = [first], room - first.size
-        while room > 0 and self._again and not self._schedule.urgent and (record := self.next(now)) is not None:
+        if not self._again and (flight := self._next_flight(now, room)) is not None:
+            return [flight]
+        run: list[Sent] = []
+        while (record := self.next(now)) is not None:
             run.append(record)
             room -= record.size
+            if room <= 0 or record.sends == 1 or not self._again or self._schedule.urgent:
+                break
         return run
+
+    def _next_flight(self, now: float, room: int) -> Flight | None:
+        """The current message's next fragments of full length; None where there are fewer than two."""
+        message = self._current or self._begin_message(now)
+        if message is None:
+            return None
+        payload, start, total = self._payload_max, message.sent, len(message.data)
+        size = payload + (-payload & 3) + self._headers
+        count = min(
+            -(-room // size), (total - start) // payload, (self._peer_window - self._payload_inflight) // payload
+        )
+        if count < 2:
+            return None
+        flags = bytearray((0 if message.ordered else UNORDERED,)) * count
+        flags[0] |= self._begins(message)
+        message.sent = start + count * payload
+        flags[-1] |= self._ends(message)
+        flight = Flight(message, start, payload, flags, self._next, size, self._depart(now))
+        self._add(flight, count)
+        return flight
+
+    def _begins(self, message: Outgoing) -> int:
+        """Flags that the next fragment has if it is the message's first."""
+        if message.sent:
+            return 0
+        message.first_tsn = self._next
+        return FIRST_FRAGMENT
+
+    def _ends(self, message: Outgoing) -> int:
+        """Flags that the last fragment has if it is the message's last, which is then over."""
+        if message.sent < len(message.data):
+            return 0
+        self._current = None
+        self._release(message, message.sent)
+        return LAST_FRAGMENT if self._schedule else LAST_FRAGMENT | ACK_AT_ONCE
+
+    def _add(self, sent: Sent, count: int) -> None:
+        self._sent += [sent] * count
+        self._states += bytes((INFLIGHT,)) * count
+        self._next += count
+        self._payload_inflight += count * sent.payload
+        self.payload_sent += count * sent.payload
+        self.inflight += count * sent.size
+
+    def _record(self, tsn: int) -> Record:
+        """A fragment's own record, from now on apart from its flight."""
+        index = tsn - self._base
+        record = self._sent[index] = self._sent[index].fragment(tsn)
+        return record
 
     def repeat(self, record: Record) -> bool:
         """Whether to send a copy of what is on its way; its round trip is ambiguous then (RFC 9260, section 6.3.1, C5)."""
-        if record.state is not INFLIGHT or record.tsn < self._una:
+        if record.tsn < self._una or self._states[record.tsn - self._base] != INFLIGHT:
             return False
         record.sends += 1
         self._copied.append(record.tsn & TSN_MASK)
@@ -232,31 +259,16 @@ class SendBook:
             message = self._begin_message(now)
             if message is None:
                 return None
-        start, total = message.sent, len(message.data)
-        size = total - start
-        if size > self._payload_max:
-            size = self._payload_max
+        start = message.sent
+        size = min(len(message.data) - start, self._payload_max)
         if self._payload_inflight + size > self._peer_window and self._una != self._next:
             return None  # One packet is always allowed: it asks a closed window (RFC 9260, section 6.1 A).
-        end = start + size
-        flags = 0 if message.ordered else UNORDERED
-        if start == 0:
-            flags |= FIRST_FRAGMENT
-            message.first_tsn = self._next
-        message.sent = end
-        if end == total:
-            flags |= LAST_FRAGMENT
-            self._current = None
-            self._release(message, total)
-            if not self._schedule:
-                flags |= ACK_AT_ONCE
+        flags = (0 if message.ordered else UNORDERED) | self._begins(message)
+        message.sent = end = start + size
+        flags |= self._ends(message)
         wire = size + (-size & 3) + self._headers
         record = Record(message, start, end, flags, self._next, wire, self._depart(now))
-        self._records.append(record)
-        self._next += 1
-        self._payload_inflight += size
-        self.inflight += wire
-        self.payload_sent += size
+        self._add(record, 1)
         return record
 
     def _begin_message(self, now: float) -> Outgoing | None:
@@ -290,9 +302,9 @@ class SendBook:
     def forward_delay(self, tsn: int, arrived: float) -> float | None:
         """How long the packet with this TSN (32 bits) was on its way, up to a constant; None where that is ambiguous."""
         index = self._una - 1 + ((tsn - self._una + 1 + HALF_TSN) & TSN_MASK) - HALF_TSN - self._base
-        if not 0 <= index < len(self._records) or self._records[index].sends != 1:
+        if not 0 <= index < len(self._sent) or self._sent[index].sends != 1:
             return None
-        return arrived - self._records[index].departure.at
+        return arrived - self._sent[index].departure.at
 
     def on_sack(self, sack: Sack, now: float, forward: float | None = None) -> AckSample | None:
         """Take an acknowledgement.
@@ -310,7 +322,7 @@ class SendBook:
         if cumulative >= self._next or (gaps and cumulative + gaps[-1][1] >= self._next):
             self.fault = f"the peer acknowledges TSN {sack.cumulative} and beyond: that was never sent"
             return None
-        acked: list[Record] = []
+        acked: list[tuple[Sent, int]] = []
         before = self._delivered
         self._ack_cumulative(cumulative, acked, now)
         if gaps:
@@ -322,94 +334,92 @@ class SendBook:
         lost = self._find_losses(now) if self._holes else 0
         return AckSample(now, rtt, rate, limited, newly, lost, self.inflight, ended, forward, burst)
 
-    def _ack(self, records: list[Record], acked: list[Record]) -> None:
-        """Put what is newly acknowledged into ``acked``, in ascending order of TSN."""
-        high, whole = self._high, self._full
-        inflight = payload = delivered = 0
+    def _ack(self, records: Iterable[Record], acked: list[tuple[Sent, int]]) -> None:
+        """Take these one by one; adds what is newly acknowledged to ``acked``, with the last TSN of it, in ascending order."""
+        states, base, high, whole = self._states, self._base, self._high, self._full
         for record in records:
-            state, size = record.state, record.size
-            if state is INFLIGHT:
-                inflight += size
-            elif state is not LOST:
+            tsn = record.tsn
+            state = states[tsn - base]
+            if state in (ACKED, ABANDONED):
                 continue
-            if size >= whole:
+            if state == INFLIGHT:
+                self.inflight -= record.size
+            if record.size >= whole:
                 self.full_lost = 0
-            if record.tsn < high and record.sends == 1:
+            if tsn < high and record.sends == 1:
                 self._rack.reorders = True  # It was overtaken, not lost.
-            record.state = ACKED
-            payload += record.end - record.start
-            delivered += size
-            acked.append(record)
-        self.inflight -= inflight
-        self._payload_inflight -= payload
-        self._delivered += delivered
+            states[tsn - base] = ACKED
+            self._payload_inflight -= record.payload
+            self._delivered += record.size
+            acked.append((record, tsn))
 
-    def _ack_neighbours(self, records: list[Record], acked: list[Record]) -> None:
-        """The same for all between two TSNs that are higher than what was acknowledged: seldom is one not on its way."""
-        if [record.state for record in records].count(INFLIGHT) != len(records):
-            self._ack(records, acked)
+    def _ack_neighbours(self, first: int, last: int, acked: list[tuple[Sent, int]]) -> None:
+        """The same for all TSNs between these two, which are higher than what was acknowledged: seldom is one not on its way."""
+        sent, states, base = self._sent, self._states, self._base
+        at, end = first - base, last + 1 - base
+        if first <= self._patched or states.count(INFLIGHT, at, end) != end - at:
+            self._ack(map(self._record, range(first, last + 1)), acked)
             return
-        sizes = [record.size for record in records]
-        for record in records:
-            record.state = ACKED
-        if max(sizes, default=0) >= self._full:
-            self.full_lost = 0
-        acked += records
-        delivered = sum(sizes)
-        self.inflight -= delivered
-        self._payload_inflight -= sum(map(_END, records)) - sum(map(_START, records))
-        self._delivered += delivered
+        states[at:end] = bytes((ACKED,)) * (end - at)
+        while at < end:
+            one = sent[at]
+            count = min(one.tsn + one.count - base, end) - at
+            size, at = count * one.size, at + count
+            self.inflight -= size
+            self._payload_inflight -= count * one.payload
+            self._delivered += size
+            if one.size >= self._full:
+                self.full_lost = 0
+            acked.append((one, at - 1 + base))
 
-    def _ack_cumulative(self, cumulative: int, acked: list[Record], now: float) -> None:
+    def _ack_cumulative(self, cumulative: int, acked: list[tuple[Sent, int]], now: float) -> None:
         if cumulative < self._una:
             return
-        records, base, holes = self._records, self._base, self._holes
+        base, holes = self._base, self._holes
         last = cumulative + 1 - base
         if self._given_up:
-            self._given_up -= sum(record.state is ABANDONED for record in records[self._una - base : last])
-        if holes and holes[0] <= cumulative:
-            filled = bisect_right(holes, cumulative)
-            self._ack([records[tsn - base] for tsn in holes[:filled]], acked)
+            self._given_up -= self._states.count(ABANDONED, self._una - base, last)
+        if holes and holes[0].tsn <= cumulative:
+            filled = bisect_right(holes, cumulative, key=_TSN)
+            self._ack(holes[:filled], acked)
             del holes[:filled]
         if cumulative > self._high:
-            self._ack_neighbours(records[self._high + 1 - base : last], acked)
+            self._ack_neighbours(self._high + 1, cumulative, acked)
             self._high = cumulative
         self._una = cumulative + 1
         self._progress_at, self._silent = now, 0
-        if last >= COMPACT_AT or last == len(records):
-            del records[:last]
+        if last >= COMPACT_AT or last == len(self._sent):
+            del self._sent[:last], self._states[:last]
             self._base += last
 
-    def _ack_gaps(self, cumulative: int, gaps: tuple[tuple[int, int], ...], acked: list[Record]) -> None:
-        records, base = self._records, self._base
+    def _ack_gaps(self, cumulative: int, gaps: tuple[tuple[int, int], ...], acked: list[tuple[Sent, int]]) -> None:
         starts = [cumulative + first for first, _ in gaps]
         ends = [cumulative + last for _, last in gaps]
         if self._holes:
-            left: list[int] = []
+            left: list[Record] = []
             filled: list[Record] = []
-            for tsn in self._holes:
-                index = bisect_right(starts, tsn) - 1
-                if index >= 0 and tsn <= ends[index]:
-                    filled.append(records[tsn - base])
-                else:
-                    left.append(tsn)
+            for record in self._holes:
+                index = bisect_right(starts, record.tsn) - 1
+                (filled if index >= 0 and record.tsn <= ends[index] else left).append(record)
             self._holes = left
             self._ack(filled, acked)
         if ends[-1] <= self._high:
             return
         begin = self._high + 1
         for index in range(max(0, bisect_right(starts, begin) - 1), len(starts)):
-            self._holes.extend(range(begin, starts[index]))
-            self._ack_neighbours(records[max(begin, starts[index]) - base : ends[index] + 1 - base], acked)
-            begin = max(begin, ends[index] + 1)
+            self._holes += map(self._record, range(begin, starts[index]))
+            first, last = max(begin, starts[index]), ends[index]
+            if first <= last:
+                self._ack_neighbours(first, last, acked)
+                begin = last + 1
         self._high = ends[-1]
 
-    def _sample(self, acked: list[Record], now: float) -> tuple[float | None, float | None, bool, bool, bool]:
+    def _sample(self, acked: list[tuple[Sent, int]], now: float) -> tuple[float | None, float | None, bool, bool, bool]:
         """Round trip, delivery rate, whether it was limited by the application, and whether a round and a burst ended."""
         self._delivered_at = self._progress_at = now
         self._silent = 0
-        latest = max(map(_LEFT_AT, acked))
-        best = next(record for record in reversed(acked) if record.departure.at == latest)
+        latest = max(sent.departure.at for sent, _ in acked)
+        best = next(sent.fragment(tsn) for sent, tsn in reversed(acked) if sent.departure.at == latest)
         left = best.departure
         rtt = max(now - left.at, LEAST_RTT_S) if best.sends == 1 else None
         if rtt is not None:
@@ -428,11 +438,11 @@ class SendBook:
 
     def _find_losses(self, now: float) -> int:
         """Hold to be lost what ``Rack`` says; returns how many bytes."""
-        records, base = self._records, self._base
-        holes = [records[tsn - base] for tsn in self._holes]
+        states, base = self._states, self._base
+        holes = [record for record in self._holes if states[record.tsn - base] == INFLIGHT]
         found = self._rack.lost(holes, self._high, self.round_trips, now)
         # One that is lost may end its message, and with it those that come after.
-        return sum(self._lose(record, now) for record in found if record.state is INFLIGHT)
+        return sum(self._lose(record, now) for record in found if states[record.tsn - base] == INFLIGHT)
 
     def _lose(self, record: Record, now: float) -> int:
         self.inflight -= record.size
@@ -442,7 +452,7 @@ class SendBook:
         message = record.message
         late = message.expires_at is not None and message.expires_at < now
         often = message.max_retransmits is not None and record.sends > message.max_retransmits
-        record.state = LOST
+        self._states[record.tsn - self._base] = LOST
         if self._partial and (late or often):
             self._abandon(message)
         else:
@@ -452,16 +462,17 @@ class SendBook:
     def _abandon(self, message: Outgoing) -> None:
         """Give up a message with all its fragments (RFC 3758, section 3.5 A3)."""
         message.abandoned = True
-        for tsn in range(max(message.first_tsn, self._una), self._next):
-            record = self._records[tsn - self._base]
-            if record.message is not message:
+        states, base = self._states, self._base
+        for index in range(max(message.first_tsn, self._una) - base, len(states)):
+            sent = self._sent[index]
+            if sent.message is not message:
                 break
-            if record.state is ACKED or record.state is ABANDONED:
+            if states[index] == ACKED or states[index] == ABANDONED:
                 continue
-            if record.state is INFLIGHT:
-                self.inflight -= record.size
-            record.state = ABANDONED
-            self._payload_inflight -= record.end - record.start
+            if states[index] == INFLIGHT:
+                self.inflight -= sent.size
+            states[index] = ABANDONED
+            self._payload_inflight -= sent.payload
             self._given_up += 1
         self._release(message, len(message.data))
         if self._current is message:
@@ -476,12 +487,13 @@ class SendBook:
             return None
         point, streams = self._una - 1, {}
         for tsn in range(self._una, self._next):
-            record = self._records[tsn - self._base]
-            if record.state is ABANDONED:
+            state = self._states[tsn - self._base]
+            if state == ABANDONED:
                 point = tsn
-                if record.message.ordered:
-                    streams[record.message.stream] = record.message.sequence
-            elif record.state is not ACKED:
+                message = self._sent[tsn - self._base].message
+                if message.ordered:
+                    streams[message.stream] = message.sequence
+            elif state != ACKED:
                 break
         if point < self._una or now - self._forward_at < (self.round_trips.smoothed or 0.0):
             return None
@@ -534,31 +546,30 @@ class SendBook:
 
     def _probe(self) -> None:
         """Send the last fragment on its way once more: its acknowledgement shows what else is missing."""
-        for index in range(len(self._records) - 1, self._una - self._base - 1, -1):
-            record = self._records[index]
-            if record.state is INFLIGHT:
-                record.state = LOST
-                self.inflight -= record.size
-                self._again.appendleft(record.tsn)
-                return
+        index = self._states.rfind(INFLIGHT, self._una - self._base)
+        if index >= 0:
+            self._states[index] = LOST
+            self.inflight -= self._sent[index].size
+            self._again.appendleft(self._base + index)
 
     def _time_out(self, now: float) -> int:
         lost = 0
-        start = self._una - self._base
-        if start < len(self._records) and self._records[start].state is ACKED:
+        states, base = self._states, self._base
+        first = self._una - base
+        if first < len(states) and states[first] == ACKED:
             self._take_back()
-        for record in self._records[start:]:
-            if record.state is INFLIGHT:
-                lost += self._lose(record, now)
-        self._again = deque(record.tsn for record in self._records[start:] if record.state is LOST)
+        for index in range(first, len(states)):
+            if states[index] == INFLIGHT:
+                lost += self._lose(self._record(base + index), now)
+        self._again = deque(base + index for index in range(first, len(states)) if states[index] == LOST)
         return lost
 
     def _take_back(self) -> None:
         """The peer dropped what it had acknowledged beyond a gap, as it may (RFC 9260, section 6.2)."""
-        for record in self._records[self._una - self._base :]:
-            if record.state is ACKED:
-                record.state = LOST
-                self._payload_inflight += record.end - record.start
+        for index in range(self._una - self._base, len(self._states)):
+            if self._states[index] == ACKED:
+                self._states[index] = LOST
+                self._payload_inflight += self._sent[index].payload
         self._high = self._una - 1
         self._holes = []
 

@@ -2,12 +2,14 @@
 
 import heapq
 import itertools
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from transport.sctp.packet import TSN_MASK, Sack
 from transport.sctp.receive import Message, ReceiveBook
+from transport.sctp.record import Record
 from transport.sctp.schedule import Outgoing
 from transport.sctp.send import SendBook
 
@@ -83,16 +85,21 @@ class Exchange:
             self._travel(lambda: self._on_forward(forward), self.network.loss)
         self.credit = min(self.credit + self.rate * TICK, max(4000.0, self.rate * TICK))
         while self.credit > 0 and self.sender.inflight < self.window:
-            record = self.sender.next(self.now)
-            if record is None:
+            room = math.ceil(min(self.credit, self.window - self.sender.inflight))
+            run = self.sender.next_run(self.now, room)
+            if not run:
                 return
-            self.credit -= record.size
-            self.sent.append(record.tsn)
-            message = record.message
-            payload = message.data[record.start : record.end]
-            arguments = (record.tsn & TSN_MASK, message.stream, message.sequence, 53, record.flags, payload)
-            for _ in range(2 if self.chance.random() < self.network.duplicates else 1):
-                self._travel(lambda arguments=arguments: self._on_data(*arguments), self.network.loss)  # type: ignore[misc]
+            for record in itertools.chain.from_iterable(run):
+                self._send(record)
+
+    def _send(self, record: Record) -> None:
+        self.credit -= record.size
+        self.sent.append(record.tsn)
+        message = record.message
+        payload = message.data[record.start : record.end]
+        arguments = (record.tsn & TSN_MASK, message.stream, message.sequence, 53, record.flags, payload)
+        for _ in range(2 if self.chance.random() < self.network.duplicates else 1):
+            self._travel(lambda: self._on_data(*arguments), self.network.loss)
 
     def _travel(self, arrive: Callable[[], None], loss: float) -> None:
         if self.chance.random() < loss or self.cut(self.now):

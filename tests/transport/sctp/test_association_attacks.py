@@ -145,7 +145,7 @@ async def test_a_peer_that_withholds_acknowledgements_gets_little_and_costs_no_m
         window = data_path(one).controller.window
         assert sender.inflight <= max(window, 64 << 10) + 1500
         assert one.channel.bufferedAmount > 9_000_000
-        assert len(sender._records) < 5000
+        assert len(sender._sent) < 5000
 
 
 async def test_a_window_that_lies_is_not_filled_beyond_the_controllers(complaints: Any) -> None:

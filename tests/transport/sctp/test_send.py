@@ -1,5 +1,6 @@
 """What the sending book sends, sends again and gives up: against the receiving book over networks of a virtual clock."""
 
+import itertools
 import random
 import statistics
 from collections import Counter
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.transport.sctp.exchange import HEADERS, PAYLOAD, START, Exchange, Network
-from transport.sctp.packet import ACK_AT_ONCE, TSN_MASK, Sack
+from transport.sctp.packet import TSN_MASK, Sack
 from transport.sctp.record import Record
 from transport.sctp.schedule import Outgoing, Schedule
 from transport.sctp.send import MAX_TIMEOUT_S, SendBook
@@ -55,14 +56,14 @@ def test_a_run_is_what_would_have_been_sent_one_by_one(
 
     def facts(record: Record) -> tuple[object, ...]:
         return (
-            record.tsn, record.start, record.end, record.flags, record.size, record.departure, record.state, record.sends,
+            record.tsn, record.start, record.end, record.flags, record.size, record.departure, record.sends,
             record.message.stream, record.message.sequence, record.message.first_tsn,
         )  # fmt: skip
 
     quick, slow = book(), book()
     for turn, room in enumerate(rooms):
         run, left = quick.next_run(float(turn), room), room
-        for record in run:
+        for record in itertools.chain.from_iterable(run):
             assert left > 0
             one = slow.next(float(turn))
             assert one is not None
@@ -76,6 +77,58 @@ def test_a_run_is_what_would_have_been_sent_one_by_one(
         for each in (quick, slow):
             assert each.on_sack(ack(START - 1, *gaps, window=window), turn + 0.5) is not None
         assert quick.settle_released() == slow.settle_released()
+
+
+MESSAGES = st.lists(st.tuples(st.integers(1, 9 * PAYLOAD), st.booleans(), st.booleans()), min_size=1, max_size=6)
+TURNS = st.tuples(
+    st.integers(1, 12 * PAYLOAD), st.integers(0, 8), st.lists(st.integers(1, 4), max_size=6), st.booleans()
+)
+
+
+@given(MESSAGES, st.lists(TURNS, min_size=1, max_size=25))
+def test_what_left_as_a_flight_arrives_is_lost_and_given_up_as_if_it_had_left_one_by_one(
+    messages: list[tuple[int, bool, bool]], turns: list[tuple[int, int, list[int], bool]]
+) -> None:
+    def book() -> SendBook:
+        made = SendBook(START, 30 * PAYLOAD, {}, partial=True)
+        made.set_size(PAYLOAD, HEADERS)
+        for number, (size, ordered, once) in enumerate(messages):
+            limit = 1 if once else None
+            made.queue(Outgoing(number, number % 3, 53, bytes(size), ordered, max_retransmits=limit))
+        return made
+
+    def facts(made: SendBook) -> tuple[object, ...]:
+        return (
+            made.inflight, made.payload_sent, made.lost, made.full_lost, made.retransmitted, made.timeouts, made.next_tsn,
+            made.backlog, made.outstanding, made.deadline, made.fault, made.settle_released(),
+        )  # fmt: skip
+
+    quick, slow = book(), book()
+    now, upto = 0.0, START - 1
+    for room, ahead, widths, late in turns:
+        now += 0.05
+        for one in itertools.chain.from_iterable(quick.next_run(now, room)):
+            other = slow.next(now)
+            assert other is not None
+            assert (one.tsn, one.flags, one.sends, one.departure) == (
+                other.tsn,
+                other.flags,
+                other.sends,
+                other.departure,
+            )
+        upto = min(upto + ahead, quick.next_tsn - 1)
+        edges = list(itertools.accumulate(widths, initial=1))[1:]
+        gaps = [
+            (first, last) for first, last in zip(edges[::2], edges[1::2], strict=False) if upto + last < quick.next_tsn
+        ]
+        told = [each.on_sack(ack(upto, *gaps), now + 0.02) for each in (quick, slow)]
+        assert told[0] is not None
+        assert told[0] == told[1]
+        if late:
+            now += 3.0
+            assert quick.on_timer(now) == slow.on_timer(now)
+        assert quick.forward(now) == slow.forward(now)
+        assert facts(quick) == facts(slow)
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -408,7 +461,7 @@ def test_a_sample_tells_whether_its_packet_ended_a_burst() -> None:
     book.set_size(PAYLOAD, HEADERS)
     book.queue(Outgoing("owner", 1, 53, bytes(20 * PAYLOAD), ordered=False))
     run = book.next_run(1.0, 6 * (PAYLOAD + HEADERS))
-    run[-1].flags |= ACK_AT_ONCE
+    run[-1].ask()
     inside = book.on_sack(ack(START + 2, window=1 << 20), 1.1)
     end = book.on_sack(ack(START + 5, window=1 << 20), 1.2)
     assert inside is not None
