@@ -34,12 +34,12 @@ class Record:
 
     Attributes:
         message, start, end, flags, tsn: what it is: bytes ``start`` to ``end`` of the message.
-        size: bytes on the wire, headers included.
+        payload, size: bytes of the message in it, and on the wire, headers included.
         departure: when it was sent last; fragments that left together share it.
         sends: how often it was sent.
     """
 
-    __slots__ = ("departure", "end", "flags", "message", "sends", "size", "start", "tsn")
+    __slots__ = ("departure", "end", "flags", "message", "payload", "sends", "size", "start", "tsn")
     count: Final = 1
 
     def __init__(
@@ -49,16 +49,12 @@ class Record:
         self.message = message
         self.start = start
         self.end = end
+        self.payload = end - start
         self.flags = flags
         self.tsn = tsn
         self.size = size
         self.departure = departure
         self.sends = 1
-
-    @property
-    def payload(self) -> int:
-        """Bytes of the message in it."""
-        return self.end - self.start
 
     def fragment(self, tsn: int) -> "Record":
         """The one with this TSN."""
