@@ -6,7 +6,8 @@ Where each of them is, the sending book keeps.
 """
 
 from collections.abc import Iterator
-from typing import Final, NamedTuple
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple
 
 from transport.sctp.packet import ACK_AT_ONCE
 from transport.sctp.schedule import Outgoing
@@ -29,6 +30,7 @@ class Departure(NamedTuple):
     app_limited: bool
 
 
+@dataclass(slots=True, eq=False)
 class Record:
     """One fragment that has been sent at least once.
 
@@ -39,22 +41,20 @@ class Record:
         sends: how often it was sent.
     """
 
-    __slots__ = ("departure", "end", "flags", "message", "payload", "sends", "size", "start", "tsn")
-    count: Final = 1
+    message: Outgoing
+    start: int
+    end: int
+    flags: int
+    tsn: int
+    size: int
+    departure: Departure
+    sends: int = 1
+    payload: int = field(init=False)
+    count: ClassVar[int] = 1
 
-    def __init__(
-        self, message: Outgoing, start: int, end: int, flags: int, tsn: int, size: int, departure: Departure
-    ) -> None:
-        """A fragment that leaves for the first time."""
-        self.message = message
-        self.start = start
-        self.end = end
-        self.payload = end - start
-        self.flags = flags
-        self.tsn = tsn
-        self.size = size
-        self.departure = departure
-        self.sends = 1
+    def __post_init__(self) -> None:
+        """Work out what follows from the rest."""
+        self.payload = self.end - self.start
 
     def fragment(self, tsn: int) -> "Record":
         """The one with this TSN."""
@@ -70,6 +70,7 @@ class Record:
         self.flags |= ACK_AT_ONCE
 
 
+@dataclass(slots=True, eq=False)
 class Flight:
     """Fragments that left together for the first time: neighbours in one message, all of one length.
 
@@ -80,21 +81,19 @@ class Flight:
         departure: when they left.
     """
 
-    __slots__ = ("count", "departure", "flags", "message", "payload", "size", "start", "tsn")
-    sends: Final = 1
+    message: Outgoing
+    start: int
+    payload: int
+    flags: bytearray
+    tsn: int
+    size: int
+    departure: Departure
+    count: int = field(init=False)
+    sends: ClassVar[int] = 1
 
-    def __init__(
-        self, message: Outgoing, start: int, payload: int, flags: bytearray, tsn: int, size: int, departure: Departure
-    ) -> None:
-        """As many fragments as there are flags."""
-        self.message = message
-        self.start = start
-        self.payload = payload
-        self.count = len(flags)
-        self.flags = flags
-        self.tsn = tsn
-        self.size = size
-        self.departure = departure
+    def __post_init__(self) -> None:
+        """Work out what follows from the rest."""
+        self.count = len(self.flags)
 
     def fragment(self, tsn: int) -> Record:
         """A record of the one with this TSN, as it left."""

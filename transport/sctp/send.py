@@ -164,7 +164,7 @@ class SendBook:
                     self._states[tsn - self._base] = INFLIGHT
                     self._patched = max(self._patched, tsn)
                     self.inflight += record.size
-                    self.payload_sent += record.end - record.start
+                    self.payload_sent += record.payload
                     return record
         new = self._next_new(now)
         if new is None and not again and self._current is None and not self._schedule:
@@ -467,7 +467,7 @@ class SendBook:
             sent = self._sent[index]
             if sent.message is not message:
                 break
-            if states[index] == ACKED or states[index] == ABANDONED:
+            if states[index] in (ACKED, ABANDONED):
                 continue
             if states[index] == INFLIGHT:
                 self.inflight -= sent.size
