@@ -2,7 +2,8 @@
 
 Part 1: DT-FM's five networks (arXiv 2206.01288), machines renumbered so that no order gives regions away, against what its own
 search finds in 18 to 24 CPU seconds, and with compression in the objective. Part 2: the bottleneck of unequal home peers against
-the bound that OR-Tools' CP-SAT proves, ten draws of each size. Times are CPU seconds of one core.
+the bound that OR-Tools' CP-SAT proves, ten draws of each size: without ways first, which no plan beats either, and with them
+where that leaves more than 0.2 %. Times are CPU seconds of one core.
 """
 
 import sys
@@ -20,6 +21,7 @@ from coordinator.domain.placement.flow import Flow
 from tests.support import dtfm, homes
 
 SWAPS = 4000
+NEAR = 1.002  # A plan within this of the bound without ways needs no better bound.
 DRAWS = range(1, 11)
 SIZES = ((8, 2), (8, 4), (16, 4), (32, 4), (64, 8))
 COMPRESSION = {
@@ -68,7 +70,7 @@ def bounds(uneven: bool) -> list[dict[str, Any]]:
 
     rows = []
     for count, stages in SIZES:
-        gaps, ours, longest, solver, proven = [], 0.0, 0.0, 0.0, 0
+        gaps, ours, longest, solver, whole = [], 0.0, 0.0, 0.0, 0
         for seed in DRAWS:
             fleet, load = homes.peers(count, seed, uneven), homes.load()
             began = time.process_time()
@@ -76,16 +78,18 @@ def bounds(uneven: bool) -> list[dict[str, Any]]:
             took = time.process_time() - began
             ours, longest = ours + took, max(longest, took)
             began = time.process_time()
-            _, bound, optimal = exact.least_beat(fleet, load, stages, seconds=60)
+            bound = exact.floor_beat(fleet, load, stages, seconds=60)
+            if found > bound * NEAR:
+                bound = max(bound, exact.least_beat(fleet, load, stages, seconds=60)[1])
+                whole += 1
             solver += time.process_time() - began
-            proven += optimal
-            gaps.append(round(100 * (found / bound - 1), 1))
+            gaps.append(round(100 * (found / bound - 1), 2))
         rows.append(
             {
                 "nodes": count,
                 "stages": stages,
                 "gaps_percent": gaps,
-                "proven_optimal": proven,
+                "whole_problem": whole,
                 "our_cpu_s": round(ours / len(gaps), 2),
                 "our_longest_cpu_s": round(longest, 2),
                 "solver_cpu_s": round(solver / len(gaps), 2),
@@ -106,7 +110,7 @@ def main() -> None:
         print(f"\ngap to CP-SAT's proven bound, {title}")
         for row in rows:
             ours = f"ours {row['our_cpu_s']} s, at most {row['our_longest_cpu_s']}"
-            solver = f"CP-SAT {row['solver_cpu_s']} s, {row['proven_optimal']} proven"
+            solver = f"CP-SAT {row['solver_cpu_s']} s, the whole problem {row['whole_problem']} times"
             print(f"{row['nodes']:4} nodes, {row['stages']} stages: {row['gaps_percent']} %  ({ours}; {solver})")
     publish("planner", str(__doc__).splitlines()[0], {"networks": networks, "bounds": tables})
 

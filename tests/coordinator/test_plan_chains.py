@@ -112,6 +112,26 @@ def test_the_start_for_unequal_nodes_is_proven_where_either_end_would_take_a_nod
     assert beat(fleet, load, stages, start) == pytest.approx(best, rel=1e-4)
 
 
+@pytest.mark.parametrize("uneven", [False, True])
+def test_where_the_whole_problem_is_too_large_seats_alone_prove_the_plan(uneven: bool) -> None:
+    pytest.importorskip("ortools")
+    from tests.support import exact
+
+    fleet, load = homes.peers(64, 10, uneven), homes.load()
+    floor = exact.floor_beat(fleet, load, 8, seconds=60)
+    places = tighten(fleet, load, everywhere(64, 8), range(64), 8, 4 * FILLED, seed=1)
+    assert beat(fleet, load, 8, places) <= 1.01 * floor
+
+
+@pytest.mark.parametrize("draw", range(1, 6))
+def test_the_bound_of_seats_alone_is_never_above_the_best_of_all_plans(draw: int) -> None:
+    pytest.importorskip("ortools")
+    from tests.support import exact
+
+    fleet, load = homes.peers(6, draw), homes.load()
+    assert 0 < exact.floor_beat(fleet, load, 3, seconds=60) <= best_of_all(fleet, load, 3) * (1 + 1e-5)
+
+
 # --- what a search may not do -------------------------------------------------------------------------------------------
 
 
