@@ -130,7 +130,6 @@ class Bridge:
         self._early: deque[tuple[str, PeerHeader, bytes]] = deque()
         self._early_bytes = 0
         self._reports: Reports = asyncio.Queue()
-        self._answers: Reports = asyncio.Queue()
         self._newest = (-1, -1)
         self._superseded = asyncio.Event()
         self._dispute = ""
@@ -218,8 +217,7 @@ class Bridge:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._write(writer, setup), name="to-worker")
                 group.create_task(self._pass_commands(), name="commands")
-                group.create_task(self._pass_reports(self._reports), name="reports")
-                group.create_task(self._pass_reports(self._answers), name="answers")
+                group.create_task(self._pass_reports(), name="reports")
                 group.create_task(self._read(reader, group), name="from-worker")
         except BaseExceptionGroup as errors:
             raise main_error(errors, EOFError) from None
@@ -320,11 +318,14 @@ class Bridge:
                     await self.outside.report(said, False)
                 case WorkerReport(body=body, split=split):
                     await self._unreported.take(len(payload))
-                    # What an audit asks for may take a minute of a home's upload: no round's end waits behind it.
-                    queue = self._answers if isinstance(body, StepOpened | BisectAnswer) else self._reports
                     if isinstance(body, StepOpened) and payload and body.opening is not None:
                         await self.outside.report(OpeningMade(body.audit, body.opening), True)
-                    queue.put_nowait((body, payload, split))
+                    if isinstance(body, StepOpened | BisectAnswer):
+                        # What an audit asks for may take a minute of a home's upload: neither a round's end nor what another
+                        # audit asks for, which is due at the same time, waits behind it.
+                        group.create_task(self._pass_report(body, payload, split), name="answer")
+                    else:
+                        self._reports.put_nowait((body, payload, split))
 
     async def _start_send(self, message: PeerSend, payload: bytes, group: asyncio.TaskGroup) -> None:
         if not 1 <= len(payload) <= MAX_PEER_PAYLOAD:
@@ -342,19 +343,22 @@ class Bridge:
         finally:
             self._unsent.give(len(payload))
 
-    async def _pass_reports(self, reports: Reports) -> None:
-        """Store what a report carries, in order, and hand it on."""
+    async def _pass_reports(self) -> None:
+        """Hand reports on in order."""
         while True:
-            body, payload, split = await reports.get()
-            body = await self._store(body, payload, split) if payload else body
-            if isinstance(body, Traffic):
-                raise WorkerProtocolError("the worker reports traffic: only the agent counts it")
-            if isinstance(body, RoundApplied) and not payload and (body.kept or body.moments):
-                raise WorkerProtocolError("the worker names a state that it has not handed over")
-            await self.outside.report(body, True)
-            if isinstance(body, RoundCommit | RoundApplied):
-                await self.outside.report(self.traffic.report(), False)
-            self._unreported.give(len(payload))
+            await self._pass_report(*await self._reports.get())
+
+    async def _pass_report(self, body: TaskReport, payload: bytes, split: int) -> None:
+        """Store what a report carries, and hand it on."""
+        body = await self._store(body, payload, split) if payload else body
+        if isinstance(body, Traffic):
+            raise WorkerProtocolError("the worker reports traffic: only the agent counts it")
+        if isinstance(body, RoundApplied) and not payload and (body.kept or body.moments):
+            raise WorkerProtocolError("the worker names a state that it has not handed over")
+        await self.outside.report(body, True)
+        if isinstance(body, RoundCommit | RoundApplied):
+            await self.outside.report(self.traffic.report(), False)
+        self._unreported.give(len(payload))
 
     async def _store(self, body: TaskReport, payload: bytes, split: int) -> TaskReport:
         if isinstance(body, RoundApplied):

@@ -7,8 +7,8 @@ round trips for its one-way delays). While no link carries anything, nobody is i
 
 What everybody waits for, a round's state, is urgent: it takes what the owner allows at once, and the others wait for it.
 
-A transfer has a time by which it must be there, so it never leaves more slowly than that needs; what this takes beyond the
-owner's limit is charged to the links.
+A transfer has a time by which it must be there, so it never leaves more slowly than that needs. Several at once need the sum of
+that: two openings of one round are due at once, too. What this takes beyond the owner's limit is charged to the links.
 """
 
 import math
@@ -45,20 +45,23 @@ class Courtesy:
         self._gone = 0
         self._free_at = -math.inf
         self._urgent = 0
+        self._least = 0.0  # Bytes a second that all transfers together need to be there in time.
 
     async def pieces(self, payload: bytes, urgent: bool = False) -> AsyncIterator[bytes]:
         """The payload, each piece when it may leave; ``urgent``: others wait for it, so it does not give way."""
         least = 0.0 if urgent else len(payload) / DUE_S
         begin = 0
         self._urgent += urgent
+        self._least += least
         try:
             while begin < len(payload):
                 piece = payload[begin : begin + self._piece()]
                 begin += len(piece)
-                await self._leave(len(piece), least, urgent)
+                await self._leave(len(piece), urgent)
                 yield piece
         finally:
             self._urgent -= urgent
+            self._least -= least
 
     async def arrived(self, size: int) -> None:
         """Count what has come, and wait before reading on where the owner limits that."""
@@ -73,13 +76,13 @@ class Courtesy:
         limit = self._allowance.upload
         return PIECE if limit is None else min(PIECE, max(LEAST_PIECE, int(limit * PIECE_S)))
 
-    async def _leave(self, size: int, least: float, urgent: bool) -> None:
+    async def _leave(self, size: int, urgent: bool) -> None:
         now = self._clock.now()
         if now - self._looked >= LOOK_S:
             self._look(now)
         limit = math.inf if self._allowance.upload is None else self._allowance.upload
         beside = math.inf if urgent else LEAST_RATE if self._urgent else self._rate
-        rate = max(min(beside, limit), least)
+        rate = max(min(beside, limit), 0.0 if urgent else self._least)
         begin = now if rate == math.inf else max(now, self._free_at)
         self._free_at = begin + size / rate
         self._gone += size

@@ -68,6 +68,24 @@ async def test_a_queue_that_links_see_slows_it_down_to_what_its_time_asks_for() 
     assert times[-1] <= DUE_S
 
 
+async def test_transfers_that_are_due_at_once_are_all_there_in_time() -> None:
+    clock, size = VirtualClock(), 30 << 20
+    courtesy = Courtesy(clock, Allowance(), lambda: busy(0.2))
+    began, ends = clock.now(), list[float]()
+
+    async def send() -> None:
+        async for _ in courtesy.pieces(bytes(size)):
+            pass
+        ends.append(clock.now() - began)
+
+    sending = [asyncio.create_task(send()) for _ in range(3)]
+    await clock.advance(1.01 * DUE_S)
+    assert len(ends) == 3
+    await asyncio.gather(*sending)
+    alone = await leaves(clock, courtesy, size, 2.0)
+    assert len(alone) == pytest.approx(2.0 * size / DUE_S / PIECE, abs=2), "they are over"
+
+
 async def test_what_a_rounds_end_waits_for_does_not_give_way_and_the_others_wait_for_it() -> None:
     clock, size = VirtualClock(), 30 << 20
     courtesy = Courtesy(clock, Allowance(), lambda: busy(0.2))
@@ -212,10 +230,12 @@ async def test_what_an_audit_asks_for_is_named_before_it_is_sent(coordinator: Do
     async with start_agent() as node:
         assign = assignment(coordinator, plan_of((0, 0, node.address)), 0, 0, "naming")
         await coordinator.assign(node.address, assign)
-        # The second one waits for the first one's upload, and is named all the same.
         for audit in ("ef" * 16, "fe" * 16):
             await coordinator.command(node.address, assign, OpenStep(audit, 0, 3, 1))
         await coordinator.until(lambda: len(coordinator.bodies(OpeningMade)) == 2)
+        await coordinator.until(
+            lambda: coordinator.waiting == 2
+        )  # Neither waits for the other, since both are due at once.
         assert not coordinator.bodies(StepOpened)
         coordinator.gate.set()
         await coordinator.until(lambda: len(coordinator.bodies(StepOpened)) == 2)
