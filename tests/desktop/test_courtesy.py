@@ -233,9 +233,8 @@ async def test_what_an_audit_asks_for_is_named_before_it_is_sent(coordinator: Do
         for audit in ("ef" * 16, "fe" * 16):
             await coordinator.command(node.address, assign, OpenStep(audit, 0, 3, 1))
         await coordinator.until(lambda: len(coordinator.bodies(OpeningMade)) == 2)
-        await coordinator.until(
-            lambda: coordinator.waiting == 2
-        )  # Neither waits for the other, since both are due at once.
+        # Neither waits for the other: both are due at once.
+        await coordinator.until(lambda: coordinator.waiting == 2)
         assert not coordinator.bodies(StepOpened)
         coordinator.gate.set()
         await coordinator.until(lambda: len(coordinator.bodies(StepOpened)) == 2)
