@@ -1,13 +1,23 @@
 """The folder that a worker finds its job in: ``config.json``, ``train.bin``, ``heldout.bin``, perhaps weights."""
 
+from dataclasses import dataclass
 from typing import Any
 
 from trainer.data import TokenFile
 from trainer.inputs import CONFIG, HELDOUT, MANIFEST, TRAIN, Folder
 from trainer.jsonfile import read_json
-from trainer.member import Files
 from transport.wire.job import JobSpec
 from transport.wire.model import inspect_config, resolve
+
+
+@dataclass
+class Files:
+    """The job's files as a worker sees them."""
+
+    config: dict[str, Any]
+    train: TokenFile
+    heldout: TokenFile
+    weights: Folder | None
 
 
 def load_config(folder: Folder, spec: JobSpec) -> dict[str, Any]:

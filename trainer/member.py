@@ -19,7 +19,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from torch import Tensor
 
@@ -29,41 +28,35 @@ from trainer.codecs import encoded_size
 from trainer.codecs.envelope import unwrap, wrap
 from trainer.conduct import Conduct
 from trainer.crossing import wrapped_kinds
-from trainer.data import TokenFile, heldout_parts
+from trainer.data import heldout_parts
 from trainer.errors import AbandonedError, CodecError, RoundEndedError, RoundError, WeightsError
+from trainer.folder import Files
 from trainer.inbox import Inbox, RoundKey
-from trainer.inputs import Folder
 from trainer.keeper import Keeper
-from trainer.opening import Ending, write_opening
+from trainer.openings import Openings
 from trainer.outbox import Outbox
 from trainer.outer import Local, OuterState, local_digest, outer_method
-from trainer.outer.audit import outer_step, write_outer
+from trainer.outer.audit import outer_step
 from trainer.pace import Pace
-from trainer.replay import cut_of, ending_of, state_before
+from trainer.replay import cut_of
 from trainer.stage import Stage, StageState
 from trainer.steps import Recorder, accumulate, digests, heldout_loss
 from trainer.trace import RoundTrace, job_digest, made_after
 from trainer.update import update
-from transport.wire.audit import KEPT_ROUNDS, StepLeaf, segment, state_interval
-from transport.wire.boundary import Kind, PayloadKey, Position, crossings, position_of
-from transport.wire.codec import encode as encode_message
+from transport.wire.audit import StepLeaf, state_interval
+from transport.wire.boundary import Kind, PayloadKey, crossings, position_of
 from transport.wire.crossing import longest_payload, recorded_bytes
 from transport.wire.job import TOGETHER, JobSpec
 from transport.wire.task import (
     AbandonRound,
     ApplyRound,
     BeginRound,
-    LeafShown,
-    OpenOuter,
-    OpenStep,
     OuterRecord,
     Plan,
     Progress,
     RoundApplied,
     RoundCommit,
     RoundHolding,
-    ShowLeaf,
-    StepOpened,
     TaskReport,
     Validation,
 )
@@ -72,16 +65,6 @@ from transport.wire.worker import PeerSend, TensorName
 LOG = logging.getLogger("cottage.worker")
 
 END_MARK = b"\x01"  # A payload holds at least a byte.
-
-
-@dataclass
-class Files:
-    """The job's files as a worker sees them."""
-
-    config: dict[str, Any]
-    train: TokenFile
-    heldout: TokenFile
-    weights: Folder | None
 
 
 @dataclass
@@ -133,15 +116,6 @@ class LiveBoundary:
         return TensorName("validation" if self.validation else kind, epoch, round_index, self.step, micro)
 
 
-@dataclass
-class _Kept:
-    """A round that can still be opened."""
-
-    trace: RoundTrace
-    total_steps: int
-    position: Position
-
-
 @dataclass(frozen=True)
 class _Made:
     """A round's contribution: the digest that leaves bind, the bytes that go out, and what the replica would carry over."""
@@ -149,14 +123,6 @@ class _Made:
     bound: str
     encoded: bytes
     local: Local
-
-
-@dataclass
-class _KeptOuter:
-    """An outer step that can still be opened."""
-
-    before: OuterState
-    contributions: dict[int, bytes]
 
 
 @dataclass
@@ -191,7 +157,6 @@ class Member:
         self._training = spec.training
         self._files = files
         self._env_class = env_class
-        self._device = device
         self._conduct = conduct
         self._inbox = inbox
         self._outbox = outbox
@@ -210,8 +175,7 @@ class Member:
         self._start: StageState | None = None
         self._said = _Said()
         self._holding = threading.Lock()
-        self._kept: dict[RoundKey, _Kept] = {}
-        self._kept_outer: dict[RoundKey, _KeptOuter] = {}
+        self.openings = Openings(self.stage, files, replica, outbox)
         self._outer_record: OuterRecord | None = None
         self._last_sent: dict[PayloadKey, bytes] = {}
         self._last_loss: float | None = None
@@ -271,55 +235,6 @@ class Member:
                         self._back_to_start()
         except AbandonedError:
             self._back_to_start()
-
-    def open_step(self, command: OpenStep) -> None:
-        """Answer an audit's draw."""
-        kept = self._kept.get((command.epoch, command.round))
-        if kept is None:
-            reason = f"round {command.round} of epoch {command.epoch} is not kept: only the last {KEPT_ROUNDS} are"
-            self._outbox.report(StepOpened(command.audit, None, reason))
-            return
-        try:
-            kept.trace.check(command.step)
-            made = made_after(self._training, len(kept.trace.leaves))
-            state, ending = self._state_shown(kept, command)
-            opening = write_opening(
-                kept.trace, command.step, state, kept.position, crossings(self._training), made, ending
-            )
-        except RoundError as error:
-            self._outbox.report(StepOpened(command.audit, None, str(error)[:200]))
-            return
-        self._outbox.report(StepOpened(command.audit, hashlib.sha256(opening).hexdigest()), opening)
-
-    def _state_shown(self, kept: _Kept, command: OpenStep) -> tuple[StageState, Ending | None]:
-        """The state before the segment that was drawn, and what the segment came to where that is asked for."""
-        trace = kept.trace
-        first, _ = segment(command.step, trace.segment, len(trace.leaves))
-        if first in trace.states and not command.ending:
-            return trace.states[first], None
-        config, weights = self._files.config, self._files.weights
-        scratch = Stage(config, self.stage.cut, self._training, weights, self._device, initialise=False)
-        again = (scratch, kept.position, self._files.train, self._replica, kept.total_steps)
-        state = state_before(trace, first, *again)
-        return state, ending_of(trace, first, *again) if command.ending else None
-
-    def show_leaf(self, command: ShowLeaf) -> LeafShown:
-        """The leaf of a committed step, where it is kept."""
-        kept = self._kept.get((command.epoch, command.round))
-        if kept is None or command.step >= len(kept.trace.leaves):
-            return LeafShown(command.audit, None)
-        leaf = encode_message(kept.trace.leaves[command.step])
-        return LeafShown(command.audit, leaf, kept.trace.tree().proof(command.step).path)
-
-    def open_outer(self, command: OpenOuter) -> None:
-        """Answer an audit's draw of an outer step."""
-        kept = self._kept_outer.get((command.epoch, command.round))
-        if kept is None:
-            reason = f"the outer step of round {command.round} of epoch {command.epoch} is not kept"
-            self._outbox.report(StepOpened(command.audit, None, reason))
-            return
-        opening = write_outer(kept.before, kept.contributions)
-        self._outbox.report(StepOpened(command.audit, hashlib.sha256(opening).hexdigest()), opening)
 
     # --- rounds -------------------------------------------------------------------------------------------------------
 
@@ -489,9 +404,9 @@ class Member:
         trace.bind(made.bound, carried, made_after(self._training, len(trace.leaves)))
         root = self._conduct.root(trace.tree().root)
         digest = hashlib.sha256(made.encoded).hexdigest()
-        self._kept[key] = _Kept(trace, command.total_steps, self._position)
-        for old in sorted(self._kept)[:-KEPT_ROUNDS]:
-            self._keeper.give_back(self._kept.pop(old).trace.states.values())
+        unread = self.openings.keep(key, trace, command.total_steps, self._position)
+        if unread:
+            self._keeper.give_back(unread)
         tokens = len(trace.leaves) * self._training.batch * self._training.sequence
         operations = self.stage.operations_per_token * tokens
         self._pending = local
@@ -540,9 +455,7 @@ class Member:
         self._outer, self._outer_record = outer_step(self._method, self.stage, before, contributions, command.round)
         if self._outer.left_out:
             LOG.info("round %d: left out the pseudo-gradients of replicas %s", command.round + 1, self._outer.left_out)
-        self._kept_outer[key] = _KeptOuter(before, contributions)
-        for old in sorted(self._kept_outer)[:-KEPT_ROUNDS]:
-            del self._kept_outer[old]
+        self.openings.keep_outer(key, before, contributions)
         self._anchor_round, self._start = command.round + 1, None
         if self._pending is not None and self._replica in contributions:
             self._local = self._pending

@@ -6,26 +6,25 @@ The loop reads frames and sorts them: commands and payloads into the ``Inbox``, 
 
 import asyncio
 import logging
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from trainer.conduct import Lie, conduct
 from trainer.environment import configure, env_class
-from trainer.errors import OpeningError, TrainerError
-from trainer.folder import open_files
+from trainer.errors import OpeningError
+from trainer.folder import Files, open_files
+from trainer.guarded import guarded
 from trainer.inbox import Audit, Inbox
 from trainer.inputs import TRAIN, Folder
 from trainer.logs import ReportHandler
-from trainer.member import Files, Member
+from trainer.member import Member
 from trainer.outbox import Outbox
 from trainer.pacing import slow_down
 from trainer.player import Player
 from trainer.replay import Auditor
 from transport.wire.audit import NoAnswer
 from transport.wire.codec import MessageError
-from transport.wire.model import ModelConfigError
 from transport.wire.stdio import open_stdio
 from transport.wire.task import (
     AbandonRound,
@@ -42,14 +41,11 @@ from transport.wire.task import (
     ShowLeaf,
     StepOpened,
     StopTask,
-    TaskFailed,
     TaskReady,
 )
 from transport.wire.worker import AgentMessage, PeerDeliver, Setup, WorkerCommand, read_frame, write_pieces
 
 CONNECT_SECONDS = 20.0  # The agent listens before it starts us; this only covers a busy machine.
-
-MAX_REASON = 4000  # As long as a LongText may be.
 
 log = logging.getLogger("cottage.worker")
 
@@ -102,30 +98,17 @@ class Worker:
             log.error("no Setup came: %s", error)
             outbox.close()
             return 1
-        code = await loop.run_in_executor(executor, self._guarded, outbox, lambda: self._build(setup, outbox))
-        if code == 0:
-            computing = loop.run_in_executor(executor, self._guarded, outbox, self._compute)
+        well = await loop.run_in_executor(executor, guarded, outbox, lambda: self._build(setup, outbox))
+        if well:
+            computing = loop.run_in_executor(executor, guarded, outbox, self._compute)
             reading = asyncio.ensure_future(self._read(reader))
             waited: set[asyncio.Future[Any]] = {computing, reading}
             await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
             self._inbox.close()
             reading.cancel()
-            code = await computing
+            well = await computing
         outbox.close()
-        return code
-
-    def _guarded(self, outbox: Outbox, work: Callable[[], None]) -> int:
-        """Run ``work`` in the computing thread; whatever goes wrong in it is reported. Returns the exit code."""
-        try:
-            work()
-        except (TrainerError, ModelConfigError, MessageError) as error:
-            outbox.report(TaskFailed(str(error)[:MAX_REASON]))
-            return 1
-        except Exception as error:  # The boundary of the process: the coordinator must hear why, whatever it was.
-            log.exception("computing failed")
-            outbox.report(TaskFailed(f"{type(error).__name__}: {error}"[:MAX_REASON]))
-            return 1
-        return 0
+        return 0 if well else 1
 
     def _build(self, setup: object, outbox: Outbox) -> None:
         if not isinstance(setup, Setup):
@@ -214,11 +197,13 @@ class Worker:
             case ReplayAcross():
                 self._outbox.report(self._auditor.judge_across(command, payload))
             case OpenStep() if self._member is not None:
-                self._member.open_step(command)
+                self._member.openings.open_step(command)
             case OpenOuter() if self._member is not None:
-                self._member.open_outer(command)
+                self._member.openings.open_outer(command)
             case ShowLeaf():
-                shown = LeafShown(command.audit, None) if self._member is None else self._member.show_leaf(command)
+                shown = (
+                    LeafShown(command.audit, None) if self._member is None else self._member.openings.show_leaf(command)
+                )
                 self._outbox.report(shown)
             case OpenStep() | OpenOuter():
                 self._outbox.report(StepOpened(command.audit, None, "a spare has no steps to open"))

@@ -1,0 +1,137 @@
+"""A member's openings are written beside its computing, and what they are read from is let be until they are done."""
+
+import hashlib
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.trainer.small import VOCABULARY, Committed, commit_round, job, pipeline, training
+from tests.trainer.test_replay import AUDIT, TOTAL, auditor, command
+from trainer import openings
+from trainer.data import TokenFile
+from trainer.folder import open_files
+from trainer.inputs import Folder
+from trainer.openings import Openings
+from trainer.outer import OuterState
+from transport.wire.audit import KEPT_ROUNDS
+from transport.wire.task import OpenOuter, OpenStep, StepOpened, TaskFailed, TaskReport
+
+SHORT, LONG = 0.2, 30.0  # Seconds.
+
+
+class Socket:
+    """Stands for an ``Outbox``; while ``stuck``, nothing leaves it."""
+
+    def __init__(self) -> None:
+        self.room = threading.Event()
+        self.said: list[tuple[TaskReport, bytes]] = []
+        self.heard = threading.Semaphore(0)
+
+    def report(self, body: TaskReport, payload: bytes = b"", own: bytes = b"") -> None:
+        if payload:
+            assert self.room.wait(LONG)
+        self.said.append((body, payload))
+        self.heard.release()
+
+    def next(self) -> tuple[TaskReport, bytes]:
+        assert self.heard.acquire(timeout=LONG)
+        return self.said.pop(0)
+
+
+class Shown:
+    """Stage 1 of a pipeline with two stages, with rounds that it committed to."""
+
+    def __init__(self, folder: Path, tokens: TokenFile) -> None:
+        self.line = pipeline("llama", 2, tokens, training())
+        self.socket = Socket()
+        stage = self.line.stages[1]
+        self.openings = Openings(stage, open_files(Folder(folder), job()), 0, self.socket)  # type: ignore[arg-type]
+
+    def round(self, index: int) -> tuple[Committed, list[Any]]:
+        done = commit_round(self.line, 1, 2, TOTAL, 2 * index)
+        return done, self.openings.keep((0, index), done.trace, TOTAL, done.position)
+
+
+@pytest.fixture
+def shown(folder: Path, tokens: TokenFile) -> Shown:
+    return Shown(folder, tokens)
+
+
+def draw(round_index: int, step: int = 1, **changes: Any) -> OpenStep:
+    return OpenStep(**({"audit": AUDIT, "epoch": 0, "round": round_index, "step": step} | changes))
+
+
+def test_an_opening_leaves_while_the_member_computes_and_is_the_one_that_was_committed_to(
+    shown: Shown, folder: Path
+) -> None:
+    done, gone = shown.round(0)
+    assert gone == []
+    shown.openings.open_step(draw(0))  # Comes back though nothing can leave.
+    shown.line.step(2, TOTAL)
+    assert shown.socket.said == []
+    shown.socket.room.set()
+    report, opening = shown.socket.next()
+    assert isinstance(report, StepOpened)
+    assert report.opening == hashlib.sha256(opening).hexdigest()
+    verdict = auditor(folder, training()).judge(command(done, 1), opening)
+    assert verdict.verdict == "match", verdict.detail
+    assert opening == done.opening(1)
+
+
+def test_the_memory_of_a_round_is_not_given_back_while_its_opening_is_written(shown: Shown) -> None:
+    oldest, _ = shown.round(0)
+    for index in range(1, KEPT_ROUNDS):
+        assert shown.round(index)[1] == []
+    shown.openings.open_step(draw(0))
+    last = commit_round(shown.line, 1, 2, TOTAL, 2 * KEPT_ROUNDS)
+    gone: list[Any] = []
+    keeping = threading.Thread(
+        target=lambda: gone.extend(shown.openings.keep((0, KEPT_ROUNDS), last.trace, TOTAL, last.position))
+    )
+    keeping.start()
+    keeping.join(SHORT)
+    assert keeping.is_alive(), "who takes the memory would write into what is read"
+    shown.socket.room.set()
+    keeping.join(LONG)
+    assert [state.digest() for state in gone] == [state.digest() for state in oldest.trace.states.values()]
+    assert shown.socket.next()[1] == oldest.opening(1)
+    shown.openings.open_step(draw(0))
+    report, _ = shown.socket.next()
+    assert isinstance(report, StepOpened)
+    assert report.opening is None
+    assert "not kept" in report.reason
+
+
+def test_an_outer_step_is_opened_the_same_way(shown: Shown) -> None:
+    state = shown.line.stages[1].state()
+    before = OuterState(state.parameters, state.first_moment)
+    shown.openings.keep_outer((0, 0), before, {0: b"given", 1: b"given, too"})
+    shown.openings.open_outer(OpenOuter(AUDIT, 0, 0))
+    assert shown.socket.said == []
+    shown.socket.room.set()
+    report, opening = shown.socket.next()
+    assert isinstance(report, StepOpened)
+    assert b"given, too" in opening
+
+
+def test_a_step_that_the_round_does_not_have_is_refused(shown: Shown) -> None:
+    shown.round(0)
+    shown.openings.open_step(draw(0, step=VOCABULARY))
+    report, _ = shown.socket.next()
+    assert isinstance(report, StepOpened)
+    assert report.opening is None
+    assert str(VOCABULARY) in report.reason
+
+
+def test_an_opening_that_cannot_be_written_is_heard_of(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> bytes:
+        raise MemoryError("no room for an opening")
+
+    monkeypatch.setattr(openings, "write_opening", full)
+    shown.round(0)
+    shown.openings.open_step(draw(0))
+    report, _ = shown.socket.next()
+    assert isinstance(report, TaskFailed)
+    assert "no room for an opening" in report.reason

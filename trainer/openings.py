@@ -1,0 +1,124 @@
+"""Rounds of a member that can still be opened, and the answers to audits of them.
+
+An opening is as large as all that its segment received. Writing and hashing it takes a second or more of a large stage, for which
+the pipeline would stand still: a thread of its own does that, from what does not change any more.
+"""
+
+import hashlib
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
+
+from trainer.aside import Aside
+from trainer.errors import RoundError
+from trainer.folder import Files
+from trainer.guarded import guarded
+from trainer.inbox import RoundKey
+from trainer.opening import Ending, write_opening
+from trainer.outbox import Outbox
+from trainer.outer import OuterState
+from trainer.outer.audit import write_outer
+from trainer.replay import ending_of, state_before
+from trainer.stage import Stage, StageState
+from trainer.trace import RoundTrace, made_after
+from transport.wire.audit import KEPT_ROUNDS, segment
+from transport.wire.boundary import Position, crossings
+from transport.wire.codec import encode as encode_message
+from transport.wire.task import LeafShown, OpenOuter, OpenStep, ShowLeaf, StepOpened
+
+
+@dataclass(frozen=True)
+class _Round:
+    trace: RoundTrace
+    total_steps: int
+    position: Position
+
+
+@dataclass(frozen=True)
+class _Outer:
+    before: OuterState
+    contributions: dict[int, bytes]
+
+
+class Openings:
+    """The last ``KEPT_ROUNDS`` rounds and outer steps of one member."""
+
+    def __init__(self, stage: Stage, files: Files, replica: int, outbox: Outbox) -> None:
+        """Of a member that computes on ``stage``; answers go to ``outbox``."""
+        self._stage = stage
+        self._files = files
+        self._replica = replica
+        self._outbox = outbox
+        self._aside = Aside()
+        self._writing: list[Future[bool]] = []
+        self._rounds: dict[RoundKey, _Round] = {}
+        self._outers: dict[RoundKey, _Outer] = {}
+
+    def keep(self, key: RoundKey, trace: RoundTrace, total_steps: int, position: Position) -> list[StageState]:
+        """Keep a round that was committed to; the states of those that make room for it, which nobody reads any more."""
+        self._rounds[key] = _Round(trace, total_steps, position)
+        wait(self._writing)
+        self._writing.clear()
+        gone = [self._rounds.pop(old) for old in sorted(self._rounds)[:-KEPT_ROUNDS]]
+        return [state for old in gone for state in old.trace.states.values()]
+
+    def keep_outer(self, key: RoundKey, before: OuterState, contributions: dict[int, bytes]) -> None:
+        """Keep an outer step."""
+        self._outers[key] = _Outer(before, contributions)
+        for old in sorted(self._outers)[:-KEPT_ROUNDS]:
+            del self._outers[old]
+
+    def open_step(self, command: OpenStep) -> None:
+        """Answer an audit's draw."""
+        kept = self._rounds.get((command.epoch, command.round))
+        if kept is None:
+            reason = f"round {command.round} of epoch {command.epoch} is not kept: only the last {KEPT_ROUNDS} are"
+            self._outbox.report(StepOpened(command.audit, None, reason))
+            return
+        trace, training = kept.trace, self._stage.training
+        try:
+            trace.check(command.step)
+            state, ending = self._shown(kept, command)
+        except RoundError as error:
+            self._outbox.report(StepOpened(command.audit, None, str(error)[:200]))
+            return
+        made, micros = made_after(training, len(trace.leaves)), crossings(training)
+        self._answer(
+            command.audit, lambda: write_opening(trace, command.step, state, kept.position, micros, made, ending)
+        )
+
+    def _shown(self, kept: _Round, command: OpenStep) -> tuple[StageState, Ending | None]:
+        """The state before the segment that was drawn, and what the segment came to where that is asked for."""
+        trace, stage, files = kept.trace, self._stage, self._files
+        first, _ = segment(command.step, trace.segment, len(trace.leaves))
+        if first in trace.states and not command.ending:
+            return trace.states[first], None
+        scratch = Stage(files.config, stage.cut, stage.training, files.weights, str(stage.device), initialise=False)
+        again = (scratch, kept.position, files.train, self._replica, kept.total_steps)
+        state = state_before(trace, first, *again)
+        return state, ending_of(trace, first, *again) if command.ending else None
+
+    def open_outer(self, command: OpenOuter) -> None:
+        """Answer an audit's draw of an outer step."""
+        kept = self._outers.get((command.epoch, command.round))
+        if kept is None:
+            reason = f"the outer step of round {command.round} of epoch {command.epoch} is not kept"
+            self._outbox.report(StepOpened(command.audit, None, reason))
+            return
+        self._answer(command.audit, lambda: write_outer(kept.before, kept.contributions))
+
+    def show_leaf(self, command: ShowLeaf) -> LeafShown:
+        """The leaf of a committed step, where it is kept."""
+        kept = self._rounds.get((command.epoch, command.round))
+        if kept is None or command.step >= len(kept.trace.leaves):
+            return LeafShown(command.audit, None)
+        leaf = encode_message(kept.trace.leaves[command.step])
+        return LeafShown(command.audit, leaf, kept.trace.tree().proof(command.step).path)
+
+    def _answer(self, audit: str, write: Callable[[], bytes]) -> None:
+        def answer() -> None:
+            opening = write()
+            self._outbox.report(StepOpened(audit, hashlib.sha256(opening).hexdigest()), opening)
+
+        self._writing = [writing for writing in self._writing if not writing.done()]
+        self._writing.append(self._aside.submit(guarded, self._outbox, answer))
