@@ -187,9 +187,9 @@ async def memory(width: int, layers: int, **more: Any) -> list[dict[str, Any]]:
             for number in range(ROUNDS):
                 await router.round(plan, number, STEPS, TOTAL)
                 audit = f"{number:032x}"
-                for place in places:
-                    await router.command(place, OpenStep(audit, 0, number, number * STEPS))
-                await router.until(partial(opened, router, places, audit))
+                for place in places:  # What is drawn is shown while the next round runs.
+                    await router.command(place, OpenStep(audit, 0, number, 0))
+            await router.until(partial(opened, router, places, audit))
             peaks = {place: peak(router.workers[place].process) for place in places}
     shape = inspect_config(config)
     rows = []
@@ -201,8 +201,12 @@ async def memory(width: int, layers: int, **more: Any) -> list[dict[str, Any]]:
 
 
 def opened(router: Router, places: list[Place], audit: str) -> bool:
-    """Whether all have shown what was drawn."""
-    return all(router.of(place, StepOpened, audit=audit) for place in places)
+    """Whether all have shown what was drawn; raises ``RuntimeError`` where one refuses."""
+    reports = [report for place in places for report in router.of(place, StepOpened, audit=audit)]
+    refused = [report.reason for report in reports if report.opening is None]
+    if refused:
+        raise RuntimeError(f"a worker does not open its step: {refused[0]}")
+    return len(reports) == len(places)
 
 
 def peak(process: Process) -> int:
