@@ -110,8 +110,9 @@ def too_large(shape: ModelShape, training: TrainingSpec, memories: Sequence[int]
 def fixed_memory(shape: ModelShape, training: TrainingSpec, parameters: int, card: bool) -> int:
     """Bytes of a worker that do not grow with the tokens in flight, beside ``ModelShape.stage_memory_bytes``.
 
-    The process itself, what outer steps take, what a replica carries from round to round, and states and payloads of the rounds
-    that can be audited and of the one under way. On a graphics card (``card``) lies none of that but the process's own part.
+    The process itself, what outer steps take, what a replica carries from round to round, states and payloads of the rounds
+    that can be audited and of the one under way, and an opening that is written meanwhile. On a graphics card (``card``) lies
+    none of that but the process's own part.
     """
     if card:
         return BASE_CARD
@@ -120,7 +121,14 @@ def fixed_memory(shape: ModelShape, training: TrainingSpec, parameters: int, car
     states = -(-steps // state_interval(steps, _STATE * FLOAT32 * parameters, payloads, training.commit_every))
     rounds = KEPT_ROUNDS + 1
     vectors = _OUTER + _carried_vectors(training) + rounds * states * _STATE
-    return BASE_MEMORY + FLOAT32 * parameters * vectors + rounds * steps * payloads
+    opening = 2 * _opening(training, parameters, min(steps, training.commit_every) * payloads)
+    return BASE_MEMORY + FLOAT32 * parameters * vectors + rounds * steps * payloads + opening
+
+
+def _opening(training: TrainingSpec, parameters: int, payloads: int) -> int:
+    """Bytes of an opened segment, which is held once more while it is written: a state, an anchor, what is carried, payloads."""
+    vectors = _STATE + 1 + (_carried_vectors(training) > 0)
+    return FLOAT32 * parameters * vectors + payloads
 
 
 def _carried_vectors(training: TrainingSpec) -> int:
