@@ -187,8 +187,8 @@ async def memory(width: int, layers: int, **more: Any) -> list[dict[str, Any]]:
             for number in range(ROUNDS):
                 await router.round(plan, number, STEPS, TOTAL)
                 audit = f"{number:032x}"
-                for place in places:  # What is drawn is shown while the next round runs.
-                    await router.command(place, OpenStep(audit, 0, number, 0))
+                for place in places:  # Shown while the next round runs; the last step shows the most.
+                    await router.command(place, OpenStep(audit, 0, number, STEPS - 1))
             await router.until(partial(opened, router, places, audit))
             peaks = {place: peak(router.workers[place].process) for place in places}
     shape = inspect_config(config)
