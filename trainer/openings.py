@@ -7,7 +7,7 @@ the pipeline would stand still: a thread of its own does that, from what does no
 import hashlib
 from collections.abc import Callable
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from trainer.aside import Aside
 from trainer.errors import RoundError
@@ -32,6 +32,8 @@ class _Round:
     trace: RoundTrace
     total_steps: int
     position: Position
+    writing: list[Future[bool]] = field(default_factory=list)
+    """Openings that read its states."""
 
 
 @dataclass(frozen=True)
@@ -50,16 +52,14 @@ class Openings:
         self._replica = replica
         self._outbox = outbox
         self._aside = Aside()
-        self._writing: list[Future[bool]] = []
         self._rounds: dict[RoundKey, _Round] = {}
         self._outers: dict[RoundKey, _Outer] = {}
 
     def keep(self, key: RoundKey, trace: RoundTrace, total_steps: int, position: Position) -> list[StageState]:
         """Keep a round that was committed to; the states of those that make room for it, which nobody reads any more."""
         self._rounds[key] = _Round(trace, total_steps, position)
-        wait(self._writing)
-        self._writing.clear()
         gone = [self._rounds.pop(old) for old in sorted(self._rounds)[:-KEPT_ROUNDS]]
+        wait([writing for old in gone for writing in old.writing])
         return [state for old in gone for state in old.trace.states.values()]
 
     def keep_outer(self, key: RoundKey, before: OuterState, contributions: dict[int, bytes]) -> None:
@@ -83,9 +83,10 @@ class Openings:
             self._outbox.report(StepOpened(command.audit, None, str(error)[:200]))
             return
         made, micros = made_after(training, len(trace.leaves)), crossings(training)
-        self._answer(
+        writing = self._answer(
             command.audit, lambda: write_opening(trace, command.step, state, kept.position, micros, made, ending)
         )
+        kept.writing.append(writing)
 
     def _shown(self, kept: _Round, command: OpenStep) -> tuple[StageState, Ending | None]:
         """The state before the segment that was drawn, and what the segment came to where that is asked for."""
@@ -115,10 +116,9 @@ class Openings:
         leaf = encode_message(kept.trace.leaves[command.step])
         return LeafShown(command.audit, leaf, kept.trace.tree().proof(command.step).path)
 
-    def _answer(self, audit: str, write: Callable[[], bytes]) -> None:
+    def _answer(self, audit: str, write: Callable[[], bytes]) -> Future[bool]:
         def answer() -> None:
             opening = write()
             self._outbox.report(StepOpened(audit, hashlib.sha256(opening).hexdigest()), opening)
 
-        self._writing = [writing for writing in self._writing if not writing.done()]
-        self._writing.append(self._aside.submit(guarded, self._outbox, answer))
+        return self._aside.submit(guarded, self._outbox, answer)
