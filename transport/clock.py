@@ -5,9 +5,9 @@ import heapq
 import itertools
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 BACKOFF_FIRST_S = 0.25
 BACKOFF_MAX_S = 15.0
@@ -16,6 +16,8 @@ BACKOFF_JITTER = 0.5  # Up to half is taken away by chance, so that many nodes d
 instant: Callable[[], float] = time.perf_counter if sys.platform == "win32" else time.monotonic
 """Monotonic seconds for what is shorter than a round trip. Until Python 3.13 ``time.monotonic`` of Windows, which is the event
 loop's time, too, moves every 15.6 ms."""
+
+_T = TypeVar("_T")
 
 _SETTLE_ROUNDS = 25  # Rounds of the event loop between two timers: enough for a chain of awaits to run through.
 
@@ -110,6 +112,27 @@ def backoff(attempt: int, jitter: Callable[[], float]) -> float:
     """
     full = min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2 ** min(max(0, attempt - 1), 16))
     return float(full * (1 - BACKOFF_JITTER * jitter()))
+
+
+async def within(seconds: float | None, work: Awaitable[_T]) -> _T:
+    """Wait for ``work``, at most ``seconds`` (None: for ever), and end it where it takes longer or the caller is cancelled.
+
+    What ``asyncio.wait_for`` does from Python 3.12 on. Before, it forgot that its caller was cancelled if the work was done at
+    the same moment (cpython issue 86296), and whoever waits for the caller's end waits for ever. ``asyncio.timeout`` raises no
+    TimeoutError in a task that is being cancelled before 3.11.3.
+
+    Raises:
+        TimeoutError: it took longer.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait((task,), timeout=seconds)
+        if not task.done():
+            raise TimeoutError
+        return task.result()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 def _expire(limit: asyncio.Timeout) -> None:

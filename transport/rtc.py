@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from transport.addresses import host_addresses, local_addresses, source_for
 from transport.candidates import LOOPBACK_ADDRESSES, Gatherer
 from transport.checks import Checks
+from transport.clock import within
 from transport.context import LinkOptions
 from transport.errors import ConnectError
 from transport.ice import IceServer
@@ -330,7 +331,7 @@ class RtcConnection:
         if self._probe is not None:
             self._probe.stop()
         try:
-            await asyncio.wait_for(self._pc.close(), limit_s)  # In a cancelled task, too: Python before 3.11.3.
+            await within(limit_s, self._pc.close())
         except TimeoutError:
             LOG.info("a connection did not close within %.1f s; it is left to the event loop", limit_s)
         self._changed.set()

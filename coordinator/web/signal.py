@@ -11,6 +11,7 @@ from coordinator.services.context import Context
 from coordinator.services.conversation import Conversation, together
 from coordinator.services.nodes import Nodes, RefusedError, Session
 from coordinator.web.auth import public
+from transport.clock import within
 from transport.wire.codec import MessageError, decode, encode
 from transport.wire.node import Challenge, CoordinatorMessage, Heartbeat, Hello, NodeMessage, Refused, Report
 
@@ -126,7 +127,7 @@ class NodeSocket:
             self._open.discard(outgoing)
             outgoing.close("the connection ended")
             with contextlib.suppress(asyncio.CancelledError, ConnectionError, TimeoutError):
-                await asyncio.wait_for(writer, CLOSE_SECONDS)
+                await within(CLOSE_SECONDS, writer)
         return socket
 
     async def _talk(self, host: str, socket: web.WebSocketResponse, outgoing: _Outgoing) -> None:

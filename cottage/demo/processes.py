@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from transport.clock import within
+
 STOP_SECONDS = 15.0  # An agent says goodbye and ends its worker; a worker may be within a step.
 LOG_TAIL = 12
 _PR_SET_PDEATHSIG = 1
@@ -75,7 +77,7 @@ class Household:
             with contextlib.suppress(ProcessLookupError):
                 role.process.terminate()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(role.process.wait(), STOP_SECONDS)
+                await within(STOP_SECONDS, role.process.wait())
         await self.kill(role)
 
     async def kill(self, role: Role) -> None:

@@ -35,7 +35,7 @@ from desktop.agent.updates.release import Release, Way, installation, this_relea
 from desktop.agent.updates.replaced import LOOK_S, Place
 from desktop.agent.updates.setup import Setup
 from desktop.agent.usage import Share
-from transport.clock import SystemClock
+from transport.clock import SystemClock, within
 from transport.ending import on_end
 from transport.nettest.result import NetTest
 
@@ -162,7 +162,7 @@ class Service:
     async def _rest(self, seconds: float | None) -> None:
         self._wake.clear()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._wake.wait(), seconds)
+            await within(seconds, self._wake.wait())
 
     async def _lend(self) -> None:
         """One stretch, and what follows from how it ended."""

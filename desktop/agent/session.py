@@ -18,7 +18,7 @@ from yarl import URL
 from desktop.agent.errors import AgentError, NotConnectedError, RefusedError
 from desktop.agent.groups import main_error
 from desktop.agent.log import LOGGER, printable
-from transport.clock import Clock, backoff
+from transport.clock import Clock, backoff, within
 from transport.identity import NodeKey
 from transport.wire.codec import MAX_MESSAGE, MessageError, decode, encode
 from transport.wire.node import (
@@ -203,7 +203,7 @@ class Session:
             await socket.close()
 
         try:
-            await asyncio.wait_for(speak(), GOODBYE_S)  # In a cancelled task, too: Python before 3.11.3.
+            await within(GOODBYE_S, speak())
         except (NotConnectedError, TimeoutError):
             LOGGER.warning("the coordinator could not be told that this node leaves")
 

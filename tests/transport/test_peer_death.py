@@ -15,9 +15,13 @@ from typing import Any
 import pytest
 
 from tests.transport.conftest import Node, Switchboard, until
+from transport.clock import VirtualClock
+from transport.errors import PeerUnreachableError
 from transport.identity import NodeKey
 from transport.lane import Lane
 from transport.limits import PeerLimits
+from transport.peer import PeerNet
+from transport.sctp.connection import FastPeerConnection
 from transport.stats import LinkState
 
 ROOT = Path(__file__).parents[2]
@@ -175,3 +179,44 @@ async def test_sixty_four_megabytes_between_two_processes(switchboard: Switchboa
         await until(lambda: other.sent == ["back"], 60)
         await until(lambda: other.got == [(Lane.BULK, "there", 64 << 20)])
         assert [len(m.payload) for m in other.node.received] == [64 << 20]
+
+
+@pytest.mark.parametrize("steps", range(8))
+async def test_a_node_that_closes_while_a_try_to_reach_a_dead_peer_ends_is_not_kept_waiting(
+    steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In whatever order the two come; where the end of the try won, the node went on trying and never closed."""
+    first, second = sorted((NodeKey.generate(), NodeKey.generate()), key=lambda key: key.address)
+    clock, offered, closing = VirtualClock(), asyncio.Event(), list[asyncio.Future[None]]()
+
+    async def send_signal(*_: object) -> None:
+        offered.set()
+
+    async def on_message(*_: object) -> None:
+        raise AssertionError("nobody is there to send anything")
+
+    net = PeerNet(first, send_signal, on_message, loopback=True, clock=clock, limits=QUICK)
+    end = FastPeerConnection.close
+
+    async def close_soon() -> None:
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        await net.aclose()
+
+    async def end_slowly(connection: FastPeerConnection) -> None:
+        await end(connection)
+        if not closing:
+            closing.append(asyncio.ensure_future(close_soon()))
+        for _ in range(4):
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(FastPeerConnection, "close", end_slowly)
+    await net.allow({second.address})
+    sending = asyncio.ensure_future(net.send(second.address, Lane.CONTROL, b"anybody?"))
+    await offered.wait()
+    await clock.advance(QUICK.answer_s)
+    await until(lambda: bool(closing))
+    done, _ = await asyncio.wait(closing, timeout=10)
+    assert done, "closing waits for a try that goes on"
+    with pytest.raises(PeerUnreachableError, match="this node is closing"):
+        await sending

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from transport.clock import BACKOFF_MAX_S, Clock, SystemClock, VirtualClock, backoff
+from transport.clock import BACKOFF_MAX_S, Clock, SystemClock, VirtualClock, backoff, within
 
 
 async def test_sleepers_wake_in_the_order_of_their_times() -> None:
@@ -81,3 +81,65 @@ def test_backoff_doubles_to_a_bound_and_is_spread_by_chance() -> None:
     assert full[-1] == BACKOFF_MAX_S == max(full)
     assert backoff(3, lambda: 0.999) < 0.6
     assert backoff(10**9, lambda: 0.0) == BACKOFF_MAX_S
+
+
+@pytest.mark.parametrize("steps", range(8))
+async def test_a_caller_that_is_cancelled_while_its_work_ends_is_cancelled(steps: int) -> None:
+    """In whatever order the two come: the wait_for of Python 3.11 forgot it where the work was done first."""
+    ready, goes_on = asyncio.Event(), []
+
+    async def caller() -> None:
+        await within(5, ready.wait())
+        await asyncio.sleep(0)
+        goes_on.append("the caller goes on")
+
+    task = asyncio.create_task(caller())
+    for _ in range(3):
+        await asyncio.sleep(0)
+    ready.set()
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    if not task.done():
+        task.cancel()
+        await asyncio.wait((task,))
+        assert task.cancelled()
+    assert task.cancelled() is not bool(goes_on)
+
+
+async def test_work_that_takes_longer_is_ended_and_its_own_failure_is_raised() -> None:
+    ended = []
+
+    async def work() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.append("work")
+
+    async def failing() -> None:
+        raise ConnectionError("no line")
+
+    with pytest.raises(TimeoutError):
+        await within(0.01, work())
+    assert ended == ["work"]
+    with pytest.raises(ConnectionError, match="no line"):
+        await within(None, failing())
+
+
+async def test_a_caller_that_is_being_cancelled_can_still_give_up_in_time() -> None:
+    gave_up = []
+
+    async def caller() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            try:
+                await within(0.01, asyncio.sleep(60))
+            except TimeoutError:
+                gave_up.append("caller")
+
+    task = asyncio.create_task(caller())
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait((task,))
+    assert task.cancelled()
+    assert gave_up == ["caller"]

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
-from transport.clock import Clock
+from transport.clock import Clock, within
 from transport.relay.errors import CoturnError
 from transport.relay.options import RelayOptions
 from transport.relay.policy import FORBIDDEN, Network
@@ -172,7 +172,7 @@ class Coturn:
         if self._process.returncode is None:
             self._process.terminate()
             try:
-                await asyncio.wait_for(self._process.wait(), STOP_S)  # In a cancelled task, too: Python before 3.11.3.
+                await within(STOP_S, self._process.wait())
             except TimeoutError:
                 self._process.kill()
                 await self._process.wait()

@@ -16,6 +16,7 @@ from typing import Literal
 
 from desktop.agent.errors import SandboxError
 from desktop.agent.sandbox.base import MAX_LOG_BYTES, SOCKET_NAME, WORKER, Exit, Limits
+from transport.clock import within
 
 assert sys.platform != "win32", "``start.make_sandbox`` refuses it there: Windows has no groups of processes to end"
 
@@ -70,10 +71,8 @@ class ProcessWorker:
         """End the whole process group."""
         self._signal(signal.SIGTERM)
         self._signal(signal.SIGCONT)  # One that is frozen would not hear of it.
-        # Of a task that is being cancelled, as the one that ends here may be, Python before 3.11.3 makes no TimeoutError
-        # where ``asyncio.timeout`` ends: the rest would not be done.
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._process.wait(), grace)
+            await within(grace, self._process.wait())
         self._signal(signal.SIGKILL)
         await self._process.wait()
 

@@ -17,15 +17,23 @@ SHOTS = Path(__file__).parents[3] / "build" / "shots"
 
 
 def wait_for(condition: Callable[[], object], what: str, patience_s: float = 30) -> None:
-    """Run Qt's event loop until ``condition`` holds."""
+    """Run Qt's event loop until ``condition`` holds once: what a tray draws may be gone again a moment later."""
     loop, tick, clock = QEventLoop(), QTimer(interval=5), QElapsedTimer()
     clock.start()
-    tick.timeout.connect(lambda: loop.quit() if condition() or clock.elapsed() > patience_s * 1000 else None)
-    tick.start()
-    if not condition():
+    held = bool(condition())
+
+    def look() -> None:
+        nonlocal held
+        held = held or bool(condition())
+        if held or clock.elapsed() > patience_s * 1000:
+            loop.quit()
+
+    tick.timeout.connect(look)
+    if not held:
+        tick.start()
         loop.exec()
-    tick.stop()
-    assert condition(), f"{what}: not within {patience_s} s"
+        tick.stop()
+    assert held, f"{what}: not within {patience_s} s"
 
 
 class Pulse:
