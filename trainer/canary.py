@@ -3,10 +3,10 @@
 import hashlib
 
 import msgspec
-from safetensors.torch import save
 
 from trainer.errors import OpeningError
-from trainer.opening import _parse, _tensor
+from trainer.opening import _parse
+from trainer.tensors import file_in_pieces
 from transport.merkle import MerkleProof, replaced
 from transport.wire.codec import encode
 
@@ -44,4 +44,4 @@ def forge(opening: bytes, leaves: int, step: int) -> tuple[bytes, str]:
         last_path=proofs[0].path,
         previous_path=proofs[-1].path if head.previous is not None else (),
     )
-    return save({**tensors, "head": _tensor(encode(forged))}), root.hex()
+    return b"".join(file_in_pieces({**tensors, "head": encode(forged)})), root.hex()

@@ -18,7 +18,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
@@ -422,7 +422,7 @@ class Member:
 
     def _contribute(self, command: BeginRound, key: RoundKey, trace: RoundTrace) -> _Made:
         """Make and send the round's contribution before its last steps; the commitment to it follows with the others."""
-        made = self._made(command, trace)
+        made = replace(self._made(command, trace), local={})  # The steps that follow change what is carried.
         self._inbox.contribution(key, self._replica, made.encoded)
         self._send_contribution(command, key, made, command.steps)
         return made

@@ -10,16 +10,16 @@ from dataclasses import dataclass, replace
 from typing import Annotated
 
 import msgspec
-import numpy as np
 import torch
 from msgspec import Meta
 from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import load
 from torch import Tensor
 
 from trainer.errors import OpeningError
 from trainer.outer.method import Local, local_digest
 from trainer.stage import StageState
+from trainer.tensors import file_in_pieces
 from trainer.trace import RoundTrace
 from transport.merkle import MerkleProof, verify_proof
 from transport.wire.audit import StepLeaf, segment
@@ -96,8 +96,10 @@ def write_opening(
     micros: int,
     made: int | None = None,
     ending: Ending | None = None,
-) -> bytes:
-    """The opening of the segment of ``step`` (within the round); ``state``: before the segment.
+) -> list[memoryview]:
+    """The opening of the segment of ``step`` (within the round), in pieces; ``state``: before the segment.
+
+    Most pieces are the memory of what is shown, so nobody may change that while they are needed.
 
     Args:
         made: the step after which the pseudo-gradient was made; None: the last.
@@ -117,18 +119,19 @@ def write_opening(
         adam_steps=state.adam_steps,
         ending_steps=None if ending is None else ending.state.adam_steps,
     )
-    tensors = {"head": _tensor(encode_message(head))} | {name: getattr(state, name) for name in _VECTORS}
+    shown: dict[str, Tensor | bytes] = {"head": encode_message(head)}
+    shown |= {name: getattr(state, name) for name in _VECTORS}
     if _anchored(first, stop, last, trace.local, made):
-        tensors["anchor"] = trace.anchor
-        tensors |= {f"local.{name}": vector for name, vector in trace.local.items()}
+        shown["anchor"] = trace.anchor
+        shown |= {f"local.{name}": vector for name, vector in trace.local.items()}
     keys = position.expected(micros)
     received = [trace.payloads[index][key] for index in range(first, stop) for key in keys]
-    tensors |= {f"received.{index}": _tensor(payload) for index, payload in enumerate(received)}
+    shown |= {f"received.{index}": payload for index, payload in enumerate(received)}
     if ending is not None:
-        tensors |= {f"ending.{name}": getattr(ending.state, name) for name in _VECTORS}
+        shown |= {f"ending.{name}": getattr(ending.state, name) for name in _VECTORS}
         sent = [payloads[key] for payloads in ending.sent for key in position.produced(micros)]
-        tensors |= {f"sent.{index}": _tensor(payload) for index, payload in enumerate(sent)}
-    return save(tensors)
+        shown |= {f"sent.{index}": payload for index, payload in enumerate(sent)}
+    return file_in_pieces(shown)
 
 
 def read_opening(
@@ -265,7 +268,3 @@ def _blob(tensors: dict[str, Tensor], name: str) -> bytes:
     if value is None or value.dtype != torch.uint8 or value.dim() != 1:
         raise OpeningError(f"{name} is missing, or not bytes")
     return value.numpy().tobytes()
-
-
-def _tensor(data: bytes) -> Tensor:
-    return torch.from_numpy(np.frombuffer(bytearray(data), dtype=np.uint8))

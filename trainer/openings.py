@@ -1,12 +1,13 @@
 """Rounds of a member that can still be opened, and the answers to audits of them.
 
-An opening is as large as all that its segment received. Writing and hashing it takes a second or more of a large stage, for which
-the pipeline would stand still: a thread of its own does that, from what does not change any more.
+An opening is as large as all that its segment received and several vectors of the stage. Hashing it takes a second or more of a
+large stage, for which the pipeline would stand still: a thread of its own does that. No copy is made of it: it leaves piece by
+piece from what does not change any more.
 """
 
 import hashlib
 from collections.abc import Callable
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from trainer.aside import Aside
@@ -32,8 +33,8 @@ class _Round:
     trace: RoundTrace
     total_steps: int
     position: Position
-    writing: list[Future[bool]] = field(default_factory=list)
-    """Openings that read its states."""
+    leaving: list[Future[None]] = field(default_factory=list)
+    """Openings that show its states: done when they have left."""
 
 
 @dataclass(frozen=True)
@@ -56,11 +57,11 @@ class Openings:
         self._outers: dict[RoundKey, _Outer] = {}
 
     def keep(self, key: RoundKey, trace: RoundTrace, total_steps: int, position: Position) -> list[StageState]:
-        """Keep a round that was committed to; the states of those that make room for it, which nobody reads any more."""
+        """Keep a round that was committed to; of those that make room for it, the states that nobody reads any more."""
         self._rounds[key] = _Round(trace, total_steps, position)
         gone = [self._rounds.pop(old) for old in sorted(self._rounds)[:-KEPT_ROUNDS]]
-        wait([writing for old in gone for writing in old.writing])
-        return [state for old in gone for state in old.trace.states.values()]
+        unread = [old for old in gone if all(opening.done() for opening in old.leaving)]
+        return [state for old in unread for state in old.trace.states.values()]
 
     def keep_outer(self, key: RoundKey, before: OuterState, contributions: dict[int, bytes]) -> None:
         """Keep an outer step."""
@@ -83,10 +84,10 @@ class Openings:
             self._outbox.report(StepOpened(command.audit, None, str(error)[:200]))
             return
         made, micros = made_after(training, len(trace.leaves)), crossings(training)
-        writing = self._answer(
+        leaving = self._answer(
             command.audit, lambda: write_opening(trace, command.step, state, kept.position, micros, made, ending)
         )
-        kept.writing.append(writing)
+        kept.leaving.append(leaving)
 
     def _shown(self, kept: _Round, command: OpenStep) -> tuple[StageState, Ending | None]:
         """The state before the segment that was drawn, and what the segment came to where that is asked for."""
@@ -97,7 +98,11 @@ class Openings:
         scratch = Stage(files.config, stage.cut, stage.training, files.weights, str(stage.device), initialise=False)
         again = (scratch, kept.position, files.train, self._replica, kept.total_steps)
         state = state_before(trace, first, *again)
-        return state, ending_of(trace, first, *again) if command.ending else None
+        if not command.ending:
+            return state, None
+        if first not in trace.states:  # It is the scratch stage's own, which goes on.
+            state = scratch.state()
+        return state, ending_of(trace, first, *again)
 
     def open_outer(self, command: OpenOuter) -> None:
         """Answer an audit's draw of an outer step."""
@@ -116,9 +121,15 @@ class Openings:
         leaf = encode_message(kept.trace.leaves[command.step])
         return LeafShown(command.audit, leaf, kept.trace.tree().proof(command.step).path)
 
-    def _answer(self, audit: str, write: Callable[[], bytes]) -> Future[bool]:
-        def answer() -> None:
-            opening = write()
-            self._outbox.report(StepOpened(audit, hashlib.sha256(opening).hexdigest()), opening)
+    def _answer(self, audit: str, write: Callable[[], list[memoryview]]) -> Future[None]:
+        """Hash and send an opening beside computing; done when all of it has left."""
+        left: Future[None] = Future()
 
-        return self._aside.submit(guarded, self._outbox, answer)
+        def answer() -> None:
+            pieces, hasher = write(), hashlib.sha256()
+            for piece in pieces:
+                hasher.update(piece)
+            self._outbox.show(StepOpened(audit, hasher.hexdigest()), pieces, left)
+
+        self._aside.submit(guarded, self._outbox, answer)
+        return left

@@ -3,6 +3,8 @@
 import asyncio
 import threading
 from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future
 
 from transport.wire.task import TaskReport
 from transport.wire.worker import WorkerMessage, WorkerReport
@@ -12,6 +14,9 @@ MAX_OUTGOING_BYTES = (
 )  # One pseudo-gradient of 128 million parameters, twice; beyond it computing waits for the socket.
 
 
+Payload = tuple[bytes | memoryview, ...]
+
+
 class Outbox:
     """A bounded queue from one thread to one event loop."""
 
@@ -19,22 +24,26 @@ class Outbox:
         """Hand over to a consumer on ``loop``."""
         self._loop = loop
         self._room = threading.Condition()
-        self._queue: deque[tuple[WorkerMessage, tuple[bytes, ...]]] = deque()
+        self._queue: deque[tuple[WorkerMessage, Payload, Future[None] | None]] = deque()
+        self._leaving: Future[None] | None = None
         self._bytes = 0
         self._closed = False
         self._ready = asyncio.Event()
 
-    def put(self, message: WorkerMessage, *payload: bytes) -> None:
+    def put(self, message: WorkerMessage, *payload: bytes | memoryview, left: Future[None] | None = None) -> None:
         """Queue a message and the pieces of its payload; waits only while ``MAX_OUTGOING_BYTES`` are queued already.
 
         After ``close``, does nothing.
+
+        Args:
+            left: done once nobody reads the pieces any more.
         """
         size = sum(map(len, payload))
         with self._room:
             self._room.wait_for(lambda: self._closed or not self._bytes or self._bytes + size <= MAX_OUTGOING_BYTES)
             if self._closed:
                 return
-            self._queue.append((message, payload))
+            self._queue.append((message, payload, left))
             self._bytes += size
             self._loop.call_soon_threadsafe(self._ready.set)
 
@@ -42,12 +51,19 @@ class Outbox:
         """Queue a report; ``own``: what its payload has from ``WorkerReport.split`` on, where it is split."""
         self.put(WorkerReport(body, len(payload) if own else 0), payload, own)
 
-    async def get(self) -> tuple[WorkerMessage, tuple[bytes, ...]] | None:
-        """The next message, in order; ``None`` when closed and empty."""
+    def show(self, body: TaskReport, pieces: Sequence[memoryview], left: Future[None]) -> None:
+        """Queue a report with pieces of memory that nobody changes until they have ``left``."""
+        self.put(WorkerReport(body, 0), *pieces, left=left)
+
+    async def get(self) -> tuple[WorkerMessage, Payload] | None:
+        """The next message, in order; ``None`` when closed and empty. Whoever asks has done with the last one."""
+        if self._leaving is not None:
+            self._leaving.set_result(None)
+            self._leaving = None
         while True:
             with self._room:
                 if self._queue:
-                    message, payload = self._queue.popleft()
+                    message, payload, self._leaving = self._queue.popleft()
                     self._bytes -= sum(map(len, payload))
                     self._room.notify_all()
                     return message, payload

@@ -340,7 +340,10 @@ def _compare_bindings(command: ReplayStep, opened: Opening) -> str:
 def state_before(
     trace: RoundTrace, step: int, scratch: Stage, position: Position, tokens: TokenFile, replica: int, total_steps: int
 ) -> StageState:
-    """The state before ``step`` of a kept round, re-run from the nearest kept state where it was not kept itself."""
+    """The state before ``step`` of a kept round, re-run from the nearest kept state where it was not kept itself.
+
+    Then it is ``scratch``'s own, and changes with it.
+    """
     at, state = trace.nearest_state(step)
     if at == step:
         return state
@@ -352,7 +355,7 @@ def state_before(
         recorded = Recorded(trace.payloads[index])
         accumulate(scratch, position, windows, recorded)
         update(scratch, position, recorded, trace.rate_index(index), total_steps)
-    return scratch.state()
+    return scratch.own_state()
 
 
 def ending_of(

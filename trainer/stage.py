@@ -28,6 +28,7 @@ from trainer.precision import computing, scaled
 from trainer.recompute import recompute_layers
 from trainer.split import LateWeights
 from trainer.subspace import Subspace
+from trainer.tensors import bytes_of
 from transport.wire.crossing import check_subspace
 from transport.wire.job import TrainingSpec
 
@@ -59,7 +60,7 @@ class StageState:
         """SHA-256 over all of it."""
         hasher = hashlib.sha256(self.adam_steps.to_bytes(8, "little"))
         for vector in (self.parameters, self.first_moment, self.second_moment):
-            hasher.update(_bytes(vector))
+            hasher.update(bytes_of(vector))
         return hasher.hexdigest()
 
 
@@ -234,11 +235,15 @@ class Stage:
         parameters, first, second = (vector.detach().to("cpu", copy=True) for vector in vectors)
         return StageState(parameters, first, second, self.adam_steps)
 
-    def state_digest(self) -> str:
-        """``state().digest()`` without the copy."""
+    def own_state(self) -> StageState:
+        """The training state itself, without a copy where the stage is on the CPU: it changes with the stage."""
         vectors = (self.parameters, self.first_moment, self.second_moment)
         parameters, first, second = (vector.detach().cpu() for vector in vectors)
-        return StageState(parameters, first, second, self.adam_steps).digest()
+        return StageState(parameters, first, second, self.adam_steps)
+
+    def state_digest(self) -> str:
+        """``state().digest()`` without the copy."""
+        return self.own_state().digest()
 
     def restore(self, state: StageState) -> None:
         """Continue from a state; gradients begin at zero.
@@ -264,11 +269,7 @@ def is_hidden_matrix(slot: Slot) -> bool:
 
 def vector_digest(vector: Tensor) -> str:
     """SHA-256 of a flat float32 vector's little-endian bytes."""
-    return hashlib.sha256(_bytes(vector.detach().cpu())).hexdigest()
-
-
-def _bytes(vector: Tensor) -> memoryview:
-    return vector.contiguous().numpy().data.cast("B")
+    return hashlib.sha256(bytes_of(vector.cpu())).hexdigest()
 
 
 def _padded(count: int) -> int:

@@ -1,9 +1,12 @@
-"""Tensors of a safetensors file, one at a time, from a file that may be encrypted."""
+"""Tensors of a safetensors file, one at a time, from a file that may be encrypted; and such a file in pieces, to send.
+
+Source: the format as https://huggingface.co/docs/safetensors describes it.
+"""
 
 import json
 import math
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol, cast
 
@@ -21,6 +24,19 @@ _TYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
+_NAMES = {kind: name for name, kind in _TYPES.items()}
+_ORDER = (
+    "I64",
+    "F64",
+    "F32",
+    "I32",
+    "BF16",
+    "F16",
+    "I16",
+    "I8",
+    "U8",
+    "BOOL",
+)  # Of the format's own writer: wide ones first.
 
 
 class Tensors(Protocol):
@@ -53,7 +69,7 @@ def open_tensors(file: InputFile) -> Iterator[Tensors]:
 class _Sealed:
     """Reads the header and then each tensor by itself, so that no more than one is in memory twice.
 
-    Source: the format as https://huggingface.co/docs/safetensors describes it; its own reader takes paths only.
+    The format's own reader takes paths only.
     """
 
     def __init__(self, file: SealedFile) -> None:
@@ -92,3 +108,33 @@ def _place(entry: Any) -> tuple[torch.dtype, tuple[int, ...], int, int]:
         raise ValueError(f"the shape {shape}")
     begin, end = entry["data_offsets"]
     return _TYPES[entry["dtype"]], shape, int(begin), int(end)
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """The memory of a tensor that is contiguous and on the CPU, as bytes."""
+    return tensor.detach().reshape(-1).view(torch.uint8).numpy().data
+
+
+def file_in_pieces(contents: Mapping[str, Tensor | bytes]) -> list[memoryview]:
+    """A safetensors file: its header, then the memory of each tensor, of which no copy is made.
+
+    The bytes are those that the format's own writer gives.
+
+    Args:
+        contents: contiguous tensors on the CPU, or bytes, which become a vector of type U8. Nobody may change them as long as the
+            pieces are needed.
+    """
+    parts = []
+    for name, content in contents.items():
+        if isinstance(content, bytes):
+            parts.append((_ORDER.index("U8"), name, [len(content)], memoryview(content)))
+        else:
+            parts.append((_ORDER.index(_NAMES[content.dtype]), name, list(content.shape), bytes_of(content)))
+    parts.sort(key=lambda part: part[:2])
+    header, end = {}, 0
+    for order, name, shape, piece in parts:
+        begin, end = end, end + len(piece)
+        header[name] = {"dtype": _ORDER[order], "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return [memoryview(_LENGTH.pack(len(text)) + text), *(part[-1] for part in parts)]

@@ -200,9 +200,10 @@ class Committed:
         first, stop = segment(step, self.spec.commit_every, len(self.trace.leaves))
         made = made_after(self.spec, len(self.trace.leaves))
         shown = Ending(self.trace.states.get(stop, self.after), tuple(self.sent[first:stop])) if ending else None
-        return write_opening(
+        pieces = write_opening(
             self.trace, step, self.trace.states[first], self.position, crossings(self.spec), made, shown
         )
+        return b"".join(pieces)
 
 
 def commit_round(

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -226,3 +227,14 @@ async def test_a_closed_outbox_takes_nothing_and_holds_nobody_up(monkeypatch: py
     waiting.end()
     assert await outbox.get() == (send(0), (bytes(100),))
     assert await outbox.get() is None
+
+
+async def test_memory_that_is_shown_may_change_once_who_sends_it_asks_for_more() -> None:
+    outbox = Outbox(asyncio.get_running_loop())
+    left: Future[None] = Future()
+    outbox.show(Progress(0, 0, 1, 2), [memoryview(b"shown")], left)
+    outbox.put(send(0))
+    assert await outbox.get() == (WorkerReport(Progress(0, 0, 1, 2)), (b"shown",))
+    assert not left.done(), "it is being sent"
+    assert await outbox.get() == (send(0), ())
+    assert left.done()

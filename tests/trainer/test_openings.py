@@ -1,7 +1,9 @@
-"""A member's openings are written beside its computing, and what they are read from is let be until they are done."""
+"""A member's openings leave beside its computing, and what they are read from is let be until they have left."""
 
 import hashlib
 import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +20,25 @@ from trainer.outer import OuterState
 from transport.wire.audit import KEPT_ROUNDS
 from transport.wire.task import OpenOuter, OpenStep, StepOpened, TaskFailed, TaskReport
 
-SHORT, LONG = 0.2, 30.0  # Seconds.
+LONG = 30.0  # Seconds.
 
 
 class Socket:
-    """Stands for an ``Outbox``; no payload leaves before there is ``room``."""
+    """Stands for an ``Outbox``; no opening leaves before there is ``room``."""
 
     def __init__(self) -> None:
         self.room = threading.Event()
         self.said: list[tuple[TaskReport, bytes]] = []
         self.heard = threading.Semaphore(0)
 
-    def report(self, body: TaskReport, payload: bytes = b"", own: bytes = b"") -> None:
-        if payload:
-            assert self.room.wait(LONG)
-        self.said.append((body, payload))
+    def report(self, body: TaskReport) -> None:
+        self.said.append((body, b""))
+        self.heard.release()
+
+    def show(self, body: TaskReport, pieces: Sequence[memoryview], left: "Future[None]") -> None:
+        assert self.room.wait(LONG)
+        self.said.append((body, b"".join(pieces)))
+        left.set_result(None)
         self.heard.release()
 
     def next(self) -> tuple[TaskReport, bytes]:
@@ -80,28 +86,40 @@ def test_an_opening_leaves_while_the_member_computes_and_is_the_one_that_was_com
     assert opening == done.opening(1)
 
 
-def test_the_memory_of_a_round_is_not_given_back_while_its_opening_is_written(shown: Shown) -> None:
+def test_the_memory_of_a_round_is_not_given_back_while_its_opening_leaves(shown: Shown) -> None:
     oldest, _ = shown.round(0)
     for index in range(1, KEPT_ROUNDS):
         assert shown.round(index)[1] == []
     shown.openings.open_step(draw(0))
-    last = commit_round(shown.line, 1, 2, TOTAL, 2 * KEPT_ROUNDS)
-    gone: list[Any] = []
-    keeping = threading.Thread(
-        target=lambda: gone.extend(shown.openings.keep((0, KEPT_ROUNDS), last.trace, TOTAL, last.position))
-    )
-    keeping.start()
-    keeping.join(SHORT)
-    assert keeping.is_alive(), "who takes the memory would write into what is read"
+    assert shown.round(KEPT_ROUNDS)[1] == [], "who takes the memory would write into what is read"
     shown.socket.room.set()
-    keeping.join(LONG)
-    assert [state.digest() for state in gone] == [state.digest() for state in oldest.trace.states.values()]
     assert shown.socket.next()[1] == oldest.opening(1)
     shown.openings.open_step(draw(0))
     report, _ = shown.socket.next()
     assert isinstance(report, StepOpened)
     assert report.opening is None
     assert "not kept" in report.reason
+
+
+def test_the_memory_of_a_round_is_given_back_once_its_openings_have_left(shown: Shown) -> None:
+    oldest, _ = shown.round(0)
+    shown.openings.open_step(draw(0))
+    shown.socket.room.set()
+    shown.socket.next()
+    for index in range(1, KEPT_ROUNDS):
+        assert shown.round(index)[1] == []
+    gone = shown.round(KEPT_ROUNDS)[1]
+    assert [state.digest() for state in gone] == [state.digest() for state in oldest.trace.states.values()]
+
+
+@pytest.mark.parametrize("ending", [False, True])
+def test_a_step_whose_state_was_not_kept_is_run_up_to_and_shown_all_the_same(shown: Shown, *, ending: bool) -> None:
+    done, _ = shown.round(0)
+    due = done.opening(1, ending=ending)
+    del done.trace.states[1]
+    shown.socket.room.set()
+    shown.openings.open_step(OpenStep(AUDIT, 0, 0, 1, ending=ending))
+    assert shown.socket.next()[1] == due
 
 
 def test_an_outer_step_is_opened_the_same_way(shown: Shown) -> None:

@@ -22,6 +22,7 @@ from torch._C._distributed_c10d import Store
 from trainer.dist.post import LOOK_S, Post
 from trainer.dist.settings import Settings
 from trainer.errors import GroupError, RankLostError
+from trainer.tensors import bytes_of
 from transport.errors import MessageRefusedError, PeerError, PeerNotAllowedError
 from transport.lane import Lane
 from transport.limits import PeerLimits
@@ -326,7 +327,7 @@ class Call:
 
     async def put(self, rank: int, tensor: Tensor, step: int = 0) -> None:
         """Send a tensor that does not change until this returns: when the other rank holds it."""
-        data = _bytes_of(tensor)
+        data = bytes_of(tensor)
         content = self._content(tensor)
         self._awaited[rank] += 1
         for piece in range(_pieces(len(data))):
@@ -379,10 +380,6 @@ class Call:
 
 def _pieces(size: int) -> int:
     return max(1, -(-size // PIECE))
-
-
-def _bytes_of(tensor: Tensor) -> memoryview:
-    return tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().data
 
 
 def _listed(ranks: Sequence[int]) -> str:

@@ -3,15 +3,15 @@
 import hashlib
 from collections.abc import Mapping
 
-import numpy as np
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import load
 from torch import Tensor
 
 from trainer.errors import CodecError, OpeningError, RoundError
 from trainer.outer.method import OuterMethod, OuterState
 from trainer.stage import Stage
+from trainer.tensors import file_in_pieces
 from transport.wire.audit import AuditReport, OuterRecord, ReplayOuter
 
 _CONTRIBUTION = "contribution."
@@ -26,14 +26,11 @@ def outer_step(
     return after, OuterRecord(state.digest(), after.digest(), after.left_out)
 
 
-def write_outer(state: OuterState, contributions: Mapping[int, bytes]) -> bytes:
-    """The opening of an outer step; ``state``: before it."""
-    tensors = {"anchor": state.anchor, "momentum": state.momentum}
-    tensors |= {
-        f"{_CONTRIBUTION}{replica}": torch.from_numpy(np.frombuffer(bytearray(data), dtype=np.uint8))
-        for replica, data in contributions.items()
-    }
-    return save(tensors)
+def write_outer(state: OuterState, contributions: Mapping[int, bytes]) -> list[memoryview]:
+    """The opening of an outer step, in pieces; ``state``: before it."""
+    shown: dict[str, Tensor | bytes] = {"anchor": state.anchor, "momentum": state.momentum}
+    shown |= {f"{_CONTRIBUTION}{replica}": data for replica, data in contributions.items()}
+    return file_in_pieces(shown)
 
 
 def judge_outer(method: OuterMethod, stage: Stage, command: ReplayOuter, opening: bytes) -> AuditReport:

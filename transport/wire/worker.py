@@ -145,7 +145,9 @@ async def write_frame(
     await writer.drain()
 
 
-async def write_pieces(writer: asyncio.StreamWriter, message: msgspec.Struct, pieces: Sequence[bytes]) -> None:
+async def write_pieces(
+    writer: asyncio.StreamWriter, message: msgspec.Struct, pieces: Sequence[bytes | memoryview]
+) -> None:
     """Write one frame whose payload is ``pieces``, a little at a time: what is written at once is held a second time.
 
     Nobody else may write meanwhile.

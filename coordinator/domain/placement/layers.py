@@ -14,6 +14,7 @@ FLOAT32 = 4
 _STATE = 3  # Vectors: parameters and two moments.
 BASE_MEMORY = 500 * MEGABYTE  # A trainer with torch loaded that has no stage yet (`benchmarks/stage_speed.py`).
 BASE_CARD = 600 * MEGABYTE  # On a graphics card: its context and libraries. Not measured.
+_AGAIN = 5  # Vectors: a second stage, on which an audited round is run again up to a state that was not kept.
 _OUTER = 7  # Vectors: anchors and momenta of the rounds before, and what an outer step takes for a moment.
 
 
@@ -111,24 +112,19 @@ def fixed_memory(shape: ModelShape, training: TrainingSpec, parameters: int, car
     """Bytes of a worker that do not grow with the tokens in flight, beside ``ModelShape.stage_memory_bytes``.
 
     The process itself, what outer steps take, what a replica carries from round to round, states and payloads of the rounds
-    that can be audited and of the one under way, and an opening that is written meanwhile. On a graphics card (``card``) lies
-    none of that but the process's own part.
+    that can be audited and of the one under way, and what showing one of them takes. On a graphics card (``card``) lies none of
+    that but the process's own part.
     """
     if card:
         return BASE_CARD
     steps = training.inner_steps
     payloads = recorded_bytes(shape, training, training.batch * training.sequence)
-    states = -(-steps // state_interval(steps, _STATE * FLOAT32 * parameters, payloads, training.commit_every))
+    interval = state_interval(steps, _STATE * FLOAT32 * parameters, payloads, training.commit_every)
+    states = -(-steps // interval)
     rounds = KEPT_ROUNDS + 1
-    vectors = _OUTER + _carried_vectors(training) + rounds * states * _STATE
-    opening = 2 * _opening(training, parameters, min(steps, training.commit_every) * payloads)
-    return BASE_MEMORY + FLOAT32 * parameters * vectors + rounds * steps * payloads + opening
-
-
-def _opening(training: TrainingSpec, parameters: int, payloads: int) -> int:
-    """Bytes of an opened segment, which is held once more while it is written: a state, an anchor, what is carried, payloads."""
-    vectors = _STATE + 1 + (_carried_vectors(training) > 0)
-    return FLOAT32 * parameters * vectors + payloads
+    showing = _STATE if interval == training.commit_every else _AGAIN
+    vectors = _OUTER + _carried_vectors(training) + rounds * states * _STATE + showing
+    return BASE_MEMORY + FLOAT32 * parameters * vectors + rounds * steps * payloads
 
 
 def _carried_vectors(training: TrainingSpec) -> int:
