@@ -31,6 +31,7 @@ from trainer.crossing import wrapped_kinds
 from trainer.data import heldout_parts
 from trainer.errors import AbandonedError, CodecError, RoundEndedError, RoundError, WeightsError
 from trainer.folder import Files
+from trainer.heap import trim
 from trainer.inbox import Inbox, RoundKey
 from trainer.keeper import Keeper
 from trainer.openings import Openings
@@ -326,6 +327,7 @@ class Member:
             if self._training.overlap and index == made_after(self._training, command.steps):
                 made = self._contribute(command, key, trace)
         took, waited = time.perf_counter() - began, self._inbox.waited - waited
+        trim()
         LOG.info(
             "round %d: %d steps in %.2f s, of which %.2f s waiting for neighbours",
             command.round + 1, len(trace.leaves), took, waited,
