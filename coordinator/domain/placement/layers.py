@@ -12,7 +12,7 @@ from transport.wire.task import Layers
 
 FLOAT32 = 4
 _STATE = 3  # Vectors: parameters and two moments.
-BASE_MEMORY = 500 * MEGABYTE  # A trainer with torch loaded that has no stage yet (`benchmarks/stage_speed.py`).
+BASE_MEMORY = 450 * MEGABYTE  # A trainer that has no stage yet, and what its allocator keeps (`benchmarks/stage_speed.py`).
 BASE_CARD = 600 * MEGABYTE  # On a graphics card: its context and libraries. Not measured.
 _AGAIN = 5  # Vectors: a second stage, on which an audited round is run again up to a state that was not kept.
 _OUTER = 7  # Vectors: anchors and momenta of the rounds before, and what an outer step takes for a moment.
@@ -128,11 +128,14 @@ def fixed_memory(shape: ModelShape, training: TrainingSpec, parameters: int, car
 
 
 def _carried_vectors(training: TrainingSpec) -> int:
-    """As counted on workers: a residual or a replica's own weights, now, pending, and in the rounds that are kept."""
+    """As counted on workers: a residual or a replica's own weights, pending, and in the rounds that are kept.
+
+    Making a residual takes one more; streaming's outer steps take one less than others, for they are of a fragment.
+    """
     lossy = training.error_feedback is not None or training.pseudo_gradient in ("coarse", "coarser")
     if training.outer in ("diloco", "averaging") and lossy:
-        return 5
-    return 4 if training.outer == "streaming" else 0
+        return 4
+    return 2 if training.outer == "streaming" else 0
 
 
 def _memory(shape: ModelShape, training: TrainingSpec, stages: int, stage: int, layers: int, card: bool = False) -> int:
