@@ -66,6 +66,7 @@ from transport.wire.worker import PeerSend, TensorName
 LOG = logging.getLogger("cottage.worker")
 
 END_MARK = b"\x01"  # A payload holds at least a byte.
+LONG_ROUND_S = 2.0  # Memory is given back after it: for shorter ones the page faults would take more than a percent.
 
 
 @dataclass
@@ -327,7 +328,8 @@ class Member:
             if self._training.overlap and index == made_after(self._training, command.steps):
                 made = self._contribute(command, key, trace)
         took, waited = time.perf_counter() - began, self._inbox.waited - waited
-        trim()
+        if took >= LONG_ROUND_S:
+            trim()
         LOG.info(
             "round %d: %d steps in %.2f s, of which %.2f s waiting for neighbours",
             command.round + 1, len(trace.leaves), took, waited,

@@ -81,7 +81,8 @@ def _total_square(stage: Stage, position: Position, boundary: Boundary) -> float
 
 def _own_square(stage: Stage) -> float:
     """In double precision; infinite where the gradients hold anything that is not finite."""
-    square = float(torch.linalg.vector_norm(stage.gradients, dtype=torch.float64)) ** 2
+    parts = (stage.gradients[part] for part in stage.parts(slice(0, stage.gradients.numel())))
+    square = math.fsum(float(torch.linalg.vector_norm(part, dtype=torch.float64)) ** 2 for part in parts)
     return square if math.isfinite(square) else math.inf
 
 

@@ -145,6 +145,20 @@ def test_adamw_is_the_one_of_torch(tokens: TokenFile) -> None:
     assert torch.allclose(stage.parameters, reference.data, rtol=1e-6, atol=1e-7)
 
 
+def test_an_update_in_parts_gives_the_bits_of_one_in_whole(tokens: TokenFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = []
+    for values in (1 << 30, 1000):
+        monkeypatch.setattr("trainer.stage.CACHED", values)
+        line = pipeline("llama", 1, tokens, training(clip_norm=0.5))
+        for step in range(3):
+            line.step(step, 100)
+        ended.append(line.stages[0].state().digest())
+        parts = list(line.stages[0].parts(slice(10, 2500)))
+        assert (parts[0].start, parts[-1].stop) == (10, 2500)
+        assert all(one.stop == next_.start for one, next_ in itertools.pairwise(parts))
+    assert ended[0] == ended[1]
+
+
 def test_norms_and_biases_do_not_decay() -> None:
     stage = Stage(config_of("gpt2"), WHOLE, training(weight_decay=0.5))
     before = stage.state().parameters
