@@ -6,7 +6,7 @@ from heapq import heapify, heappop, heappush
 from coordinator.domain.placement.node import MEGABYTE, NoPlacementError
 from transport.wire.audit import KEPT_ROUNDS, state_interval
 from transport.wire.crossing import most_in_flight, recorded_bytes
-from transport.wire.job import TrainingSpec
+from transport.wire.job import TOGETHER, TrainingSpec
 from transport.wire.model import ModelShape
 from transport.wire.task import Layers
 
@@ -17,6 +17,7 @@ BASE_MEMORY = (
 )  # A trainer that has no stage yet, and what its allocator keeps (`benchmarks/stage_speed.py`).
 BASE_CARD = 600 * MEGABYTE  # On a graphics card: its context and libraries. Not measured.
 _AGAIN = 5  # Vectors: a second stage, on which an audited round is run again up to a state that was not kept.
+_EXCHANGE = 3  # Vectors: two replicas' gradients and their mean, where replicas exchange at every step.
 _OUTER = 7  # Vectors: anchors and momenta of the rounds before, and what an outer step takes for a moment.
 
 
@@ -125,7 +126,8 @@ def fixed_memory(shape: ModelShape, training: TrainingSpec, parameters: int, car
     states = -(-steps // interval)
     rounds = KEPT_ROUNDS + 1
     showing = _STATE if interval == training.commit_every else _AGAIN
-    vectors = _OUTER + _carried_vectors(training) + rounds * states * _STATE + showing
+    exchange = _EXCHANGE if training.outer in TOGETHER else 0
+    vectors = _OUTER + _carried_vectors(training) + rounds * states * _STATE + showing + exchange
     return BASE_MEMORY + FLOAT32 * parameters * vectors + rounds * steps * payloads
 
 
