@@ -73,6 +73,7 @@ class Household:
 
     async def stop(self, role: Role) -> None:
         """SIGTERM, then SIGKILL to the whole session of the role."""
+        role.may_end = True
         if role.running:
             with contextlib.suppress(ProcessLookupError):
                 role.process.terminate()
@@ -82,6 +83,7 @@ class Household:
 
     async def kill(self, role: Role) -> None:
         """SIGKILL to the role and everything in its session; the system closes its connections."""
+        role.may_end = True  # ``check`` may look between its end and its removal.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(role.pid, signal.SIGKILL)
         await role.process.wait()

@@ -49,6 +49,16 @@ async def test_a_role_that_ignores_sigterm_dies_with_its_children(
     assert not _alive(role.pid)
 
 
+async def test_a_role_that_is_killed_or_stopped_is_at_no_moment_a_fault(tmp_path: Path) -> None:
+    household = Household(tmp_path)
+    for end in (household.kill, household.stop):
+        ending = asyncio.create_task(end(await household.start("node-1", SLEEP)))
+        while not ending.done():
+            household.check()
+            await asyncio.sleep(0)
+    assert not household.roles
+
+
 async def test_a_role_that_ended_by_itself_is_told_with_the_end_of_its_log(tmp_path: Path) -> None:
     household = Household(tmp_path)
     role = await household.start("coordinator", ["-c", "raise SystemExit('no room on the disk')"])
