@@ -35,9 +35,7 @@ from transport.wire.job import TrainingSpec
 ALIGNMENT = 64
 BETAS = (0.9, 0.95)
 EPSILON = 1e-8
-CACHED = (
-    1 << 18
-)  # Values: four vectors of them stay in a processor's cache, and their temporary memory is used again and again.
+CACHED = 1 << 18  # Values: four vectors of them stay in a processor's cache, and temporary ones of them in the heap.
 
 
 @dataclass(frozen=True)

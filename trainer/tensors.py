@@ -25,18 +25,7 @@ _TYPES = {
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
 _NAMES = {kind: name for name, kind in _TYPES.items()}
-_ORDER = (
-    "I64",
-    "F64",
-    "F32",
-    "I32",
-    "BF16",
-    "F16",
-    "I16",
-    "I8",
-    "U8",
-    "BOOL",
-)  # Of the format's own writer: wide ones first.
+_ORDER = ("I64", "F64", "F32", "I32", "BF16", "F16", "I16", "I8", "U8", "BOOL")  # As the format's own writer has them.
 
 
 class Tensors(Protocol):

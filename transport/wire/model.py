@@ -76,16 +76,16 @@ class ModelShape(Sizes):
     ) -> int:
         """Estimated memory of a stage in training, with ``batch_tokens`` tokens in flight.
 
-        Twelve vectors of the stage's length: parameters, gradients, two moments, which of them decay, anchor, outer momentum, a
-        state that is handed over and what that takes for a moment; what layers keep for the backward pass (counted on torch's
-        saved tensors, float32, no recomputation); and the logits. What is kept for audits is not in it.
+        Thirteen vectors of the stage's length: parameters, gradients, two moments, which of them decay, anchor, outer momentum,
+        a state that is handed over and what an optimizer's step takes for a moment; what layers keep for the backward pass
+        (counted on torch's saved tensors, float32, no recomputation); and the logits. What is kept for audits is not in it.
 
         Args:
             sequence: tokens of a sequence, for families whose attention keeps its scores.
         """
         kept = self.kept_values + self.score_values * sequence
         per_token = layers * kept + (3 * self.vocabulary if is_last else 0)
-        return _FLOAT32 * (parameters * 12 + per_token * batch_tokens)
+        return _FLOAT32 * (parameters * 13 + per_token * batch_tokens)
 
     def check_sequence(self, sequence: int) -> None:
         """Refuse sequences longer than the positions that the model knows.

@@ -12,13 +12,11 @@ from transport.wire.task import Layers
 
 FLOAT32 = 4
 _STATE = 3  # Vectors: parameters and two moments.
-BASE_MEMORY = (
-    450 * MEGABYTE
-)  # A trainer that has no stage yet, and what its allocator keeps (`benchmarks/stage_speed.py`).
+BASE_MEMORY = 450 * MEGABYTE  # A trainer without a stage, and what its allocator keeps (`benchmarks/stage_speed.py`).
 BASE_CARD = 600 * MEGABYTE  # On a graphics card: its context and libraries. Not measured.
 _AGAIN = 5  # Vectors: a second stage, on which an audited round is run again up to a state that was not kept.
 _EXCHANGE = 3  # Vectors: two replicas' gradients and their mean, where replicas exchange at every step.
-_OUTER = 7  # Vectors: anchors and momenta of the rounds before, and what an outer step takes for a moment.
+_OUTER = 6  # Vectors: anchors and momenta of the rounds before, what an outer step takes for a moment; an optimizer's takes none.
 
 
 def stage_memory(
