@@ -19,6 +19,7 @@ from desktop.agent.doubts import Accusation
 from desktop.agent.errors import GaveUpError, NotConnectedError
 from desktop.agent.gpu import NOTHING, Device
 from desktop.agent.groups import main_error
+from desktop.agent.holdings import Holdings
 from desktop.agent.lending.keeper import Keeper, LendingChange, LendingView, Readings
 from desktop.agent.lending.policy import Decision, State
 from desktop.agent.limits import Limits, LimitsChange, LimitsView
@@ -45,7 +46,6 @@ from transport.nettest.result import NetTest, PeerTest
 from transport.peer import PeerNet
 from transport.wire.network import NetworkReport
 from transport.wire.node import (
-    MAX_LEASES,
     Acknowledged,
     Assign,
     Beat,
@@ -61,17 +61,12 @@ from transport.wire.node import (
     Unanswered,
     Welcome,
 )
-from transport.wire.task import BeginRound, StopTask
 
 TRAFFIC_S = 2.0
 NETWORK_S = 30.0  # Links change slowly; the coordinator plans with what is an hour old.
 NETWORK_PAUSE_S = 6.0  # The coordinator takes a report in five seconds.
-RESEND_BURST = 150  # Reports in a row after a reconnect, and then a pause: a coordinator takes so many at once.
-RESEND_PAUSE_S = 4.0
 ORPHAN_S = 600.0  # A coordinator that is away for longer has given the leases to others: their workers only burn power.
-END_TASKS_S = 15.0  # A worker gets two seconds, a container a little longer; then the agent leaves anyway.
 MAX_FAILURES = 5  # In a row: then something is wrong with this computer, and its owner should know.
-MAX_FORGOTTEN = 64  # Ended leases whose last reports are not acknowledged; the oldest are given up.
 
 
 @dataclass(frozen=True)
@@ -114,7 +109,7 @@ class Agent:
         )
         self._tell_network = asyncio.Event()
         self._ordered: set[str] = set()
-        self._tools = Tools(
+        tools = Tools(
             parts.sandbox,
             self._artifacts,
             self._states,
@@ -126,12 +121,11 @@ class Agent:
             clock,
             self._accuse if settings.bond > 0 else None,
         )
-        self._tasks: dict[str, HeldTask] = {}
-        self._running: set[asyncio.Task[None]] = set()
+        self._holdings = Holdings(tools, self._spawn, self._refuses, self._live, self._session.beat_soon)
         self.ledger: LedgerInfo | None = None
         self.finished = self._stopping = False
         self._failures = 0
-        self.cap = PowerCap(parts.device.gpu, lambda: tuple(self._tasks.values()), clock)
+        self.cap = PowerCap(parts.device.gpu, lambda: tuple(self._holdings.tasks.values()), clock)
         self._gave_up: GaveUpError | None = None
         self._stop = asyncio.Event()
         self._group = asyncio.TaskGroup()
@@ -163,7 +157,7 @@ class Agent:
                 await self._session.goodbye("the owner stopped the agent")
                 for task in (session, *background):
                     task.cancel()
-                await self._end_tasks()
+                await self._holdings.end("the owner stopped the agent")
         except BaseExceptionGroup as errors:
             raise main_error(errors) from None
         finally:
@@ -179,15 +173,6 @@ class Agent:
         if self._gave_up is not None:
             raise self._gave_up
 
-    async def _end_tasks(self) -> None:
-        LOGGER.info("leaving: ending %d tasks", sum(task.alive for task in self._tasks.values()))
-        for task in self._tasks.values():
-            task.stop("the owner stopped the agent")
-        if self._running:
-            _, late = await asyncio.wait(self._running, timeout=END_TASKS_S)
-            for run in late:
-                run.cancel()
-
     # --- when the owner lends -------------------------------------------------------------------------------------------
 
     async def _lend(self, stop: asyncio.Event) -> None:
@@ -201,7 +186,7 @@ class Agent:
 
     def workers(self) -> tuple[bool, tuple[int, ...]]:
         """Whether jobs hold this computer (a spare that waits does not), and the processes of their workers."""
-        seated = [task for task in self._tasks.values() if task.alive and task.assign.stage is not None]
+        seated = [task for task in self._holdings.alive() if task.assign.stage is not None]
         return bool(seated), tuple(task.pid for task in seated if task.pid is not None)
 
     def cap_used(self) -> bool:
@@ -213,12 +198,11 @@ class Agent:
         cause = decision.reasons[0] if decision.reasons else None
         why, what = (cause.cause, cause.detail) if cause else ("", "")
         self._note("lending", sentence, state=decision.state, cause=why, what=what)
-        for task in self._tasks.values():
+        for task in self._holdings.tasks.values():
             await task.freeze(decision.state is State.PAUSED)
         self._cap_power()
         if decision.state is State.AWAY:
-            for task in self._tasks.values():
-                task.stop(sentence)
+            self._holdings.stop(sentence)
             await self._session.leave(sentence)
         elif decision.works:
             self._session.come_back()
@@ -232,7 +216,7 @@ class Agent:
 
     def held(self) -> tuple[HeldLease, ...]:
         """The leases to renew."""
-        return tuple(task.lease for task in self._tasks.values() if task.alive)
+        return self._holdings.leases()
 
     async def welcomed(self, welcome: Welcome) -> None:
         """Take what the coordinator offers, and send again what it has not acknowledged."""
@@ -253,7 +237,7 @@ class Agent:
             await self._peers.connect(self._network)
         self._network.set_ice_servers(servers)
         self._tell_network.set()
-        await self._send_again()
+        await self._holdings.send_again(self._session.send)
         if welcome.ledger is not None:
             self.ledger = welcome.ledger
             self._wallet_changed.set()
@@ -272,28 +256,11 @@ class Agent:
             text = f"{show(bond)} put up against node {found.node}, whose work was found false"
             self._note("bond", text, audit=found.audit, node=found.node, amount=str(bond))
 
-    async def _send_again(self) -> None:
-        waiting = [report for task in self._tasks.values() for report in task.outbox.waiting()]
-        for start in range(0, len(waiting), RESEND_BURST):
-            for report in waiting[start : start + RESEND_BURST]:
-                await self._session.send(report)
-            if start + RESEND_BURST < len(waiting):
-                await self._parts.clock.sleep(RESEND_PAUSE_S)
-
     def received(self, message: TaskMessage) -> None:
         """One message from the coordinator."""
         match message:
-            case Assign():
-                self._assign(message)
-            case Command():
-                self._command(message)
-            case Acknowledged(lease=lease, seq=seq):
-                if lease in self._tasks:
-                    self._tasks[lease].outbox.acknowledge(seq)
-                    self._forget_ended()
-            case Beat(gone=gone):
-                for lease in gone:
-                    self._drop(lease)
+            case Assign() | Command() | Acknowledged() | Beat():
+                self._holdings.received(message)
             case Earned() | Promised():
                 self._earned(message)
             case Unanswered(at=at):
@@ -304,24 +271,10 @@ class Agent:
                 if self._network is not None:
                     self._spawn(self._network.on_signal(peer, envelope), "signal")
 
-    def _assign(self, assign: Assign) -> None:
-        known = self._tasks.get(assign.lease)
-        if known is not None and known.assign.fence >= assign.fence:
-            return  # Sent again after a reconnect.
+    def _refuses(self, assign: Assign) -> str:
         if not self._keeper.decision.takes_work:
-            LOGGER.info("a lease came too late: %s", self._keeper.sentence())
-            return
-        if self._stopping or self._gave_up or len(self.held()) >= MAX_LEASES:
-            LOGGER.warning("no room for another lease: %d are held", len(self.held()))
-            return
-        if known is not None:
-            known.stop("the lease was granted anew")
-        task = HeldTask(assign, self._tools)
-        LOGGER.info("%s: assigned, job %r", task, printable(assign.spec.name))
-        self._tasks[assign.lease] = task
-        run = self._spawn(self._live(task), f"task-{assign.lease[:8]}")
-        self._running.add(run)
-        run.add_done_callback(self._task_ended)
+            return f"it came too late: {self._keeper.sentence()}"
+        return "the agent ends" if self._stopping or self._gave_up else ""
 
     async def _live(self, task: HeldTask) -> None:
         """A task from its beginning to its end, with what the owner is told of it."""
@@ -356,42 +309,6 @@ class Agent:
 
     def _note(self, kind: Kind, text: str, severity: Severity = "info", **detail: str) -> None:
         self._books.activity.add(self._parts.clock.time(), kind, text, severity, **detail)
-
-    def _task_ended(self, run: asyncio.Task[None]) -> None:
-        self._running.discard(run)
-        self._forget_ended()
-        self._session.beat_soon()
-
-    def _command(self, command: Command) -> None:
-        task = self._tasks.get(command.lease)
-        if task is None or task.assign.fence != command.fence or not task.alive:
-            LOGGER.info("a %s for a lease that is not held here (any more)", type(command.body).__name__)
-            return
-        if isinstance(command.body, StopTask):
-            task.stop(printable(command.body.reason) or "the coordinator ended it")
-            return
-        if not task.command(command.body):
-            LOGGER.warning("%s: the worker reads no commands", task)
-        if isinstance(command.body, BeginRound):
-            self._spawn(self._peers.refresh(), "allow-peers")
-
-    def _drop(self, lease: str) -> None:
-        """The coordinator has given the lease to somebody else, or never knew it."""
-        task = self._tasks.get(lease)
-        if task is None:
-            return
-        task.stop("the lease is gone")
-        task.outbox.acknowledge(2**63)
-        self._forget_ended()
-
-    def _forget_ended(self) -> None:
-        """Let go of leases that are over and have nothing more to say; of the silent ones, all but the last few."""
-        ended = [lease for lease, task in self._tasks.items() if task.state in ("ended", "failed")]
-        excess = len(ended) - MAX_FORGOTTEN
-        for number, lease in enumerate(ended):
-            task = self._tasks[lease]
-            if (task.state == "ended" or not task.outbox) or number < excess:
-                del self._tasks[lease]
 
     def _take_servers(self, offered: IceServers) -> None:
         """Use these relays for links made from now on; for each peer the best first, which the peer uses too."""
@@ -441,13 +358,13 @@ class Agent:
             self._peers.share_wire_bytes()
             self._share.look(self._parts.clock.time())
             self._end_orphans()
-            for lease, task in list(self._tasks.items()):
+            for lease, task in list(self._holdings.tasks.items()):
                 report = task.bridge.traffic.report()
                 if task.alive and told.get(lease) != report:
                     with contextlib.suppress(NotConnectedError):
                         await self._session.send(task.outbox.lossy(report))
                         told[lease] = report
-            told = {lease: report for lease, report in told.items() if lease in self._tasks}
+            told = {lease: report for lease, report in told.items() if lease in self._holdings.tasks}
 
     async def _report_network(self) -> None:
         """Tell the coordinator of the line and the links: now and then, once connected, and after a network test."""
@@ -481,8 +398,7 @@ class Agent:
     def _end_orphans(self) -> None:
         silent = self._parts.clock.now() - self._session.last_seen
         if not self._session.online and silent > ORPHAN_S:
-            for task in self._tasks.values():
-                task.stop(f"the coordinator has been away for {silent:.0f} s")
+            self._holdings.stop(f"the coordinator has been away for {silent:.0f} s")
 
     async def _watch_wallet(self) -> None:
         while True:
@@ -531,7 +447,7 @@ class Agent:
 
     def working(self) -> frozenset[str]:
         """Jobs in which this node has a seat, or stands by."""
-        return frozenset(task.assign.job for task in self._tasks.values() if task.alive)
+        return frozenset(task.assign.job for task in self._holdings.alive())
 
     @property
     def flops(self) -> float:
@@ -581,7 +497,7 @@ class Agent:
             pid=os.getpid(),
             uptime=parts.clock.now() - self._started,
             profile=parts.profile,
-            tasks=tuple(task_view(task) for task in self._tasks.values()),
+            tasks=tuple(task_view(task) for task in self._holdings.tasks.values()),
             links=link_views(links),
             dropped=dict(self._peers.dropped),
             verified=0,

@@ -45,7 +45,7 @@ async def test_reports_are_sent_again_until_they_are_acknowledged(coordinator: D
         coordinator.acknowledge = True
         await coordinator.stop()
         await coordinator.start()
-        await coordinator.until(lambda: len(node.agent._tasks[assign.lease].outbox) == 0)
+        await coordinator.until(lambda: len(node.agent._holdings.tasks[assign.lease].outbox) == 0)
         seen = len([report for _, report in coordinator.reports if report.seq])
         await coordinator.stop()
         await coordinator.start()
@@ -62,7 +62,7 @@ async def test_a_report_made_while_the_coordinator_is_away_arrives_afterwards(
         assign = assignment(coordinator, plan_of((0, 0, node.address)), 0, 0, "checkpoint")
         await coordinator.assign(node.address, assign)
         await coordinator.until(lambda: coordinator.bodies(TaskReady))
-        task = node.agent._tasks[assign.lease]
+        task = node.agent._holdings.tasks[assign.lease]
         await coordinator.until(lambda: len(task.outbox) == 0)
         await coordinator.stop()
         await coordinator.until(lambda: node.agent.status().state != "online")

@@ -107,7 +107,7 @@ async def test_a_payload_that_is_early_waits_for_its_plan_and_one_that_is_late_o
         in_time, early = coordinator.bodies(RoundHolding)
         assert in_time.held == {100: hashlib.sha256(b"in time").hexdigest()}
         assert early.held == {100: hashlib.sha256(b"early").hexdigest()}
-        bridge = node.agent._tasks[lease.lease].bridge
+        bridge = node.agent._holdings.tasks[lease.lease].bridge
         assert bridge.dropped == {Verdict.STALE: 1, Verdict.FOREIGN: 2}
         assert node.agent.status().dropped == {"malformed": 1}
 

@@ -101,7 +101,7 @@ async def test_nothing_of_a_job_can_be_read_on_the_disk_while_it_trains_or_after
         mounts, described = places_of(node)
         assert {path.name for path in regular_files(mounts[0])} >= {"train.bin", "weights-0-3.safetensors"}
         assert seen(markers, [node.home.path, *mounts]) == []
-        [held] = node.agent._tasks.values()
+        [held] = node.agent._holdings.tasks.values()
         keys = {f"key of {name}": key for name, key in held._keys.items()}
         assert len(keys) == len(assign.files)
         assert seen(keys, [node.home.path, *mounts]) == []
