@@ -9,6 +9,7 @@ _ROLES: dict[str, tuple[str, str, bool]] = {
     # word: (module with main(argv), what it does, keep the word in argv)
     "demo": ("cottage.demo.main", "a whole network on this PC: trains a model, verifies the work, pays for it", False),
     "serve": ("coordinator.cli", "run a coordinator", True),
+    "auditor": ("desktop.agent.auditorcli", "look at others' work for a coordinator's operator", False),
     "accounts": ("coordinator.admin.cli", "who may use a coordinator: list, add, password, role, disable, key", False),
     "relay": ("cottage.relay", "carry packets between homes that cannot reach each other directly", False),
     "nettest": ("cottage.nettest", "what this home's line is good for: router, round trips, rates", False),
@@ -86,6 +87,7 @@ def _extra(module: str) -> str:
     return {
         "desktop.gui.app": "desktop",
         "desktop.agent.cli": "agent",
+        "desktop.agent.auditorcli": "agent",
         "cottage.relay": "relay",
         "cottage.nettest": "agent",
     }.get(module, "coordinator")

@@ -106,10 +106,12 @@ class Home:
     """The folder of one agent: its key, settings, cache and sockets. Nobody else may read it.
 
     ``trial``: seen by a new version on probation, which answers apart (``desktop.agent.updates.restart``).
+    ``key_file``: where the key is, if not in the folder.
     """
 
     path: Path
     trial: bool = False
+    key_file: Path | None = None
 
     @classmethod
     def at(cls, path: Path | None) -> "Home":
@@ -227,7 +229,7 @@ class Home:
             SettingsError: its file cannot be used.
         """
         try:
-            return NodeKey.load_or_generate(self.path / "node.key")
+            return NodeKey.load_or_generate(self.key_file or self.path / "node.key")
         except TransportError as error:
             raise SettingsError(str(error)) from error
 

@@ -65,7 +65,6 @@ from transport.wire.node import (
 TRAFFIC_S = 2.0
 NETWORK_S = 30.0  # Links change slowly; the coordinator plans with what is an hour old.
 NETWORK_PAUSE_S = 6.0  # The coordinator takes a report in five seconds.
-ORPHAN_S = 600.0  # A coordinator that is away for longer has given the leases to others: their workers only burn power.
 MAX_FAILURES = 5  # In a row: then something is wrong with this computer, and its owner should know.
 
 
@@ -357,7 +356,7 @@ class Agent:
             await self._parts.clock.sleep(TRAFFIC_S)
             self._peers.share_wire_bytes()
             self._share.look(self._parts.clock.time())
-            self._end_orphans()
+            self._holdings.end_orphans(self._session.silent())
             for lease, task in list(self._holdings.tasks.items()):
                 report = task.bridge.traffic.report()
                 if task.alive and told.get(lease) != report:
@@ -394,11 +393,6 @@ class Agent:
 
     def _is_idle(self) -> bool:
         return self._session.online and not self.held()
-
-    def _end_orphans(self) -> None:
-        silent = self._parts.clock.now() - self._session.last_seen
-        if not self._session.online and silent > ORPHAN_S:
-            self._holdings.stop(f"the coordinator has been away for {silent:.0f} s")
 
     async def _watch_wallet(self) -> None:
         while True:

@@ -12,6 +12,7 @@ from transport.wire.task import BeginRound, StopTask
 RESEND_BURST = 150  # Reports in a row after a reconnect, and then a pause: a coordinator takes so many at once.
 RESEND_PAUSE_S = 4.0
 END_TASKS_S = 15.0  # A worker gets two seconds, a container a little longer; then the agent leaves anyway.
+ORPHAN_S = 600.0  # A coordinator that is away for longer has given the leases to others: their workers only burn power.
 MAX_FORGOTTEN = 64  # Ended leases whose last reports are not acknowledged; the oldest are given up.
 
 LeaseMessage = Assign | Command | Acknowledged | Beat
@@ -128,6 +129,11 @@ class Holdings:
                 await send(report)
             if start + RESEND_BURST < len(waiting):
                 await self._tools.clock.sleep(RESEND_PAUSE_S)
+
+    def end_orphans(self, silent: float) -> None:
+        """End what nobody will ask for any more; ``silent``: for how many seconds the coordinator has been away."""
+        if silent > ORPHAN_S:
+            self.stop(f"the coordinator has been away for {silent:.0f} s")
 
     def stop(self, reason: str) -> None:
         """Have every task end."""

@@ -121,6 +121,10 @@ class Session:
         """Whether messages can be sent now."""
         return self._socket is not None
 
+    def silent(self) -> float:
+        """For how many seconds there has been no coordinator; 0 while there is a connection."""
+        return 0.0 if self.online else self._clock.now() - self.last_seen
+
     async def run(self) -> None:
         """Connect, and connect again, until ``goodbye``.
 

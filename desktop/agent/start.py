@@ -28,6 +28,10 @@ NO_PROTECTION = (
     "--sandbox process: jobs run as plain processes with YOUR rights and can read your files and use your network. "
     "This is for the demo and for development only; lend a machine with --sandbox docker."
 )
+AUDITS_UNPROTECTED = (
+    "--sandbox process: steps are run again by plain processes with this user's rights. They read strangers' numbers, "
+    "never their code; where an engine is at hand, --sandbox docker keeps even a defect in that from this machine."
+)
 
 
 def make_sandbox(settings: Settings, home: Home, device: Device, worker_arguments: Sequence[str] = ()) -> Sandbox:
@@ -52,8 +56,10 @@ def make_sandbox(settings: Settings, home: Home, device: Device, worker_argument
         return ProcessSandbox(limits, worker_arguments, gpu=device.gpu)
 
 
-async def prepare(home: Home, settings: Settings, worker_arguments: Sequence[str] = ()) -> Parts:
-    """Check and measure everything; what remains to be done is to run ``Agent(parts)``.
+async def prepare(
+    home: Home, settings: Settings, worker_arguments: Sequence[str] = (), *, auditor: bool = False
+) -> Parts:
+    """Check and measure everything; what remains to be done is to run ``Agent(parts)``, or ``Auditor(parts)``.
 
     Raises:
         SettingsError: the key or a setting cannot be used.
@@ -65,7 +71,7 @@ async def prepare(home: Home, settings: Settings, worker_arguments: Sequence[str
     LOGGER.info("%s. %s", device.name, device.note)
     await asyncio.to_thread(_empty, home.jobs)
     if settings.sandbox == "process":
-        LOGGER.warning(NO_PROTECTION)
+        LOGGER.warning(AUDITS_UNPROTECTED if auditor else NO_PROTECTION)
     if _is_readable_on_the_way(settings.coordinator):
         LOGGER.warning("%s: others on the way can read and change what is said; use https://", settings.coordinator)
     try:
@@ -86,6 +92,7 @@ async def prepare(home: Home, settings: Settings, worker_arguments: Sequence[str
         sandbox=sandbox.kind,
         agent_version=version(),
         floor=settings.floor,
+        auditor=auditor,
     )
     readings = None if settings.always else sensors(home.path, device.gpu)
     return Parts(home, settings, key, profile, sandbox, SystemClock(), device, readings)

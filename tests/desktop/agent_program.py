@@ -1,15 +1,18 @@
-"""``cottage node`` with the scripted worker in place of the trainer: ``python agent_program.py run --home ...``.
+"""``cottage node`` with the scripted worker in place of the trainer: ``python agent_program.py run --home ...``;
+``cottage auditor`` in the same way: ``python agent_program.py auditor --data ...``.
 
 In Docker the script is the container's command. With COTTAGE_PROGRAM the program believes that it is a
 bundle, whose executable that is, of version COTTAGE_VERSION.
 """
 
 import os
+import signal
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from desktop.agent import cli, service, start
+from desktop.agent import auditor, auditorcli, cli, service, start
 from desktop.agent.config import Home, Settings
 from desktop.agent.gpu import Device
 from desktop.agent.sandbox.base import Limits, Sandbox
@@ -49,8 +52,21 @@ def believe(program: str, version: str) -> None:
     service.LOOK_S = 0.2
 
 
+def stand_still(*_: object) -> None:
+    """As an event loop does in which something never returns."""
+    sys.stderr.write("the loop stands still\n")
+    sys.stderr.flush()
+    while True:
+        time.sleep(1)
+
+
 if __name__ == "__main__":
     start.make_sandbox = scripted
     if "COTTAGE_PROGRAM" in os.environ:
         believe(os.environ["COTTAGE_PROGRAM"], os.environ["COTTAGE_VERSION"])
+    if sys.argv[1] == "auditor":
+        auditorcli.LAST_WORDS_S = 2.0  # type: ignore[attr-defined]
+        auditor.RETRY_S = 1.0  # type: ignore[attr-defined]
+        signal.signal(signal.SIGUSR1, stand_still)
+        sys.exit(auditorcli.main(sys.argv[2:]))
     sys.exit(cli.main())

@@ -1,6 +1,6 @@
 """The connection breaks, the coordinator restarts, acknowledgements get lost: nothing is said twice as new, nothing is lost."""
 
-from desktop.agent.daemon import ORPHAN_S
+from desktop.agent.holdings import ORPHAN_S
 from tests.desktop.conftest import StartAgent, assignment, plan_of
 from tests.desktop.coordinator_double import Double
 from transport.wire.node import Acknowledged, HeldLease, Signal

@@ -51,6 +51,7 @@ class NodeProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a machine can do, measured by its agent in the same sandbox that jobs run in.
 
     ``floor``: the least that its owner lets it work for, in millionths of the token for 10^15 operations.
+    ``auditor``: it only looks at others' work, for the coordinator's operator, and takes no seat.
     """
 
     name: ShortText
@@ -62,6 +63,7 @@ class NodeProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sandbox: Literal["docker", "process"]
     agent_version: ShortText = ""
     floor: Annotated[int, Meta(ge=0, le=10**12)] = 0
+    auditor: bool = False
 
 
 class HeldLease(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
