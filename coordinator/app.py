@@ -23,6 +23,7 @@ from coordinator.services.checkpoints import Checkpoints
 from coordinator.services.checks import DatasetChecks
 from coordinator.services.context import Context
 from coordinator.services.conversation import Conversation
+from coordinator.services.deadlines import Deadlines
 from coordinator.services.disputes import Disputes, Judge, Referee
 from coordinator.services.drawing import Drawing
 from coordinator.services.files import Files
@@ -144,9 +145,10 @@ def assemble(
     context.metrics.watch(links.gauges)
     relays = Relays(context, links)
     nodes = Nodes(context, leases, chain, coordinator, lambda node: relays.servers(relays.order(node), node))
-    disputes = Disputes(context, nodes)
+    deadlines = Deadlines(context, nodes, links)
+    disputes = Disputes(context, nodes, deadlines)
     drawing = Drawing(context)
-    verification = Verification(context, nodes, disputes, Boundaries(context, nodes, drawing))
+    verification = Verification(context, nodes, disputes, Boundaries(context, nodes, drawing), deadlines)
     promises = Promises(context, chain)
     settlement = Settlement(context, desk, chain, coordinator, promises)
     runs = Runs(context, nodes, Staffing(context, nodes, links), drawing, verification, settlement)

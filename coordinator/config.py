@@ -62,7 +62,7 @@ class Config:
         audit_twice: audits that two auditors have to agree on, in millionths.
         canaries: audits that passed after which another auditor is given the same step made false, in millionths.
         disputes: a finding against a prover is played down to one operation before anybody loses stake.
-        audit_seconds: for opening a step, and for re-running it.
+        audit_seconds: for opening a step, and for re-running it, at the least: see ``domain.due``.
         audit_patience_seconds: for an auditor to be found.
         store_every: rounds between two states of a job that are stored here; its nodes keep the newest for each other.
         settle_every: rounds between two settlements.

@@ -119,7 +119,11 @@ class Audit(msgspec.Struct, frozen=True):
         silent: in a dispute about it the prover did not answer.
         sides: whose leaves of the step are compared before it is run again: see ``domain.boundary``.
         apart: seats (stage, replica) of those whose leaves say otherwise.
-        made: the opening that the prover has made, and will show; ``opening``: the one that is here.
+        made: the opening that the prover has made, and will show; ``opening``: the one that is here. ``size``: its bytes.
+        asked: when the phase that it is in began: see ``domain.due``.
+        asker: the lease under which the prover is asked, where that is another than its own: see ``domain.returning``.
+        away, absent: since when the prover cannot answer, and for how long it could not before.
+        excused: the coordinator itself had ended the lease, so the prover is not to blame for what it cannot show.
         ending: the prover shows what the segment came to as well: when it was drawn, nobody else was of its class.
         afar: the auditor at work is of another class.
         blame: why it failed. ``misstated``: its leaf names another environment class than it had said to be of. ``blind``: a
@@ -168,6 +172,12 @@ class Audit(msgspec.Struct, frozen=True):
     ending: bool = False
     afar: bool = False
     made: Digest | None = None
+    size: int = 0
+    asked: float = 0.0
+    asker: str | None = None
+    away: float | None = None
+    absent: float = 0.0
+    excused: bool = False
     version: int = 0
 
     @property

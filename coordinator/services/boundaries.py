@@ -35,7 +35,9 @@ class Boundaries:
             audit = work.audits[waiting.id] = boundary.present(waiting, work.leases)
             awaited = [work.leases[side.lease].node for side in audit.sides if side.awaited]
             answered = audit.opening is not None or audit.made is not None
-            if not answered or not all(self._nodes.late(node, audit.deadline, work.now) for node in awaited):
+            # Leaves are small: nobody waits for them as long as for an opening.
+            deadline = min(audit.deadline, audit.asked + self._context.config.audit_seconds)
+            if not answered or not all(self._nodes.late(node, deadline, work.now) for node in awaited):
                 continue
             here = [lease.id for lease in work.leases.values() if self._nodes.session(lease.node) is not None]
             await self._compare(work, boundary.overdue(boundary.present(audit, here)))

@@ -19,6 +19,7 @@ from coordinator.domain.job import Job
 from coordinator.domain.trust import Audit
 from coordinator.errors import CottageError
 from coordinator.services.context import Context
+from coordinator.services.deadlines import Deadlines
 from coordinator.services.nodes import Nodes
 from coordinator.services.work import Desk, Work
 from coordinator.store.records import DisputeRecord
@@ -79,9 +80,10 @@ class Judge(Protocol):
 class Disputes:
     """Opens, plays and concludes disputes."""
 
-    def __init__(self, context: Context, nodes: Nodes) -> None:
+    def __init__(self, context: Context, nodes: Nodes, deadlines: Deadlines) -> None:
         self._context = context
         self._nodes = nodes
+        self._deadlines = deadlines
 
     def open(self, work: Work, audit: Audit, accuser: str) -> None:
         """An auditor found a difference: it and the prover are asked, where the prover is here to answer."""
@@ -96,7 +98,7 @@ class Disputes:
         )  # A segment is disputed as a whole: the state after it binds the prover.
         replay = msgspec.structs.replace(audit, auditor_lease=prover.id, step=last).command_for(prover.id)
         assert isinstance(replay, ReplayStep)
-        deadline = work.now + config.audit_seconds
+        deadline = self._deadlines.answer(work, audit, (audit.node, accuser))
         dispute = Dispute(audit.id, audit.node, accuser, replay, first, deadline)
         work.dispute(DisputeRecord(audit.id, work.job.id, False, dispute, work.now))
         self._context.metrics.count("disputes_total")
@@ -108,7 +110,7 @@ class Disputes:
         record, node = work.disputes.get(answer.dispute), work.leases[lease].node
         for side in SIDES:
             if record is not None and getattr(record.dispute, side) == node:
-                deadline = work.now + self._context.config.audit_seconds
+                deadline = self._deadline(work, record.dispute)
                 self._keep(work, record, disputes.answered(record.dispute, side, answer, deadline))
 
     def ruled(self, work: Work, dispute: str, right: Side | None, detail: str) -> None:
@@ -144,9 +146,16 @@ class Disputes:
 
     def extend(self, work: Work) -> None:
         """Give everybody the full time again: nobody could answer while the coordinator was away."""
-        deadline = work.now + self._context.config.audit_seconds
         for record in list(work.disputes.values()):
+            deadline = self._deadline(work, record.dispute)
             self._keep(work, record, msgspec.structs.replace(record.dispute, deadline=deadline))
+
+    def _deadline(self, work: Work, dispute: Dispute) -> float:
+        """Of the present question, or the next one."""
+        audit = work.audits.get(dispute.id)
+        if audit is None:
+            return work.now + self._context.config.audit_seconds
+        return self._deadlines.answer(work, audit, (dispute.prover, dispute.challenger))
 
     def _keep(self, work: Work, record: DisputeRecord, after: Dispute) -> None:
         ended = work.now if after.over else None

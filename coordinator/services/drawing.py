@@ -252,6 +252,7 @@ class Drawing:
             carried=commit.carried,
             local=commit.local,
             deadline=work.now + self._context.config.audit_seconds,
+            asked=work.now,
             seed=seed.hex(),
             twice=drawn.twice,
             challenger=challenger,

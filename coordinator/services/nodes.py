@@ -131,6 +131,7 @@ class Nodes:
         self._banned: set[str] = set()
         self._unanswered: dict[str, float] = {}
         self._speeds: dict[str, float] = {}  # Of nodes that have done rounds since this process began.
+        self._newest_speeds: dict[str, float] = {}  # Of their last round alone, in operations a second.
 
     async def recover(self) -> None:
         """Read who is banned, and who has evaded an audit lately."""
@@ -239,10 +240,19 @@ class Nodes:
             if s.node not in self._banned and s.stake >= self._context.config.min_stake
         ]
 
+    def speed(self, node: str) -> float | None:
+        """Operations a second that a node surely does: those of its last round, or of its benchmark; None: it is not here."""
+        session = self._sessions.get(node)
+        if session is None:
+            return None
+        benchmark = COMPUTE_SHARE * session.profile.flops
+        return min(benchmark, self._newest_speeds.get(node, benchmark))
+
     def timed(self, node: str, operations: float, busy: float) -> None:
         """Learn from a round how quick a node is; ``operations`` by the coordinator's own arithmetic."""
         session = self._sessions.get(node)
         if session is not None and busy > 0:
+            self._newest_speeds[node] = operations / busy
             benchmark = session.profile.flops
             self._speeds[node] = observed(self._speeds.get(node), benchmark, operations, busy, COMPUTE_SHARE)
 

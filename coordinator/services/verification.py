@@ -9,12 +9,13 @@ from collections.abc import Mapping
 
 import msgspec
 
-from coordinator.domain import trust
+from coordinator.domain import due, trust
 from coordinator.domain.job import JobState
 from coordinator.domain.lease import Lease
 from coordinator.domain.trust import Audit, Auditor
 from coordinator.services.boundaries import Boundaries
 from coordinator.services.context import Context
+from coordinator.services.deadlines import Deadlines
 from coordinator.services.disputes import Disputes, evidence_digest
 from coordinator.services.drawing import auditor_of
 from coordinator.services.evidence import correct_outcomes, place_of, seal_outcome
@@ -26,19 +27,22 @@ from transport.wire.task import AuditReport, BisectAnswer, LeafShown, OpeningMad
 
 _DISTANT = "is too far from what a machine of another class came to; that proves nothing, and only raises its rate"
 _OUTCOMES: Mapping[str, str] = {"passed": "passed", "failed": "failed", "void": "came to nothing"}
-OPENING_LAG = (
-    2  # Workers keep the records of two rounds: the next may begin, the one after must wait for openings to be made,
-)
-SHOWING_LAG = (
-    4  # and does not wait for those that are made and on their way, which a home's upload takes longer for, up to this.
-)
+# Workers keep the records of two rounds: the next may begin, the one after must wait for openings to be made.
+OPENING_LAG = 2
+# Openings that are made wait for nobody's records, only for a line. A lie that they show is taken out again as long as a stored
+# state from before it is remembered (16, of every fourth round): half of that. A round sends a twelfth of an opening at the
+# least, so a home's upload brings it long before.
+SHOWING_LAG = 32
 
 
 class Verification:
     """Draws, drives and concludes the audits of a job."""
 
-    def __init__(self, context: Context, nodes: Nodes, disputes: Disputes, boundaries: Boundaries) -> None:
+    def __init__(
+        self, context: Context, nodes: Nodes, disputes: Disputes, boundaries: Boundaries, deadlines: Deadlines
+    ) -> None:
         self._context = context
+        self._deadlines = deadlines
         self._nodes = nodes
         self._disputes = disputes
         self._boundaries = boundaries
@@ -49,7 +53,7 @@ class Verification:
         if audit is None or audit.lease != lease:
             return
         if isinstance(report, OpeningMade):
-            work.audits[audit.id] = trust.made(audit, report)
+            work.audits[audit.id] = due.sending(trust.made(audit, report), report.size, work.now)
         else:
             deadline = work.now + self._context.config.audit_patience_seconds
             work.audits[audit.id] = trust.opened(audit, report, deadline)
@@ -80,7 +84,7 @@ class Verification:
         """Give every open audit its full time again: nobody could answer while the coordinator was away."""
         deadline = work.now + self._context.config.audit_seconds
         for audit in list(work.audits.values()):
-            work.audits[audit.id] = msgspec.structs.replace(audit, deadline=deadline)
+            work.audits[audit.id] = msgspec.structs.replace(audit, asked=work.now, deadline=deadline)
         self._disputes.extend(work)
 
     def may_begin(self, work: Work, number: int) -> bool:
@@ -140,6 +144,7 @@ class Verification:
         config = self._context.config
         if audit.canary and work.job.state is JobState.VERIFYING:
             return msgspec.structs.replace(audit, state="void", detail="the job ended")  # Nobody is kept for a test.
+        audit = self._deadlines.look(work, audit)
         if audit.unopened and audit.lease not in work.leases:
             return trust.prover_gone(audit)
         if audit.auditor is not None and (
@@ -149,7 +154,8 @@ class Verification:
         if audit.state == "replaying" and audit.auditor is None:
             auditor = trust.choose_auditor(audit, self._auditors(work))
             if auditor is not None:
-                return trust.assigned(audit, auditor, work.now + config.audit_seconds)
+                assigned = trust.assigned(audit, auditor, work.now + config.audit_seconds)
+                return self._deadlines.look(work, due.asked(assigned, work.now))
         if audit.state == "opening" and not audit.unopened:
             return audit  # Leaves are waited for.
         asked = audit.node if audit.unopened else audit.auditor

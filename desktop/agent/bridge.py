@@ -319,7 +319,7 @@ class Bridge:
                 case WorkerReport(body=body, split=split):
                     await self._unreported.take(len(payload))
                     if isinstance(body, StepOpened) and payload and body.opening is not None:
-                        await self.outside.report(OpeningMade(body.audit, body.opening), True)
+                        await self.outside.report(OpeningMade(body.audit, body.opening, len(payload)), True)
                     if isinstance(body, StepOpened | BisectAnswer):
                         # What an audit asks for may take a minute of a home's upload: neither a round's end nor what another
                         # audit asks for, which is due at the same time, waits behind it.

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load
 
-from tests.trainer.small import VOCABULARY, Committed, commit_round, job, pipeline, training
+from coordinator.domain import due
+from tests.trainer.small import VOCABULARY, Committed, commit_round, config_of, cuts, job, pipeline, training
 from tests.trainer.test_replay import AUDIT, TOTAL, auditor, command
 from trainer import openings
 from trainer.data import TokenFile
@@ -18,7 +20,9 @@ from trainer.inputs import Folder
 from trainer.openings import Openings
 from trainer.outer import OuterState
 from transport.wire.audit import KEPT_ROUNDS
-from transport.wire.task import OpenOuter, OpenStep, StepOpened, TaskFailed, TaskReport
+from transport.wire.boundary import comparable_across
+from transport.wire.model import inspect_config
+from transport.wire.task import Layers, OpenOuter, OpenStep, StepOpened, TaskFailed, TaskReport
 
 LONG = 30.0  # Seconds.
 
@@ -132,6 +136,27 @@ def test_an_outer_step_is_opened_the_same_way(shown: Shown) -> None:
     report, opening = shown.socket.next()
     assert isinstance(report, StepOpened)
     assert b"given, too" in opening
+
+
+@pytest.mark.parametrize(
+    "method", [{}, {"activations": "aq4"}, {"outer": "gradients"}, {"outer": "streaming", "fragments": 2}]
+)
+@pytest.mark.parametrize("ending", [False, True])
+def test_no_opening_is_larger_than_arithmetic_says(
+    folder: Path, tokens: TokenFile, method: dict[str, Any], *, ending: bool
+) -> None:
+    spec = training(**method)
+    done = commit_round(pipeline("llama", 2, tokens, spec), 1, 2, TOTAL)
+    if ending and not comparable_across(spec):
+        return  # Nobody asks for it.
+    shape, cut = inspect_config(config_of()), cuts(3, 2)[1]
+    most = due.opening_bytes(shape, spec, Layers(cut.first, cut.last), 3, spec.commit_every) - due.HEAD_BYTES
+    vectors_and_payloads = sum(
+        value.nelement() * value.element_size()
+        for name, value in load(done.opening(1, ending=ending)).items()
+        if name != "head"
+    )
+    assert most / 4 < vectors_and_payloads <= most
 
 
 def test_a_step_that_the_round_does_not_have_is_refused(shown: Shown) -> None:

@@ -133,10 +133,14 @@ class LeafShown(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="le
 
 
 class OpeningMade(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="made"):
-    """What an audit asks for is made and on its way; the prover needs its records of the step no more. ``StepOpened`` follows."""
+    """What an audit asks for is made and on its way; the prover needs its records of the step no more. ``StepOpened`` follows.
+
+    ``size``: its bytes, from which it follows how long it may be on its way.
+    """
 
     audit: AuditId
     opening: Digest
+    size: Count = 0
 
 
 class StepOpened(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="opened"):

@@ -14,6 +14,8 @@ from transport.wire.ids import Count, NodeAddress, ShortText
 
 MAX_PEERS_MEASURED = 64  # As many as a node may have (PeerLimits.max_peers).
 MAX_RELAYS = 16
+ASSUMED_UP = 625e3  # Bytes a second of a line that was not measured: 5 Mbit/s, as slow cable and DSL have.
+ASSUMED_DOWN = 1250e3
 MAX_USERS = 4096  # Users named in one announcement; the rest follow in the next.
 
 Seconds = Annotated[float, Meta(ge=0, le=3600)]
