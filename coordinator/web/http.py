@@ -11,7 +11,7 @@ import msgspec
 from aiohttp import ClientConnectionError, hdrs, web
 from aiohttp.typedefs import Handler
 
-from coordinator.errors import CottageError, ForbiddenError, InvalidError, TooLargeError, TooManyError
+from coordinator.errors import CottageError, InvalidError, TooLargeError, TooManyError
 from coordinator.web.packing import pack
 from transport.wire import codec
 from transport.wire.api import Problem
@@ -23,7 +23,6 @@ MAX_JSON_BYTES = 1 << 20  # A job with the largest config.json in use has 30 KB.
 BODY_SECONDS = 60.0  # A document that takes longer is somebody holding a connection open.
 CHUNK_BYTES = 1 << 18
 
-SAFE_METHODS: Final = frozenset({hdrs.METH_GET, hdrs.METH_HEAD, hdrs.METH_OPTIONS})
 HEADERS: Final = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; "
@@ -124,7 +123,6 @@ def protect(app: web.Application, error_page: ErrorPage) -> None:
     @web.middleware
     async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
-            same_origin(request)
             return await handler(request)
         except ConnectionError:
             raise  # The other side has gone: there is nobody to answer.
@@ -154,19 +152,6 @@ async def _harden(_request: web.Request, response: web.StreamResponse) -> None:
     for name, value in HEADERS.items():
         response.headers.setdefault(name, value)
     response.headers[hdrs.SERVER] = "cottage"
-
-
-def same_origin(request: web.Request) -> None:
-    """Refuse a change that another site's page asks for in the user's browser.
-
-    Raises:
-        ForbiddenError: the browser names another origin than ours.
-    """
-    origin = request.headers.get(hdrs.ORIGIN)
-    site = request.headers.get("Sec-Fetch-Site", "none")
-    foreign = origin is not None and origin.partition("://")[2] != request.host
-    if request.method not in SAFE_METHODS and (foreign or site not in ("none", "same-origin")):
-        raise ForbiddenError("this request comes from a page of another site: open the coordinator's own page")
 
 
 def _understood(request: web.Request, error: Exception) -> tuple[int, Problem]:

@@ -45,7 +45,7 @@ class LedgerRoutes:
         return [
             Route(
                 "GET", f"{API}/ledger", self.entries, "Ledger transactions of all jobs, newest first", entries,
-                queries=(kind, _OF_JOB), pager=pages.ENTRIES,
+                errors=(404,), queries=(kind, _OF_JOB), pager=pages.ENTRIES,
             ),
             Route(
                 "GET", f"{API}/ledger/audits", self.audits, "Audits of all jobs, those of the latest rounds first", audits,

@@ -15,6 +15,7 @@ from coordinator.web.route import Route
 from transport.wire.api import Problem
 from transport.wire.ids import ID_PATTERN
 
+EVENTS = "text/event-stream"
 CHECKSUM_MISMATCH = 460  # Of tus 1.0.0; no status of HTTP.
 _REFERENCE = "#/components/schemas/{name}"
 _PARAMETERS = {
@@ -118,8 +119,12 @@ def _types(routes: Sequence[Route]) -> list[Any]:
 
 def _operation(route: Route, schemas: dict[str, Any]) -> dict[str, Any]:
     answers: dict[str, Any] = {str(route.status): _answer(route, schemas)}
-    if route.method == "GET" and not isinstance(route.answer, str):
+    if route.method == "GET" and route.answer != EVENTS:
         answers["304"] = {"description": "It is what the reader has already, as If-None-Match says."}
+    if route.file:
+        answers["206"] = {**answers["200"], "description": "The range that was asked for."}
+        answers["412"] = {"description": "It is not what If-Match or If-Unmodified-Since say."}
+        answers["416"] = {"description": "The file has no such range: Content-Range says how long it is."}
     for status in sorted(route.problems):
         answers[str(status)] = {
             "description": _phrase(status),

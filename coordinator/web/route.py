@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from coordinator.web.pagination import Pager
 
 BINARY = "application/octet-stream"
+ARCHIVE = "application/zip"
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,11 @@ class Route:
         """Whether an idempotency key makes it happen once. Bytes of files need none: their place says whether they are there."""
         changes = self.method not in ("GET", "HEAD", "OPTIONS") and not (self.safe or self.token)
         return changes and not isinstance(self.body, str) and not access_of(self.handler).public
+
+    @property
+    def file(self) -> bool:
+        """Whether it answers with a file, or the range of it that is asked for."""
+        return self.method == "GET" and self.answer in (BINARY, ARCHIVE)
 
     @property
     def parameters(self) -> tuple[Query, ...]:

@@ -20,6 +20,7 @@ from coordinator.services.signin import SetupCode, SignIn
 from coordinator.services.throttle import Throttle
 from coordinator.store.ports import Store
 from coordinator.web.auth.access import access_of
+from coordinator.web.auth.origin import SAFE_METHODS, check_same_origin
 from transport.clock import Clock
 
 SESSION_COOKIE: Final = "cottage_session"
@@ -30,7 +31,6 @@ ACCOUNT_RATE, ACCOUNT_BURST = 50.0, 500.0
 _MAKERS: Final = frozenset({"/api/v1/jobs", "/submit"})
 _MADE: Final = re.compile(r"/jobs/([0-9a-f]{32})$")
 _PRINCIPAL: Final = web.RequestKey("principal", Principal)
-_READS: Final = frozenset({hdrs.METH_GET, hdrs.METH_HEAD, hdrs.METH_OPTIONS})
 
 CheckOwner = Callable[[str, str], Awaitable[None]]
 IsShared = Callable[[str], Awaitable[bool]]
@@ -81,7 +81,7 @@ class Auth:
 
     async def note(self, request: web.Request, who: Principal | None, location: str) -> None:
         """Write what was done to a job into its account's trail. ``location``: where the answer leads to."""
-        if who is None or self.open_to_all or request.method in _READS:
+        if who is None or self.open_to_all or request.method in SAFE_METHODS:
             return
         job = request.match_info.get("job")
         made = _MADE.search(location) if request.path in _MAKERS else None
@@ -138,6 +138,7 @@ def install(app: web.Application, auth: Auth, owners: dict[str, CheckOwner], is_
     async def gate(request: web.Request, handler: Handler) -> web.StreamResponse:
         if auth.behind_proxy:
             request = _as_the_proxy_says(request)
+        check_same_origin(request, auth.public_url)
         found = request.match_info
         if found.http_exception is not None or isinstance(found.route.resource, web.StaticResource):
             return await handler(request)
@@ -146,10 +147,10 @@ def install(app: web.Application, auth: Auth, owners: dict[str, CheckOwner], is_
         if who is not None:
             request[_PRINCIPAL] = who
         access = access_of(found.handler)
-        open_to_look = access.shared and request.method in _READS and await is_shared(found.get("job", ""))
+        open_to_look = access.shared and request.method in SAFE_METHODS and await is_shared(found.get("job", ""))
         if not access.public and not open_to_look:
             allowed = principal(request)
-            reads = request.method in _READS
+            reads = request.method in SAFE_METHODS
             scope = access.scope or (Scope.JOBS_READ if reads else Scope.JOBS_WRITE)
             if scope not in allowed.scopes:
                 raise ForbiddenError(f"this needs the scope {scope}: use a key or an account that has it")

@@ -26,6 +26,7 @@ from coordinator.store.memory import MemoryStore
 from coordinator.web.auth import Auth
 from coordinator.web.routes import setup
 from coordinator.web.services import Services
+from tests.coordinator.web.documented import Ears
 from tests.coordinator.web.fake import TOKEN, Cluster, address
 from tests.coordinator.web.fake_services import Books, Leavings, Market, Registry
 from transport.clock import SystemClock
@@ -54,6 +55,7 @@ class House:
         self.auth = Auth(self.store, SystemClock(), config, cheap)
         self.accounts = self.auth.accounts
         self.app: web.Application | None = None
+        self.ears = Ears()
         self._runner: web.AppRunner | None = None
 
     @property
@@ -65,7 +67,7 @@ class House:
         return f"{self.url}/api/v1"
 
     async def start(self) -> None:
-        self.app = app = web.Application()
+        self.app = app = web.Application(middlewares=[self.ears.middleware])
         self.artifacts = ArtifactStore(self.folder / "artifacts")
         self.uploads = UploadService(self.folder / "uploads", self.artifacts, keep=self.files.keep)
         self.cluster.files = self.files
@@ -95,6 +97,8 @@ class House:
         await site.start()
         assert site._server is not None
         self.port = site._server.sockets[0].getsockname()[1]  # type: ignore[attr-defined]
+        async with aiohttp.ClientSession() as asking, asking.get(f"{self.url}/openapi.json") as answer:
+            self.document = await answer.json()
 
     async def stop(self) -> None:
         if self._runner is not None:
@@ -119,6 +123,7 @@ async def house(tmp_path: Path) -> AsyncIterator[House]:
     await built.start()
     yield built
     await built.stop()
+    assert not built.ears.undocumented(built.document)
 
 
 @pytest.fixture
@@ -128,6 +133,7 @@ async def town(tmp_path: Path) -> AsyncIterator[House]:
     await built.start()
     yield built
     await built.stop()
+    assert not built.ears.undocumented(built.document)
 
 
 @pytest.fixture

@@ -1,0 +1,61 @@
+"""Whether a change is asked for by a page of our own: scheme, host and port must be ours, as browsers send them.
+
+A browser leaves out the port that its scheme has by itself, in ``Origin`` as in ``Host``, and writes an IPv6 address in
+brackets. Source: the Fetch standard, "Origin header", and RFC 6454, section 6.2.
+"""
+
+import ipaddress
+import re
+from typing import Final, NamedTuple
+
+from aiohttp import hdrs, web
+
+from coordinator.errors import ForbiddenError
+
+SAFE_METHODS: Final = frozenset({hdrs.METH_GET, hdrs.METH_HEAD, hdrs.METH_OPTIONS})
+_PORTS: Final = {"http": 80, "https": 443}
+_ORIGIN: Final = re.compile(r"([a-z]+)://(\[[0-9a-f:.]+\]|[^\s/:@?#\[\]\\]+)(?::([0-9]{1,5}))?", re.IGNORECASE)
+
+
+class Origin(NamedTuple):
+    """Where a page is from. ``host`` has no brackets, and a port is always said."""
+
+    scheme: str
+    host: str
+    port: int
+
+
+def origin_of(text: str) -> Origin | None:
+    """What ``scheme://host[:port]`` names; None where that is no page of the web ("null", another scheme, a path)."""
+    found = _ORIGIN.fullmatch(text)
+    if found is None or found[1].lower() not in _PORTS:
+        return None
+    scheme, host = found[1].lower(), found[2].lower()
+    if host.startswith("["):
+        try:
+            host = str(ipaddress.IPv6Address(host[1:-1]))
+        except ValueError:
+            return None
+    port = int(found[3] or _PORTS[scheme])
+    return Origin(scheme, host, port) if 0 < port < 1 << 16 else None
+
+
+def check_same_origin(request: web.Request, public_url: str | None) -> None:
+    """Refuse a change that another site's page asks for in the user's browser.
+
+    Args:
+        request: as the proxy in front says that it came, where there is one.
+        public_url: where browsers find the coordinator, if its operator has said so.
+    Raises:
+        ForbiddenError: the browser names another origin than ours.
+    """
+    if request.method in SAFE_METHODS:
+        return
+    said, site = request.headers.getall(hdrs.ORIGIN, []), request.headers.get("Sec-Fetch-Site", "none")
+    ours = {origin_of(f"{request.scheme}://{request.host}")} | {origin_of(public_url or "")}
+    foreign = [origin for origin in said if origin_of(origin) not in ours - {None}]
+    if foreign or site not in ("none", "same-origin"):
+        raise ForbiddenError(
+            f"this request comes from a page of another site, {(foreign or [site])[0][:80]!r}: open the coordinator's own "
+            "page. If this is its page, its operator names the address with --public-url"
+        )
