@@ -33,6 +33,7 @@ from coordinator.services.leases import Leases
 from coordinator.services.leavings import Leavings
 from coordinator.services.links import Links
 from coordinator.services.logs import JobLogs
+from coordinator.services.looks import Looks
 from coordinator.services.market import MarketService
 from coordinator.services.models import ModelWorkshop, TrainerTools
 from coordinator.services.network import NetworkService
@@ -147,11 +148,12 @@ def assemble(
     nodes = Nodes(context, leases, chain, coordinator, lambda node: relays.servers(relays.order(node), node))
     deadlines = Deadlines(context, nodes, links)
     disputes = Disputes(context, nodes, deadlines)
-    drawing = Drawing(context)
+    drawing = Drawing(context, nodes)
     verification = Verification(context, nodes, disputes, Boundaries(context, nodes, drawing), deadlines)
     promises = Promises(context, chain)
     settlement = Settlement(context, desk, chain, coordinator, promises)
-    runs = Runs(context, nodes, Staffing(context, nodes, links), drawing, verification, settlement)
+    looks = Looks(context, desk, nodes, leases)
+    runs = Runs(context, nodes, Staffing(context, nodes, links), looks, drawing, verification, settlement)
     referee = Referee(context, desk, disputes, runs.advance, judge)
     canaries = Canaries(context, desk, forger)
     beacons = Beacons(context, desk, drawing, runs, chain)

@@ -7,6 +7,7 @@ from typing import Literal
 
 from coordinator.domain.rate import FLOOR
 from coordinator.domain.run import EVALUATORS
+from transport.wire.ids import NodeAddress
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,8 @@ class Config:
         start_seconds: a worker that is not ready by then is given up (download, sandbox, building the stage).
         start_grace_seconds: a whole replica waits as long for the others before the first round, and an unfilled plan for nodes.
         stall_seconds: a round in which nothing at all is heard for as long is unblocked by force.
+        auditors: the operator's own machines that only audit (``cottage auditor``): they get no seats, need no stake, and their
+            looks make strangers' work payable. None: a network of people who know each other, who audit each other.
         audits_per_round: steps re-run after each round at the least; nodes' own rates may ask for more.
         audit_floor: rate of audits of the most trusted node, in millionths of its rounds.
         audit_twice: audits that two auditors have to agree on, in millionths.
@@ -94,6 +97,7 @@ class Config:
     start_seconds: float = 300.0
     start_grace_seconds: float = 15.0
     stall_seconds: float = 120.0
+    auditors: frozenset[NodeAddress] = frozenset()
     audits_per_round: int = 1
     audit_floor: int = FLOOR
     audit_twice: int = 100_000  # One in ten: an auditor that colludes does not know which.

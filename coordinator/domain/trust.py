@@ -17,7 +17,7 @@ While it is ``opening`` the prover and its neighbours need their records of the 
 """
 
 import hashlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import Literal
 
 import msgspec
@@ -53,12 +53,18 @@ MAX_EVASIONS = (
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """What one auditor found. ``afar``: it is of another environment class, so it compared with a tolerance."""
+    """What one auditor found.
+
+    Attributes:
+        afar: it is of another environment class, so it compared with a tolerance.
+        own: it is one of the operator's own.
+    """
 
     auditor: NodeAddress
     verdict: Literal["match", "mismatch", "malformed", "incomparable"]
     detail: str = ""
     afar: bool = False
+    own: bool = False
 
 
 class OuterClaim(msgspec.Struct, frozen=True):
@@ -126,6 +132,9 @@ class Audit(msgspec.Struct, frozen=True):
         excused: the coordinator itself had ended the lease, so the prover is not to blame for what it cannot show.
         ending: the prover shows what the segment came to as well: when it was drawn, nobody else was of its class.
         afar: the auditor at work is of another class.
+        look: one of the operator's own auditors has yet to run it again. Nodes are not told.
+        looking: the auditor at work is one of the operator's own.
+        began: when it was drawn, in Unix seconds: who has waited longest for a look has it first.
         blame: why it failed. ``misstated``: its leaf names another environment class than it had said to be of. ``blind``: a
             canary whose auditor found it right. ``distant``: it is void, and machines of other classes came to something else.
     """
@@ -178,6 +187,9 @@ class Audit(msgspec.Struct, frozen=True):
     away: float | None = None
     absent: float = 0.0
     excused: bool = False
+    look: bool = False
+    looking: bool = False
+    began: float = 0.0
     version: int = 0
 
     @property
@@ -246,46 +258,19 @@ class Audit(msgspec.Struct, frozen=True):
 
 
 class Auditor(msgspec.Struct, frozen=True):
-    """A node of the job that could re-run a step."""
+    """A node of the job that could re-run a step. ``operator``: it is one of the operator's own."""
 
     lease: str
     node: NodeAddress
     payout: NodeAddress
     env_class: str
     spare: bool
+    operator: bool = False
 
 
 def audit_id(seed: bytes, drawn: Drawn) -> str:
     """The name of an audit: nobody chooses it, so nobody chooses by it who audits."""
     return hashlib.sha256(seed + f"audit:{drawn.replica}:{drawn.stage}:{drawn.step}".encode()).hexdigest()[:32]
-
-
-def choose_auditor(audit: Audit, ready: Sequence[Auditor]) -> Auditor | None:
-    """Another node of another owner with the same environment class, spares first, the rest by lot; None: nobody.
-
-    An outer step gives the same bits on every processor, so there any class will do. Where nobody of the class is here, and
-    nobody of it has found anything, one of another class may look at a step whose opening shows its ending.
-    """
-    if audit.challenger is not None and audit.challenger not in audit.tried:
-        return next(
-            (a for a in ready if a.node == audit.challenger), None
-        )  # Only then others, to confirm what it found.
-    owners = {audit.payout, audit.accuser} | {a.payout for a in ready if a.node in audit.tried}
-    fitting = [
-        a for a in ready
-        if a.node not in (audit.node, audit.accuser) and a.node not in audit.tried and a.payout not in owners
-    ]  # fmt: skip
-    near = [a for a in fitting if a.env_class == audit.env_class or audit.outer is not None]
-    if near or not audit.ending or not all(verdict.afar for verdict in audit.verdicts):
-        fitting = near
-    lot = {a.lease: hashlib.sha256(f"{audit.seed}:{audit.id}:{a.node}".encode()).digest() for a in fitting}
-    return min(fitting, key=lambda a: (not a.spare, lot[a.lease])) if fitting else None
-
-
-def alone(env_class: str, payout: NodeAddress, others: Sequence[Auditor]) -> bool:
-    """Whether there are machines of other owners than ``payout``, and none of them is of the environment class."""
-    classes = {auditor.env_class for auditor in others if auditor.payout != payout}
-    return bool(classes) and env_class not in classes
 
 
 def shown_before(audit: Audit, opening: Digest, deadline: float) -> Audit:
@@ -303,23 +288,6 @@ def bond_goes(audit: Audit) -> Literal["challenger", "accused"] | None:
         return "challenger" if audit.blame == "wrong" else None
     matches = {verdict.auditor for verdict in audit.verdicts if verdict.verdict == "match"}
     return "accused" if audit.state == "passed" and len(matches) > 1 else None
-
-
-def refusal(
-    commit_of: NodeAddress, payout: NodeAddress, challenger: Auditor, env_class: str, stake: int, least: int
-) -> str:
-    """Why a node may not challenge a commitment; empty where it may.
-
-    Its stake is the bond: half of it is lost with an accusation that a dispute proves false, far more than answering costs.
-
-    Args:
-        commit_of, payout, env_class: the prover's. stake: the challenger's; ``least``: what the network asks for.
-    """
-    if challenger.node == commit_of or challenger.payout == payout:
-        return "the work is its own"
-    if challenger.env_class != env_class:
-        return f"it is of environment class {challenger.env_class}, the step of {env_class}"
-    return f"its stake of {stake} is less than {least}" if stake < least else ""
 
 
 def made(audit: Audit, report: OpeningMade) -> Audit:
@@ -356,6 +324,7 @@ def assigned(audit: Audit, auditor: Auditor, deadline: float) -> Audit:
         auditor=auditor.node,
         auditor_lease=auditor.lease,
         afar=audit.outer is None and auditor.env_class != audit.env_class,
+        looking=auditor.operator,
         tried=(*audit.tried, auditor.node),
         deadline=deadline,
     )
@@ -369,7 +338,7 @@ def judged(audit: Audit, node: NodeAddress, report: AuditReport, deadline: float
     if audit.state != "replaying" or audit.auditor != node:
         return audit
     detail = f"across environment classes: {report.detail}" if audit.afar else report.detail
-    verdicts = (*audit.verdicts, Verdict(node, report.verdict, detail, audit.afar))
+    verdicts = (*audit.verdicts, Verdict(node, report.verdict, detail, audit.afar, audit.looking))
     if audit.canary:
         blind = report.verdict == "match"
         found = _fail(audit, "blind", "a forged step was found right") if blind else audit
@@ -377,9 +346,17 @@ def judged(audit: Audit, node: NodeAddress, report: AuditReport, deadline: float
             found, state="failed" if blind else "passed", verdicts=verdicts, auditor_lease=None
         )
     after = msgspec.structs.replace(
-        audit, verdicts=verdicts, auditor=None, auditor_lease=None, afar=False, deadline=deadline, detail=detail
+        audit,
+        verdicts=verdicts,
+        auditor=None,
+        auditor_lease=None,
+        afar=False,
+        looking=False,
+        look=audit.look and not audit.looking,
+        deadline=deadline,
+        detail=detail,
     )
-    if report.verdict == "match" and audit.twice and not audit.verdicts:
+    if report.verdict == "match" and audit.twice and not audit.verdicts and not audit.looking:
         return after  # By a lot that nobody could foresee, one auditor's word is not enough here.
     if report.verdict == "match":
         if any(side.seat == audit.seat and side.silent for side in audit.sides):
@@ -387,7 +364,7 @@ def judged(audit: Audit, node: NodeAddress, report: AuditReport, deadline: float
         disputed = f"{len(against(after))} found otherwise" if against(after) else ""
         return msgspec.structs.replace(after, state="passed", auditor=node, detail=detail or disputed)
     if audit.afar:
-        return _distant(after) if len(_far(after)) >= 2 else after
+        return _distant(after) if audit.looking or len(_far(after)) >= 2 else after
     return _convict(after) if len(against(after)) >= 2 else after
 
 
@@ -411,7 +388,9 @@ def auditor_gone(audit: Audit, deadline: float) -> Audit:
     """The auditor's lease ended, or it took too long: somebody else may try until ``deadline``."""
     if audit.state != "replaying" or audit.auditor is None:
         return audit
-    return msgspec.structs.replace(audit, auditor=None, auditor_lease=None, afar=False, deadline=deadline)
+    return msgspec.structs.replace(
+        audit, auditor=None, auditor_lease=None, afar=False, looking=False, deadline=deadline
+    )
 
 
 def canary(true: Audit, name: str, seed: bytes, opening: Digest, root: Digest, deadline: float) -> Audit:
@@ -426,6 +405,8 @@ def canary(true: Audit, name: str, seed: bytes, opening: Digest, root: Digest, d
         made=None,
         state="replaying",
         canary=True,
+        look=False,
+        looking=False,
         ending=False,
         afar=False,
         challenger=None,

@@ -6,13 +6,13 @@ as far as workers keep the records of those that may still have to be opened.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 
+from coordinator.domain import auditors, trust
 from coordinator.domain import draw as draws
 from coordinator.domain import rate as rates
-from coordinator.domain import trust
 from coordinator.domain.boundary import exchanges
 from coordinator.domain.draw import Beacon, Drawable, Drawn
 from coordinator.domain.lease import Lease
@@ -21,6 +21,7 @@ from coordinator.domain.run import training_of
 from coordinator.domain.trust import Audit, Auditor, OuterClaim, Side
 from coordinator.services.context import Context
 from coordinator.services.evidence import outer_claim_of
+from coordinator.services.nodes import Nodes
 from coordinator.services.work import Work
 from coordinator.store.ports import Where
 from coordinator.store.records import CommitRecord, NodeRecord, RoundRecord
@@ -51,16 +52,18 @@ def _outer_claim(record: RoundRecord, commit: CommitRecord, commits: Sequence[Co
     return OuterClaim(given, commit.outer, commit.parameters)
 
 
-def auditor_of(lease: Lease) -> Auditor:
-    """The holder of a lease as somebody who could re-run a step."""
-    return Auditor(lease.id, lease.node, lease.payout, lease.env_class, lease.seat is None)
+def auditor_of(lease: Lease, operators: Collection[NodeAddress]) -> Auditor:
+    """The holder of a lease as somebody who could re-run a step. ``operators``: addresses of the operator's auditors."""
+    own = lease.node in operators
+    return Auditor(lease.id, lease.node, lease.payout, lease.env_class, lease.seat is None, own)
 
 
 class Drawing:
     """Fixes what a draw depends on, and draws. Everything on an open desk."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, nodes: Nodes) -> None:
         self._context = context
+        self._nodes = nodes
 
     async def prepare(self, work: Work, record: RoundRecord, commits: Sequence[CommitRecord]) -> RoundRecord:
         """Fix the rates of a complete round before anybody can know its draw. The commits must be stored already."""
@@ -205,9 +208,9 @@ class Drawing:
         prover = work.leases.get(commit.lease)
         if prover is None or wanted.round < work.run.done - KEPT_ROUNDS:
             return "nobody has its records any more"
-        challenger = auditor_of(asking)
+        challenger = auditor_of(asking, self._context.config.auditors)
         stake = (await work.tx.get(NodeRecord, asking.node)).stake
-        return trust.refusal(
+        return auditors.refusal(
             commit.node, commit.payout, challenger, prover.env_class, stake, self._context.config.min_stake
         )
 
@@ -228,7 +231,7 @@ class Drawing:
         lease = work.leases.get(commit.lease) or await work.tx.get(Lease, commit.lease)
         comparable = outer is None and challenger is None and accuser is None
         comparable = comparable and comparable_across(training_of(work.run, work.job.spec.training))
-        others = [auditor_of(other) for other in work.leases.values() if other.state == "ready"]
+        ending, look = self._looked_at(work, lease, outer is None, comparable)
         audit = Audit(
             id=trust.audit_id(seed, drawn),
             job=work.job.id,
@@ -259,7 +262,9 @@ class Drawing:
             accuser=accuser,
             outer=outer,
             sides=sides,
-            ending=comparable and trust.alone(lease.env_class, commit.payout, others),
+            ending=ending,
+            look=look,
+            began=work.now,
         )
         work.audits[audit.id] = audit
         work.change(audits=work.job.audits + 1)
@@ -267,6 +272,19 @@ class Drawing:
         how = how if accuser is None else f"has a bond of {accuser} against it"
         work.note("audit", f"round {record.number + 1}: {audit.place} {how}")
         return audit
+
+    def _looked_at(self, work: Work, lease: Lease, step: bool, comparable: bool) -> tuple[bool, bool]:
+        """Whether the prover shows what its segment came to, and whether one of the operator's auditors looks.
+
+        Args:
+            step: it is no outer step. ``comparable``: machines of other classes can look at it.
+        """
+        operators = self._context.config.auditors
+        if not operators:
+            others = [auditor_of(other, operators) for other in work.leases.values() if other.state == "ready"]
+            return comparable and auditors.alone(lease.env_class, lease.payout, others), False
+        exact = lease.env_class in {auditor.env_class for auditor in self._nodes.auditors()}
+        return comparable and not exact, exact or comparable or not step
 
     async def _rate(self, work: Work, commit: CommitRecord) -> int:
         node = await work.tx.get(NodeRecord, commit.node)

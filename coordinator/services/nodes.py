@@ -61,6 +61,7 @@ class Session:
 
     Attributes:
         began: when it was opened, in Unix seconds.
+        operator: it is one of the operator's own auditors: it needs no stake, and never gets a seat.
         unhandled: messages of the node that have arrived and wait for their turn here.
     """
 
@@ -77,6 +78,7 @@ class Session:
         self.token = token
         self.stake = 0
         self.began = 0.0
+        self.operator = False
         self.accepting = True
         self.unhandled = 0
         self.send = send
@@ -155,7 +157,8 @@ class Nodes:
             RefusedError: with the reason for the owner.
         """
         self._check(hello, nonce, host)
-        stake = await self._stake(hello.node)
+        operator = hello.node in self._context.config.auditors
+        stake = 0 if operator else await self._stake(hello.node)
         await self._record(hello, stake)
         old = self._sessions.get(hello.node)
         if old is not None:
@@ -164,6 +167,7 @@ class Nodes:
             self.leave(old)
         session = Session(hello, self._context.entropy(24).hex(), send, close)
         session.stake, session.began = stake, self._context.clock.time()
+        session.operator = operator
         self._sessions[hello.node] = session
         self._leases.came(hello.node)
         self._tokens[session.token] = hello.node
@@ -225,19 +229,13 @@ class Nodes:
         return [candidate for candidate in self.everybody() if candidate.node not in busy]
 
     def everybody(self) -> list[Candidate]:
-        """All nodes that are here, busy or not."""
+        """All nodes that are here and lend themselves, busy or not."""
         return [
-            Candidate(
-                s.node,
-                s.payout,
-                s.profile.memory_mb,
-                self._speeds.get(s.node, s.profile.flops),
-                s.profile.env_class,
-                s.profile.floor,
-                card=s.profile.kind == "cuda",
-            )
-            for s in self._sessions.values()
-            if s.node not in self._banned and s.stake >= self._context.config.min_stake
+            self._candidate(session)
+            for session in self._sessions.values()
+            if session.node not in self._banned
+            and session.stake >= self._context.config.min_stake
+            and not session.operator
         ]
 
     def speed(self, node: str) -> float | None:
@@ -247,6 +245,26 @@ class Nodes:
             return None
         benchmark = COMPUTE_SHARE * session.profile.flops
         return min(benchmark, self._newest_speeds.get(node, benchmark))
+
+    def auditors(self) -> list[Candidate]:
+        """The operator's own auditors that are here, busy or not."""
+        return [
+            self._candidate(session)
+            for session in self._sessions.values()
+            if session.operator and session.node not in self._banned
+        ]
+
+    def _candidate(self, session: Session) -> Candidate:
+        profile = session.profile
+        return Candidate(
+            session.node,
+            session.payout,
+            profile.memory_mb,
+            self._speeds.get(session.node, profile.flops),
+            profile.env_class,
+            profile.floor,
+            card=profile.kind == "cuda",
+        )
 
     def timed(self, node: str, operations: float, busy: float) -> None:
         """Learn from a round how quick a node is; ``operations`` by the coordinator's own arithmetic."""
@@ -260,7 +278,7 @@ class Nodes:
         """Look again at the stake of those who are here with too little, for ever: a node stakes once it is welcome."""
         while True:
             for session in self.sessions():
-                if session.stake < self._context.config.min_stake:
+                if session.stake < self._context.config.min_stake and not session.operator:
                     await self._look_again(session)
             await self._context.clock.sleep(STAKE_POLL_SECONDS)
 
@@ -359,5 +377,5 @@ class Nodes:
             lease_seconds=config.lease_seconds,
             ice_servers=self._ice_servers(session.node),
             ledger=LedgerInfo(self._chain.url, self._chain.program, self._chain.mint, self._coordinator),
-            min_stake=config.min_stake,
+            min_stake=0 if session.operator else config.min_stake,
         )

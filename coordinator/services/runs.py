@@ -17,6 +17,7 @@ from coordinator.services.drawing import Drawing
 from coordinator.services.evidence import seal_commitments
 from coordinator.services.halts import Halts, fraction_of, paced
 from coordinator.services.heldout import HeldOut
+from coordinator.services.looks import Looks
 from coordinator.services.nodes import Nodes
 from coordinator.services.settlement import Settlement
 from coordinator.services.staffing import Staffing, holders, seats_ready, shape_of, too_many_faults
@@ -44,6 +45,7 @@ class Runs:
         context: Context,
         nodes: Nodes,
         staffing: Staffing,
+        looks: Looks,
         drawing: Drawing,
         verification: Verification,
         settlement: Settlement,
@@ -51,6 +53,7 @@ class Runs:
         self._context = context
         self._nodes = nodes
         self._staffing = staffing
+        self._looks = looks
         self._verification = verification
         self._settlement = settlement
         self._drawing = drawing
@@ -140,6 +143,7 @@ class Runs:
             work.change_run(round=rounds.look(work.run.round, work.now))
             await self._heldout.weigh(work)
         await self._take(work)
+        await self._looks.attend(work)
         await self._verification.advance(work)
         if work.job.state is JobState.VERIFYING:
             await self._close(work)
@@ -164,7 +168,7 @@ class Runs:
             elif work.run is not None and work.run.restarts > MAX_RESTARTS:
                 reason = f"round {work.run.done + 1} failed {work.run.restarts} times in a row"
             else:
-                reason = await too_many_faults(work)
+                reason = await too_many_faults(work, self._context.config.auditors)
         if reason:
             await self.stop(work, JobState.FAILED, reason)
         return bool(reason)

@@ -1,7 +1,7 @@
 """Who sits where: the first plan of a job, seats that became empty, spares."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from math import inf
 
@@ -115,7 +115,8 @@ class Staffing:
         holders = {lease.seat: lease for lease in work.leases.values() if lease.seat}
         seats = [(s, p) for s in range(len(work.run.layers)) for p in range(work.run.replicas)]
         missing = [seat for seat in seats if seat not in holders]
-        spares = {lease.node: lease for lease in work.leases.values() if lease.seat is None}
+        own = self._context.config.auditors  # They look, and neither step in nor count as spares.
+        spares = {lease.node: lease for lease in work.leases.values() if lease.seat is None and lease.node not in own}
         seated = {lease.node for lease in holders.values()}  # Granted just now, they are not yet known as busy.
         willing = await self._willing(work, self._nodes.candidates(tuple(spares)))
         free = [candidate for candidate in willing if candidate.node not in seated]
@@ -314,9 +315,13 @@ def _planned(stages: int, replicas: int) -> str:
     return f"{nodes} nodes are chosen: {replicas} replicas of the model, each in {stages} stages"
 
 
-async def too_many_faults(work: Work) -> str:
-    """Why the job must be given up, or an empty text: tasks kept failing since the last complete round."""
-    fresh = [lease for lease in work.ended if lease.end in FAULTS]
+async def too_many_faults(work: Work, auditors: Collection[str]) -> str:
+    """Why the job must be given up, or an empty text: tasks kept failing since the last complete round.
+
+    Args:
+        auditors: of the operator, whose failures are not the job's.
+    """
+    fresh = [lease for lease in work.ended if lease.end in FAULTS and lease.node not in auditors]
     if not fresh:
         return ""
     earlier = await work.tx.find(
@@ -324,9 +329,8 @@ async def too_many_faults(work: Work) -> str:
         ("job", "=", work.job.id),
         ("end", "in", tuple(sorted(FAULTS))),
         ("ended", ">", work.run.advanced if work.run else 0.0),
-        limit=MAX_FAULTS_PER_JOB,
     )
-    count = len(earlier) + len(fresh)
+    count = sum(lease.node not in auditors for lease in earlier) + len(fresh)
     if count < MAX_FAULTS_PER_JOB:
         return ""
     return (

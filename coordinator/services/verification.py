@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from coordinator.domain import due, trust
+from coordinator.domain import auditors, due, trust
 from coordinator.domain.job import JobState
 from coordinator.domain.lease import Lease
 from coordinator.domain.trust import Audit, Auditor
@@ -152,10 +152,12 @@ class Verification:
         ):
             audit = trust.auditor_gone(audit, work.now + config.audit_patience_seconds)
         if audit.state == "replaying" and audit.auditor is None:
-            auditor = trust.choose_auditor(audit, self._auditors(work))
+            auditor = auditors.choose_auditor(audit, self._auditors(work))
             if auditor is not None:
                 assigned = trust.assigned(audit, auditor, work.now + config.audit_seconds)
                 return self._deadlines.look(work, due.asked(assigned, work.now))
+        if auditors.awaits_look(audit):
+            return audit  # The operator's auditor is away, or busy with others: that is nobody's silence.
         if audit.state == "opening" and not audit.unopened:
             return audit  # Leaves are waited for.
         asked = audit.node if audit.unopened else audit.auditor
@@ -167,7 +169,7 @@ class Verification:
 
     def _auditors(self, work: Work) -> list[Auditor]:
         return [
-            auditor_of(lease)
+            auditor_of(lease, self._context.config.auditors)
             for lease in work.leases.values()
             if lease.state == "ready" and self._nodes.session(lease.node) is not None
         ]

@@ -197,6 +197,9 @@ audits = Table(
     Column("apart", Text, nullable=False),
     Column("ending", Boolean, nullable=False),
     Column("afar", Boolean, nullable=False),
+    Column("look", Boolean, nullable=False),
+    Column("looking", Boolean, nullable=False),
+    Column("began", Float, nullable=False),
     Column("version", Integer, nullable=False),
     Index("audits_by_job", "job", "state"),
 )  # fmt: skip

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from coordinator.domain import rate as rates
 from coordinator.domain import trust
+from coordinator.domain.auditors import alone, choose_auditor
 from coordinator.domain.draw import WHOLE
 from coordinator.domain.rate import FLOOR, Standing
 from coordinator.domain.trust import Audit, Auditor
@@ -31,23 +32,23 @@ def looked(*found: str, audit: Audit | None = None) -> Audit:
 
 
 def test_only_who_is_alone_of_its_class_among_owners_is_asked_to_show_what_a_segment_came_to() -> None:
-    assert trust.alone("cpu", AUDIT.payout, AFAR)
-    assert not trust.alone("cpu", AUDIT.payout, [*AFAR, SECOND])
-    assert not trust.alone("cpu", AUDIT.payout, []), "there is nobody to show it to"
+    assert alone("cpu", AUDIT.payout, AFAR)
+    assert not alone("cpu", AUDIT.payout, [*AFAR, SECOND])
+    assert not alone("cpu", AUDIT.payout, []), "there is nobody to show it to"
     own = msgspec.structs.replace(SECOND, payout=AUDIT.payout)
-    assert trust.alone("cpu", AUDIT.payout, [*AFAR, own]), "its own other machine is nobody else"
+    assert alone("cpu", AUDIT.payout, [*AFAR, own]), "its own other machine is nobody else"
     assert ALONE.command_for("prover") == OpenStep(AUDIT.id, 1, 2, 1, ending=True)
     assert AUDIT.command_for("prover") == OpenStep(AUDIT.id, 1, 2, 1)
 
 
 def test_a_machine_of_another_class_is_asked_only_where_the_ending_is_shown_and_nobody_of_the_class_is_here() -> None:
-    assert trust.choose_auditor(shown(AUDIT), AFAR) is None
-    assert trust.choose_auditor(shown(), AFAR) in AFAR
-    assert trust.choose_auditor(shown(), [*AFAR, SECOND]) == SECOND, "who came since compares bit for bit"
+    assert choose_auditor(shown(AUDIT), AFAR) is None
+    assert choose_auditor(shown(), AFAR) in AFAR
+    assert choose_auditor(shown(), [*AFAR, SECOND]) == SECOND, "who came since compares bit for bit"
     mine = [msgspec.structs.replace(far, payout=AUDIT.payout) for far in AFAR]
-    assert trust.choose_auditor(shown(), mine) is None
+    assert choose_auditor(shown(), mine) is None
     exact = trust.judged(trust.assigned(shown(), SECOND, 30.0), SECOND.node, report("mismatch"), 40.0)
-    assert trust.choose_auditor(exact, AFAR) is None, "what one of the class has found, only its like can confirm"
+    assert choose_auditor(exact, AFAR) is None, "what one of the class has found, only its like can confirm"
 
 
 def test_the_command_names_the_provers_class_only_while_one_of_another_class_is_at_work() -> None:
@@ -96,7 +97,7 @@ def test_no_story_that_only_other_classes_tell_costs_the_prover_anything_but_tru
 ) -> None:
     audit = msgspec.structs.replace(shown(), twice=twice)
     for step in story:
-        chosen = trust.choose_auditor(audit, AFAR[:there])
+        chosen = choose_auditor(audit, AFAR[:there])
         if audit.state == "replaying" and audit.auditor is None and chosen is not None:
             audit = trust.assigned(audit, chosen, 30.0)
         if step == "late" and audit.auditor is None:

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.domain import trust
+from coordinator.domain.auditors import choose_auditor, refusal
 from coordinator.domain.rate import SLASH_BPS
 from coordinator.domain.trust import Audit, Auditor
 from tests.coordinator.fakes import digest
@@ -67,8 +68,8 @@ def test_the_auditor_is_another_node_of_another_owner_and_the_same_environment()
     same_owner = Auditor("x", address(4), AUDIT.payout, "cpu", spare=True)
     other_class = Auditor("y", address(5), address(105), "gpu", spare=True)
     itself = Auditor("z", AUDIT.node, address(106), "cpu", spare=True)
-    assert trust.choose_auditor(AUDIT, [same_owner, other_class, itself]) is None
-    chosen = trust.choose_auditor(AUDIT, [same_owner, other_class, itself, SECOND, THIRD])
+    assert choose_auditor(AUDIT, [same_owner, other_class, itself]) is None
+    chosen = choose_auditor(AUDIT, [same_owner, other_class, itself, SECOND, THIRD])
     assert chosen == THIRD  # A spare has the time.
 
 
@@ -77,7 +78,7 @@ def test_the_second_auditor_is_of_yet_another_owner() -> None:
     accused = trust.judged(asked, SECOND.node, report("mismatch"), 40.0)
     sibling = Auditor("sibling", address(6), SECOND.payout, "cpu", spare=True)
     ready = [SECOND, sibling, THIRD]
-    assert trust.choose_auditor(accused, ready) == THIRD
+    assert choose_auditor(accused, ready) == THIRD
 
 
 def test_a_match_passes() -> None:
@@ -188,8 +189,8 @@ OUTER = msgspec.structs.replace(
 def test_an_outer_step_is_opened_and_run_again_by_any_class() -> None:
     assert OUTER.command_for("prover") == OpenOuter(AUDIT.id, 1, 2)
     other_class = Auditor("y", address(5), address(105), "gpu", spare=True)
-    assert trust.choose_auditor(AUDIT, [other_class]) is None
-    assert trust.choose_auditor(OUTER, [other_class]) == other_class
+    assert choose_auditor(AUDIT, [other_class]) is None
+    assert choose_auditor(OUTER, [other_class]) == other_class
     asked = trust.assigned(opened(OUTER), other_class, 30.0).command_for("y")
     assert isinstance(asked, ReplayOuter)
     assert (asked.contributors, asked.parameters, asked.opening) == ({0: digest("g")}, digest("p"), OPENING)
@@ -222,8 +223,8 @@ def test_a_verdict_of_somebody_who_was_not_asked_counts_nothing() -> None:
 
 def test_a_lost_auditor_is_replaced_and_not_asked_again() -> None:
     lost = trust.auditor_gone(trust.assigned(opened(), SECOND, 30.0), 40.0)
-    assert trust.choose_auditor(lost, [SECOND, THIRD]) == THIRD
-    assert trust.choose_auditor(lost, [SECOND]) is None
+    assert choose_auditor(lost, [SECOND, THIRD]) == THIRD
+    assert choose_auditor(lost, [SECOND]) is None
 
 
 def test_commands_follow_the_state() -> None:
@@ -267,7 +268,7 @@ def follow(audit: Audit, step: str, auditors: list[Auditor]) -> Audit:
         case "late":
             return trust.overdue(audit)
         case "assign":
-            chosen = trust.choose_auditor(audit, auditors)
+            chosen = choose_auditor(audit, auditors)
             return (
                 trust.assigned(audit, chosen, 20.0)
                 if chosen and audit.state == "replaying" and not audit.auditor
@@ -287,14 +288,14 @@ def follow(audit: Audit, step: str, auditors: list[Auditor]) -> Audit:
 def test_who_challenges_is_somebody_else_of_the_same_class_with_something_to_lose(
     challenger: Auditor, stake: int, reason: str
 ) -> None:
-    assert trust.refusal(AUDIT.node, AUDIT.payout, challenger, AUDIT.env_class, stake, 100) == reason
+    assert refusal(AUDIT.node, AUDIT.payout, challenger, AUDIT.env_class, stake, 100) == reason
 
 
 def test_a_challenger_re_runs_the_step_itself_and_somebody_else_confirms() -> None:
     audit = msgspec.structs.replace(opened(), challenger=SECOND.node)
-    assert trust.choose_auditor(audit, [THIRD]) is None, "nobody else is asked for it"
-    assert trust.choose_auditor(audit, [THIRD, SECOND]) == SECOND
-    assert trust.choose_auditor(trust.assigned(audit, SECOND, 30.0), [THIRD, SECOND]) == THIRD
+    assert choose_auditor(audit, [THIRD]) is None, "nobody else is asked for it"
+    assert choose_auditor(audit, [THIRD, SECOND]) == SECOND
+    assert choose_auditor(trust.assigned(audit, SECOND, 30.0), [THIRD, SECOND]) == THIRD
 
 
 def test_a_canary_that_is_found_right_costs_its_auditor_the_place_and_nobody_a_stake() -> None:
@@ -333,7 +334,7 @@ def test_what_only_a_blind_auditor_approved_is_looked_at_again_by_somebody_else(
     assert again is not None
     assert (again.state, again.verdicts, again.opening) == ("replaying", (), OPENING)
     assert again.id != passed.id
-    assert trust.choose_auditor(again, [SECOND, THIRD]) == THIRD
+    assert choose_auditor(again, [SECOND, THIRD]) == THIRD
     assert trust.again(passed, THIRD.node, 50.0) is None
     assert trust.again(judged_by("mismatch", "match"), SECOND.node, 50.0) is None, "somebody else has looked"
 

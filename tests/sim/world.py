@@ -254,8 +254,10 @@ class World:
         nodes: int,
         faults: float = 1.0,
         settings: dict[str, Any] | None = None,
+        operators: tuple[int, ...] = (),
         **odd: dict[int, dict[str, Any]],
     ) -> None:
+        """Take ``operators`` as the numbers of the nodes that are the operator's own auditors."""
         self.chance = random.Random(seed)
         self.faults = faults
         self.crashes = True
@@ -273,8 +275,11 @@ class World:
         self.judge, self.forger = ScriptedJudge(), FakeForger(self.peers)
         special = odd.get("special", {})
         self.nodes = [SimNode(self, number, **special.get(number, {})) for number in range(1, nodes + 1)]
+        own = {self.nodes[number - 1].key.address for number in operators}
+        self.config = dataclasses.replace(self.config, auditors=frozenset(own))
         for node in self.nodes:
-            self.chain.stakes[node.key.address] = 1_000_000
+            if node.key.address not in own:
+                self.chain.stakes[node.key.address] = 1_000_000
         self.parts: Parts | None = None
         self._ticked = 0.0
         self._carried = 0.0

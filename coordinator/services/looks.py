@@ -1,0 +1,85 @@
+"""The operator's own auditors: which job each of them stands by, while audits there wait for its look.
+
+One holds one lease at a time, as a spare that nobody seats, and stays with a job until another one needs it. Which jobs wait is
+kept in memory: after a restart it is known again as soon as each of them was advanced once.
+"""
+
+from collections.abc import Sequence
+
+from coordinator.domain import auditors
+from coordinator.domain.job import LIVE
+from coordinator.domain.lease import FAULTS, Lease
+from coordinator.domain.placement import Candidate
+from coordinator.domain.trust import Audit
+from coordinator.services.context import Context
+from coordinator.services.leases import Leases
+from coordinator.services.nodes import Nodes
+from coordinator.services.work import Desk, Work
+from coordinator.store.ports import Where
+
+TURN_SECONDS = 60.0  # With a job, before it leaves looks there for older ones elsewhere: a worker takes long to start.
+REST_SECONDS = 120.0  # After it has failed a job, before it tries that one again.
+
+
+class Looks:
+    """Grants the operator's auditors leases, and ends them. Everything on an open desk."""
+
+    def __init__(self, context: Context, desk: Desk, nodes: Nodes, leases: Leases) -> None:
+        self._context = context
+        self._nodes = nodes
+        self._leases = leases
+        self._oldest: dict[str, float] = {}  # Job -> since when a look is waited for there.
+        desk.on_stored(self._notice)
+
+    async def attend(self, work: Work) -> None:
+        """Have auditors stand by while looks are waited for, and let them go where another job has waited longer."""
+        own = self._context.config.auditors
+        if not own or work.run is None:
+            return
+        waiting = [audit for audit in work.audits.values() if auditors.awaits_look(audit)]
+        held = [lease for lease in work.leases.values() if lease.node in own]
+        for lease in [lease for lease in held if self._is_needed_elsewhere(work, lease, waiting)]:
+            held.remove(lease)
+            work.end(lease.id, "replaced", "another job has waited longer for a look")
+        here = {auditor.node: auditor for auditor in self._nodes.auditors()}
+        standing = [here[lease.node] for lease in held if lease.node in here]
+        left = [audit for audit in waiting if not any(_could(auditor, audit) for auditor in standing)]
+        if left:
+            chosen = self._choose(left, await self._free(work))
+            if chosen is not None:
+                work.grant(chosen.node, chosen.owner, None)
+                work.note("auditor", f"the operator's machine {chosen.node} comes to look at what was drawn")
+
+    def _is_needed_elsewhere(self, work: Work, lease: Lease, waiting: Sequence[Audit]) -> bool:
+        """Whether it has nothing to do here while another job waits, or has done enough here and another has waited longer."""
+        elsewhere = min((since for job, since in self._oldest.items() if job != work.job.id), default=None)
+        if elsewhere is None or any(audit.auditor_lease == lease.id for audit in work.audits.values()):
+            return False
+        if any(lease.node in (it.dispute.prover, it.dispute.challenger) for it in work.disputes.values()):
+            return False
+        oldest = min((audit.began for audit in waiting), default=None)
+        return oldest is None or (elsewhere < oldest and work.now - lease.granted >= TURN_SECONDS)
+
+    async def _free(self, work: Work) -> list[Candidate]:
+        """Auditors that are here, hold nothing, and have not failed this job lately."""
+        of_job: tuple[Where, ...] = (("job", "=", work.job.id), ("ended", ">", work.now - REST_SECONDS))
+        failed = await work.tx.find(Lease, *of_job, ("end", "in", tuple(sorted(FAULTS))))
+        out = {lease.node for lease in (*failed, *work.ended)} | self._leases.busy()
+        out |= {lease.node for lease in work.leases.values()}
+        return [auditor for auditor in self._nodes.auditors() if auditor.node not in out]
+
+    def _choose(self, waiting: Sequence[Audit], free: Sequence[Candidate]) -> Candidate | None:
+        """For the look that has waited longest: one of the prover's class, else the quickest."""
+        oldest = min(waiting, key=lambda audit: (audit.began, audit.id))
+        able = [auditor for auditor in free if _could(auditor, oldest)]
+        return min(able, key=lambda c: (c.env_class != oldest.env_class, -c.flops, c.node), default=None)
+
+    def _notice(self, work: Work) -> None:
+        waiting = [audit.began for audit in work.audits.values() if auditors.awaits_look(audit)]
+        self._oldest.pop(work.job.id, None)
+        if waiting and work.job.state in LIVE:
+            self._oldest[work.job.id] = min(waiting)
+
+
+def _could(auditor: Candidate, audit: Audit) -> bool:
+    return auditors.may_look(auditor.env_class, audit)
