@@ -1,17 +1,20 @@
 """The composition root: everything is made here, wired here, started and drained here."""
 
 import asyncio
+import ipaddress
 import logging
 import secrets
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from aiohttp import web
 
 from coordinator.config import Config
 from coordinator.domain.account import Scope
+from coordinator.ownauditor import OwnAuditor, lacks
 from coordinator.services.artifacts import ArtifactStore
 from coordinator.services.beacons import Beacons
 from coordinator.services.bonds import Bonds
@@ -34,7 +37,7 @@ from coordinator.services.leavings import Leavings
 from coordinator.services.links import Links
 from coordinator.services.logs import JobLogs
 from coordinator.services.looks import Looks
-from coordinator.services.market import MarketService
+from coordinator.services.market import MarketService, nobody_looks
 from coordinator.services.models import ModelWorkshop, TrainerTools
 from coordinator.services.network import NetworkService
 from coordinator.services.nodes import Nodes
@@ -269,6 +272,14 @@ async def serve(config: Config, ready: Callable[[str], None], stopping: asyncio.
     Args:
         ready: called with the base address once it serves.
     """
+    own = None
+    if why_not := lacks() if config.own_auditor else "it is switched off":
+        config = replace(config, no_auditor=why_not)
+    else:
+        own = OwnAuditor(config.data, SystemClock())
+        config = replace(config, auditors=config.auditors | {own.address})
+    if not config.auditors:
+        log.warning("%s", nobody_looks(config))
     async with build(config) as (app, parts):
         runner = web.AppRunner(app, shutdown_timeout=SHUTDOWN_SECONDS)
         await runner.setup()
@@ -276,18 +287,29 @@ async def serve(config: Config, ready: Callable[[str], None], stopping: asyncio.
             site = web.TCPSite(runner, config.host, config.port)
             await site.start()
             ready(f"http://{config.host}:{_port_of(runner)}")
-            await _loop(parts, stopping)
+            loops = parts.loops()
+            if own is not None:
+                loops["auditor"] = partial(own.run, _from_here(config.host, _port_of(runner)))
+            await _loop(loops, stopping)
         finally:
             await runner.cleanup()
 
 
-async def _loop(parts: Parts, stopping: asyncio.Event) -> None:
+async def _loop(loops: Mapping[str, Callable[[], Coroutine[Any, Any, None]]], stopping: asyncio.Event) -> None:
     """Run the loops until asked to stop. One that fails ends the process: a coordinator without it would only seem alive."""
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(loop(), name=name) for name, loop in parts.loops().items()]
+        tasks = [group.create_task(loop(), name=name) for name, loop in loops.items()]
         await stopping.wait()
         for task in tasks:
             task.cancel()
+
+
+def _from_here(host: str, port: int) -> str:
+    """The address of a server that listens on ``host``, for a process on the same machine."""
+    address = ipaddress.ip_address(host) if host.replace(".", "").isdigit() or ":" in host else None
+    if address is not None and address.is_unspecified:
+        host = "::1" if address.version == 6 else "127.0.0.1"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 async def _fill(ledger: Ledger, coordinator: str, wallet: str) -> bool:

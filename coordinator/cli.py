@@ -102,6 +102,8 @@ def _config(options: argparse.Namespace) -> Config:
         lease_seconds=options.lease_seconds,
         heartbeat_seconds=min(options.heartbeat_seconds, options.lease_seconds / 3),
         start_grace_seconds=options.start_grace_seconds,
+        auditors=frozenset(options.auditor),
+        own_auditor=not options.no_own_auditor,
         audits_per_round=options.audits_per_round,
         store_every=options.store_every,
         settle_every=options.settle_every,
@@ -155,10 +157,20 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--price-per-petaflop", type=_count, default=default.price_per_petaflop, help="millionths for 10^15 operations")
     add("--min-stake", type=_count, default=default.min_stake, help="millionths that a node must have staked")
+    _add_auditors(parser)
     _add_sign_in(parser)
     _add_relays(parser)
     _add_notices(parser)
     return parser
+
+
+def _add_auditors(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group(
+        "auditors", "the operator's own machines, which look at strangers' work; see docs/OPERATIONS.md"
+    ).add_argument
+    named = "a `cottage auditor` of this address is the operator's; may be repeated"
+    add("--auditor", type=_auditor, action="append", default=[], metavar="ADDRESS", help=named)
+    add("--no-own-auditor", action="store_true", help="start none beside the coordinator, on one processor of its own")
 
 
 def _add_sign_in(parser: argparse.ArgumentParser) -> None:
@@ -223,7 +235,7 @@ def _add_relays(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group(
         "relays", "what carries traffic between homes that cannot reach each other; see docs/OPERATIONS.md"
     ).add_argument
-    add("--relay", type=_address, action="append", default=[], metavar="ADDRESS",
+    add("--relay", type=_relay, action="append", default=[], metavar="ADDRESS",
         help="a `cottage relay` of this address may announce itself; may be repeated")  # fmt: skip
     add("--relay-user-rate", type=_rate, default=0.0, metavar="MBIT",
         help="Mbit/s for one node in one job on every `cottage relay`; 0 for no limit (0)")  # fmt: skip
@@ -271,11 +283,19 @@ def _secret(option: str, file: Path) -> str:
     return secret
 
 
-def _address(text: str) -> str:
+def _relay(text: str) -> str:
+    return _address(text, "relay")
+
+
+def _auditor(text: str) -> str:
+    return _address(text, "auditor")
+
+
+def _address(text: str, role: str) -> str:
     try:
         parse_address(text)
     except BadAddressError as error:
-        raise argparse.ArgumentTypeError(f"{error}: `cottage relay` shows its address when it starts") from error
+        raise argparse.ArgumentTypeError(f"{error}: `cottage {role}` shows its address when it starts") from error
     return text
 
 

@@ -53,6 +53,8 @@ class Config:
         open: no sign-in: whoever reaches the port is the built-in account; only on a loopback address.
         sign_up: strangers may make accounts.
         public_url: where browsers find the coordinator; wallets and passkeys sign for it.
+        own_auditor: one auditor runs beside the coordinator, where PyTorch is installed (``coordinator.ownauditor``).
+        no_auditor: why none does.
         behind_proxy: a reverse proxy is in front, whose X-Forwarded-For and X-Forwarded-Proto are believed.
         lease_seconds: a node that is silent for as long has left.
         start_seconds: a worker that is not ready by then is given up (download, sandbox, building the stage).
@@ -90,6 +92,8 @@ class Config:
     open: bool = False
     sign_up: bool = True
     public_url: str | None = None
+    own_auditor: bool = False
+    no_auditor: str = ""
     behind_proxy: bool = False
     lease_seconds: float = 10.0
     heartbeat_seconds: float = 2.0

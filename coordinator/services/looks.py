@@ -61,11 +61,12 @@ class Looks:
         return oldest is None or (elsewhere < oldest and work.now - lease.granted >= TURN_SECONDS)
 
     async def _free(self, work: Work) -> list[Candidate]:
-        """Auditors that are here, hold nothing, and have not failed this job lately."""
+        """Auditors that are here and welcome a lease, hold nothing, and have not failed this job lately."""
         of_job: tuple[Where, ...] = (("job", "=", work.job.id), ("ended", ">", work.now - REST_SECONDS))
         failed = await work.tx.find(Lease, *of_job, ("end", "in", tuple(sorted(FAULTS))))
         out = {lease.node for lease in (*failed, *work.ended)} | self._leases.busy()
         out |= {lease.node for lease in work.leases.values()}
+        out |= {session.node for session in self._nodes.sessions() if not session.accepting}
         return [auditor for auditor in self._nodes.auditors() if auditor.node not in out]
 
     def _choose(self, waiting: Sequence[Audit], free: Sequence[Candidate]) -> Candidate | None:

@@ -4,6 +4,7 @@ import platform
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 
+from coordinator.config import Config
 from coordinator.domain.job import Job
 from coordinator.errors import InvalidError
 from coordinator.services import views
@@ -175,6 +176,7 @@ class MarketService:
                 market.Check("Coordinator and database", "good", "answer"),
                 await self._ledger(),
                 self._nodes_check(),
+                self._auditors_check(),
                 self._relays_check(),
                 _payments(
                     rows.get(("queued",), (0, 0))[0] + rows.get(("sent",), (0, 0))[0], rows.get(("failed",), (0, 0))[0]
@@ -207,6 +209,18 @@ class MarketService:
         text = f"{here} online" if here else "none is online: jobs wait until some are"
         return market.Check("Nodes", "good" if here else "warn", text)
 
+    def _auditors_check(self) -> market.Check:
+        config, here = self._context.config, len(self._nodes.auditors())
+        if not config.auditors:
+            return market.Check("Auditors", "warn", nobody_looks(config))
+        if not here:
+            return market.Check(
+                "Auditors", "bad", f"none of {len(config.auditors)} is here: what strangers do is not paid until one is"
+            )
+        return market.Check(
+            "Auditors", "good", f"{here} of {len(config.auditors)} are here and look at strangers' work"
+        )
+
     def _relays_check(self) -> market.Check:
         relays = self._relays.views()
         up = sum(relay.state in ("up", "full") for relay in relays)
@@ -216,6 +230,14 @@ class MarketService:
             )
         state = "good" if up == len(relays) else "warn" if up else "bad"
         return market.Check("Relays", state, f"{up} of {len(relays)} are up")  # type: ignore[arg-type]
+
+
+def nobody_looks(config: Config) -> str:
+    """That no machine of the operator looks at strangers' work, why, and what to do about it."""
+    return (
+        "nobody looks at strangers' work, so lenders have to trust each other. The coordinator's own auditor does not run: "
+        f"{config.no_auditor or 'it is switched off'}. Or run `cottage auditor` elsewhere and name it with --auditor ADDRESS"
+    )
 
 
 def _payments(waiting: int, failed: int) -> market.Check:

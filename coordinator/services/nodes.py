@@ -41,6 +41,7 @@ HELLO_CONTEXT = "cottage-hello"
 FLIP_SECONDS = 60.0
 MAX_FLIPS = 2  # One is a reconnect that overtook its own disconnect; more are two machines.
 RETRY_SOON = 5.0
+UNNAMED_RETRY = 30.0  # An auditor waits for its operator, who has to start the coordinator again.
 STAKE_POLL_SECONDS = 2.0
 MAX_NODES_ONLINE = 20_000  # Beyond it one process answers heartbeats late; see docs/OPERATIONS.md for several.
 
@@ -326,6 +327,11 @@ class Nodes:
         if hello.node in self._banned:
             raise RefusedError(
                 f"node {hello.node} is banned: an audit found that its work was not what it had committed to"
+            )
+        if hello.profile.auditor and hello.node not in self._context.config.auditors:
+            raise RefusedError(
+                f"{hello.node} is not named as one of this coordinator's auditors: start it with --auditor {hello.node}",
+                UNNAMED_RETRY,
             )
         if len(self._sessions) >= MAX_NODES_ONLINE and hello.node not in self._sessions:
             raise RefusedError(f"{MAX_NODES_ONLINE:,} nodes are connected, which is all that fit", FLIP_SECONDS)

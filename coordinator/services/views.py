@@ -23,7 +23,7 @@ from transport.wire import api
 from transport.wire.job import total_steps
 from transport.wire.task import Traffic
 
-NodeState = Literal["starting", "ready", "training", "waiting", "spare", "lost", "rejected", "done"]
+NodeState = Literal["starting", "ready", "training", "waiting", "spare", "auditor", "lost", "rejected", "done"]
 TrafficOf = Callable[[Lease], Traffic | None]
 NO_TRAFFIC = Traffic(0, 0, 0, 0, 0)
 
@@ -118,7 +118,7 @@ def job_nodes(
                 device=profiles[node].device if node in profiles else "",
                 stage=newest.stage,
                 replica=newest.replica,
-                state=_node_state(job, run, newest),
+                state=_node_state(job, run, newest, auditor=node in profiles and profiles[node].auditor),
                 rounds=len(done),
                 steps=sum(c.leaves for c in done),
                 tokens=sum(c.tokens for c in done),
@@ -220,17 +220,18 @@ def node_view(record: NodeRecord, online: bool, busy: bool) -> api.NodeView:
         stake=record.stake,
         earned=record.earned,
         since=record.since,
+        auditor=profile.auditor,
     )
 
 
-def _node_state(job: Job, run: Run | None, lease: Lease) -> NodeState:
+def _node_state(job: Job, run: Run | None, lease: Lease, *, auditor: bool) -> NodeState:
     """One word for where a node is in a job."""
     if lease.state == "ended":
         return "done" if lease.end in ("stopped", "replaced") else "rejected" if lease.end == "rejected" else "lost"
     if lease.state == "starting":
         return "starting"
     if lease.seat is None:
-        return "spare"
+        return "auditor" if auditor else "spare"
     current = run.round if run is not None and job.state in LIVE else None
     seat = current.seat(lease.id) if current is not None else None
     if current is None or seat is None:

@@ -46,7 +46,7 @@ class Losses(NamedTuple):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """Everything the report is made of."""
+    """Everything the report is made of. ``auditors``: the operator's machines, which look at the others' work."""
 
     job: api.JobView
     nodes: Sequence[api.JobNode]
@@ -61,6 +61,12 @@ class Outcome(msgspec.Struct, frozen=True):
     web: str
     liar: str | None
     faults: tuple[str, ...]
+    auditors: frozenset[str] = frozenset()
+
+    @property
+    def looks(self) -> int:
+        """Audits in which a machine of the operator had the last word."""
+        return sum(audit.auditor in self.auditors for audit in self.audits if audit.state in ("passed", "failed"))
 
 
 def checks(outcome: Outcome) -> dict[str, bool]:
@@ -77,6 +83,7 @@ def checks(outcome: Outcome) -> dict[str, bool]:
         "every paid round was audited or could have been drawn": paid_rounds <= drawn | drawable,
         "every settlement is confirmed on the ledger": all(r.state == "confirmed" for r in outcome.receipts),
         "all who measured the held-out loss came to the same": whose is not None and whose.same == whose.of,
+        "the operator's own machine looked at the work": outcome.looks > 0,
         "the model folder's loss is the run's last validation loss": _close(losses.model_folder, losses.after),
     }
     if (recovered := losses.recovered()) is not None:
@@ -118,6 +125,7 @@ def document(outcome: Outcome) -> dict[str, Any]:
         "bytes_naive": job.bytes_naive,
         "bytes_artifacts": job.bytes_artifacts,
         **outcome.money._asdict(),
+        "looks": outcome.looks,
         "audits": plain(list(outcome.audits)),
         "commitments": plain(list(outcome.commits)),
         "nodes": plain(list(outcome.nodes)),
@@ -144,6 +152,7 @@ def show(outcome: Outcome, console: Console) -> None:
             else f" One process on the same samples: {_number(losses.single_process)}."
         ),
         f"Between nodes: {wire_text(job.bytes_sent, job.bytes_naive)}.",
+        f"The operator's own machine looked at {outcome.looks} of {len(outcome.audits)} drawn steps.",
         f"Escrow {money_text(money.escrow)} = paid {money_text(money.paid)} + refunded {money_text(money.refunded)}.",
         *outcome.faults,
     ]
@@ -161,6 +170,8 @@ def _node_table(outcome: Outcome) -> Table:
     for column in ("node", "address", "place", "rounds", "tokens", "10^9 operations", "audits", "verified", "paid"):
         table.add_column(column, justify="left" if column in ("node", "address", "place") else "right")
     for node in outcome.nodes:
+        if node.node in outcome.auditors:
+            continue
         audits = f"{node.audits_passed} ok" + (f", {node.audits_failed} failed" if node.audits_failed else "")
         table.add_row(
             node.name,

@@ -200,6 +200,7 @@ class Run:
             sample=sample,
             web=self.network.web,
             liar=self.liar,
+            auditors=frozenset(node.node for node in await client.network_nodes() if node.auditor),
             faults=() if self.fault is None else (self.fault.story(),),
         )
 

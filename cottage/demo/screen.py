@@ -22,6 +22,7 @@ _STATE_MARKS = {
     "training": "● training",
     "waiting": "◌ waiting",
     "spare": "◇ spare",
+    "auditor": "◇ auditor",
     "lost": "✗ lost",
     "rejected": "✗ rejected",
     "done": "✓ done",
@@ -130,6 +131,8 @@ def _nodes(nodes: Sequence[api.JobNode]) -> Table:
 
 def place(node: api.JobNode) -> str:
     """Where a node stands in the job, in the words of the pages."""
+    if node.state == "auditor":
+        return "looks at work"
     return "spare" if node.stage is None or node.replica is None else f"stage {node.stage}, replica {node.replica}"
 
 

@@ -64,7 +64,7 @@ async def _run(home: Home, settings: Settings, *, bound: bool) -> None:
         stop.set()
 
     def end_at_once() -> None:
-        LOGGER.warning("the coordinator that started this auditor is gone")
+        LOGGER.info("the coordinator that started this auditor has ended")
         hurry.set()
         stop.set()
 

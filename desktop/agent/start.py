@@ -68,7 +68,7 @@ async def prepare(
     key = home.key()
     settings = settings.completed(key.address)
     device = await asyncio.to_thread(chosen, settings.gpu)
-    LOGGER.info("%s. %s", device.name, device.note)
+    LOGGER.info("%s", device.name if auditor else f"{device.name}. {device.note}")
     await asyncio.to_thread(_empty, home.jobs)
     if settings.sandbox == "process":
         LOGGER.warning(AUDITS_UNPROTECTED if auditor else NO_PROTECTION)

@@ -105,6 +105,18 @@ async def test_another_protocol_is_refused_with_the_way_out(house: House) -> Non
         assert "protocol 9 is not spoken here, only 1: update the agent" in (await refusal(socket)).reason
 
 
+async def test_an_auditor_that_the_operator_has_not_named_is_told_what_to_do_and_when_to_come_back(
+    house: House,
+) -> None:
+    async with dialled(house) as socket:
+        says_so = msgspec.structs.replace(profile("stranger"), auditor=True)
+        await socket.send_bytes(encode(await hello(socket, profile=says_so)))
+        refused = await refusal(socket)
+        assert f"start it with --auditor {KEY.address}" in refused.reason
+        assert refused.retry_seconds
+    assert house.parts.nodes.session(KEY.address) is None, "a stranger's word makes nobody an auditor"
+
+
 HOSTILE = {
     "nothing": b"",
     "random bytes": b"\xc1\xff\x00",

@@ -1,6 +1,8 @@
 """``cottage serve`` as a process: it starts against the embedded ledger, answers, and ends cleanly."""
 
 import asyncio
+import html
+import re
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -59,7 +61,7 @@ async def test_it_serves_and_ends_cleanly_and_starts_again_on_the_same_folder(tm
             async with http.get(f"{url}/api/v1/network") as answer:
                 network = await answer.json()
             async with http.get(f"{url}/metrics") as answer:
-                assert "cottage_connections_total 0" in await answer.text()
+                assert "cottage_connections_total" in await answer.text()
         addresses.add(network["coordinator"])
         assert network["test_wallet"] is True
         process.send_signal(signal.SIGTERM)
@@ -68,6 +70,96 @@ async def test_it_serves_and_ends_cleanly_and_starts_again_on_the_same_folder(tm
         ready.unlink()
     assert len(addresses) == 1, "the coordinator keeps its key"
     assert (tmp_path / "data" / "coordinator.key").stat().st_mode & 0o777 == 0o600
+
+
+LACKING = (
+    "import sys, coordinator.ownauditor as own, coordinator.cli as cli; own.find_spec = lambda name: None; "
+    "sys.exit(cli.main(sys.argv[1:]))"
+)
+
+
+def serve_words(folder: Path, ledger_url: str, *words: str) -> list[str]:
+    ready = str(folder / "ready")
+    common = [
+        "--data",
+        str(folder / "data"),
+        "--open",
+        "--port",
+        "0",
+        "--ready-file",
+        ready,
+        "--ledger-url",
+        ledger_url,
+    ]
+    return [*common, *words]
+
+
+async def line_with(process: asyncio.subprocess.Process, text: str, patience: float = 60.0) -> str:
+    """The first line of its log that has ``text``."""
+    assert process.stderr is not None
+    async with asyncio.timeout(patience):
+        while text not in (line := (await process.stderr.readline()).decode()):
+            assert line, f"it ended and never said {text!r}"
+    return line
+
+
+async def page(url: str) -> str:
+    async with aiohttp.ClientSession() as http, http.get(url) as answer:
+        return html.unescape(await answer.text())
+
+
+async def test_its_own_auditor_comes_is_shown_and_ends_with_a_coordinator_that_is_killed(
+    tmp_path: Path, ledger_url: str
+) -> None:
+    served = await start(*serve_words(tmp_path, ledger_url))
+    try:
+        said = await line_with(served, "own auditor is process")
+        pid = int(said.split("process ")[1].split(",")[0])
+        await until((tmp_path / "ready").exists, 60.0)
+        url = (tmp_path / "ready").read_text()
+        await until(lambda: _has(f"{url}/status", "1 of 1 are here and look at strangers' work"), 300.0)
+        assert re.search(r'<span class="badge good"><svg.*?</svg>auditor</span>', await page(f"{url}/machines"))
+        assert '"nodes_online":0' in await page(f"{url}/api/v1/network"), "it lends nothing"
+    finally:
+        served.kill()
+        await served.wait()
+    await until(lambda: not Path(f"/proc/{pid}").exists(), 30.0)
+
+
+async def _has(url: str, text: str) -> bool:
+    return text in await page(url)
+
+
+@pytest.mark.parametrize(
+    ("program", "words", "why"),
+    [
+        (["-m", "coordinator.cli"], ["--no-own-auditor"], "it is switched off"),
+        (["-c", LACKING], [], "are not installed beside the coordinator: pip install 'cottage[agent,trainer]'"),
+    ],
+)
+async def test_where_nobody_looks_the_log_and_the_status_page_say_why_and_what_to_do(
+    tmp_path: Path, ledger_url: str, program: list[str], words: list[str], why: str
+) -> None:
+    served = await asyncio.create_subprocess_exec(
+        sys.executable, *program, "serve", *serve_words(tmp_path, ledger_url, *words), stderr=asyncio.subprocess.PIPE
+    )
+    try:
+        said = await line_with(served, "nobody looks at strangers' work")
+        await until((tmp_path / "ready").exists, 60.0)
+        shown = await page(f"{(tmp_path / 'ready').read_text()}/status")
+    finally:
+        served.kill()
+        await served.wait()
+    for text in (said, shown):
+        assert why in text
+        assert "run `cottage auditor` elsewhere and name it with --auditor ADDRESS" in text
+
+
+async def test_an_auditor_is_named_by_an_address(tmp_path: Path) -> None:
+    process = await start("--data", str(tmp_path), "--auditor", "nobody")
+    _, complaint = await process.communicate()
+    assert process.returncode == 2
+    assert "`cottage auditor` shows its address when it starts" in complaint.decode()
 
 
 async def test_without_a_ledger_it_says_how_to_get_one(tmp_path: Path) -> None:

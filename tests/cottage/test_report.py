@@ -34,6 +34,7 @@ RECEIPT = api.Receipt(kind="settle", signature="s", state="confirmed", amount=90
 GOOD = Outcome(
     job=JOB, nodes=[WORKER], commits=[COMMIT], audits=[AUDIT], receipts=[RECEIPT], money=Money(100, 90, 10, 0),
     losses=Losses(7.6, 4.0, 3.5, 4.0), seconds=1.0, model_dir="m", sample="def f():", web="http://x", liar=None, faults=(),
+    auditors=frozenset({LIAR}),
 )  # fmt: skip
 
 
@@ -57,6 +58,8 @@ def test_a_good_run_passes_every_check() -> None:
         ("escrow =", but(money=Money(0, 0, 0, 0))),
         ("paid what was verified", but(nodes=[msgspec.structs.replace(WORKER, paid=80)])),
         ("audited or could", but(commits=[msgspec.structs.replace(COMMIT, drawable=False, round=3)])),
+        ("machine looked", but(auditors=frozenset())),
+        ("machine looked", but(audits=[msgspec.structs.replace(AUDIT, state="void")])),
         ("confirmed on the ledger", but(receipts=[msgspec.structs.replace(RECEIPT, state="sent")])),
         ("came to the same", but(job=msgspec.structs.replace(JOB, agreement=api.Agreement(1, 1, 2)))),
         ("came to the same", but(job=msgspec.structs.replace(JOB, agreement=None))),

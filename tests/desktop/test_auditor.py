@@ -3,7 +3,10 @@
 import asyncio
 import contextlib
 import os
+import re
+import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -11,6 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from desktop.agent import auditor as auditor_module
+from desktop.agent import auditorcli
+from desktop.agent.holdings import END_TASKS_S
 from tests.desktop.conftest import assignment, plan_of
 from tests.desktop.coordinator_double import Double
 from transport.identity import NodeKey
@@ -96,9 +102,11 @@ async def test_it_makes_a_key_says_its_address_and_what_it_is(coordinator: Doubl
         assert hello.profile.auditor
         assert (hello.node, hello.payout, hello.profile.name) == (program.address, program.address, "auditor")
         assert f"cottage serve --auditor {program.address}" in program.log.read_text()
+        await coordinator.until(lambda: coordinator.beats)  # Now it can say goodbye.
         program.process.terminate()
         code, log = await program.ended()
         assert (code, "Traceback" in log) == (0, False)
+    await coordinator.until(lambda: coordinator.goodbyes)
     assert coordinator.goodbyes == ["the auditor was stopped"]
     async with auditor(tmp_path, coordinator.url) as again:
         await coordinator.until(lambda: len(coordinator.hellos) == 2)
@@ -139,6 +147,7 @@ async def test_what_it_has_begun_is_finished_before_it_leaves(coordinator: Doubl
         code, log = await program.ended()
         assert (code, "Traceback" in log) == (0, False)
         assert [r.audit for r in coordinator.bodies(AuditReport)] == ["ab" * 16], "what comes later is left to others"
+        await coordinator.until(lambda: coordinator.goodbyes)
         assert coordinator.goodbyes == ["the auditor was stopped"]
 
 
@@ -154,6 +163,7 @@ async def test_a_second_signal_does_not_wait(coordinator: Double, tmp_path: Path
         code, _ = await program.ended(15)
         assert code == 0
         assert len(coordinator.bodies(AuditReport)) < 10
+        await coordinator.until(lambda: coordinator.goodbyes)
         assert coordinator.goodbyes == ["the auditor was stopped"]
 
 
@@ -224,7 +234,7 @@ async def test_a_bound_one_ends_with_whoever_started_it(coordinator: Double, tmp
         program.process.stdin.close()
         code, log = await program.ended()
         assert (code, "Traceback" in log) == (0, False)
-        assert "is gone" in log
+        assert "has ended" in log
         assert not any(is_alive(worker) for worker in workers)
 
 
@@ -237,3 +247,28 @@ async def test_a_bound_one_ends_even_where_its_loop_stands_still(coordinator: Do
         program.process.stdin.close()
         code, _ = await program.ended()
         assert code == 1
+
+
+SERVICE = ROOT / "installer" / "auditor" / "cottage-auditor.service"
+
+
+def test_the_unit_uses_options_that_the_command_knows() -> None:
+    lines = [line for line in SERVICE.read_text().splitlines() if "ExecStart=" in line or "AUDITOR_OPTIONS=" in line]
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", "\n".join(lines)))
+    known = {option for action in auditorcli._parser()._actions for option in action.option_strings}
+    assert named >= {"--data", "--coordinator", "--sandbox"}
+    assert named <= known
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+def test_the_systemd_unit_holds_is_confined_and_leaves_time_to_finish(tmp_path: Path) -> None:
+    unit = tmp_path / SERVICE.name
+    unit.write_text(SERVICE.read_text().replace("/opt/cottage/bin/cottage", shutil.which("true") or "/bin/true"))
+    done = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert not [line for line in done.stderr.splitlines() if SERVICE.name in line]
+    lines = unit.read_text().splitlines()
+    for line in ("DynamicUser=yes", "ProtectSystem=strict", "NoNewPrivileges=yes", "KillMode=mixed"):
+        assert line in lines
+    [stop] = [float(line.partition("=")[2]) for line in lines if line.startswith("TimeoutStopSec=")]
+    assert stop > auditor_module.DRAIN_S + END_TASKS_S

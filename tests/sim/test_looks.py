@@ -56,6 +56,24 @@ async def test_rounds_go_on_while_the_operators_auditor_is_away_and_the_end_wait
     assert stored.verified == stored.quote.price
 
 
+async def test_an_auditor_that_takes_no_lease_now_gets_none_until_it_does() -> None:
+    world = watched(4)
+    operator = world.nodes[OPERATOR - 1]
+    operator.accepting = False
+    await gather_nodes(world)
+    job = await submit(world, 2, 2)
+    for _ in range(2_000):
+        await world.turn()
+    assert not [lease for lease in await read(world, Lease, job) if lease.node == operator.key.address]
+    operator.accepting = True
+    for _ in range(TURNS_TO_END):
+        await world.turn()
+        if (await _job(world, job)).state is JobState.SETTLED:
+            break
+    assert (await _job(world, job)).state is JobState.SETTLED
+    assert [lease for lease in await read(world, Lease, job) if lease.node == operator.key.address]
+
+
 async def test_one_auditor_serves_two_jobs() -> None:
     world = watched(3, nodes=9)
     await gather_nodes(world)

@@ -135,7 +135,7 @@ class JobNode(msgspec.Struct, frozen=True):
     device: str
     stage: int | None
     replica: int | None
-    state: Literal["starting", "ready", "training", "waiting", "spare", "lost", "rejected", "done"]
+    state: Literal["starting", "ready", "training", "waiting", "spare", "auditor", "lost", "rejected", "done"]
     rounds: int
     steps: int
     tokens: int
@@ -413,6 +413,8 @@ class Share(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class NodeView(msgspec.Struct, frozen=True):
+    """A machine. ``auditor``: it lends nothing, and looks at others' work for the operator."""
+
     node: NodeAddress
     payout: NodeAddress
     name: str
@@ -427,6 +429,7 @@ class NodeView(msgspec.Struct, frozen=True):
     stake: int
     earned: int
     since: float
+    auditor: bool = False
 
 
 class NetworkView(msgspec.Struct, frozen=True):
