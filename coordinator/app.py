@@ -1,7 +1,6 @@
 """The composition root: everything is made here, wired here, started and drained here."""
 
 import asyncio
-import ipaddress
 import logging
 import secrets
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
@@ -67,6 +66,7 @@ from ledger.errors import LedgerError
 from ledger.money import Amount
 from transport.clock import Clock, SystemClock
 from transport.identity import NodeKey
+from transport.urls import url_of
 
 TEST_FUNDS = Amount(1_000_000_000_000)  # A million tokens: more than any test on one PC will spend.
 TEST_LAMPORTS = 1_000_000_000_000
@@ -286,10 +286,11 @@ async def serve(config: Config, ready: Callable[[str], None], stopping: asyncio.
         try:
             site = web.TCPSite(runner, config.host, config.port)
             await site.start()
-            ready(f"http://{config.host}:{_port_of(runner)}")
+            url = url_of(config.host, _port_of(runner))
+            ready(url)
             loops = parts.loops()
             if own is not None:
-                loops["auditor"] = partial(own.run, _from_here(config.host, _port_of(runner)))
+                loops["auditor"] = partial(own.run, url)
             await _loop(loops, stopping)
         finally:
             await runner.cleanup()
@@ -302,14 +303,6 @@ async def _loop(loops: Mapping[str, Callable[[], Coroutine[Any, Any, None]]], st
         await stopping.wait()
         for task in tasks:
             task.cancel()
-
-
-def _from_here(host: str, port: int) -> str:
-    """The address of a server that listens on ``host``, for a process on the same machine."""
-    address = ipaddress.ip_address(host) if host.replace(".", "").isdigit() or ":" in host else None
-    if address is not None and address.is_unspecified:
-        host = "::1" if address.version == 6 else "127.0.0.1"
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 async def _fill(ledger: Ledger, coordinator: str, wallet: str) -> bool:

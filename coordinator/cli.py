@@ -8,20 +8,18 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from coordinator.app import serve
 from coordinator.config import Config, MailConfig, TurnRelay
 from coordinator.errors import InvalidError
-from coordinator.services.probe import parse
 from coordinator.services.relays import check_relay_url
-from coordinator.web.auth.gate import is_loopback
 from ledger.errors import LedgerError
 from transport import heap
 from transport.ending import on_end
-from transport.errors import BadAddressError, IceConfigError, KeyFileError
-from transport.ice import IceServer
+from transport.errors import BadAddressError, IceConfigError, KeyFileError, UrlError
+from transport.ice import IceServer, parse_ice
 from transport.identity import parse_address
+from transport.urls import is_loopback, parse_url, split
 from transport.wire.network import MAX_RELAYS
 from transport.wire.plan import MAX_REPLICAS
 
@@ -186,16 +184,13 @@ def _add_sign_in(parser: argparse.ArgumentParser) -> None:
 
 
 def _public_url(text: str) -> str:
-    parts = urlsplit(text)
-    if (
-        parts.scheme not in ("http", "https")
-        or not parts.hostname
-        or parts.path.strip("/")
-        or parts.query
-        or parts.username
-    ):
+    try:
+        url = parse_url(text)
+    except UrlError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    if url.path.strip("/") or url.query:
         raise argparse.ArgumentTypeError(f"{text} is no address of a site: write it as https://cottage.example")
-    return text.rstrip("/")
+    return str(url.origin())
 
 
 def _add_notices(parser: argparse.ArgumentParser) -> None:
@@ -219,16 +214,15 @@ def _add_notices(parser: argparse.ArgumentParser) -> None:
 def _mail(options: argparse.Namespace) -> MailConfig | None:
     if options.smtp is None:
         return None
-    host, _, port = options.smtp.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 65_536:
-        raise SettingError(f"--smtp is {options.smtp!r}: give a host and a port, such as mail.example.org:587")
+    try:
+        host, port = split(options.smtp)
+    except UrlError as error:
+        raise SettingError(f"--smtp: {error}, such as mail.example.org:587") from error
     if "@" not in options.smtp_from:
         raise SettingError("--smtp-from is missing: name the address that mails are from")
     password = _secret("--smtp-password-file", options.smtp_password_file) if options.smtp_password_file else ""
     security, user = options.smtp_security, options.smtp_user
-    return MailConfig(
-        host.strip("[]"), int(port), options.smtp_from, security, user, password, options.public_url or ""
-    )
+    return MailConfig(host, port, options.smtp_from, security, user, password, options.public_url or "")
 
 
 def _add_relays(parser: argparse.ArgumentParser) -> None:
@@ -266,7 +260,7 @@ def _turn(options: argparse.Namespace) -> tuple[TurnRelay, ...]:
         raise SettingError(f"--stun was given {len(options.stun)} times: at most {MAX_URLS} are of use")
     found: dict[tuple[str, str], list[str]] = {}
     for url, file in zip(urls, files * len(urls) if len(files) == 1 else files, strict=False):
-        found.setdefault((parse(url).host, _secret("--turn-secret-file", file)), []).append(url)
+        found.setdefault((parse_ice(url).host, _secret("--turn-secret-file", file)), []).append(url)
     relays = tuple(TurnRelay(tuple(ways), secret) for (_, secret), ways in found.items())
     if len(relays) > MAX_RELAYS or any(len(relay.urls) > MAX_URLS for relay in relays):
         raise SettingError(f"--turn: at most {MAX_RELAYS} relays with {MAX_URLS} URLs each")

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import platformdirs
 
+from transport.errors import UrlError
 from transport.relay.announce import check_coordinator
 from transport.relay.datagrams import family_of
 from transport.relay.errors import OptionsError
@@ -28,6 +29,7 @@ from transport.relay.options import (
     check_ip,
 )
 from transport.relay.policy import Network
+from transport.urls import join, split
 
 MAX_URLS = 8  # As many as an announcement names (RelayReport.urls).
 BYTES_PER_MBIT = 125_000
@@ -58,14 +60,11 @@ class Choice:
             tls = tls or [(ip, self.options.tls_port) for ip in public]
         plain, tls = _far_reaching(plain), _far_reaching(tls)
         ways = [
-            *(f"turn:{self._host(ip)}:{port}?transport=udp" for ip, port in plain),
-            *(f"turn:{self._host(ip)}:{port}?transport=tcp" for ip, port in plain),
-            *(f"turns:{self._host(ip)}:{port}?transport=tcp" for ip, port in tls),
+            *(f"turn:{join(self.host or ip, port)}?transport=udp" for ip, port in plain),
+            *(f"turn:{join(self.host or ip, port)}?transport=tcp" for ip, port in plain),
+            *(f"turns:{join(self.host or ip, port)}?transport=tcp" for ip, port in tls),
         ]
         return tuple(dict.fromkeys(ways))[:MAX_URLS]
-
-    def _host(self, ip: str) -> str:
-        return self.host or (f"[{ip}]" if ":" in ip else ip)
 
 
 def _far_reaching(addresses: Sequence[Address]) -> Sequence[Address]:
@@ -248,10 +247,10 @@ def _network(text: str) -> Network:
 
 
 def _host_port(text: str) -> Address:
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65535:
-        raise OptionsError(f"--metrics {text}: expected HOST:PORT, such as 127.0.0.1:9641")
-    return host.strip("[]"), int(port)
+    try:
+        return split(text)
+    except UrlError as error:
+        raise OptionsError(f"--metrics: {error}, such as 127.0.0.1:9641") from error
 
 
 def _port(text: str) -> int:

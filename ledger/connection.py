@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, TypeVar
 
+import httpx2
 from solana.exceptions import SolanaRpcException
 from solana.rpc.async_api import AsyncClient
 from solana.rpc.commitment import Confirmed, Finalized, Processed
@@ -30,6 +31,9 @@ from solders.transaction_status import (
 
 from ledger.errors import AddressError, LedgerAnswerError, LedgerUnavailableError, TransactionFailedError
 from ledger.failures import explain
+from transport.errors import UrlError
+from transport.sessions import ProxyError, proxy_for
+from transport.urls import parse_url
 
 REQUEST_TIMEOUT_S = 20.0  # A public cluster under load answers within seconds; beyond this it is down.
 PAGE = 1000  # Signatures in one answer: the most that Solana gives.
@@ -71,10 +75,16 @@ class Connection:
     """
 
     def __init__(self, url: str) -> None:
-        if not url.startswith(("http://", "https://")):
-            raise AddressError(f"{url[:100]!r} is no ledger URL: it begins with http:// or https://")
-        self.url = url
-        self._client = AsyncClient(url, commitment=Confirmed, timeout=REQUEST_TIMEOUT_S, http2=False)
+        try:
+            self.url = str(parse_url(url))
+        except UrlError as error:
+            raise AddressError(f"of the ledger: {error}") from error
+        try:
+            proxy = proxy_for(parse_url(url))
+        except ProxyError as error:
+            raise LedgerUnavailableError(f"{url} cannot be asked: {error}") from error
+        self._client = _Client(self.url, None if proxy is None else str(proxy.url))
+        self._way = "" if proxy is None else f" through the proxy {proxy}"
 
     async def aclose(self) -> None:
         """Close the connection."""
@@ -225,7 +235,8 @@ class Connection:
             return await request()
         except SolanaRpcException as error:
             cause = error.__cause__ or error
-            raise LedgerUnavailableError(f"{self.url} does not answer ({cause!r}): is the ledger running?") from error
+            asked = "does the proxy reach it" if self._way else "is the ledger running"
+            raise LedgerUnavailableError(f"{self.url} does not answer{self._way} ({cause!r}): {asked}?") from error
         except RPCException as error:
             raise self._translate(error.args[0]) from error
         except SolanaJsonRpcError as error:
@@ -242,6 +253,16 @@ class Connection:
         if isinstance(message, NodeUnhealthyMessage):
             return LedgerUnavailableError(f"{self.url} is behind the cluster: try again later")
         return LedgerAnswerError(f"{self.url} answered: {getattr(message, 'message', message)}")
+
+
+class _Client(AsyncClient):
+    """The library's client on the way that ``transport.sessions`` names: its own follows the environment even to loopback."""
+
+    def __init__(self, url: str, proxy: str | None) -> None:
+        # Whoever names a proxy keeps the library from reading the environment; it is used by nobody.
+        super().__init__(url, commitment=Confirmed, timeout=REQUEST_TIMEOUT_S, http2=False, proxy=proxy or url)
+        way = httpx2.AsyncHTTPTransport(proxy=proxy)
+        self._provider.session = httpx2.AsyncClient(transport=way, timeout=REQUEST_TIMEOUT_S)
 
 
 class _PreflightError(Exception):

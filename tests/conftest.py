@@ -9,6 +9,7 @@ import pytest
 
 from tests.support import docker as docker_support
 from tests.support import session, together
+from tests.support.proxy import VARIABLES
 
 TESTS = Path(__file__).parent
 WALL_CLOCK = {"testbed", "transport", "relay", "nettest", "chaos", "e2e", "installer"}
@@ -49,3 +50,11 @@ def docker_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     shared = base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base
     with docker_support.shared_engine(shared / "docker") as host:
         yield host
+
+
+@pytest.fixture
+def no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever proxies the machine of the tests has."""
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.lower(), raising=False)

@@ -10,6 +10,7 @@
     ├── MerkleError                 a leaf, index or count that no tree can hold
     ├── SignalError                 an envelope from the signalling server is refused (``reason`` names the rule)
     ├── IceConfigError              the address or secret of a STUN or TURN server is unusable
+    ├── UrlError                    a text is not the address of a server
     ├── SealedFileError             an encrypted file was changed, cut, or belongs to another key
     ├── MessageLimitError           the caller hands over more than a message may hold
     ├── LinkError
@@ -66,6 +67,10 @@ class SignalError(TransportError):
 
 class IceConfigError(TransportError):
     """The address or secret of a STUN or TURN server is unusable."""
+
+
+class UrlError(TransportError):
+    """A text is not the address of a server."""
 
 
 class MessageLimitError(TransportError):

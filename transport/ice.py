@@ -7,17 +7,16 @@ import ipaddress
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from transport.errors import IceConfigError
+from transport.errors import IceConfigError, UrlError
+from transport.urls import join, split
 
 MAX_CANDIDATES = 64  # A machine has a few interfaces and two families, each direct, reflexive and relayed.
 MAX_CREDENTIAL_CHARS = 512
 TURN_LIFETIME_S = 6 * 3600  # A relay allocation must outlive a long outer round; a leaked one dies the same day.
 
-_URL = re.compile(
-    r"(?P<scheme>stun|turn|turns):(?P<host>[A-Za-z0-9.\-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])"
-    r"(:(?P<port>[0-9]{1,5}))?(\?transport=(?P<transport>udp|tcp))?"
-)
+_URL = re.compile(r"(?P<scheme>stun|turns?):(?P<place>[A-Za-z0-9.\-\[\]:]{1,260})(\?transport=(?P<transport>udp|tcp))?")
 _USER = re.compile(r"[A-Za-z0-9_\-]{1,64}")
 _CANDIDATE = re.compile(
     r"candidate:(?P<foundation>[A-Za-z0-9+/]{1,32}) (?P<component>1) (?P<protocol>udp) (?P<priority>[0-9]{1,10}) "
@@ -47,16 +46,12 @@ class IceServer:
         Raises:
             IceConfigError: a part is malformed, or a relay lacks credentials.
         """
-        match = _URL.fullmatch(self.url)
-        if match is None or not 0 < int(match["port"] or 3478) < 65536:
-            raise IceConfigError(
-                f"{self.url!r} is no ICE server: expected stun:host:port or turn:host:port?transport=udp"
-            )
-        if match["scheme"] == "stun" and match["transport"]:
+        scheme, _, _, transport = parse_ice(self.url)
+        if scheme == "stun" and transport:
             raise IceConfigError(f"{self.url!r}: a STUN address has no transport")
-        if match["scheme"] == "turns" and match["transport"] == "udp":
+        if scheme == "turns" and transport == "udp":
             raise IceConfigError(f"{self.url!r}: turns means TLS over TCP; aioice speaks no DTLS to relays")
-        if match["scheme"] != "stun" and not (self.username and self.credential):
+        if scheme != "stun" and not (self.username and self.credential):
             raise IceConfigError(f"{self.url!r} is a relay: it needs a user name and a credential")
         if max(len(self.username), len(self.credential)) > MAX_CREDENTIAL_CHARS:
             raise IceConfigError(f"{self.url!r}: credentials are longer than {MAX_CREDENTIAL_CHARS} characters")
@@ -74,22 +69,57 @@ class IceServer:
     @property
     def host(self) -> str:
         """Name or address, without brackets."""
-        return self._part("host").strip("[]")
+        return parse_ice(self.url).host
 
     @property
     def port(self) -> int:
         """The given port, or the scheme's own (RFC 7064, RFC 7065)."""
-        return int(self._part("port") or (5349 if self.secure else 3478))
+        return parse_ice(self.url).port
 
     @property
     def transport(self) -> str:
         """``udp``, ``tcp``, or empty where the address leaves it open."""
-        return self._part("transport")
+        return parse_ice(self.url).transport
 
-    def _part(self, name: str) -> str:
-        match = _URL.fullmatch(self.url)
-        assert match is not None, "checked when it was made"
-        return match[name] or ""
+
+class IcePlace(NamedTuple):
+    """What the address of a STUN or TURN server names."""
+
+    scheme: str
+    host: str
+    port: int
+    transport: str
+
+    @property
+    def udp(self) -> bool:
+        """Whether it is asked over UDP."""
+        return self.transport != "tcp" and self.scheme != "turns"
+
+    @property
+    def stun(self) -> str:
+        """The address under which the same server answers STUN."""
+        return f"stun:{join(self.host, self.port)}"
+
+
+def parse_ice(url: str) -> IcePlace:
+    """Take an address apart.
+
+    Raises:
+        IceConfigError: it is none.
+    Source: RFC 7065 (turn) and RFC 7064 (stun): port 3478, and 5349 over TLS.
+    """
+    match = _URL.fullmatch(url)
+    try:
+        if match is None:
+            raise UrlError("another form")
+        host, port = split(match["place"], 5349 if match["scheme"] == "turns" else 3478)
+        if port == 0:
+            raise UrlError("port 0")
+    except UrlError as error:
+        raise IceConfigError(
+            f"{url!r} is no ICE server: expected stun:host:port or turn:host:port?transport=udp"
+        ) from error
+    return IcePlace(match["scheme"], host, port, match["transport"] or "")
 
 
 def turn_credentials(secret: str, user: str, now: float, lifetime_s: int = TURN_LIFETIME_S) -> tuple[str, str]:

@@ -9,6 +9,8 @@ from typing import Any
 
 from aioice import stun
 
+from transport.urls import join
+
 MAX_PENDING = 32  # Three seconds of probes in doubt; older answers tell nothing new.
 
 
@@ -59,7 +61,7 @@ class PathProbe:
         self._pair.protocol.transactions.pop(nonce, None)
         seen_as = message.attributes.get("XOR-MAPPED-ADDRESS")
         if seen_as is not None and self._seen_as not in (None, seen_as):
-            self.moved = f"the peer sees this node at {seen_as[0]}:{seen_as[1]} now"
+            self.moved = f"the peer sees this node at {join(*seen_as)} now"
             return
         self._seen_as = self._seen_as or seen_as
         self.answers += 1

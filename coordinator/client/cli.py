@@ -19,7 +19,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from coordinator.client.client import Client, JobUpdate
 from coordinator.client.compare import compare_table, comparison
-from coordinator.client.errors import ClientError, ProblemError, UnreachableError
+from coordinator.client.errors import AddressError, ClientError, ProblemError, UnreachableError
 from coordinator.client.login import LoginFileError, remember, token_for
 from coordinator.client.looks import (
     FORMATS,
@@ -64,6 +64,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UnreachableError as error:
         print(f"cottage: {error}", file=sys.stderr)
         return EXIT_UNREACHABLE
+    except AddressError as error:
+        print(f"cottage: --server: {error}", file=sys.stderr)
+        return EXIT_USAGE
     except ClientError as error:
         print(f"cottage: {error}", file=sys.stderr)
         if isinstance(error, ProblemError) and error.status in (401, 403):

@@ -66,6 +66,8 @@ class Client(Account, Books):
             token: an API key; None where the coordinator is open to everybody who reaches it.
             sleep: waits between attempts; tests pass their own.
             attempts: of a call that gets no answer. Streams, uploads and downloads have more, as they are long.
+        Raises:
+            AddressError: ``base_url`` is no address of a server.
         """
         self._line = Line(base_url, token, attempts, sleep)
 

@@ -2,6 +2,7 @@
 
 ClientError
 ├── ProblemError       the coordinator refused; ``code``, ``detail`` and ``field`` are its own, ``status`` is HTTP's
+├── AddressError       the text is not the address of a coordinator; also a ValueError
 ├── UnreachableError   no answer, or none that a coordinator gives; also a ConnectionError
 └── ArchiveError       a model archive that is damaged or would write outside its folder
 """
@@ -29,6 +30,10 @@ class ProblemError(ClientError):
         self.detail = detail
         self.field = field
         self.retry_after = retry_after
+
+
+class AddressError(ClientError, ValueError):
+    """What was given as the coordinator's address is none."""
 
 
 class UnreachableError(ClientError, ConnectionError):

@@ -9,10 +9,12 @@ from typing import Any, Final, TypeVar
 
 import aiohttp
 import msgspec
-from yarl import URL
 
-from coordinator.client.errors import ClientError, ProblemError, UnreachableError
+from coordinator.client.errors import AddressError, ClientError, ProblemError, UnreachableError
 from transport.clock import backoff
+from transport.errors import UrlError
+from transport.sessions import ProxyError, open_session, through
+from transport.urls import parse_url
 from transport.wire import api, codec
 
 MAX_ANSWER_BYTES = 64 << 20
@@ -34,7 +36,10 @@ class Line:
     """Opens its connections with the first request."""
 
     def __init__(self, base_url: str, token: str | None, attempts: int, sleep: Sleep) -> None:
-        self._base = base_url.rstrip("/")
+        try:
+            self._base = str(parse_url(base_url)).rstrip("/")
+        except UrlError as error:
+            raise AddressError(str(error)) from error
         self._token = token
         self._attempts = attempts
         self._sleep = sleep
@@ -84,7 +89,7 @@ class Line:
                 async with self.request("GET", here) as response:
                     items = decode(await read(response, MAX_ANSWER_BYTES), whole)
                     following = response.links.get("next")
-                return items, "" if following is None else URL(str(following["url"])).raw_path_qs.partition(_ROOT)[2]
+                return items, "" if following is None else str(following["url"]).partition(_ROOT)[2]
 
             items, there = await self.again(once)
             for item in items:
@@ -151,16 +156,19 @@ class Line:
                 yield response
         except ClientError:
             raise
+        except ProxyError as error:
+            raise UnreachableError(f"{self._base} cannot be reached: {error}") from error
         except _TRANSIENT as error:
+            way = through(parse_url(self._base))
             raise UnreachableError(
-                f"{self._base} does not answer ({error or type(error).__name__}): is it running?"
+                f"{self._base} does not answer{way} ({error or type(error).__name__}): is it running?"
             ) from error
         except (aiohttp.ClientError, ValueError) as error:
             raise UnreachableError(f"{self._base} does not answer as a coordinator does: {error}") from error
 
     def _session(self) -> aiohttp.ClientSession:
         if self._opened is None or self._opened.closed:
-            self._opened = aiohttp.ClientSession(read_bufsize=MAX_EVENT_BYTES)
+            self._opened = open_session(read_bufsize=MAX_EVENT_BYTES)
         return self._opened
 
 

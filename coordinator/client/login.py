@@ -6,6 +6,9 @@ from pathlib import Path
 import msgspec
 import platformdirs
 
+from transport.errors import UrlError
+from transport.urls import parse_url
+
 TOKEN_VARIABLE = "COTTAGE_TOKEN"  # noqa: S105 - the name of a variable
 CONFIG_VARIABLE = "COTTAGE_CONFIG"
 
@@ -62,4 +65,7 @@ def _read() -> dict[str, str]:
 
 
 def _name(server: str) -> str:
-    return server.rstrip("/").lower()
+    try:
+        return str(parse_url(server)).rstrip("/")
+    except UrlError:
+        return server.rstrip("/").lower()

@@ -11,6 +11,7 @@ from typing import Any, Final
 import aiohttp
 
 from transport.relay.policy import Network, PeerPolicy
+from transport.sessions import open_session
 
 _FAMILIES: Final = frozenset({socket.AF_INET, socket.AF_INET6})
 
@@ -20,7 +21,9 @@ class ForbiddenAddressError(PermissionError):
 
 
 def outside_session(seconds: float = 10.0, allowed: Iterable[Network] = ()) -> aiohttp.ClientSession:
-    """A session for requests to URLs of strangers. No proxy of the environment, no cookies, no keep-alive.
+    """A session for requests to URLs of strangers. No cookies, no keep-alive.
+
+    And no proxy: it would connect in this machine's place, where nothing looks at the address, and would reach what only it may.
 
     Args:
         seconds: for a whole request, connecting and reading included.
@@ -37,10 +40,10 @@ def outside_session(seconds: float = 10.0, allowed: Iterable[Network] = ()) -> a
             )
         return socket.socket(family, kind, protocol)
 
-    return aiohttp.ClientSession(
+    return open_session(
+        proxies=False,
         connector=aiohttp.TCPConnector(socket_factory=make, force_close=True, use_dns_cache=False, limit=32),
         timeout=aiohttp.ClientTimeout(total=seconds),
         cookie_jar=aiohttp.DummyCookieJar(),
-        trust_env=False,
         requote_redirect_url=False,
     )

@@ -1,44 +1,14 @@
 """Asking a relay whether it is there, over the network that nodes use too."""
 
 import asyncio
-import re
 import secrets
-from typing import NamedTuple
 
 from transport.clock import Clock
+from transport.ice import parse_ice
 from transport.wire.stun import TRANSACTION_BYTES, StunError, decode_binding, encode_binding
 
 PROBE_SECONDS = 2.0  # No relay of use is farther away.
 RESEND_SECONDS = 0.5  # One lost datagram is not the relay's fault (RFC 8489, section 6.2.1).
-
-_URL = re.compile(
-    r"(?P<scheme>turns?|stun):(\[(?P<six>[^\]]+)\]|(?P<host>[^:?\[]+))(:(?P<port>\d+))?(\?transport=(?P<transport>\w+))?"
-)
-
-
-class Where(NamedTuple):
-    """What a URL names."""
-
-    host: str
-    port: int
-    udp: bool
-
-    @property
-    def stun(self) -> str:
-        """The URL under which the same server answers STUN."""
-        return f"stun:[{self.host}]:{self.port}" if ":" in self.host else f"stun:{self.host}:{self.port}"
-
-
-def parse(url: str) -> Where:
-    """Take an ICE server's URL apart; its form was checked before (``transport.ice.IceServer``).
-
-    Source: RFC 7065 (turn) and RFC 7064 (stun): port 3478, and 5349 over TLS.
-    """
-    match = _URL.fullmatch(url)
-    assert match is not None, url
-    secure = match["scheme"] == "turns"
-    udp = match["transport"] != "tcp" and not secure
-    return Where(match["six"] or match["host"], int(match["port"] or (5349 if secure else 3478)), udp)
 
 
 async def probe(url: str, clock: Clock) -> float | None:
@@ -49,7 +19,7 @@ async def probe(url: str, clock: Clock) -> float | None:
     Args:
         url: ``turn:HOST:PORT?transport=udp|tcp`` or ``turns:HOST:PORT``, already checked.
     """
-    where = parse(url)
+    where = parse_ice(url)
     ask = _binding if where.udp else _connect
     try:
         async with clock.timeout(PROBE_SECONDS):

@@ -17,11 +17,11 @@ from coordinator.domain.relays import Relay
 from coordinator.errors import ConflictError, CottageError, ForbiddenError, InvalidError
 from coordinator.services.context import Context
 from coordinator.services.links import Links
-from coordinator.services.probe import parse, probe
+from coordinator.services.probe import probe
 from transport import identity
 from transport.errors import IceConfigError, IdentityError
 from transport.ice import IceServer as CheckedServer
-from transport.ice import turn_credentials
+from transport.ice import parse_ice, turn_credentials
 from transport.wire import api
 from transport.wire.codec import MessageError, decode_json
 from transport.wire.network import MAX_RELAYS, RelayEnvelope, RelayOrder, RelayQuestion, RelayReport
@@ -178,7 +178,7 @@ class Relays:
             relay = by_name[name]
             username, credential = turn_credentials(relay.secret, user, self._context.clock.time())
             found.append(IceServer(relay.urls, username, credential))
-        stun = [*self._context.config.stun, *(parse(name).stun for name in names if parse(name).udp)]
+        stun = [*self._context.config.stun, *(parse_ice(name).stun for name in names if parse_ice(name).udp)]
         return (*found, *(IceServer((url,)) for url in stun))
 
     def credentials(self, question: RelayQuestion, host: str) -> IceServers:

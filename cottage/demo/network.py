@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from cottage.demo.options import Options
 from cottage.demo.processes import Household, Role, wait_for_file
 from ledger.client import Ledger, LedgerConfig
 from ledger.money import parse as parse_amount
 from transport.identity import NodeKey
+from transport.urls import parse_url
 
 STAKE = "50"  # Tokens; from the embedded ledger's faucet.
 STARTING_SECONDS = 60.0  # Importing a role's packages from a cold disk took 20 s on two busy cores.
@@ -61,7 +61,7 @@ class Network:
         folder.mkdir(parents=True, exist_ok=True)
         ready = folder / "url"
         ready.unlink(missing_ok=True)
-        port = urlsplit(self.web).port or 0
+        port = parse_url(self.web).port or 0 if self.web else 0
         self.coordinator = await self.household.start("coordinator", self._coordinator_arguments(folder, ready, port))
         self.web = await wait_for_file(ready, self.coordinator, STARTING_SECONDS)
         return self.web

@@ -25,6 +25,8 @@ from transport.clock import Clock, backoff
 from transport.errors import SealedFileError
 from transport.sctp.allowance import Allowance
 from transport.sealed import SealedFile, SealedWriter, fresh_key
+from transport.sessions import open_session
+from transport.urls import at, parse_url
 
 ARTIFACT_PATH = "/api/v1/artifacts/"
 MAX_ARTIFACT = 64 << 30  # The weights of the largest model that a home machine could hold a stage of.
@@ -85,7 +87,7 @@ class Artifacts:
             keys: digest -> key of what this process has cached already; what comes is added. Any other file is deleted.
             courtesy: paces transfers; None: they go as fast as they can.
         """
-        self._base = URL(base_url)
+        self._base = parse_url(base_url)
         self._folder = folder
         self._clock = clock
         self._limit = cache_bytes
@@ -263,11 +265,11 @@ class Artifacts:
         if self._http is None:
             timeout = aiohttp.ClientTimeout(total=None, connect=STALL_S, sock_read=STALL_S)
             connector = aiohttp.TCPConnector(socket_factory=_socket)
-            self._http = aiohttp.ClientSession(connector=connector, timeout=timeout)
+            self._http = open_session(connector=connector, timeout=timeout)
         return self._http
 
     def _url(self, digest: str) -> URL:
-        return self._base.join(URL(ARTIFACT_PATH + digest))
+        return at(self._base, ARTIFACT_PATH + digest)
 
     def _make_room(self, keep: Path) -> None:
         """Delete what was used longest ago until the cache is within its limit."""

@@ -16,8 +16,9 @@ from yarl import URL
 from desktop.agent.errors import HomeBusyError, SettingsError
 from desktop.agent.gpu import Chosen, total_memory_mb
 from desktop.agent.lock import HeldError, held, holder
-from transport.errors import TransportError
+from transport.errors import TransportError, UrlError
 from transport.identity import NodeKey, parse_address
+from transport.urls import parse_url
 from transport.wire.codec import MessageError, decode_json, encode_json
 
 MIN_MEMORY_MB = 512  # PyTorch alone takes 300.
@@ -90,15 +91,9 @@ def _parse_url(text: str) -> URL:
     if not text:
         raise SettingsError("no coordinator is set: give --coordinator https://HOST (it is remembered)")
     try:
-        url = URL(text)
-        usable = url.scheme in ("http", "https") and bool(url.host) and url.port is not None
-    except ValueError:
-        usable = False
-    if not usable:
-        raise SettingsError(
-            f"--coordinator {text!r} is not an address like https://cottage.example or http://127.0.0.1:8000"
-        )
-    return url
+        return parse_url(text)
+    except UrlError as error:
+        raise SettingsError(f"--coordinator: {error}, such as https://cottage.example") from error
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from yarl import URL
-
 from desktop.agent.config import DEFAULT_IMAGE, Home
 from desktop.agent.errors import NoEngineError, SandboxError, SettingsError, UnsignedImageError
 from desktop.agent.sandbox.statement import MAX_DOCUMENT, STATEMENT, Image, Newest, judge, read
 from desktop.agent.updates import fetch
 from desktop.agent.updates.release import Release, checked_url
+from transport.urls import at
 from transport.wire.codec import encode_json
 
 FILE = "image.json"  # Beside ``release.json`` in a build, beside the update manifest on the web server, and in a home.
@@ -89,7 +88,7 @@ class Images:
             UnsignedImageError: it may not be believed.
             UpdateError: it cannot be had.
         """
-        return self.keep(await fetch.document_at(str(checked_url(self._url()).join(URL(FILE))), MAX_DOCUMENT))
+        return self.keep(await fetch.document_at(str(at(checked_url(self._url()), FILE)), MAX_DOCUMENT))
 
     async def take(self, folder: Path | None = None) -> str:
         """Have the engine take the signed image, fetched or out of ``folder`` (``image.json`` and the archive); its id.

@@ -4,9 +4,11 @@ import math
 
 import aiohttp
 import msgspec
-from yarl import URL
 
 from desktop.agent.errors import NotConnectedError
+from transport.errors import UrlError
+from transport.sessions import open_session, through
+from transport.urls import at, parse_url
 from transport.wire.codec import MessageError, decode_json
 
 ASK_S = 5.0
@@ -46,13 +48,18 @@ async def ask_network(coordinator: str) -> Network:
         NotConnectedError: the coordinator does not answer, or not as one does.
     """
     try:
+        url = parse_url(coordinator)
+    except UrlError as error:
+        raise NotConnectedError(str(error)) from error
+    try:
         timeout = aiohttp.ClientTimeout(total=ASK_S)
-        async with aiohttp.ClientSession(timeout=timeout) as http, http.get(URL(coordinator).join(URL(PATH))) as answer:
+        async with open_session(timeout=timeout) as http, http.get(at(url, PATH)) as answer:
             answer.raise_for_status()
             body = await answer.content.read(1 << 20)
         network: Network = decode_json(body, Network)
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError, MessageError) as error:
-        raise NotConnectedError(f"{coordinator} does not tell its prices: {error or type(error).__name__}") from error
+        reason = f"{through(url)}: {error or type(error).__name__}"
+        raise NotConnectedError(f"{coordinator} does not tell its prices{reason}") from error
     return network
 
 

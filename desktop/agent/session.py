@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import aiohttp
-from yarl import URL
 
 from desktop.agent.errors import AgentError, NotConnectedError, RefusedError
 from desktop.agent.groups import main_error
 from desktop.agent.log import LOGGER, printable
 from transport.clock import Clock, backoff, within
 from transport.identity import NodeKey
+from transport.sessions import ProxyError, open_session, through
+from transport.urls import at, names, parse_url
 from transport.wire.codec import MAX_MESSAGE, MessageError, decode, encode
 from transport.wire.node import (
     PROTOCOL,
@@ -99,7 +100,7 @@ class Session:
 
     def __init__(self, url: str, introduction: Introduction, listener: Listener, clock: Clock) -> None:
         """``url``: the coordinator's base address, ``http://host:port`` or ``https://host``."""
-        self._url = URL(url)
+        self._url = parse_url(url)
         self._self = introduction
         self._listener = listener
         self._clock = clock
@@ -132,7 +133,7 @@ class Session:
             RefusedError: the coordinator does not want this node until its owner changes something.
         """
         failures = 0
-        async with aiohttp.ClientSession() as http:
+        async with open_session() as http:
             while not self._left.is_set():
                 if not self._back.is_set():
                     self.state, self.reason = "away", self._why_away
@@ -143,7 +144,7 @@ class Session:
                 try:
                     await self._connection(http)
                 except _BROKEN as error:
-                    self.reason = printable(f"no connection to {self._url}: {error or type(error).__name__}")
+                    self.reason = printable(f"no connection to {self._url}{self._explained(error)}")
                 finally:
                     self._socket = None
                 if self._left.is_set():
@@ -157,6 +158,15 @@ class Session:
                 wait = self._wait_after_refusal or wait
                 LOGGER.warning("%s; next try in %.1f s", self.reason, wait)
                 await self._clock.sleep(wait)
+
+    def _explained(self, error: Exception) -> str:
+        """Why there is no connection, and by which way it was tried."""
+        if isinstance(error, ProxyError):
+            return f": {error}"
+        way, reason = through(self._url), str(error) or type(error).__name__
+        if way and self._url.scheme == "http" and isinstance(error, aiohttp.WSServerHandshakeError):
+            reason += "; of plain HTTP few proxies pass WebSockets on: use an https address"
+        return f"{way}: {reason}"
 
     async def send(self, message: NodeMessage) -> None:
         """Send one message.
@@ -220,7 +230,7 @@ class Session:
     async def _connection(self, http: aiohttp.ClientSession) -> None:
         self._wait_after_refusal = 0.0
         async with asyncio.timeout(HANDSHAKE_S):
-            socket = await http.ws_connect(self._url.join(URL(NODE_PATH)), max_msg_size=MAX_MESSAGE, compress=0)
+            socket = await http.ws_connect(at(self._url, NODE_PATH), max_msg_size=MAX_MESSAGE, compress=0)
         try:
             async with asyncio.timeout(HANDSHAKE_S):
                 welcome = await self._shake_hands(socket)
@@ -267,7 +277,7 @@ class Session:
 
     def _check_host(self, host: str) -> None:
         """The signature is good only for the coordinator that was dialled: one in the middle cannot pass it on as its own."""
-        if host not in (self._url.authority, self._url.host, f"{self._url.host}:{self._url.port}"):
+        if not names(host, self._url):
             raise _ConnectionEndedError(f"{self._url} presents itself as {printable(host)!r}: dial it by that name")
 
     async def _next(self, socket: aiohttp.ClientWebSocketResponse) -> CoordinatorMessage:

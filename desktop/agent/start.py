@@ -1,14 +1,12 @@
 """From settings to a running agent: the sandbox is checked and the machine measured before the coordinator hears of it."""
 
 import asyncio
-import ipaddress
 import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
-from yarl import URL
 
 from desktop.agent.config import Home, Settings
 from desktop.agent.daemon import Parts
@@ -22,6 +20,7 @@ from desktop.agent.sandbox.docker import DockerSandbox
 from desktop.agent.sensors.here import sensors
 from desktop.agent.updates.release import this_release, version
 from transport.clock import SystemClock
+from transport.urls import is_loopback, parse_url
 from transport.wire.node import NodeProfile
 
 NO_PROTECTION = (
@@ -140,10 +139,5 @@ def _empty(folder: Path) -> None:
 
 def _is_readable_on_the_way(coordinator: str) -> bool:
     """Plain HTTP that leaves this machine."""
-    url = URL(coordinator)
-    if url.scheme == "https" or url.host == "localhost":
-        return False
-    try:
-        return not ipaddress.ip_address(url.host or "").is_loopback
-    except ValueError:
-        return True
+    url = parse_url(coordinator)
+    return url.scheme != "https" and not is_loopback(url.raw_host or "")

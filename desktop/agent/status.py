@@ -25,6 +25,7 @@ from desktop.agent.meters import Meters
 from desktop.agent.updates.keeper import UpdateOrder, UpdateView
 from transport.nettest.errors import NettestError
 from transport.nettest.result import NetTest, PeerTest
+from transport.sessions import open_session
 from transport.wire.codec import MessageError, decode_json, encode_json
 from transport.wire.ids import NodeAddress
 from transport.wire.node import NodeProfile
@@ -313,7 +314,7 @@ async def _request(
     try:
         with door.connector(path) as connector:
             timeout = aiohttp.ClientTimeout(total=seconds)
-            async with aiohttp.ClientSession(connector=connector, timeout=timeout) as http:
+            async with open_session(connector=connector, timeout=timeout, proxies=False) as http:
                 async with http.request(method, f"http://agent{resource}", data=body) as answer:
                     if answer.status == 422:
                         raise SettingsError(str((await answer.json())["detail"]))

@@ -23,6 +23,7 @@ from ledger.local.genesis import open_chain
 from ledger.local.rpc import Rpc
 from ledger.local.server import build_app
 from ledger.local.store import Store
+from transport.urls import join, url_of
 
 EXIT_UNUSABLE, EXIT_STORE_FAILED = 1, 3
 SHUTDOWN_S = 1.0  # Requests take milliseconds; idle keep-alive connections need no longer goodbye.
@@ -51,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             return asyncio.run(_serve(store, arguments))
         except OSError as error:
-            sys.stderr.write(f"{arguments.host}:{arguments.port} cannot be served: {error}\n")
+            sys.stderr.write(f"{join(arguments.host, arguments.port)} cannot be served: {error}\n")
             return EXIT_UNUSABLE
 
 
@@ -72,8 +73,7 @@ async def _serve(store: Store, arguments: argparse.Namespace) -> int:
     try:
         site = web.TCPSite(runner, arguments.host, arguments.port)
         await site.start()
-        host, port = runner.addresses[0][:2]
-        url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        url = url_of(*runner.addresses[0][:2])
         if arguments.ready_file is not None:
             _write_whole(arguments.ready_file, url)
         sys.stdout.write(f"{url}\n")

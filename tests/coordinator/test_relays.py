@@ -16,12 +16,12 @@ from coordinator import cli
 from coordinator.config import Config, TurnRelay
 from coordinator.services import handout, relays
 from coordinator.services import probe as probes
-from coordinator.services.probe import parse, probe
+from coordinator.services.probe import probe
 from tests.coordinator.conftest import House, nodes, opened, until
 from tests.coordinator.fakes import FakeChain
 from tests.coordinator.test_node_socket import running
 from transport.clock import SystemClock
-from transport.ice import TURN_LIFETIME_S, turn_credentials
+from transport.ice import TURN_LIFETIME_S, parse_ice, turn_credentials
 from transport.identity import NodeKey
 from transport.relay.announce import Announcer, Identity
 from transport.relay.options import RelayOptions
@@ -210,7 +210,7 @@ async def test_a_real_relay_announces_itself_is_probed_and_reaches_the_nodes(con
             await until(lambda: node.ice_servers)
             offered = node.ice_servers[-1]
             assert relay_of(offered.servers) == [url]
-            assert offered.servers[1].urls == (parse(url).stun,)
+            assert offered.servers[1].urls == (parse_ice(url).stun,)
             (view,) = await at.get("/api/v1/relays")
             assert (view["state"], view["region"]) == ("up", "home")
             assert 0 < view["rtt_ms"] < 1000
@@ -228,7 +228,7 @@ async def _allocates(server: RelayServer, offered: IceServer) -> None:
     """See that the relay takes the credentials, with another implementation's client."""
     from aioice import turn
 
-    where = parse(offered.urls[0])
+    where = parse_ice(offered.urls[0])
     transport, _ = await turn.create_turn_endpoint(
         asyncio.DatagramProtocol,
         server_addr=(where.host, where.port),
@@ -326,7 +326,8 @@ async def test_a_probe_is_sent_again_and_a_stranger_cannot_answer_it() -> None:
     ],
 )
 def test_a_url_names_host_port_and_transport(url: str, expected: tuple[str, int, bool]) -> None:
-    assert parse(url) == expected
+    where = parse_ice(url)
+    assert (where.host, where.port, where.udp) == expected
 
 
 # --- what nodes are told ------------------------------------------------------------------------------------------------

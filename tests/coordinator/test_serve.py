@@ -13,6 +13,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from coordinator.client import Client
 from ledger.local.rpc import Rpc
 from ledger.local.server import build_app
 from tests.coordinator.conftest import until
@@ -160,6 +161,30 @@ async def test_an_auditor_is_named_by_an_address(tmp_path: Path) -> None:
     _, complaint = await process.communicate()
     assert process.returncode == 2
     assert "`cottage auditor` shows its address when it starts" in complaint.decode()
+
+
+async def test_an_open_coordinator_serves_and_is_asked_on_the_loopback_of_ipv6(tmp_path: Path, ledger_url: str) -> None:
+    ready = tmp_path / "ready"
+    process = await start(
+        "--data", str(tmp_path / "data"), "--open", "--host", "::1", "--port", "0", "--ready-file", str(ready),
+        "--ledger-url", ledger_url,
+    )  # fmt: skip
+    try:
+        await until(ready.exists, 30.0)
+        url = ready.read_text()
+        assert re.fullmatch(r"http://\[::1\]:[0-9]+", url)
+        async with Client(url) as client:
+            assert (await client.network()).test_wallet
+        async with aiohttp.ClientSession() as http:
+            async with http.get(f"{url}/api/v1/network", headers={"Host": "cottage.example"}) as answer:
+                assert answer.status == 403, "a foreign name that leads here is refused"
+        process.send_signal(signal.SIGTERM)
+        _, said = await asyncio.wait_for(process.communicate(), 20)
+        assert url in said.decode()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
 
 
 async def test_without_a_ledger_it_says_how_to_get_one(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import secrets
+import ssl
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field
 from aiohttp import WSMsgType, web
 
 from transport import identity
+from transport.urls import url_of
 from transport.wire.codec import decode, decode_json, encode, encode_json
 from transport.wire.network import NetworkReport, RelayQuestion
 from transport.wire.node import (
@@ -41,6 +43,8 @@ class Double:
     acknowledge: bool = True
     refusal: Refused | None = None
     host: str | None = None
+    listen: str = "127.0.0.1"
+    tls: ssl.SSLContext | None = None
     ledger: object = None
     heartbeat_seconds: float = 0.2
     hellos: list[Hello] = field(default_factory=list)
@@ -79,7 +83,7 @@ class Double:
         app.router.add_put("/api/v1/artifacts/{digest}", self._put)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_address=True)
+        site = web.TCPSite(self._runner, self.listen, self.port, reuse_address=True, ssl_context=self.tls)
         await site.start()
         self.port = self._runner.addresses[0][1]
         return self.url
@@ -100,7 +104,7 @@ class Double:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return url_of(self.listen, self.port)
 
     # --- what a test does -----------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,7 +47,11 @@ class Program:
 
 
 def agent_program(
-    home: Path, url: str, *arguments: str, program: Path | None = PROGRAM
+    home: Path,
+    url: str,
+    *arguments: str,
+    program: Path | None = PROGRAM,
+    environment: Mapping[str, str] = os.environ,
 ) -> AbstractAsyncContextManager[Program]:
     @contextlib.asynccontextmanager
     async def run() -> AsyncIterator[Program]:
@@ -56,7 +60,7 @@ def agent_program(
         process = await asyncio.create_subprocess_exec(
             sys.executable, *words, "run", "--always", "--home", str(home), "--coordinator", url, "--threads", "1", *arguments,
             stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
-            env=os.environ | {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(home / "xdg")},
+            env=dict(environment) | {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(home / "xdg")},
         )  # fmt: skip
         try:
             yield Program(process, home, key.address)

@@ -90,11 +90,11 @@ def coturn_settings(relay: Relay, folder: Path) -> str:
 
 
 def make_certificate(addresses: Sequence[str], certificate: Path, key: Path) -> None:
-    """Write a self-signed certificate for these addresses, and its key."""
+    """Write a self-signed certificate for these addresses, or names, and its key."""
     private = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "relay of the test-bed")])
     now = datetime.datetime.now(datetime.UTC)
-    names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(address)) for address in addresses])
+    names = x509.SubjectAlternativeName(list(map(_general_name, addresses)))
     builder = x509.CertificateBuilder(name, name, private.public_key(), x509.random_serial_number())
     builder = builder.not_valid_before(now - datetime.timedelta(hours=1)).not_valid_after(
         now + datetime.timedelta(days=1)
@@ -106,6 +106,13 @@ def make_certificate(addresses: Sequence[str], certificate: Path, key: Path) -> 
     plain = serialization.NoEncryption()
     encoding, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
     key.write_bytes(private.private_bytes(encoding, form, plain))
+
+
+def _general_name(address: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(address))
+    except ValueError:
+        return x509.DNSName(address)
 
 
 def start(relay: Relay, folder: Path, enter: Sequence[str], program: RelayProgram) -> subprocess.Popen[bytes]:

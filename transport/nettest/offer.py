@@ -6,10 +6,12 @@ import aiohttp
 from yarl import URL
 
 from transport.clock import Clock
-from transport.errors import IceConfigError
+from transport.errors import IceConfigError, UrlError
 from transport.identity import NodeKey
 from transport.nettest.errors import CoordinatorError
 from transport.nettest.target import Target, targets
+from transport.sessions import open_session, through
+from transport.urls import at, authority, parse_url
 from transport.wire.codec import MessageError, decode_json, encode_json
 from transport.wire.network import RelayQuestion
 from transport.wire.node import IceServers
@@ -36,9 +38,9 @@ async def ask_relays(coordinator: str, key: NodeKey, clock: Clock) -> list[Targe
     url = _parse(coordinator)
     try:
         timeout = aiohttp.ClientTimeout(total=ASK_S)
-        async with aiohttp.ClientSession(timeout=timeout) as http:
-            body = encode_json(question(key, url.authority, clock.time()))
-            async with http.post(url.join(URL(PATH)), data=body, headers={"Host": url.authority}) as answer:
+        async with open_session(timeout=timeout) as http:
+            body = encode_json(question(key, authority(url), clock.time()))
+            async with http.post(at(url, PATH), data=body, headers={"Host": authority(url)}) as answer:
                 text = await answer.content.read(MAX_ANSWER)
                 if answer.status != 200:
                     complaint = text[:MAX_COMPLAINT].decode(errors="replace")
@@ -48,14 +50,14 @@ async def ask_relays(coordinator: str, key: NodeKey, clock: Clock) -> list[Targe
     except (MessageError, IceConfigError) as error:
         raise CoordinatorError(f"the coordinator {url} names no usable relays: {error}") from error
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
-        raise CoordinatorError(f"the coordinator {url} cannot be asked: {error or type(error).__name__}") from error
+        way = through(url)
+        raise CoordinatorError(
+            f"the coordinator {url} cannot be asked{way}: {error or type(error).__name__}"
+        ) from error
 
 
 def _parse(text: str) -> URL:
     try:
-        url = URL(text)
-    except ValueError:
-        url = URL()
-    if url.scheme not in ("http", "https") or not url.host:
-        raise CoordinatorError(f"{text[:100]!r} is no coordinator: expected https://HOST")
-    return url
+        return parse_url(text)
+    except UrlError as error:
+        raise CoordinatorError(str(error)) from error

@@ -1,19 +1,20 @@
 """Tells the coordinator that this relay is there, and what it carries; relaying never waits for it."""
 
-import ipaddress
 import logging
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
-from urllib.parse import urlsplit
 
 import aiohttp
 
 from transport.clock import Clock, backoff
+from transport.errors import UrlError
 from transport.identity import NodeKey
 from transport.relay.errors import AnnounceError, OptionsError
 from transport.relay.usage import Users
+from transport.sessions import open_session, through
+from transport.urls import is_loopback, parse_url
 from transport.wire.codec import MessageError, decode_json, encode_json
 from transport.wire.network import RelayEnvelope, RelayOrder, RelayReport
 
@@ -74,17 +75,13 @@ def check_coordinator(url: str, *, plain_allowed: bool = False) -> str:
     Raises:
         OptionsError: no URL, or it is neither https nor on this machine.
     """
-    parts = urlsplit(url)
-    host = parts.hostname or ""
-    if parts.scheme not in ("http", "https") or not host:
-        raise OptionsError(f"{url!r} is no coordinator: expected https://HOST")
     try:
-        loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        loopback = False
-    if parts.scheme == "http" and not loopback and not plain_allowed:
+        parsed = parse_url(url)
+    except UrlError as error:
+        raise OptionsError(f"--coordinator: {error}") from error
+    if parsed.scheme == "http" and not is_loopback(parsed.raw_host or "") and not plain_allowed:
         raise OptionsError(f"{url} would carry the relay's secret over the network in the clear: use https")
-    return url.rstrip("/")
+    return str(parsed).rstrip("/")
 
 
 class Announcer:
@@ -110,7 +107,7 @@ class Announcer:
     async def run(self) -> None:
         """Report for ever; what goes wrong is logged and tried again, ever more rarely."""
         failed = 0
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=REQUEST_S)) as session:
+        async with open_session(timeout=aiohttp.ClientTimeout(total=REQUEST_S)) as session:
             while True:
                 try:
                     order = await self.once(session)
@@ -170,6 +167,7 @@ class Announcer:
                 order: RelayOrder = decode_json(body, RelayOrder)
                 return order
         except TimeoutError:
-            raise AnnounceError(f"no answer from {self._url} within {REQUEST_S:.0f} s") from None
+            way = through(parse_url(self._url))
+            raise AnnounceError(f"no answer from {self._url}{way} within {REQUEST_S:.0f} s") from None
         except (aiohttp.ClientError, MessageError, OSError) as error:
-            raise AnnounceError(f"{self._url}: {error}") from error
+            raise AnnounceError(f"{self._url}{through(parse_url(self._url))}: {error}") from error

@@ -11,6 +11,7 @@ from aiohttp import web
 from transport.relay.errors import ListenError
 from transport.relay.message import Address
 from transport.relay.server import RelayServer
+from transport.urls import join, url_of
 
 CONTENT_TYPE = "text/plain; version=0.0.4"
 
@@ -75,8 +76,7 @@ async def serving(relay: RelayServer, address: Address) -> AsyncIterator[str]:
         try:
             await site.start()
         except OSError as error:
-            raise ListenError(f"cannot serve metrics on {address[0]}:{address[1]}: {error.strerror}") from error
-        host, port = runner.addresses[0][:2]
-        yield f"http://{f'[{host}]' if ':' in host else host}:{port}"
+            raise ListenError(f"cannot serve metrics on {join(*address)}: {error.strerror}") from error
+        yield url_of(*runner.addresses[0][:2])
     finally:
         await runner.cleanup()

@@ -1,14 +1,14 @@
 """The one place where a request meets what it may do."""
 
-import ipaddress
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from ipaddress import IPv6Address, IPv6Network
 from typing import Final
-from urllib.parse import urlsplit
 
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
+from yarl import URL
 
 from coordinator.config import Config
 from coordinator.domain.account import LOCAL_PRINCIPAL, Principal, Scope
@@ -22,6 +22,7 @@ from coordinator.store.ports import Store
 from coordinator.web.auth.access import access_of
 from coordinator.web.auth.origin import SAFE_METHODS, check_same_origin
 from transport.clock import Clock
+from transport.urls import authority, ip_of, is_loopback, parse_url
 
 SESSION_COOKIE: Final = "cottage_session"
 SECURE_COOKIE: Final = "__Host-cottage_session"  # Browsers take this name over TLS only, and from no subdomain.
@@ -72,11 +73,9 @@ class Auth:
             UnavailableError: nobody told the coordinator its public address.
         """
         if self.public_url is not None:
-            parts = urlsplit(self.public_url)
-            return Site(f"{parts.scheme}://{parts.netloc}", parts.netloc, parts.hostname or "")
+            return _site(parse_url(self.public_url))
         if is_loopback(request.host):
-            origin = f"{request.scheme}://{request.host}"
-            return Site(origin, request.host, urlsplit(origin).hostname or "")
+            return _site(parse_url(f"{request.scheme}://{request.host}"))
         raise UnavailableError("wallets and passkeys need --public-url, which this coordinator's operator has not set")
 
     async def note(self, request: web.Request, who: Principal | None, location: str) -> None:
@@ -205,14 +204,10 @@ def cookie_name(request: web.Request) -> str:
 
 def address_of(request: web.Request) -> str:
     """Whose requests are counted together: an IPv4 address, or the 2^64 of IPv6 that one line has."""
-    try:
-        address = ipaddress.ip_address((request.remote or "").partition("%")[0])
-    except ValueError:
-        return "?"
-    if address.version == 6:
-        mapped = address.ipv4_mapped
-        return str(mapped or ipaddress.ip_network((int(address) >> 64 << 64, 64)))
-    return str(address)
+    address = ip_of(request.remote or "")
+    if isinstance(address, IPv6Address):
+        return str(IPv6Network((int(address) >> 64 << 64, 64)))
+    return "?" if address is None else str(address)
 
 
 def _as_the_proxy_says(request: web.Request) -> web.Request:
@@ -224,13 +219,5 @@ def _as_the_proxy_says(request: web.Request) -> web.Request:
     )
 
 
-def is_loopback(host: str) -> bool:
-    """Guards against a foreign name that resolves to 127.0.0.1 (DNS rebinding)."""
-    name = host.removesuffix(".").lower()
-    name = name[1:].partition("]")[0] if name.startswith("[") else name.partition(":")[0]
-    if name == "localhost" or name.endswith(".localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
+def _site(url: URL) -> Site:
+    return Site(str(url.origin()), authority(url), url.raw_host or "")

@@ -4,17 +4,15 @@ A browser leaves out the port that its scheme has by itself, in ``Origin`` as in
 brackets. Source: the Fetch standard, "Origin header", and RFC 6454, section 6.2.
 """
 
-import ipaddress
-import re
 from typing import Final, NamedTuple
 
 from aiohttp import hdrs, web
 
 from coordinator.errors import ForbiddenError
+from transport.errors import UrlError
+from transport.urls import parse_url
 
 SAFE_METHODS: Final = frozenset({hdrs.METH_GET, hdrs.METH_HEAD, hdrs.METH_OPTIONS})
-_PORTS: Final = {"http": 80, "https": 443}
-_ORIGIN: Final = re.compile(r"([a-z]+)://(\[[0-9a-f:.]+\]|[^\s/:@?#\[\]\\]+)(?::([0-9]{1,5}))?", re.IGNORECASE)
 
 
 class Origin(NamedTuple):
@@ -27,17 +25,13 @@ class Origin(NamedTuple):
 
 def origin_of(text: str) -> Origin | None:
     """What ``scheme://host[:port]`` names; None where that is no page of the web ("null", another scheme, a path)."""
-    found = _ORIGIN.fullmatch(text)
-    if found is None or found[1].lower() not in _PORTS:
+    try:
+        url = parse_url(text)
+    except UrlError:
         return None
-    scheme, host = found[1].lower(), found[2].lower()
-    if host.startswith("["):
-        try:
-            host = str(ipaddress.IPv6Address(host[1:-1]))
-        except ValueError:
-            return None
-    port = int(found[3] or _PORTS[scheme])
-    return Origin(scheme, host, port) if 0 < port < 1 << 16 else None
+    if text.count("/") != 2 or {"?", "#"} & set(text) or url.raw_host is None or url.port is None:
+        return None
+    return Origin(url.scheme, url.raw_host, url.port)
 
 
 def check_same_origin(request: web.Request, public_url: str | None) -> None:

@@ -11,6 +11,9 @@ from yarl import URL
 from desktop.agent.errors import UpdateError
 from desktop.agent.updates.manifest import MANIFEST, Manifest
 from desktop.agent.updates.release import checked_url
+from transport.errors import UrlError
+from transport.sessions import open_session, through
+from transport.urls import at
 
 STALL_S = 60.0
 MAX_REDIRECTS = 3
@@ -46,7 +49,8 @@ async def document_at(url: str, limit: int) -> bytes:
                 while not answer.content.at_eof() and len(document) <= limit:
                     document += await answer.content.read(limit + 1 - len(document))
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise UpdateError(f"{url} cannot be reached: {error or type(error).__name__}") from error
+            way = through(checked_url(url))
+            raise UpdateError(f"{url} cannot be reached{way}: {error or type(error).__name__}") from error
     return document
 
 
@@ -64,7 +68,7 @@ async def fetch(url: str, package: Stated, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     try:
         async with _session() as http:
-            await _append(http, checked_url(url).join(URL(package.file)), package, part)
+            await _append(http, at(checked_url(url), package.file), package, part)
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         raise UpdateError(f"{package.file} was not fetched whole: {error or type(error).__name__}") from error
     if part.stat().st_size < package.size:
@@ -102,7 +106,10 @@ async def _get(http: aiohttp.ClientSession, url: URL, headers: dict[str, str]) -
         answer.release()
         if answer.status not in (301, 302, 303, 307, 308):
             raise UpdateError(f"{here} answers {answer.status} {answer.reason}")
-        here = here.join(URL(answer.headers.get("Location", "")))
+        try:
+            here = at(here, answer.headers.get("Location", ""))
+        except UrlError as error:
+            raise UpdateError(str(error)) from error
         if here.origin() != url.origin():
             raise UpdateError(f"{url} leads to another host, {here.host}: this is not followed")
     raise UpdateError(f"{url} leads round in circles")
@@ -111,7 +118,7 @@ async def _get(http: aiohttp.ClientSession, url: URL, headers: dict[str, str]) -
 def _session() -> aiohttp.ClientSession:
     timeout = aiohttp.ClientTimeout(total=None, connect=STALL_S, sock_read=STALL_S)
     # Packed on the way, a small answer could grow without end; and ranges would mean other bytes.
-    return aiohttp.ClientSession(timeout=timeout, auto_decompress=False, headers={"Accept-Encoding": "identity"})
+    return open_session(timeout=timeout, auto_decompress=False, headers={"Accept-Encoding": "identity"})
 
 
 def is_whole(path: Path, package: Stated) -> bool:

@@ -18,11 +18,12 @@ from yarl import URL
 from desktop.agent.errors import UpdateError
 from desktop.agent.updates.folder import Folder
 from desktop.layout import VERSIONS
+from transport.errors import UrlError
+from transport.urls import is_loopback, parse_url
 from transport.wire.codec import MessageError, decode_json
 
 FILE = "release.json"
 PACKAGE = "cottage"
-LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 Way = Literal["folder", "deb", "setup", "other"]
 UNINSTALLER = "uninstall.exe"  # What NSIS leaves beside the program (installer/desktop/windows/cottage.nsi).
@@ -67,12 +68,13 @@ def version() -> str:
 
 def checked_url(text: str) -> URL:
     """The address of a manifest; raises UpdateError where others on the way could change what it says."""
-    url = URL(text)
-    if url.scheme == "https" and url.host:
-        return url
-    if url.scheme == "http" and url.host in LOOPBACK:
-        return url
-    raise UpdateError(f"updates are only fetched over https, not from {text!r}")
+    try:
+        url = parse_url(text)
+    except UrlError as error:
+        raise UpdateError(f"updates are only fetched over https: {error}") from error
+    if url.scheme == "http" and not is_loopback(url.raw_host or ""):
+        raise UpdateError(f"updates are only fetched over https, not from {text!r}")
+    return url
 
 
 def platform_name() -> str:

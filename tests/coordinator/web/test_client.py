@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.client import ArchiveError, Client
+from coordinator.client import ArchiveError, Client, ProblemError
 from coordinator.client.archive import unpack
 from coordinator.client.cli import main
 from coordinator.client.text import amount, count, duration, parse_amount, ratio, short, size, speed
@@ -24,6 +24,7 @@ from coordinator.web.pages.curves import loss_chart
 from tests.coordinator.web.conftest import House
 from tests.coordinator.web.fake import address
 from tests.coordinator.web.test_api import archive
+from tests.support.proxy import proxying
 from transport.wire.api import Metric
 
 YAML = (
@@ -33,6 +34,30 @@ YAML = (
 
 async def cottage(*argv: str) -> int:
     return await asyncio.to_thread(main, list(argv))
+
+
+async def test_a_coordinator_elsewhere_is_asked_through_the_proxy_which_is_named_where_it_fails(
+    house: House, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, no_proxies: None
+) -> None:
+    elsewhere = f"http://cottage.test:{house.port}"
+    async with proxying() as proxy:
+        monkeypatch.setenv("HTTP_PROXY", proxy.url)
+        async with Client(elsewhere, attempts=1) as client:
+            with pytest.raises(ProblemError, match="answers to localhost only"):
+                await client.keys()
+        assert [(way, target.partition("?")[0]) for way, target in proxy.asked] == [
+            ("GET", f"{elsewhere}/api/v1/account/keys")
+        ]
+        assert await cottage("jobs", "--server", house.url) == 0, "this machine is asked straight"
+        assert len(proxy.asked) == 1
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    assert await cottage("jobs", "--server", elsewhere) == 3
+    assert "the proxy http://127.0.0.1:9 (HTTP_PROXY) cannot be reached" in capsys.readouterr().err
+
+
+async def test_a_server_that_is_no_address_is_wrong_use(capsys: pytest.CaptureFixture[str]) -> None:
+    assert await cottage("jobs", "--server", "http://::1:8470") == 2
+    assert "--server: 'http://::1:8470' is no address of a server" in capsys.readouterr().err
 
 
 @pytest.fixture

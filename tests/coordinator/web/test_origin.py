@@ -19,6 +19,7 @@ from tests.coordinator.web.conftest import House
         ("http://localhost:8470/", None), ("http://somebody@localhost:8470", None), ("http://localhost:0", None),
         ("http://localhost:99999", None), ("http://[::1", None), ("http://[zz]:1", None), ("http://a b", None),
         ("http://localhost:8470 http://evil.example", None), ("http://\\localhost", None),
+        ("http://a?b", None), ("http://a#b", None),
     ],
 )  # fmt: skip
 def test_an_origin_is_scheme_host_and_port(text: str, origin: Origin | None) -> None:
