@@ -6,6 +6,7 @@ measurement, and then differ by chance where they are the same.
 
 import contextlib
 import hashlib
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Annotated
@@ -58,23 +59,41 @@ async def measure(
         SandboxError: it cannot be run, or prints something else than a benchmark.
     """
     key = hashlib.sha256(f"{sandbox.kind}|{identity}|{device.kind}|{device.name}|{threads}".encode()).hexdigest()
-    cache.parent.mkdir(parents=True, exist_ok=True)
+    if not _can_remember(cache):
+        return await _measured(sandbox, device, threads)
     async with _alone(cache.with_suffix(".lock"), clock):
         known = _read(cache)
         if key in known and 0 <= clock.time() - known[key].at <= MAX_AGE_S:
             return known[key].result
-        LOGGER.info("measuring what this machine can do (%s, %d threads)", device.name, threads)
-        output = await sandbox.measure(("bench", "--threads", str(threads), "--device", device.kind), BENCH_TIMEOUT_S)
-        try:
-            result: Benchmark = decode_json(output.strip().rpartition(b"\n")[2], Benchmark)
-        except MessageError as error:
-            raise SandboxError(f"the benchmark printed something else than its result: {error}") from error
+        result = await _measured(sandbox, device, threads)
         known.pop(key, None)
         kept = dict(list(known.items())[-(MAX_REMEMBERED - 1) :]) | {key: _Remembered(clock.time(), result)}
         draft = cache.with_suffix(".new")
         draft.write_bytes(msgspec.json.encode(kept))
         draft.replace(cache)
         return result
+
+
+async def _measured(sandbox: Sandbox, device: Device, threads: int) -> Benchmark:
+    LOGGER.info("measuring what this machine can do (%s, %d threads)", device.name, threads)
+    output = await sandbox.measure(("bench", "--threads", str(threads), "--device", device.kind), BENCH_TIMEOUT_S)
+    try:
+        result: Benchmark = decode_json(output.strip().rpartition(b"\n")[2], Benchmark)
+    except MessageError as error:
+        raise SandboxError(f"the benchmark printed something else than its result: {error}") from error
+    return result
+
+
+def _can_remember(cache: Path) -> bool:
+    """A service may have no home, or one that it cannot write to: then each start measures."""
+    try:
+        cache.parent.mkdir(parents=True, exist_ok=True)
+        writable = os.access(cache.parent, os.W_OK)
+    except OSError:
+        writable = False
+    if not writable:
+        LOGGER.warning("what is measured cannot be remembered: %s cannot be written to", cache.parent)
+    return writable
 
 
 def _read(cache: Path) -> dict[str, _Remembered]:

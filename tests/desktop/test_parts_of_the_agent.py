@@ -353,6 +353,17 @@ async def test_the_machine_is_measured_once_for_the_same_code_device_and_threads
         await measure(broken, "code", device, 1, cache, clock)
 
 
+async def test_a_machine_is_measured_though_nothing_can_be_remembered(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    working = ProcessSandbox(Limits(1024, 1), command=(sys.executable, str(SCRIPT)))
+    in_the_way = tmp_path / "home"
+    in_the_way.write_text("a service without a home")
+    found = await measure(working, "code", processor(""), 1, in_the_way / "cache" / "bench.json", SystemClock())
+    assert found.flops == 1e9
+    assert "cannot be remembered" in caplog.text
+
+
 async def test_agents_that_start_together_measure_once(tmp_path: Path) -> None:
     sandbox = ProcessSandbox(Limits(512, 1), command=(sys.executable, str(SCRIPT)))
     arguments = ("code", processor(""), 1, tmp_path / "bench.json", SystemClock())
