@@ -28,7 +28,7 @@ FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0
 SOUND_S = 60.0  # One that has run for so long was no failed start.
 STOP_S = 10.0  # Its worker gets two seconds; then it is ended by force.
 
-_NEEDED: Mapping[str, str] = {"torch": "trainer", "transformers": "trainer", "aiortc": "agent", "docker": "agent"}
+_NEEDED: Mapping[str, str] = {"torch": "trainer", "transformers": "trainer", "docker": "agent", "filelock": "agent"}
 """Package -> the extra of Cottage that has it."""
 
 log = logging.getLogger(__name__)

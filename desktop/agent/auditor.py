@@ -13,11 +13,11 @@ from typing import Any
 from desktop.agent import start
 from desktop.agent.artifacts import Artifacts
 from desktop.agent.config import Home, Settings
-from desktop.agent.daemon import Parts
 from desktop.agent.errors import RefusedError, SandboxError
 from desktop.agent.groups import main_error
 from desktop.agent.holdings import Holdings
 from desktop.agent.log import LOGGER, printable
+from desktop.agent.parts import Parts
 from desktop.agent.peers import Peers
 from desktop.agent.session import Introduction, Session, TaskMessage
 from desktop.agent.shelf import Shelf

@@ -5,7 +5,6 @@ import contextlib
 import dataclasses
 import os
 from collections.abc import Coroutine
-from dataclasses import dataclass
 
 import msgspec
 
@@ -13,23 +12,22 @@ from desktop.agent import meters, network, status, wallet, warned
 from desktop.agent.activity import Kind, Severity
 from desktop.agent.artifacts import Artifacts
 from desktop.agent.books import Books
-from desktop.agent.config import Home, Settings
+from desktop.agent.config import Settings
 from desktop.agent.courtesy import Courtesy
 from desktop.agent.doubts import Accusation
 from desktop.agent.errors import GaveUpError, NotConnectedError
-from desktop.agent.gpu import NOTHING, Device
 from desktop.agent.groups import main_error
 from desktop.agent.holdings import Holdings
-from desktop.agent.lending.keeper import Keeper, LendingChange, LendingView, Readings
+from desktop.agent.lending.keeper import Keeper, LendingChange, LendingView
 from desktop.agent.lending.policy import Decision, State
 from desktop.agent.limits import Limits, LimitsChange, LimitsView
 from desktop.agent.log import LOGGER, printable
 from desktop.agent.nettest import LineTests
 from desktop.agent.network import usable
+from desktop.agent.parts import Parts
 from desktop.agent.peers import Peers
 from desktop.agent.power import PowerCap
 from desktop.agent.promises import Promises
-from desktop.agent.sandbox.base import Sandbox
 from desktop.agent.session import Introduction, Session, TaskMessage
 from desktop.agent.shelf import Shelf
 from desktop.agent.states import States
@@ -37,9 +35,7 @@ from desktop.agent.tasks import HeldTask, Tools
 from desktop.agent.usage import Share
 from desktop.agent.views import link_views, task_view
 from ledger.money import show
-from transport.clock import Clock
 from transport.errors import BadAddressError
-from transport.identity import NodeKey
 from transport.nettest.errors import NettestError
 from transport.nettest.peer import PeerTests
 from transport.nettest.result import NetTest, PeerTest
@@ -55,7 +51,6 @@ from transport.wire.node import (
     HeldLease,
     IceServers,
     LedgerInfo,
-    NodeProfile,
     Promised,
     Signal,
     Unanswered,
@@ -66,20 +61,6 @@ TRAFFIC_S = 2.0
 NETWORK_S = 30.0  # Links change slowly; the coordinator plans with what is an hour old.
 NETWORK_PAUSE_S = 6.0  # The coordinator takes a report in five seconds.
 MAX_FAILURES = 5  # In a row: then something is wrong with this computer, and its owner should know.
-
-
-@dataclass(frozen=True)
-class Parts:
-    """What the agent is built from."""
-
-    home: Home
-    settings: Settings
-    key: NodeKey
-    profile: NodeProfile
-    sandbox: Sandbox
-    clock: Clock
-    device: Device = NOTHING
-    readings: Readings | None = None
 
 
 class Agent:

@@ -9,12 +9,12 @@ from pathlib import Path
 import msgspec
 
 from desktop.agent.config import Home, Settings
-from desktop.agent.daemon import Parts
 from desktop.agent.errors import SandboxError
 from desktop.agent.gpu import Device, detect, processor
 from desktop.agent.images import Images
 from desktop.agent.log import LOGGER
 from desktop.agent.measure import Benchmark, default_cache, measure
+from desktop.agent.parts import Parts
 from desktop.agent.sandbox.base import Limits, Sandbox
 from desktop.agent.sandbox.docker import DockerSandbox
 from desktop.agent.sensors.here import sensors

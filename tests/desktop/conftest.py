@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from desktop.agent.config import Home, Settings
-from desktop.agent.daemon import Agent, Parts
+from desktop.agent.daemon import Agent
 from desktop.agent.desk import Desk, Handles
 from desktop.agent.gpu import NOTHING, Device, processor
 from desktop.agent.lending.keeper import Readings
+from desktop.agent.parts import Parts
 from desktop.agent.sandbox.base import Limits, Sandbox
 from desktop.agent.sandbox.process import ProcessSandbox
 from desktop.agent.selftest import Means

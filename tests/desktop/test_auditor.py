@@ -272,3 +272,11 @@ def test_the_systemd_unit_holds_is_confined_and_leaves_time_to_finish(tmp_path: 
         assert line in lines
     [stop] = [float(line.partition("=")[2]) for line in lines if line.startswith("TimeoutStopSec=")]
     assert stop > auditor_module.DRAIN_S + END_TASKS_S
+
+
+def test_it_loads_neither_links_nor_a_ledger() -> None:
+    program = "import sys, desktop.agent.auditorcli; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+    loaded = set(done.stdout.split())
+    assert "desktop.agent.session" in loaded
+    assert not {"aiortc", "solana", "ledger.client", "torch", "transport.peer"} & loaded
