@@ -77,7 +77,7 @@ $(STAMP): pyproject.toml constraints.txt
 	  { echo "Could not make a virtual environment. On Debian and Ubuntu: sudo apt install python3-venv"; exit 1; }
 	@echo "Installing Python packages into $(VENV) (a few minutes the first time) ..."
 	@$(BIN)/python -m pip install -q --disable-pip-version-check "$(TORCH)"
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[coordinator,agent,desktop,trainer,dev]'
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[coordinator,postgres,agent,desktop,trainer,dev]'
 	@touch $(STAMP)
 
 clean:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -44,6 +44,7 @@ from coordinator.services.notices import Notices, OpenSession
 from coordinator.services.noticing import NoticeService
 from coordinator.services.openings import Openings
 from coordinator.services.outside import outside_session
+from coordinator.services.patience import Patience
 from coordinator.services.promises import Promises
 from coordinator.services.relays import Relays
 from coordinator.services.replays import Replays
@@ -100,16 +101,24 @@ class Parts:
     notices: Notices
     relays: Relays
     handout: Handout
+    patience: Patience
     checks: DatasetChecks | None = None
 
     async def recover(self) -> None:
-        """Continue what an earlier process left in the database."""
+        """Continue what an earlier process left in the database, or this one before it was away."""
         await self.leases.recover()
         await self.nodes.recover()
         await self.upkeep.recover()
 
     def loops(self) -> dict[str, Callable[[], Coroutine[Any, Any, None]]]:
-        """What runs for ever beside the answers, by name."""
+        """What runs for ever beside the answers, by name; while the store is away it waits."""
+        return {name: self._lasting(name, loop) for name, loop in self._loops().items()}
+
+    def _lasting(self, name: str, loop: Callable[[], Awaitable[None]]) -> Callable[[], Coroutine[Any, Any, None]]:
+        back = self.recover if name == "upkeep" else None
+        return lambda: self.patience.forever(name, loop, back)
+
+    def _loops(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
         return {
             "upkeep": self.upkeep.run,
             "settlement": self.settlement.run,
@@ -188,7 +197,7 @@ def assemble(
     return Parts(
         context, desk, leases, nodes, runs, conversation, settlement, beacons, referee,
         Bonds(context, desk, chain, drawing), canaries, upkeep, jobs, network, market, books, leavings,
-        NoticeService(context, config.mail is not None), notices, relays, handout,
+        NoticeService(context, config.mail is not None), notices, relays, handout, Patience(clock, context.metrics),
     )  # fmt: skip
 
 
@@ -231,7 +240,7 @@ async def build(config: Config, clock: Clock | None = None) -> AsyncIterator[tup
         )
         parts = replace(parts, checks=(checks := DatasetChecks(config.data / "checks", artifacts, tools)))
         app = web.Application()
-        NodeSocket(parts.context, parts.nodes, parts.conversation).setup(app)
+        NodeSocket(parts.context, parts.nodes, parts.conversation, parts.patience).setup(app)
         auth = Auth(store, clock, config)
         add_interface(app, parts, uploads, checks, artifacts, auth)
         app.router.add_get("/metrics", _metrics(parts))

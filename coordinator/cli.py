@@ -11,7 +11,7 @@ from pathlib import Path
 
 from coordinator.app import serve
 from coordinator.config import Config, MailConfig, TurnRelay
-from coordinator.errors import InvalidError
+from coordinator.errors import InvalidError, StoreAwayError, StoreError
 from coordinator.services.relays import check_relay_url
 from ledger.errors import LedgerError
 from transport import heap
@@ -62,7 +62,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except LedgerError as error:
         print(f"cottage serve: the ledger at {options.ledger_url} cannot be used: {error}", file=sys.stderr)
         return EXIT_LEDGER
-    except (KeyFileError, OSError) as error:
+    except StoreAwayError as error:
+        print(f"cottage serve: the database does not answer: {error.cause}", file=sys.stderr)
+        return EXIT_DATA
+    except (StoreError, KeyFileError, OSError) as error:
         print(f"cottage serve: {error}", file=sys.stderr)
         return EXIT_DATA
     return 0
@@ -133,7 +136,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--ledger-url", help="JSON-RPC of the ledger")
     add("--ledger-program", help="market program, where the ledger does not tell")
     add("--ledger-mint", help="token, where the ledger does not tell")
-    add("--database-url", help="another database than SQLite in the data folder")
+    add(
+        "--database-url",
+        help="another database than SQLite in the data folder: postgresql+asyncpg://USER:PASSWORD@HOST/NAME",
+    )
     add("--no-test-wallet", action="store_true", help="every job is funded by its submitter's own wallet")
     add("--lease-seconds", type=_positive, default=default.lease_seconds, help="silence after which a node has left")
     add("--heartbeat-seconds", type=_positive, default=default.heartbeat_seconds, help="at most a third of a lease")

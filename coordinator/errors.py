@@ -13,7 +13,9 @@ CottageError
 ├── ForbiddenError           403
 ├── ChecksumError            460   bytes of an upload have another digest than their sender said (tus 1.0.0)
 ├── TooManyError             429   asked too often; ``retry_s``: when to come back
-└── UnavailableError         503   the ledger or the network cannot do it now
+├── UnavailableError         503   the ledger or the network cannot do it now
+│   └── StoreAwayError             the database does not answer now, for a while; ``retry_s``: when to come back
+└── StoreError               500   the database cannot be used until somebody has seen to it
 """
 
 from typing import ClassVar
@@ -77,6 +79,21 @@ class TooManyError(CottageError):
 
 class UnavailableError(CottageError):
     status, code = 503, "unavailable"
+
+
+class StoreAwayError(UnavailableError):
+    """``cause``: what the database or its driver said, for the operator alone."""
+
+    code = "store_away"
+    retry_s: ClassVar[float] = 2.0
+
+    def __init__(self, cause: str) -> None:
+        super().__init__("the coordinator's database does not answer now: nothing was changed, try again in a moment")
+        self.cause = cause
+
+
+class StoreError(CottageError):
+    code = "store"
 
 
 class InProgressError(ConflictError):

@@ -13,7 +13,7 @@ from coordinator.domain import trust
 from coordinator.domain.draw import WHOLE
 from coordinator.domain.job import JobState
 from coordinator.domain.trust import Audit
-from coordinator.errors import CottageError
+from coordinator.errors import CottageError, StoreAwayError
 from coordinator.services.context import Context
 from coordinator.services.work import Desk, Work
 from transport.wire.ids import Digest
@@ -45,18 +45,21 @@ class Canaries:
     async def run(self) -> None:
         """Plant for ever."""
         while True:
-            await self._wake.wait()
             self._wake.clear()
             await self.poll()
+            await self._wake.wait()
 
     async def poll(self) -> None:
         """Plant what waits."""
-        waiting, self._waiting = self._waiting, []
-        for audit in waiting:
+        while self._waiting:
+            audit = self._waiting[0]
             try:
                 await self._plant(audit)
+            except StoreAwayError:
+                raise
             except CottageError as error:
                 log.warning("job %s: no canary was made of audit %s: %s", audit.job, audit.id, error.detail)
+            del self._waiting[0]
 
     async def _plant(self, audit: Audit) -> None:
         assert self._forger is not None

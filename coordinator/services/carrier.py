@@ -72,6 +72,10 @@ class Carrier:
         self._refused: dict[int, float] = {}
         self._resting: dict[int, float] = {}
 
+    def forget(self) -> None:
+        """Learn anew what is in memory alone."""
+        self._nonces = None
+
     async def open(self, rows: Iterable[OutboxRecord]) -> None:
         """Learn which nonces there are, once; ``rows`` is everything that is open.
 

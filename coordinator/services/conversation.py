@@ -142,12 +142,14 @@ class Conversation:
 
     async def flush(self) -> None:
         """Store the points of the loss curves, and the lines of logs, that have come in."""
-        points, self._points = self._points, []
+        points = tuple(self._points)
         if points or self._logs.waiting:
             async with self._context.store.transaction() as tx:
                 for point in points:
                     await tx.insert(point)
-                await self._logs.flush(tx)
+                lines = await self._logs.flush(tx)
+            del self._points[: len(points)]
+            self._logs.flushed(lines)
             for job in {point.job for point in points}:
                 self._context.bus.publish(job)
 

@@ -17,7 +17,7 @@ from coordinator.domain import trust
 from coordinator.domain.dispute import SIDES, Dispute, Side
 from coordinator.domain.job import Job
 from coordinator.domain.trust import Audit
-from coordinator.errors import CottageError
+from coordinator.errors import CottageError, StoreAwayError
 from coordinator.services.context import Context
 from coordinator.services.deadlines import Deadlines
 from coordinator.services.nodes import Nodes
@@ -226,9 +226,9 @@ class Referee:
     async def run(self) -> None:
         """Rule for ever."""
         while True:
-            await self._wake.wait()
             self._wake.clear()
             await self.poll()
+            await self._wake.wait()
 
     async def poll(self) -> None:
         """Rule on everything that waits."""
@@ -237,9 +237,13 @@ class Referee:
                 job, audit = await tx.get(Job, record.job), await tx.get(Audit, record.id)
             right, detail = await self._rule(job, audit, record.dispute)
             self._waiting.pop(record.id, None)
-            async with self._desk.open(record.job) as work:
-                self._disputes.ruled(work, record.id, right, detail)
-                await self._advance(work)
+            try:
+                async with self._desk.open(record.job) as work:
+                    self._disputes.ruled(work, record.id, right, detail)
+                    await self._advance(work)
+            except StoreAwayError:
+                self._waiting.setdefault(record.id, record)
+                raise
 
     async def _rule(self, job: Job, audit: Audit, dispute: Dispute) -> tuple[Side | None, str]:
         """Run the operation that is left; where both sides' own do what they say, run the step up to there to see whose it is."""

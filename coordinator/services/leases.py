@@ -30,9 +30,11 @@ class Leases:
         self._lenient = 0.0
 
     async def recover(self) -> None:
-        """Read the live leases of an earlier process and give each a full term."""
+        """Read the live leases of an earlier process, or of this one before the store was away, and give each a full term."""
         async with self._context.store.transaction() as tx:
-            for lease in await tx.find(Lease, ("state", "in", ("starting", "ready"))):
+            found = await tx.find(Lease, ("state", "in", ("starting", "ready")))
+            self._live, self._terms = {}, {}
+            for lease in found:
                 self.remember(lease)
 
     def remember(self, lease: Lease) -> None:

@@ -42,9 +42,9 @@ class JobLogs:
             at = line.time if abs(line.time - now) < CLOCKS_SECONDS else now
             self._add(LogRecord(lease.job, at, line.level, printable(line.text), *place))
 
-    async def flush(self, tx: Transaction) -> None:
-        """Store what has come in, and forget the oldest of jobs that have too many."""
-        lines, self._unsaved = self._unsaved, []
+    async def flush(self, tx: Transaction) -> int:
+        """Store what has come in, and forget the oldest of jobs that have too many; how many lines that was."""
+        lines = tuple(self._unsaved)
         by_job: dict[str, int] = defaultdict(int)
         for line in lines:
             by_job[line.job] = (await tx.insert(line)).id
@@ -52,6 +52,12 @@ class JobLogs:
             beyond = await tx.find(LogRecord, ("job", "=", job), newest=True, limit=1, offset=MAX_LINES)
             if beyond:
                 await tx.forget(LogRecord, ("job", "=", job), ("id", "<", beyond[0].id + 1))
+
+        return len(lines)
+
+    def flushed(self, lines: int) -> None:
+        """So many lines are stored for good."""
+        del self._unsaved[:lines]
 
     @property
     def waiting(self) -> bool:

@@ -283,7 +283,8 @@ class Settlement:
     # --- carrying it out ------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Carry rows for ever."""
+        """Carry rows for ever. Begun anew, it learns anew which nonces are free: some were taken for what was never stored."""
+        self._carrier.forget()
         while True:
             self._wake.clear()
             if not await self.drain():

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from coordinator.domain.job import LIVE, RESTING, Action, Job, JobState
 from coordinator.domain.lease import Lease
-from coordinator.errors import CottageError, FundsError
+from coordinator.errors import CottageError, FundsError, StoreAwayError
 from coordinator.services.context import Context
 from coordinator.services.conversation import Conversation
 from coordinator.services.leases import Leases
@@ -107,6 +107,8 @@ class Upkeep:
         for job in jobs:
             try:
                 found += bool(await look(job))
+            except StoreAwayError:
+                raise
             except (CottageError, LedgerError):
                 continue  # Not there yet, or not to be asked now: a later turn looks again.
         return found
@@ -139,7 +141,12 @@ class Upkeep:
     async def assemble(self) -> None:
         """Put finished models together, one after the other, for ever."""
         while True:
-            await self.assemble_one(await self._to_assemble.get())
+            job = await self._to_assemble.get()
+            try:
+                await self.assemble_one(job)
+            except (StoreAwayError, OSError):
+                self._to_assemble.put_nowait(job)  # For the next try.
+                raise
 
     def waiting(self) -> bool:
         """Whether a model waits to be put together."""
@@ -160,6 +167,8 @@ class Upkeep:
                 rounds = await work.tx.find(RoundRecord, ("job", "=", job), ("state", "=", "complete"))
             try:
                 model = await self._models.assemble(stored, checkpoints, rounds)
+            except StoreAwayError:
+                raise
             except CottageError as error:
                 problem = error.detail
                 log.warning("job %s: the model could not be put together: %s", job, problem)
@@ -176,6 +185,8 @@ class Upkeep:
         try:
             async with self._desk.open(job) as work:
                 await act(work)
+        except StoreAwayError:
+            raise
         except Exception:  # The boundary of one job: logged whole, tried again at the next turn.
             log.exception("job %s", job)
 

@@ -1,21 +1,37 @@
 """Records in SQL through SQLAlchemy Core: SQLite in WAL mode on one PC, PostgreSQL by its URL."""
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
 import msgspec
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import ColumnElement, Connection, RowMapping, and_, delete, event, func, insert, select, tuple_, update
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    CursorResult,
+    Executable,
+    RowMapping,
+    and_,
+    delete,
+    event,
+    func,
+    insert,
+    select,
+    tuple_,
+    update,
+)
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import StaticPool
 
-from coordinator.errors import ConflictError, NotFoundError
+from coordinator.errors import ConflictError, NotFoundError, StoreAwayError
 from coordinator.store import tables
+from coordinator.store.faults import UNUSABLE, answering, unusable
 from coordinator.store.kinds import KINDS, Kind
 from coordinator.store.ports import Place, R, Scalar, Transaction, Where
 
@@ -32,19 +48,47 @@ class SqlStore:
 
     @classmethod
     async def open(cls, url: str) -> "SqlStore":
-        """Connect to ``sqlite+aiosqlite:///file`` (or another async URL) and run the migrations that are missing."""
-        engine = create_async_engine(url, poolclass=StaticPool) if ":memory:" in url else create_async_engine(url)
-        if engine.dialect.name == "sqlite":
-            _prepare_sqlite(engine)
-        async with engine.connect() as connection:
-            await connection.run_sync(migrate)
+        """Connect to ``sqlite+aiosqlite:///file`` (or another async URL) and run the migrations that are missing.
+
+        Raises:
+            StoreError: that is not possible; the text says why, and what to do.
+        """
+        try:
+            engine = _engine(url)
+            if engine.dialect.name == "sqlite":
+                _touch(engine)
+            try:
+                async with engine.connect() as connection:
+                    await connection.run_sync(migrate)
+            except BaseException:
+                await engine.dispose()
+                raise
+        except UNUSABLE as error:
+            raise unusable(url, error) from error
         return cls(engine)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Transaction]:
-        """Commit at the end, roll back if the body raises."""
-        async with self._turn, self._engine.begin() as connection:
-            yield _Sql(connection)
+        """Commit at the end, roll back if the body raises.
+
+        Raises:
+            StoreAwayError: the database does not answer. Where that was at the end, nobody knows whether it had committed.
+        """
+        async with answering():
+            await self._turn.acquire()
+        try:
+            async with answering():
+                connection = await self._engine.connect()
+            try:
+                async with answering():
+                    await connection.begin()
+                yield _Sql(connection)
+                async with answering():
+                    await connection.commit()
+            finally:
+                await asyncio.shield(asyncio.ensure_future(_let_go(connection)))
+        finally:
+            self._turn.release()
 
     async def close(self) -> None:
         """Close every connection."""
@@ -54,6 +98,10 @@ class SqlStore:
 class _Sql:
     def __init__(self, connection: AsyncConnection) -> None:
         self._connection = connection
+
+    async def _execute(self, statement: Executable) -> CursorResult[*tuple[Any, ...]]:
+        async with answering():
+            return await self._connection.execute(statement)
 
     async def get(self, kind: type[R], *key: Scalar) -> R:
         how = KINDS[kind]
@@ -78,7 +126,7 @@ class _Sql:
         if after is not None:
             here, there = tuple_(*(table.c[field] for field in how.order)), tuple_(*after)
             query = query.where(here < there if newest else here > there)
-        rows = await self._connection.execute(query.limit(limit).offset(offset or None))
+        rows = await self._execute(query.limit(limit).offset(offset or None))
         return [_decode(kind, how, row) for row in rows.mappings()]
 
     async def sums(
@@ -88,7 +136,7 @@ class _Sql:
         names = [table.c[name] for name in by]
         query = select(*names, func.count(), func.sum(table.c[field]))
         query = query.where(*(_condition(table.c[w[0]], w) for w in where)).group_by(*names)
-        rows = await self._connection.execute(query)
+        rows = await self._execute(query)
         return {tuple(row[:-2]): (int(row[-2]), int(row[-1])) for row in rows if row[-2]}
 
     async def insert(self, record: R) -> R:
@@ -97,7 +145,7 @@ class _Sql:
         if how.numbered:
             del values["id"]
         try:
-            result = await self._connection.execute(insert(table).values(values))
+            result = await self._execute(insert(table).values(values))
         except IntegrityError as error:
             raise ConflictError(f"the {how.name} record {how.key_of(record)} exists already") from error
         if how.numbered and result.inserted_primary_key is not None:
@@ -107,7 +155,7 @@ class _Sql:
     async def forget(self, kind: type[msgspec.Struct], *where: Where) -> int:
         table = tables.metadata.tables[KINDS[kind].name]
         assert where, "everything of a kind is never forgotten at once"
-        result = await self._connection.execute(delete(table).where(*(_condition(table.c[w[0]], w) for w in where)))
+        result = await self._execute(delete(table).where(*(_condition(table.c[w[0]], w) for w in where)))
         return int(result.rowcount)
 
     async def update(self, record: R) -> R:
@@ -115,7 +163,7 @@ class _Sql:
         version = getattr(record, "version", 0)
         after = msgspec.structs.replace(record, version=version + 1)
         same = [table.c[field] == value for field, value in zip(how.key, how.key_of(record), strict=True)]
-        result = await self._connection.execute(
+        result = await self._execute(
             update(table).where(and_(*same, table.c.version == version)).values(_encode(how, after))
         )
         if result.rowcount != 1:
@@ -125,7 +173,7 @@ class _Sql:
     async def delete(self, record: msgspec.Struct) -> None:
         how, table = KINDS[type(record)], tables.metadata.tables[KINDS[type(record)].name]
         same = [table.c[field] == value for field, value in zip(how.key, how.key_of(record), strict=True)]
-        result = await self._connection.execute(delete(table).where(and_(*same)))
+        result = await self._execute(delete(table).where(and_(*same)))
         if result.rowcount != 1:
             raise NotFoundError(f"no {how.name} record {how.key_of(record)}")
 
@@ -139,15 +187,47 @@ def migrate(connection: Connection, to: str = "head") -> None:
     connection.commit()
 
 
+def _engine(url: str) -> AsyncEngine:
+    """A connection that has died while it rested is replaced before anybody is given it."""
+    if ":memory:" in url:
+        engine = create_async_engine(url, poolclass=StaticPool)
+    else:
+        engine = create_async_engine(url, pool_pre_ping=not url.startswith("sqlite"))
+    if engine.dialect.name == "sqlite":
+        _prepare_sqlite(engine)
+    return engine
+
+
+def _touch(engine: AsyncEngine) -> None:
+    """See that the file can be opened: a driver's thread that fails at that may speak after the event loop has ended."""
+    where, how = engine.dialect.create_connect_args(engine.url)
+    sqlite3.connect(*where, **how).close()
+
+
+async def _let_go(connection: AsyncConnection) -> None:
+    """Give a connection back, which undoes what was not committed. One that cannot even do that is not used again."""
+    try:
+        async with answering():
+            await connection.close()
+    except (StoreAwayError, SQLAlchemyError):
+        with suppress(SQLAlchemyError, OSError):
+            await connection.invalidate()
+            await connection.close()
+
+
 def _prepare_sqlite(engine: AsyncEngine) -> None:
     """WAL, full sync (money must survive a power cut), and transactions that begin where we say."""
 
     def connected(raw: Any, _record: object) -> None:
         raw.isolation_level = None
         cursor = raw.cursor()
-        for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", f"busy_timeout={BUSY_MS}"):
-            cursor.execute(f"PRAGMA {pragma}")
-        cursor.close()
+        try:
+            for pragma in (f"busy_timeout={BUSY_MS}", "journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+                cursor.execute(f"PRAGMA {pragma}")
+            cursor.close()
+        except BaseException:
+            raw.close()  # Nobody has it yet, and its thread would stay.
+            raise
 
     def begun(connection: Connection) -> None:
         connection.exec_driver_sql("BEGIN IMMEDIATE")

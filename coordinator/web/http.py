@@ -11,7 +11,7 @@ import msgspec
 from aiohttp import ClientConnectionError, hdrs, web
 from aiohttp.typedefs import Handler
 
-from coordinator.errors import CottageError, InvalidError, TooLargeError, TooManyError
+from coordinator.errors import CottageError, InvalidError, StoreAwayError, TooLargeError, TooManyError
 from coordinator.web.packing import pack
 from transport.wire import codec
 from transport.wire.api import Problem
@@ -143,8 +143,8 @@ def protect(app: web.Application, error_page: ErrorPage) -> None:
 
 
 def say_when(response: web.StreamResponse, error: Exception) -> None:
-    """Tell whoever asks too often when to come back."""
-    if isinstance(error, TooManyError):
+    """Tell whoever asks too often, or while the store is away, when to come back."""
+    if isinstance(error, TooManyError | StoreAwayError):
         response.headers[hdrs.RETRY_AFTER] = str(math.ceil(error.retry_s))
 
 

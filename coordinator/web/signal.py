@@ -3,13 +3,16 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 
 from aiohttp import WSMsgType, web
 
+from coordinator.errors import StoreAwayError
 from coordinator.services.context import Context
 from coordinator.services.conversation import Conversation, together
-from coordinator.services.nodes import Nodes, RefusedError, Session
+from coordinator.services.nodes import RETRY_SOON, Nodes, RefusedError, Session
+from coordinator.services.patience import Patience
 from coordinator.web.auth import public
 from transport.clock import within
 from transport.wire.codec import MessageError, decode, encode
@@ -102,10 +105,11 @@ async def _in_turn(waiting: _Waiting) -> AsyncIterator[tuple[NodeMessage, list[R
 class NodeSocket:
     """Handler of the route."""
 
-    def __init__(self, context: Context, nodes: Nodes, conversation: Conversation) -> None:
+    def __init__(self, context: Context, nodes: Nodes, conversation: Conversation, patience: Patience) -> None:
         self._context = context
         self._nodes = nodes
         self._conversation = conversation
+        self._patience = patience
         self._open: set[_Outgoing] = set()
 
     def setup(self, app: web.Application) -> None:
@@ -140,6 +144,8 @@ class NodeSocket:
         except MessageError as error:
             self._context.metrics.count("messages_malformed_total")
             outgoing.close(f"malformed message: {error}")
+        except StoreAwayError as away:
+            outgoing.close(away.detail)
         except Exception:  # The boundary of one connection: a fault in it must not end the others.
             log.exception("connection of %s", session.node if session else "a node that had not said who it is")
             outgoing.close("internal error")
@@ -157,15 +163,19 @@ class NodeSocket:
         waiting: _Waiting = asyncio.Queue(MAX_UNHANDLED)
         reading = asyncio.create_task(self._read_on(session, socket, outgoing, waiting), name="read-from-node")
         try:
-            await self._conversation.begin(session, hello)
+            await self._stored(reading, partial(self._conversation.begin, session, hello))
             async for message, more in _in_turn(waiting):
                 if outgoing.closing is not None:
                     break
-                await self._conversation.receive(session, message, *more)
+                await self._stored(reading, partial(self._conversation.receive, session, message, *more))
                 session.unhandled -= 1 + len(more)
         finally:
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
+
+    async def _stored(self, reading: asyncio.Task[None], act: Callable[[], Awaitable[None]]) -> None:
+        """Do what needs the store, when it can be had: the node is beating, and says nothing twice."""
+        await self._patience.once("a node's report", act, lambda: not reading.done())
 
     async def _read_on(
         self,
@@ -209,6 +219,10 @@ class NodeSocket:
             self._context.metrics.count("connections_refused_total")
             outgoing.send(Refused(refused.reason[:4000], refused.retry_seconds))
             outgoing.close(refused.reason)
+            return None
+        except StoreAwayError as away:
+            outgoing.send(Refused(away.detail, RETRY_SOON))
+            outgoing.close(away.detail)
             return None
         return session, hello
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,11 +20,13 @@ from coordinator.services.artifacts import ArtifactStore
 from coordinator.services.checks import DatasetChecks, Inspector
 from coordinator.services.models import ModelWorkshop
 from coordinator.services.uploads import UploadService
+from coordinator.store.ports import Store
 from coordinator.store.sql import SqlStore
 from coordinator.web.auth import Auth
 from coordinator.web.signal import PATH, NodeSocket
 from tests.coordinator.fake_task import FakeTask
 from tests.coordinator.fakes import COORDINATOR, WALLET, FakeArtifacts, FakeChain, FakeModels, Lie, Peers, profile
+from tests.support.postgres import Postgres
 from transport.clock import SystemClock
 from transport.identity import NodeKey
 from transport.wire.codec import decode, encode
@@ -62,6 +64,17 @@ class House:
     peers: Peers = field(default_factory=Peers)
 
 
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """A PostgreSQL of these tests' own; who kills it starts it again."""
+    made = Postgres()
+    try:
+        made.start()
+        yield made
+    finally:
+        made.remove()
+
+
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
     """A quick coordinator."""
@@ -81,14 +94,18 @@ def config(tmp_path: Path) -> Config:
 
 @asynccontextmanager
 async def opened(
-    config: Config, chain: FakeChain, models: FakeModels | None = None, rest: bool = False
+    config: Config,
+    chain: FakeChain,
+    models: FakeModels | None = None,
+    rest: bool = False,
+    over: Callable[[Store], Store] = lambda store: store,
 ) -> AsyncIterator[House]:
     """Serve a coordinator whose database lies in ``config.data``; a second one continues the first one's work.
 
-    ``rest``: with the REST interface and the pages too.
+    ``rest``: with the REST interface and the pages too. ``over``: what stands between services and the database.
     """
     models = models or FakeModels()
-    store = await SqlStore.open(config.database)
+    store = over(await SqlStore.open(config.database))
     parts = assemble(
         config,
         SystemClock(),
@@ -101,7 +118,7 @@ async def opened(
     )
     await parts.recover()
     app = web.Application()
-    NodeSocket(parts.context, parts.nodes, parts.conversation).setup(app)
+    NodeSocket(parts.context, parts.nodes, parts.conversation, parts.patience).setup(app)
     if rest:
         artifacts = ArtifactStore(config.data / "artifacts")
         uploads = UploadService(config.data / "uploads", artifacts)

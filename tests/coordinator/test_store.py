@@ -25,10 +25,11 @@ from coordinator.store.sql import MIGRATIONS, SqlStore, migrate
 from coordinator.store.tables import metadata
 from tests.coordinator.fakes import WALLET, profile, spec
 from tests.coordinator.test_lifecycle import JOB
+from tests.support.postgres import needs_postgres
 from transport.wire.task import Layers, Traffic
 
 
-@pytest.fixture(params=["memory", "sqlite in memory", "sqlite file"])
+@pytest.fixture(params=["memory", "sqlite in memory", "sqlite file", pytest.param("postgresql", marks=needs_postgres)])
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
     """Every kind of store, empty."""
     made: Store
@@ -37,6 +38,8 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
             made = MemoryStore()
         case "sqlite in memory":
             made = await SqlStore.open("sqlite+aiosqlite:///:memory:")
+        case "postgresql":
+            made = await SqlStore.open(request.getfixturevalue("postgres").url())
         case _:
             made = await SqlStore.open(f"sqlite+aiosqlite:///{tmp_path / 'test.db'}")
     yield made

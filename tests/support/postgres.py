@@ -1,0 +1,97 @@
+"""A private PostgreSQL, as Debian has it, in a folder of its own: reached over a Unix socket, and killed like a power cut."""
+
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+START_S = 60.0
+PROGRAMS = next(iter(sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)), None)
+needs_postgres = pytest.mark.skipif(
+    PROGRAMS is None or not (PROGRAMS / "postgres").exists(), reason="PostgreSQL is not installed"
+)
+
+
+class Postgres:
+    """One cluster. ``start`` after ``kill`` recovers it from its log, as after a power cut."""
+
+    def __init__(self) -> None:
+        """Make an empty cluster; it does not run yet."""
+        assert PROGRAMS is not None
+        # Not below pytest's folder, where another user may not look; a socket's path has 107 bytes at most.
+        self.folder = Path(tempfile.mkdtemp(prefix="cottage-pg-"))
+        self._user = pwd.getpwnam("postgres").pw_uid if os.geteuid() == 0 else None
+        if self._user is not None:
+            os.chown(self.folder, self._user, -1)
+        self._made = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._run("initdb", "-D", str(self.folder / "data"), "-U", "cottage", "--auth=trust", "-E", "UTF8", "--locale=C")
+
+    def start(self) -> None:
+        """Run, and wait until it takes connections."""
+        assert PROGRAMS is not None
+        with (self.folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [PROGRAMS / "postgres", "-D", self.folder / "data", "-k", self.folder, "-c", "listen_addresses="],
+                user=self._user, stdout=log, stderr=log,
+            )  # fmt: skip
+        deadline = time.monotonic() + START_S
+        while self._call("pg_isready", "-h", str(self.folder), "-q").returncode:
+            assert time.monotonic() < deadline, (self.folder / "log").read_text()
+            assert self._process.poll() is None, (self.folder / "log").read_text()
+            time.sleep(0.05)
+
+    def url(self) -> str:
+        """The address of a new database."""
+        self._made += 1
+        name = f"d{self._made}"
+        self._run("createdb", "-h", str(self.folder), "-U", "cottage", name)
+        return f"postgresql+asyncpg://cottage@/{name}?host={self.folder}"
+
+    def kill(self) -> None:
+        """Kill -9, all of its processes."""
+        self._signal(signal.SIGKILL)
+        assert self._process is not None
+        self._process.wait()
+
+    def freeze(self) -> None:
+        """Let it stand still: connections stay, and nothing is answered."""
+        self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let it go on."""
+        self._signal(signal.SIGCONT)
+
+    def remove(self) -> None:
+        """End it and everything of it."""
+        if self._process is not None and self._process.poll() is None:
+            self.thaw()
+            self.kill()
+        shutil.rmtree(self.folder)
+
+    def _signal(self, number: int) -> None:
+        assert self._process is not None
+        first = psutil.Process(self._process.pid)
+        every = [first, *first.children(recursive=True)]
+        for process in every:
+            if process.is_running():
+                process.send_signal(number)
+        if number == signal.SIGKILL:
+            psutil.wait_procs(every[1:])
+
+    def _run(self, program: str, *words: str) -> None:
+        done = self._call(program, *words)
+        assert done.returncode == 0, done.stdout.decode()
+
+    def _call(self, program: str, *words: str) -> "subprocess.CompletedProcess[bytes]":
+        assert PROGRAMS is not None
+        return subprocess.run(
+            [PROGRAMS / program, *words], user=self._user, cwd="/", stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
