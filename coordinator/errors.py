@@ -93,7 +93,7 @@ class StoreAwayError(UnavailableError):
 
 
 class StoreError(CottageError):
-    code = "store"
+    """Met where the coordinator starts: nobody is answered with it."""
 
 
 class InProgressError(ConflictError):

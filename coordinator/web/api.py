@@ -114,7 +114,7 @@ class Api:
                 Route("GET", f"{_JOB}/{name}", _later(read, last), text, kind, queries=(query, _LIMIT), listed=True)
                 for name, read, last, text, kind, query in later
             ),
-            Route("GET", f"{_JOB}/stream", self.stream, live, stream, errors=(404, 503)),
+            Route("GET", f"{_JOB}/stream", self.stream, live, stream, errors=(404,)),
         ]
 
     def _around(self) -> list[Route]:
@@ -129,9 +129,9 @@ class Api:
             Route("POST", f"{API}/relays/announce", self.announce, report, RelayOrder, RelayEnvelope, 200, refused),
             Route("POST", f"{API}/relays/credentials", self.credentials, ask, IceServers, RelayQuestion, 200, refused),
             Route("GET", f"{API}/network", self.view, "The network at a glance", api.NetworkView),
-            Route("GET", f"{API}/network/stream", self.network_stream, live, stream, errors=(503,)),
+            Route("GET", f"{API}/network/stream", self.network_stream, live, stream),
             Route("GET", "/healthz", self.health, "The process answers", dict[str, str]),
-            Route("GET", "/readyz", self.ready, ready, dict[str, str], errors=(503,)),
+            Route("GET", "/readyz", self.ready, ready, dict[str, str]),
             Route("GET", "/openapi.json", self.describe, "This document", dict[str, Any]),
         ]
 

@@ -93,7 +93,7 @@ class LifeRoutes:
                 "GET", f"{_JOB}/checkpoints", self.checkpoints, listed, list[api.CheckpointView], errors=(404,),
                 pager=pages.CHECKPOINTS,
             ),
-            Route("GET", f"{point}/model.zip", self.folder, folder, "application/zip", errors=(404, 422, 503)),
+            Route("GET", f"{point}/model.zip", self.folder, folder, "application/zip", errors=(404, 422)),
             Route("GET", f"{point}/stages/{{stage}}", self.part, part, _BYTES, errors=(404, 422)),
             Route(
                 "GET", f"{_JOB}/logs", self.log, log, list[api.LogLine], errors=(404, 422), queries=_LOG_PAGE, listed=True

@@ -75,7 +75,7 @@ class Route:
     @property
     def problems(self) -> frozenset[int]:
         """Every status that is an error."""
-        found = {*self.errors, 429, 500}
+        found = {*self.errors, 429, 500, 503}
         found |= set() if access_of(self.handler).public else {401, 403}
         found |= {404} if "{" in self.path else set()
         found |= {422} if self.parameters else set()

@@ -58,7 +58,7 @@ class Transfers:
                 self.get_artifact,
                 "An artifact, or a range of it",
                 _BINARY,
-                errors=(403, 404, 503),
+                errors=(403, 404),
                 token=True,
             ),
             Route(

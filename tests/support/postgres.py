@@ -32,7 +32,9 @@ class Postgres:
             os.chown(self.folder, self._user, -1)
         self._made = 0
         self._process: subprocess.Popen[bytes] | None = None
-        self._run("initdb", "-D", str(self.folder / "data"), "-U", "cottage", "--auth=trust", "-E", "UTF8", "--locale=C")
+        self._run(
+            "initdb", "-D", str(self.folder / "data"), "-U", "cottage", "--auth=trust", "-E", "UTF8", "--locale=C"
+        )
 
     def start(self) -> None:
         """Run, and wait until it takes connections."""

@@ -23,6 +23,7 @@ CODES = (
     ("forbidden", 403, "The key lacks a scope, or the request comes from another site."),
     ("too_many", 429, "Too many requests: Retry-After says how many seconds to wait."),
     ("unavailable", 503, "Not now: try again in a moment."),
+    ("store_away", 503, "The database does not answer: nothing was changed; Retry-After says when to try again."),
     ("checksum", 460, "Bytes of an upload have another digest than was said: send them again."),
     ("tus_version", 412, "Tus-Resumable names another version than 1.0.0."),
     ("media_type", 415, "Content-Type is not one that is taken here."),
