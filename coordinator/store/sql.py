@@ -200,8 +200,8 @@ def _engine(url: str) -> AsyncEngine:
 
 def _touch(engine: AsyncEngine) -> None:
     """See that the file can be opened: a driver's thread that fails at that may speak after the event loop has ended."""
-    where, how = engine.dialect.create_connect_args(engine.url)
-    sqlite3.connect(*where, **how).close()
+    (where, *_), how = engine.dialect.create_connect_args(engine.url)
+    sqlite3.connect(where, uri=bool(how.get("uri"))).close()
 
 
 async def _let_go(connection: AsyncConnection) -> None:

@@ -61,6 +61,7 @@ class House:
     chain: FakeChain
     models: FakeModels
     url: str
+    loops: list[asyncio.Task[None]]
     peers: Peers = field(default_factory=Peers)
 
 
@@ -129,7 +130,7 @@ async def opened(
     await server.start_server()
     loops = [asyncio.create_task(loop(), name=name) for name, loop in parts.loops().items()]
     try:
-        yield House(parts, chain, models, str(server.make_url(PATH)))
+        yield House(parts, chain, models, str(server.make_url(PATH)), loops)
     finally:
         for task in loops:
             task.cancel()
