@@ -8,18 +8,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 
 from trainer.adapter import is_adapter, save_adapter
 from trainer.errors import WeightsError
 from trainer.events import with_perplexity, write_curve
 from trainer.prepare import END_OF_TEXT
-from trainer.stored import written
+from trainer.published import finished_config, save_weights
 from transport.wire.model import ModelShape, inspect_config
 
 ANCHOR = "anchor."
-_OWN_KEYS = "cottage_"  # Prefix of our own entries in the working config; the finished folder has none.
 
 
 def assemble(
@@ -49,16 +47,9 @@ def assemble(
             "give one checkpoint of each stage",
         )
     out.mkdir(parents=True, exist_ok=True)
-    save_file(_as_published(tensors, config), out / "model.safetensors", metadata={"format": "pt"})
-    (out / "model.safetensors").chmod(0o644)  # The library makes it 0600; the other files are for everybody too.
+    tied, dtype = save_weights(tensors, config, out / "model.safetensors")
     end = _write_tokenizer(tokenizer, out, shape.max_positions)
-    finished = {
-        key: value
-        for key, value in config.items()
-        if not key.startswith(_OWN_KEYS) and (value is not None or key.endswith("_token_id"))
-    }  # A family's own token ids, which stand in for those left out, may lie beyond this vocabulary.
-    if end is not None:
-        finished |= {"bos_token_id": end, "eos_token_id": end}
+    finished = finished_config(config, end, tied=tied, dtype=dtype)
     _write_json(out / "config.json", finished)
     _write_card(card, model_card(card, shape.parameters, finished), out)
     return count
@@ -155,17 +146,6 @@ def _round_of(value: NDArray[np.int64], path: Path) -> int:
     if value.dtype != np.int64 or value.size != 1:
         raise WeightsError("wrong-shape", f"checkpoint {path.name} does not say which round begins with it")
     return int(value.reshape(-1)[0])
-
-
-def _as_published(
-    tensors: Mapping[str, NDArray[np.float32]], config: Mapping[str, Any]
-) -> dict[str, NDArray[np.float32]]:
-    """The tensors under the names, and in the parts, of the family's own repositories."""
-    return {
-        part.key: np.ascontiguousarray(tensor[part.index])
-        for name, tensor in tensors.items()
-        for part in written(name, tensor.shape, config)
-    }
 
 
 def _add(tensors: dict[str, NDArray[np.float32]], name: str, value: NDArray[np.float32], path: Path) -> None:

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
-from transport.wire.families import ModelConfigError
 from transport.wire.job import LoraSpec
+from transport.wire.values import ModelConfigError
 
 
 class Adapted(nn.Module):

@@ -26,11 +26,12 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from trainer.errors import NonFiniteError, WeightsError
 from trainer.inputs import Folder, InputFile
-from trainer.stored import ways
 from trainer.tensors import open_tensors
 from transport.wire.families import FAMILY
 from transport.wire.job import TrainingSpec
-from transport.wire.model import ModelShape, inspect_config
+from transport.wire.keys import OWN
+from transport.wire.model import STARTS_TIED, ModelShape, inspect_config
+from transport.wire.stored import ways
 from transport.wire.task import Layers
 
 _LAYER_KEY = re.compile(r"^(?P<head>.*?\.(?:layers|h)\.)(?P<index>\d+)(?P<tail>\..*)$")
@@ -64,7 +65,8 @@ def build_module(config: Mapping[str, Any], cut: Cut) -> tuple[nn.Module, ModelS
     """
     shape = inspect_config(config)
     shape.stage_parameters(cut.first, cut.last, cut.is_first, cut.is_last)
-    hf_config = CONFIG_MAPPING[str(config["model_type"])].from_dict(dict(config))
+    theirs = copy.deepcopy({key: value for key, value in config.items() if not key.startswith(OWN)})  # They change it.
+    hf_config = CONFIG_MAPPING[str(config["model_type"])].from_dict(theirs)
     hf_config._experts_implementation = "eager"  # The others choose kernels by shape and machine.
     family = cast(Any, MODEL_FOR_CAUSAL_LM_MAPPING[type(hf_config)])
     hf_config._attn_implementation = "sdpa" if family._supports_sdpa else "eager"  # Gemma 2 caps its attention scores.
@@ -129,7 +131,7 @@ def initial_values(
     names = [(full_name(local, cut), tuple(value.shape)) for local, value in module.named_parameters()]
     values = _initial_adapters(names, training)
     names = [(name, size) for name, size in names if name not in values]
-    tied = bool(config.get("cottage_head_starts_tied", False))
+    tied = bool(config.get(STARTS_TIED, False))
     if weights is not None:
         return values | _read_weights(_weights_file(weights, cut), names, config, tied)
     rules = _initial_rules(module, cut, config)

@@ -17,9 +17,9 @@ from trainer.stage import Stage
 from trainer.steps import Recorded, accumulate
 from transport.wire.boundary import Position
 from transport.wire.crossing import boundary_bytes, longest_payload, payload_bytes
-from transport.wire.families import ModelConfigError
 from transport.wire.job import ModelSpec
 from transport.wire.model import inspect_config, resolve
+from transport.wire.values import ModelConfigError
 
 TOTAL = 12
 WAYS: list[dict[str, Any]] = [

@@ -22,8 +22,8 @@ from trainer.steps import Recorded, Recorder, accumulate
 from trainer.update import update
 from transport.wire.boundary import Position
 from transport.wire.codec import MessageError, convert
-from transport.wire.families import ModelConfigError
 from transport.wire.job import JobSpec, LoraSpec, TokenizerSpec
+from transport.wire.values import ModelConfigError
 
 LORA = LoraSpec(rank=4, alpha=8.0, base_model="hub")
 FAMILIES = ["llama", "gpt2", "phi3", "gemma2", "qwen3_moe", "gpt_neox"]

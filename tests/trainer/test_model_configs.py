@@ -12,10 +12,12 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from tests.trainer.small import FAMILY_CONFIGS, LLAMA
 from trainer.model import Cut, build_module
 from transport.wire.job import ModelSpec
+from transport.wire.keys import OWN
 from transport.wire.model import (
     FAMILIES,
     MAX_PARAMETERS,
     PRESETS,
+    PUBLISHED,
     ModelConfigError,
     inspect_config,
     resolve,
@@ -68,9 +70,9 @@ def test_the_presets_have_the_sizes_that_their_names_promise() -> None:
 
 def test_the_vocabulary_is_the_tokenizers() -> None:
     assert resolve(ModelSpec(preset="tiny-llama"), 777)["vocab_size"] == 777
-    assert resolve(ModelSpec(config=LLAMA | {"vocab_size": 32_000, "eos_token_id": 2, "bos_token_id": 31_000}), 777) | {
-        "vocab_size": 777, "eos_token_id": 2, "bos_token_id": None,
-    } == resolve(ModelSpec(config=LLAMA | {"vocab_size": 32_000, "eos_token_id": 2, "bos_token_id": 31_000}), 777)  # fmt: skip
+    config = resolve(ModelSpec(config=LLAMA | {"vocab_size": 32_000, "eos_token_id": 2, "bos_token_id": 31_000}), 777)
+    assert config["vocab_size"] == 777
+    assert (config[PUBLISHED]["eos_token_id"], config[PUBLISHED]["bos_token_id"]) == (2, None)
 
 
 def test_with_weights_the_vocabulary_is_the_weights() -> None:
@@ -82,11 +84,11 @@ def test_with_weights_the_vocabulary_is_the_weights() -> None:
 
 def test_what_would_not_replay_or_run_foreign_code_is_left_out() -> None:
     config = resolve(
-        ModelSpec(config=FAMILY_CONFIGS["gpt2"] | {"attn_pdrop": 0.5, "dtype": "float16", "_name": "x"}), 300
+        ModelSpec(config=FAMILY_CONFIGS["gpt2"] | {"attn_pdrop": 0.5, "dtype": "float16", "_name_or_path": "x"}), 300
     )
     assert config["attn_pdrop"] == 0.0
     assert config["dtype"] == "float32"
-    assert "_name" not in config
+    assert config[PUBLISHED] == {"attn_pdrop": 0.5, "dtype": "float16"}
 
 
 def test_the_head_is_always_untied_and_remembers_how_it_starts() -> None:
@@ -97,7 +99,10 @@ def test_the_head_is_always_untied_and_remembers_how_it_starts() -> None:
 
 def test_resolving_twice_changes_nothing() -> None:
     once = resolve(ModelSpec(preset="tiny-llama"), 2048)
-    assert {**resolve(ModelSpec(config=once), 2048), "cottage_head_starts_tied": False} == once
+    twice = resolve(ModelSpec(config=once), 2048)
+    assert {key: value for key, value in twice.items() if not key.startswith(OWN)} == {
+        key: value for key, value in once.items() if not key.startswith(OWN)
+    }
 
 
 @pytest.mark.parametrize(

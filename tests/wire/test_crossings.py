@@ -17,9 +17,9 @@ from transport.wire.crossing import (
     most_in_flight,
     recorded_bytes,
 )
-from transport.wire.families import ModelConfigError
 from transport.wire.job import ModelSpec, TrainingSpec
 from transport.wire.model import inspect_config, resolve
+from transport.wire.values import ModelConfigError
 
 SHAPE = inspect_config(resolve(ModelSpec(preset="tiny-llama"), 2048))
 TRAINING = TrainingSpec(sequence=128, batch=32, micro_batches=4, activations="auto")

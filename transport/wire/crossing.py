@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from transport.wire.families import ModelConfigError
 from transport.wire.job import TrainingSpec
 from transport.wire.model import ModelShape
+from transport.wire.values import ModelConfigError
 
 SUBSPACE_FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "olmo2", "gpt2"})
 """Whose hidden states begin with the plain embedding row, and whose layers only add to them."""

@@ -1,22 +1,54 @@
-"""The architectures that are trained here: what a Hugging Face config of each means in numbers. Without torch.
+"""The architectures that are trained here: what a Hugging Face config of each means in tensors and numbers. Without torch.
 
 Thirteen families of decoders. Each is cut into stages by giving transformers' own class fewer layers, so a family belongs in
-this table when every layer has the same tensors and attention looks at nothing but the layer's input.
+this table when every layer has the same tensors and attention looks at nothing but the layer's input. What can be read off
+transformers' config classes, defaults above all, stands in ``transport.wire.classes``, and what becomes of each key of a
+config in ``transport.wire.keys``.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
-MAX_LAYERS = 1024  # The deepest public model has 126.
-MAX_WIDTH = 1 << 20  # Hidden, intermediate and head widths; the widest public model has 53,248.
-MAX_VOCABULARY = 1 << 20
-MAX_POSITIONS = 1 << 22
-MAX_EXPERTS = 4096  # The largest public count in a layer is 512.
+from transport.wire.classes import CLASSES
+from transport.wire.values import (
+    MAX_EXPERTS,
+    MAX_LAYERS,
+    MAX_POSITIONS,
+    MAX_VOCABULARY,
+    MAX_WIDTH,
+    divides,
+    integer,
+)
+from transport.wire.values import ModelConfigError as ModelConfigError
+
+Shape = tuple[int, ...]
 
 
-class ModelConfigError(ValueError):
-    """A model config that cannot be trained here. The message names the value and the way out."""
+@dataclass(frozen=True)
+class Tensors:
+    """Every tensor of a model with its shape, by name, as transformers' class has it in memory.
+
+    Attributes:
+        embedding: on the first stage. ``head``: on the last: norm and output.
+        layer: of each decoder layer, by its name there; ``layers`` of them, each behind ``prefix`` and its number.
+    """
+
+    embedding: Mapping[str, Shape]
+    layer: Mapping[str, Shape]
+    head: Mapping[str, Shape]
+    layers: int
+    prefix: str
+
+    def all(self) -> dict[str, Shape]:
+        """The whole model's, by full name."""
+        numbered = {
+            f"{self.prefix}{number}.{name}": shape
+            for number in range(self.layers)
+            for name, shape in self.layer.items()
+        }
+        return dict(self.embedding) | numbered | dict(self.head)
 
 
 @dataclass(frozen=True)
@@ -51,252 +83,281 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Family:
-    """One architecture.
+    """What its config class does not say about an architecture.
 
     Attributes:
-        architecture: the class of transformers.
-        keys: what is taken over from a config; anything else (dropout, dtype, remote code) does not reach the trainer.
-        prefix: of the names of the base model's parameters.
+        more: keys that are taken though the class does not have them, since the model's code asks for them.
+        prefix: of the names of the base model's parameters; ``layers``: of its decoder layers, behind that.
         embedding: name of the token embedding.
-        tied: whether a config that does not say it ties the head to the embedding.
-        lists: keys with one entry a layer, and the entries that are allowed.
-        kv_heads, head_dim: what transformers takes where the config is silent; ``None``: as many heads as for queries, and
-            the width divided by the heads.
+        activation: key of the activation function.
         bias: biases of (query, key and value; output) where no flag decides.
-        norms: widths of norm vectors in a layer, as multiples of the model's width.
+        norms: norm vectors in a layer, by name.
         head_norms: whether queries and keys are normalised: a vector of the head's width each, or of all heads.
         zero_centred: norms compute ``1 + weight`` and start from zero.
         experts: key of their number; ``expert_width`` the key of an expert's inner width.
+        partial: the share of each head that is rotary where the config is silent; ``None``: all of it, whatever a config says.
     """
 
-    architecture: str
-    keys: frozenset[str]
+    more: frozenset[str] = frozenset()
     prefix: str = "model."
+    layers: str = "layers."
     embedding: str = "model.embed_tokens.weight"
     activation: str = "hidden_act"
-    tied: bool = False
-    lists: Mapping[str, frozenset[Any]] | None = None
-    positions: int = 32_768
-    kv_heads: int | None = None
-    head_dim: int | None = None
     bias: tuple[bool, bool] = (False, False)
-    norms: int = 2
+    norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
     head_norms: str = ""
     zero_centred: bool = False
     experts: str = ""
     expert_width: str = "intermediate_size"
+    partial: float | None = None
 
 
-_SHARED = frozenset({"vocab_size", "initializer_range", "bos_token_id", "eos_token_id", "tie_word_embeddings"})
-_ROTARY = _SHARED | {
-    "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "hidden_act",
-    "max_position_embeddings", "rope_theta", "rope_scaling", "rope_parameters",
-}  # fmt: skip
-_LLAMA = _ROTARY | {"num_key_value_heads", "rms_norm_eps"}
-_GEMMA = (_LLAMA - {"hidden_act"}) | {
-    "head_dim", "attention_bias", "hidden_activation", "query_pre_attn_scalar", "sliding_window", "layer_types",
-    "final_logit_softcapping", "attn_logit_softcapping",
-}  # fmt: skip
-_WINDOW = frozenset({"use_sliding_window", "sliding_window", "max_window_layers", "layer_types"})
-_KINDS = {"layer_types": frozenset({"full_attention", "sliding_attention"})}
+_ROPE = frozenset({"rope_theta", "rope_scaling"})  # Where configs had it before transformers 5.
+_AROUND = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
 
 FAMILY: Mapping[str, Family] = {
-    "llama": Family("LlamaForCausalLM", _LLAMA | {"head_dim", "attention_bias", "mlp_bias"}, positions=2048),
-    "mistral": Family("MistralForCausalLM", _LLAMA | {"head_dim", "sliding_window"}, kv_heads=8, positions=131_072),
-    "qwen2": Family("Qwen2ForCausalLM", _LLAMA | _WINDOW, lists=_KINDS, kv_heads=32, bias=(True, False)),
-    "qwen3": Family(
-        "Qwen3ForCausalLM", _LLAMA | _WINDOW | {"head_dim", "attention_bias"}, lists=_KINDS, kv_heads=32, head_dim=128,
-        head_norms="head",
-    ),
-    "mixtral": Family(
-        "MixtralForCausalLM",
-        _LLAMA | {"head_dim", "sliding_window", "num_local_experts", "num_experts_per_tok", "router_aux_loss_coef"},
-        kv_heads=8, positions=131_072, experts="num_local_experts",
-    ),
+    "llama": Family(_ROPE),
+    "mistral": Family(_ROPE),
+    "qwen2": Family(_ROPE, bias=(True, False)),
+    "qwen3": Family(_ROPE, head_norms="head"),
+    "mixtral": Family(_ROPE, experts="num_local_experts"),
     "qwen3_moe": Family(
-        "Qwen3MoeForCausalLM",
-        _LLAMA | {"head_dim", "attention_bias", "use_sliding_window", "sliding_window", "num_experts",
-                  "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob", "router_aux_loss_coef"},
-        kv_heads=4, head_norms="head", experts="num_experts", expert_width="moe_intermediate_size",
+        _ROPE | {"head_dim"}, head_norms="head", experts="num_experts", expert_width="moe_intermediate_size"
     ),
-    "olmo2": Family("Olmo2ForCausalLM", _LLAMA | {"attention_bias"}, positions=2048, head_norms="all"),
-    "phi3": Family(
-        "Phi3ForCausalLM",
-        _LLAMA | {"sliding_window", "partial_rotary_factor", "original_max_position_embeddings"}, positions=4096,
-    ),
-    "smollm3": Family(
-        "SmolLM3ForCausalLM",
-        _LLAMA | _WINDOW | {"attention_bias", "mlp_bias", "no_rope_layers", "no_rope_layer_interval"},
-        lists=_KINDS | {"no_rope_layers": frozenset({0, 1})}, kv_heads=4, tied=True,
-    ),
-    "gemma2": Family(
-        "Gemma2ForCausalLM", _GEMMA, lists=_KINDS, activation="hidden_activation", kv_heads=4, head_dim=256,
-        positions=8192, norms=4, tied=True, zero_centred=True,
-    ),
+    "olmo2": Family(_ROPE, norms=("post_attention_layernorm", "post_feedforward_layernorm"), head_norms="all"),
+    "phi3": Family(_ROPE | {"partial_rotary_factor"}, partial=1.0),
+    "smollm3": Family(_ROPE),
+    "gemma2": Family(_ROPE, activation="hidden_activation", norms=_AROUND, zero_centred=True),
     "gemma3_text": Family(
-        "Gemma3ForCausalLM", _GEMMA | {"rope_local_base_freq"}, lists=_KINDS, activation="hidden_activation", kv_heads=4,
-        head_dim=256, positions=131_072, norms=4, head_norms="head", tied=True, zero_centred=True,
+        _ROPE | {"rope_local_base_freq", "sliding_window_pattern"},
+        activation="hidden_activation",
+        norms=_AROUND,
+        head_norms="head",
+        zero_centred=True,
     ),
     "gpt_neox": Family(
-        "GPTNeoXForCausalLM",
-        _ROTARY | {"layer_norm_eps", "rotary_pct", "partial_rotary_factor", "rotary_emb_base", "use_parallel_residual",
-                   "attention_bias"},
-        "gpt_neox.", "gpt_neox.embed_in.weight", positions=2048,
+        frozenset({"rope_scaling", "rotary_pct", "rotary_emb_base"}),
+        "gpt_neox.",
+        embedding="gpt_neox.embed_in.weight",
+        partial=0.25,
     ),
     "gpt2": Family(
-        "GPT2LMHeadModel",
-        _SHARED | {"n_embd", "n_layer", "n_head", "n_inner", "n_positions", "activation_function",
-                   "layer_norm_epsilon", "scale_attn_weights"},
-        "transformer.", "transformer.wte.weight", "activation_function", tied=True, positions=1024,
+        frozenset(),
+        "transformer.",
+        "h.",
+        "transformer.wte.weight",
+        activation="activation_function",
     ),
-}  # fmt: skip
-
-_ACTIVATIONS = frozenset({"silu", "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "relu"})
-_ROPE_TYPES: Mapping[str, frozenset[str]] = {
-    "default": frozenset(),
-    "linear": frozenset({"factor"}),
-    "llama3": frozenset({"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}),
 }
-"""What each kind of rotary scaling needs; only kinds whose frequencies do not depend on the length of the input."""
-_ROPE_EXTRAS = frozenset({"rope_theta", "partial_rotary_factor"})
-_NUMBERS: Mapping[str, tuple[float, float]] = {
-    "rms_norm_eps": (0, 1), "layer_norm_eps": (0, 1), "layer_norm_epsilon": (0, 1), "initializer_range": (0, 1),
-    "rope_theta": (1, 1e12), "rope_local_base_freq": (1, 1e12), "rotary_emb_base": (1, 1e12), "rotary_pct": (0, 1),
-    "partial_rotary_factor": (0, 1), "final_logit_softcapping": (0, 1e6), "attn_logit_softcapping": (0, 1e6),
-    "router_aux_loss_coef": (0, 1e6),
-}  # fmt: skip
-FLOATS = frozenset(_NUMBERS)
-_MAY_BE_ZERO = frozenset({"router_aux_loss_coef"})  # Then routers are left alone.
-_INTEGERS: Mapping[str, int] = {
-    "sliding_window": MAX_POSITIONS, "query_pre_attn_scalar": MAX_WIDTH, "no_rope_layer_interval": MAX_LAYERS,
-    "original_max_position_embeddings": MAX_POSITIONS, "num_experts_per_tok": MAX_EXPERTS,
-}  # fmt: skip
-_FLAGS = (
-    "tie_word_embeddings", "attention_bias", "mlp_bias", "use_sliding_window", "norm_topk_prob", "scale_attn_weights",
-    "use_parallel_residual",
-)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Dims:
+    """The sizes that a config names, each within its bounds."""
+
+    layers: int
+    hidden: int
+    inner: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    positions: int
+    experts: int = 0
+    used: int = 0
+
+    @property
+    def q(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def kv(self) -> int:
+        return self.kv_heads * self.head_dim
+
+
+def in_force(name: str, config: Mapping[str, Any], key: str) -> Any:
+    """A key's value: what the config says, null too, or else the default of transformers' class."""
+    known = CLASSES[name].keys.get(key)
+    return config.get(key, None if known is None else known.default)
 
 
 def measure(name: str, config: Mapping[str, Any]) -> Sizes:
     """Sizes of a model of family ``name``.
 
     Raises:
-        ModelConfigError: missing or wrong values, shapes that cannot be.
+        ModelConfigError: missing or wrong sizes, shapes that cannot be.
     """
-    family = FAMILY[name]
-    _common(config, family)
-    return _MEASURES.get(name, _rotary)(name, config, family)
-
-
-def _rotary(name: str, config: Mapping[str, Any], family: Family) -> Sizes:
-    hidden, layers, heads = _core(config)
-    inner = integer(config, "intermediate_size", 1, MAX_WIDTH)
-    kv_heads = integer(config, "num_key_value_heads", 1, MAX_WIDTH, family.kv_heads or heads)
-    head_dim = _head_dim(config, family, hidden, heads)
-    _divides(kv_heads, "num_key_value_heads", heads, "num_attention_heads")
-    q, kv = heads * head_dim, kv_heads * head_dim
-    biased = flag(config, "attention_bias") if "attention_bias" in family.keys else None
-    into, out = family.bias if biased is None else (biased, biased)
-    norm_width = {"": 0, "head": 2 * head_dim, "all": q + kv}[family.head_norms]
-    attention = hidden * (2 * q + 2 * kv) + (q + 2 * kv) * into + hidden * out + norm_width
-    total, active, kept = _feed_forward(config, family, hidden, inner)
-    layer = attention + family.norms * hidden
-    # A norm keeps its input and what it made of that; inputs of matrices; query, key, value and what attention gives.
-    kept += (2 * family.norms + 2) * hidden + 2 * q + 2 * kv + (2 * (q + kv) if family.head_norms else 0)
+    family, dims = FAMILY[name], _dims(name, config)
+    made = _tensors(name, config, dims)
+    layer = _scalars(made.layer)
+    unused = (dims.experts - dims.used) * 3 * dims.hidden * dims.inner
     eager = name == "gemma2"
-    if eager or ("layer_types" not in family.keys and config.get("sliding_window") is not None):
-        kept += 2 * q  # With a mask of its own, attention wants keys and values once for each head.
-    vocabulary, positions = _vocabulary(config), _positions(config, family, "max_position_embeddings")
     return Sizes(
-        name, layers, hidden, inner, heads, kv_heads, head_dim, vocabulary, positions,
-        embedding_parameters=vocabulary * hidden,
-        layer_parameters=layer + total,
-        head_parameters=vocabulary * hidden + hidden,
-        active_layer_parameters=layer + active,
-        kept_values=kept,
-        score_values=2 * heads * eager,
-    )  # fmt: skip
-
-
-def _feed_forward(config: Mapping[str, Any], family: Family, hidden: int, inner: int) -> tuple[int, int, int]:
-    """Scalars of a layer's feed-forward part, how many of them a token meets, and values that it keeps."""
-    if not family.experts:
-        biases = (2 * inner + hidden) * (flag(config, "mlp_bias") if "mlp_bias" in family.keys else False)
-        return 3 * hidden * inner + biases, 3 * hidden * inner + biases, 4 * inner
-    experts = integer(config, family.experts, 1, MAX_EXPERTS, 8 if family.experts == "num_local_experts" else 128)
-    used = integer(config, "num_experts_per_tok", 1, MAX_EXPERTS, 2 if family.experts == "num_local_experts" else 8)
-    if used > experts:
-        raise ModelConfigError(f"num_experts_per_tok is {used:,} of {experts:,} experts: choose at most {experts:,}")
-    width = integer(config, family.expert_width, 1, MAX_WIDTH, 768 if "moe" in family.expert_width else None)
-    expert = 3 * hidden * width
-    return experts * (expert + hidden), used * expert + experts * hidden, used * (4 * width + 3 * hidden)
-
-
-def _gpt_neox(name: str, config: Mapping[str, Any], family: Family) -> Sizes:
-    hidden, layers, heads = _core(config)
-    inner = integer(config, "intermediate_size", 1, MAX_WIDTH)
-    head_dim = _head_dim(config, family, hidden, heads)
-    biases = 4 * hidden * flag(config, "attention_bias", default=True)
-    layer = 4 * hidden * hidden + biases + 2 * hidden * inner + inner + hidden + 4 * hidden
-    vocabulary, positions = _vocabulary(config), _positions(config, family, "max_position_embeddings")
-    return Sizes(
-        name, layers, hidden, inner, heads, heads, head_dim, vocabulary, positions,
-        embedding_parameters=vocabulary * hidden,
+        name,
+        dims.layers,
+        dims.hidden,
+        dims.inner,
+        dims.heads,
+        dims.kv_heads,
+        dims.head_dim,
+        dims.vocabulary,
+        dims.positions,
+        embedding_parameters=_scalars(made.embedding),
         layer_parameters=layer,
-        head_parameters=vocabulary * hidden + 2 * hidden,
-        active_layer_parameters=layer,
-        kept_values=10 * hidden + 2 * inner,
-    )  # fmt: skip
-
-
-def _gpt2(name: str, config: Mapping[str, Any], family: Family) -> Sizes:
-    hidden = integer(config, "n_embd", 1, MAX_WIDTH)
-    layers = integer(config, "n_layer", 1, MAX_LAYERS)
-    heads = integer(config, "n_head", 1, MAX_WIDTH)
-    inner = integer(config, "n_inner", 1, MAX_WIDTH, 4 * hidden)
-    _divides(heads, "n_head", hidden, "n_embd")
-    layer = 4 * hidden * hidden + 4 * hidden + 2 * hidden * inner + inner + hidden + 4 * hidden
-    vocabulary, positions = _vocabulary(config), _positions(config, family, "n_positions")
-    return Sizes(
-        name, layers, hidden, inner, heads, heads, hidden // heads, vocabulary, positions,
-        embedding_parameters=(vocabulary + positions) * hidden,
-        layer_parameters=layer,
-        head_parameters=vocabulary * hidden + 2 * hidden,
-        active_layer_parameters=layer,
-        kept_values=8 * hidden + 5 * inner,
-    )  # fmt: skip
-
-
-_MEASURES: Mapping[str, Callable[[str, Mapping[str, Any], Family], Sizes]] = {"gpt_neox": _gpt_neox, "gpt2": _gpt2}
-
-
-def _core(config: Mapping[str, Any]) -> tuple[int, int, int]:
-    return (
-        integer(config, "hidden_size", 1, MAX_WIDTH),
-        integer(config, "num_hidden_layers", 1, MAX_LAYERS),
-        integer(config, "num_attention_heads", 1, MAX_WIDTH),
+        head_parameters=_scalars(made.head),
+        active_layer_parameters=layer - unused,
+        kept_values=_kept(name, config, family, dims),
+        score_values=2 * dims.heads * eager,
     )
 
 
-def _vocabulary(config: Mapping[str, Any]) -> int:
-    return integer(config, "vocab_size", 2, MAX_VOCABULARY)
+def tensors(name: str, config: Mapping[str, Any]) -> Tensors:
+    """Every tensor of a model of family ``name``; raises as ``measure``."""
+    return _tensors(name, config, _dims(name, config))
 
 
-def _positions(config: Mapping[str, Any], family: Family, key: str) -> int:
-    return integer(config, key, 1, MAX_POSITIONS, family.positions)
+def _scalars(of: Mapping[str, Shape]) -> int:
+    return sum(prod(shape) for shape in of.values())
 
 
-def _head_dim(config: Mapping[str, Any], family: Family, hidden: int, heads: int) -> int:
+def _kept(name: str, config: Mapping[str, Any], family: Family, d: _Dims) -> int:
+    """Values that a layer keeps of each token for its backward pass."""
+    if name == "gpt2":
+        return 8 * d.hidden + 5 * d.inner
+    if name == "gpt_neox":
+        return 10 * d.hidden + 2 * d.inner
+    fed = d.used * (4 * d.inner + 3 * d.hidden) if family.experts else 4 * d.inner
+    # A norm keeps its input and what it made of that; inputs of matrices; query, key, value and what attention gives.
+    kept = fed + (2 * len(family.norms) + 2) * d.hidden + 2 * d.q + 2 * d.kv
+    kept += 2 * (d.q + d.kv) if family.head_norms else 0
+    windowed = "layer_types" not in CLASSES[name].keys and in_force(name, config, "sliding_window") is not None
+    # With a mask of its own, attention wants keys and values once for each head.
+    return kept + 2 * d.q * (name == "gemma2" or windowed)
+
+
+def _tensors(name: str, config: Mapping[str, Any], d: _Dims) -> Tensors:
+    family = FAMILY[name]
+    embedding = {family.embedding: (d.vocabulary, d.hidden)}
+    head: dict[str, Shape] = {"model.norm.weight": (d.hidden,)}
+    if name in ("gpt2", "gpt_neox"):
+        norm = family.prefix + ("ln_f" if name == "gpt2" else "final_layer_norm")
+        head = {f"{norm}.weight": (d.hidden,), f"{norm}.bias": (d.hidden,)}
+    if name == "gpt2":
+        embedding["transformer.wpe.weight"] = (d.positions, d.hidden)
+    head["lm_head.weight"] = (d.vocabulary, d.hidden)
+    match name:
+        case "gpt2":
+            layer = _gpt2_layer(d)
+        case "gpt_neox":
+            layer = _gpt_neox_layer(config, d)
+        case _:
+            layer = _rotary_layer(name, config, d)
+    return Tensors(embedding, layer, head, d.layers, family.prefix + family.layers)
+
+
+def _rotary_layer(name: str, config: Mapping[str, Any], d: _Dims) -> dict[str, Shape]:
+    family = FAMILY[name]
+    made: dict[str, Shape] = {f"{norm}.weight": (d.hidden,) for norm in family.norms}
+    if name == "phi3":
+        made |= {"self_attn.qkv_proj.weight": (d.q + 2 * d.kv, d.hidden), "self_attn.o_proj.weight": (d.hidden, d.q)}
+    else:
+        biased = bool(in_force(name, config, "attention_bias"))
+        into, out = (biased, biased) if "attention_bias" in CLASSES[name].keys else family.bias
+        for part, width in (("q", d.q), ("k", d.kv), ("v", d.kv)):
+            made |= _linear(f"self_attn.{part}_proj", d.hidden, width, into)
+        made |= _linear("self_attn.o_proj", d.q, d.hidden, out)
+    if family.head_norms:
+        widths = (d.q, d.kv) if family.head_norms == "all" else (d.head_dim, d.head_dim)
+        made |= {"self_attn.q_norm.weight": (widths[0],), "self_attn.k_norm.weight": (widths[1],)}
+    return made | _feed_forward(name, config, d)
+
+
+def _feed_forward(name: str, config: Mapping[str, Any], d: _Dims) -> dict[str, Shape]:
+    if d.experts:
+        return {
+            "mlp.gate.weight": (d.experts, d.hidden),
+            "mlp.experts.gate_up_proj": (d.experts, 2 * d.inner, d.hidden),
+            "mlp.experts.down_proj": (d.experts, d.hidden, d.inner),
+        }
+    biased = bool(in_force(name, config, "mlp_bias"))
+    if name == "phi3":
+        made = _linear("mlp.gate_up_proj", d.hidden, 2 * d.inner, biased)
+    else:
+        made = _linear("mlp.gate_proj", d.hidden, d.inner, biased) | _linear("mlp.up_proj", d.hidden, d.inner, biased)
+    return made | _linear("mlp.down_proj", d.inner, d.hidden, biased)
+
+
+def _gpt_neox_layer(config: Mapping[str, Any], d: _Dims) -> dict[str, Shape]:
+    biased = bool(in_force("gpt_neox", config, "attention_bias"))
+    return (
+        _norm("input_layernorm", d.hidden)
+        | _norm("post_attention_layernorm", d.hidden)
+        | _linear("attention.query_key_value", d.hidden, 3 * d.hidden, biased)
+        | _linear("attention.dense", d.hidden, d.hidden, biased)
+        | _linear("mlp.dense_h_to_4h", d.hidden, d.inner, True)
+        | _linear("mlp.dense_4h_to_h", d.inner, d.hidden, True)
+    )
+
+
+def _gpt2_layer(d: _Dims) -> dict[str, Shape]:
+    """Its matrices are ``[in, out]``."""
+    made = _norm("ln_1", d.hidden) | _norm("ln_2", d.hidden)
+    sides = (
+        ("attn.c_attn", d.hidden, 3 * d.hidden),
+        ("attn.c_proj", d.hidden, d.hidden),
+        ("mlp.c_fc", d.hidden, d.inner),
+    )
+    for part, inputs, outputs in (*sides, ("mlp.c_proj", d.inner, d.hidden)):
+        made |= {f"{part}.weight": (inputs, outputs), f"{part}.bias": (outputs,)}
+    return made
+
+
+def _linear(name: str, inputs: int, outputs: int, biased: bool) -> dict[str, Shape]:
+    return {f"{name}.weight": (outputs, inputs)} | ({f"{name}.bias": (outputs,)} if biased else {})
+
+
+def _norm(name: str, width: int) -> dict[str, Shape]:
+    return {f"{name}.weight": (width,), f"{name}.bias": (width,)}
+
+
+def _dims(name: str, config: Mapping[str, Any]) -> _Dims:
+    family = FAMILY[name]
+    gpt2 = name == "gpt2"
+    hidden = integer(config, "n_embd" if gpt2 else "hidden_size", 1, MAX_WIDTH)
+    layers = integer(config, "n_layer" if gpt2 else "num_hidden_layers", 1, MAX_LAYERS)
+    heads = integer(config, "n_head" if gpt2 else "num_attention_heads", 1, MAX_WIDTH)
+    vocabulary = integer(config, "vocab_size", 2, MAX_VOCABULARY)
+    positions = _own(name, config, "n_positions" if gpt2 else "max_position_embeddings", MAX_POSITIONS)
+    if gpt2:
+        inner = _own(name, config, "n_inner", MAX_WIDTH) or 4 * hidden
+        divides(heads, "n_head", hidden, "n_embd")
+        return _Dims(layers, hidden, inner, heads, heads, hidden // heads, vocabulary, positions or 0)
+    inner = integer(config, "intermediate_size", 1, MAX_WIDTH)
+    kv_heads = heads if name == "gpt_neox" else _own(name, config, "num_key_value_heads", MAX_WIDTH) or heads
+    head_dim = _head_dim(name, config, hidden, heads)
+    divides(kv_heads, "num_key_value_heads", heads, "num_attention_heads")
+    experts = _own(name, config, family.experts, MAX_EXPERTS) or 0 if family.experts else 0
+    used = _own(name, config, "num_experts_per_tok", MAX_EXPERTS) or 0 if family.experts else 0
+    if used > experts:
+        raise ModelConfigError(f"num_experts_per_tok is {used:,} of {experts:,} experts: choose at most {experts:,}")
+    if family.experts:
+        inner = _own(name, config, family.expert_width, MAX_WIDTH) or inner
+    return _Dims(layers, hidden, inner, heads, kv_heads, head_dim, vocabulary, positions or 0, experts, used)
+
+
+def _own(name: str, config: Mapping[str, Any], key: str, most: int) -> int | None:
+    """A size that the config may leave to transformers' class; ``None`` where that leaves it to other sizes."""
+    value = in_force(name, config, key)
+    return None if value is None else integer({key: value}, key, 1, most)
+
+
+def _head_dim(name: str, config: Mapping[str, Any], hidden: int, heads: int) -> int:
     """Width of a head. Llama, Gemma and GPT-NeoX refuse a width that the heads do not divide even where a head's is given."""
-    own = config.get("head_dim") is not None or family.head_dim is not None
-    if not own or family.architecture.startswith(("Llama", "Gemma", "GPTNeoX")):
-        _divides(heads, "num_attention_heads", hidden, "hidden_size")
-    head_dim = integer(config, "head_dim", 1, MAX_WIDTH, family.head_dim or max(1, hidden // heads))
-    rope = config.get("rope_parameters")
-    shares = [config.get("partial_rotary_factor"), config.get("rotary_pct")]
-    shares.append(rope.get("partial_rotary_factor") if isinstance(rope, Mapping) else None)
-    share = next((value for value in shares if value is not None), 0.25 if "GPTNeoX" in family.architecture else 1.0)
-    turned = int(head_dim * share)
+    own = _own(name, config, "head_dim", MAX_WIDTH)
+    if own is None or name in ("llama", "gemma2", "gemma3_text", "gpt_neox"):
+        divides(heads, "num_attention_heads", hidden, "hidden_size")
+    head_dim = own or max(1, hidden // heads)
+    turned = int(head_dim * _rotary_share(name, config))
     if turned % 2 or turned < 2:
         raise ModelConfigError(
             f"heads of width {head_dim}, {turned} of it rotary: rotary positions need an even width; "
@@ -305,99 +366,11 @@ def _head_dim(config: Mapping[str, Any], family: Family, hidden: int, heads: int
     return head_dim
 
 
-def _common(config: Mapping[str, Any], family: Family) -> None:
-    activation = config.get(family.activation, "silu")
-    if not isinstance(activation, str) or activation not in _ACTIVATIONS:
-        raise ModelConfigError(
-            f"{family.activation} {activation!r} is not supported: use one of {', '.join(sorted(_ACTIVATIONS))}"
-        )
-    for key in family.keys & _NUMBERS.keys():
-        if not (key in _MAY_BE_ZERO and config.get(key) == 0 and not isinstance(config[key], bool)):
-            number(config, key, *_NUMBERS[key])
-    for key in family.keys & _INTEGERS.keys():
-        if config.get(key) is not None:
-            integer(config, key, 1, _INTEGERS[key])
-    if "max_window_layers" in family.keys and config.get("max_window_layers") is not None:
-        integer(config, "max_window_layers", 0, MAX_LAYERS)
-    for key in family.keys.intersection(_FLAGS):
-        flag(config, key)
-    for key, allowed in (family.lists or {}).items():
-        _list(config, key, allowed)
-    if "rope_theta" in family.keys:
-        _rope(config, nested=family.architecture == "Gemma3ForCausalLM")
-
-
-def _list(config: Mapping[str, Any], key: str, allowed: frozenset[Any]) -> None:
-    value = config.get(key)
-    if value is None:
-        return
-    layers = integer(config, "num_hidden_layers", 1, MAX_LAYERS)
-    kinds = {type(entry) for entry in allowed}
-    if not isinstance(value, list) or len(value) != layers or any(type(entry) not in kinds for entry in value):
-        raise ModelConfigError(f"{key} is {str(value)[:80]}: give a list with one entry for each of {layers:,} layers")
-    if strange := [entry for entry in value if entry not in allowed]:
-        raise ModelConfigError(f"{key} has {strange[0]!r}: use {', '.join(sorted(map(str, allowed)))}")
-
-
-def _rope(config: Mapping[str, Any], nested: bool) -> None:
-    for key in ("rope_scaling", "rope_parameters"):
-        rope = config.get(key)
-        if rope is None:
-            continue
-        kinds = _KINDS["layer_types"]
-        if nested and key == "rope_parameters" and isinstance(rope, Mapping) and rope and set(rope) <= kinds:
-            for kind, own in rope.items():
-                if own is not None:
-                    _rope_kind(f"{key}.{kind}", own)
-        else:
-            _rope_kind(key, rope)
-
-
-def _rope_kind(key: str, rope: Any) -> None:
-    kind = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, Mapping) else rope
-    if not isinstance(rope, Mapping) or not isinstance(kind, str) or kind not in _ROPE_TYPES:
-        raise ModelConfigError(f"{key} of type {kind!r} is not supported: use one of {', '.join(_ROPE_TYPES)}")
-    numbers = {str(name) for name in rope} - {"rope_type", "type"}
-    if missing := _ROPE_TYPES[kind] - numbers:
-        raise ModelConfigError(f"{key} of type {kind!r} needs {', '.join(sorted(missing))}")
-    if unknown := numbers - _ROPE_TYPES[kind] - _ROPE_EXTRAS:
-        raise ModelConfigError(f"{key} of type {kind!r} has no {', '.join(sorted(unknown))}: remove it")
-    for name in numbers:
-        number(rope, name, 0, 1e12)
-
-
-def integer(config: Mapping[str, Any], key: str, low: int, high: int, default: int | None = None) -> int:
-    """A whole number of the config within bounds."""
-    value = config.get(key)
-    if value is None and default is not None:
-        return default
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ModelConfigError(f"{key} is {value!r}: give a whole number from {low:,} to {high:,}")
-    if not low <= value <= high:
-        raise ModelConfigError(f"{key} is {value:,}: choose from {low:,} to {high:,}")
-    return value
-
-
-def number(config: Mapping[str, Any], key: str, low: float, high: float) -> None:
-    """Refuse what is there and no number above ``low`` and up to ``high``."""
-    value = config.get(key)
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int | float) or not low < value <= high:
-        yaml = ", with a point in it: YAML reads 1e-6 as text, 1.0e-6 as a number" if isinstance(value, str) else ""
-        raise ModelConfigError(f"{key} is {value!r}: give a number above {low:g}, at most {high:g}{yaml}")
-
-
-def flag(config: Mapping[str, Any], key: str, default: bool = False) -> bool:
-    """A truth value of the config."""
-    value = config.get(key)
-    if value is None:
-        return default
-    if not isinstance(value, bool):
-        raise ModelConfigError(f"{key} is {value!r}: give true or false")
-    return value
-
-
-def _divides(part: int, part_name: str, whole: int, whole_name: str) -> None:
-    if whole % part:
-        raise ModelConfigError(f"{whole_name} {whole:,} is not a multiple of {part_name} {part:,}: change one of them")
+def _rotary_share(name: str, config: Mapping[str, Any]) -> float:
+    family = FAMILY[name]
+    if family.partial is None:
+        return 1.0
+    rope = config.get("rope_scaling") or config.get("rope_parameters")
+    within = rope.get("partial_rotary_factor") if isinstance(rope, Mapping) else None
+    beside = config.get("rotary_pct" if name == "gpt_neox" else "partial_rotary_factor")
+    return float(next((value for value in (within, beside) if value is not None), family.partial))

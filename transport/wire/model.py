@@ -9,11 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from transport.wire.families import FAMILY, FLOATS, MAX_VOCABULARY, Sizes, flag, integer, measure
-from transport.wire.families import ModelConfigError as ModelConfigError
+from transport.wire import keys
+from transport.wire.classes import CLASSES
+from transport.wire.families import Sizes, Tensors, in_force, measure, tensors
 from transport.wire.job import ModelSpec
+from transport.wire.values import MAX_VOCABULARY, integer
+from transport.wire.values import ModelConfigError as ModelConfigError
 
-FAMILIES: Mapping[str, str] = {name: family.architecture for name, family in FAMILY.items()}
+FAMILIES: Mapping[str, str] = {name: known.architecture for name, known in CLASSES.items()}
 
 MAX_PARAMETERS = 10**12  # No network of home machines holds more, and products stay far from 2**63.
 
@@ -36,8 +39,14 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     },
 }  # fmt: skip
 
-_REFUSED = ("auto_map", "quantization_config")
-_DENSE_ONLY = ("num_local_experts", "num_experts")
+STARTS_TIED = keys.OWN + "head_starts_tied"
+"""In the config of a job: the head starts as a copy of the embedding."""
+STARTS_LEARNT = keys.OWN + "starts_learnt"
+"""In the config of a job: it starts from weights, to which the ids of special tokens belong."""
+PUBLISHED = keys.OWN + "published"
+"""In the config of a job: what the finished folder has beside, as the config brought it, and the type of its numbers."""
+DTYPES: Mapping[str, str] = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+"""Types of published weights, as configs and as safetensors name them."""
 _FLOAT32 = 4
 
 
@@ -101,15 +110,16 @@ class ModelShape(Sizes):
 
 
 def resolve(spec: ModelSpec, vocabulary: int) -> dict[str, Any]:
-    """The config that is trained: checked, cut to known keys, vocabulary set to the tokenizer's, head untied.
+    """The config that is trained: checked key by key, vocabulary set to the tokenizer's, head untied.
 
     Args:
         spec: preset or config; one of them.
         vocabulary: token ids that the job's tokenizer can produce.
     Returns:
-        The content of ``config.json``. ``cottage_head_starts_tied`` in it says that the head starts as a copy of the embedding.
+        The content of ``config.json``. Its ``cottage_`` entries are for putting the finished folder together.
     Raises:
-        ModelConfigError: unknown preset, neither or both given, impossible shapes, or weights with too small a vocabulary.
+        ModelConfigError: unknown preset, neither or both given, a key that is not known to be harmless, impossible shapes, or
+            weights with too small a vocabulary.
     """
     if (spec.preset is None) == (spec.config is None):
         raise ModelConfigError("model needs either a preset or a config: give exactly one of them")
@@ -128,28 +138,36 @@ def resolve(spec: ModelSpec, vocabulary: int) -> dict[str, Any]:
             )
     else:
         given["vocab_size"] = vocabulary
-    config = {key: value for key, value in given.items() if key in FAMILY[family].keys and value is not None}
+    config, published = keys.read(family, given)
     inspect_config(config | {"model_type": family})
-    config |= {
-        key: float(config[key]) for key in FLOATS & config.keys()
-    }  # JSON writes 1.0 as 1; transformers is strict.
+    floats = {key for key in keys.NUMBERS if isinstance(config.get(key), int)}
+    config |= {key: float(config[key]) for key in floats}  # JSON writes 1.0 as 1; transformers is strict.
     config |= {
         "model_type": family,
         "architectures": [FAMILIES[family]],
         "dtype": "float32",
         "use_cache": True,
     }
-    config["cottage_head_starts_tied"] = flag(given, "tie_word_embeddings", FAMILY[family].tied)
+    config[STARTS_TIED] = bool(in_force(family, config, "tie_word_embeddings"))
+    config[STARTS_LEARNT] = spec.weights is not None
     config["tie_word_embeddings"] = False
     if family == "gpt2":
         config |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-    config["pad_token_id"] = None  # Nothing is padded; some families' own default lies beyond a small vocabulary.
-    for key in ("bos_token_id", "eos_token_id"):
-        value = config.get(key)
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < config["vocab_size"]:
-            config[key] = None
+    # Nothing is padded, and a row that stands for padding would not learn; the finished folder has the model's own ids.
+    config |= dict.fromkeys(keys.TOKEN_IDS)
+    config[PUBLISHED] = _published(given, published, config["vocab_size"])
     inspect_config(config)
     return config
+
+
+def _published(given: Mapping[str, Any], kept: dict[str, Any], vocabulary: int) -> dict[str, Any]:
+    """What the finished folder has beside what was taken. Token ids that the vocabulary has not are null."""
+    for key in keys.TOKEN_IDS & kept.keys():
+        ids = kept[key] if isinstance(kept[key], list) else [kept[key]]
+        if any(isinstance(one, bool) or not isinstance(one, int) or not 0 <= one < vocabulary for one in ids):
+            kept[key] = None
+    dtype = given.get("dtype") or given.get("torch_dtype")
+    return kept | {"dtype": dtype if isinstance(dtype, str) and dtype in DTYPES else "float32"}
 
 
 def inspect_config(config: Mapping[str, Any]) -> ModelShape:
@@ -159,22 +177,23 @@ def inspect_config(config: Mapping[str, Any]) -> ModelShape:
         ModelConfigError: another ``model_type`` or architecture, missing or wrong values, shapes that cannot be.
     """
     family = _family(config)
+    keys.check(family, config)
     shape = ModelShape(**vars(measure(family, config)))
     if shape.parameters > MAX_PARAMETERS:
         raise ModelConfigError(f"a model of {shape.parameters:,} parameters: at most {MAX_PARAMETERS:,} are taken")
     return shape
 
 
+def tensors_of(config: Mapping[str, Any]) -> Tensors:
+    """Every tensor of the model that a config describes, with its shape; raises as ``inspect_config``."""
+    inspect_config(config)
+    return tensors(_family(config), config)
+
+
 def _family(config: Mapping[str, Any]) -> str:
-    for key in _REFUSED:
-        if config.get(key) is not None:
-            raise ModelConfigError(f"{key} is not supported: only plain models of {', '.join(FAMILIES)} are; remove it")
     family = config.get("model_type")
     if not isinstance(family, str) or family not in FAMILIES:
         raise ModelConfigError(f"model_type {family!r} is not supported: use one of {', '.join(FAMILIES)}")
-    for key in _DENSE_ONLY:
-        if config.get(key) is not None and key != FAMILY[family].experts:
-            raise ModelConfigError(f"{key} is not supported for {family}: remove it, or use mixtral or qwen3_moe")
     architectures = config.get("architectures")
     if architectures is not None and architectures != [FAMILIES[family]]:
         raise ModelConfigError(

@@ -10,8 +10,8 @@ import itertools
 import json
 import re
 import struct
-from collections.abc import Iterable
-from typing import Annotated
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -107,6 +107,11 @@ def header(index: WeightIndex, found: Iterable[Span]) -> bytes:
         size = tensor.end - tensor.begin
         entries[name] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": [at, at + size]}
         at += size
+    return safetensors_header(entries)
+
+
+def safetensors_header(entries: Mapping[str, Any]) -> bytes:
+    """What a safetensors file begins with: the length of its header, and that; the tensors' bytes follow."""
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # The format's own writer aligns the data so.
     return _LENGTH.pack(len(text)) + text

@@ -10,10 +10,10 @@ from coordinator.domain.placement.fleet import Fleet, survey
 from coordinator.domain.placement.layers import FLOAT32, fixed_memory
 from coordinator.domain.placement.node import Candidate, Network, Placement
 from transport.wire.crossing import Choice, Edge, choose_crossing
-from transport.wire.families import ModelConfigError
 from transport.wire.ids import NodeAddress
 from transport.wire.job import CrossingPlan, TrainingSpec
 from transport.wire.model import ModelShape
+from transport.wire.values import ModelConfigError
 
 
 class Chosen(msgspec.Struct, frozen=True):

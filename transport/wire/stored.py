@@ -14,6 +14,7 @@ from transport.wire.families import FAMILY
 
 _EXPERTS = re.compile(r"^(?P<head>.*)\.mlp\.experts\.(?P<kind>gate_up_proj|down_proj)$")
 _ROUTER = ".mlp.gate."
+HEAD = "lm_head.weight"
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,8 @@ def written(name: str, shape: tuple[int, ...], config: Mapping[str, Any]) -> tup
     family = str(config["model_type"])
     match = _EXPERTS.match(name)
     if match is None:
+        if family == "gpt_neox" and name == HEAD:
+            return (Part("embed_out.weight"),)
         return (Part(name.replace(_ROUTER, ".block_sparse_moe.gate.") if family == "mixtral" else name),)
     head = f"{match['head']}.{'block_sparse_moe' if family == 'mixtral' else 'mlp'}.experts"
     gate, up, down = ("w1", "w3", "w2") if family == "mixtral" else ("gate_proj", "up_proj", "down_proj")
@@ -52,8 +55,6 @@ def ways(name: str, shape: tuple[int, ...], config: Mapping[str, Any], tied: boo
     for parts in ((Part(name),), written(name, shape, config)):
         yield parts
         yield tuple(Part(part.key.removeprefix(family.prefix), part.index) for part in parts)
-    if name == "lm_head.weight":
-        yield (Part("embed_out.weight"),)  # GPT-NeoX before transformers 5.
-        if tied:
-            yield (Part(family.embedding),)
-            yield (Part(family.embedding.removeprefix(family.prefix)),)
+    if name == HEAD and tied:
+        yield (Part(family.embedding),)
+        yield (Part(family.embedding.removeprefix(family.prefix)),)
