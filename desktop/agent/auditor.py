@@ -7,6 +7,7 @@ again comes and goes over the coordinator's own connection.
 import asyncio
 import contextlib
 import random
+from collections import deque
 from collections.abc import Coroutine
 from typing import Any
 
@@ -42,10 +43,10 @@ from transport.wire.task import AuditReport, ReplayAcross, ReplayOuter, ReplaySt
 
 DRAIN_S = 60.0  # A step that is being run again takes seconds; one that takes longer somebody else begins anew.
 LOOK_S = 0.2
+AT_ONCE = 2  # Steps that a worker has: the next one's opening, which may be large, comes while one is run again.
+STUCK_S = 1800.0  # Several times what the slowest step takes that an auditor is given.
 RETRY_S = 30.0  # Until the engine has started, or the operator has named this auditor.
 LEAVING = "the auditor was stopped"
-
-Replay = ReplayStep | ReplayAcross | ReplayOuter
 
 
 class Auditor:
@@ -73,7 +74,8 @@ class Auditor:
         self._holdings = Holdings(tools, self._spawn, self._refuses, self._live, self._session.beat_soon)
         self._group = asyncio.TaskGroup()
         self._looks: dict[str, tuple[str, str]] = {}
-        self._failures, self._rests_until = 0, 0.0
+        self._waiting: deque[Command] = deque()
+        self._failures, self._rests_until, self._heard = 0, 0.0, 0.0
         self._leaving = False
 
     async def work(self, stop: asyncio.Event, hurry: asyncio.Event) -> None:
@@ -91,6 +93,7 @@ class Auditor:
                 await stop.wait()
                 self._leaving = True
                 self._session.beat_soon()
+                self._leave_waiting()
                 await self._drain(hurry)
                 await self._session.goodbye(LEAVING)
                 for task in running:
@@ -134,9 +137,8 @@ class Auditor:
     def received(self, message: TaskMessage) -> None:
         """One message from the coordinator."""
         match message:
-            case Command(lease=lease, body=ReplayStep() | ReplayAcross() | ReplayOuter() as body):
-                if self._begin(lease, body):
-                    self._holdings.received(message)
+            case Command(body=ReplayStep() | ReplayAcross() | ReplayOuter()):
+                self._take(message)
             case Assign() | Command() | Acknowledged() | Beat():
                 self._holdings.received(message)
             case Earned() | Promised() | Unanswered() | Signal() | IceServers():
@@ -144,15 +146,27 @@ class Auditor:
 
     # --- looking --------------------------------------------------------------------------------------------------------
 
-    def _begin(self, lease: str, replay: Replay) -> bool:
-        """Take note of a step to run again; False: it is left to somebody else."""
-        step = replay.replay if isinstance(replay, ReplayAcross) else replay
-        if self._leaving and step.audit not in self._looks:
-            return False
-        at = f"stage {step.stage}" if isinstance(step, ReplayOuter) else f"stage {step.stage} replica {step.replica}"
-        what = "the outer step" if isinstance(step, ReplayOuter) else f"step {step.step}"
-        self._looks[step.audit] = lease, f"round {step.round + 1}, {what} of {at}"
-        return True
+    def _take(self, command: Command) -> None:
+        """Queue a step to run again, which a coordinator may ask for twice; what comes when this one leaves is for others."""
+        audit = _step_of(command).audit
+        if self._leaving or audit in self._looks or any(_step_of(other).audit == audit for other in self._waiting):
+            return
+        self._waiting.append(command)
+        self._hand_on()
+
+    def _hand_on(self) -> None:
+        """Give workers what waits, in order, while they have little."""
+        while self._waiting and len(self._looks) < AT_ONCE:
+            command = self._waiting.popleft()
+            if self._holdings.received(command):
+                step = _step_of(command)
+                self._looks[step.audit] = command.lease, _place(step)
+                self._heard = self._parts.clock.now() if len(self._looks) == 1 else self._heard
+
+    def _leave_waiting(self) -> None:
+        if self._waiting:
+            LOGGER.info("%d steps that waited here are left to others", len(self._waiting))
+        self._waiting.clear()
 
     async def _send(self, report: Report) -> None:
         match report.body:
@@ -160,7 +174,8 @@ class Auditor:
                 lease, place = self._looks.pop(audit, ("", audit))
                 told = f" ({printable(detail)})" if detail else ""
                 LOGGER.info("%s: %s: %s%s", self._holdings.tasks.get(lease, "a job"), place, verdict, told)
-                self._failures = 0
+                self._failures, self._heard = 0, self._parts.clock.now()
+                self._hand_on()
             case _:
                 pass
         await self._session.send(report)
@@ -173,6 +188,8 @@ class Auditor:
     async def _live(self, task: HeldTask) -> None:
         await task.run()
         self._looks = {audit: look for audit, look in self._looks.items() if look[0] != task.assign.lease}
+        self._waiting = deque(command for command in self._waiting if command.lease != task.assign.lease)
+        self._hand_on()
         if task.state != "failed":
             return
         self._failures += 1
@@ -189,6 +206,20 @@ class Auditor:
         while True:
             await self._parts.clock.sleep(RETRY_S)
             self._holdings.end_orphans(self._session.silent())
+            if self._looks and self._parts.clock.now() - self._heard > STUCK_S:
+                self._holdings.stop(f"its worker has not come to an end of a step for {STUCK_S:.0f} s")
+
+
+def _step_of(command: Command) -> ReplayStep | ReplayOuter:
+    body = command.body
+    assert isinstance(body, ReplayStep | ReplayAcross | ReplayOuter)
+    return body.replay if isinstance(body, ReplayAcross) else body
+
+
+def _place(step: ReplayStep | ReplayOuter) -> str:
+    if isinstance(step, ReplayOuter):
+        return f"round {step.round + 1}, the outer step of stage {step.stage}"
+    return f"round {step.round + 1}, step {step.step} of stage {step.stage} replica {step.replica}"
 
 
 async def look(home: Home, settings: Settings, stop: asyncio.Event, hurry: asyncio.Event) -> None:

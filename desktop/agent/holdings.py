@@ -51,13 +51,13 @@ class Holdings:
         """The leases to renew."""
         return tuple(task.lease for task in self.alive())
 
-    def received(self, message: LeaseMessage) -> None:
-        """One message about leases."""
+    def received(self, message: LeaseMessage) -> bool:
+        """One message about leases; whether it had an effect, where it is a command."""
         match message:
             case Assign():
                 self._assign(message)
             case Command():
-                self._command(message)
+                return self._command(message)
             case Acknowledged(lease=lease, seq=seq):
                 if lease in self.tasks:
                     self.tasks[lease].outbox.acknowledge(seq)
@@ -65,6 +65,7 @@ class Holdings:
             case Beat(gone=gone):
                 for lease in gone:
                     self._drop(lease)
+        return True
 
     def _assign(self, assign: Assign) -> None:
         known = self.tasks.get(assign.lease)
@@ -90,18 +91,20 @@ class Holdings:
         self._forget_ended()
         self._ended()
 
-    def _command(self, command: Command) -> None:
+    def _command(self, command: Command) -> bool:
         task = self.tasks.get(command.lease)
         if task is None or task.assign.fence != command.fence or not task.alive:
             LOGGER.info("a %s for a lease that is not held here (any more)", type(command.body).__name__)
-            return
+            return False
         if isinstance(command.body, StopTask):
             task.stop(printable(command.body.reason) or "the coordinator ended it")
-            return
-        if not task.command(command.body):
+            return True
+        taken = task.command(command.body)
+        if not taken:
             LOGGER.warning("%s: the worker reads no commands", task)
         if isinstance(command.body, BeginRound):
             self._spawn(self._tools.peers.refresh(), "allow-peers")
+        return taken
 
     def _drop(self, lease: str) -> None:
         """The coordinator has given the lease to somebody else, or never knew it."""

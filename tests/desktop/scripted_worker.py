@@ -6,7 +6,7 @@ exchange    on BeginRound it sends one payload of each kind to its neighbours an
 checkpoint  answers ApplyRound with its state, and tells the digest of the state that BeginRound brought
 flood       reports without end;  garbage, huge, stranger, forged: breaks the protocol in that way
 hungry      takes memory without end
-doubting    finds every step wrong that it re-runs;  pondering: finds it right, seconds later
+doubting    finds every step wrong that it re-runs;  pondering: finds it right, seconds later;  hasty: at once;  silent: never
 failing     reports TaskFailed;  dying: exits with code 7;  hanging: ignores SIGTERM and a closed socket
 """
 
@@ -50,7 +50,7 @@ from transport.wire.worker import (
 )
 
 STATE = b"state of the stage" * 100
-PONDERS_S = 3.0
+PONDERS_S = {"pondering": 3.0, "hasty": 0.0, "silent": 1e6}
 
 
 class Worker:
@@ -83,8 +83,8 @@ class Worker:
                     await self.report(
                         AuditReport(audit, "mismatch", "the state after the step is not what the step gives")
                     )
-                case WorkerCommand(body=ReplayStep(audit=audit)) if self.name == "pondering":
-                    await asyncio.sleep(PONDERS_S)
+                case WorkerCommand(body=ReplayStep(audit=audit)) if self.name in PONDERS_S:
+                    await asyncio.sleep(PONDERS_S[self.name])
                     await self.report(AuditReport(audit, "match"))
                 case WorkerCommand(body=ReplayStep(audit=audit) | ReplayAcross(replay=ReplayStep(audit=audit))):
                     await self.report(StepOpened(audit, hashlib.sha256(payload).hexdigest()))

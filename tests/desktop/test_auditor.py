@@ -167,6 +167,26 @@ async def test_a_second_signal_does_not_wait(coordinator: Double, tmp_path: Path
         assert coordinator.goodbyes == ["the auditor was stopped"]
 
 
+async def test_however_many_steps_are_asked_for_each_is_run_again_once(coordinator: Double, tmp_path: Path) -> None:
+    count = 100  # A worker takes 64.
+    async with auditor(tmp_path, coordinator.url) as program:
+        assign = await lease_of(coordinator, program, "hasty")
+        audits = [f"{number:032x}" for number in range(count)]
+        for audit in audits + audits:
+            await coordinator.command(program.address, assign, replay(coordinator, assign, audit))
+        await coordinator.until(lambda: len(coordinator.bodies(AuditReport)) >= count, 60)
+        await asyncio.sleep(1.0)
+        assert [report.audit for report in coordinator.bodies(AuditReport)] == audits
+
+
+async def test_a_worker_that_does_not_come_to_an_end_is_given_up(coordinator: Double, tmp_path: Path) -> None:
+    async with auditor(tmp_path, coordinator.url) as program:
+        assign = await lease_of(coordinator, program, "silent")
+        await coordinator.command(program.address, assign, replay(coordinator, assign))
+        await program.says("its worker has not come to an end of a step")
+        await coordinator.until(lambda: not coordinator.beats[-1][1].leases)
+
+
 async def test_it_comes_back_to_a_coordinator_that_was_away_and_keeps_its_lease(
     coordinator: Double, tmp_path: Path
 ) -> None:
