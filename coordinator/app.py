@@ -55,6 +55,7 @@ from coordinator.services.trials import Generator, Trials
 from coordinator.services.upkeep import Upkeep
 from coordinator.services.uploads import UploadService
 from coordinator.services.verification import Verification
+from coordinator.services.watching import Watching
 from coordinator.services.work import Desk
 from coordinator.store.ports import Store
 from coordinator.store.sql import SqlStore
@@ -160,17 +161,21 @@ def assemble(
     nodes = Nodes(context, leases, chain, coordinator, lambda node: relays.servers(relays.order(node), node))
     deadlines = Deadlines(context, nodes, links)
     disputes = Disputes(context, nodes, deadlines)
-    drawing = Drawing(context, nodes)
+    watching = Watching(context, nodes)
+    drawing = Drawing(context, watching)
     verification = Verification(context, nodes, disputes, Boundaries(context, nodes, drawing), deadlines)
     promises = Promises(context, chain)
     settlement = Settlement(context, desk, chain, coordinator, promises)
     looks = Looks(context, desk, nodes, leases)
-    runs = Runs(context, nodes, Staffing(context, nodes, links), looks, drawing, verification, settlement)
+    context.metrics.watch(looks.gauges)
+    runs = Runs(context, nodes, Staffing(context, nodes, links, watching), looks, drawing, verification, settlement)
     referee = Referee(context, desk, disputes, runs.advance, judge)
     canaries = Canaries(context, desk, forger)
     beacons = Beacons(context, desk, drawing, runs, chain)
     logs = JobLogs(context)
-    conversation = Conversation(context, desk, leases, nodes, runs, verification, links, settlement, promises, logs)
+    conversation = Conversation(
+        context, desk, leases, nodes, runs, verification, links, settlement, promises, logs, watching
+    )
     upkeep = Upkeep(context, desk, leases, conversation, runs, settlement, models)
     checkpoints = Checkpoints(context, artifacts, models)
     jobs = JobService(

@@ -37,6 +37,11 @@ _COUNTERS: Mapping[str, str] = {
     "canaries_caught_total": "auditors that found a forged step right",
     "boundaries_apart_total": "neighbours that said otherwise what crossed between them, at an audit",
     "audits_distant_total": "audits that other environment classes found too far off, which proves nothing",
+    "audits_unwatched_total": "commitments that none of the operator's auditors could run again, so that other nodes decide",
+    "looks_total": "audits that one of the operator's auditors has run again",
+    "looks_found_total": "looks after which the work was not paid",
+    "looks_missed_total": "looks that were due and could not be made any more, so that the work was not paid",
+    "looks_wrong_total": "disputes that proved one of the operator's auditors wrong",
     "heldout_differs_total": "replicas that came to another held-out loss than most of their kind, which proves nothing",
     "heldout_undecided_total": "held-out losses that have no quorum: computers contradict each other",
     "boundaries_undecided_total": "pairs of them of which re-running blamed neither",
@@ -51,6 +56,7 @@ _COUNTERS: Mapping[str, str] = {
 }
 
 _GAUGES: Mapping[str, str] = {
+    "looks_waiting": "opened steps that wait for one of the operator's auditors",
     "links": "ends of links that live now, by the kind of their way",
     "relays": "relays, by whether they are handed out",
     "relay_allocations": "allocations that relays hold",
@@ -58,6 +64,10 @@ _GAUGES: Mapping[str, str] = {
 }
 
 _HISTOGRAMS: Mapping[str, tuple[str, Sequence[float]]] = {
+    "look_wait_seconds": (
+        "from a draw until one of the operator's auditors had looked",
+        (1, 5, 15, 60, 300, 900, 3600, 14400, 86400),
+    ),
     "link_rtt_seconds": ("round trips of links as nodes tell them", (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1)),
     "link_loss_ratio": ("share of packets lost on links as nodes tell it", (0, 0.0001, 0.001, 0.003, 0.01, 0.03, 0.1)),
     "link_rate_bytes_per_second": (

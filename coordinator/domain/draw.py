@@ -106,13 +106,28 @@ def draw(seed: bytes, commitments: Sequence[Drawable], least: int, twice: int = 
     able = [c for c in ordered(commitments) if c.leaves > 0]
     picked: list[tuple[int, int, int]] = []
     for member in able:
-        lot = hashlib.sha256(seed + f"member:{member.replica}:{member.stage}".encode()).digest()
-        if _number(lot, 0) % WHOLE < member.rate:
-            step = member.leaves - 1 if _number(lot, 16) % LAST == 0 else _number(lot, 8) % member.leaves
-            picked.append((member.stage, member.replica, step))
+        lot = lot_of(seed, member)
+        if lot is not None:
+            picked.append((member.stage, member.replica, lot.step))
     picked += _fill(seed, able, picked, least)
     picked += [(member.stage, member.replica, member.leaves) for member in able if _is_outer(seed, member, able)]
     return tuple(Drawn(*place, twice=_is_twice(seed, place, twice)) for place in picked)
+
+
+class Lot(msgspec.Struct, frozen=True):
+    """What a member's own rate has drawn of it. ``last``: the last step, because it is that, and not because any would do."""
+
+    step: int
+    last: bool
+
+
+def lot_of(seed: bytes, member: Drawable) -> Lot | None:
+    """The step that a member's own rate draws; None: none."""
+    lot = hashlib.sha256(seed + f"member:{member.replica}:{member.stage}".encode()).digest()
+    if member.leaves == 0 or _number(lot, 0) % WHOLE >= member.rate:
+        return None
+    last = _number(lot, 16) % LAST == 0
+    return Lot(member.leaves - 1 if last else _number(lot, 8) % member.leaves, last)
 
 
 def _is_outer(seed: bytes, member: Drawable, able: Sequence[Drawable]) -> bool:

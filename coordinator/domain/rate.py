@@ -1,48 +1,61 @@
-"""How often a node's commitments are drawn. docs/TRUST.md derives the formula.
+"""How often a node's commitments are drawn, and how often one of the operator's own auditors looks. docs/TRUST.md derives both.
 
-With probability ``p`` one step of a commitment is re-run, three times in four any of them (``draw.LAST``). Whoever forges a
-fraction ``f`` of the steps gains ``f * share`` and is found with probability ``3/4 p f`` at least; then it loses what is verified
-and not paid yet, and the part of its stake that a slash takes. Forging does not pay, whatever ``f``, once
+A *look* is an audit by a machine that nobody else controls. What a node's verified work for one account was worth since its last
+fault is its *credit* with that account. A round that pays ``share`` is looked at with probability
+
+    h  =  T * share / (T * share + credit)            T = 21
+
+that is all of a new node's rounds, and half of them at a credit of 21 such rounds. Whoever does a part of its work and forges the
+rest is then paid, on average, at most 1 + 1 / (T - 1) times what it has done, whatever it does when, and whatever others say of
+it: no round adds more than 1.05 times its honest part to what it was paid and what its standing is ``worth`` to a cheat.
+
+Beside it, where nodes have stakes: with probability ``p`` one step of a commitment is re-run, three times in four any of them
+(``draw.LAST``). Whoever forges a fraction ``f`` of the steps gains ``f * share`` and is found with at least ``3/4 p f``; then it
+loses what is verified and not paid yet, and the part of its stake that a slash takes. Forging does not pay, whatever ``f``, once
 
     p  >=  4/3 * share / (unpaid + slashable)
 
-so the rate is ``MARGIN`` times share / (unpaid + slashable), and never below what a newcomer is held to, or somebody with faults.
+so the rate is ``MARGIN`` times share / (unpaid + slashable), and never below what somebody with faults is held to.
 """
+
+from fractions import Fraction
 
 import msgspec
 
 from coordinator.domain.draw import LAST, WHOLE
 
 FLOOR = 50_000  # 5 %: also the oldest node is looked at once in 20 rounds, for ever.
-NEWCOMER = 500_000  # One round in two, for a node of which nothing is known.
-HALF = 8  # Audits passed in a row after which a newcomer's part has halved; it is at the floor after 72.
+TRUST = 21  # Forged work that is paid for stays below 1 / (TRUST - 1) of honest work: 5 %.
 SLASH_BPS = (
     5_000  # Of a stake that one slash can take, in ten-thousandths: as accounts are opened (``ledger.program``).
-)
-PROBATION = (
-    2  # Audits passed in a row after a fault until which everything is looked at: who evades once does not get far.
 )
 AFAR = 4  # Audits by other environment classes that count as much as one by the own: they see only what is far off.
 MARGIN = 2  # Half as much again as needed: audits can be void where no auditor fits.
 
 
 class Standing(msgspec.Struct, frozen=True):
-    """What is known of a node.
+    """What is known of a node before a round of it is drawn. Amounts in millionths of the token.
 
     Attributes:
-        passed: audits in a row that found nothing, across all jobs.
-        faults: audits that failed by its doing, ever, and those that other environment classes found too far off.
-        afar: audits by other classes since the last fault that found nothing.
+        credit: what its work for the job's account that was verified since its last fault was worth, and what of it still has to
+            be: that is void with an earlier fault, so it is never too much.
+        share: what the round pays it.
+        faults: audits that failed by its doing, ever, and those that found it too far off.
     """
 
-    passed: int = 0
+    credit: int = 0
+    share: int = 1
     faults: int = 0
-    afar: int = 0
 
     @property
-    def counted(self) -> int:
-        """Audits passed in a row, as far as they count: with those of other classes alone a newcomer's part halves, no more."""
-        return self.passed + min(self.afar // AFAR, HALF)
+    def rounds(self) -> int:
+        """The credit in rounds like this one."""
+        return self.credit // max(1, self.share)
+
+    @property
+    def proven(self) -> bool:
+        """Whether others' work of this size may be audited by it, and its own needs no look to be paid."""
+        return self.rounds >= TRUST
 
 
 class Exposure(msgspec.Struct, frozen=True):
@@ -66,11 +79,28 @@ def rate(standing: Standing, exposure: Exposure | None, floor: int = FLOOR) -> i
         exposure: None where the network asks for no stake: then only conduct counts, and identities cost nothing.
         floor: of the most trusted node.
     """
-    if standing.faults and standing.counted < PROBATION:
-        return WHOLE
     conduct = min(WHOLE, floor << min(standing.faults, 10))
-    newcomer = NEWCOMER * HALF // (HALF + standing.counted)
-    return min(WHOLE, max(conduct, newcomer, 0 if exposure is None else at_stake(exposure)))
+    return min(WHOLE, max(conduct, look(standing), 0 if exposure is None else at_stake(exposure)))
+
+
+def look(standing: Standing) -> int:
+    """Probability that one of the operator's auditors looks at the node's round, in millionths; the greater whole one."""
+    bet = TRUST * max(1, standing.share)
+    return -(-WHOLE * bet // (bet + standing.credit))
+
+
+def looked_at(due: int, drawn: int) -> int:
+    """Probability that a look follows once a step of the round was drawn, in millionths; the greater whole one.
+
+    Args:
+        due: probability that the round is looked at (``look``). ``drawn``: that a step of it is drawn.
+    """
+    return min(WHOLE, -(-WHOLE * due // max(1, drawn)))
+
+
+def worth(standing: Standing) -> Fraction:
+    """What a cheat can still have of its standing, on average: paid for rounds that it forges until a look finds one."""
+    return Fraction(standing.credit, TRUST - 1)
 
 
 def at_stake(exposure: Exposure) -> int:

@@ -1,15 +1,19 @@
 """How quick a node is at the work that it does, told from its rounds: the benchmark of its first day says little months later.
 
-A node says how long its round computed, waiting left out. That could be a lie, as its benchmark could: either only decides which
+A node says how long its round computed, waiting left out. That could be a lie, as its benchmark could: either decides which
 seat it is given, and a node that is slower than it said is what its replica waits for. So the figure moves slowly, and no
-further from the benchmark than machines drift.
+further from the benchmark than machines drift; and whoever is not known yet is planned with no more than others have shown.
 """
+
+from collections.abc import Collection, Mapping
+from statistics import median
 
 SMOOTHING = 0.3  # Of the newest round: three rounds make two thirds of a change known.
 FURTHEST = (
     16.0  # Times slower than its benchmark that a machine may be found; beyond, something else than speed is wrong.
 )
 QUICKEST = 2.0  # Times quicker: the benchmark is of a small model.
+BEYOND = 2.0  # Times the median of the network that somebody of a class which nobody knows may be planned with.
 
 
 def observed(known: float | None, benchmark: float, operations: float, busy: float, share: float) -> float:
@@ -25,3 +29,17 @@ def observed(known: float | None, benchmark: float, operations: float, busy: flo
         return before
     found = operations / busy / share
     return (1 - SMOOTHING) * before + SMOOTHING * min(max(found, benchmark / FURTHEST), benchmark * QUICKEST)
+
+
+def believed(claimed: float, env_class: str, shown: Mapping[str, Collection[float]]) -> float:
+    """The speed that a node which is not known yet is planned with.
+
+    Args:
+        claimed: what it says itself, of its benchmark or its first rounds.
+        shown: environment class -> what the rounds of nodes that are known have told.
+    """
+    every = [speed for speeds in shown.values() for speed in speeds]
+    if not every:
+        return claimed
+    of_class = shown.get(env_class)
+    return min(claimed, max(of_class) if of_class else BEYOND * median(every))

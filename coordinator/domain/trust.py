@@ -1,6 +1,6 @@
-"""What is audited, by whom, and what follows.
+"""An audit and its life.
 
-Which steps are audited follows from ``draw``, and by whom from the same seed. An audit's life:
+Which steps are audited follows from ``draw``; by whom from the same seed (``auditors``); what it costs stands in ``penalty``.
 
 ::
 
@@ -8,16 +8,19 @@ Which steps are audited follows from ``draw``, and by whom from the same seed. A
                  |                   |                      |  ^
                  |                   |                      |  +-- mismatch, or another class named: a second auditor
                  |                   |                      |      confirms, where there is one
-                 +--(none, no answer)+----------------------+----> failed (share forfeited; see ``consequence``)
+                 +--(none, no answer)+----------------------+----> failed (share forfeited; see ``penalty``)
                                                             +----> void (nobody could re-run it, or only machines of other
                                                                    classes, and it was not near enough for them: that
                                                                    proves nothing)
 
 While it is ``opening`` the prover and its neighbours need their records of the step; while it is ``showing`` they do not.
+
+Where the operator has auditors of its own, an audit is *watched*: other nodes' word never makes work payable for which a *look*
+is due, an audit of which one of the operator's auditors takes the last turn and decides. A look is never left out: it passes, or
+the share is not paid.
 """
 
 import hashlib
-from collections.abc import Collection
 from typing import Literal
 
 import msgspec
@@ -26,10 +29,6 @@ from coordinator.domain.draw import Drawn
 from transport.wire.audit import OpenOuter, OuterRecord, ReplayOuter
 from transport.wire.ids import Digest, NodeAddress
 from transport.wire.task import (
-    EVASION_AGAIN_S,
-    EVASION_BPS,
-    TAMPER_AGAIN_S,
-    TAMPER_BPS,
     AuditReport,
     OpeningMade,
     OpenStep,
@@ -42,14 +41,9 @@ from transport.wire.task import (
 )
 
 AuditState = Literal["drawn", "opening", "showing", "replaying", "passed", "failed", "void"]
-Blame = Literal["", "gone", "refused", "misstated", "unconfirmed", "wrong", "blind", "distant"]
+Blame = Literal["", "gone", "refused", "misstated", "unconfirmed", "wrong", "blind", "distant", "unlooked"]
 
-EVASIONS = frozenset(
-    {"refused", "misstated"}
-)  # Ways out of an audit: no step was opened, or one that nobody can re-run.
-MAX_EVASIONS = (
-    2  # An honest machine may hang once, whatever is drawn of it meanwhile; a second time looks like a habit.
-)
+LOOKS = 3  # Times that an operator's auditor may be lost over one opening before it is said that nobody can run it.
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -116,7 +110,7 @@ class Audit(msgspec.Struct, frozen=True):
         anchor: the agreed parameters that its round began with; None where only a checkpoint, or the beginning, says.
         carried, local: what the member committed to carry into the next round, and what it had carried into this one.
         rate_step: as in its round.
-        tried: nodes that were asked to re-run it.
+        tried: nodes that were asked to re-run it, as often as they were. ``owners``: whose they are, in the same order.
         seed: of its round's draw, in hexadecimal: the order in which auditors are asked follows from it.
         twice: two auditors of different owners have to find it right, where there are two.
         challenger: who asked for it, and so re-runs it and is paid from a slash; None: it was drawn.
@@ -132,11 +126,15 @@ class Audit(msgspec.Struct, frozen=True):
         excused: the coordinator itself had ended the lease, so the prover is not to blame for what it cannot show.
         ending: the prover shows what the segment came to as well: when it was drawn, nobody else was of its class.
         afar: the auditor at work is of another class.
+        watched: only proven nodes audit it beside the operator's own auditors.
+        proven: the prover's standing made it a node whose work need not have been looked at.
+        share: what the round pays the prover, in millionths of the token.
         look: one of the operator's own auditors has yet to run it again. Nodes are not told.
-        looking: the auditor at work is one of the operator's own.
+        looking: the auditor at work is one of the operator's own. ``looks``: how often one was asked.
         began: when it was drawn, in Unix seconds: who has waited longest for a look has it first.
         blame: why it failed. ``misstated``: its leaf names another environment class than it had said to be of. ``blind``: a
-            canary whose auditor found it right. ``distant``: it is void, and machines of other classes came to something else.
+            canary whose auditor found it right. ``distant``: machines of other classes came to something else; it is void, or
+            failed where that machine was the operator's. ``unlooked``: void, and a look was due that nobody can make any more.
     """
 
     id: str
@@ -187,8 +185,13 @@ class Audit(msgspec.Struct, frozen=True):
     away: float | None = None
     absent: float = 0.0
     excused: bool = False
+    owners: tuple[NodeAddress, ...] = ()
+    watched: bool = False
+    proven: bool = False
+    share: int = 0
     look: bool = False
     looking: bool = False
+    looks: int = 0
     began: float = 0.0
     version: int = 0
 
@@ -258,7 +261,12 @@ class Audit(msgspec.Struct, frozen=True):
 
 
 class Auditor(msgspec.Struct, frozen=True):
-    """A node of the job that could re-run a step. ``operator``: it is one of the operator's own."""
+    """A node of the job that could re-run a step.
+
+    Attributes:
+        operator: it is one of the operator's own.
+        credit: as in ``domain.rate.Standing``, with the job's account.
+    """
 
     lease: str
     node: NodeAddress
@@ -266,6 +274,7 @@ class Auditor(msgspec.Struct, frozen=True):
     env_class: str
     spare: bool
     operator: bool = False
+    credit: int = 0
 
 
 def audit_id(seed: bytes, drawn: Drawn) -> str:
@@ -325,7 +334,9 @@ def assigned(audit: Audit, auditor: Auditor, deadline: float) -> Audit:
         auditor_lease=auditor.lease,
         afar=audit.outer is None and auditor.env_class != audit.env_class,
         looking=auditor.operator,
+        looks=audit.looks + auditor.operator,
         tried=(*audit.tried, auditor.node),
+        owners=(*audit.owners, auditor.payout),
         deadline=deadline,
     )
 
@@ -356,16 +367,37 @@ def judged(audit: Audit, node: NodeAddress, report: AuditReport, deadline: float
         deadline=deadline,
         detail=detail,
     )
-    if report.verdict == "match" and audit.twice and not audit.verdicts and not audit.looking:
+    return _matched(audit, after, node) if report.verdict == "match" else _found(audit, after, report)
+
+
+def _matched(audit: Audit, after: Audit, node: NodeAddress) -> Audit:
+    """``audit`` as it was when the verdict came, ``after`` with the verdict."""
+    if not audit.looking and (audit.look or (audit.twice and not audit.verdicts)):
         return after  # By a lot that nobody could foresee, one auditor's word is not enough here.
-    if report.verdict == "match":
-        if any(side.seat == audit.seat and side.silent for side in audit.sides):
-            return _fail(after, "refused", "it opened the step, and did not show its leaf for a comparison")
-        disputed = f"{len(against(after))} found otherwise" if against(after) else ""
-        return msgspec.structs.replace(after, state="passed", auditor=node, detail=detail or disputed)
+    if any(v.own for v in against(after)):
+        return _fail(
+            after, "unconfirmed", against(after)[-1].detail
+        )  # Another one's word does not outweigh the operator's.
+    if any(side.seat == audit.seat and side.silent for side in audit.sides):
+        return _fail(after, "refused", "it opened the step, and did not show its leaf for a comparison")
+    disputed = f"{len(against(after))} found otherwise" if against(after) else ""
+    return msgspec.structs.replace(after, state="passed", auditor=node, detail=after.detail or disputed)
+
+
+def _found(audit: Audit, after: Audit, report: AuditReport) -> Audit:
+    """As ``_matched``, with a finding against the prover. The operator's auditor decides, and proves nothing by itself."""
+    found = against(after)
+    if audit.looking and audit.afar:
+        if report.verdict == "incomparable":
+            return _fail(after, "misstated", after.detail)
+        return _convict(after) if len(found) >= 2 else _fail(after, "distant", after.detail)
+    if audit.looking:
+        return _convict(after) if len(found) >= 2 or report.verdict == "incomparable" else after
     if audit.afar:
-        return _distant(after) if audit.looking or len(_far(after)) >= 2 else after
-    return _convict(after) if len(against(after)) >= 2 else after
+        return _distant(after) if len(_far(after)) >= 2 else after
+    if audit.watched and not any(verdict.own for verdict in after.verdicts):
+        return msgspec.structs.replace(after, look=True)  # Several nodes of one cartel can say the same.
+    return _convict(after) if len(found) >= 2 else after
 
 
 def prover_gone(audit: Audit) -> Audit:
@@ -379,18 +411,24 @@ def sent_away(audit: Audit) -> Audit:
     """The coordinator itself ends the prover's lease, and with it the records that it was to open: nobody is to blame."""
     if not audit.unopened:
         return audit
-    return msgspec.structs.replace(
-        audit, state="void", detail="the job had the node begin anew before it opened the step"
-    )
+    why = "the job had the node begin anew before it opened the step"
+    return unlooked(audit, why) if audit.look else msgspec.structs.replace(audit, state="void", detail=why)
 
 
 def auditor_gone(audit: Audit, deadline: float) -> Audit:
     """The auditor's lease ended, or it took too long: somebody else may try until ``deadline``."""
     if audit.state != "replaying" or audit.auditor is None:
         return audit
-    return msgspec.structs.replace(
+    after = msgspec.structs.replace(
         audit, auditor=None, auditor_lease=None, afar=False, looking=False, deadline=deadline
     )
+    lost = audit.looking and audit.looks >= LOOKS
+    return unlooked(after, f"the operator's machines were lost {LOOKS} times over its opening") if lost else after
+
+
+def unlooked(audit: Audit, why: str) -> Audit:
+    """A look is due and nobody can make it any more: the work is not paid, and nobody is to blame."""
+    return msgspec.structs.replace(audit, state="void", blame="unlooked", look=False, detail=why)
 
 
 def canary(true: Audit, name: str, seed: bytes, opening: Digest, root: Digest, deadline: float) -> Audit:
@@ -407,6 +445,7 @@ def canary(true: Audit, name: str, seed: bytes, opening: Digest, root: Digest, d
         canary=True,
         look=False,
         looking=False,
+        looks=0,
         ending=False,
         afar=False,
         challenger=None,
@@ -433,6 +472,8 @@ def again(passed: Audit, blind: NodeAddress, deadline: float) -> Audit | None:
         id=name,
         deadline=deadline,
         state="replaying",
+        look=passed.watched,
+        looks=0,
         challenger=None,
         accuser=None,
         sides=(),
@@ -450,7 +491,8 @@ def overdue(audit: Audit) -> Audit:
         return _fail(audit, "refused", "the step was not opened in time")
     if audit.state == "replaying" and against(audit):
         convicted = _convict(audit)
-        lone = len(against(audit)) == 1 and convicted.blame == "wrong"
+        unseen = audit.watched and not any(verdict.own for verdict in audit.verdicts)
+        lone = (unseen or len(against(audit)) == 1) and convicted.blame == "wrong"
         # One accuser with nobody to confirm it may be the liar himself: the work goes unpaid, nothing more.
         return (
             msgspec.structs.replace(convicted, blame="refused" if audit.silent else "unconfirmed")
@@ -459,15 +501,23 @@ def overdue(audit: Audit) -> Audit:
         )
     if audit.over:
         return audit
-    if audit.state == "replaying" and audit.across and _far(audit):
+    if audit.across and _far(audit):
         return _distant(audit)
-    if audit.state == "replaying" and audit.verdicts:
-        return msgspec.structs.replace(audit, state="passed", auditor=audit.verdicts[-1].auditor)
-    return msgspec.structs.replace(
-        audit,
-        state="void",
-        detail=f"no other owner's node of environment class {audit.env_class} could re-run the step",
-    )
+    if audit.watched and not audit.proven and not audit.canary:
+        return msgspec.structs.replace(audit, look=True)  # Nobody who is known well enough could: the operator has to.
+    why = f"no other owner's node of environment class {audit.env_class} could re-run the step"
+    if audit.verdicts:
+        why = "one auditor found it right, and no second owner's could re-run the step"
+    return msgspec.structs.replace(audit, state="void", detail=why)
+
+
+def given_up(audit: Audit, why: str) -> Audit:
+    """Nobody can audit it any more: findings against the prover stand, else it is void; a look that was due is not left out."""
+    if against(audit):
+        return overdue(audit)
+    if audit.look or audit.looking:
+        return unlooked(audit, why)
+    return msgspec.structs.replace(audit, state="void", detail=why)
 
 
 def convicted(audit: Audit, detail: str) -> Audit:
@@ -478,62 +528,13 @@ def convicted(audit: Audit, detail: str) -> Audit:
 
 
 def cleared(audit: Audit, detail: str) -> Audit:
-    """A dispute proved that the accusation was false."""
+    """A dispute proved that the accusation was false; a look that is due still follows."""
     if audit.state != "replaying":
         return audit
+    if audit.look:
+        kept = tuple(verdict for verdict in audit.verdicts if verdict not in against(audit))
+        return msgspec.structs.replace(audit, verdicts=kept, detail=detail)
     return msgspec.structs.replace(audit, state="passed", auditor=None, auditor_lease=None, detail=detail)
-
-
-def consequence(audit: Audit, before: Collection[Audit]) -> Literal["none", "forfeit", "expel", "ban"]:
-    """What a concluded audit costs the prover.
-
-    ``forfeit``: its share of the round. ``expel``: everything of the job that is not paid yet, and its place. ``ban``: half
-    of its stake too, which nothing costs but a lie that somebody has seen: neither silence, nor a misstated class (what a
-    repetition of those takes is ``evasion_costs``), nor a finding that no second auditor confirmed. What a machine misses under
-    one lease, which ends with the first of it, is one evasion.
-
-    Args:
-        before: other audits of the same node in this job that failed.
-    """
-    if audit.state != "failed":
-        return "none"
-    if audit.blame == "wrong":
-        return "ban"
-    if audit.blame == "blind":
-        return "expel"  # Of its auditor: it is no proof of a lie that somebody else could check, so no stake is lost.
-    occasions = {other.lease for other in (*before, audit) if other.blame in EVASIONS}
-    return "expel" if audit.blame in EVASIONS and len(occasions) >= MAX_EVASIONS else "forfeit"
-
-
-def tampering_costs(last: float, granted: float, now: float) -> int:
-    """What it costs of its stake, in ten-thousandths, that somebody has just reached into a job on a node.
-
-    Nothing the first time, and where several jobs of one occasion are told of: only its own agent tells it at all.
-
-    Args:
-        last: when that was told of this node before, in Unix seconds; 0: never.
-        granted: when the lease of the job began.
-    """
-    return TAMPER_BPS if _repeats(last, granted, now, TAMPER_AGAIN_S) else 0
-
-
-def evasion_costs(last: float, granted: float, now: float) -> int | None:
-    """What it costs of its stake, in ten-thousandths, that a node has just evaded an audit; None: it is part of the time before.
-
-    Nothing the first time: machines hang, and who is told what another time costs can see to it first. What is missed under
-    leases that began before that was told is the same fault, however late it comes out.
-
-    Args:
-        last: when it did so before, and was told, in Unix seconds; 0: never.
-        granted: when the lease began under which it did now.
-    """
-    if last > 0 and granted <= last:
-        return None
-    return EVASION_BPS if _repeats(last, granted, now, EVASION_AGAIN_S) else 0
-
-
-def _repeats(last: float, granted: float, now: float, within: float) -> bool:
-    return last > 0 and granted > last and now - last <= within
 
 
 def against(audit: Audit) -> tuple[Verdict, ...]:
@@ -559,3 +560,11 @@ def _convict(audit: Audit) -> Audit:
 
 def _fail(audit: Audit, blame: Blame, detail: str) -> Audit:
     return msgspec.structs.replace(audit, state="failed", blame=blame, detail=detail)
+
+
+def contradicted(audit: Audit) -> tuple[NodeAddress, ...]:
+    """Auditors who came to something else than the operator's own in a finished audit; none where it proved nothing."""
+    own = {verdict.verdict == "match" for verdict in audit.verdicts if verdict.own}
+    if not audit.over or audit.canary or len(own) != 1:
+        return ()
+    return tuple(v.auditor for v in audit.verdicts if not v.own and (v.verdict == "match") not in own)

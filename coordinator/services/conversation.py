@@ -18,8 +18,9 @@ from coordinator.services.nodes import Nodes, Session
 from coordinator.services.promises import Promises
 from coordinator.services.runs import Runs
 from coordinator.services.settlement import Settlement
-from coordinator.services.staffing import shape_of
+from coordinator.services.staffing import UNSEEN, shape_of
 from coordinator.services.verification import Verification
+from coordinator.services.watching import Watching
 from coordinator.services.work import Desk, Work
 from coordinator.store.records import MetricRecord
 from transport.wire.network import NetworkReport
@@ -84,6 +85,7 @@ class Conversation:
         settlement: Settlement,
         promises: Promises,
         logs: JobLogs,
+        watching: Watching,
     ) -> None:
         self._context = context
         self._settlement = settlement
@@ -95,6 +97,7 @@ class Conversation:
         self._verification = verification
         self._links = links
         self._logs = logs
+        self._watching = watching
         self._traffic: dict[str, Traffic] = {}
         self._rounds: dict[str, tuple[Round, int]] = {}
         self._points: list[MetricRecord] = []
@@ -197,9 +200,7 @@ class Conversation:
         body = report.body
         match body:
             case TaskReady():
-                ready = msgspec.structs.replace(work.leases[lease], state="ready", env_class=body.env_class)
-                work.leases[lease] = ready
-                work.note("ready", f"node {ready.node} is ready")
+                self._ready(work, work.leases[lease], body)
             case RoundCommit():
                 self._time(work, work.leases[lease], body)
                 self._runs.fold(work, lease, body)
@@ -224,6 +225,15 @@ class Conversation:
                 self._lossy(work.leases[lease], report)
             case _:
                 assert_never(body)
+
+    def _ready(self, work: Work, lease: Lease, body: TaskReady) -> None:
+        if lease.seat and not self._watching.seats(work.job.spec.training, body.env_class):
+            work.note("unused", f"node {lease.node} loses its seat: {UNSEEN}")
+            work.end(lease.id, "rejected", f"it computes as {body.env_class}: {UNSEEN}")
+            return
+        ready = msgspec.structs.replace(lease, state="ready", env_class=body.env_class)
+        work.leases[lease.id] = ready
+        work.note("ready", f"node {ready.node} is ready")
 
     def _lossy(self, lease: Lease, report: Report) -> None:
         match report.body:
@@ -288,6 +298,8 @@ class Conversation:
         self._tell_money(work)
         for node in work.unanswered:
             self._nodes.unanswered(node, work.now)
+        for node, rounds in work.stood.items():
+            self._nodes.stands(node, rounds)
         for node in work.expelled:
             self._nodes.ban(node, "an audit found that the work was not what it had been committed to")
             self._leases.expire(lease.id for lease in self._leases.of_node(node))

@@ -14,19 +14,21 @@ from coordinator.domain import auditors, trust
 from coordinator.domain import draw as draws
 from coordinator.domain import rate as rates
 from coordinator.domain.boundary import exchanges
-from coordinator.domain.draw import Beacon, Drawable, Drawn
+from coordinator.domain.draw import WHOLE, Beacon, Drawable, Drawn
 from coordinator.domain.lease import Lease
-from coordinator.domain.rate import Exposure, Standing
+from coordinator.domain.rate import Exposure
 from coordinator.domain.run import training_of
 from coordinator.domain.trust import Audit, Auditor, OuterClaim, Side
+from coordinator.services import credit
 from coordinator.services.context import Context
 from coordinator.services.evidence import outer_claim_of
-from coordinator.services.nodes import Nodes
+from coordinator.services.staffing import shape_of
+from coordinator.services.watching import Watching
 from coordinator.services.work import Work
 from coordinator.store.ports import Where
 from coordinator.store.records import CommitRecord, NodeRecord, RoundRecord
 from ledger.addresses import Place
-from transport.wire.audit import KEPT_ROUNDS
+from transport.wire.audit import KEPT_ROUNDS, segment
 from transport.wire.boundary import comparable_across
 from transport.wire.ids import NodeAddress
 from transport.wire.task import Challenge
@@ -61,9 +63,9 @@ def auditor_of(lease: Lease, operators: Collection[NodeAddress]) -> Auditor:
 class Drawing:
     """Fixes what a draw depends on, and draws. Everything on an open desk."""
 
-    def __init__(self, context: Context, nodes: Nodes) -> None:
+    def __init__(self, context: Context, watching: Watching) -> None:
         self._context = context
-        self._nodes = nodes
+        self._watching = watching
 
     async def prepare(self, work: Work, record: RoundRecord, commits: Sequence[CommitRecord]) -> RoundRecord:
         """Fix the rates of a complete round before anybody can know its draw. The commits must be stored already."""
@@ -73,7 +75,7 @@ class Drawing:
         beacon = Beacon(
             least=config.audits_per_round,
             twice=config.audit_twice,
-            rates=tuple([await self._rate(work, commit) for commit in able]),
+            rates=tuple([await self._rate(work, record, commit) for commit in able]),
         )
         work.change_run(undrawn=(*work.run.undrawn, (record.epoch, record.number)))
         return msgspec.structs.replace(record, beacon=beacon)
@@ -99,10 +101,30 @@ class Drawing:
         seats = {(commit.stage, commit.replica): commit for commit in commits}
         beacon = msgspec.structs.replace(record.beacon, slot=slot, block=block)
         record = await work.tx.update(msgspec.structs.replace(record, beacon=beacon, seed=seed.hex()))
+        members = {(member.stage, member.replica): member for member in drawable}
         for drawn in draws.draw(seed, drawable, beacon.least, beacon.twice):
-            commit = seats[drawn.stage, drawn.replica]
+            commit, member = seats[drawn.stage, drawn.replica], members[drawn.stage, drawn.replica]
             outer = None if drawn.step < commit.leaves else _outer_claim(record, commit, commits)
-            await self._open(work, record, commit, drawn, seed, outer=outer)
+            lot = draws.lot_of(seed, member)
+            # What is drawn beside the rates, so that a round has enough audits, is nothing that a look was due of.
+            due = outer is not None or (lot is not None and lot.step == drawn.step)
+            look = due and self._looks(commit, member.rate)
+            audit = await self._open(work, record, commit, drawn, seed, outer=outer, look=look)
+            if look and outer is None and lot is not None and lot.last:
+                await self._look_anywhere(work, record, commit, audit)
+
+    def _looks(self, commit: CommitRecord, rate: int) -> bool:
+        """Whether the operator's auditor looks at what was drawn, by the coordinator's own chance: nobody can know before."""
+        chance = rates.looked_at(commit.look, rate) if commit.look else 0
+        return int.from_bytes(self._context.entropy(8), "big") % WHOLE < chance
+
+    async def _look_anywhere(self, work: Work, record: RoundRecord, commit: CommitRecord, audit: Audit) -> None:
+        """Look at any step of a round, too, of which the last was drawn as such: whoever forges all others would pass."""
+        step = int.from_bytes(self._context.entropy(8), "big") % commit.leaves
+        first, stop = segment(audit.step, work.job.spec.training.commit_every, commit.leaves)
+        if not first <= step < stop:
+            drawn = Drawn(commit.stage, commit.replica, step)
+            await self._open(work, record, commit, drawn, self._context.entropy(32), look=True)
 
     async def challenge(self, work: Work, lease: str, wanted: Challenge) -> None:
         """Open an audit that somebody asks for, while the prover still has its records; one of each round for each who asks."""
@@ -157,7 +179,7 @@ class Drawing:
         drawn = Drawn(place.stage, place.replica, place.step, twice=True)
         claim = _outer_claim(rounds[0], commit, commits) if outer else None
         audit = await self._open(
-            work, rounds[0], commit, drawn, self._context.entropy(32), outer=claim, accuser=accuser
+            work, rounds[0], commit, drawn, self._context.entropy(32), outer=claim, accuser=accuser, look=True
         )
         if opening is not None:
             deadline = work.now + self._context.config.audit_patience_seconds
@@ -182,7 +204,8 @@ class Drawing:
         commits = await work.tx.find(CommitRecord, *place)
         seed = hashlib.sha256(bytes.fromhex(audit.seed) + f"beside:{audit.id}".encode()).digest()
         drawn = Drawn(side.stage, side.replica, audit.step)
-        await self._open(work, records[0], commits[0], drawn, seed, sides=(side,) if side.silent else ())
+        doubted = (side,) if side.silent else ()
+        await self._open(work, records[0], commits[0], drawn, seed, sides=doubted, look=True)
 
     async def _sides(self, work: Work, record: RoundRecord, audited: CommitRecord) -> tuple[Side, ...]:
         """A member and all that it exchanged payloads with in the steps of a round, as far as they are still here."""
@@ -225,13 +248,12 @@ class Drawing:
         outer: OuterClaim | None = None,
         accuser: str | None = None,
         sides: tuple[Side, ...] | None = None,
+        look: bool = False,
     ) -> Audit:
         if sides is None:
             sides = await self._sides(work, record, commit) if outer is None else ()
         lease = work.leases.get(commit.lease) or await work.tx.get(Lease, commit.lease)
-        comparable = outer is None and challenger is None and accuser is None
-        comparable = comparable and comparable_across(training_of(work.run, work.job.spec.training))
-        ending, look = self._looked_at(work, lease, outer is None, comparable)
+        watched = commit.look > 0
         audit = Audit(
             id=trust.audit_id(seed, drawn),
             job=work.job.id,
@@ -262,8 +284,11 @@ class Drawing:
             accuser=accuser,
             outer=outer,
             sides=sides,
-            ending=ending,
-            look=look,
+            ending=outer is None and self._shows_ending(work, lease, watched, asked=challenger or accuser),
+            watched=watched,
+            proven=commit.look <= WHOLE // 2,  # As of a node with ``rates.TRUST`` rounds.
+            share=commit.amount,
+            look=look and watched,
             began=work.now,
         )
         work.audits[audit.id] = audit
@@ -273,24 +298,37 @@ class Drawing:
         work.note("audit", f"round {record.number + 1}: {audit.place} {how}")
         return audit
 
-    def _looked_at(self, work: Work, lease: Lease, step: bool, comparable: bool) -> tuple[bool, bool]:
-        """Whether the prover shows what its segment came to, and whether one of the operator's auditors looks.
+    def _shows_ending(self, work: Work, lease: Lease, watched: bool, asked: NodeAddress | None) -> bool:
+        """Whether a prover shows what its segment came to as well: machines of other classes have to look at it.
 
         Args:
-            step: it is no outer step. ``comparable``: machines of other classes can look at it.
+            asked: who has asked for the audit; None: it was drawn.
         """
+        if not comparable_across(training_of(work.run, work.job.spec.training)):
+            return False
+        if watched:
+            return not self._watching.exactly(lease.env_class)
         operators = self._context.config.auditors
-        if not operators:
-            others = [auditor_of(other, operators) for other in work.leases.values() if other.state == "ready"]
-            return comparable and auditors.alone(lease.env_class, lease.payout, others), False
-        exact = lease.env_class in {auditor.env_class for auditor in self._nodes.auditors()}
-        return comparable and not exact, exact or comparable or not step
+        others = [auditor_of(other, operators) for other in work.leases.values() if other.state == "ready"]
+        return asked is None and auditors.alone(lease.env_class, lease.payout, others)
 
-    async def _rate(self, work: Work, commit: CommitRecord) -> int:
-        node = await work.tx.get(NodeRecord, commit.node)
+    async def _rate(self, work: Work, record: RoundRecord, commit: CommitRecord) -> int:
+        """Fix how probable it is that a step is drawn, and that one of the operator's auditors looks at the round."""
+        watched = await self._is_watched(work, record, commit)
+        standing = await credit.standing_of(work, commit, watched)
+        if watched:
+            await work.tx.update(msgspec.structs.replace(commit, look=rates.look(standing)))
+        elif self._context.config.auditors:
+            self._context.metrics.count("audits_unwatched_total")
         exposure = None
         if self._context.config.min_stake > 0:
             held = await work.tx.find(CommitRecord, ("job", "=", work.job.id), ("node", "=", commit.node))
             due = sum(c.amount for c in held if c.state in ("pending", "verified") and not c.bound)
-            exposure = Exposure(commit.amount, due - commit.amount, node.stake * rates.SLASH_BPS // 10_000)
-        return rates.rate(Standing(node.passed, node.faults, node.afar), exposure, self._context.config.audit_floor)
+            stake = (await work.tx.get(NodeRecord, commit.node)).stake
+            exposure = Exposure(commit.amount, due - commit.amount, stake * rates.SLASH_BPS // 10_000)
+        return rates.rate(standing, exposure, self._context.config.audit_floor)
+
+    async def _is_watched(self, work: Work, record: RoundRecord, commit: CommitRecord) -> bool:
+        lease = work.leases.get(commit.lease) or await work.tx.get(Lease, commit.lease)
+        training, layers = training_of(work.run, work.job.spec.training), record.plan.layers
+        return self._watching.watches(shape_of(work), training, layers, commit.stage, lease.env_class)

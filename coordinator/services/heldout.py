@@ -6,6 +6,7 @@ from coordinator.client.text import agreement as in_words
 from coordinator.domain import quorum
 from coordinator.domain.quorum import Outcome
 from coordinator.domain.round import Round, results
+from coordinator.services import credit
 from coordinator.services.context import Context
 from coordinator.services.naming import listed
 from coordinator.services.work import Work
@@ -62,7 +63,8 @@ class HeldOut:
         alone = len({seat.owner or seat.node for seat in seats}) == 1
         for seat in seats:
             record = await work.tx.get(NodeRecord, seat.node)
-            await work.tx.update(msgspec.structs.replace(record, passed=0, afar=0, faults=record.faults + alone))
+            await work.tx.update(msgspec.structs.replace(record, faults=record.faults + alone))
+            await credit.lose(work, seat.node, everywhere=False)
         said, loss = current.measured[replica].loss, outcome.loss
         found = "the same, from something else" if said == loss else f"{said:.9g} instead of {loss:.9g}"
         text = f"{listed([seat.node for seat in seats])}: the loss on held-out text came out as {found}"

@@ -18,7 +18,7 @@ from coordinator.services.work import Desk, Work
 from coordinator.store.ports import Where
 
 TURN_SECONDS = 60.0  # With a job, before it leaves looks there for older ones elsewhere: a worker takes long to start.
-REST_SECONDS = 120.0  # After it has failed a job, before it tries that one again.
+REST_SECONDS = 20.0  # After it has failed a job, before it tries that one again.
 
 
 class Looks:
@@ -29,6 +29,7 @@ class Looks:
         self._nodes = nodes
         self._leases = leases
         self._oldest: dict[str, float] = {}  # Job -> since when a look is waited for there.
+        self._waiting: dict[str, int] = {}  # Job -> looks that are waited for.
         desk.on_stored(self._notice)
 
     async def attend(self, work: Work) -> None:
@@ -49,6 +50,10 @@ class Looks:
             if chosen is not None:
                 work.grant(chosen.node, chosen.owner, None)
                 work.note("auditor", f"the operator's machine {chosen.node} comes to look at what was drawn")
+
+    def gauges(self) -> dict[tuple[str, str], float]:
+        """How many looks are waited for: (metric, labels) -> number."""
+        return {("looks_waiting", ""): float(sum(self._waiting.values()))}
 
     def _is_needed_elsewhere(self, work: Work, lease: Lease, waiting: Sequence[Audit]) -> bool:
         """Whether it has nothing to do here while another job waits, or has done enough here and another has waited longer."""
@@ -78,8 +83,10 @@ class Looks:
     def _notice(self, work: Work) -> None:
         waiting = [audit.began for audit in work.audits.values() if auditors.awaits_look(audit)]
         self._oldest.pop(work.job.id, None)
+        self._waiting.pop(work.job.id, None)
         if waiting and work.job.state in LIVE:
             self._oldest[work.job.id] = min(waiting)
+            self._waiting[work.job.id] = len(waiting)
 
 
 def _could(auditor: Candidate, audit: Audit) -> bool:

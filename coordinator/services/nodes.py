@@ -6,14 +6,15 @@ two machines, and the next one is refused for a minute.
 
 import hashlib
 import logging
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import msgspec
 
 from coordinator.domain.lease import Lease
 from coordinator.domain.placement import COMPUTE_SHARE, Candidate
-from coordinator.domain.speed import observed
+from coordinator.domain.rate import TRUST
+from coordinator.domain.speed import believed, observed
 from coordinator.errors import ForbiddenError
 from coordinator.services.chain import Chain
 from coordinator.services.context import Context
@@ -32,6 +33,7 @@ from transport.wire.node import (
     Hello,
     IceServer,
     LedgerInfo,
+    NodeProfile,
     Unanswered,
     Welcome,
 )
@@ -43,9 +45,23 @@ MAX_FLIPS = 2  # One is a reconnect that overtook its own disconnect; more are t
 RETRY_SOON = 5.0
 UNNAMED_RETRY = 30.0  # An auditor waits for its operator, who has to start the coordinator again.
 STAKE_POLL_SECONDS = 2.0
+AWAY_SECONDS = 30 * 86_400.0  # An auditor of the operator's that was here no longer ago is expected back.
 MAX_NODES_ONLINE = 20_000  # Beyond it one process answers heartbeats late; see docs/OPERATIONS.md for several.
 
 log = logging.getLogger(__name__)
+
+
+def candidate_of(node: str, payout: str, profile: NodeProfile, flops: float | None = None) -> Candidate:
+    """A node as somebody who may be given work; ``flops``: operations a second, where not as it says."""
+    return Candidate(
+        node,
+        payout,
+        profile.memory_mb,
+        profile.flops if flops is None else flops,
+        profile.env_class,
+        profile.floor,
+        card=profile.kind == "cuda",
+    )
 
 
 class RefusedError(Exception):
@@ -62,6 +78,7 @@ class Session:
 
     Attributes:
         began: when it was opened, in Unix seconds.
+        rounds: of its work that were verified since its last fault.
         operator: it is one of the operator's own auditors: it needs no stake, and never gets a seat.
         unhandled: messages of the node that have arrived and wait for their turn here.
     """
@@ -79,6 +96,7 @@ class Session:
         self.token = token
         self.stake = 0
         self.began = 0.0
+        self.rounds = 0
         self.operator = False
         self.accepting = True
         self.unhandled = 0
@@ -133,6 +151,7 @@ class Nodes:
         self._flips: dict[str, deque[float]] = {}
         self._banned: set[str] = set()
         self._unanswered: dict[str, float] = {}
+        self._own: dict[str, NodeRecord] = {}  # The operator's own auditors that have ever been here.
         self._speeds: dict[str, float] = {}  # Of nodes that have done rounds since this process began.
         self._newest_speeds: dict[str, float] = {}  # Of their last round alone, in operations a second.
 
@@ -142,7 +161,9 @@ class Nodes:
         async with self._context.store.transaction() as tx:
             self._banned = {record.address for record in await tx.find(NodeRecord, ("banned", "=", True))}
             evaded = await tx.find(NodeRecord, ("evaded", ">", since))
+            own = await tx.find(NodeRecord, ("address", "in", tuple(sorted(self._context.config.auditors))))
         self._unanswered = {record.address: record.evaded for record in evaded}
+        self._own = {record.address: record for record in own}
 
     async def enter(
         self,
@@ -160,7 +181,9 @@ class Nodes:
         self._check(hello, nonce, host)
         operator = hello.node in self._context.config.auditors
         stake = 0 if operator else await self._stake(hello.node)
-        await self._record(hello, stake)
+        record = await self._record(hello, stake)
+        if operator:
+            self._own[hello.node] = record
         old = self._sessions.get(hello.node)
         if old is not None:
             self._flip(hello.node)
@@ -168,7 +191,7 @@ class Nodes:
             self.leave(old)
         session = Session(hello, self._context.entropy(24).hex(), send, close)
         session.stake, session.began = stake, self._context.clock.time()
-        session.operator = operator
+        session.operator, session.rounds = operator, record.rounds
         self._sessions[hello.node] = session
         self._leases.came(hello.node)
         self._tokens[session.token] = hello.node
@@ -188,6 +211,10 @@ class Nodes:
         self._tokens.pop(session.token, None)
         if self._sessions.get(session.node) is session:
             del self._sessions[session.node]
+            if session.operator:
+                self._own[session.node] = msgspec.structs.replace(
+                    self._own[session.node], seen=self._context.clock.time()
+                )
             self._leases.cut(session.node)
             self._context.bus.publish(session.node)
 
@@ -231,8 +258,12 @@ class Nodes:
 
     def everybody(self) -> list[Candidate]:
         """All nodes that are here and lend themselves, busy or not."""
+        shown: dict[str, list[float]] = defaultdict(list)
+        for session in self._sessions.values():
+            if session.rounds >= TRUST and session.node in self._speeds:
+                shown[session.profile.env_class].append(self._speeds[session.node])
         return [
-            self._candidate(session)
+            self._candidate(session, shown)
             for session in self._sessions.values()
             if session.node not in self._banned
             and session.stake >= self._context.config.min_stake
@@ -249,23 +280,24 @@ class Nodes:
 
     def auditors(self) -> list[Candidate]:
         """The operator's own auditors that are here, busy or not."""
-        return [
-            self._candidate(session)
-            for session in self._sessions.values()
-            if session.operator and session.node not in self._banned
-        ]
+        return [self._candidate(session, {}) for session in self._sessions.values() if session.operator]
 
-    def _candidate(self, session: Session) -> Candidate:
-        profile = session.profile
-        return Candidate(
-            session.node,
-            session.payout,
-            profile.memory_mb,
-            self._speeds.get(session.node, profile.flops),
-            profile.env_class,
-            profile.floor,
-            card=profile.kind == "cuda",
-        )
+    def known_auditors(self) -> list[Candidate]:
+        """The operator's own auditors that are here or were lately, as they last said to be."""
+        since = self._context.clock.time() - AWAY_SECONDS
+        away = [record for node, record in self._own.items() if node not in self._sessions and record.seen > since]
+        return [*self.auditors(), *(candidate_of(record.address, record.payout, record.profile) for record in away)]
+
+    def _candidate(self, session: Session, shown: Mapping[str, Collection[float]]) -> Candidate:
+        speed = self._speeds.get(session.node, session.profile.flops)
+        if session.rounds < TRUST:
+            speed = believed(speed, session.profile.env_class, shown)
+        return candidate_of(session.node, session.payout, session.profile, speed)
+
+    def stands(self, node: str, rounds: int) -> None:
+        """So many rounds of a node's work were verified since its last fault; the caller stores it."""
+        if node in self._sessions:
+            self._sessions[node].rounds = rounds
 
     def timed(self, node: str, operations: float, busy: float) -> None:
         """Learn from a round how quick a node is; ``operations`` by the coordinator's own arithmetic."""
@@ -362,18 +394,17 @@ class Nodes:
             return 0
         return state.balance - state.requested
 
-    async def _record(self, hello: Hello, stake: int) -> None:
+    async def _record(self, hello: Hello, stake: int) -> NodeRecord:
         now = self._context.clock.time()
         async with self._context.store.transaction() as tx:
             known = await tx.find(NodeRecord, ("address", "=", hello.node))
             if not known:
                 record = NodeRecord(hello.node, hello.payout, hello.profile, now, now, stake=stake)
-                await tx.insert(record)
-                return
+                return await tx.insert(record)
             changed = msgspec.structs.replace(
                 known[0], payout=hello.payout, profile=hello.profile, seen=now, stake=stake
             )
-            await tx.update(changed)
+            return await tx.update(changed)
 
     def _welcome(self, session: Session) -> Welcome:
         config = self._context.config

@@ -18,7 +18,9 @@ from coordinator.services.links import Links
 from coordinator.services.naming import listed
 from coordinator.services.nodes import Nodes
 from coordinator.services.payees import MAX_PAYEES, affordable, payable, payees_of
+from coordinator.services.watching import Watching
 from coordinator.services.work import Work
+from coordinator.store.ports import Where
 from ledger import events as ledger_events
 from transport.wire.job import TOGETHER
 from transport.wire.model import ModelShape, inspect_config
@@ -27,6 +29,7 @@ MAX_FAULTS_PER_NODE = 2  # A machine that failed a job twice in a short time is 
 FORGIVEN_SECONDS = 600.0  # but a stalled round blames whole replicas, so after a while it is asked again.
 MAX_REASONS = 3  # Why nodes have no seat, in the timeline; a large network has many that are simply not needed.
 OPENINGS_SECONDS = 5.0  # Moves hold the next round for so long at most, until the last one's steps are opened.
+UNSEEN = "what they compute in this job can be looked at by machines of their kind only, and the operator has none"
 MAX_FAULTS_PER_JOB = 12  # So many failures on several machines are the job's, not theirs.
 
 
@@ -43,10 +46,11 @@ def _shape(config: bytes) -> ModelShape:
 class Staffing:
     """Grants leases and ends those that are in the way; it never begins a round."""
 
-    def __init__(self, context: Context, nodes: Nodes, links: Links) -> None:
+    def __init__(self, context: Context, nodes: Nodes, links: Links, watching: Watching) -> None:
         self._context = context
         self._nodes = nodes
         self._links = links
+        self._watching = watching
         self._waiting: dict[str, float] = {}
         self._crowded: set[str] = set()
         self._deserted: dict[str, float] = {}
@@ -106,6 +110,9 @@ class Staffing:
         asking = [c.node for c in free if c not in affordable(free, work.job.quote.rate)]
         if asking:
             reasons[f"they ask more than {money(work.job.quote.rate)} for 10^15 operations"] = asking
+        unseen = [c.node for c in free if not self._watching.seats(work.job.spec.training, c.env_class)]
+        if unseen:
+            reasons[UNSEEN] = unseen
         for reason, nodes in list(reasons.items())[:MAX_REASONS]:
             work.note("unused", f"without a seat: {listed(nodes)}: {reason}")
 
@@ -230,18 +237,24 @@ class Staffing:
             work.memo(f"assigned:{attempt}:{event.nodes[0]}", event)
 
     async def _willing(self, work: Work, candidates: Sequence[Candidate]) -> list[Candidate]:
-        """Those that work for the job's price and have not failed it lately."""
+        """Those that work for the job's price, can be looked at in it, have not failed it lately, and were not sent out of it."""
         if not candidates:
             return []
-        faults = await work.tx.find(
-            Lease,
-            ("job", "=", work.job.id),
-            ("end", "in", tuple(sorted(FAULTS))),
-            ("ended", ">", work.now - FORGIVEN_SECONDS),
-        )
+        of_job: tuple[Where, ...] = (("job", "=", work.job.id),)
+        since: Where = ("ended", ">", work.now - FORGIVEN_SECONDS)
+        faults = await work.tx.find(Lease, *of_job, ("end", "in", tuple(sorted(FAULTS))), since)
         failures = [lease.node for lease in (*faults, *(held for held in work.ended if held.end in FAULTS))]
+        rejected = await work.tx.find(Lease, *of_job, ("end", "=", "rejected"))
+        out = {lease.node for lease in (*rejected, *work.ended) if lease.end == "rejected"}
         willing = affordable(candidates, work.job.quote.rate)
-        return [c for c in willing if failures.count(c.node) < MAX_FAULTS_PER_NODE]
+        training = work.job.spec.training
+        return [
+            c
+            for c in willing
+            if failures.count(c.node) < MAX_FAULTS_PER_NODE
+            and c.node not in out
+            and self._watching.seats(training, c.env_class)
+        ]
 
     async def _payable(self, work: Work, candidates: Sequence[Candidate]) -> list[Candidate]:
         """Those whose accounts the job's escrow can pay beside everybody who has worked for it."""

@@ -4,28 +4,30 @@ Everything here happens on an open desk (``Work``). Commitments and rates are st
 first block of the ledger after that (``beacons``), so neither can depend on it, and everybody can repeat it.
 """
 
-import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from coordinator.domain import auditors, due, trust
 from coordinator.domain.job import JobState
-from coordinator.domain.lease import Lease
 from coordinator.domain.trust import Audit, Auditor
+from coordinator.services import credit
 from coordinator.services.boundaries import Boundaries
+from coordinator.services.concluding import Conclusion
 from coordinator.services.context import Context
 from coordinator.services.deadlines import Deadlines
-from coordinator.services.disputes import Disputes, evidence_digest
+from coordinator.services.disputes import Disputes
 from coordinator.services.drawing import auditor_of
-from coordinator.services.evidence import correct_outcomes, place_of, seal_outcome
 from coordinator.services.nodes import Nodes
+from coordinator.services.penalties import Penalties
+from coordinator.services.watching import LONGEST
 from coordinator.services.work import Work
 from coordinator.store.ports import Where
-from coordinator.store.records import CommitRecord, NodeRecord, OutboxRecord, RoundRecord
+from coordinator.store.records import RoundRecord
 from transport.wire.task import AuditReport, BisectAnswer, LeafShown, OpeningMade, StepOpened
 
 _DISTANT = "is too far from what a machine of another class came to; that proves nothing, and only raises its rate"
+_FOUND_FAR = "is too far from what the operator's machine came to: the work is not paid, and its node begins anew"
 _OUTCOMES: Mapping[str, str] = {"passed": "passed", "failed": "failed", "void": "came to nothing"}
 # Workers keep the records of two rounds: the next may begin, the one after must wait for openings to be made.
 OPENING_LAG = 2
@@ -33,6 +35,7 @@ OPENING_LAG = 2
 # state from before it is remembered (16, of every fourth round): half of that. A round sends a twelfth of an opening at the
 # least, so a home's upload brings it long before.
 SHOWING_LAG = 32
+REMEMBERED = 100  # Audits of a prover's owner by which the next auditor is chosen: the newest.
 
 
 class Verification:
@@ -46,6 +49,8 @@ class Verification:
         self._nodes = nodes
         self._disputes = disputes
         self._boundaries = boundaries
+        self._penalties = Penalties(context)
+        self._conclusion = Conclusion(context)
 
     def opened(self, work: Work, lease: str, report: OpeningMade | StepOpened) -> None:
         """The prover answered, or has made its answer and sends it."""
@@ -118,29 +123,28 @@ class Verification:
         """Bring every open audit as far as it goes now, then conclude rounds whose audits are over."""
         self._disputes.advance(work)
         await self._boundaries.advance(work)
-        for audit in list(work.audits.values()):
+        replaying = any(audit.state == "replaying" for audit in work.audits.values())
+        ready = await self._auditors(work) if replaying else []
+        for audit in sorted(work.audits.values(), key=lambda audit: (audit.looks, audit.began, audit.id)):
             waits = audit.over or audit.id in work.disputes
-            work.audits[audit.id] = audit if waits else self._step(work, audit)
-        await self._punish_accusers(work)
-        await _remember_tampering(work)
+            work.audits[audit.id] = audit if waits else await self._step(work, audit, ready)
+        await self._penalties.of_accusers(work)
+        await self._penalties.of_tampering(work)
         for audit in [a for a in work.audits.values() if a.over]:
             await (self._follow_canary if audit.canary else self._follow)(work, audit)
-        if work.rounds_ended or work.job.state is JobState.VERIFYING:
-            await self._conclude(work)
+        await self._conclusion.advance(work)
 
     async def give_up(self, work: Work) -> None:
         """The job ends early: findings against a prover stand, other open audits are void."""
         for audit in list(work.audits.values()):
             if not audit.over:
-                void = msgspec.structs.replace(audit, state="void", detail="the job ended before the audit did")
-                work.audits[audit.id] = trust.overdue(audit) if trust.against(audit) else void
-        if work.run is not None:
-            work.change_run(undrawn=())
+                work.audits[audit.id] = trust.given_up(audit, "the job ended before the audit did")
+        await self._conclusion.give_up(work)
         self._disputes.drop(work, "the job ended before the dispute did")
         work.rounds_ended = True
         await self.advance(work)
 
-    def _step(self, work: Work, audit: Audit) -> Audit:
+    async def _step(self, work: Work, audit: Audit, ready: Sequence[Auditor]) -> Audit:
         config = self._context.config
         if audit.canary and work.job.state is JobState.VERIFYING:
             return msgspec.structs.replace(audit, state="void", detail="the job ended")  # Nobody is kept for a test.
@@ -152,9 +156,10 @@ class Verification:
         ):
             audit = trust.auditor_gone(audit, work.now + config.audit_patience_seconds)
         if audit.state == "replaying" and audit.auditor is None:
-            auditor = auditors.choose_auditor(audit, self._auditors(work))
+            auditor = await self._choose(work, audit, ready)
             if auditor is not None:
-                assigned = trust.assigned(audit, auditor, work.now + config.audit_seconds)
+                times = LONGEST if auditor.operator else 1.0  # It does nothing else, and nobody could do it for it.
+                assigned = trust.assigned(audit, auditor, work.now + times * config.audit_seconds)
                 return self._deadlines.look(work, due.asked(assigned, work.now))
         if auditors.awaits_look(audit):
             return audit  # The operator's auditor is away, or busy with others: that is nobody's silence.
@@ -167,184 +172,58 @@ class Verification:
             return trust.prover_gone(audit)
         return trust.overdue(audit) if late else audit
 
-    def _auditors(self, work: Work) -> list[Auditor]:
-        return [
-            auditor_of(lease, self._context.config.auditors)
+    async def _choose(self, work: Work, audit: Audit, ready: Sequence[Auditor]) -> Auditor | None:
+        """Who is asked next, of those who are here; the operator's look at one step after the other, the oldest first."""
+        looking = {other.auditor_lease for other in work.audits.values() if other.looking}
+        free = [auditor for auditor in ready if auditor.lease not in looking]
+        chosen = auditors.choose_auditor(audit, free)
+        if chosen is None or chosen.operator:
+            return chosen
+        of_owner: tuple[Where, ...] = (("job", "=", work.job.id), ("payout", "=", audit.payout))
+        before = await work.tx.find(Audit, *of_owner, newest=True, limit=REMEMBERED)
+        return auditors.choose_auditor(audit, free, auditors.shared_history(before, audit.payout))
+
+    async def _auditors(self, work: Work) -> list[Auditor]:
+        operators = self._context.config.auditors
+        here = [
+            auditor_of(lease, operators)
             for lease in work.leases.values()
             if lease.state == "ready" and self._nodes.session(lease.node) is not None
         ]
+        known = await credit.of_nodes(work, {auditor.node for auditor in here}) if operators else {}
+        return [msgspec.structs.replace(auditor, credit=known.get(auditor.node, 0)) for auditor in here]
 
     async def _follow_canary(self, work: Work, canary: Audit) -> None:
         """Send an auditor away that found a forged step right."""
         if canary.blame == "blind":
             self._context.metrics.count("canaries_caught_total")
             blind = canary.verdicts[-1].auditor
-            await self._ban(work, blind, canary, "it found a forged step right", slash=False)
-            await self._look_again(work, blind)
+            await self._penalties.of_blindness(work, blind, canary, "it found a forged step right")
         work.conclude(canary)
-
-    async def _look_again(self, work: Work, blind: str) -> None:
-        """Have others re-run what an auditor approved that does not look; what it approved may be paid already."""
-        deadline = work.now + self._context.config.audit_patience_seconds
-        for passed in await work.tx.find(Audit, ("job", "=", work.job.id), ("state", "=", "passed")):
-            audit = trust.again(passed, blind, deadline)
-            if audit is not None:
-                work.audits[audit.id] = audit
-                work.change(audits=work.job.audits + 1)
-                work.note("audit", f"round {audit.round + 1}: {audit.place} is looked at again")
 
     async def _follow(self, work: Work, audit: Audit) -> None:
         """Draw the consequences of an audit that has just ended."""
-        self._context.metrics.count(f"audits_{audit.state}_total")
+        self._count(work, audit)
         place = f"the audit of round {audit.round + 1}, {audit.place},"
-        self._context.metrics.count("audits_distant_total", audit.blame == "distant")
-        outcome = _DISTANT if audit.blame == "distant" else _OUTCOMES[audit.state]
-        work.note("audit", f"{place} {outcome}" + (f": {audit.detail}" if audit.detail else ""))
-        await _remember(work, audit)
-        own: tuple[Where, ...] = (("job", "=", work.job.id), ("node", "=", audit.node), ("canary", "=", False))
-        earlier = await work.tx.find(Audit, *own, ("state", "=", "failed"))
-        match trust.consequence(audit, [other for other in earlier if other.id != audit.id]):
-            case "forfeit":
-                await self._forfeit(work, audit)
-            case "expel":
-                await self._ban(work, audit.node, audit, audit.detail or audit.blame, slash=False)
-            case "ban":
-                await self._ban(work, audit.node, audit, audit.detail or audit.blame, slash=True)
-                if audit.blame == "wrong" and await _is_in_the_model(work, audit):
-                    work.forged.append((audit.epoch, audit.round))
-            case "none":
-                pass
-        if audit.state == "failed" and audit.blame in trust.EVASIONS:
-            await _remember_evasion(work, audit)
+        work.note("audit", f"{place} {_outcome(audit)}" + (f": {audit.detail}" if audit.detail else ""))
+        await self._penalties.follow(work, audit)
         if audit.state == "passed" and not audit.across:
             await self._boundaries.judge(work, audit)
         work.conclude(audit)
 
-    async def _forfeit(self, work: Work, audit: Audit) -> None:
-        where: tuple[Where, ...] = (("job", "=", work.job.id), ("epoch", "=", audit.epoch), ("round", "=", audit.round))
-        for commit in await work.tx.find(CommitRecord, *where, ("lease", "=", audit.lease)):
-            await _reject(work, commit)
-        if audit.lease in work.leases:
-            work.end(audit.lease, "failed", f"audit of round {audit.round + 1}: {audit.detail}")
-
-    async def _punish_accusers(self, work: Work) -> None:
-        """Whoever was proven to accuse falsely loses what a prover loses whose lie is proven."""
-        accusers, work.false_accusers = work.false_accusers, []
-        for node, audit, detail in accusers:
-            await self._ban(work, node, work.audits[audit], f"false accusation: {detail}", slash=True)
-
-    async def _ban(self, work: Work, node: str, audit: Audit, why: str, slash: bool) -> None:
-        """Unpaid work of the job is void, the stake may be slashed, the node leaves everything that it holds."""
-        for commit in await work.tx.find(CommitRecord, ("job", "=", work.job.id), ("node", "=", node)):
-            if not commit.bound:
-                await _reject(work, commit)
-        reason = f"audit {audit.id}: {why}"
-        for lease in [lease for lease in work.leases.values() if lease.node == node]:
-            work.end(lease.id, "rejected", reason)
-        work.note("rejected", f"node {node}: {reason}; its unpaid work of this job is void")
-        record = await work.tx.get(NodeRecord, node)
-        if record.banned:
-            return  # Another audit of the same node came to the same end: one lie costs its stake once.
-        await work.tx.update(msgspec.structs.replace(record, banned=True, reason=reason))
-        work.expelled.append(node)
-        if slash and record.stake > 0:
-            dispute = next((record for record in work.ended_disputes if record.id == audit.id), None)
-            proof = (
-                hashlib.sha256(msgspec.json.encode(audit)).hexdigest() if dispute is None else evidence_digest(dispute)
-            )
-            payload: dict[str, str | int] = {"node": node, "reason": proof}
-            if node == audit.node and audit.accuser is not None:
-                payload |= {"accuser": audit.accuser, "audit": place_of(audit).bytes.hex()}
-            elif dispute is not None and node == dispute.dispute.prover:
-                payload |= {"accuser": dispute.dispute.challenger, "audit": audit.id}
-            if audit.challenger is not None and node == audit.node:
-                payload["challenger"] = (await work.tx.get(NodeRecord, audit.challenger)).payout
-            key = f"slash:{audit.id}:{node}" if node != audit.node else f"slash:{audit.id}"
-            detail = f"{node}: {reason}"[:500]
-            work.queue(OutboxRecord(key, work.job.id, "slash", payload, work.now, detail=detail))
-
-    async def _conclude(self, work: Work) -> None:
-        """Verify the shares of complete rounds whose audits are over."""
-        open_rounds = {(audit.epoch, audit.round) for audit in work.audits.values() if not audit.canary}
-        open_rounds |= set(work.run.undrawn if work.run is not None else ())
-        waiting: tuple[Where, ...] = (("job", "=", work.job.id), ("state", "=", "complete"), ("concluded", "=", False))
-        for record in await work.tx.find(RoundRecord, *waiting):
-            if (record.epoch, record.number) in open_rounds:
-                continue
-            where: tuple[Where, ...] = (
-                ("job", "=", work.job.id),
-                ("epoch", "=", record.epoch),
-                ("round", "=", record.number),
-            )
-            for commit in await work.tx.find(CommitRecord, *where, ("state", "=", "pending")):
-                await work.tx.update(msgspec.structs.replace(commit, state="verified"))
-                work.change(verified=work.job.verified + commit.amount)
-            await seal_outcome(work, await work.tx.update(msgspec.structs.replace(record, concluded=True)))
-        await correct_outcomes(work)
+    def _count(self, work: Work, audit: Audit) -> None:
+        metrics = self._context.metrics
+        metrics.count(f"audits_{audit.state}_total")
+        metrics.count("audits_distant_total", audit.blame == "distant")
+        own = [verdict for verdict in audit.verdicts if verdict.own]
+        if own:
+            metrics.count("looks_total")
+            metrics.count("looks_found_total", audit.state == "failed")
+            metrics.observe("look_wait_seconds", work.now - audit.began)
+        metrics.count("looks_missed_total", audit.blame == "unlooked")
 
 
-async def _is_in_the_model(work: Work, audit: Audit) -> bool:
-    """Whether what was forged is in the states since: a step always is, an outer step where the others went on from it."""
-    if audit.outer is None:
-        return True
-    record = await work.tx.get(RoundRecord, audit.job, audit.epoch, audit.round)
-    return record.parameters[audit.stage] == audit.outer.parameters
-
-
-async def _remember(work: Work, audit: Audit) -> None:
-    """What the audit says of the prover's conduct, for its next rates. Leaving is no fault; a lone accusation is no proof."""
-    if (audit.state == "void" and audit.blame != "distant") or audit.blame == "gone":
-        return
-    record = await work.tx.get(NodeRecord, audit.node)
-    if audit.state == "passed" and audit.across:
-        record = msgspec.structs.replace(record, afar=record.afar + 1)
-    elif audit.state == "passed":
-        record = msgspec.structs.replace(record, passed=record.passed + 1)
-    else:
-        faults = record.faults + (audit.blame != "unconfirmed")
-        record = msgspec.structs.replace(record, passed=0, afar=0, faults=faults)
-    await work.tx.update(record)
-
-
-async def _remember_tampering(work: Work) -> None:
-    """A node whose agent saw a hand in a job's sandbox is looked at as after a failed audit, and repeated it costs stake."""
-    leases, work.tampered = work.tampered, []
-    for lease in leases:
-        record = await work.tx.get(NodeRecord, lease.node)
-        share = trust.tampering_costs(record.tampered, lease.granted, work.now)
-        if share and record.stake > 0:
-            _take(work, "tampered", lease, record.tampered, share, "somebody reached into a job there again")
-        faults = record.faults + 1
-        await work.tx.update(msgspec.structs.replace(record, passed=0, afar=0, faults=faults, tampered=work.now))
-
-
-async def _remember_evasion(work: Work, audit: Audit) -> None:
-    """A node evaded an audit: its owner is told, and a repetition costs stake."""
-    record = await work.tx.get(NodeRecord, audit.node)
-    (lease,) = await work.tx.find(Lease, ("id", "=", audit.lease))
-    share = trust.evasion_costs(record.evaded, lease.granted, work.now)
-    if share is None:
-        return
-    if share and record.stake > 0:
-        what = "names another class than it had said to be of" if audit.blame == "misstated" else "was not shown"
-        _take(work, "evaded", lease, record.evaded, share, f"what was drawn of it {what}, again")
-    work.unanswered.append(audit.node)
-    await work.tx.update(msgspec.structs.replace(record, evaded=work.now))
-
-
-def _take(work: Work, how: str, lease: Lease, before: float, share: int, what: str) -> None:
-    """Queue a slash of ``share`` ten-thousandths of a node's stake for what has happened again."""
-    told = {"node": lease.node, "lease": lease.id, "before": before, "now": work.now}
-    reason = hashlib.sha256(msgspec.json.encode(told, order="sorted")).hexdigest()
-    payload: dict[str, str | int] = {"node": lease.node, "reason": reason, "bps": share}
-    detail = f"{lease.node}: {what}, lease {lease.id}: {share / 100:g} % of its stake"
-    work.queue(OutboxRecord(f"{how}:{lease.id}", work.job.id, "slash", payload, work.now, detail=detail))
-    work.note("rejected", f"node {lease.node}: {what}: {share / 100:g} % of its stake")
-
-
-async def _reject(work: Work, commit: CommitRecord) -> None:
-    if commit.state == "verified":
-        work.change(verified=work.job.verified - commit.amount)
-    if commit.state in ("pending", "verified"):
-        await work.tx.update(msgspec.structs.replace(commit, state="rejected", amount=0))
-        work.reopened.add((commit.epoch, commit.round))
+def _outcome(audit: Audit) -> str:
+    if audit.blame == "distant":
+        return _DISTANT if audit.state == "void" else _FOUND_FAR
+    return _OUTCOMES[audit.state]

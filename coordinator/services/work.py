@@ -37,6 +37,7 @@ class Work:
         leases: the live ones. ``granted`` and ``ended``: what this work did to them.
         audits: those that are not over. ``concluded``: those that have just ended.
         expelled: nodes that this work banned.
+        stood: node -> rounds of its work that were verified since its last fault, where that has changed.
         earned: node -> (verified, paid), where that has changed.
         promised: payee -> what has just been promised to it on the ledger.
         hold: the next round waits: somebody moves as soon as steps are opened.
@@ -74,6 +75,7 @@ class Work:
         self.signature = ""
         self.granted: list[Lease] = []
         self.expelled: list[str] = []
+        self.stood: dict[str, int] = {}
         self.disputes: dict[str, DisputeRecord] = {}
         self.ended_disputes: list[DisputeRecord] = []
         self.false_accusers: list[tuple[str, str, str]] = []

@@ -14,6 +14,7 @@ from coordinator.store.records import (
     ChallengeRecord,
     CommitRecord,
     CredentialRecord,
+    CreditRecord,
     DisputeRecord,
     EventRecord,
     FileRecord,
@@ -69,7 +70,10 @@ KINDS: Mapping[type[msgspec.Struct], Kind] = {
         frozenset({"outer"}),
     ),
     Audit: Kind(
-        "audits", ("id",), ("round", "id"), frozenset({"plan", "tried", "verdicts", "outer", "sides", "apart"})
+        "audits",
+        ("id",),
+        ("round", "id"),
+        frozenset({"plan", "tried", "owners", "verdicts", "outer", "sides", "apart"}),
     ),
     DisputeRecord: Kind("disputes", ("id",), ("began", "id"), frozenset({"dispute"})),
     OutboxRecord: Kind("outbox", ("id",), ("id",), frozenset({"payload"}), unique="key", numbered=True),
@@ -82,6 +86,7 @@ KINDS: Mapping[type[msgspec.Struct], Kind] = {
     MetricRecord: Kind("metrics", ("id",), ("id",), numbered=True),
     ReplayRecord: Kind("replays", ("account_id", "key"), ("created", "account_id", "key")),
     NodeRecord: Kind("nodes", ("address",), ("since", "address"), frozenset({"profile"})),
+    CreditRecord: Kind("credit", ("node", "account_id", "watched"), ("node", "account_id", "watched")),
     Account: Kind("accounts", ("id",), ("created", "id"), unique="key"),
     SessionRecord: Kind("sessions", ("id",), ("created", "id")),
     KeyRecord: Kind("api_keys", ("id",), ("created", "id"), frozenset({"scopes"})),

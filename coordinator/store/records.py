@@ -69,6 +69,7 @@ class CommitRecord(msgspec.Struct, frozen=True):
         carried, local: what it commits to carry into the next round, and what it had carried into this one.
         outer, parameters: what it says of the outer step, and of the parameters that came of it; None: nothing yet when the
             round ended.
+        look: probability in millionths that one of the operator's auditors looks at it; 0: only other nodes audit it.
         settlement: the outbox row that pays it.
         promised: the outbox row that made it claimable from the ledger; from then on nobody can take it back.
     """
@@ -96,6 +97,7 @@ class CommitRecord(msgspec.Struct, frozen=True):
     promised: int | None = None
     outer: OuterRecord | None = None
     parameters: Digest | None = None
+    look: int = 0
     version: int = 0
 
     @property
@@ -231,7 +233,7 @@ class NodeRecord(msgspec.Struct, frozen=True):
     """A node that has been here.
 
     Attributes:
-        passed, faults, afar: as in ``domain.rate.Standing``.
+        rounds: of its work that were verified since its last fault. ``faults``: as in ``domain.rate.Standing``.
         tampered: when its agent last told that somebody reached into a job there; 0: never.
         evaded: when it last did not show what was drawn of it; 0: never.
     """
@@ -245,11 +247,28 @@ class NodeRecord(msgspec.Struct, frozen=True):
     reason: str = ""
     stake: int = 0
     earned: int = 0
-    passed: int = 0
+    rounds: int = 0
     faults: int = 0
     tampered: float = 0.0
     evaded: float = 0.0
-    afar: int = 0
+    version: int = 0
+
+
+class CreditRecord(msgspec.Struct, frozen=True):
+    """What a node's verified work for one account was worth since its last fault, in millionths of the token.
+
+    By account, since anybody can pay their own node for work that means nothing. What nodes alone have audited (``watched``
+    False) says nothing where the operator's auditors look.
+
+    Attributes:
+        exact: some of it was found right bit for bit.
+    """
+
+    node: NodeAddress
+    account_id: str
+    watched: bool
+    amount: int = 0
+    exact: bool = False
     version: int = 0
 
 

@@ -141,9 +141,10 @@ commits = Table(
     Column("promised", BigInteger),
     Column("outer", Text, nullable=False),
     Column("parameters", _ID),
+    Column("look", Integer, nullable=False),
     Column("version", Integer, nullable=False),
     PrimaryKeyConstraint("job", "epoch", "round", "stage", "replica"),
-    Index("commits_by_node", "node"),
+    Index("commits_by_node", "node", "state"),
     Index("commits_by_payout", "payout"),
 )  # fmt: skip
 
@@ -197,11 +198,17 @@ audits = Table(
     Column("apart", Text, nullable=False),
     Column("ending", Boolean, nullable=False),
     Column("afar", Boolean, nullable=False),
+    Column("owners", Text, nullable=False),
+    Column("watched", Boolean, nullable=False),
+    Column("proven", Boolean, nullable=False),
+    Column("share", BigInteger, nullable=False),
     Column("look", Boolean, nullable=False),
     Column("looking", Boolean, nullable=False),
+    Column("looks", Integer, nullable=False),
     Column("began", Float, nullable=False),
     Column("version", Integer, nullable=False),
     Index("audits_by_job", "job", "state"),
+    Index("audits_by_node", "node", "state"),
 )  # fmt: skip
 
 disputes = Table(
@@ -324,12 +331,22 @@ nodes = Table(
     Column("reason", Text, nullable=False),
     Column("stake", BigInteger, nullable=False),
     Column("earned", BigInteger, nullable=False),
-    Column("passed", Integer, nullable=False),
+    Column("rounds", Integer, nullable=False),
     Column("faults", Integer, nullable=False),
     Column("tampered", Float, nullable=False),
     Column("evaded", Float, nullable=False),
-    Column("afar", Integer, nullable=False),
     Column("version", Integer, nullable=False),
+)  # fmt: skip
+
+credit = Table(
+    "credit", metadata,
+    Column("node", _ID, nullable=False),
+    Column("account_id", _ID, nullable=False),
+    Column("watched", Boolean, nullable=False),
+    Column("amount", BigInteger, nullable=False),
+    Column("exact", Boolean, nullable=False),
+    Column("version", Integer, nullable=False),
+    PrimaryKeyConstraint("node", "account_id", "watched"),
 )  # fmt: skip
 
 accounts = Table(

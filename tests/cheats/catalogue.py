@@ -12,7 +12,8 @@ from typing import Any
 
 from coordinator.domain import rate as rates
 from coordinator.domain.draw import LAST, WHOLE
-from coordinator.domain.trust import EVASIONS, Audit
+from coordinator.domain.penalty import EVASIONS
+from coordinator.domain.trust import Audit
 from coordinator.store.records import CommitRecord, NodeRecord, RoundRecord
 from tests.sim.test_faults import read, run_world
 from tests.sim.world import World

@@ -1,5 +1,8 @@
 """A worker in memory that keeps the rules of the wire, and can be told to lie."""
 
+from collections.abc import Callable
+from fractions import Fraction
+
 import msgspec
 
 from tests.coordinator.fakes import FALSE_CONTRIBUTIONS, Lie, Peers, Tree
@@ -42,14 +45,14 @@ class FakeTask:
 
     ``lie``: commits to a ``root`` without leaves, contributes a ``substitute`` for what its last leaf binds, trains from
     another ``anchor``, or names another environment ``class``, or computes in an ``other class`` than it names, so that none of
-    its steps comes to what it does in that class; ``skips`` all steps, or forges ``one step``; binds a false
+    its steps comes to what it does in that class; ``skips`` all steps, or all ``but last``, or forges ``one step``; binds a false
     contribution in its last leaf (``FALSE_CONTRIBUTIONS``); is ``mute`` when it is to open a step; forges one and is ``silent``
     in the dispute; says something else of an ``outer`` step than it comes to; commits to having ``sent`` something else than its
     steps give, or to having ``received`` something else than came; says half of the held-out
-    ``loss``, or ``no loss`` at all, or ``dies measuring`` it.
+    ``loss``, or ``no loss`` at all, or ``dies measuring`` it; ``poison``: skips all steps, and whoever runs one again dies of it.
 
     ``accuse``: finds every step that it re-runs wrong. ``blind``: finds every step right that it is to re-run, of
-    everybody or of these nodes.
+    everybody or of these nodes. ``choose``: says before each round what it will lie about.
     """
 
     def __init__(
@@ -61,8 +64,10 @@ class FakeTask:
         env_class: str = "cpu",
         accuse: bool = False,
         blind: bool | frozenset[str] = False,
+        choose: Callable[[BeginRound], Lie | None] | None = None,
     ) -> None:
         self.assign = assign
+        self.choose = choose
         self.blind = blind
         self.node = node
         self.peers = peers
@@ -97,6 +102,7 @@ class FakeTask:
             case OpenStep():
                 opening = digest("opening", command.audit)
                 self.peers.openings[opening] = self.roots[command.epoch, command.round]
+                self.peers.poisoned |= {opening} if self.lie == "poison" else set()
                 return [OpeningMade(command.audit, opening), StepOpened(command.audit, opening)]
             case ShowLeaf():
                 return [self._show_leaf(command)]
@@ -121,12 +127,14 @@ class FakeTask:
         work = self.peers.trees[self.roots[command.epoch, command.round]].work
         return LeafShown(command.audit, work.leaves[command.step], work.tree.proof(command.step).path)
 
-    def _judge(self, command: ReplayStep | ReplayAcross) -> AuditReport:
+    def _judge(self, command: ReplayStep | ReplayAcross) -> AuditReport | TaskFailed:
         env_class = self.env_class
         if isinstance(command, ReplayAcross):
             self.peers.across += 1
             env_class = command.env_class
             command = command.replay
+        if command.opening in self.peers.poisoned:
+            return TaskFailed("out of memory")
         tree = self.peers.trees[command.root]
         prover = command.plan.node_of(command.stage, command.replica)
         if self.blind is True or (self.blind and prover in self.blind):
@@ -169,8 +177,10 @@ class FakeTask:
         env_class = "of its own" if self.lie == "class" else self.env_class
         name = digest(key, stage, replica)
         wrong: frozenset[int] = frozenset()
-        if self.lie in ("skips", "sent", "other class"):
+        if self.lie in ("skips", "sent", "other class", "poison"):
             wrong = frozenset(range(begun.steps))
+        elif self.lie == "but last":
+            wrong = frozenset(range(begun.steps - 1))
         elif self.lie in ("one step", "silent"):
             wrong = frozenset({int(name[:8], 16) % begun.steps})
         training = self.assign.spec.training
@@ -180,6 +190,7 @@ class FakeTask:
         )  # fmt: skip
         root = digest(name, "root") if self.lie == "root" else work.tree.root.hex()
         self.roots[begun.plan.epoch, begun.round] = root
+        self.peers.forged[*key, stage, replica] = Fraction(len(wrong), begun.steps)
         self.peers.trees[root] = Tree(bound, anchor, env_class, self.lie == "root", work, honest)
         commit = RoundCommit(
             begun.plan.epoch, begun.round, root, begun.steps, gradient,
@@ -208,18 +219,11 @@ class FakeTask:
         if self.begun is not None and (command.plan.epoch, command.round) == (self.begun.plan.epoch, self.begun.round):
             return []
         stage, replica = self._seat()
+        if self.choose is not None:
+            self.lie = self.choose(command)
         self.begun, self.abandoned, self.applied, self.held, self.trained = command, False, None, {}, False
         self.peers.begun.setdefault((self.assign.job, command.plan.epoch, command.round, replica), set()).add(stage)
-        if command.plan.node_of(stage, replica) != self.node:
-            self.peers.violations.append(f"{self.node} was begun on a seat that the plan gives to somebody else")
-        if command.kept is not None and not set(command.kept.holders) & self.peers.keepers[command.kept.manifest]:
-            self.peers.violations.append("a state is named that none of its holders keeps")
-        if command.moments is not None:
-            self.peers.resumed += command.moments.holders == (self.node,)
-            if self.peers.moments[command.moments.manifest] != (stage, replica, command.round):
-                self.peers.violations.append("moments of another seat or round are named")
-        if command.state is not None and command.state not in self.peers.stored:
-            self.peers.violations.append("a state is named that was never stored")
+        self._check(command)
         source = command.state if command.kept is None else command.kept.manifest
         if source is not None:
             number, of_stage, self.anchor = self.peers.checkpoints[source]
@@ -239,6 +243,20 @@ class FakeTask:
         if command.validate and stage == len(command.plan.layers) - 1:
             return self._measure(command)
         return []
+
+    def _check(self, command: BeginRound) -> None:
+        """That the coordinator names what there is."""
+        stage, replica = self._seat()
+        if command.plan.node_of(stage, replica) != self.node:
+            self.peers.violations.append(f"{self.node} was begun on a seat that the plan gives to somebody else")
+        if command.kept is not None and not set(command.kept.holders) & self.peers.keepers[command.kept.manifest]:
+            self.peers.violations.append("a state is named that none of its holders keeps")
+        if command.moments is not None:
+            self.peers.resumed += command.moments.holders == (self.node,)
+            if self.peers.moments[command.moments.manifest] != (stage, replica, command.round):
+                self.peers.violations.append("moments of another seat or round are named")
+        if command.state is not None and command.state not in self.peers.stored:
+            self.peers.violations.append("a state is named that was never stored")
 
     def _measure(self, command: BeginRound) -> list[TaskReport]:
         loss = 5.0 / (1 + command.round)

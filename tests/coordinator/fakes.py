@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Literal
 
@@ -344,8 +345,9 @@ def unavailable(what: str) -> None:
 
 
 Lie = Literal[
-    "root", "substitute", "anchor", "class", "skips", "one step", "stale", "copied", "zero", "nan", "scaled", "flipped", "mute",
-    "silent", "outer", "sent", "received", "other class", "loss", "no loss", "dies measuring",
+    "root", "substitute", "anchor", "class", "skips", "but last", "one step", "stale", "copied", "zero", "nan", "scaled",
+    "flipped", "mute", "silent", "outer", "sent", "received", "other class", "loss", "no loss", "dies measuring",
+    "poison",
 ]  # fmt: skip
 FALSE_CONTRIBUTIONS = frozenset({"stale", "copied", "zero", "nan", "scaled", "flipped"})
 
@@ -379,6 +381,8 @@ class Peers:
         self.outers: dict[str, tuple[OuterRecord, str]] = {}
         self.violations: list[str] = []
         self.across = 0
+        self.poisoned: set[str] = set()
+        self.forged: dict[tuple[str, int, int, int, int], Fraction] = {}  # Of the steps of a seat's round.
 
 
 class FakeForger:

@@ -4,11 +4,8 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.domain import rate as rates
-from coordinator.domain import trust
+from coordinator.domain import penalty, trust
 from coordinator.domain.auditors import alone, choose_auditor
-from coordinator.domain.draw import WHOLE
-from coordinator.domain.rate import FLOOR, Standing
 from coordinator.domain.trust import Audit, Auditor
 from tests.coordinator.test_trust import AUDIT, OPENING, SECOND, address, report
 from transport.wire.boundary import comparable_across
@@ -74,7 +71,7 @@ def test_a_failure_is_void_and_a_fault_and_a_second_machine_may_see_it_otherwise
     assert (once.state, trust.against(once)) == ("replaying", ())
     for end in (trust.overdue(once), looked("mismatch", "mismatch"), looked("malformed", "incomparable")):
         assert (end.state, end.blame, end.across) == ("void", "distant", True)
-        assert trust.consequence(end, [end, end]) == "none"
+        assert penalty.consequence(end, [end, end]) == "none"
     assert looked("mismatch", "match").state == "passed"
 
 
@@ -109,27 +106,9 @@ def test_no_story_that_only_other_classes_tell_costs_the_prover_anything_but_tru
     ended = trust.overdue(trust.auditor_gone(audit, 0.0))
     assert ended.state in ("passed", "void")
     assert ended.blame in ("", "distant")
-    assert trust.consequence(ended, [msgspec.structs.replace(ended, id=f"{n}") for n in range(9)]) == "none"
+    assert penalty.consequence(ended, [msgspec.structs.replace(ended, id=f"{n}") for n in range(9)]) == "none"
     assert trust.against(ended) == ()
     assert trust.bond_goes(msgspec.structs.replace(ended, blame="")) in (None, "accused")
-
-
-def test_passes_across_classes_alone_halve_a_newcomers_part_and_never_reach_the_floor() -> None:
-    seen = [rates.rate(Standing(afar=afar), None) for afar in (0, 3, 4, 32, 10**6)]
-    assert seen == [500_000, 500_000, 444_444, 250_000, 250_000]
-    assert rates.rate(Standing(passed=72, afar=10**6), None) == FLOOR
-
-
-def test_a_fault_across_classes_has_everything_looked_at_until_eight_such_audits_or_two_exact_ones_pass() -> None:
-    assert [rates.rate(Standing(0, 1, afar), None) == WHOLE for afar in (0, 7, 8)] == [True, True, False]
-    assert rates.rate(Standing(1, 1, 4), None) < WHOLE
-
-
-@given(st.integers(0, 200), st.integers(0, 20), st.integers(0, 200))
-def test_an_exact_pass_never_counts_less_than_one_across(passed: int, faults: int, afar: int) -> None:
-    exact = rates.rate(Standing(passed + 1, faults, afar), None)
-    across = rates.rate(Standing(passed, faults, afar + 1), None)
-    assert exact <= across <= rates.rate(Standing(passed, faults, afar), None)
 
 
 def test_what_has_no_distance_is_not_compared_across_classes() -> None:

@@ -1,6 +1,7 @@
 """The draw repeats, cannot be steered, and takes everybody at its own rate; the rate makes forging a loss."""
 
 from collections import Counter
+from fractions import Fraction
 
 import msgspec
 import pytest
@@ -23,7 +24,7 @@ commitments = st.lists(st.tuples(st.integers(0, 20), st.integers(0, WHOLE)), min
 seeds = st.binary(min_size=32, max_size=32)
 amounts = st.integers(0, 10**12)
 exposures = st.builds(Exposure, share=st.integers(1, 10**9), unpaid=amounts, slashable=amounts)
-standings = st.builds(Standing, passed=st.integers(0, 10_000), faults=st.integers(0, 30))
+standings = st.builds(Standing, credit=amounts, share=st.integers(1, 10**9), faults=st.integers(0, 30))
 
 
 @given(seeds, commitments, st.integers(0, 6), st.integers(0, WHOLE))
@@ -136,27 +137,89 @@ def test_nobody_is_ever_below_the_floor_or_above_certainty(
 
 
 @given(standings, exposures)
-def test_the_rate_never_falls_with_faults_or_with_what_is_to_be_won_nor_rises_with_passed_audits_or_stake(
+def test_the_rate_never_falls_with_faults_or_with_what_is_to_be_won_nor_rises_with_credit_or_stake(
     standing: Standing, exposure: Exposure
 ) -> None:
     here = rates.rate(standing, exposure)
     worse = msgspec.structs.replace(standing, faults=standing.faults + 1)
-    better = msgspec.structs.replace(standing, passed=standing.passed + 1)
+    better = msgspec.structs.replace(standing, credit=standing.credit + 1)
     assert rates.rate(worse, exposure) >= here >= rates.rate(better, exposure)
     richer = msgspec.structs.replace(exposure, share=exposure.share * 2)
     safer = msgspec.structs.replace(exposure, slashable=exposure.slashable + 1)
     assert rates.rate(standing, richer) >= here >= rates.rate(standing, safer)
 
 
-def test_newcomers_are_looked_at_every_other_round_and_old_nodes_once_in_twenty() -> None:
-    assert rates.rate(Standing(), None) == 500_000
-    assert rates.rate(Standing(passed=8), None) == 250_000
-    assert rates.rate(Standing(passed=72), None) == FLOOR == rates.rate(Standing(passed=10_000), None)
-    assert rates.rate(Standing(passed=10_000, faults=1), None) == 2 * FLOOR
+def test_new_nodes_are_drawn_in_every_round_and_old_ones_once_in_twenty() -> None:
+    seen = [rates.rate(Standing(rounds * 100, 100), None) for rounds in (0, 21, 63, 399, 10**6)]
+    assert seen == [WHOLE, WHOLE // 2, WHOLE // 4, FLOOR, FLOOR]
+    assert rates.rate(Standing(10**9, 100, faults=1), None) == 2 * FLOOR
 
 
-def test_after_a_fault_everything_is_looked_at_until_two_audits_have_passed() -> None:
-    assert [rates.rate(Standing(passed, 1), None) for passed in range(4)] == [WHOLE, WHOLE, 400_000, 363_636]
+def test_credit_counts_in_rounds_of_the_size_that_is_at_stake() -> None:
+    """Many small rounds are no reason to look less at a large one."""
+    small, large = Standing(credit=400_000, share=1_000), Standing(credit=400_000, share=400_000)
+    assert (small.rounds, large.rounds) == (400, 1)
+    assert rates.look(small) == -(-WHOLE * 21 // 421)
+    assert rates.look(large) == -(-WHOLE * 21 // 22)
+    assert not large.proven
+    assert Standing(credit=21, share=1).proven
+    assert not Standing(credit=20, share=1).proven
+
+
+@given(standings, st.integers(0, WHOLE))
+def test_what_was_drawn_is_looked_at_so_often_that_every_round_is_with_the_probability_that_is_due(
+    standing: Standing, more: int
+) -> None:
+    due = rates.look(standing)
+    drawn = min(WHOLE, rates.rate(standing, None) + more)
+    assert drawn * rates.looked_at(due, drawn) >= due * WHOLE
+    assert rates.looked_at(due, due) == WHOLE
+
+
+@settings(max_examples=500)
+@given(standings, st.integers(1, 64).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
+def test_no_round_brings_a_cheat_more_than_a_twentieth_beyond_what_it_works(
+    standing: Standing, forged: tuple[int, int]
+) -> None:
+    """Pay and the worth of the standing after a round, on average, whatever part is forged: exact fractions.
+
+    A look takes any step of a round with equal chance, and the last one in one round of four beside it, so it finds a forged part
+    ``f`` with probability ``f`` or more. Then the share is not paid and the standing is gone; else both grow by the share.
+    """
+    part, found = Fraction(*forged), Fraction(rates.look(standing), WHOLE) * Fraction(*forged)
+    after = msgspec.structs.replace(standing, credit=standing.credit + standing.share)
+    brings = (1 - found) * (standing.share + rates.worth(after))
+    most = Fraction(rates.TRUST, rates.TRUST - 1)
+    assert brings <= rates.worth(standing) + most * (1 - part) * standing.share
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 1_000), st.sampled_from([0, 1, 2, 4])), max_size=10), st.integers(0, 4))
+def test_no_plan_pays_a_cheat_more_than_a_twentieth_beyond_its_work(plan: list[tuple[int, int]], again: int) -> None:
+    """Every way that chance can take through a plan of shares and forged quarters, weighed; found, it goes on as planned."""
+    paid, worked = Fraction(0), Fraction(0)
+    ways: dict[int, Fraction] = {0: Fraction(1)}
+    for share, quarters in plan * (1 + again):
+        after: dict[int, Fraction] = {}
+        for credit, chance in ways.items():
+            found = Fraction(rates.look(Standing(credit, share)) * quarters, 4 * WHOLE)
+            paid += chance * (1 - found) * share
+            worked += chance * (1 - Fraction(quarters, 4)) * share
+            after[credit + share] = after.get(credit + share, Fraction(0)) + chance * (1 - found)
+            after[0] = after.get(0, Fraction(0)) + chance * found
+        ways = after
+    assert paid <= worked * Fraction(rates.TRUST, rates.TRUST - 1)
+
+
+def test_who_forges_everything_after_honest_rounds_is_paid_for_a_twentieth_of_them() -> None:
+    """The sum over all rounds of the chance that none of them was looked at, up to the millionth that rates are rounded to."""
+    for honest in (0, 1, 5, 21, 100):
+        paid, unseen = 0.0, 1.0
+        for number in range(20_000):
+            unseen *= 1 - rates.look(Standing(honest + number, 1)) / WHOLE
+            paid += unseen
+        assert paid == pytest.approx(honest / (rates.TRUST - 1), rel=0.02, abs=1e-9)
+        assert paid <= honest / (rates.TRUST - 1)
 
 
 @settings(max_examples=500)

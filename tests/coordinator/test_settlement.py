@@ -455,7 +455,7 @@ async def test_a_hand_in_a_job_costs_a_small_part_of_the_stake_the_second_time_o
     assert await slashed(ledger, node) == 200, "a month later it is a first time again"
     async with bench.store.transaction() as tx:
         record = await tx.get(NodeRecord, node)
-    assert (record.faults, record.passed, record.banned) == (4, 0, False)
+    assert (record.faults, record.rounds, record.banned) == (4, 0, False)
 
 
 async def test_evading_audits_costs_a_small_part_of_the_stake_the_second_time_and_its_owner_is_told_before(

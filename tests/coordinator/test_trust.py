@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.domain import trust
+from coordinator.domain import penalty, trust
 from coordinator.domain.auditors import choose_auditor, refusal
 from coordinator.domain.rate import SLASH_BPS
 from coordinator.domain.trust import Audit, Auditor
@@ -84,7 +84,7 @@ def test_the_second_auditor_is_of_yet_another_owner() -> None:
 def test_a_match_passes() -> None:
     audit = trust.judged(trust.assigned(opened(), SECOND, 30.0), SECOND.node, report("match"), 40.0)
     assert audit.state == "passed"
-    assert trust.consequence(audit, evaded("refused")) == "none"
+    assert penalty.consequence(audit, evaded("refused")) == "none"
 
 
 def test_one_accusation_waits_for_a_second_auditor() -> None:
@@ -96,7 +96,7 @@ def test_two_accusations_ban() -> None:
     audit = trust.judged(trust.assigned(opened(), SECOND, 30.0), SECOND.node, report("mismatch"), 40.0)
     audit = trust.judged(trust.assigned(audit, THIRD, 50.0), THIRD.node, report("malformed"), 60.0)
     assert (audit.state, audit.blame) == ("failed", "wrong")
-    assert trust.consequence(audit, []) == "ban"
+    assert penalty.consequence(audit, []) == "ban"
 
 
 def test_a_second_auditor_who_finds_nothing_clears_the_prover() -> None:
@@ -109,16 +109,16 @@ def test_one_accusation_costs_the_share_and_no_more_where_no_second_auditor_exis
     audit = trust.judged(trust.assigned(opened(), SECOND, 30.0), SECOND.node, report("malformed"), 40.0)
     audit = trust.overdue(audit)
     assert (audit.state, audit.blame) == ("failed", "unconfirmed")
-    assert trust.consequence(audit, evaded(*["unconfirmed"] * 5)) == "forfeit"
+    assert penalty.consequence(audit, evaded(*["unconfirmed"] * 5)) == "forfeit"
 
 
 def test_a_class_that_two_auditors_find_misstated_costs_the_share_and_the_second_time_the_place_but_no_stake() -> None:
     audit = judged_by("incomparable", "incomparable")
     assert (audit.state, audit.blame) == ("failed", "misstated")
-    assert trust.consequence(audit, []) == "forfeit"
-    assert trust.consequence(audit, evaded("gone", "wrong")) == "forfeit"
-    assert trust.consequence(audit, evaded("misstated")) == "expel"
-    assert trust.consequence(audit, evaded("refused")) == "expel"
+    assert penalty.consequence(audit, []) == "forfeit"
+    assert penalty.consequence(audit, evaded("gone", "wrong")) == "forfeit"
+    assert penalty.consequence(audit, evaded("misstated")) == "expel"
+    assert penalty.consequence(audit, evaded("refused")) == "expel"
 
 
 def test_a_misstated_class_found_by_the_only_auditor_is_not_void() -> None:
@@ -138,7 +138,7 @@ def test_of_two_different_findings_the_milder_one_is_believed(verdicts: tuple[st
 
 
 def test_a_refusal_after_a_misstated_class_costs_the_place_but_no_stake() -> None:
-    assert trust.consequence(trust.overdue(AUDIT), evaded("misstated")) == "expel"
+    assert penalty.consequence(trust.overdue(AUDIT), evaded("misstated")) == "expel"
 
 
 def test_auditors_are_told_what_was_committed_and_agreed() -> None:
@@ -150,35 +150,35 @@ def test_auditors_are_told_what_was_committed_and_agreed() -> None:
 def test_a_prover_that_left_forfeits_its_share_and_no_stake() -> None:
     audit = trust.prover_gone(AUDIT)
     assert (audit.state, audit.blame) == ("failed", "gone")
-    assert trust.consequence(audit, evaded(*["refused"] * 5)) == "forfeit"
+    assert penalty.consequence(audit, evaded(*["refused"] * 5)) == "forfeit"
 
 
 def test_a_prover_that_was_told_to_begin_anew_is_not_to_blame_for_what_it_cannot_open() -> None:
-    assert (trust.sent_away(AUDIT).state, trust.consequence(trust.sent_away(AUDIT), [])) == ("void", "none")
+    assert (trust.sent_away(AUDIT).state, penalty.consequence(trust.sent_away(AUDIT), [])) == ("void", "none")
     assert trust.sent_away(opened()) == opened(), "what is opened already can be run again by others"
 
 
 def test_a_prover_that_refuses_twice_loses_its_place_and_never_its_stake() -> None:
     refused = trust.opened(AUDIT, StepOpened(AUDIT.id, None, "lost it"), 20.0)
-    assert trust.consequence(refused, evaded("gone")) == "forfeit"
-    assert trust.consequence(refused, evaded("refused")) == "expel"
-    assert trust.consequence(trust.overdue(AUDIT), evaded("refused")) == "expel"
+    assert penalty.consequence(refused, evaded("gone")) == "forfeit"
+    assert penalty.consequence(refused, evaded("refused")) == "expel"
+    assert penalty.consequence(trust.overdue(AUDIT), evaded("refused")) == "expel"
 
 
 def test_a_machine_that_hangs_once_is_not_blamed_for_each_opening_that_it_misses_meanwhile() -> None:
     missed = [msgspec.structs.replace(trust.overdue(AUDIT), id=f"{n}") for n in range(3)]
-    assert trust.consequence(missed[2], missed[:2]) == "forfeit"
+    assert penalty.consequence(missed[2], missed[:2]) == "forfeit"
     came_back = msgspec.structs.replace(missed[2], lease="another")
-    assert trust.consequence(came_back, missed[:2]) == "expel"
+    assert penalty.consequence(came_back, missed[:2]) == "expel"
 
 
 def test_silence_in_a_dispute_costs_a_place_in_the_end_but_no_stake_while_nobody_else_has_seen_a_lie() -> None:
     accused = msgspec.structs.replace(judged_by("mismatch"), silent=True)
     lone = trust.overdue(accused)
     assert (lone.state, lone.blame) == ("failed", "refused")
-    assert trust.consequence(lone, []) == "forfeit"
+    assert penalty.consequence(lone, []) == "forfeit"
     seen = trust.judged(trust.assigned(accused, THIRD, 50.0), THIRD.node, report("mismatch"), 60.0)
-    assert (seen.blame, trust.consequence(seen, [])) == ("wrong", "ban")
+    assert (seen.blame, penalty.consequence(seen, [])) == ("wrong", "ban")
 
 
 OUTER = msgspec.structs.replace(
@@ -249,7 +249,7 @@ def test_no_story_of_an_honest_prover_ends_in_a_ban(story: list[str], honest: bo
             continue
         audit = follow(audit, step, auditors)
     if honest:
-        assert trust.consequence(audit, []) in ("none", "forfeit")
+        assert penalty.consequence(audit, []) in ("none", "forfeit")
         assert audit.blame in ("", "gone")
     finished = trust.overdue(trust.auditor_gone(audit, 0.0))
     assert finished.over, "an audit always comes to an end"
@@ -305,24 +305,24 @@ def test_a_canary_that_is_found_right_costs_its_auditor_the_place_and_nobody_a_s
     asked = trust.assigned(canary, THIRD, 60.0)
     blind = trust.judged(asked, THIRD.node, report("match"), 70.0)
     assert (blind.state, blind.blame) == ("failed", "blind")
-    assert trust.consequence(blind, []) == "expel"
+    assert penalty.consequence(blind, []) == "expel"
     seeing = trust.judged(asked, THIRD.node, report("mismatch"), 70.0)
     assert (seeing.state, seeing.over) == ("passed", True)
     assert trust.overdue(canary).state == "void"
 
 
-def test_a_step_that_two_have_to_find_right_passes_with_the_second_or_when_there_is_none() -> None:
+def test_a_step_that_two_have_to_find_right_passes_with_the_second_and_is_void_where_there_is_none() -> None:
     twice = msgspec.structs.replace(opened(), twice=True)
     once = trust.judged(trust.assigned(twice, SECOND, 30.0), SECOND.node, report("match"), 40.0)
     assert once.state == "replaying"
-    assert trust.overdue(once).state == "passed"
+    assert trust.overdue(once).state == "void", "one owner's word is not what was asked for"
     assert trust.judged(trust.assigned(once, THIRD, 50.0), THIRD.node, report("match"), 60.0).state == "passed"
     assert trust.judged(trust.assigned(once, THIRD, 50.0), THIRD.node, report("mismatch"), 60.0).state == "replaying"
 
 
 def test_a_dispute_convicts_or_clears_without_a_second_auditor() -> None:
     accused = judged_by("mismatch")
-    assert trust.consequence(trust.convicted(accused, "operation 3"), []) == "ban"
+    assert penalty.consequence(trust.convicted(accused, "operation 3"), []) == "ban"
     assert trust.cleared(accused, "falsely accused").state == "passed"
     over = trust.overdue(AUDIT)
     assert trust.convicted(over, "late") == over == trust.cleared(over, "late")
@@ -353,7 +353,7 @@ def test_what_only_a_blind_auditor_approved_is_looked_at_again_by_somebody_else(
 def test_a_hand_in_a_job_costs_stake_when_it_comes_again_within_a_month(
     last: float, granted: float, now: float, costs: int
 ) -> None:
-    assert trust.tampering_costs(last, granted, now) == costs
+    assert penalty.tampering_costs(last, granted, now) == costs
 
 
 def test_what_was_told_by_the_accused_costs_far_less_than_a_lie() -> None:
@@ -375,7 +375,7 @@ def test_what_was_told_by_the_accused_costs_far_less_than_a_lie() -> None:
 def test_evading_audits_costs_stake_when_it_comes_again_within_a_month_after_it_was_told(
     last: float, granted: float, now: float, costs: int | None
 ) -> None:
-    assert trust.evasion_costs(last, granted, now) == costs
+    assert penalty.evasion_costs(last, granted, now) == costs
 
 
 def test_what_nobody_has_seen_costs_far_less_than_a_lie_and_more_than_what_is_told() -> None:

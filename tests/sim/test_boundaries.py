@@ -34,7 +34,7 @@ async def beside(lie: str | None) -> tuple[World, str]:
 
 @pytest.fixture(autouse=True)
 def nothing_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coordinator.domain.rate.NEWCOMER", 0)
+    monkeypatch.setattr("coordinator.domain.rate.look", lambda _standing: 0)
     monkeypatch.setattr("coordinator.domain.rate.MARGIN", 0)
 
 

@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from coordinator.domain import draw as draws
+from coordinator.domain.draw import WHOLE
 from coordinator.domain.job import Job, JobState
 from coordinator.domain.trust import Audit
 from coordinator.services.drawing import drawable_of
@@ -98,11 +99,11 @@ async def test_those_who_pass_are_looked_at_less_and_less() -> None:
     job, _ = await run_world(world, 2, 2)
     rounds: list[RoundRecord] = await read(world, RoundRecord, job)
     rates = [sum(r.beacon.rates) for r in rounds if r.beacon is not None]
-    assert rates[0] == 4 * 500_000
+    assert rates[0] == 4 * WHOLE
     assert rates[-1] < rates[0] * 6 // 10
     nodes = await everybody(world)
-    passed = [a for a in await read(world, Audit, job) if a.state == "passed" and not a.canary]
-    assert sum(node.passed for node in nodes) == len(passed)
+    verified = [c for c in await read(world, CommitRecord, job) if c.state == "verified"]
+    assert sum(node.rounds for node in nodes) == len(verified)
     assert not any(node.faults for node in nodes)
 
 

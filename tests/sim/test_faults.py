@@ -6,10 +6,12 @@ from collections import Counter
 
 import pytest
 
+from coordinator.domain.account import LOCAL_ACCOUNT
 from coordinator.domain.job import LIVE, NEXT, JobState
 from coordinator.domain.job import Job as StoredJob
 from coordinator.domain.lease import Lease
-from coordinator.domain.trust import EVASIONS, Audit
+from coordinator.domain.penalty import EVASIONS
+from coordinator.domain.trust import Audit
 from coordinator.errors import ConflictError
 from coordinator.store.records import CommitRecord, EventRecord, NodeRecord, OutboxRecord, RoundRecord
 from tests.coordinator.fakes import WALLET, Lie, spec
@@ -23,13 +25,15 @@ ROUNDS = 20
 TURNS_TO_END = 30_000
 
 
-async def submit(world: World, stages: int, replicas: int, document: JobSpec | None = None) -> str:
+async def submit(
+    world: World, stages: int, replicas: int, document: JobSpec | None = None, account: str = LOCAL_ACCOUNT
+) -> str:
     """A funded job; the coordinator may die in the middle of it and the submitter tries again."""
     document = document or spec(stages, replicas, tokens=ROUNDS * 512 * replicas)
     while True:
         parts = world.parts or await world.start()
         try:
-            job = (await parts.jobs.create(NewJob(document))).id
+            job = (await parts.jobs.create(NewJob(document), account)).id
         except CrashError:
             world.parts = None
             for node in world.nodes:

@@ -44,7 +44,7 @@ def _answers(encoded: bytes) -> bool:
 
 @pytest.fixture(autouse=True)
 def nothing_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coordinator.domain.rate.NEWCOMER", 0)
+    monkeypatch.setattr("coordinator.domain.rate.look", lambda _standing: 0)
     monkeypatch.setattr("coordinator.domain.rate.MARGIN", 0)
 
 

@@ -10,6 +10,7 @@ import random
 from collections import Counter, deque
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -43,6 +44,7 @@ from transport.wire.node import (
     Beat,
     Command,
     CoordinatorMessage,
+    Goodbye,
     Heartbeat,
     HeldLease,
     Hello,
@@ -50,7 +52,18 @@ from transport.wire.node import (
     Report,
     Unanswered,
 )
-from transport.wire.task import Progress, StepOpened, StopTask, TaskFailed, TaskReport, Traffic, WorkerLog
+from transport.wire.task import (
+    AuditReport,
+    BeginRound,
+    Progress,
+    StepOpened,
+    StopTask,
+    TaskCommand,
+    TaskFailed,
+    TaskReport,
+    Traffic,
+    WorkerLog,
+)
 
 NONCE, HOST = b"n" * 32, "sim"
 
@@ -112,10 +125,13 @@ class SimNode:
         env_class: str = "cpu",
         careless: bool = False,
         upload: float = 0.0,
+        rerun: float = 0.0,
+        scheme: "Scheme | None" = None,
     ) -> None:
         """Take ``blind`` as whose lies it does not see, by number; ``owner``: whose wallet it is paid to, by number.
 
-        ``upload``: seconds that each opening takes, one after the other.
+        ``upload``: seconds that each opening takes, one after the other; ``rerun``: that each audit takes it.
+        ``scheme``: what it plans, from round to round.
         ``careless``: its owner goes on when told that the machine did not answer; others do not while a world has faults.
         """
         self.world = world
@@ -134,6 +150,10 @@ class SimNode:
         self.accepting = True
         self.careless = careless
         self.upload = upload
+        self.rerun = rerun
+        self.scheme = scheme
+        self.leaving = False
+        self.sent_out = False  # Of a job, for what an audit found.
         self.session: Session | None = None
         self.out: deque[bytes] = deque()
         self.inbox: deque[bytes] = deque()
@@ -146,7 +166,7 @@ class SimNode:
         self.fences: dict[str, int] = {}
         self.said: dict[str, int] = {}
         self.kept: dict[str, list[Report]] = {}
-        self.uploading: deque[tuple[float, str, StepOpened]] = deque()
+        self.uploading: deque[tuple[float, str, StepOpened | AuditReport]] = deque()
         self.cut()
 
     def cut(self) -> None:
@@ -198,6 +218,7 @@ class SimNode:
                 task = FakeTask(
                     message, self.key.address, self.world.peers, self.lie, self.profile.env_class,
                     accuse=self.accuse, blind=self.blind,
+                    choose=None if self.scheme is None else partial(self.scheme.lie, self),
                 )  # fmt: skip
                 self.tasks[message.lease], self.fences[message.lease] = task, message.fence
                 self.kept[message.lease], self.said[message.lease] = [], 0
@@ -206,7 +227,11 @@ class SimNode:
                 if message.lease not in self.tasks:
                     return
                 if isinstance(message.body, StopTask):
+                    self.sent_out = self.sent_out or message.body.reason.startswith("audit")
                     self.drop(message.lease)
+                elif self.scheme is not None and self.scheme.leaves(self, message.body):
+                    self.send(Goodbye("another time"))
+                    self.leaving = True
                 elif not self.hung:
                     self.say(message.lease, self.tasks[message.lease].act(message.body))
             case Acknowledged():
@@ -220,15 +245,24 @@ class SimNode:
             case _:
                 pass
 
+    def begin_anew(self) -> None:
+        """Come back as somebody else: keys and wallets are free."""
+        number = self.world.fresh_number()
+        self.key = NodeKey(number.to_bytes(32, "big"))
+        self.payout = NodeKey((500 + number).to_bytes(32, "big")).address
+        self.forget()
+
     def drop(self, lease: str) -> None:
         self.tasks.pop(lease, None)
         self.kept.pop(lease, None)
 
     def say(self, lease: str, bodies: list[TaskReport]) -> None:
         for body in bodies:
-            if self.upload and isinstance(body, StepOpened) and body.opening is not None:
+            takes = self.upload if isinstance(body, StepOpened) and body.opening is not None else 0.0
+            takes = self.rerun if isinstance(body, AuditReport) else takes
+            if takes and isinstance(body, StepOpened | AuditReport):
                 before = max((due for due, _, _ in self.uploading), default=self.world.clock.t)
-                self.uploading.append((before + self.upload, lease, body))
+                self.uploading.append((before + takes, lease, body))
             else:
                 self.report(lease, body)
 
@@ -243,6 +277,21 @@ class SimNode:
 
     def _receive(self, message: CoordinatorMessage) -> None:
         self.inbox.append(encode(message))
+
+
+class Scheme:
+    """What a node does with intent, from round to round; by default it is honest."""
+
+    def lie(self, _node: SimNode, _begun: BeginRound) -> Lie | None:
+        """What it lies about in a round that begins."""
+        return None
+
+    def leaves(self, _node: SimNode, _command: TaskCommand) -> bool:
+        """Whether it says goodbye instead of doing what it is told."""
+        return False
+
+    def turn(self, node: SimNode) -> None:
+        """It may do something at any time."""
 
 
 class World:
@@ -283,12 +332,18 @@ class World:
         self.parts: Parts | None = None
         self._ticked = 0.0
         self._carried = 0.0
+        self._fresh = 10_000
 
     def join(self) -> None:
         """Somebody new comes to the network."""
         node = SimNode(self, len(self.nodes) + 1)
         self.nodes.append(node)
         self.chain.stakes[node.key.address] = 1_000_000
+
+    def fresh_number(self) -> int:
+        """Of a node that nobody has seen."""
+        self._fresh += 1
+        return self._fresh
 
     async def start(self) -> Parts:
         """A coordinator begins, from whatever the database holds."""
@@ -343,6 +398,8 @@ class World:
 
     async def _node_turn(self, node: SimNode) -> None:
         self._node_faults(node)
+        if node.scheme is not None:
+            node.scheme.turn(node)
         if not node.up or self.clock.t < node.away_until:
             if self.clock.t >= node.away_until:
                 node.up = True
@@ -359,8 +416,13 @@ class World:
             if node.out and node.session is not None:
                 await self._deliver(node)
         for _ in range(self.chance.randint(0, 3)):
-            if node.inbox:
+            if node.inbox and not node.leaving:
                 node.obey()
+        if node.leaving and not node.out:
+            node.leaving = False
+            self._leave(node)
+            node.forget()
+            node.away_until = self.clock.t + 1.0
 
     async def _deliver(self, node: SimNode) -> None:
         assert self.parts is not None
@@ -371,7 +433,7 @@ class World:
             await self.parts.conversation.receive(node.session, message)
 
     def _node_faults(self, node: SimNode) -> None:
-        if node.lie is not None:
+        if node.lie is not None or node.scheme is not None:
             return  # Liars are there to be caught: one whose machine breaks before he is drawn shows nothing.
         if not node.up or self.clock.t < node.away_until:
             return

@@ -1,0 +1,87 @@
+"""Shares become payable once the audits of their rounds are over, one after another for each node; then rounds are concluded.
+
+A node's standing decides how often it is looked at, so what it did after a round that a look is still due of is not payable
+before that look: or somebody who is found at last would have been paid for what it forged meanwhile. Everything on an open desk.
+"""
+
+import msgspec
+
+from coordinator.domain.job import JobState
+from coordinator.services import credit
+from coordinator.services.context import Context
+from coordinator.services.evidence import correct_outcomes, seal_outcome
+from coordinator.services.penalties import reject
+from coordinator.services.work import Work
+from coordinator.store.ports import Where
+from coordinator.store.records import CommitRecord, RoundRecord
+
+Key = tuple[int, int]
+
+
+class Conclusion:
+    """Verifies shares and concludes rounds."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._held: set[str] = set()  # Jobs of which shares wait for looks at what their nodes did in other jobs.
+
+    async def advance(self, work: Work) -> None:
+        """Verify what is due, in a job in which something has changed."""
+        if not (work.rounds_ended or work.job.state is JobState.VERIFYING or work.job.id in self._held):
+            return
+        self._held.discard(work.job.id)
+        undrawn = frozenset(() if work.run is None else work.run.undrawn)
+        open_audits = [audit for audit in work.audits.values() if not audit.canary]
+        waiting: tuple[Where, ...] = (("job", "=", work.job.id), ("state", "=", "complete"), ("concluded", "=", False))
+        records = sorted(
+            await work.tx.find(RoundRecord, *waiting), key=lambda record: (record.ended or 0.0, record.epoch)
+        )
+        here = {_key(record) for record in records}
+        busy = {audit.node for audit in open_audits if (audit.epoch, audit.round) not in here}
+        for record in records:
+            in_round = {audit.node for audit in open_audits if (audit.epoch, audit.round) == _key(record)}
+            busy |= in_round
+            left = await self._verify(work, record, busy, _key(record) in undrawn)
+            if not (left or in_round or _key(record) in undrawn):
+                await seal_outcome(work, await work.tx.update(msgspec.structs.replace(record, concluded=True)))
+        await correct_outcomes(work)
+
+    async def give_up(self, work: Work) -> None:
+        """The job ends early: where the operator's auditors look, what was not drawn yet is not verified any more."""
+        undrawn = () if work.run is None else work.run.undrawn
+        if work.run is not None:
+            work.change_run(undrawn=())
+        work.rounds_ended = True
+        for commit in await work.tx.find(CommitRecord, ("job", "=", work.job.id), ("state", "=", "pending")):
+            unseen = (commit.epoch, commit.round) in undrawn
+            if commit.look and (unseen or await credit.looked_at_elsewhere(work, commit.node)):
+                await reject(work, commit)
+
+    async def _verify(self, work: Work, record: RoundRecord, busy: set[str], undrawn: bool) -> bool:
+        """Verify the shares of a round whose nodes have nothing open; whether others are left. Adds their nodes to ``busy``."""
+        where: tuple[Where, ...] = (
+            ("job", "=", work.job.id),
+            ("epoch", "=", record.epoch),
+            ("round", "=", record.number),
+        )
+        left = False
+        for commit in await work.tx.find(CommitRecord, *where, ("state", "=", "pending")):
+            if not undrawn and commit.node not in busy and await self._is_clear(work, commit):
+                await work.tx.update(msgspec.structs.replace(commit, state="verified"))
+                work.change(verified=work.job.verified + commit.amount)
+                await credit.earn(work, commit, await credit.audits_of(work, commit))
+            else:
+                busy.add(commit.node)
+                left = True
+        return left
+
+    async def _is_clear(self, work: Work, commit: CommitRecord) -> bool:
+        """Whether nothing of its node's is open in other jobs of the account either."""
+        if not commit.look or not await credit.looked_at_elsewhere(work, commit.node):
+            return True
+        self._held.add(work.job.id)
+        return False
+
+
+def _key(record: RoundRecord) -> Key:
+    return record.epoch, record.number

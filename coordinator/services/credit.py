@@ -1,0 +1,130 @@
+"""What nodes have earned of trust: the credit of their verified work, by account, and how it is lost.
+
+Everything on an open desk.
+"""
+
+from collections.abc import Collection
+
+import msgspec
+
+from coordinator.domain import rate as rates
+from coordinator.domain.job import Job
+from coordinator.domain.rate import Standing
+from coordinator.domain.trust import Audit
+from coordinator.services.work import Work
+from coordinator.store.ports import Where
+from coordinator.store.records import CommitRecord, CreditRecord, NodeRecord, RoundRecord
+from transport.wire.ids import NodeAddress
+
+OPEN = ("drawn", "opening", "showing", "replaying")  # States of an audit to which something may still happen.
+
+
+async def standing_of(work: Work, commit: CommitRecord, watched: bool) -> Standing:
+    """What is known of a node when a round of it is drawn.
+
+    What is still to be verified counts as if it were: a fault found in an earlier round makes all that is drawn later void.
+    """
+    record = await work.tx.get(NodeRecord, commit.node)
+    known = await _find(work, commit.node, watched)
+    pending = await work.tx.find(CommitRecord, ("node", "=", commit.node), ("state", "=", "pending"))
+    due = [other for other in pending if _place(other) != _place(commit) and bool(other.look) == watched]
+    amount = sum([other.amount for other in due if await _is_of_account(work, other.job)])
+    amount += sum(credit.amount for credit in known)
+    share = max(1, commit.amount)
+    if not watched and not any(credit.exact for credit in known):
+        amount = min(amount, rates.TRUST * share)  # Others have seen nothing but what is far off, if that.
+    return Standing(amount, share, record.faults)
+
+
+async def of_nodes(work: Work, nodes: Collection[NodeAddress]) -> dict[NodeAddress, int]:
+    """Nodes' credit with the job's account, of work that the operator's auditors have watched."""
+    of_account: tuple[Where, ...] = (("account_id", "=", work.job.account_id), ("watched", "=", True))
+    found = await work.tx.find(CreditRecord, ("node", "in", tuple(sorted(nodes))), *of_account)
+    return {record.node: record.amount for record in found}
+
+
+async def earn(work: Work, commit: CommitRecord, audits: Collection[Audit]) -> None:
+    """A commitment of a node was verified.
+
+    Args:
+        audits: of it, that are over.
+    """
+    seen = [audit for audit in audits if audit.verdicts and audit.state == "passed" and audit.outer is None]
+    exact = any(not audit.across for audit in seen)
+    across = bool(seen) and not exact and not commit.look
+    known = await _find(work, commit.node, bool(commit.look))
+    credit = known[0] if known else CreditRecord(commit.node, work.job.account_id, bool(commit.look))
+    amount = credit.amount + (commit.amount // rates.AFAR if across else commit.amount)
+    credit = msgspec.structs.replace(credit, amount=amount, exact=credit.exact or exact)
+    await (work.tx.update(credit) if known else work.tx.insert(credit))
+    record = await work.tx.get(NodeRecord, commit.node)
+    await work.tx.update(msgspec.structs.replace(record, rounds=record.rounds + 1))
+    work.stood[commit.node] = record.rounds + 1
+
+
+async def lose(work: Work, node: NodeAddress, everywhere: bool) -> None:
+    """A node's standing is gone with the job's account, or with all."""
+    of_account: tuple[Where, ...] = () if everywhere else (("account_id", "=", work.job.account_id),)
+    for credit in await work.tx.find(CreditRecord, ("node", "=", node), *of_account):
+        await work.tx.update(msgspec.structs.replace(credit, amount=0, exact=False))
+    for record in await work.tx.find(NodeRecord, ("address", "=", node)):
+        await work.tx.update(msgspec.structs.replace(record, rounds=0))
+        work.stood[node] = 0
+
+
+async def unsure(work: Work, audit: Audit) -> list[CommitRecord]:
+    """Shares that wait and were drawn with a standing that the audited round has undone: of its node's later rounds.
+
+    Not those of which a look has found nothing, or still has to. The node may have gone on in another job of the account.
+    """
+    record = await work.tx.get(RoundRecord, audit.job, audit.epoch, audit.round)
+    found = []
+    for commit in await work.tx.find(CommitRecord, ("node", "=", audit.node), ("state", "=", "pending")):
+        if not commit.look or not await _is_of_account(work, commit.job):
+            continue
+        later = commit.job != audit.job or await _ended(work, commit) > (record.ended or 0.0)
+        if later and not any(map(_counts, await audits_of(work, commit))):
+            found.append(commit)
+    return found
+
+
+async def looked_at_elsewhere(work: Work, node: NodeAddress) -> bool:
+    """Whether an audit of a node's work in another job of the account is still open."""
+    audits = await work.tx.find(Audit, ("node", "=", node), ("state", "in", OPEN), ("canary", "=", False))
+    others = {audit.job for audit in audits if audit.watched} - {work.job.id}
+    return any([await _is_of_account(work, job) for job in sorted(others)])
+
+
+async def audits_of(work: Work, commit: CommitRecord) -> list[Audit]:
+    """Audits of a commitment as they are now."""
+    where: tuple[Where, ...] = (("job", "=", commit.job), ("epoch", "=", commit.epoch), ("round", "=", commit.round))
+    stored = await work.tx.find(Audit, *where, ("lease", "=", commit.lease), ("canary", "=", False))
+    newer = [*work.audits.values(), *work.concluded]
+    own = [a for a in newer if (a.job, a.epoch, a.round, a.lease) == _place(commit) and not a.canary]
+    return list({audit.id: audit for audit in [*stored, *own]}.values())
+
+
+def _counts(audit: Audit) -> bool:
+    """Whether a look has found nothing in a step, or still has to. Of an outer step it says nothing of the work."""
+    if audit.outer is not None:
+        return False
+    if audit.over:
+        return audit.state == "passed" and any(verdict.own for verdict in audit.verdicts)
+    return audit.look or audit.looking
+
+
+def _place(commit: CommitRecord) -> tuple[str, int, int, str]:
+    return commit.job, commit.epoch, commit.round, commit.lease
+
+
+async def _ended(work: Work, commit: CommitRecord) -> float:
+    return (await work.tx.get(RoundRecord, commit.job, commit.epoch, commit.round)).ended or 0.0
+
+
+async def _is_of_account(work: Work, job: str) -> bool:
+    return job == work.job.id or (await work.tx.get(Job, job)).account_id == work.job.account_id
+
+
+async def _find(work: Work, node: NodeAddress, watched: bool) -> list[CreditRecord]:
+    key: tuple[Where, ...] = (("account_id", "=", work.job.account_id), ("watched", "=", watched))
+    return await work.tx.find(CreditRecord, ("node", "=", node), *key)

@@ -1,0 +1,60 @@
+"""Which work one of the operator's own auditors could run again: by its class, its memory and its speed."""
+
+from coordinator.domain import placement
+from coordinator.domain.placement import COMPUTE_SHARE
+from coordinator.services.context import Context
+from coordinator.services.nodes import Nodes
+from transport.wire.boundary import comparable_across
+from transport.wire.job import TrainingSpec
+from transport.wire.model import ModelShape
+from transport.wire.task import Layers
+
+LONGEST = (
+    4.0  # Times ``Config.audit_seconds`` that running a segment again may take; longer, and looks would not keep up.
+)
+
+
+class Watching:
+    """Knows what the operator's auditors can do, those that are away, too. One that was never here may be able to do anything."""
+
+    def __init__(self, context: Context, nodes: Nodes) -> None:
+        self._context = context
+        self._nodes = nodes
+
+    def exactly(self, env_class: str) -> bool:
+        """Whether an auditor of the class looks, so that nobody else has to compare with a tolerance."""
+        here = {auditor.env_class for auditor in self._nodes.auditors()}
+        return env_class in here if here else self._may_be_of(env_class)
+
+    def seats(self, training: TrainingSpec, env_class: str) -> bool:
+        """Whether a node of a class can be looked at in a job at all, if operators look there."""
+        if not self._context.config.auditors or comparable_across(training):
+            return True
+        return self._may_be_of(env_class)
+
+    def watches(
+        self, shape: ModelShape, training: TrainingSpec, layers: tuple[Layers, ...], stage: int, env_class: str
+    ) -> bool:
+        """Whether some auditor could run a segment of the stage again in time, as a machine of the class does it."""
+        known = self._nodes.known_auditors()
+        if not self._context.config.auditors:
+            return False
+        if len(known) < len(self._context.config.auditors):
+            return True
+        memory = {
+            card: [placement.stage_memory(shape, training, layers, n, card) for n in range(len(layers))]
+            for card in (False, True)
+        }
+        tokens = training.commit_every * training.batch * training.sequence
+        work = placement.operations_of(shape, training, layers[stage], stage == len(layers) - 1, tokens)
+        longest = LONGEST * self._context.config.audit_seconds
+        return any(
+            (auditor.env_class == env_class or comparable_across(training))
+            and auditor.holds(memory, stage)
+            and work <= longest * COMPUTE_SHARE * auditor.flops
+            for auditor in known
+        )
+
+    def _may_be_of(self, env_class: str) -> bool:
+        known = self._nodes.known_auditors()
+        return len(known) < len(self._context.config.auditors) or any(c.env_class == env_class for c in known)

@@ -1,0 +1,210 @@
+"""What cheats are paid for work that they have not done, beside what an honest node in their place is paid.
+
+A world is one job of 2 stages and 2 replicas on honest nodes, the cheats, which are the quickest, and the operator's auditor;
+real services on a virtual clock (``tests.sim.world``). Nobody has a stake, and keys are free.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from coordinator.domain import pricing
+from coordinator.domain.account import LOCAL_ACCOUNT
+from coordinator.domain.job import LIVE, Job
+from coordinator.domain.trust import Audit
+from coordinator.store.records import CommitRecord, NodeRecord, RoundRecord
+from tests.cheats.schemes import Forger, expected
+from tests.coordinator.fakes import spec
+from tests.sim.test_faults import gather_nodes, open_rows, read, submit, timeline
+from tests.sim.world import SimNode, World
+
+HONEST = 7
+STEPS = 4  # Of a round, each a segment of its own.
+LOOK_EVERY = 300  # Turns after which cheats read who was found.
+TURNS = 400_000
+SETTINGS = {"min_stake": 0, "audit_seconds": 20.0}
+THEIRS = "a" * 32  # An account of the cheats' own.
+
+
+@dataclass(frozen=True)
+class Part:
+    """One job of a plot. ``theirs``: they submit and pay it themselves, so that nothing is won in it."""
+
+    rounds: int
+    theirs: bool = False
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A strategy.
+
+    Attributes:
+        cheats: makes what is odd about each of them, anew for every world; they are in it together.
+        jobs: one after the other.
+        operator: what is odd about the operator's auditor. ``honest``: other nodes.
+        formula: what the formula says of ``Gain.part``, on average.
+    """
+
+    name: str
+    cheats: Callable[[], list[dict[str, Any]]]
+    jobs: tuple[Part, ...] = (Part(40),)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    operator: Mapping[str, Any] = field(default_factory=dict)
+    formula: float = 0.0
+    honest: int = HONEST
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What came of a plot in one world; amounts in millionths of the token.
+
+    Attributes:
+        forged: what the rounds were worth of which the cheats did not do the work, parts counting as parts.
+        paid: of these. ``unearned``: what they were paid beyond the work that they did.
+        place: what honest nodes would have been paid in as many seats over the whole jobs.
+        honest_paid: of what honest nodes worked in complete rounds, the part that was paid.
+    """
+
+    forged: float = 0.0
+    paid: float = 0.0
+    unearned: float = 0.0
+    place: float = 0.0
+    honest_worked: float = 0.0
+    honest_paid: float = 0.0
+    honest_slashed: int = 0
+    honest_banned: int = 0
+    looks: int = 0
+
+    @property
+    def part(self) -> float:
+        """Unearned pay over what honest nodes in their place are paid."""
+        return self.unearned / self.place
+
+
+async def gain(plot: Plot, seed: int) -> Gain:
+    """Run one world to its end."""
+    cheats = plot.cheats()
+    count = plot.honest + len(cheats) + 1
+    special = {plot.honest + 1 + number: {"flops": 1e10 + number, **odd} for number, odd in enumerate(cheats)}
+    special[count] = dict(plot.operator)
+    settings = {**SETTINGS, **plot.settings}
+    world = World(seed, nodes=count, faults=0.0, settings=settings, operators=(count,), special=special)
+    plotters = world.nodes[plot.honest : plot.honest + len(cheats)]
+    keys = {node.key.address for node in plotters}
+    await gather_nodes(world)
+    found = Gain()
+    for part in plot.jobs:
+        document = spec(2, 2, tokens=part.rounds * STEPS * 512, inner_steps=STEPS)
+        job = await submit(world, 2, 2, document, THEIRS if part.theirs else LOCAL_ACCOUNT)
+        await _play(world, job, plotters, keys)
+        if not part.theirs:
+            found = await _counted(world, job, keys, len(cheats), found)
+    async with world.records.transaction() as tx:
+        others = {r.address: r for r in await tx.find(NodeRecord) if r.address not in keys}
+    return replace(
+        found,
+        honest_slashed=sum(node in world.chain.slashed for node in others),
+        honest_banned=sum(record.banned for record in others.values()),
+    )
+
+
+async def _play(world: World, job: str, plotters: list[SimNode], keys: set[str]) -> None:
+    """Until the job is over. Cheats learn from what is published that one of them was found."""
+    told: set[str] = set()
+    for turn in range(TURNS):
+        await world.turn()
+        if turn % LOOK_EVERY:
+            continue
+        by_key = {node.key.address: node for node in plotters}
+        keys |= set(by_key)
+        for audit in await read(world, Audit, job):
+            if audit.state == "failed" and audit.id not in told:
+                told.add(audit.id)
+                node = by_key.get(audit.node)
+                if node is not None and isinstance(node.scheme, Forger):
+                    node.scheme.found(node)
+        (stored,) = await read(world, Job, job)
+        if stored.state not in LIVE and not await open_rows(world, job):
+            return
+    raise AssertionError(f"stuck as {stored.state}: {await timeline(world, job)}")
+
+
+async def _counted(world: World, job: str, keys: set[str], cheats: int, so_far: Gain) -> Gain:
+    assert world.peers.violations == []
+    rounds: list[RoundRecord] = [r for r in await read(world, RoundRecord, job) if r.state == "complete" and r.steps]
+    commits: list[CommitRecord] = await read(world, CommitRecord, job)
+    audits: list[Audit] = await read(world, Audit, job)
+    forged = paid = unearned = worked = honest = 0.0
+    for record in rounds:
+        members = [c for c in commits if (c.epoch, c.round) == (record.epoch, record.number) and c.drawable]
+        split = pricing.shares(record.pot, {f"{c.replica}:{c.stage}": c.operations for c in members})
+        for commit in members:
+            share = split[f"{commit.replica}:{commit.stage}"]
+            part = float(world.peers.forged.get((job, commit.epoch, commit.round, commit.stage, commit.replica), 0))
+            got = share if commit.state == "verified" else 0
+            if commit.node in keys:
+                forged, paid, unearned = forged + share * part, paid + got * part, unearned + got - share * (1 - part)
+            else:
+                worked, honest = worked + share, honest + got
+    return Gain(
+        forged=so_far.forged + forged,
+        paid=so_far.paid + paid,
+        unearned=so_far.unearned + unearned,
+        place=so_far.place + min(cheats, 4) * sum(record.pot for record in rounds) / 4,
+        honest_worked=so_far.honest_worked + worked,
+        honest_paid=so_far.honest_paid + honest,
+        looks=so_far.looks + sum(any(v.own for v in audit.verdicts) for audit in audits),
+    )
+
+
+def _cartel(
+    owners: int, env_class: str = "mine", after: int = HONEST, **forger: Any
+) -> Callable[[], list[dict[str, Any]]]:
+    """Nodes that agree with whatever the others of them say, and forge; they come ``after`` so many others."""
+    friends = tuple(range(after + 1, after + 1 + owners))
+
+    def make() -> list[dict[str, Any]]:
+        return [{"env_class": env_class, "blind": friends, "scheme": Forger(**forger)} for _ in friends]
+
+    return make
+
+
+def _braggart() -> list[dict[str, Any]]:
+    return [{"flops": 1e12, "scheme": Forger()}]
+
+
+def _stays(honest: int, rounds: int) -> float:
+    """Of a job's rounds, those that are paid though they were forged after so many honest ones, by the formula."""
+    return expected(honest, rounds - honest) / rounds
+
+
+PLOTS = (
+    Plot("a cartel of three owners with an invented class", _cartel(3)),
+    Plot("a cartel of five owners with an invented class", _cartel(5)),
+    Plot("alone with an invented class", _cartel(1)),
+    Plot("a cartel of three in the operator's class", _cartel(3, "cpu")),
+    Plot("leaves when it is drawn", _cartel(1, "cpu", exit_when_drawn=True)),
+    Plot(
+        "leaves when it is drawn, after 21 honest rounds",
+        _cartel(1, "cpu", exit_when_drawn=True, honest=21),
+        (Part(42),),
+    ),
+    Plot("a fresh key after every catch", _cartel(1, "cpu", fresh=True)),
+    Plot("honest for 21 rounds, then forges", _cartel(1, "cpu", honest=21), (Part(42),)),
+    Plot("honest for 21 rounds, then forges, invented class", _cartel(3, honest=21), (Part(42),)),
+    Plot("forges all but a round's last step", _cartel(1, "cpu", how="but last")),
+    Plot("says that it is a hundred times as quick", _braggart),
+    Plot("forges in the last five rounds of a job", _cartel(1, "cpu", last=5, total=40)),
+    Plot("auditors that leave when they are asked", _cartel(3, "cpu", honest=21, away=True), (Part(42),)),
+    # These came to somebody who read the rules to find a way around them.
+    Plot("earns its standing in jobs of its own", _cartel(1, honest=40), (Part(40, theirs=True), Part(20))),
+    Plot("earns its standing in small rounds, forges large ones", _cartel(1, honest=100), (Part(100), Part(8))),
+    Plot(
+        "has the job fail before anybody looks",
+        _cartel(4, after=1, honest=10, kills=3),
+        operator={"rerun": 15.0},
+        honest=1,
+    ),
+    Plot("openings that kill whoever runs them again", _cartel(1, how="poison")),
+    Plot("forges on while the operator is slow", _cartel(1, honest=21), (Part(42),), operator={"rerun": 15.0}),
+)
