@@ -4,6 +4,7 @@ Everything here happens on an open desk (``Work``). Commitments and rates are st
 first block of the ledger after that (``beacons``), so neither can depend on it, and everybody can repeat it.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -35,6 +36,7 @@ OPENING_LAG = 2
 # state from before it is remembered (16, of every fourth round): half of that. A round sends a twelfth of an opening at the
 # least, so a home's upload brings it long before.
 SHOWING_LAG = 32
+AT_ONCE = 2  # Looks that one of the operator's auditors has: it fetches the next opening while it runs one again.
 REMEMBERED = 100  # Audits of a prover's owner by which the next auditor is chosen: the newest.
 
 
@@ -173,9 +175,9 @@ class Verification:
         return trust.overdue(audit) if late else audit
 
     async def _choose(self, work: Work, audit: Audit, ready: Sequence[Auditor]) -> Auditor | None:
-        """Who is asked next, of those who are here; the operator's look at one step after the other, the oldest first."""
-        looking = {other.auditor_lease for other in work.audits.values() if other.looking}
-        free = [auditor for auditor in ready if auditor.lease not in looking]
+        """Who is asked next, of those who are here; the operator's have few steps at a time, those that wait longest."""
+        looking = Counter(other.auditor_lease for other in work.audits.values() if other.looking)
+        free = [auditor for auditor in ready if looking[auditor.lease] < AT_ONCE]
         chosen = auditors.choose_auditor(audit, free)
         if chosen is None or chosen.operator:
             return chosen
