@@ -173,10 +173,13 @@ def _braggart() -> list[dict[str, Any]]:
     return [{"flops": 1e12, "scheme": Forger()}]
 
 
-def _stays(honest: int, rounds: int) -> float:
+def _after(honest: int, rounds: int) -> float:
     """Of a job's rounds, those that are paid though they were forged after so many honest ones, by the formula."""
     return expected(honest, rounds - honest) / rounds
 
+
+LONG = (Part(42),)
+SMALL, LARGE = 100, 8  # Rounds of two jobs of one price.
 
 PLOTS = (
     Plot("a cartel of three owners with an invented class", _cartel(3)),
@@ -187,18 +190,29 @@ PLOTS = (
     Plot(
         "leaves when it is drawn, after 21 honest rounds",
         _cartel(1, "cpu", exit_when_drawn=True, honest=21),
-        (Part(42),),
+        LONG,
+        formula=_after(21, 42),
     ),
     Plot("a fresh key after every catch", _cartel(1, "cpu", fresh=True)),
-    Plot("honest for 21 rounds, then forges", _cartel(1, "cpu", honest=21), (Part(42),)),
-    Plot("honest for 21 rounds, then forges, invented class", _cartel(3, honest=21), (Part(42),)),
+    Plot("forges after 21 honest rounds", _cartel(1, "cpu", honest=21), LONG, formula=_after(21, 42)),
+    Plot("a cartel of three that forges after 21", _cartel(3, honest=21), LONG, formula=_after(21, 42)),
     Plot("forges all but a round's last step", _cartel(1, "cpu", how="but last")),
     Plot("says that it is a hundred times as quick", _braggart),
-    Plot("forges in the last five rounds of a job", _cartel(1, "cpu", last=5, total=40)),
-    Plot("auditors that leave when they are asked", _cartel(3, "cpu", honest=21, away=True), (Part(42),)),
+    Plot("forges in the last five rounds of a job", _cartel(1, last=5, total=40), formula=_after(35, 40)),
+    Plot(
+        "auditors that leave when they are asked",
+        _cartel(3, "cpu", honest=21, away=True),
+        LONG,
+        formula=_after(21, 42),
+    ),
     # These came to somebody who read the rules to find a way around them.
     Plot("earns its standing in jobs of its own", _cartel(1, honest=40), (Part(40, theirs=True), Part(20))),
-    Plot("earns its standing in small rounds, forges large ones", _cartel(1, honest=100), (Part(100), Part(8))),
+    Plot(
+        "earns its standing in small rounds, forges large ones",
+        _cartel(1, honest=SMALL),
+        (Part(SMALL), Part(LARGE)),
+        formula=expected(LARGE, LARGE) / LARGE / 2,  # The small job is worth as much as the large one.
+    ),
     Plot(
         "has the job fail before anybody looks",
         _cartel(4, after=1, honest=10, kills=3),
@@ -206,5 +220,5 @@ PLOTS = (
         honest=1,
     ),
     Plot("openings that kill whoever runs them again", _cartel(1, how="poison")),
-    Plot("forges on while the operator is slow", _cartel(1, honest=21), (Part(42),), operator={"rerun": 15.0}),
+    Plot("forges on while the operator is slow", _cartel(1, honest=21), LONG, {}, {"rerun": 15.0}, _after(21, 42)),
 )

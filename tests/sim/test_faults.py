@@ -197,16 +197,16 @@ async def test_a_liar_is_caught_unpaid_and_slashed_and_nobody_else_is(lie: Lie, 
     assert all(row is not None and rows[row].created <= banned for row in paid), "nothing is paid after the ban"
 
 
-# In one world of some 25, 5 among them, it is sent away before it could open a second draw: that is not called misstated.
-@pytest.mark.parametrize("seed", [*range(5), *range(6, 11)])
+@pytest.mark.parametrize("seed", range(11))
 async def test_a_class_that_nobody_has_is_no_way_out_of_audits_and_costs_stake_the_second_time(seed: int) -> None:
     world = World(seed, nodes=7, faults=0.0, special={7: {"lie": "class"}})
     job, stored = await run_world(world, 2, 2)
     await check(world, job, stored)
     evader = world.nodes[6].key.address
     audits: list[Audit] = await read(world, Audit, job)
-    assert all(a.blame == "misstated" for a in audits if a.node == evader and a.state == "failed")
-    failed = {(a.epoch, a.round) for a in audits if a.node == evader and a.state == "failed"}
+    # In some worlds it is sent away before it could open a second draw: that is not called misstated.
+    assert {a.blame for a in audits if a.node == evader and a.state == "failed"} <= {"misstated", "gone"}
+    failed = {(a.epoch, a.round) for a in audits if a.node == evader and a.blame == "misstated"}
     assert failed
     trained = [
         a for a in audits if a.outer is None

@@ -1,0 +1,46 @@
+"""Nobody earns by cheating where the operator looks: each plot as nodes that do it. ``benchmarks/cheats.py`` runs many worlds."""
+
+import asyncio
+from statistics import mean
+
+import pytest
+
+from tests.cheats.gains import PLOTS, Gain, Plot, gain
+
+QUICK = frozenset(
+    {
+        "a cartel of three owners with an invented class",
+        "alone with an invented class",
+        "leaves when it is drawn",
+        "earns its standing in jobs of its own",
+    }
+)
+WORLDS = 3
+
+
+def gains(plot: Plot, worlds: int) -> list[Gain]:
+    found = [asyncio.run(gain(plot, seed)) for seed in range(worlds)]
+    assert not any(world.honest_slashed or world.honest_banned for world in found)
+    assert sum(world.forged for world in found) > 0, "it was tried"
+    return found
+
+
+@pytest.mark.parametrize(
+    "plot", [plot for plot in PLOTS if plot.name in QUICK], ids=lambda plot: plot.name.replace(" ", "-")
+)
+def test_who_does_no_work_for_an_account_is_paid_nothing_by_it(plot: Plot) -> None:
+    assert plot.formula == 0
+    (world,) = gains(plot, 1)
+    assert world.paid == 0
+    assert world.honest_paid == world.honest_worked, "who works beside it is paid"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plot", PLOTS, ids=lambda plot: plot.name.replace(" ", "-"))
+def test_forged_work_pays_no_more_than_the_formula_says(plot: Plot) -> None:
+    """Three worlds say little of a mean, and enough of a hole: each of these brought half of an honest node's pay or more."""
+    found = gains(plot, WORLDS)
+    if plot.formula == 0:
+        assert mean(world.unearned for world in found) <= 0.02 * mean(world.place for world in found)
+    else:
+        assert mean(world.part for world in found) < plot.formula + 0.1
