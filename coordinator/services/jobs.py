@@ -54,6 +54,7 @@ from transport.wire.codec import encode_json
 from transport.wire.ids import Digest
 from transport.wire.job import JobSpec, ModelSpec, TokenizerSpec
 
+LOOKED_AT = frozenset({JobState.PLANNED, JobState.RUNNING, JobState.VERIFYING})
 FUND_SECONDS = 30.0  # The embedded ledger answers within one; a cluster confirms within a few.
 
 
@@ -389,7 +390,9 @@ class JobService:
             position = len(before) + 1
         runs = await tx.find(RunRecord, ("job", "=", job.id))
         checkpoint = runs[0].run.base.done if runs and runs[0].run.checkpoints else 0
-        return Standing(self._context.clock.time(), await spent(tx, job.id), position, checkpoint)
+        replaying: tuple[Where, ...] = (("job", "=", job.id), ("state", "=", "replaying"))
+        looks = await tx.find(Audit, *replaying, ("look", "=", True)) if job.state in LOOKED_AT else []
+        return Standing(self._context.clock.time(), await spent(tx, job.id), position, checkpoint, len(looks))
 
     async def _quote(self, spec: JobSpec, config: dict[str, object] | None) -> api.Quote:
         if spec.model.from_job is not None and config is None and spec.model.config is None:

@@ -43,13 +43,14 @@ def projected(job: Job, cost: int) -> int:
     return max(cost, min(job.quote.price, cost + round(job.quote.price * left)))
 
 
-def sentence(job: Job, leases: Sequence[Lease], position: int | None, reason: str) -> str:
+def sentence(job: Job, leases: Sequence[Lease], position: int | None, reason: str, looks: int = 0) -> str:
     """Where the job stands, in one sentence that is true.
 
     Args:
         leases: all of the job's.
         position: among those that wait for nodes, from 1.
         reason: of its state, as people read it.
+        looks: steps that wait for one of the operator's auditors.
     """
     match job.state:
         case JobState.CREATED:
@@ -59,10 +60,12 @@ def sentence(job: Job, leases: Sequence[Lease], position: int | None, reason: st
             place = "" if position is None else f": {ordinal(position)} in the queue"
             return f"Waiting for enough free nodes{place}."
         case JobState.PLANNED | JobState.RUNNING:
-            return _at_work(job, leases)
+            return _at_work(job, leases, looks)
         case JobState.PAUSED:
             return f"Paused: {reason}. Nothing runs and nothing is spent."
         case JobState.VERIFYING:
+            if looks:
+                return f"All rounds are trained: {_looks(looks)}."
             return f"{_first_upper(reason)}." if reason else "The last audits and the model folder are under way."
         case JobState.SETTLED:
             return f"Done: the model is ready, and it cost {money(job.paid)}."
@@ -77,10 +80,19 @@ def ordinal(number: int) -> str:
     return f"{number}{ending}"
 
 
-def _at_work(job: Job, leases: Sequence[Lease]) -> str:
+def _looks(number: int) -> str:
+    """What the end of a job waits for."""
+    waiting = "1 step waits" if number == 1 else f"{number} steps wait"
+    return f"{waiting} for a look by the operator's machine"
+
+
+def _at_work(job: Job, leases: Sequence[Lease], looks: int) -> str:
     held = [lease for lease in leases if lease.state != "ended" and lease.seat]
     there = sum(lease.state == "ready" for lease in held)
     number, of = min(job.rounds_done + 1, max(1, job.quote.rounds)), job.quote.rounds
+    if looks and (job.wish is not Wish.NONE or job.rounds_done >= of):
+        what = {Wish.STOP: "Stopping", Wish.PAUSE: "Pausing", Wish.NONE: "All rounds are trained"}[job.wish]
+        return f"{what}: {_looks(looks)}."
     if job.wish is Wish.STOP:
         return "Stopping: the last audits end, then the model is made from the newest verified checkpoint."
     if job.wish is Wish.PAUSE:

@@ -34,12 +34,14 @@ class Standing(msgspec.Struct, frozen=True):
     Attributes:
         now: in Unix seconds. cost: of all work so far, in millionths.
         position: among the jobs that wait for nodes, from 1. checkpoint: rounds in the newest one.
+        looks: steps that wait for one of the operator's auditors.
     """
 
     now: float
     cost: int = 0
     position: int | None = None
     checkpoint: int = 0
+    looks: int = 0
 
 
 def job_view(job: Job, leases: Sequence[Lease], traffic_of: TrafficOf, reason: str, place: Standing) -> api.JobView:
@@ -75,7 +77,7 @@ def job_view(job: Job, leases: Sequence[Lease], traffic_of: TrafficOf, reason: s
         audits=job.audits,
         model=job.model,
         eta_seconds=None if ready is None else max(0.0, ready.likely - job.pace.at),
-        sentence=standing.sentence(job, leases, place.position, reason),
+        sentence=standing.sentence(job, leases, place.position, reason, place.looks),
         queue_position=place.position,
         wish=job.wish.value,
         ready_likely=None if ready is None else ready.likely,

@@ -83,6 +83,18 @@ def test_a_wish_that_waits_is_said() -> None:
     assert standing.sentence(job(wish=Wish.STOP), [lease()], None, "").startswith("Stopping: ")
 
 
+def test_a_job_whose_end_waits_for_the_operators_machine_says_so() -> None:
+    waiting = "3 steps wait for a look by the operator's machine."
+    trained = job(rounds_done=20)
+    assert standing.sentence(trained, [lease()], None, "", looks=3) == f"All rounds are trained: {waiting}"
+    verifying = job(state=JobState.VERIFYING)
+    assert standing.sentence(verifying, [], None, "a reason", looks=3) == f"All rounds are trained: {waiting}"
+    assert standing.sentence(job(wish=Wish.STOP), [lease()], None, "", looks=3) == f"Stopping: {waiting}"
+    one = standing.sentence(job(wish=Wish.PAUSE, halt="asked"), [lease()], None, "", looks=1)
+    assert one == "Pausing: 1 step waits for a look by the operator's machine."
+    assert standing.sentence(job(), [lease()], None, "", looks=3) == SENTENCES[JobState.RUNNING], "rounds do not wait"
+
+
 def test_places_in_a_queue_read_as_people_say_them() -> None:
     places = [standing.ordinal(n) for n in (1, 2, 3, 4, 11, 12, 13, 21, 102, 111)]
     assert places == ["1st", "2nd", "3rd", "4th", "11th", "12th", "13th", "21st", "102nd", "111th"]
