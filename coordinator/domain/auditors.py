@@ -7,9 +7,10 @@ from coordinator.domain.rate import TRUST
 from coordinator.domain.trust import Audit, Auditor
 from transport.wire.ids import NodeAddress
 
-PEERS = (
-    2  # Nodes that are asked before a look that is due: some leave when they are asked, and that must not put it off.
-)
+# Looks that wait in one job before its rounds wait, too: each keeps an opening, as large as a stage's state.
+MOST_LOOKS = 128
+# Nodes that are asked before a look that is due: some leave when they are asked, and that must not put it off.
+PEERS = 2
 
 
 def choose_auditor(

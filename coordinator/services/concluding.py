@@ -52,9 +52,11 @@ class Conclusion:
         if work.run is not None:
             work.change_run(undrawn=())
         work.rounds_ended = True
-        for commit in await work.tx.find(CommitRecord, ("job", "=", work.job.id), ("state", "=", "pending")):
-            unseen = (commit.epoch, commit.round) in undrawn
-            if commit.look and (unseen or await credit.looked_at_elsewhere(work, commit.node)):
+        pending = await work.tx.find(CommitRecord, ("job", "=", work.job.id), ("state", "=", "pending"))
+        watched = [commit for commit in pending if commit.look]
+        elsewhere = await credit.looked_at_elsewhere(work, {commit.node for commit in watched})
+        for commit in watched:
+            if commit.node in elsewhere or (commit.epoch, commit.round) in undrawn:
                 await reject(work, commit)
 
     async def _verify(self, work: Work, record: RoundRecord, busy: set[str], undrawn: bool) -> bool:
@@ -64,23 +66,19 @@ class Conclusion:
             ("epoch", "=", record.epoch),
             ("round", "=", record.number),
         )
-        left = False
-        for commit in await work.tx.find(CommitRecord, *where, ("state", "=", "pending")):
-            if not undrawn and commit.node not in busy and await self._is_clear(work, commit):
-                await work.tx.update(msgspec.structs.replace(commit, state="verified"))
-                work.change(verified=work.job.verified + commit.amount)
-                await credit.earn(work, commit, await credit.audits_of(work, commit))
-            else:
-                busy.add(commit.node)
-                left = True
-        return left
-
-    async def _is_clear(self, work: Work, commit: CommitRecord) -> bool:
-        """Whether nothing of its node's is open in other jobs of the account either."""
-        if not commit.look or not await credit.looked_at_elsewhere(work, commit.node):
-            return True
-        self._held.add(work.job.id)
-        return False
+        pending = await work.tx.find(CommitRecord, *where, ("state", "=", "pending"))
+        due = [commit for commit in pending if not undrawn and commit.node not in busy]
+        elsewhere = await credit.looked_at_elsewhere(work, {commit.node for commit in due if commit.look})
+        if elsewhere:
+            self._held.add(work.job.id)
+        due = [commit for commit in due if commit.node not in elsewhere]
+        audits = await credit.audits_of(work, record) if due else []
+        for commit in due:
+            await work.tx.update(msgspec.structs.replace(commit, state="verified"))
+            work.change(verified=work.job.verified + commit.amount)
+            await credit.earn(work, commit, [audit for audit in audits if audit.lease == commit.lease])
+        busy |= {commit.node for commit in pending} - {commit.node for commit in due}
+        return len(due) < len(pending)
 
 
 def _key(record: RoundRecord) -> Key:

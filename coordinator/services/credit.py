@@ -82,25 +82,33 @@ async def unsure(work: Work, audit: Audit) -> list[CommitRecord]:
     for commit in await work.tx.find(CommitRecord, ("node", "=", audit.node), ("state", "=", "pending")):
         if not commit.look or not await _is_of_account(work, commit.job):
             continue
-        later = commit.job != audit.job or await _ended(work, commit) > (record.ended or 0.0)
-        if later and not any(map(_counts, await audits_of(work, commit))):
+        its = await work.tx.get(RoundRecord, commit.job, commit.epoch, commit.round)
+        later = commit.job != audit.job or (its.ended or 0.0) > (record.ended or 0.0)
+        looks = [other for other in await audits_of(work, its) if other.lease == commit.lease and _counts(other)]
+        if later and not looks:
             found.append(commit)
     return found
 
 
-async def looked_at_elsewhere(work: Work, node: NodeAddress) -> bool:
-    """Whether an audit of a node's work in another job of the account is still open."""
-    audits = await work.tx.find(Audit, ("node", "=", node), ("state", "in", OPEN), ("canary", "=", False))
-    others = {audit.job for audit in audits if audit.watched} - {work.job.id}
-    return any([await _is_of_account(work, job) for job in sorted(others)])
+async def looked_at_elsewhere(work: Work, nodes: Collection[NodeAddress]) -> set[NodeAddress]:
+    """Nodes of whose work in other jobs of the account an audit is still open."""
+    if not nodes:
+        return set()
+    audits = await work.tx.find(
+        Audit, ("node", "in", tuple(sorted(nodes))), ("state", "in", OPEN), ("canary", "=", False)
+    )
+    watched = [audit for audit in audits if audit.watched and audit.job != work.job.id]
+    jobs = {job for job in {audit.job for audit in watched} if await _is_of_account(work, job)}
+    return {audit.node for audit in watched if audit.job in jobs}
 
 
-async def audits_of(work: Work, commit: CommitRecord) -> list[Audit]:
-    """Audits of a commitment as they are now."""
-    where: tuple[Where, ...] = (("job", "=", commit.job), ("epoch", "=", commit.epoch), ("round", "=", commit.round))
-    stored = await work.tx.find(Audit, *where, ("lease", "=", commit.lease), ("canary", "=", False))
+async def audits_of(work: Work, record: RoundRecord) -> list[Audit]:
+    """Audits of a round as they are now."""
+    key = record.job, record.epoch, record.number
+    where: tuple[Where, ...] = (("job", "=", key[0]), ("epoch", "=", key[1]), ("round", "=", key[2]))
+    stored = await work.tx.find(Audit, *where, ("canary", "=", False))
     newer = [*work.audits.values(), *work.concluded]
-    own = [a for a in newer if (a.job, a.epoch, a.round, a.lease) == _place(commit) and not a.canary]
+    own = [audit for audit in newer if (audit.job, audit.epoch, audit.round) == key and not audit.canary]
     return list({audit.id: audit for audit in [*stored, *own]}.values())
 
 
@@ -115,10 +123,6 @@ def _counts(audit: Audit) -> bool:
 
 def _place(commit: CommitRecord) -> tuple[str, int, int, str]:
     return commit.job, commit.epoch, commit.round, commit.lease
-
-
-async def _ended(work: Work, commit: CommitRecord) -> float:
-    return (await work.tx.get(RoundRecord, commit.job, commit.epoch, commit.round)).ended or 0.0
 
 
 async def _is_of_account(work: Work, job: str) -> bool:

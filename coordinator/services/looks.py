@@ -18,6 +18,7 @@ from coordinator.services.work import Desk, Work
 from coordinator.store.ports import Where
 
 TURN_SECONDS = 60.0  # With a job, before it leaves looks there for older ones elsewhere: a worker takes long to start.
+MANY = 4  # Looks that wait for one auditor before another one that is free comes to help.
 REST_SECONDS = 20.0  # After it has failed a job, before it tries that one again.
 
 
@@ -44,7 +45,8 @@ class Looks:
             work.end(lease.id, "replaced", "another job has waited longer for a look")
         here = {auditor.node: auditor for auditor in self._nodes.auditors()}
         standing = [here[lease.node] for lease in held if lease.node in here]
-        left = [audit for audit in waiting if not any(_could(auditor, audit) for auditor in standing)]
+        enough = {auditor.node: MANY for auditor in standing}  # What each of those who are here can be left with.
+        left = [audit for audit in waiting if not _takes(standing, audit, enough)]
         if left:
             chosen = self._choose(left, await self._free(work))
             if chosen is not None:
@@ -91,3 +93,11 @@ class Looks:
 
 def _could(auditor: Candidate, audit: Audit) -> bool:
     return auditors.may_look(auditor.env_class, audit)
+
+
+def _takes(standing: Sequence[Candidate], audit: Audit, enough: dict[str, int]) -> bool:
+    """Whether one of those who are here takes the audit up soon; counts it."""
+    able = [auditor.node for auditor in standing if _could(auditor, audit) and enough[auditor.node] > 0]
+    if able:
+        enough[able[0]] -= 1
+    return bool(able)

@@ -9,6 +9,7 @@ from statistics import mean, quantiles
 import msgspec
 
 from coordinator.client.text import money
+from coordinator.domain.auditors import MOST_LOOKS
 from coordinator.domain.job import Job, JobState, Pace, Wish
 from coordinator.domain.lease import Lease
 
@@ -98,6 +99,8 @@ def _at_work(job: Job, leases: Sequence[Lease], looks: int) -> str:
     if job.wish is Wish.PAUSE:
         why = "the budget is used up" if job.halt == "budget" else "the submitter asked for it"
         return f"Pausing, as {why}: round {number} of {of} is finished, stored and audited first."
+    if looks >= MOST_LOOKS:
+        return f"Round {number} of {of} has to wait: {_looks(looks)}."
     if job.state is JobState.RUNNING:
         what = "Checking the model" if job.rounds_done >= of else f"Training round {number} of {of}"
         return f"{what} on {_nodes(there)}."

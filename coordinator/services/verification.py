@@ -102,6 +102,9 @@ class Verification:
         awaited = [audit.round for audit in work.audits.values() if audit.state == "opening"]
         coming = [audit.round for audit in work.audits.values() if audit.state == "showing"]
         undrawn = [] if work.run is None else [drawn for _, drawn in work.run.undrawn]
+        looks = sum(auditors.awaits_look(audit) for audit in work.audits.values())
+        if looks >= auditors.MOST_LOOKS:
+            return False  # Their openings fill the disk.
         kept = all(number - OPENING_LAG < other < number for other in awaited + undrawn)
         return kept and all(number - SHOWING_LAG < other < number for other in coming)
 

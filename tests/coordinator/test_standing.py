@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coordinator.domain.auditors import MOST_LOOKS
 from coordinator.domain.job import ASKED, Action, Job, JobState, Pace, Wish, asked, raised
 from coordinator.domain.lease import Lease
 from coordinator.errors import ConflictError
@@ -92,6 +93,8 @@ def test_a_job_whose_end_waits_for_the_operators_machine_says_so() -> None:
     assert standing.sentence(job(wish=Wish.STOP), [lease()], None, "", looks=3) == f"Stopping: {waiting}"
     one = standing.sentence(job(wish=Wish.PAUSE, halt="asked"), [lease()], None, "", looks=1)
     assert one == "Pausing: 1 step waits for a look by the operator's machine."
+    many = standing.sentence(job(), [lease()], None, "", looks=MOST_LOOKS)
+    assert many == f"Round 5 of 20 has to wait: {MOST_LOOKS} steps wait for a look by the operator's machine."
     assert standing.sentence(job(), [lease()], None, "", looks=3) == SENTENCES[JobState.RUNNING], "rounds do not wait"
 
 

@@ -1,5 +1,7 @@
 """The operator's own auditor looks at what was drawn, has no seat and no stake, and goes where a look is waited for."""
 
+import pytest
+
 from coordinator.domain.job import Job, JobState
 from coordinator.domain.lease import Lease
 from coordinator.domain.trust import Audit
@@ -72,6 +74,32 @@ async def test_an_auditor_that_takes_no_lease_now_gets_none_until_it_does() -> N
             break
     assert (await _job(world, job)).state is JobState.SETTLED
     assert [lease for lease in await read(world, Lease, job) if lease.node == operator.key.address]
+
+
+async def test_a_second_auditor_comes_to_help_where_many_looks_wait() -> None:
+    world = World(5, nodes=7, faults=0.0, operators=(6, 7), special={6: {"rerun": 8.0}, 7: {"rerun": 8.0}})
+    job, stored = await run_world(world, 2, 2)
+    await check(world, job, stored)
+    assert stored.state is JobState.SETTLED
+    own = {world.nodes[number - 1].key.address for number in (6, 7)}
+    looked = {verdict.auditor for audit in await read(world, Audit, job) for verdict in audit.verdicts if verdict.own}
+    assert looked == own
+
+
+async def test_rounds_wait_once_as_many_looks_wait_as_the_disk_may_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coordinator.domain.auditors.MOST_LOOKS", 10)
+    world = watched(6, n6={"rerun": 10.0})
+    await gather_nodes(world)
+    job = await submit(world, 2, 2)
+    most = 0
+    for turn in range(2 * TURNS_TO_END):
+        await world.turn()
+        if turn % 100 == 0:
+            most = max(most, sum(a.state == "replaying" and a.look for a in await read(world, Audit, job)))
+            if (await _job(world, job)).state is JobState.SETTLED:
+                break
+    assert (await _job(world, job)).state is JobState.SETTLED
+    assert 10 <= most <= 10 + 3 * 4 * 2, "what was drawn of the rounds in flight came on top"
 
 
 async def test_one_auditor_serves_two_jobs() -> None:
