@@ -1,13 +1,15 @@
 """The operator's own auditor looks at what was drawn, has no seat and no stake, and goes where a look is waited for."""
 
+import msgspec
 import pytest
 
 from coordinator.domain.job import Job, JobState
 from coordinator.domain.lease import Lease
 from coordinator.domain.trust import Audit
+from coordinator.store.records import CommitRecord, CreditRecord, EventRecord, NodeRecord
 from tests.coordinator.fakes import spec
 from tests.sim.test_faults import TURNS_TO_END, check, gather_nodes, read, run_world, submit
-from tests.sim.world import World
+from tests.sim.world import SimNode, World
 
 OPERATOR = 6
 
@@ -115,3 +117,130 @@ async def test_one_auditor_serves_two_jobs() -> None:
 
 async def _job(world: World, job: str) -> Job:
     return (await read(world, Job, job))[0]
+
+
+async def standing_of(world: World, node: SimNode) -> tuple[int, int]:
+    """A node's credit with all accounts, and its verified rounds since its last fault."""
+    async with world.records.transaction() as tx:
+        found = await tx.find(CreditRecord, ("node", "=", node.key.address))
+        record = await tx.get(NodeRecord, node.key.address)
+    return sum(credit.amount for credit in found), record.rounds
+
+
+async def commits_of(world: World, job: str, node: SimNode) -> list[CommitRecord]:
+    """A node's commitments that count, by round."""
+    found: list[CommitRecord] = await read(world, CommitRecord, job)
+    return sorted((c for c in found if c.node == node.key.address and c.drawable), key=lambda c: c.round)
+
+
+async def advance(world: World, job: str, rounds: int) -> None:
+    """Until so many rounds of a job are done."""
+    while (await _job(world, job)).rounds_done < rounds:
+        await world.turn()
+
+
+def absent(world: World, node: SimNode) -> None:
+    """A machine is switched off."""
+    assert world.parts is not None
+    if node.session is not None:
+        world.parts.nodes.leave(node.session)
+    node.forget()
+    node.up, node.away_until = False, float("inf")
+
+
+async def test_shares_wait_behind_the_first_that_is_to_be_looked_at_and_credit_grows_as_they_are_verified() -> None:
+    world = watched(7)
+    operator, node = world.nodes[OPERATOR - 1], world.nodes[4]
+    await gather_nodes(world)
+    job = await submit(world, 2, 2)
+    await advance(world, job, 3)
+    absent(world, operator)
+    await advance(world, job, 9)
+    waiting = [commit.state for commit in await commits_of(world, job, node)]
+    assert waiting == sorted(waiting, key=("verified", "pending").index), (
+        "in order: nothing is payable before what it rests on"
+    )
+    assert "pending" in waiting
+    credit, rounds = await standing_of(world, node)
+    assert rounds == waiting.count("verified")
+    operator.up, operator.away_until = True, 0.0
+    for _ in range(TURNS_TO_END):
+        await world.turn()
+        if (await _job(world, job)).state is JobState.SETTLED:
+            break
+    commits = await commits_of(world, job, node)
+    assert {commit.state for commit in commits} == {"verified"}
+    later, rounds = await standing_of(world, node)
+    assert (later, rounds) == (sum(commit.amount for commit in commits), len(commits))
+    assert later > credit
+    looks = [commit.look for commit in commits]
+    assert looks[0] == 1_000_000
+    assert looks == sorted(looks, reverse=True), (
+        "what waits counts as if it were verified, so a slow auditor has no more to do"
+    )
+
+
+async def test_what_was_not_looked_at_when_a_job_is_cancelled_is_not_paid_and_the_rest_is() -> None:
+    world = watched(8)
+    await gather_nodes(world)
+    job = await submit(world, 2, 2)
+    await advance(world, job, 5)
+    absent(world, world.nodes[OPERATOR - 1])
+    await advance(world, job, 10)
+    paid = [c for c in await read(world, CommitRecord, job) if c.state == "verified"]
+    assert world.parts is not None
+    await world.parts.jobs.cancel(job)
+    commits: list[CommitRecord] = [c for c in await read(world, CommitRecord, job) if c.drawable]
+    assert {c.state for c in commits} == {"verified", "rejected"}
+    assert {(c.round, c.node) for c in paid} <= {(c.round, c.node) for c in commits if c.state == "verified"}
+    missed = [audit for audit in await read(world, Audit, job) if audit.blame == "unlooked"]
+    assert missed
+    for commit in commits:
+        if any((audit.round, audit.node) == (commit.round, commit.node) for audit in missed):
+            assert commit.state == "rejected"
+    unlooked = {audit.node for audit in missed}
+    for node in world.nodes[: OPERATOR - 1]:
+        if node.key.address in unlooked:
+            assert await standing_of(world, node) == (0, 0), "a job that ends is no way to keep a standing"
+    assert world.chain.slashed == {}
+
+
+async def test_who_leaves_when_it_is_drawn_begins_anew_with_that_account_and_keeps_what_others_have_seen() -> None:
+    world = watched(9)
+    await gather_nodes(world)
+    first = await submit(world, 2, 2, account="b" * 32)
+    for _ in range(TURNS_TO_END):
+        await world.turn()
+        if (await _job(world, first)).state is JobState.SETTLED:
+            break
+    job = await submit(world, 2, 2)
+    await advance(world, job, 4)
+    seated = {c.node for c in await read(world, CommitRecord, job)}
+    leaver = next(node for node in world.nodes if node.key.address in seated)
+    leaver.obey = lambda: leaver.inbox.clear()  # type: ignore[method-assign]
+    while not any(a.node == leaver.key.address and a.unopened for a in await read(world, Audit, job)):
+        await world.turn()
+    absent(world, leaver)
+    while not any(a.node == leaver.key.address and a.blame == "gone" for a in await read(world, Audit, job)):
+        await world.turn()
+    async with world.records.transaction() as tx:
+        found = await tx.find(CreditRecord, ("node", "=", leaver.key.address))
+    by_account = {credit.account_id: credit.amount for credit in found}
+    assert by_account["b" * 32] > 0
+    assert [amount for account, amount in by_account.items() if account != "b" * 32] == [0]
+
+
+async def test_a_class_that_the_operator_has_no_machine_of_gets_no_seat_where_nothing_can_be_compared_across() -> None:
+    world = watched(10, nodes=7, n1={"env_class": "mine", "flops": 1e12})
+    await gather_nodes(world)
+    document = spec(2, 2, tokens=4 * 1024)
+    document = msgspec.structs.replace(
+        document, training=msgspec.structs.replace(document.training, outer="streaming", overlap=1)
+    )
+    job = await submit(world, 2, 2, document)
+    await advance(world, job, 2)
+    odd = world.nodes[0].key.address
+    held = [lease for lease in await read(world, Lease, job) if lease.node == odd]
+    assert not any(lease.seat for lease in held)
+    said = [event.text for event in await read(world, EventRecord, job) if event.kind == "unused"]
+    assert any(odd in text and "machines of their kind only" in text for text in said)
