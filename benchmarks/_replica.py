@@ -14,6 +14,7 @@ from trainer.cache import Caches
 from trainer.codecs.envelope import wrap
 from trainer.crossing import wrapped_kinds
 from trainer.data import TokenFile, Windows, heldout_parts
+from trainer.formats.source import Dataset
 from trainer.model import Cut
 from trainer.prepare import prepare
 from trainer.stage import Stage
@@ -33,7 +34,7 @@ def byte_text(sequence: int) -> Path:
     if not (out / "manifest.json").exists():
         FOLDER.mkdir(parents=True, exist_ok=True)
         write_corpus(FOLDER / "bytes.txt")
-        prepare(FOLDER / "bytes.txt", "text", "text", TokenizerSpec(kind="bytes"), None, 0.02, sequence, out)
+        prepare(Dataset.of(FOLDER / "bytes.txt", "text"), TokenizerSpec(kind="bytes"), None, 0.02, sequence, out)
         (FOLDER / "bytes.txt").unlink()
     return out
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from cottage.demo.corpus import write_corpus
+from trainer.formats.source import Dataset
 from trainer.prepare import prepare
 from transport.wire.job import TokenizerSpec
 
@@ -18,6 +19,6 @@ def prepared(folder: Path, sequence: int) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         corpus = folder / "corpus.txt"
         write_corpus(corpus, CORPUS_BYTES, _PACKAGES)
-        prepare(corpus, "text", "text", TokenizerSpec(kind="bytes"), None, HELDOUT, sequence, out)
+        prepare(Dataset.of(corpus, "text"), TokenizerSpec(kind="bytes"), None, HELDOUT, sequence, out)
         corpus.unlink()
     return out

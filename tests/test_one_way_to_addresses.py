@@ -66,11 +66,19 @@ def test_no_room_handles_addresses_by_hand(room: str) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "from urllib.parse import urlsplit", "urllib.parse.urlparse(text)", "URL(text)", "yarl.URL(text)",
-        "URL.build(host=host)", "host.strip('[]')", "self._url.authority", "f'http://{host}:{port}'",
-        "f'{config.host}:{config.port}'", "f'{address[0]}:{address[1]}'", "f'https://{name}/path'",
+        "from urllib.parse import urlsplit",
+        "urllib.parse.urlparse(text)",
+        "URL(text)",
+        "yarl.URL(text)",
+        "URL.build(host=host)",
+        "host.strip('[]')",
+        "self._url.authority",
+        "f'http://{host}:{port}'",
+        "f'{config.host}:{config.port}'",
+        "f'{address[0]}:{address[1]}'",
+        "f'https://{name}/path'",
     ],
-)  # fmt: skip
+)
 def test_the_ban_sees_what_it_is_for(line: str) -> None:
     assert list(faults(ast.parse(line)))
 
@@ -96,9 +104,14 @@ def test_no_room_opens_sessions_that_do_not_know_the_rule_for_proxies(room: str)
 @pytest.mark.parametrize(
     "line",
     [
-        "aiohttp.ClientSession()", "ClientSession(trust_env=True)", "httpx2.AsyncClient()", "AsyncClient(url)",
-        "urllib.request.urlopen(url)", "requests.get(url)", "http.client.HTTPSConnection(host)",
+        "aiohttp.ClientSession()",
+        "ClientSession(trust_env=True)",
+        "httpx2.AsyncClient()",
+        "AsyncClient(url)",
+        "urllib.request.urlopen(url)",
+        "requests.get(url)",
+        "http.client.HTTPSConnection(host)",
     ],
-)  # fmt: skip
+)
 def test_the_ban_on_other_sessions_sees_what_it_is_for(line: str) -> None:
     assert list(makers(ast.parse(line)))

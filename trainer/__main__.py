@@ -17,7 +17,7 @@ from typing import Any, get_args
 from trainer.errors import InputError, TrainerError
 from transport.wire.api import TrialRequest
 from transport.wire.codec import MessageError, convert, decode_json
-from transport.wire.job import DatasetFormat, JobSpec, TokenizerSpec
+from transport.wire.job import DatasetFormat, Encoding, JobSpec, TokenizerSpec
 from transport.wire.model import ModelConfigError
 
 EXIT_BAD_INPUT = 3
@@ -62,6 +62,7 @@ def _bench(options: argparse.Namespace) -> int:
 
 
 def _prepare(options: argparse.Namespace) -> int:
+    from trainer.formats.source import Dataset
     from trainer.jsonfile import read_json
     from trainer.prepare import prepare
 
@@ -71,17 +72,9 @@ def _prepare(options: argparse.Namespace) -> int:
         path = document.pop("path", None)
         tokenizer_file = Path(path) if isinstance(path, str) else tokenizer_file
         spec = convert(document, TokenizerSpec)
-    manifest = prepare(
-        options.dataset,
-        options.format,
-        options.text_field,
-        spec,
-        tokenizer_file,
-        options.heldout,
-        options.sequence,
-        options.out,
-        options.faulty,
-    )
+    wanted = {"text_field": options.text_field, "faulty": options.faulty, "encoding": options.encoding}
+    dataset = Dataset.of(options.dataset, options.format, options.name or "", **wanted)
+    manifest = prepare(dataset, spec, tokenizer_file, options.heldout, options.sequence, options.out)
     print(json.dumps(vars(manifest)))
     return 0
 
@@ -90,6 +83,7 @@ def _check(options: argparse.Namespace) -> int:
     import msgspec
 
     from trainer.check.report import check
+    from trainer.formats.source import Dataset
     from transport.wire.dataset import CheckRequest
 
     request = decode_json(options.request.read_bytes(), CheckRequest)
@@ -97,7 +91,8 @@ def _check(options: argparse.Namespace) -> int:
     def progress(read: int) -> None:
         print(json.dumps({"read": read}), flush=True)
 
-    report = check(options.dataset, request, options.tokenizer_file, options.scratch, progress)
+    dataset = Dataset(options.dataset, request.dataset, options.name or options.dataset.name)
+    report = check(dataset, request, options.tokenizer_file, options.scratch, progress)
     options.out.write_bytes(msgspec.json.encode(report))
     return 0
 
@@ -222,7 +217,9 @@ def _parser() -> argparse.ArgumentParser:
 
     prepare = verbs.add_parser("prepare", help="tokenize a dataset; prints the manifest as JSON")
     prepare.add_argument("--dataset", type=Path, required=True)
-    prepare.add_argument("--format", choices=get_args(DatasetFormat), default="text")
+    prepare.add_argument("--name", help="what people call the dataset; its file's own name")
+    prepare.add_argument("--format", choices=get_args(DatasetFormat), default="auto")
+    prepare.add_argument("--encoding", choices=get_args(Encoding), default="auto")
     prepare.add_argument("--text-field", default="text")
     prepare.add_argument(
         "--tokenizer", type=Path, help="JSON of the job's tokenizer section; may name the file of kind 'file' as 'path'"
@@ -238,6 +235,7 @@ def _parser() -> argparse.ArgumentParser:
         "check", help="say what a dataset holds, row by row; prints one JSON line for each few megabytes"
     )
     check.add_argument("--dataset", type=Path, required=True)
+    check.add_argument("--name", help="what people call the dataset; its file's own name")
     check.add_argument("--request", type=Path, required=True, help="JSON of a CheckRequest")
     check.add_argument("--tokenizer-file", type=Path, help="the tokenizer.json that the request names")
     check.add_argument("--scratch", type=Path, required=True, help="an existing folder for hashes of rows")

@@ -9,13 +9,13 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from trainer.data import TOKEN_BYTES
 from trainer.errors import DataError
+from trainer.formats.source import Dataset
 from trainer.text import PIECE_CHARACTERS, pieces
 from trainer.tokens import PIECE_TOKENS, Ids, id_pieces
 from transport.wire.job import TOKENISED, DatasetFormat, TokenizerSpec
@@ -43,15 +43,7 @@ class Manifest:
 
 
 def prepare(
-    dataset: Path,
-    form: DatasetFormat,
-    text_field: str,
-    tokenizer: TokenizerSpec,
-    tokenizer_file: Path | None,
-    heldout: float,
-    sequence: int,
-    out: Path,
-    faulty: Literal["refuse", "skip"] = "refuse",
+    dataset: Dataset, tokenizer: TokenizerSpec, tokenizer_file: Path | None, heldout: float, sequence: int, out: Path
 ) -> Manifest:
     """Write ``out``'s four files.
 
@@ -59,15 +51,14 @@ def prepare(
         tokenizer_file: the uploaded ``tokenizer.json`` where ``tokenizer.kind`` is "file".
         heldout: share of the pieces that is held out, in (0, 0.5].
         sequence: tokens of a training sequence; both files hold at least one.
-        faulty: what is done about rows that cannot be read.
     Raises:
         DataError: the dataset or the tokenizer cannot be used. Nothing is left in ``out`` but what was there.
     """
-    total = dataset.stat().st_size if dataset.exists() else 0
+    total, form = dataset.size, dataset.format(dataset.look())
     piece_characters = max(64, min(PIECE_CHARACTERS, int(total * heldout / 4)))
 
     def read() -> Iterator[str]:
-        return pieces(dataset, form, text_field, piece_characters, faulty)
+        return pieces(dataset, piece_characters)
 
     if form in TOKENISED and tokenizer.kind == "bpe":
         raise DataError(
@@ -80,11 +71,11 @@ def prepare(
     try:
         if form in TOKENISED:
             piece_tokens = max(64, min(PIECE_TOKENS, int(total * heldout / 16)))
-            ids = id_pieces(dataset, form, made.get_vocab_size(with_added_tokens=True), piece_tokens)
+            ids = id_pieces(dataset, made.get_vocab_size(with_added_tokens=True), piece_tokens)
             rows, characters = _copy(ids, heldout, *writers), 0
         else:
             rows, characters = _tokenize(made, read(), form, heldout, *writers)
-        _check_lengths(dataset, sequence, *writers)
+        _check_lengths(dataset.name, sequence, *writers)
     except BaseException:
         for writer in writers:
             writer.discard()
@@ -141,7 +132,7 @@ def _tokenize(
     while batch := list(itertools.islice(texts, _BATCH)):
         for text, encoding in zip(batch, tokenizer.encode_batch(batch, add_special_tokens=False), strict=True):
             ids = encoding.ids
-            if form in ("jsonl", "parquet") and end is not None:
+            if form != "text" and end is not None:
                 ids = [*ids, end]
             (held if rows % every == every // 2 else train).write(ids)
             rows += 1
@@ -162,11 +153,11 @@ def _copy(pieces_of_ids: Iterator[Ids], heldout: float, train: _Writer, held: _W
     return count
 
 
-def _check_lengths(dataset: Path, sequence: int, train: _Writer, held: _Writer) -> None:
+def _check_lengths(name: str, sequence: int, train: _Writer, held: _Writer) -> None:
     if train.tokens <= sequence or held.tokens <= sequence:
         raise DataError(
             "too-short",
-            f"{dataset.name} gives {train.tokens:,} tokens to train on and {held.tokens:,} held out, sequences of {sequence} "
+            f"{name} gives {train.tokens:,} tokens to train on and {held.tokens:,} held out, sequences of {sequence} "
             f"need at least {sequence + 1} of each: bring more text, choose shorter sequences, or hold out a larger share",
         )
 

@@ -19,14 +19,13 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from coordinator.client.client import Client, JobUpdate
 from coordinator.client.compare import compare_table, comparison
+from coordinator.client.datasets import DatasetError, format_of, shards
 from coordinator.client.errors import AddressError, ClientError, ProblemError, UnreachableError
 from coordinator.client.login import LoginFileError, remember, token_for
 from coordinator.client.looks import (
-    FORMATS,
     audits_table,
     check_table,
     entries_table,
-    format_of,
     notices_table,
     totals_table,
     trail_table,
@@ -76,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
             return EXIT_SIGNED_OUT
         return EXIT_REFUSED
-    except (UsageError, LoginFileError, OSError) as error:
+    except (UsageError, DatasetError, LoginFileError, OSError) as error:
         print(f"cottage: {error}", file=sys.stderr)
         return EXIT_USAGE
     except KeyboardInterrupt:
@@ -212,34 +211,39 @@ async def _watch(client: Client, job: str, options: argparse.Namespace, out: Con
 
 
 async def _upload_alone(client: Client, options: argparse.Namespace, out: Console) -> int:
-    upload = await _send(client, options, out, options.purpose, options.resume)
+    kind = _format(options.file, options, out) if options.purpose == "dataset" else "auto"
+    upload = await _send(client, options, out, options.purpose, kind, options.resume)
     _print(out, options, upload, f"artifact: {upload.artifact}")
     return 0
 
 
 async def _check(client: Client, options: argparse.Namespace, out: Console) -> int:
-    artifact = str(options.file)
+    artifact, kind = str(options.file), options.format or "auto"
     if not re.fullmatch(r"[0-9a-f]{64}", artifact):
-        artifact = str((await _send(client, options, out, "dataset", None)).artifact)
-    found = await look_through(client, artifact, options, format_of(options.file, options.format), out)
+        kind = _format(options.file, options, out)
+        artifact = str((await _send(client, options, out, "dataset", kind, None)).artifact)
+    found = await look_through(client, artifact, options, kind, out)
     _print(out, options, found, check_table(found))
     return 0 if found.report is not None and not found.report.problem else EXIT_REFUSED
 
 
 async def _send(
-    client: Client, options: argparse.Namespace, out: Console, purpose: Any, resume: str | None
+    client: Client, options: argparse.Namespace, out: Console, purpose: Any, kind: Any, resume: str | None
 ) -> api.Upload:
     path: Path = options.file
 
     def begun(upload: api.Upload) -> None:
         print(f"If it is cut: cottage upload {shlex.quote(str(path))} --resume {upload.id}", file=sys.stderr)
 
-    kind: Any = format_of(path, options.format)
     with _bar(out, options) as bar:
         task = bar.add_task(path.name, total=path.stat().st_size)
         return await client.upload(
             path, purpose, kind, options.text_field, lambda done, _all: bar.update(task, completed=done), resume, begun
         )
+
+
+def _format(path: Path, options: argparse.Namespace, out: Console) -> str:
+    return format_of(path, options.format, options.text_field, out, sys.stdin.isatty() and not options.json)
 
 
 def _ask_key(options: argparse.Namespace, out: Console) -> str:
@@ -345,8 +349,10 @@ async def _document(client: Client, options: argparse.Namespace, out: Console) -
                 raise UsageError(f"{options.document}: {place} is {part!r}, not a table")
             if purpose == "tokenizer":
                 part["kind"] = "file"
-            elif path.suffix in FORMATS:
-                part.setdefault("format", FORMATS[path.suffix])
+            else:
+                said, field = part.get("format"), str(part.get("text_field", "text"))
+                ask = sys.stdin.isatty() and not options.json
+                part["format"] = format_of(path, None if said is None else str(said), field, out, ask)
             part[key] = await _upload(client, path, purpose, part, options, out)
     if options.weights is not None:
         await _upload_weights(client, document, options, out)
@@ -358,10 +364,14 @@ async def _upload_weights(client: Client, document: dict[str, Any], options: arg
     path, part = options.weights, document.setdefault("model", {})
     if not isinstance(part, dict):
         raise UsageError(f"{options.document}: model is {part!r}, not a table")
-    shards = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
-    if not shards:
+    chosen, again = shards(path)
+    if not chosen:
         raise UsageError(f"{path} holds no *.safetensors: name the folder of a model, or its model.safetensors")
-    found = [await _upload(client, shard, "weights", part, options, out) for shard in shards]
+    if again:
+        left, taken = ", ".join(one.name for one in again), ", ".join(one.name for one in chosen[:3])
+        more = " ..." if len(chosen) > 3 else ""
+        print(f"cottage: {left} would be the same weights once more: {taken}{more} are taken", file=sys.stderr)
+    found = [await _upload(client, shard, "weights", part, options, out) for shard in chosen]
     part["weights"] = found[0] if len(found) == 1 else found
 
 
@@ -373,7 +383,7 @@ async def _upload(
         upload = await client.upload(
             path,
             purpose,
-            part.get("format", "text") if purpose == "dataset" else "text",
+            part.get("format", "auto") if purpose == "dataset" else "auto",
             str(part.get("text_field", "text")),
             lambda done, _total: bar.update(task, completed=done),
         )

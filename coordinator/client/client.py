@@ -323,7 +323,7 @@ class Client(Account, Books):
         self,
         path: Path,
         purpose: Literal["dataset", "weights", "tokenizer"] = "dataset",
-        format: DatasetFormat = "text",  # noqa: A002 - the interface's word
+        format: DatasetFormat = "auto",  # noqa: A002 - the interface's word
         text_field: str = "text",
         progress: Progress | None = None,
         resume: str | None = None,
@@ -334,8 +334,8 @@ class Client(Account, Books):
         Args:
             path: the file.
             purpose: what it is for.
-            format: of a dataset.
-            text_field: of a JSONL or Parquet dataset.
+            format: of a dataset; ``auto``: what its content says.
+            text_field: the field or column of a dataset that has the text.
             progress: called with the bytes that the coordinator holds, and the whole length.
             resume: id of an upload that another process began.
             begun: called with the upload before its first bytes go: whoever keeps its id can go on with it.

@@ -3,7 +3,6 @@
 import argparse
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -14,6 +13,7 @@ from rich.text import Text
 from coordinator.client.client import Client
 from coordinator.client.show import STYLES
 from coordinator.client.text import amount, count, money, short
+from transport.content import WORDS
 from transport.wire import api, ledger
 from transport.wire.account import TrailView
 from transport.wire.dataset import Check, DatasetReport
@@ -23,7 +23,7 @@ _LOUD = {"error": "red", "warning": "yellow", "notice": ""}
 
 async def check(client: Client, artifact: str, options: argparse.Namespace, kind: str, out: Console) -> Check:
     """Have a dataset looked through, with a bar where somebody watches."""
-    dataset = {"artifact": artifact, "format": kind, "text_field": options.text_field}
+    dataset = {"artifact": artifact, "format": kind, "text_field": options.text_field, "encoding": options.encoding}
     wanted: dict[str, Any] = {"dataset": dataset, "tokenizer": {"kind": "bytes"}}
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn())
     with Progress(*columns, console=out, disable=options.json) as bar:
@@ -101,18 +101,11 @@ def moment(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M")
 
 
-def format_of(path: Path, wanted: str | None) -> str:
-    """What a dataset is: as said, or by its ending, or text."""
-    return wanted or FORMATS.get(path.suffix, "text")
-
-
-FORMATS = {".jsonl": "jsonl", ".parquet": "parquet", ".npy": "npy"}
-
-
 def _figures(report: DatasetReport) -> RenderableType:
     tokens = count(report.tokens) if report.exact else f"about {count(report.tokens)}"
     rows = f"{report.rows:,} rows, {report.usable:,} of them usable"
-    return Text(f"{rows}; {tokens} tokens (bytes); the longest row has {report.longest:,} characters")
+    read = "" if report.format == "auto" else f"read as {WORDS[report.format]}: "
+    return Text(f"{read}{rows}; {tokens} tokens (bytes); the longest row has {report.longest:,} characters")
 
 
 def _findings(report: DatasetReport) -> RenderableType:

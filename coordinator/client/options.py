@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any, get_args
 
 from coordinator.client.books import AUDIT_STATES, KINDS
+from coordinator.client.datasets import CHOICES
 from coordinator.client.login import TOKEN_VARIABLE
 from coordinator.client.text import parse_amount
 from transport.wire.api import JobNotice
+from transport.wire.job import Encoding
 
 DEFAULT_SERVER = "http://127.0.0.1:8470"
 SERVER_VARIABLE = "COTTAGE_SERVER"
@@ -84,10 +86,12 @@ def _submitting(commands: Any, common: argparse.ArgumentParser) -> None:
 
 
 def _dataset(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--format", choices=CHOICES, help="default: by the file's content")
+    field = "field or column with the text, content.text for one within another; default: text"
+    command.add_argument("--text-field", default="text", metavar="NAME", help=field)
     command.add_argument(
-        "--format", choices=("text", "jsonl", "parquet", "npy"), help="default: by the file's ending, or text"
+        "--encoding", choices=get_args(Encoding), default="auto", help="of its characters, if not UTF-8"
     )
-    command.add_argument("--text-field", default="text", metavar="NAME", help="field with the text; default: text")
 
 
 def _following(commands: Any, common: argparse.ArgumentParser) -> None:

@@ -30,8 +30,8 @@ Progress = Callable[[int], None]
 class Inspector(Protocol):
     """What checks want of the trainer's tools."""
 
-    async def inspect(self, request: CheckRequest, progress: Progress) -> DatasetReport:
-        """Read a dataset; InvalidError where it is none."""
+    async def inspect(self, request: CheckRequest, progress: Progress, name: str = "") -> DatasetReport:
+        """Read a dataset, which its owner calls ``name``; InvalidError where it is none."""
 
 
 class _Ended(msgspec.Struct):
@@ -49,14 +49,16 @@ class DatasetChecks:
         self._folder = folder
         self._artifacts = artifacts
         self._inspector = inspector
-        self._waiting: OrderedDict[str, CheckRequest] = OrderedDict()
+        self._waiting: OrderedDict[str, tuple[CheckRequest, str]] = OrderedDict()
         self._read: dict[str, int] = {}
         self._more = asyncio.Event()
         self._changed = asyncio.Condition()
 
-    async def ask(self, request: CheckRequest) -> Check:
+    async def ask(self, request: CheckRequest, name: str = "") -> Check:
         """Begin a check, or find the one that was begun.
 
+        Args:
+            name: what the asker calls the dataset; what is found speaks of it so.
         Raises:
             NotFoundError: the dataset or the tokenizer is not here.
             UnavailableError: too many are queued.
@@ -64,24 +66,24 @@ class DatasetChecks:
         size = self._artifacts.path(request.dataset.artifact).stat().st_size
         if request.tokenizer.file is not None:
             self._artifacts.path(request.tokenizer.file)
-        name = name_of(request)
-        if (ended := self._ended(name)) is None and name not in self._waiting:
+        check = name_of(request, name)
+        if (ended := self._ended(check)) is None and check not in self._waiting:
             if len(self._waiting) >= MAX_QUEUED:
                 raise UnavailableError(f"{MAX_QUEUED} datasets wait for their check: try again in a minute")
-            self._waiting[name] = request
+            self._waiting[check] = request, name
             self._more.set()
-        return self._view(name, size, ended)
+        return self._view(check, size, ended)
 
-    async def get(self, request: CheckRequest, seconds: float = 0.0) -> Check:
+    async def get(self, request: CheckRequest, seconds: float = 0.0, name: str = "") -> Check:
         """As ``ask``; waits so long for its end, at most."""
-        found = await self.ask(request)
+        found = await self.ask(request, name)
         try:
             async with asyncio.timeout(seconds), self._changed:
                 while found.state in ("queued", "running"):
                     await self._changed.wait()
-                    found = await self.ask(request)
+                    found = await self.ask(request, name)
         except TimeoutError:
-            return await self.ask(request)
+            return await self.ask(request, name)
         return found
 
     async def run(self) -> None:
@@ -90,29 +92,29 @@ class DatasetChecks:
             await self._more.wait()
             self._more.clear()
             while self._waiting:
-                name, request = next(iter(self._waiting.items()))
-                self._read[name] = 0
+                check, (request, name) = next(iter(self._waiting.items()))
+                self._read[check] = 0
                 try:
-                    self._save(name, await self._look(request, partial(self._tell, name)))
+                    self._save(check, await self._look(request, partial(self._tell, check), name))
                 finally:
-                    self._waiting.pop(name, None)
-                    self._read.pop(name, None)
+                    self._waiting.pop(check, None)
+                    self._read.pop(check, None)
                 async with self._changed:
                     self._changed.notify_all()
 
-    async def _look(self, request: CheckRequest, progress: Progress) -> _Ended:
+    async def _look(self, request: CheckRequest, progress: Progress, name: str) -> _Ended:
         try:
-            return _Ended(await self._inspector.inspect(request, progress), "")
+            return _Ended(await self._inspector.inspect(request, progress, name), "")
         except CottageError as error:
             return _Ended(None, error.detail)
 
-    def _tell(self, name: str, read: int) -> None:
-        self._read[name] = read
+    def _tell(self, check: str, read: int) -> None:
+        self._read[check] = read
 
-    def _view(self, name: str, size: int, ended: _Ended | None) -> Check:
+    def _view(self, check: str, size: int, ended: _Ended | None) -> Check:
         if ended is not None:
-            return Check(name, "done" if ended.report else "failed", size, size, ended.report, ended.problem)
-        return Check(name, "running" if name in self._read else "queued", self._read.get(name, 0), size)
+            return Check(check, "done" if ended.report else "failed", size, size, ended.report, ended.problem)
+        return Check(check, "running" if check in self._read else "queued", self._read.get(check, 0), size)
 
     def _ended(self, name: str) -> _Ended | None:
         path = self._folder / f"{name}.json"
@@ -125,6 +127,6 @@ class DatasetChecks:
         os.replace(fresh, self._folder / f"{name}.json")
 
 
-def name_of(request: CheckRequest) -> Digest:
-    """The digest of what is asked."""
-    return hashlib.sha256(encode_json(request)).hexdigest()
+def name_of(request: CheckRequest, name: str = "") -> Digest:
+    """The digest of what is asked, by somebody who calls the dataset so."""
+    return hashlib.sha256(encode_json(request) + name.encode()).hexdigest()

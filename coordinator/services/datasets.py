@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from coordinator.errors import InvalidError, TooLargeError
+from transport.content import HEAD_BYTES, ContentError, recognise, settle
 from transport.wire.job import DatasetFormat
 
 CHUNK_BYTES = 1 << 20
@@ -18,16 +19,6 @@ MAX_SAFETENSORS_HEADER = 25 << 20  # A quarter of what the format's own reader t
 MAX_TENSOR_AXES = 8  # Language models have three at most; without a bound a header could ask for a product of millions.
 _TOKENIZER_MODELS = frozenset({"BPE", "Unigram", "WordLevel", "WordPiece"})
 _TENSOR_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
-_MAGIC = {
-    b"\x1f\x8b": "a gzip archive: unpack it first",
-    b"PK\x03\x04": "a zip archive: unpack it first",
-    b"PAR1": "a Parquet file: choose that format",
-    b"\x93NUMPY": "an array of NumPy: choose the format npy",
-    b"\x28\xb5\x2f\xfd": "a Zstandard archive: unpack it first",
-    b"%PDF": "a PDF: extract its text first",
-    b"\xff\xfe": "UTF-16 text: save it as UTF-8",
-    b"\xfe\xff": "UTF-16 text: save it as UTF-8",
-}
 
 
 class StoredTensor(msgspec.Struct, frozen=True):
@@ -45,50 +36,36 @@ _ROW = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _TEXT = msgspec.json.Decoder(str)
 
 
-def check_form(path: Path, form: DatasetFormat) -> None:
+def check_form(path: Path, form: DatasetFormat, name: str = "") -> None:
     """See at the door that a file can be a dataset of this form; a process of its own reads all of it (``services.checks``).
 
+    What could be several formats passes: its bytes are the same whichever it is, and somebody chooses later.
+
+    Args:
+        name: what its owner calls it.
     Raises:
-        InvalidError: empty, cut, binary, or another kind of file.
-    """
-    if form not in ("text", "jsonl"):
-        check_binary(path, form)
-        return
-    with path.open("rb") as file:
-        head = file.read(CHUNK_BYTES)
-    for magic, what in _MAGIC.items():
-        if head.startswith(magic):
-            raise InvalidError(f"this is {what}", "dataset")
-    if b"\0" in head:
-        raise InvalidError(f"byte {head.index(0):,} is zero: this is a binary file, not text", "dataset")
-    if path.stat().st_size <= CHUNK_BYTES and not head.strip():
-        raise InvalidError(f"the file has {len(head):,} bytes and no text: choose a file with text in it", "dataset")
-
-
-def check_binary(path: Path, form: DatasetFormat) -> None:
-    """See at the door that a Parquet or tokenised dataset can be one; ``prepare`` reads it in a process of its own.
-
-    Raises:
-        InvalidError: empty, cut, or another kind of file.
+        InvalidError: empty, cut, or certainly another thing.
     """
     size = path.stat().st_size
     with path.open("rb") as file:
-        begin = file.read(8)
-        file.seek(max(0, size - 8))
-        end = file.read(8)
-    if form == "parquet" and (size < 12 or begin[:4] != b"PAR1" or end[4:] != b"PAR1"):
-        raise InvalidError("not a Parquet file: it does not begin and end with PAR1; it may be cut", "dataset")
-    if form == "npy" and begin[:6] != b"\x93NUMPY":
-        raise InvalidError("not an .npy file: save the ids with numpy.save", "dataset")
-    if form == "ids" and begin.lstrip()[:1] != b"[":
-        raise InvalidError(
-            "not a file of ids: each line must be a JSON array of whole numbers, such as [17, 4]", "dataset"
-        )
+        head = file.read(HEAD_BYTES)
+        file.seek(max(0, size - 4))
+        end = file.read(4)
+    content = recognise(head, size <= HEAD_BYTES, name)
+    if form != "auto" or content.problem:
+        try:
+            form = settle(content, name or "the file", form)
+        except ContentError as error:
+            raise InvalidError(str(error), "dataset") from error
+    if size <= HEAD_BYTES and not content.packing and not head.strip():
+        raise InvalidError(f"the file has {size:,} bytes and no text: choose a file with text in it", "dataset")
+    if content.packing:
+        return
+    if content.formats == ("parquet",) and (size < 12 or end != b"PAR1"):
+        raise InvalidError("this Parquet file does not end with PAR1: it is cut; upload it anew", "dataset")
     width = {"uint16": 2, "uint32": 4}.get(form, 1)
-    if size == 0 or size % width:
+    if size % width:
         raise InvalidError(f"{size:,} bytes are no whole number of {form} token ids", "dataset")
-    if form in ("uint16", "uint32") and (begin[:4] == b"PAR1" or begin[:6] == b"\x93NUMPY"):
-        raise InvalidError(f"this is {_MAGIC[b'PAR1' if begin[:4] == b'PAR1' else begin[:6]]}", "dataset")
 
 
 def check_weights(path: Path) -> None:

@@ -14,6 +14,8 @@ from transport.wire.api import NewUpload
 from transport.wire.ids import Digest
 from transport.wire.job import JobSpec
 
+MAX_SHOWN_NAME = 80  # Characters of a file's name in a message.
+
 
 class Files:
     """Over any store. The built-in account, which is the operator's, may use whatever lies there."""
@@ -41,6 +43,13 @@ class Files:
             for field, digest in wanted:
                 if not await tx.find(FileRecord, ("account_id", "=", account_id), ("artifact", "=", digest)):
                     raise NotFoundError(f"no artifact {digest[:80]!r} is here: upload it first", field)
+
+    async def name(self, account_id: str, artifact: Digest) -> str:
+        """What an account calls a file of its own, fit for a message; empty where it has given it no name."""
+        async with self._store.transaction() as tx:
+            found = await tx.find(FileRecord, ("account_id", "=", account_id), ("artifact", "=", artifact))
+        name = found[0].name if found else ""
+        return "".join(character if character.isprintable() else "?" for character in name)[:MAX_SHOWN_NAME]
 
 
 def sources(spec: JobSpec) -> list[tuple[str, Digest]]:

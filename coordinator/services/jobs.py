@@ -121,7 +121,7 @@ class JobService:
         if not self._artifacts.has(spec.dataset.artifact):
             raise NotFoundError(f"there is no dataset {spec.dataset.artifact}: upload it first", "dataset.artifact")
         await self._check_balance(submitter, spec)
-        prepared = await self._models.prepare(spec)
+        prepared = await self._models.prepare(spec, await self.file_name(account_id, spec.dataset.artifact))
         final = await self._quote(spec, prepared.config)
         _refuse(spec, final)
         now = self._context.clock.time()
@@ -229,6 +229,10 @@ class JobService:
     async def check_files(self, account_id: str, wanted: Iterable[tuple[str, Digest]]) -> None:
         """Refuse files of other accounts as if they were not there."""
         await self._files.check(account_id, wanted)
+
+    async def file_name(self, account_id: str, artifact: Digest) -> str:
+        """What an account calls a file that it has uploaded."""
+        return await self._files.name(account_id, artifact)
 
     async def list(
         self, limit: int, before: float | tuple[float, str] | None, account_id: str = LOCAL_ACCOUNT

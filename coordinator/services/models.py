@@ -6,6 +6,7 @@ The coordinator never imports torch; what handles a stranger's data runs outside
 import asyncio
 import hashlib
 import json
+import os
 import re
 import resource
 import sys
@@ -35,6 +36,7 @@ from transport.wire.weights import WEIGHT_INDEX
 
 MAX_HEADER = 4 << 20  # Of a safetensors file: names and places of its tensors.
 MAX_DIAGNOSIS = 16 << 10  # Bytes of a tool's complaint that are read.
+NAMELESS = "the dataset"  # An artifact's own name is a digest, which says nothing to anybody.
 EXIT_REFUSED = 3  # The tool's own word that its input is at fault; anything else is the tool's fault.
 
 _THREADS = re.compile(r"\|threads-(\d{1,4})$")
@@ -52,7 +54,7 @@ class Prepared:
 class ModelWorkshop(Protocol):
     """What the coordinator wants of the trainer's tools."""
 
-    async def prepare(self, spec: JobSpec) -> Prepared:
+    async def prepare(self, spec: JobSpec, name: str = "") -> Prepared:
         """Make the token files of a job's dataset; InvalidError where the data or the model cannot be used."""
 
     async def assemble(self, job: Job, checkpoints: Sequence[str], rounds: Sequence[RoundRecord]) -> str:
@@ -69,9 +71,11 @@ class TrainerTools:
         self._memory = memory_mb << 20
         scratch.mkdir(parents=True, exist_ok=True)
 
-    async def prepare(self, spec: JobSpec) -> Prepared:
+    async def prepare(self, spec: JobSpec, name: str = "") -> Prepared:
         """Tokenise the dataset; nothing is kept where anything is wrong.
 
+        Args:
+            name: what its owner calls the dataset, for messages.
         Raises:
             NotFoundError: an artifact that the job names is not here.
             InvalidError: dataset, tokenizer or model are not usable; the text is the tool's.
@@ -82,8 +86,8 @@ class TrainerTools:
             tokenizer = out / "tokenizer-spec.json"
             tokenizer.write_bytes(msgspec.json.encode(self._tokenizer(spec.tokenizer)))
             arguments = [
-                "prepare", "--dataset", str(dataset), "--format", spec.dataset.format,
-                "--text-field", spec.dataset.text_field, "--tokenizer", str(tokenizer),
+                "prepare", "--dataset", str(dataset), "--name", name or NAMELESS, "--format", spec.dataset.format,
+                "--encoding", spec.dataset.encoding, "--text-field", spec.dataset.text_field, "--tokenizer", str(tokenizer),
                 "--heldout", str(spec.dataset.heldout), "--sequence", str(spec.training.sequence), "--out", str(out),
                 "--faulty", spec.dataset.faulty,
             ]  # fmt: skip
@@ -175,11 +179,12 @@ class TrainerTools:
                 return None
         return bool(json.loads(printed)["record"] == hashlib.sha256(record).hexdigest())
 
-    async def inspect(self, request: CheckRequest, progress: Callable[[int], None]) -> DatasetReport:
+    async def inspect(self, request: CheckRequest, progress: Callable[[int], None], name: str = "") -> DatasetReport:
         """Read a dataset row by row and say what it holds.
 
         Args:
             progress: called now and then with the bytes read.
+            name: what its owner calls the dataset, for messages.
         Raises:
             NotFoundError: an artifact that the request names is not here.
             InvalidError: the file is no dataset at all. UnavailableError: the tool failed.
@@ -192,6 +197,8 @@ class TrainerTools:
                 "check",
                 "--dataset",
                 str(dataset),
+                "--name",
+                name or NAMELESS,
                 "--request",
                 str(asked),
                 "--scratch",
@@ -249,7 +256,7 @@ class TrainerTools:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "trainer", *arguments,
             stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-            preexec_fn=self._limit,
+            preexec_fn=self._limit, env=os.environ | {"TMPDIR": str(self._scratch)},
         )  # fmt: skip
         assert process.stdout is not None
         assert process.stderr is not None

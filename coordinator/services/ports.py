@@ -44,6 +44,9 @@ class Jobs(Protocol):
     async def check_files(self, account_id: str, wanted: Iterable[tuple[str, Digest]]) -> None:
         """NotFoundError unless every digest, given with its field, is a file that the account uploaded."""
 
+    async def file_name(self, account_id: str, artifact: Digest) -> str:
+        """What the account calls a file that it uploaded; empty where it has given it no name."""
+
     async def choices(self, spec: JobSpec) -> Sequence[api.Choice]:
         """Other jobs that would be cheaper or sooner, each quoted."""
 

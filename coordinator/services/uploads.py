@@ -313,7 +313,7 @@ def _unknown(upload: str) -> NotFoundError:
 def _check(path: Path, new: NewUpload) -> None:
     match new.purpose:
         case "dataset":
-            check_form(path, new.format)
+            check_form(path, new.format, new.name)
         case "weights":
             check_weights(path)
         case "tokenizer":

@@ -50,5 +50,7 @@ class Checks:
         asked = await read_document(request, CheckRequest)
         wanted = [("dataset.artifact", asked.dataset.artifact)]
         wanted += [("tokenizer.file", asked.tokenizer.file)] if asked.tokenizer.file is not None else []
-        await self._jobs.check_files(principal(request).account_id, wanted)
-        return answer(await self._checks.get(asked, float(seconds)))
+        account_id = principal(request).account_id
+        await self._jobs.check_files(account_id, wanted)
+        name = await self._jobs.file_name(account_id, asked.dataset.artifact)
+        return answer(await self._checks.get(asked, float(seconds), name))

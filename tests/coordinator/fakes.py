@@ -70,7 +70,7 @@ class FakeModels:
     def __init__(self) -> None:
         self.assembled: list[tuple[str, ...]] = []
 
-    async def prepare(self, spec: JobSpec) -> Prepared:
+    async def prepare(self, spec: JobSpec, name: str = "") -> Prepared:
         names = ("train.bin", "heldout.bin", "tokenizer.json", "config.json")
         return Prepared({name: digest(name) for name in names}, resolve(spec.model, 259))
 

@@ -102,7 +102,7 @@ async def test_a_dataset_that_was_not_uploaded_is_named() -> None:
 
 async def test_data_that_cannot_be_prepared_leaves_nothing_behind() -> None:
     class Refusing:
-        async def prepare(self, spec: JobSpec) -> None:
+        async def prepare(self, spec: JobSpec, name: str = "") -> None:
             raise InvalidError("row 7 is not JSON", "dataset")
 
     bench = Bench(models=Refusing())

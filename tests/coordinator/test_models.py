@@ -14,9 +14,14 @@ from safetensors.numpy import save
 
 from coordinator.errors import InvalidError, UnavailableError
 from coordinator.services.artifacts import ArtifactStore
+from coordinator.services.files import Files
 from coordinator.services.models import TrainerTools, _pack
+from coordinator.store.memory import MemoryStore
 from tests.coordinator.fakes import spec
-from transport.wire.job import DatasetSpec, JobSpec, ModelSpec
+from transport.clock import SystemClock
+from transport.wire.api import NewUpload
+from transport.wire.dataset import CheckRequest
+from transport.wire.job import DatasetSpec, JobSpec, ModelSpec, TokenizerSpec
 from transport.wire.model import PRESETS
 from transport.wire.weights import WeightIndex
 
@@ -78,6 +83,27 @@ async def test_data_that_cannot_be_used_is_refused_in_the_tools_words(tmp_path: 
         await workshop.prepare(await document(artifacts, tmp_path, content))
     assert len(refused.value.detail) > 10
     assert list((tmp_path / "scratch").iterdir()) == []
+
+
+async def test_a_fault_is_told_with_the_name_that_its_owner_gave_the_file(tmp_path: Path) -> None:
+    artifacts, workshop = tools(tmp_path)
+    job = await document(artifacts, tmp_path, b'{"text": "fine"}\n{"text": NaN}\n' * 99)
+    for name, said in (("my stories.jsonl", "my stories.jsonl"), ("", "the dataset")):
+        with pytest.raises(InvalidError) as refused:
+            await workshop.prepare(job, name)
+        assert refused.value.detail.startswith(f"row 2 of {said} has a number in the field 'text', not text")
+        request = CheckRequest(DatasetSpec(job.dataset.artifact, "csv"), TokenizerSpec("bytes"))
+        with pytest.raises(InvalidError, match=f"^{said} is JSON lines, not a table"):
+            await workshop.inspect(request, lambda _: None, name)
+
+
+async def test_a_file_has_the_name_that_each_account_gave_it_without_what_cannot_be_shown() -> None:
+    files = Files(MemoryStore(), SystemClock())
+    await files.keep("one", "a" * 64, NewUpload(5, "stories\x1b[31m.txt"))
+    await files.keep("two", "a" * 64, NewUpload(5, "x" * 200))
+    assert await files.name("one", "a" * 64) == "stories?[31m.txt"
+    assert await files.name("two", "a" * 64) == "x" * 80
+    assert await files.name("three", "a" * 64) == ""
 
 
 async def test_a_tool_that_takes_too_long_is_ended(tmp_path: Path) -> None:

@@ -166,9 +166,18 @@ async def test_an_auditor_is_named_by_an_address(tmp_path: Path) -> None:
 async def test_an_open_coordinator_serves_and_is_asked_on_the_loopback_of_ipv6(tmp_path: Path, ledger_url: str) -> None:
     ready = tmp_path / "ready"
     process = await start(
-        "--data", str(tmp_path / "data"), "--open", "--host", "::1", "--port", "0", "--ready-file", str(ready),
-        "--ledger-url", ledger_url,
-    )  # fmt: skip
+        "--data",
+        str(tmp_path / "data"),
+        "--open",
+        "--host",
+        "::1",
+        "--port",
+        "0",
+        "--ready-file",
+        str(ready),
+        "--ledger-url",
+        ledger_url,
+    )
     try:
         await until(ready.exists, 30.0)
         url = ready.read_text()

@@ -62,10 +62,14 @@ def test_an_address_that_cannot_be_is_refused_when_it_is_set(text: str) -> None:
 @pytest.mark.parametrize(
     ("url", "readable"),
     [
-        ("http://[::1]:8470", False), ("http://127.0.0.1", False), ("http://localhost:8470", False),
-        ("https://[2001:db8::1]", False), ("http://[2001:db8::1]:8470", True), ("http://[fe80::1%eth0]:1", True),
+        ("http://[::1]:8470", False),
+        ("http://127.0.0.1", False),
+        ("http://localhost:8470", False),
+        ("https://[2001:db8::1]", False),
+        ("http://[2001:db8::1]:8470", True),
+        ("http://[fe80::1%eth0]:1", True),
         ("http://cottage.example", True),
     ],
-)  # fmt: skip
+)
 def test_plain_http_that_leaves_this_machine_is_known_as_such(url: str, readable: bool) -> None:
     assert _is_readable_on_the_way(url) is readable

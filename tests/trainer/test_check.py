@@ -13,6 +13,7 @@ from trainer.check import repeats
 from trainer.check.report import check
 from trainer.check.sensitive import KINDS, Scanner
 from trainer.errors import DataError
+from trainer.formats.source import Dataset
 from trainer.prepare import prepare
 from transport.wire.dataset import MAX_PLACES, CheckRequest, DatasetReport, Finding
 from transport.wire.job import DatasetFormat, DatasetSpec, TokenizerSpec
@@ -42,7 +43,8 @@ def look(
     scratch = path.parent / "scratch"
     scratch.mkdir(exist_ok=True)
     seen = list[int]()
-    report = check(path, CheckRequest(dataset, TokenizerSpec(kind), sequence), None, scratch, seen.append)  # type: ignore[arg-type]
+    asked = CheckRequest(dataset, TokenizerSpec(kind), sequence)  # type: ignore[arg-type]
+    report = check(Dataset(path, dataset, path.name), asked, None, scratch, seen.append)
     assert list(scratch.iterdir()) == [], "nothing is left on the disk"
     if seen:
         assert seen == sorted(seen)
@@ -98,8 +100,8 @@ def test_rows_that_cannot_be_read_are_left_out_where_the_document_says_so(tmp_pa
     assert report.problem == ""
     assert {found(report, kind).severity for kind in ("bad-encoding", "no-field")} == {"warning"}
     with pytest.raises(DataError, match="row 51"):
-        prepare(path, "jsonl", "text", TokenizerSpec("bytes"), None, 0.1, 16, tmp_path / "refused")
-    made = prepare(path, "jsonl", "text", TokenizerSpec("bytes"), None, 0.1, 16, tmp_path / "out", "skip")
+        prepare(Dataset.of(path, "jsonl"), TokenizerSpec("bytes"), None, 0.1, 16, tmp_path / "refused")
+    made = prepare(Dataset.of(path, "jsonl", faulty="skip"), TokenizerSpec("bytes"), None, 0.1, 16, tmp_path / "out")
     assert made.rows == 200
     assert made.train_tokens + made.heldout_tokens == report.tokens, "the report counts what training gets"
 
@@ -113,7 +115,7 @@ def test_plain_text_names_lines_and_leaves_the_bad_ones_out(tmp_path: Path) -> N
     assert rows_of(report, "bad-encoding") == [101]
     assert (report.rows, report.usable) == (300, 299)
     assert look(path, "text", faulty="skip").problem == ""
-    made = prepare(path, "text", "text", TokenizerSpec("bytes"), None, 0.1, 16, tmp_path / "out", "skip")
+    made = prepare(Dataset.of(path, "text", faulty="skip"), TokenizerSpec("bytes"), None, 0.1, 16, tmp_path / "out")
     data = np.concatenate([np.fromfile(tmp_path / "out" / name, "<u4") for name in ("train.bin", "heldout.bin")])
     assert len(data) == made.train_tokens + made.heldout_tokens == sum(map(len, lines)) - len(lines[100])
 
@@ -235,7 +237,7 @@ def test_the_tokens_of_the_report_are_those_that_training_gets(form: DatasetForm
     else:
         path.write_text("\n".join(texts) + "\n")
     report = look(path, form, kind)
-    made = prepare(path, form, "text", TokenizerSpec(kind), None, 0.1, 16, tmp_path / "out")  # type: ignore[arg-type]
+    made = prepare(Dataset.of(path, form), TokenizerSpec(kind), None, 0.1, 16, tmp_path / "out")  # type: ignore[arg-type]
     assert report.exact
     tokens = made.train_tokens + made.heldout_tokens
     assert report.tokens == tokens if form != "text" else abs(report.tokens / tokens - 1) < 0.01, "lines join in text"
@@ -261,8 +263,8 @@ def test_of_a_large_file_a_part_is_tokenised_and_the_rest_worked_out(
     ("form", "content", "code"),
     [
         ("text", b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 40, "binary-dataset"),
-        ("jsonl", b'{"text": "\0"}', "binary-dataset"),
-        ("text", "text".encode("utf-16"), "bad-encoding"),
+        ("jsonl", b"\0\1\2\3\4\5\6" * 100, "binary-dataset"),
+        ("jsonl", b'[{"text": "a"}]', "wrong-format"),
         ("text", b"", "empty-dataset"),
         ("parquet", b"PAR1 nothing PAR1", "bad-parquet"),
     ],

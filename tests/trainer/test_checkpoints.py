@@ -17,6 +17,7 @@ from trainer.checkpoint import read_checkpoint, write_checkpoint
 from trainer.data import TokenFile, heldout_parts
 from trainer.errors import WeightsError
 from trainer.finished import evaluate, sample_text
+from trainer.formats.source import Dataset
 from trainer.model import Cut
 from trainer.outer import OuterState
 from trainer.prepare import prepare
@@ -47,7 +48,7 @@ def checkpoints(folder: Path, family: str, stages: int = 2, round_index: int = 5
 def prepared(tmp_path: Path) -> Path:
     (tmp_path / "text").write_text(TEXT)
     tokenizer = TokenizerSpec(vocabulary=VOCABULARY)
-    prepare(tmp_path / "text", "text", "text", tokenizer, None, 0.1, SEQUENCE, tmp_path / "job")
+    prepare(Dataset.of(tmp_path / "text", "text"), tokenizer, None, 0.1, SEQUENCE, tmp_path / "job")
     return tmp_path / "job"
 
 

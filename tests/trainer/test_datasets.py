@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 from trainer.__main__ import EXIT_BAD_INPUT, main
 from trainer.data import MAX_HELDOUT_TOKENS, TokenFile, heldout_parts, micro_batches, sample_starts
 from trainer.errors import DataError
+from trainer.formats.source import Dataset
 from trainer.prepare import Manifest, prepare
 from trainer.text import pieces
 from transport.wire.job import TokenizerSpec, TrainingSpec
@@ -27,10 +28,9 @@ BYTES = TokenizerSpec(kind="bytes")
 def run(tmp_path: Path, content: bytes | str, form: Any = "text", **options: Any) -> Manifest:
     path = tmp_path / "data"
     path.write_bytes(content.encode() if isinstance(content, str) else content)
-    values: dict[str, Any] = {
-        "text_field": "text", "tokenizer": BYTES, "tokenizer_file": None, "heldout": 0.05, "sequence": 32,
-    }  # fmt: skip
-    return prepare(dataset=path, form=form, out=tmp_path / "out", **(values | options))
+    values: dict[str, Any] = {"tokenizer": BYTES, "tokenizer_file": None, "heldout": 0.05, "sequence": 32}
+    asked = {name: options.pop(name) for name in ("text_field", "encoding") if name in options}
+    return prepare(Dataset.of(path, form, **asked), out=tmp_path / "out", **(values | options))
 
 
 def rows(*texts: str) -> str:
@@ -101,19 +101,23 @@ def test_another_field_can_be_named(tmp_path: Path) -> None:
         (b"", "jsonl", "empty-dataset", "is empty"),
         (b"\n\n\n", "jsonl", "empty-dataset", "no text"),
         (b"\xef\xbb\xbf", "text", "empty-dataset", "no text"),
-        (b"\x7fELF\0\0\0\1" * 100, "text", "binary-dataset", "binary"),
-        (b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 40, "text", "binary-dataset", "binary"),
+        (b"\x7fELF\0\0\0\1" * 100, "text", "binary-dataset", "a program, not text"),
+        (b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 40, "text", "binary-dataset", "a picture, not text"),
         (b"text\1\2\3\4\5\6" * 100, "text", "binary-dataset", "binary"),
-        (TEXT.encode() + b"caf\xe9 \n" + TEXT.encode(), "text", "bad-encoding", f"byte {len(TEXT) + 3:,}"),
+        (
+            TEXT.encode() + b"caf\xe9 \n" + TEXT.encode(),
+            "text",
+            "bad-encoding",
+            "line 6,001 of data is not UTF-8: byte 4 of it is E9",
+        ),
         (TEXT.encode() + b"\xe2\x82", "text", "bad-encoding", "UTF-8"),
-        (TEXT.encode("utf-16"), "text", "bad-encoding", "UTF-16"),
         ("too short", "text", "too-short", "tokens"),
         (rows("fine") + "{broken\n", "jsonl", "bad-row", "row 2"),
         (rows("fine", "fine") + "[1, 2]\n", "jsonl", "bad-row", "row 3"),
         (rows("fine") + '{"body": "x"}\n', "jsonl", "no-field", "its fields are 'body'"),
         (rows("fine") + '{"text": 5}\n', "jsonl", "bad-row", "row 2"),
         (b'{"text": "caf\xe9"}\n', "jsonl", "bad-encoding", "row 1"),
-        (b'{"text": "\0\xff"}\n', "jsonl", "binary-dataset", "binary"),
+        (b'{"text": "\0\xff"}\n', "jsonl", "bad-encoding", "row 1"),
         ("[" * 200_000, "jsonl", "bad-row", "row 1"),
     ],
 )
@@ -125,13 +129,14 @@ def test_an_unusable_dataset_is_named(tmp_path: Path, content: bytes | str, form
 
 
 def test_a_gigantic_row_is_refused_before_it_is_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.text.MAX_ROW_BYTES", 1000)
+    monkeypatch.setattr("trainer.formats.documents.MAX_ROW_BYTES", 1000)
+    monkeypatch.setattr("trainer.formats.rows.MAX_ROW_BYTES", 1000)
     with pytest.raises(DataError, match=r"row 2 .* more than 1,000 bytes"):
         run(tmp_path, rows("fine", "x" * 2000), "jsonl")
 
 
 def test_a_gigantic_dataset_is_refused_by_its_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.text.MAX_DATASET_BYTES", 1000)
+    monkeypatch.setattr("trainer.formats.source.MAX_DATASET_BYTES", 1000)
     with pytest.raises(DataError, match="at most 1,000 are taken") as caught:
         run(tmp_path, TEXT)
     assert caught.value.code == "too-large"
@@ -139,7 +144,7 @@ def test_a_gigantic_dataset_is_refused_by_its_size(tmp_path: Path, monkeypatch: 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="nowhere cannot be read") as caught:
-        prepare(tmp_path / "nowhere", "text", "text", BYTES, None, 0.05, 32, tmp_path / "out")
+        prepare(Dataset.of(tmp_path / "nowhere", "text"), BYTES, None, 0.05, 32, tmp_path / "out")
     assert caught.value.code == "missing-file"
 
 
@@ -257,7 +262,7 @@ def test_a_token_beyond_the_vocabulary_is_refused(tmp_path: Path) -> None:
 def test_pieces_put_together_are_the_text(text: str, size: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("text") / "data"
     path.write_text("x" + text, "utf-8", newline="")
-    parts = list(pieces(path, "text", "text", size))
+    parts = list(pieces(Dataset.of(path, "text"), size))
     assert "".join(parts) == "x" + text
     assert all(0 < len(part) <= 2 * size for part in parts)
 
@@ -271,7 +276,17 @@ def test_any_bytes_are_text_or_refused_in_words(
     path.write_bytes(noise)
     code = "none"
     try:
-        assert all(pieces(path, form, "text"))
+        assert all(pieces(Dataset.of(path, form)))
     except DataError as error:
         code = error.code
-    assert code in {"none", "empty-dataset", "binary-dataset", "bad-encoding", "bad-row", "no-field"}
+    assert code in {
+        "none",
+        "empty-dataset",
+        "binary-dataset",
+        "bad-encoding",
+        "bad-row",
+        "no-field",
+        "wrong-format",
+        "bad-archive",
+        "bad-character",
+    }

@@ -14,6 +14,7 @@ from tests.trainer.small import FAMILY_CONFIGS, SEQUENCE, VOCABULARY, config_of,
 from trainer.assemble import assemble
 from trainer.checkpoint import ANCHOR, ROUND
 from trainer.errors import WeightsError
+from trainer.formats.source import Dataset
 from trainer.model import Cut
 from trainer.prepare import prepare
 from trainer.stage import Stage
@@ -87,7 +88,7 @@ def test_gradients_of_a_stage_are_those_of_transformers(family: str, tmp_path: P
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tokenizer")
     (folder / "text").write_text("a quick brown fox\n" * 400)
-    prepare(folder / "text", "text", "text", TokenizerSpec(kind="bytes"), None, 0.1, SEQUENCE, folder)
+    prepare(Dataset.of(folder / "text", "text"), TokenizerSpec(kind="bytes"), None, 0.1, SEQUENCE, folder)
     return folder / "tokenizer.json"
 
 

@@ -12,8 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from coordinator.errors import InvalidError
-from coordinator.services.datasets import check_binary
+from coordinator.services.datasets import check_form
 from trainer.errors import DataError
+from trainer.formats.source import Dataset
 from trainer.prepare import Manifest, prepare
 from trainer.text import pieces
 from trainer.tokens import PIECE_TOKENS, id_pieces
@@ -24,7 +25,7 @@ TEXTS = [f"line {number} of a story\n" for number in range(2000)]
 
 
 def made(path: Path, form: DatasetFormat, folder: Path, kind: Any = "bytes") -> Manifest:
-    return prepare(path, form, "text", TokenizerSpec(kind=kind), None, 0.1, 16, folder)
+    return prepare(Dataset.of(path, form), TokenizerSpec(kind=kind), None, 0.1, 16, folder)
 
 
 def tokens(folder: Path) -> list[int]:
@@ -47,7 +48,7 @@ WRITERS: dict[DatasetFormat, Callable[[Path], object]] = {
 @pytest.mark.parametrize("form", WRITERS)
 def test_token_ids_of_every_format_arrive_unchanged(form: DatasetFormat, tmp_path: Path) -> None:
     WRITERS[form](tmp_path / "data")
-    check_binary(tmp_path / "data", form)
+    check_form(tmp_path / "data", form)
     manifest = made(tmp_path / "data", form, tmp_path / "out")
     assert tokens(tmp_path / "out") == sorted(IDS.tolist())
     assert manifest.train_tokens + manifest.heldout_tokens == len(IDS)
@@ -61,7 +62,7 @@ def test_held_out_pieces_come_from_all_over_the_file(form: DatasetFormat, tmp_pa
     (np.save if form == "npy" else lambda path, ids: ids.astype({"uint16": "<u2"}.get(form, "<u4")).tofile(path))(
         tmp_path / "data.npy", counting
     )
-    found = list(id_pieces(tmp_path / "data.npy", form, 259))
+    found = list(id_pieces(Dataset.of(tmp_path / "data.npy", form), 259))
     assert [len(piece) for piece in found[:-1]] == [PIECE_TOKENS] * (len(found) - 1)
     assert np.array_equal(np.concatenate(found), counting)
 
@@ -69,7 +70,7 @@ def test_held_out_pieces_come_from_all_over_the_file(form: DatasetFormat, tmp_pa
 @pytest.mark.parametrize("dtype", ["i8", "u1", "i2", "u8", ">u2"])
 def test_any_whole_numbers_of_numpy_are_read(dtype: str, tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", (IDS % 100).reshape(300, 100).astype(dtype))
-    assert np.array_equal(np.concatenate(list(id_pieces(tmp_path / "a.npy", "npy", 259))), IDS % 100)
+    assert np.array_equal(np.concatenate(list(id_pieces(Dataset.of(tmp_path / "a.npy"), 259))), IDS % 100)
 
 
 def npy_bytes(header: str) -> bytes:
@@ -84,7 +85,7 @@ def npy_bytes(header: str) -> bytes:
         ("uint16", b"abc", "bad-length"),
         ("uint32", b"abcdef", "bad-length"),
         ("uint16", b"\xff\xff" * 100, "bad-token"),
-        ("npy", b"nonsense, really", "bad-npy"),
+        ("npy", b"nonsense, really", "wrong-format"),
         ("npy", b"\x93NUMPY\x09\x00", "bad-npy"),
         ("npy", npy_bytes("{'descr': '|O', 'fortran_order': False, 'shape': (8,), }"), "bad-npy"),
         ("npy", npy_bytes("{'descr': '<f4', 'fortran_order': False, 'shape': (16,), }"), "bad-npy"),
@@ -93,7 +94,7 @@ def npy_bytes(header: str) -> bytes:
         ("npy", npy_bytes("{'descr': '<u4', 'fortran_order': True, 'shape': (4, 4), }"), "bad-npy"),
         ("npy", npy_bytes("{'descr': [('a', '<u4')], 'fortran_order': False, 'shape': (16,), }"), "bad-npy"),
         ("npy", npy_bytes("__import__('os').abort()"), "bad-npy"),
-        ("ids", b"{}\n", "bad-row"),
+        ("ids", b"{}\n", "wrong-format"),
         ("ids", b"[1, 2.5]\n", "bad-row"),
         ("ids", b"[1, true]\n", "bad-row"),
         ("ids", b"[1, -1]\n", "bad-token"),
@@ -126,23 +127,23 @@ def test_the_texts_of_parquet_are_those_of_jsonl(kind: pa.DataType, tmp_path: Pa
     table = pa.table({"other": list(range(2000)), "text": pa.array(TEXTS, pa.string()).cast(kind)})
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=300)
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
-    check_binary(tmp_path / "a.parquet", "parquet")
+    check_form(tmp_path / "a.parquet", "parquet")
     one, two = (made(tmp_path / f"a.{form}", form, tmp_path / form) for form in ("parquet", "jsonl"))
     assert (one.train_sha256, one.heldout_sha256, one.rows) == (two.train_sha256, two.heldout_sha256, two.rows)
 
 
 def test_nulls_and_empty_texts_are_left_out(tmp_path: Path) -> None:
     pq.write_table(pa.table({"text": ["a", None, "", "b"]}), tmp_path / "a.parquet")
-    assert list(pieces(tmp_path / "a.parquet", "parquet", "text")) == ["a", "b"]
+    assert list(pieces(Dataset.of(tmp_path / "a.parquet"))) == ["a", "b"]
 
 
 def test_another_column_can_hold_the_text(tmp_path: Path) -> None:
     pq.write_table(pa.table({"content": ["a", "b"], "text": [1, 2]}), tmp_path / "a.parquet")
-    assert list(pieces(tmp_path / "a.parquet", "parquet", "content")) == ["a", "b"]
-    with pytest.raises(DataError, match="holds int64, not text"):
-        list(pieces(tmp_path / "a.parquet", "parquet", "text"))
-    with pytest.raises(DataError, match="its columns are content, text"):
-        list(pieces(tmp_path / "a.parquet", "parquet", "story"))
+    assert list(pieces(Dataset.of(tmp_path / "a.parquet", text_field="content"))) == ["a", "b"]
+    with pytest.raises(DataError, match="holds numbers, not text"):
+        list(pieces(Dataset.of(tmp_path / "a.parquet")))
+    with pytest.raises(DataError, match="those with text are 'content'"):
+        list(pieces(Dataset.of(tmp_path / "a.parquet", text_field="story")))
 
 
 @pytest.mark.parametrize("damage", ["cut", "middle", "footer", "nothing", "words"])
@@ -163,23 +164,26 @@ def test_a_broken_parquet_file_is_refused(damage: str, tmp_path: Path) -> None:
             data = bytearray(b"PAR1 and then words that are no Parquet PAR1")
     path.write_bytes(data)
     with pytest.raises(DataError) as caught:
-        list(pieces(path, "parquet", "text"))
+        list(pieces(Dataset.of(path, "parquet")))
     assert caught.value.code in ("bad-parquet", "empty-dataset")
 
 
 @pytest.mark.parametrize(
     ("form", "data", "words"),
     [
-        ("parquet", b"PAR1" + b"x" * 20, "PAR1"),
-        ("parquet", b"x", "PAR1"),
-        ("npy", b"12345678", r"numpy\.save"),
-        ("ids", b'{"text": 1}', "JSON array"),
+        ("parquet", b"PAR1" + b"x" * 20, "does not end with PAR1: it is cut"),
+        ("parquet", b"x", "plain text, not Parquet"),
+        ("npy", b"12345678", "plain text, not a NumPy array"),
+        ("ids", b'{"text": 1}', "is JSON lines, not token ids"),
         ("uint16", b"123", "whole number"),
-        ("uint32", b"PAR1" + b"x" * 20, "choose that format"),
-        ("uint16", b"", "whole number"),
+        ("uint32", b"PAR1" + b"x" * 20, "choose the format parquet"),
+        ("text", b"%PDF-1.7 x", "this is a PDF: extract its text first"),
+        ("auto", b"%PDF-1.7 x", "this is a PDF: extract its text first"),
+        ("auto", b" \n\t", "no text"),
+        ("jsonl", b'[{"text": "a"}]', "choose the format json, or auto"),
     ],
 )
 def test_the_door_says_what_a_file_is_not(form: str, data: bytes, words: str, tmp_path: Path) -> None:
     (tmp_path / "data").write_bytes(data)
     with pytest.raises(InvalidError, match=words):
-        check_binary(tmp_path / "data", form)
+        check_form(tmp_path / "data", form)

@@ -16,6 +16,7 @@ from trainer.assemble import assemble
 from trainer.checkpoint import ANCHOR, ROUND
 from trainer.data import TokenFile
 from trainer.errors import WeightsError
+from trainer.formats.source import Dataset
 from trainer.prepare import prepare
 from trainer.stage import Stage
 from trainer.steps import Recorded, Recorder, accumulate
@@ -44,7 +45,7 @@ def export(line: Pipeline, family: str, folder: Path, spec: LoraSpec = LORA) -> 
         paths.append(folder / f"{index}.safetensors")
         save_file(tensors | {ROUND: torch.tensor([4])}, paths[-1])
     (folder / "text").write_text("a quick brown fox\n" * 400)
-    prepare(folder / "text", "text", "text", TokenizerSpec(kind="bytes"), None, 0.1, 16, folder)
+    prepare(Dataset.of(folder / "text", "text"), TokenizerSpec(kind="bytes"), None, 0.1, 16, folder)
     card = {"spec": {"training": {"lora": {"rank": spec.rank, "alpha": spec.alpha, "base_model": spec.base_model}}}}
     assemble(paths, config_of(family), folder / "tokenizer.json", folder / "adapter", card)
     return folder / "adapter"

@@ -11,6 +11,7 @@ from coordinator.services.models import TrainerTools, _pack
 from tests.trainer.small import SEQUENCE, VOCABULARY, config_of
 from tests.trainer.test_checkpoints import TEXT, checkpoints
 from trainer.assemble import assemble
+from trainer.formats.source import Dataset
 from trainer.prepare import prepare
 from transport.wire.api import TrialRequest
 from transport.wire.job import TokenizerSpec
@@ -28,7 +29,12 @@ async def said(
 async def test_a_model_continues_a_prompt_in_pieces_and_within_its_limits(tmp_path: Path) -> None:
     (tmp_path / "text").write_text(TEXT)
     prepare(
-        tmp_path / "text", "text", "text", TokenizerSpec(vocabulary=VOCABULARY), None, 0.1, SEQUENCE, tmp_path / "job"
+        Dataset.of(tmp_path / "text", "text"),
+        TokenizerSpec(vocabulary=VOCABULARY),
+        None,
+        0.1,
+        SEQUENCE,
+        tmp_path / "job",
     )
     folder = tmp_path / "model"
     assemble(checkpoints(tmp_path, "llama"), config_of(), tmp_path / "job" / "tokenizer.json", folder, {})

@@ -49,10 +49,14 @@ def test_a_request_takes_the_proxy_of_its_scheme_or_that_of_all(
 @pytest.mark.parametrize(
     "url",
     [
-        "http://127.0.0.1:8470", "http://localhost", "http://app.localhost:1", "http://[::1]:8470",
-        "https://[::ffff:127.0.0.1]", "http://127.8.8.8",
+        "http://127.0.0.1:8470",
+        "http://localhost",
+        "http://app.localhost:1",
+        "http://[::1]:8470",
+        "https://[::ffff:127.0.0.1]",
+        "http://127.8.8.8",
     ],
-)  # fmt: skip
+)
 def test_this_machine_is_never_asked_through_a_proxy(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in VARIABLES[:3]:
         monkeypatch.setenv(name, "socks5://nobody.example:1")  # Not even looked at.
@@ -150,9 +154,7 @@ async def test_requests_and_websockets_go_through_the_proxy_and_loopback_does_no
             assert await socket.receive_str() == f"cottage.test:{plain}"
         async with http.ws_connect(f"https://cottage.test:{secure}/", ssl=trusted) as socket:
             assert await socket.receive_str() == f"cottage.test:{secure}"
-        assert set(proxy.asked) == {
-            ("GET", f"http://cottage.test:{plain}/"), ("CONNECT", f"cottage.test:{secure}")
-        }  # fmt: skip
+        assert set(proxy.asked) == {("GET", f"http://cottage.test:{plain}/"), ("CONNECT", f"cottage.test:{secure}")}
         monkeypatch.setenv("NO_PROXY", "cottage.test")
         with pytest.raises(aiohttp.ClientConnectorDNSError):
             await http.get(f"http://cottage.test:{plain}/")

@@ -126,14 +126,32 @@ def test_whoever_listens_on_every_address_is_reached_at_this_machine() -> None:
 @pytest.mark.parametrize(
     ("text", "loopback"),
     [
-        ("localhost", True), ("LocalHost.", True), ("localhost:8470", True), ("app.localhost:1", True),
-        ("127.0.0.1", True), ("127.9.9.9:80", True), ("::1", True), ("[::1]", True), ("[::1]:8470", True),
-        ("[0:0:0:0:0:0:0:1]:80", True), ("[::ffff:127.0.0.1]:80", True),
-        ("cottage.example", False), ("localhost.example", False), ("notlocalhost", False), ("192.168.1.2", False),
-        ("[fe80::1%eth0]:80", False), ("::", False), ("0.0.0.0", False), ("127.0.0.1.example:80", False),
-        ("127.1", False), ("", False), ("[", False), ("127.0.0.1:80:80", False), ("a b", False),
+        ("localhost", True),
+        ("LocalHost.", True),
+        ("localhost:8470", True),
+        ("app.localhost:1", True),
+        ("127.0.0.1", True),
+        ("127.9.9.9:80", True),
+        ("::1", True),
+        ("[::1]", True),
+        ("[::1]:8470", True),
+        ("[0:0:0:0:0:0:0:1]:80", True),
+        ("[::ffff:127.0.0.1]:80", True),
+        ("cottage.example", False),
+        ("localhost.example", False),
+        ("notlocalhost", False),
+        ("192.168.1.2", False),
+        ("[fe80::1%eth0]:80", False),
+        ("::", False),
+        ("0.0.0.0", False),
+        ("127.0.0.1.example:80", False),
+        ("127.1", False),
+        ("", False),
+        ("[", False),
+        ("127.0.0.1:80:80", False),
+        ("a b", False),
     ],
-)  # fmt: skip
+)
 def test_loopback_is_what_means_this_machine_whatever_a_name_server_says(text: str, loopback: bool) -> None:
     assert is_loopback(text) is loopback
 

@@ -2,17 +2,23 @@
 
 import random
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 from tokenizers import Tokenizer
 
+from trainer.check.foreign import Foreign
 from trainer.check.repeats import Repeats
 from trainer.check.sensitive import Hit, Scanner
 from trainer.errors import DataError
+from trainer.formats.rows import Row
+from trainer.formats.source import Dataset
 from trainer.prepare import END_OF_TEXT, make_tokenizer
-from trainer.text import Row, file_size, numbered, pieces
+from trainer.text import numbered, pieces
 from trainer.tokens import id_pieces
+from transport.content import first_control, remarks
 from transport.wire.dataset import (
     MAX_PLACES,
     MAX_SAMPLES,
@@ -23,29 +29,31 @@ from transport.wire.dataset import (
     Place,
     Severity,
 )
-from transport.wire.job import TOKENISED
+from transport.wire.job import TOKENISED, DatasetFormat
 
 BLOCK_BYTES = 1 << 20  # Of rows that are looked at together.
 COUNTED_BYTES = 16 << 20  # More text than this is not tokenised here: its tokens are worked out from so much of it.
 TRAINED_CHARACTERS = 4 << 20  # What a tokenizer of the data is trained on here; merges of words hardly change beyond.
 MIN_LINE = 40  # Shorter lines of plain text come again in any book.
 FEW_TOKENS = 100_000  # Tiny Shakespeare, the smallest set in common use, has three times as many.
+FEW_FOREIGN = 0.02  # Of rows that are not UTF-8: beyond it the file is in another encoding, and they are no damage.
 SKIMMED_SHARE = 0.3  # Of rows that come again: beyond it a warning, for the model learns them by heart.
 _PROGRESS_BYTES = 4 << 20
 _LETTERS = bytes(range(256)).lower()
 _UNLIKE = bytes(code for code in range(128) if not chr(code).isalpha())  # What near-duplicates may differ in.
 
 FAULTS = {
-    "bad-encoding": "not UTF-8",
-    "bad-row": "no JSON object with text",
-    "no-field": "no text in the field",
+    "bad-encoding": "not readable in the file's encoding",
+    "bad-row": "not in the form of a row, or without text in the field",
+    "no-field": "without the field",
+    "bad-character": "half a character in it",
     "long-row": "too long",
 }
 Progress = Callable[[int], None]
 
 
 def check(
-    path: Path, request: CheckRequest, tokenizer_file: Path | None, scratch: Path, progress: Progress
+    dataset: Dataset, request: CheckRequest, tokenizer_file: Path | None, scratch: Path, progress: Progress
 ) -> DatasetReport:
     """Read a dataset once and say what it holds.
 
@@ -56,23 +64,19 @@ def check(
     Raises:
         DataError: the whole file cannot be read, or the tokenizer cannot be used.
     """
-    spec = request.dataset
-    if spec.format in TOKENISED:
-        return _check_ids(path, request, tokenizer_file)
-
-    def read() -> Iterator[str]:
-        return pieces(path, spec.format, spec.text_field, faulty="skip")
-
-    size = file_size(path)
-    next(
-        numbered(path, spec.format, spec.text_field), None
-    )  # A file that is none is refused before anything is trained on it.
-    tokenizer = make_tokenizer(request.tokenizer, tokenizer_file, read, TRAINED_CHARACTERS)
-    ends = spec.format != "text" and tokenizer.token_to_id(END_OF_TEXT) is not None
+    content, size = dataset.look(), dataset.size
+    form = dataset.format(content)
+    if form in TOKENISED:
+        return _check_ids(dataset, form, request, tokenizer_file, remarks(content, dataset.name, form))
+    skipping = replace(dataset, spec=msgspec.structs.replace(dataset.spec, faulty="skip"))
+    next(numbered(dataset), None)  # A file that is none is refused before anything is trained on it.
+    tokenizer = make_tokenizer(request.tokenizer, tokenizer_file, lambda: pieces(skipping), TRAINED_CHARACTERS)
+    ends = form != "text" and tokenizer.token_to_id(END_OF_TEXT) is not None
     with Repeats(scratch) as equal, Repeats(scratch) as alike:
-        reader = _Reader(path.name, request, equal, alike, _Tokens(tokenizer, size, ends))
-        reader.read(numbered(path, spec.format, spec.text_field), progress)
-        return reader.report(size, tokenizer.get_vocab_size(with_added_tokens=True))
+        reader = _Reader(dataset, form, request, equal, alike, _Tokens(tokenizer, size, ends))
+        reader.read(numbered(dataset), progress)
+        progress(size)
+        return reader.report(remarks(content, dataset.name, form), tokenizer.get_vocab_size(with_added_tokens=True))
 
 
 class _Tokens:
@@ -104,11 +108,20 @@ class _Tokens:
 class _Reader:
     """What is known of the rows so far."""
 
-    def __init__(self, name: str, request: CheckRequest, equal: Repeats, alike: Repeats, tokens: _Tokens) -> None:
-        self._request = request
-        self._name = f" of {name}"  # The digest of an artifact says nothing to anybody.
+    def __init__(
+        self,
+        dataset: Dataset,
+        form: DatasetFormat,
+        request: CheckRequest,
+        equal: Repeats,
+        alike: Repeats,
+        tokens: _Tokens,
+    ) -> None:
+        self._request, self._size, self._form = request, dataset.size, form
+        self._name = f" of {dataset.name}"  # The report is of this file: each row need not say so.
         self._equal, self._alike, self._tokens = equal, alike, tokens
-        self._plain = request.dataset.format == "text"
+        self._plain = form == "text"
+        self._foreign = Foreign()
         self._scanner = Scanner()
         self._chance = random.Random(0)  # noqa: S311 - which rows are shown
         self._rows = self._usable = self._characters = self._bytes = self._longest = self._longest_row = 0
@@ -117,6 +130,7 @@ class _Reader:
         self._latest: dict[str, int] = {}
         self._places: defaultdict[str, list[Place]] = defaultdict(list)
         self._hits: dict[str, Hit] = {}
+        self._readings = ""
         self._samples: list[Place] = []
 
     def read(self, rows: Iterator[Row], progress: Progress) -> None:
@@ -126,6 +140,7 @@ class _Reader:
             self._rows = row.number
             if isinstance(row.text, DataError):
                 self._note(row.text.code, row.number, row.text.detail.replace(self._name, ""))
+                self._foreign.bad(row.raw)
             elif not row.text.strip():
                 self._note("empty", row.number, "")
                 self._characters += len(row.text) if self._plain else 0
@@ -142,9 +157,11 @@ class _Reader:
                 progress(read)
         if block:
             self._block(block, held)
-        progress(read)
 
     def _good(self, number: int, text: str, content: bytes) -> None:
+        if control := first_control(text):
+            self._note("control", number, f"the character {ord(control)} in it")
+        self._foreign.good(text)
         self._usable += number != self._last
         self._last = number
         self._characters += len(text)
@@ -174,11 +191,13 @@ class _Reader:
             if len(self._places[kind]) < MAX_PLACES:
                 self._places[kind].append(Place(row, shown[:MAX_SHOWN]))
 
-    def report(self, size: int, vocabulary: int) -> DatasetReport:
+    def report(self, said: Sequence[str], vocabulary: int) -> DatasetReport:
         tokens = self._tokens.of(self._bytes)
-        findings = [*self._faults(), *self._sensitive(), *self._repeats(), *self._sizes(tokens)]
+        self._readings = self._foreign.readings(self._counts["bad-encoding"])
+        told = [Finding("format", "notice", text, self._rows) for text in said]
+        findings = [*told, *self._faults(), *self._sensitive(), *self._repeats(), *self._sizes(tokens)]
         return DatasetReport(
-            bytes=size,
+            bytes=self._size,
             rows=self._rows,
             usable=self._usable,
             characters=self._characters,
@@ -189,10 +208,15 @@ class _Reader:
             findings=tuple(findings),
             samples=tuple(sorted(self._samples, key=lambda place: place.row)),
             problem=self._problem(tokens),
+            format=self._form,
         )
 
     def _problem(self, tokens: int) -> str:
         faulty = sum(self._counts[kind] for kind in FAULTS)
+        refused = self._request.dataset.faulty == "refuse"
+        if (foreign := self._counts["bad-encoding"]) > FEW_FOREIGN * self._rows and self._readings and refused:
+            way = "name the encoding (dataset.encoding), or save the file as UTF-8"
+            return f"{foreign:,} of {self._rows:,} rows are not UTF-8: {self._readings}; {way}"
         if self._usable == 0:
             return f"none of {self._rows:,} rows has text to train on: look at the field's name and the format"
         if tokens <= 2 * self._request.sequence:
@@ -200,7 +224,7 @@ class _Reader:
                 f"{tokens:,} tokens are too few for sequences of {self._request.sequence:,}, which need as many once more to be "
                 "held out: bring more text, or choose shorter sequences"
             )
-        if faulty and self._request.dataset.faulty == "refuse":
+        if faulty and refused:
             rows = f"{faulty:,} of {self._rows:,} rows cannot be read"
             return f"{rows}: mend the file, or leave those rows out (dataset.faulty skip)"
         return ""
@@ -209,9 +233,15 @@ class _Reader:
         skipped = self._request.dataset.faulty == "skip"
         for kind, says in FAULTS.items():
             if self._counts[kind]:
-                yield self._finding(kind, "warning" if skipped else "error", says + ("; left out" if skipped else ""))
+                more = f"; {self._readings}" if kind == "bad-encoding" and self._readings else ""
+                left = "; left out" if skipped else ""
+                yield self._finding(kind, "warning" if skipped else "error", says + left + more)
         if self._counts["empty"] and not self._plain:
             yield self._finding("empty", "warning", "empty; left out")
+        if self._counts["control"]:
+            yield self._finding(
+                "control", "warning", "control characters, which text has none of; trained on as they are"
+            )
 
     def _sensitive(self) -> Iterator[Finding]:
         for name, hit in self._hits.items():
@@ -251,7 +281,9 @@ def _shown(text: str) -> str:
     return " ".join(text[: 2 * MAX_SHOWN].split())[:MAX_SHOWN]
 
 
-def _check_ids(path: Path, request: CheckRequest, tokenizer_file: Path | None) -> DatasetReport:
+def _check_ids(
+    dataset: Dataset, form: DatasetFormat, request: CheckRequest, tokenizer_file: Path | None, said: Sequence[str]
+) -> DatasetReport:
     """Token ids: every one must be in the vocabulary; there is no text to look at."""
     if request.tokenizer.kind == "bpe":
         raise DataError(
@@ -261,7 +293,7 @@ def _check_ids(path: Path, request: CheckRequest, tokenizer_file: Path | None) -
     vocabulary = tokenizer.get_vocab_size(with_added_tokens=True)
     rows = tokens = 0
     samples = list[Place]()
-    for ids in id_pieces(path, request.dataset.format, vocabulary):
+    for ids in id_pieces(dataset, vocabulary):
         rows += 1
         tokens += len(ids)
         if len(samples) < MAX_SAMPLES:
@@ -271,4 +303,5 @@ def _check_ids(path: Path, request: CheckRequest, tokenizer_file: Path | None) -
         if tokens <= 2 * request.sequence
         else ""
     )
-    return DatasetReport(file_size(path), rows, rows, 0, 0, tokens, True, vocabulary, (), tuple(samples), few)
+    told = tuple(Finding("format", "notice", text, rows) for text in said)
+    return DatasetReport(dataset.size, rows, rows, 0, 0, tokens, True, vocabulary, told, tuple(samples), few, form)

@@ -36,7 +36,7 @@ class NewUpload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     length: Annotated[int, Meta(ge=1, le=200 << 30)]
     name: ShortText = ""
     purpose: Literal["dataset", "weights", "tokenizer"] = "dataset"
-    format: DatasetFormat = "text"
+    format: DatasetFormat = "auto"
     text_field: Annotated[str, Meta(min_length=1, max_length=100)] = "text"
     sha256: Digest | None = None
     """Of the whole file, where its sender knows it: another one is refused."""

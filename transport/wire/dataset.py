@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from transport.wire.ids import Digest
-from transport.wire.job import DatasetSpec, TokenizerSpec
+from transport.wire.job import DatasetFormat, DatasetSpec, TokenizerSpec
 
 MAX_PLACES = 20  # Of each finding; its count goes on.
 MAX_SAMPLES = 8
@@ -53,6 +53,7 @@ class DatasetReport(msgspec.Struct, frozen=True):
         longest: characters of the longest row.
         vocabulary: of the tokenizer.
         problem: why it cannot be trained on as it is, and the way out; empty where it can.
+        format: what it was read as.
     """
 
     bytes: int
@@ -66,6 +67,7 @@ class DatasetReport(msgspec.Struct, frozen=True):
     findings: tuple[Finding, ...] = ()
     samples: tuple[Place, ...] = ()
     problem: str = ""
+    format: DatasetFormat = "auto"
 
 
 class Check(msgspec.Struct, frozen=True):

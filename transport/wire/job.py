@@ -52,18 +52,44 @@ class TokenizerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     file: Digest | None = None
 
 
-DatasetFormat = Literal["text", "jsonl", "parquet", "ids", "npy", "uint16", "uint32"]
+DatasetFormat = Literal["auto", "text", "jsonl", "json", "csv", "parquet", "ids", "npy", "uint16", "uint32"]
+"""``auto``: what the file's content says, see ``transport.content``. Packed with gzip, zstd, bzip2 or xz it is the same."""
+Encoding = Literal[
+    "auto",
+    "utf-8",
+    "utf-16-le",
+    "utf-16-be",
+    "windows-1252",
+    "iso-8859-15",
+    "windows-1250",
+    "iso-8859-2",
+    "windows-1251",
+    "koi8-r",
+    "windows-1253",
+    "windows-1254",
+    "windows-1255",
+    "windows-1256",
+    "mac-roman",
+    "shift_jis",
+    "euc-jp",
+    "euc-kr",
+    "gb18030",
+    "big5",
+]
+"""How a dataset's characters are written. ``auto``: UTF-8, or what its mark or its zeros say of UTF-16 and UTF-32."""
 TOKENISED: frozenset[str] = frozenset({"ids", "npy", "uint16", "uint32"})
 """Formats of token ids, see ``trainer.tokens``: the job brings the tokenizer that they were made with."""
 
 
 class DatasetSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     artifact: Digest
-    format: DatasetFormat = "text"
+    format: DatasetFormat = "auto"
     text_field: Annotated[str, Meta(min_length=1, max_length=100)] = "text"
+    """Of each row: a field, a column, or one within another (``content.text``)."""
     heldout: Annotated[float, Meta(gt=0, le=0.2)] = 0.02
     faulty: Literal["refuse", "skip"] = "refuse"
     """Rows that cannot be read (not UTF-8, not JSON, without the field): refuse the dataset, or leave those rows out."""
+    encoding: Encoding = "auto"
 
 
 class LoraSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal, get_args, get_type_hints
 
 import msgspec
 
@@ -14,7 +14,16 @@ from coordinator.web.documents import check_plain
 from coordinator.web.http import field_of
 from transport.wire import codec
 from transport.wire.ids import NodeAddress, is_id
-from transport.wire.job import DatasetSpec, JobSpec, LoraSpec, ModelSpec, ParallelSpec, TokenizerSpec, TrainingSpec
+from transport.wire.job import (
+    DatasetSpec,
+    Encoding,
+    JobSpec,
+    LoraSpec,
+    ModelSpec,
+    ParallelSpec,
+    TokenizerSpec,
+    TrainingSpec,
+)
 
 NO_DATASET = "0" * 64  # Stands in a quote for a dataset that is not uploaded yet: the price does not depend on it.
 OWN_CONFIG = "config"
@@ -92,7 +101,9 @@ ADAPTER = (
 )
 OTHERS = (
     Field("name", "Name", "How you find the job again.", "text"),
-    Field("dataset.text_field", "Field with the text", "Of each JSON object.", "text"),
+    Field(
+        "dataset.text_field", "Field with the text", "A field, a column, or one within another: content.text.", "text"
+    ),
     Field("tokenizer.vocabulary", "Vocabulary", "Entries of the tokenizer.", "whole"),
     Field("budget", "Budget", "Goes into escrow; what is not spent comes back.", "amount"),
     Field("deadline_hours", "Deadline, hours", "From now; what is not done by then is refunded.", "decimal"),
@@ -198,6 +209,11 @@ SELECTS = (
         (("refuse", "refuse the dataset"), ("skip", "leave them out")),
     ),
     Select(
+        "dataset.encoding",
+        "Characters",
+        (("auto", "UTF-8, or UTF-16 where it looks so"), *((name, name) for name in get_args(Encoding)[1:])),
+    ),
+    Select(
         "over_budget",
         "Where the budget is too small",
         (("refuse", "do not start"), ("pause", "train as far as it goes, then pause with what was learned")),
@@ -206,7 +222,7 @@ SELECTS = (
 _YES_NO: Mapping[str, bool] = {"true": True, "false": False}
 _CHOICES = {
     "model.choice": "tiny-llama",
-    "dataset.format": "text",
+    "dataset.format": "auto",
     "tokenizer.kind": "bpe",
     "payer": "test",
     "learns": "model",

@@ -17,6 +17,7 @@ from coordinator.errors import ForbiddenError
 from coordinator.web.auth import visitor
 from coordinator.web.pages import chart, curves
 from coordinator.web.pages.fresh import is_live, pack, packed
+from transport.content import WORDS
 
 WEB_FOLDER: Final = Path(__file__).resolve().parent.parent
 STATIC_FOLDER: Final = WEB_FOLDER / "static"
@@ -158,6 +159,7 @@ class Renderer:
         }
         for name in ("amount", "count", "size", "speed", "work", "duration", "ratio", "short", "agreement"):
             self._environment.filters[name] = getattr(text, name)
+        self._environment.filters["dataset_format"] = WORDS.__getitem__
         self._environment.filters["date"] = chart.date
         self._environment.filters["iso"] = _iso
         self._environment.filters["moment"] = _moment

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any, Final, Literal, cast, get_args
+from typing import Any, Final, Literal
 
 from aiohttp import BodyPartReader, ClientConnectionError, hdrs, web
 
@@ -34,7 +34,7 @@ from coordinator.web.pages.render import CSRF_FIELD, Renderer, check_csrf
 from transport.wire.api import NewJob, NewUpload, Quote
 from transport.wire.dataset import Check, CheckRequest
 from transport.wire.ids import is_id
-from transport.wire.job import DatasetFormat, DatasetSpec, JobSpec, TokenizerSpec
+from transport.wire.job import DatasetSpec, JobSpec, TokenizerSpec
 from transport.wire.model import PRESETS, inspect_config
 
 MAX_FIELDS = 100
@@ -186,10 +186,12 @@ class Submit:
             if tokenizer.kind == "file" and tokenizer.file is None:
                 tokenizer = TokenizerSpec("bytes")  # The tokenizer is not there yet: the rows can be looked at.
             data = spec.dataset
+            # How much is held out changes nothing.
             dataset = DatasetSpec(
-                data.artifact, data.format, data.text_field, faulty=data.faulty
-            )  # How much is held out changes nothing.
-            return await self._checks.get(CheckRequest(dataset, tokenizer, spec.training.sequence), seconds)
+                data.artifact, data.format, data.text_field, faulty=data.faulty, encoding=data.encoding
+            )
+            name = await self._jobs.file_name(principal(request).account_id, data.artifact)
+            return await self._checks.get(CheckRequest(dataset, tokenizer, spec.training.sequence), seconds, name)
         except CottageError as error:
             return Check(NO_DATASET, "failed", 0, 0, None, error.detail)
 
@@ -315,10 +317,7 @@ class Submit:
     ) -> None:
         check_csrf(request, typed.get(CSRF_FIELD))
         purpose, target = _FILES[part.name or ""]
-        format_ = typed.get("dataset.format", "text")
-        chosen = cast(DatasetFormat, format_ if format_ in get_args(DatasetFormat) else "text")
-        field = typed.get("dataset.text_field", "").strip()[:100] or "text"
-        new = NewUpload(MAX_FORM_FILE, (part.filename or "")[:200].replace("\0", ""), purpose, chosen, field)
+        new = NewUpload(MAX_FORM_FILE, (part.filename or "")[:200].replace("\0", ""), purpose)
         try:
             typed[target] = (await self._uploads.take(new, _file(part), principal(request).account_id)).artifact or ""
         except ForbiddenError:
@@ -394,7 +393,7 @@ def _shown(filled: Filled) -> dict[str, list[tuple[str, str, str]]]:
         ("model.from_job", "model.choice", FROM_JOB),
         ("model.from_round", "model.choice", FROM_JOB),
         *((field.name, "learns", "lora") for field in ADAPTER),
-        ("dataset.text_field", "dataset.format", "jsonl parquet"),
+        ("dataset.text_field", "dataset.format", "auto jsonl json csv parquet"),
         ("tokenizer.vocabulary", "tokenizer.kind", "bpe"),
         ("tokenizer.file", "tokenizer.kind", "file"),
     ):

@@ -118,12 +118,7 @@ class Upload {
   }
 
   describe(file) {
-    const wanted = { length: file.size, name: file.name.slice(0, 200), purpose: this.root.dataset.upload };
-    if (wanted.purpose === "dataset") {
-      wanted.format = new FormData(form).get("dataset.format");
-      wanted.text_field = new FormData(form).get("dataset.text_field") || "text";
-    }
-    return wanted;
+    return { length: file.size, name: file.name.slice(0, 200), purpose: this.root.dataset.upload };
   }
 
   tell(text, kind) {
@@ -223,10 +218,6 @@ form.addEventListener("input", (event) => {
 });
 form.addEventListener("change", (event) => {
   arrange();
-  if (["dataset.format", "dataset.text_field"].includes(event.target.name)) {
-    const dataset = uploads.find((one) => one.root.dataset.upload === "dataset");
-    if (dataset.file.files.length) return dataset.start();
-  }
   if (/^(dataset|tokenizer|model\.choice|training\.sequence)/.test(event.target.name)) report();
 });
 form.addEventListener("submit", (event) => {

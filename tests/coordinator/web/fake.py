@@ -159,6 +159,9 @@ class Cluster:
         self._find(model.from_job or "")
         return TokenizerSpec("bytes")
 
+    async def file_name(self, account_id: str, artifact: str) -> str:
+        return "" if self.files is None else await self.files.name(account_id, artifact)
+
     async def check_files(self, account_id: str, wanted: Iterable[tuple[str, str]]) -> None:
         if self.files is not None:
             await self.files.check(account_id, wanted)

@@ -318,11 +318,26 @@ async def test_errors_stand_beside_their_fields_and_what_was_typed_stays(chromiu
 
 
 async def test_a_bad_dataset_is_told_at_once_beside_its_field(chromium: Any, house: House, tmp_path: Path) -> None:
-    (tmp_path / "latin.txt").write_bytes(b"fine\nfine\ncaf\0\n")
+    (tmp_path / "book.txt").write_bytes(b"%PDF-1.7 and more")
     seen = await visit(chromium, house, "/submit")
-    await seen.page.set_input_files("[data-upload=dataset] input[type=file]", tmp_path / "latin.txt")
+    await seen.page.set_input_files("[data-upload=dataset] input[type=file]", tmp_path / "book.txt")
     await seen.page.wait_for_selector("[data-upload=dataset] .error")
-    assert "byte 13 is zero: this is a binary file" in await seen.page.inner_text("[data-upload=dataset] .error")
+    assert "book.txt: this is a PDF: extract its text first" in await seen.page.inner_text(
+        "[data-upload=dataset] .error"
+    )
+
+
+async def test_what_a_dataset_is_can_be_chosen_after_it_has_come(chromium: Any, house: House, tmp_path: Path) -> None:
+    (tmp_path / "lines.csv").write_bytes(PROSE.replace(b",", b""))
+    seen = await visit(chromium, house, "/submit")
+    await seen.page.set_input_files("[data-upload=dataset] input[type=file]", tmp_path / "lines.csv")
+    await seen.page.wait_for_selector(
+        "#report:has-text('can be csv (a table (CSV)) or text (plain text): choose its format')"
+    )
+    uploads = len(list((house.folder / "uploads").glob("*.json")))
+    await seen.page.check("[name='dataset.format'][value=text]", force=True)
+    await seen.page.wait_for_selector("#report:has-text('Read as plain text')", timeout=40_000)
+    assert len(list((house.folder / "uploads").glob("*.json"))) == uploads, "nothing is sent again"
 
 
 async def test_an_upload_in_the_browser_survives_a_restart_of_the_coordinator(

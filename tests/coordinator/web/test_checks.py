@@ -58,9 +58,9 @@ async def test_the_tokenizer_asked_for_is_the_one_that_counts(house: House, http
 
 
 async def test_a_file_that_is_no_dataset_ends_in_words(house: House, http: aiohttp.ClientSession) -> None:
-    failed = await ask(http, house, await house.dataset(b'{"text": "good"}\n{"text": "\0"}\n'))
+    failed = await ask(http, house, await house.dataset(b'[{"text": "good"}, {"text": "better"}]\n'))
     assert failed["state"] == "failed"
-    assert "binary data" in str(failed["problem"])
+    assert failed["problem"] == "the dataset is one JSON document, not JSON lines: choose the format json, or auto"
     assert failed["report"] is None
 
 
@@ -84,7 +84,7 @@ async def test_a_queue_has_an_end_and_one_check_runs_at_a_time(house: House, tmp
     going, seen = asyncio.Event(), list[str]()
 
     class Slow:
-        async def inspect(self, request: CheckRequest, progress: Progress) -> DatasetReport:
+        async def inspect(self, request: CheckRequest, progress: Progress, name: str = "") -> DatasetReport:
             seen.append(request.dataset.text_field)
             progress(7)
             await going.wait()

@@ -1,13 +1,14 @@
 """The command line through a real server, unpacking of hostile archives, and the words for figures."""
 
 import asyncio
+import gzip
 import io
 import itertools
 import json
 import re
 import stat
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 from coordinator.client import ArchiveError, Client, ProblemError
 from coordinator.client.archive import unpack
 from coordinator.client.cli import main
+from coordinator.client.datasets import shards
 from coordinator.client.text import amount, count, duration, parse_amount, ratio, short, size, speed
 from coordinator.web.pages.chart import nice_ticks
 from coordinator.web.pages.curves import loss_chart
@@ -53,6 +55,110 @@ async def test_a_coordinator_elsewhere_is_asked_through_the_proxy_which_is_named
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
     assert await cottage("jobs", "--server", elsewhere) == 3
     assert "the proxy http://127.0.0.1:9 (HTTP_PROXY) cannot be reached" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "form", "said"),
+    [
+        ("data.jsonl", b'{"body": "to be"}\n' * 9, "jsonl", ""),
+        ("data.ndjson", b'{"body": "to be"}\n' * 9, "jsonl", ""),
+        ("data.json", b'{"body": "to be"}\n' * 9, "jsonl", ""),
+        ("data.json", b'[{"body": "to be"}]', "json", ""),
+        ("data.csv", b"id,body\n1,to be\n2,or not\n", "csv", ""),
+        ("data.csv", b'{"body": "to be"}\n' * 9, "jsonl", "data.csv is JSON lines, whatever its ending says"),
+        ("data.txt", b'[{"body": "to be"}]', "json", "data.txt is one JSON document, whatever its ending says"),
+        ("data", gzip.compress(b"to be\n" * 99), "text", ""),
+        ("data.jsonl.gz", b'{"body": "to be"}\n' * 9, "jsonl", "data.jsonl.gz is not packed, whatever its ending says"),
+        ("page.html", b"<!DOCTYPE html>\n<html>" * 9, "text", "page.html is HTML: its tags are trained on, too"),
+    ],
+)
+async def test_a_dataset_is_sent_as_what_it_is(
+    house: House, files: Path, capsys: pytest.CaptureFixture[str], name: str, content: bytes, form: str, said: str
+) -> None:
+    (files / name).write_bytes(content)
+    (files / "job.yaml").write_text(YAML.replace("format: jsonl, ", ""))
+    assert (
+        await cottage("submit", str(files / "job.yaml"), "--data", str(files / name), "--yes", "--server", house.url)
+        == 0
+    )
+    (view,) = await house.cluster.list(5, None)
+    assert (view.spec.dataset.format, view.spec.dataset.text_field) == (form, "body")
+    errors = capsys.readouterr().err
+    assert said in errors
+    assert bool(said) is ("cottage: data" in errors or "cottage: page" in errors)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words", "says"),
+    [
+        ("ids.bin", bytes(range(250)) * 9, (), "ids.bin can be uint16 (16-bit token ids) or uint32"),
+        (
+            "lines.csv",
+            b"one line\nand another\n",
+            (),
+            "lines.csv can be csv (a table (CSV)) or text (plain text): choose",
+        ),
+        (
+            "a.json",
+            b'[{"body": "a"}]',
+            ("--format", "jsonl"),
+            "a.json is one JSON document, not JSON lines: choose",
+        ),
+        ("a.pdf", b"%PDF-1.7", (), "a.pdf: this is a PDF: extract its text first"),
+        ("a.pdf", b"%PDF-1.7", ("--format", "text"), "a.pdf: this is a PDF: extract its text first"),
+    ],
+)
+async def test_what_cannot_be_told_is_asked_and_what_is_none_is_refused_before_it_is_sent(
+    house: House,
+    files: Path,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    content: bytes,
+    words: Sequence[str],
+    says: str,
+) -> None:
+    (files / name).write_bytes(content)
+    assert await cottage("check", str(files / name), *words, "--server", house.url) == 2
+    assert says in capsys.readouterr().err
+    assert not list((house.folder / "uploads").glob("*"))
+
+
+async def test_somebody_at_the_terminal_is_asked_which_it_is(
+    house: House, files: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (files / "lines.csv").write_bytes(b"one line\nand another\n")
+    monkeypatch.setattr("sys.stdin", io.StringIO("text\n"))
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    assert await cottage("upload", str(files / "lines.csv"), "--server", house.url) == 0
+    assert "Which is it?" in capsys.readouterr().out
+
+
+def folder_of(path: Path, *names: str, index: Sequence[str] = ()) -> Path:
+    path.mkdir()
+    for name in names:
+        (path / name).write_bytes(b"")
+    if index:
+        document = {"weight_map": {f"w{number}": name for number, name in enumerate(index)}}
+        (path / "model.safetensors.index.json").write_text(json.dumps(document))
+    return path
+
+
+def test_of_the_same_weights_twice_one_is_taken_and_the_other_named(tmp_path: Path) -> None:
+    two = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+    parts, whole, once = ("first.safetensors", "second.safetensors"), "consolidated.safetensors", "model.safetensors"
+    cases: list[tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = [
+        ((*two, whole), two, two),
+        ((*two, whole), (), two),
+        ((*two, once), (), two),
+        ((once, whole), (), (once,)),
+        ((*parts, whole), parts, parts),
+        (parts, (), parts),
+        ((whole,), (), (whole,)),
+    ]
+    for number, (names, index, taken) in enumerate(cases):
+        chosen, left = shards(folder_of(tmp_path / str(number), *names, index=index))
+        assert sorted(path.name for path in chosen) == sorted(taken)
+        assert {path.name for path in left} == set(names) - set(taken)
 
 
 async def test_a_server_that_is_no_address_is_wrong_use(capsys: pytest.CaptureFixture[str]) -> None:

@@ -144,12 +144,13 @@ async def test_more_bytes_than_announced_are_refused_and_not_kept(house: House, 
     ("form", "data", "says"),
     [
         ("text", b"\n \n\t\n", "no text"),
-        ("text", b"abc\ndef\0ghi", "byte 7 is zero"),
-        ("jsonl", b'{"text": "\0"}', "is zero"),
-        ("text", b"\x1f\x8b\x08\x00rest", "gzip"),
+        ("auto", b"\n \n\t\n", "no text"),
+        ("text", b"\0\1\2\3\4\5\6\7" * 9, "binary data, not plain text"),
+        ("text", b"\x1f\x8b\x08\x00rest", "its gzip data are damaged"),
+        ("auto", b"PK\x03\x04rest", "this is a zip archive"),
         ("jsonl", b"PAR1....", "Parquet"),
-        ("parquet", b"PAR1 cut", "not a Parquet file"),
-        ("npy", b"not one", "not an .npy file"),
+        ("parquet", b"PAR1 cut", "it is cut"),
+        ("npy", b"not one", "not a NumPy array"),
         ("uint16", b"odd", "no whole number"),
     ],
 )
@@ -417,7 +418,11 @@ async def test_a_plain_form_brings_a_whole_file_at_once(tmp_path: Path) -> None:
     uploads = UploadService(tmp_path / "u", ArtifactStore(tmp_path / "a"))
     done = await uploads.take(NewUpload(1000), pieces(b"some ", b"text"))
     assert (done.length, done.artifact) == (9, hashlib.sha256(b"some text").hexdigest())
-    for bad, error in ((pieces(), InvalidError), (pieces(b"\0"), InvalidError), (pieces(b"x" * 1001), TooLargeError)):
+    for bad, error in (
+        (pieces(), InvalidError),
+        (pieces(b"%PDF-1.7"), InvalidError),
+        (pieces(b"x" * 1001), TooLargeError),
+    ):
         with pytest.raises(error):
             await uploads.take(NewUpload(1000), bad)
     assert len(left_over(tmp_path / "u")) == 1, "only the good one's document"

@@ -1,0 +1,78 @@
+"""What a dataset's file is, looked at before it is uploaded; what its content leaves open is asked, with the choices."""
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from transport.content import HEAD_BYTES, WORDS, Content, ContentError, recognise, remarks, settle
+from transport.wire.job import DatasetFormat
+
+CHOICES = ("auto", *WORDS)
+_SHARD = re.compile(r".*-[0-9]{5}-of-[0-9]{5}\.safetensors")
+
+
+class DatasetError(Exception):
+    """The file is no dataset, or somebody must say what it is; the text names the choices."""
+
+
+def format_of(path: Path, wanted: str | None, text_field: str, out: Console, ask: bool) -> DatasetFormat:
+    """The format to name with an upload. Says on standard error what somebody may not have noticed.
+
+    Args:
+        wanted: what was said; None or ``auto``: it is looked at.
+        ask: somebody is there to choose between what it can be.
+    Raises:
+        DatasetError: it is none, not what was said, or nobody chose.
+    """
+    with path.open("rb") as file:
+        head = file.read(HEAD_BYTES)
+    content = recognise(head, len(head) < HEAD_BYTES, path.name, text_field)
+    if not content.formats and not content.problem:
+        return wanted or "auto"  # type: ignore[return-value]  # Packed in a way that is not known here: the coordinator looks.
+    asked = wanted in (None, "auto") and len(content.formats) > 1 and ask and not content.problem
+    try:
+        chosen = settle(content, path.name, _chosen(content, path.name, out) if asked else wanted or "auto")
+    except ContentError as error:
+        raise DatasetError(str(error)) from error
+    for remark in remarks(content, path.name, chosen):
+        sys.stderr.write(f"cottage: {remark}\n")
+    return chosen
+
+
+def _chosen(content: Content, name: str, out: Console) -> str:
+    from rich.prompt import Prompt
+
+    shown = " or ".join(f"{one} ({WORDS[one]})" for one in content.formats)
+    return Prompt.ask(f"{name} can be {shown}. Which is it?", console=out, choices=[*content.formats])
+
+
+def shards(path: Path) -> tuple[list[Path], list[Path]]:
+    """The files of a model's weights to upload, and those in the same folder that hold the same weights once more.
+
+    A folder may have shards, named by an index, beside one consolidated file: of both, the shards are taken.
+    """
+    if not path.is_dir():
+        return [path], []
+    found = sorted(path.glob("*.safetensors"))
+    named = _named(path / "model.safetensors.index.json")
+    numbered = [one for one in found if _SHARD.fullmatch(one.name)]
+    chosen = (
+        [one for one in found if one.name in named]
+        or numbered
+        or [one for one in found if one.name == "model.safetensors"]
+    )
+    chosen = chosen or found
+    return chosen, [one for one in found if one not in chosen]
+
+
+def _named(index: Path) -> Any:
+    """The files that an index names; none where there is none that can be read."""
+    try:
+        weights = json.loads(index.read_bytes())["weight_map"]
+        return set(weights.values())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return set()

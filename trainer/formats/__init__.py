@@ -1,0 +1,9 @@
+"""Datasets as files have them: packed or not, in any encoding, as lines, JSON, tables or Parquet. Free of torch.
+
+source     a file's bytes: unpacked, in UTF-8, bounded
+rows       what a row is, and every way in which one can be unusable
+fields     the text of a row of JSON
+documents  JSON lines, and JSON documents that do not fit into memory
+tables     CSV, TSV and their kin
+parquet    columns of Parquet, through pyarrow
+"""

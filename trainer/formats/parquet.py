@@ -1,0 +1,187 @@
+"""Text from Parquet files, through pyarrow.
+
+A file's own sizes are read before anything is unpacked, row groups one after the other, and only the text's column. Memory is
+bounded by the largest row group; what lies about its size meets the limits that this process runs under.
+"""
+
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+from trainer.errors import DataError
+from trainer.formats.rows import MAX_ROW_BYTES, Row, bad_encoding, long_row, place, shown
+from trainer.formats.source import FREE_BYTES, MAX_DATASET_BYTES, MAX_RATIO
+
+MAX_GROUP_BYTES = 2 << 30  # Of the text's column, unpacked; writers make groups of 64 MB to 1 GB.
+MAX_FOOTER_ITEMS = 1_000_000
+MAX_FOOTER_STRING = 16 << 20
+MAX_LISTED = 10
+_ROWS = 256
+_DICTIONARIES = frozenset({"PLAIN_DICTIONARY", "RLE_DICTIONARY"})
+
+
+def parquet_rows(source: BinaryIO, size: int, field: str, name: str) -> Iterator[Row]:
+    """The texts of a column in order, or of a field within a column of structs (``content.text``); nulls are empty.
+
+    Args:
+        source: the file, to be read in any order.
+        size: bytes of the dataset as it lies there.
+    Raises:
+        DataError: no Parquet file, broken, without such a column, with groups beyond the limit; or pyarrow is missing.
+    """
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as error:
+        detail = "Parquet needs pyarrow here: install cottage[coordinator], or send JSON lines"
+        raise DataError("no-parquet", detail) from error
+    pa.set_memory_pool(pa.system_memory_pool())  # The default reserves address space, which limits count as used.
+    limits = {"thrift_string_size_limit": MAX_FOOTER_STRING, "thrift_container_size_limit": MAX_FOOTER_ITEMS}
+    number, begun = 0, False
+    try:
+        with pq.ParquetFile(source, **limits) as file:
+            _check(name, file, field)
+            again = (
+                [field] if _has_dictionary(file, field) else None
+            )  # A value that comes a million times is unpacked once.
+            with pq.ParquetFile(source, read_dictionary=again, **limits) as opened:
+                begun = True
+                for row in _rows(opened, size, field, name):
+                    number = row.number
+                    yield row
+    except (pa.ArrowException, OSError, MemoryError, OverflowError) as error:
+        if not begun:
+            detail = (
+                f"{name} is no Parquet file, or is cut or damaged: its index (footer) cannot be read; write it anew"
+            )
+            raise DataError("bad-parquet", detail) from error
+        detail = (
+            f"{name} is damaged, or needs too much memory, after row {number:,}: write it anew, in smaller row groups"
+        )
+        raise DataError("bad-parquet", detail) from error
+
+
+def _rows(file: Any, size: int, field: str, name: str) -> Iterator[Row]:
+    rows, held = max(1, file.metadata.num_rows), 0
+    most = min(MAX_DATASET_BYTES, max(FREE_BYTES, MAX_RATIO * size))
+    flat = field in file.schema_arrow.names
+    steps = [] if flat else field.split(".")[1:]
+    for number, value in enumerate(_values(file, field), 1):
+        share = size * number // rows - size * (number - 1) // rows  # Whole numbers, which add up to it.
+        row = _row(number, share, value, steps, name)
+        held += len(row.text) if isinstance(row.text, str) else 0
+        if held > most:
+            detail = f"{name} unpacks to more than {most:,} characters, as text does not: upload it as JSON lines"
+            raise DataError("too-large", detail)
+        yield row
+
+
+def _values(file: Any, field: str) -> Iterator[Any]:
+    """One row group after the other: asked for all of them at once, the library holds all of them."""
+    for group in range(file.metadata.num_row_groups):
+        for batch in file.iter_batches(_ROWS, row_groups=[group], columns=[field], use_threads=False):
+            yield from batch.column(0)
+
+
+def _row(number: int, size: int, value: Any, steps: list[str], name: str) -> Row:
+    where = place(number, name)
+    for step in steps:
+        if not value.is_valid:
+            return Row(number, size, "")
+        value = value[step]
+    try:
+        text = value.as_py()
+        text = text.decode() if isinstance(text, bytes) else text
+    except UnicodeDecodeError as error:
+        return Row(number, size, bad_encoding(where, error, "utf-8"), bytes(error.object[:400]))
+    if text is None:
+        return Row(number, size, "")
+    return Row(number, size, long_row(where) if len(text) > MAX_ROW_BYTES else str(text))
+
+
+def _check(name: str, file: Any, field: str) -> None:
+    kind = _type_of(file.schema_arrow, field, name)
+    if not _is_text(kind):
+        raise DataError(
+            "bad-parquet", f"column {field!r} of {name} holds {_words(kind)}, not text: name another column"
+        )
+    for index in range(file.metadata.num_row_groups):
+        size = sum(chunk.total_uncompressed_size for chunk in _chunks(file, index, field))
+        if not 0 <= size <= MAX_GROUP_BYTES:
+            raise DataError("too-large", f"row group {index} of {name} unpacks to {size:,} bytes: write smaller groups")
+
+
+def _chunks(file: Any, index: int, field: str) -> Iterator[Any]:
+    group = file.metadata.row_group(index)
+    columns = (group.column(number) for number in range(group.num_columns))
+    return (column for column in columns if column.path_in_schema == field)
+
+
+def _has_dictionary(file: Any, field: str) -> bool:
+    groups = range(file.metadata.num_row_groups)
+    return any(_DICTIONARIES & set(chunk.encodings) for index in groups for chunk in _chunks(file, index, field))
+
+
+def _type_of(schema: Any, field: str, name: str) -> Any:
+    """The type of a column, or of what a path leads to within one.
+
+    Raises:
+        DataError: there is none, or several have the name.
+    """
+    import pyarrow as pa
+
+    if schema.names.count(field) > 1:
+        raise DataError("bad-parquet", f"{name} has several columns {field!r}: give one of them another name")
+    if field in schema.names:
+        return schema.field(field).type
+    first, *steps = field.split(".")
+    kind: Any = schema.field(first).type if schema.names.count(first) == 1 else None
+    for step in steps:
+        inside = kind is not None and pa.types.is_struct(kind) and kind.get_field_index(step) >= 0
+        kind = kind.field(step).type if inside else None
+    if kind is None or not steps:
+        paths = _text_paths(schema, "")
+        listed = ", ".join(map(shown, paths[:MAX_LISTED])) + (" and others" if len(paths) > MAX_LISTED else "")
+        detail = f"{name} has no column {field!r}: those with text are {listed or 'none'}; name one of them"
+        raise DataError("bad-parquet", detail)
+    return kind
+
+
+def _text_paths(fields: Any, before: str) -> list[str]:
+    import pyarrow as pa
+
+    found: list[str] = []
+    for one in fields:
+        if pa.types.is_struct(one.type) and before.count(".") < 3:
+            found += _text_paths(
+                [one.type.field(index) for index in range(one.type.num_fields)], f"{before}{one.name}."
+            )
+        elif _is_text(one.type):
+            found.append(before + one.name)
+    return found
+
+
+def _is_text(kind: Any) -> bool:
+    import pyarrow as pa
+
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    kind = kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
+    tests = ("is_string", "is_large_string", "is_string_view", "is_binary", "is_large_binary", "is_binary_view")
+    return any(getattr(pa.types, test)(kind) for test in tests)
+
+
+def _words(kind: Any) -> str:
+    """A column's type in words: of the kinds that there are, not Arrow's own spelling."""
+    import pyarrow as pa
+
+    kinds = {
+        "numbers": ("is_integer", "is_floating", "is_decimal"),
+        "lists": ("is_list", "is_large_list", "is_fixed_size_list"),
+        "structs": ("is_struct",),
+        "maps": ("is_map",),
+        "times": ("is_temporal",),
+        "true and false": ("is_boolean",),
+    }
+    for words, tests in kinds.items():
+        if any(getattr(pa.types, test)(kind) for test in tests):
+            return words
+    return "something else"

@@ -1,0 +1,83 @@
+"""A row of a dataset, and every fault that one can have: named by file, number, what is wrong and what to do."""
+
+from dataclasses import dataclass
+
+from trainer.errors import DataError
+
+MAX_ROW_BYTES = 64 << 20  # One document; a whole book has 1 MB.
+SHOWN = 40  # Characters of a name or of what stands at a wrong place.
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row, for which ``size`` bytes of the file were read: its text, empty where it has none, or why it cannot be read.
+
+    Attributes:
+        raw: of a row whose characters cannot be read: its beginning.
+    """
+
+    number: int
+    size: int
+    text: str | DataError
+    raw: bytes = b""
+
+
+def place(number: int, name: str) -> str:
+    """How a row is named."""
+    return f"row {number:,} of {name}"
+
+
+def shown(value: str) -> str:
+    """A name, or what stands somewhere, for a message."""
+    return repr(value if len(value) <= SHOWN else value[:SHOWN] + "…")
+
+
+def long_row(where: str) -> DataError:
+    """More than ``MAX_ROW_BYTES``."""
+    return DataError("long-row", f"{where} has more than {MAX_ROW_BYTES:,} bytes: split it")
+
+
+def bad_encoding(where: str, error: UnicodeDecodeError, encoding: str) -> DataError:
+    """Bytes that are no characters of the encoding that the file is read in."""
+    if encoding != "utf-8":  # The bytes that are looked at here are not the file's own.
+        what = (
+            f"{where} has bytes that are no characters in {encoding}: name another encoding, or save the file as UTF-8"
+        )
+    else:
+        wrong = f"byte {error.start + 1:,} of it is {error.object[error.start]:02X}"
+        what = f"{where} is not UTF-8: {wrong}; save the file as UTF-8, or name its encoding"
+    return DataError("bad-encoding", what)
+
+
+def half_character(where: str, text: str) -> DataError:
+    """A surrogate without its other half, which no encoding of text has."""
+    half = next(character for character in text if "\ud800" <= character <= "\udfff")
+    return DataError(
+        "bad-character",
+        f"{where} has half a character (\\u{ord(half):04x}): its other half was cut off; write it anew, or leave such rows out",
+    )
+
+
+def no_field(where: str, field: str, names: list[str]) -> DataError:
+    """A row without the text's field; ``names``: those that it has."""
+    listed = ", ".join(map(shown, names[:10])) + (" and others" if len(names) > 10 else "")
+    return DataError("no-field", f"{where} has no field {field!r}: its fields are {listed or 'none'}; name one of them")
+
+
+def no_text(where: str, field: str, what: str) -> DataError:
+    """The text's field has something else."""
+    return DataError(
+        "bad-row", f"{where} has {what} in the field {field!r}, not text: name another field, or write text"
+    )
+
+
+def not_json(where: str, text: str, at: int, wanted: str = 'an object such as {"text": "..."}') -> DataError:
+    """What is no JSON from a character on."""
+    rest = text[at:].strip()
+    how = f"at character {at + 1:,} stands {shown(rest[:SHOWN])}" if rest else "it breaks off before its end"
+    return DataError("bad-row", f"{where} is not JSON: {how}; each row is {wanted}")
+
+
+def too_deep(where: str) -> DataError:
+    """Brackets within brackets without end."""
+    return DataError("bad-row", f"{where} has brackets within brackets, hundreds of them: write it flat")
