@@ -6,7 +6,7 @@ import gzip
 import io
 import json
 import lzma
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,9 +116,9 @@ KINDS = (
 )
 
 
-def cells(feature: str) -> Iterator[Kind]:
+def cells(feature: str) -> list[Kind]:
     """The formats that have a feature."""
-    return (kind for kind in KINDS if feature not in kind.lacks)
+    return [kind for kind in KINDS if feature not in kind.lacks]
 
 
 def rendered() -> str:

@@ -15,7 +15,9 @@ MAX_GROUP_BYTES = 2 << 30  # Of the text's column, unpacked; writers make groups
 MAX_FOOTER_ITEMS = 1_000_000
 MAX_FOOTER_STRING = 16 << 20
 MAX_LISTED = 10
+MAX_BATCH_BYTES = 32 << 20  # Unpacked at once where rows share a long value; writers keep shared values below 1 MB.
 _ROWS = 256
+_DICTIONARY_HEADER = b"\x15\x04\x15"  # Field 1, an i32: 2 (a dictionary page); field 2, an i32.
 _DICTIONARIES = frozenset({"PLAIN_DICTIONARY", "RLE_DICTIONARY"})
 
 
@@ -40,14 +42,10 @@ def parquet_rows(source: BinaryIO, size: int, field: str, name: str) -> Iterator
     try:
         with pq.ParquetFile(source, **limits) as file:
             _check(name, file, field)
-            again = (
-                [field] if _has_dictionary(file, field) else None
-            )  # A value that comes a million times is unpacked once.
-            with pq.ParquetFile(source, read_dictionary=again, **limits) as opened:
-                begun = True
-                for row in _rows(opened, size, field, name):
-                    number = row.number
-                    yield row
+            begun = True
+            for row in _rows(file, source, size, field, name):
+                number = row.number
+                yield row
     except (pa.ArrowException, OSError, MemoryError, OverflowError) as error:
         if not begun:
             detail = (
@@ -60,12 +58,12 @@ def parquet_rows(source: BinaryIO, size: int, field: str, name: str) -> Iterator
         raise DataError("bad-parquet", detail) from error
 
 
-def _rows(file: Any, size: int, field: str, name: str) -> Iterator[Row]:
+def _rows(file: Any, source: BinaryIO, size: int, field: str, name: str) -> Iterator[Row]:
     rows, held = max(1, file.metadata.num_rows), 0
     most = min(MAX_DATASET_BYTES, max(FREE_BYTES, MAX_RATIO * size))
     flat = field in file.schema_arrow.names
     steps = [] if flat else field.split(".")[1:]
-    for number, value in enumerate(_values(file, field), 1):
+    for number, value in enumerate(_values(file, source, field), 1):
         share = size * number // rows - size * (number - 1) // rows  # Whole numbers, which add up to it.
         row = _row(number, share, value, steps, name)
         held += len(row.text) if isinstance(row.text, str) else 0
@@ -75,11 +73,33 @@ def _rows(file: Any, size: int, field: str, name: str) -> Iterator[Row]:
         yield row
 
 
-def _values(file: Any, field: str) -> Iterator[Any]:
+def _values(file: Any, source: BinaryIO, field: str) -> Iterator[Any]:
     """One row group after the other: asked for all of them at once, the library holds all of them."""
     for group in range(file.metadata.num_row_groups):
-        for batch in file.iter_batches(_ROWS, row_groups=[group], columns=[field], use_threads=False):
+        longest = max((_longest_repeated(source, chunk) for chunk in _chunks(file, group, field)), default=0)
+        rows = max(1, min(_ROWS, MAX_BATCH_BYTES // max(1, longest)))
+        for batch in file.iter_batches(rows, row_groups=[group], columns=[field], use_threads=False):
             yield from batch.column(0)
+
+
+def _longest_repeated(source: BinaryIO, chunk: Any) -> int:
+    """Bytes of the longest value that rows of a chunk may share: its dictionary page, unpacked, is as long at the least.
+
+    Source: parquet.thrift, ``PageHeader``: in Thrift's compact protocol its first fields are type and uncompressed_page_size.
+    """
+    if not _DICTIONARIES & set(chunk.encodings):
+        return 0
+    at = chunk.dictionary_page_offset if chunk.has_dictionary_page else chunk.data_page_offset
+    source.seek(max(0, at or 0))
+    header = source.read(8)
+    if header[:3] != _DICTIONARY_HEADER:
+        return int(chunk.total_uncompressed_size)
+    value = 0
+    for index, byte in enumerate(header[3:]):
+        value |= (byte & 0x7F) << 7 * index
+        if byte < 0x80:
+            return value >> 1  # Zigzag: sizes are not negative.
+    return int(chunk.total_uncompressed_size)
 
 
 def _row(number: int, size: int, value: Any, steps: list[str], name: str) -> Row:
@@ -114,11 +134,6 @@ def _chunks(file: Any, index: int, field: str) -> Iterator[Any]:
     group = file.metadata.row_group(index)
     columns = (group.column(number) for number in range(group.num_columns))
     return (column for column in columns if column.path_in_schema == field)
-
-
-def _has_dictionary(file: Any, field: str) -> bool:
-    groups = range(file.metadata.num_row_groups)
-    return any(_DICTIONARIES & set(chunk.encodings) for index in groups for chunk in _chunks(file, index, field))
 
 
 def _type_of(schema: Any, field: str, name: str) -> Any:
