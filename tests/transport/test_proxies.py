@@ -3,6 +3,7 @@
 import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import aiohttp
 import pytest
@@ -10,6 +11,7 @@ from aiohttp import web
 
 from tests.support.proxy import VARIABLES, proxying
 from tests.testbed.relay import make_certificate
+from transport import sessions
 from transport.sessions import ProxyError, open_session, proxy_for, through
 from transport.urls import parse_url
 
@@ -104,6 +106,23 @@ def test_a_proxy_that_cannot_be_used_is_named_with_its_variable(named: str, monk
     with pytest.raises(ProxyError, match=r"^ALL_PROXY: .* no other kind of proxy") as refused:
         proxy_for(parse_url("http://cottage.example"))
     assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("environment", "taken"), [({}, True), ({"NO_PROXY": "other.example"}, False), ({"FOO_PROXY": "x"}, True)]
+)
+def test_without_a_variable_the_settings_of_windows_and_macos_count(
+    environment: dict[str, str], taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions, "sys", SimpleNamespace(platform="win32"))
+    monkeypatch.setattr("urllib.request.getproxies", lambda: {"https": PROXY})
+    monkeypatch.setattr("urllib.request.proxy_bypass", lambda host: host == "inside.example")
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    found = proxy_for(parse_url("https://cottage.example"))
+    assert (None if found is None else str(found)) == (f"{PROXY} (the system's settings)" if taken else None)
+    assert proxy_for(parse_url("https://inside.example")) is None
+    assert proxy_for(parse_url("https://localhost:1")) is None
 
 
 # --- sessions -----------------------------------------------------------------------------------------------------------
