@@ -54,11 +54,15 @@ def tolerances(training: TrainingSpec) -> Mapping[Quantity, float]:
 
 @dataclass(frozen=True)
 class Compared:
-    """Whether a segment came near enough, in words how near, and the greatest distance of each quantity that was found."""
+    """Whether a segment came near enough, in words how near, and the greatest distance of each quantity that was found.
+
+    ``vain``: as of ``trainer.vain``.
+    """
 
     near: bool
     words: str
     found: Mapping[Quantity, float]
+    vain: str = ""
 
 
 class Distances:

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from trainer.stage import Stage, StageState, vector_digest
 from trainer.steps import Recorded, Recorder, accumulate, digests
 from trainer.trace import RoundTrace, job_digest, made_after
 from trainer.update import update
+from trainer.vain import vain
 from transport.wire.audit import StepLeaf, segment
 from transport.wire.boundary import PayloadKey, Position, crossings, position_of
 from transport.wire.job import TrainingSpec
@@ -80,6 +81,11 @@ class Rerun:
         update(self._stage, self.position, recorder, self._command.rate_at(step), self._command.total_steps)
         sent = digests(recorder.sent, self.position.produced(crossings(self._training)))
         return Redone(step, samples, sent, loss, recorder.sent)
+
+    def vain(self, redone: Redone) -> str:
+        """How a step that was run again left next to nothing to compute: see ``trainer.vain``."""
+        received = self._opened.payloads[redone.step - self._opened.first]
+        return vain(self._stage, self.windows(redone.step)[0], received, redone.payloads)
 
 
 class Auditor:
@@ -141,9 +147,11 @@ class Auditor:
         if isinstance(examined, AuditReport):
             return examined
         opened, stage, method = examined
-        found = self._compare(command, opened, stage, method)
+        found, idle = self._compare(command, opened, stage, method)
         operations = self._operations(opened, stage)
-        return AuditReport(command.audit, "mismatch" if found else "match", found[:4000], operations)
+        if found:
+            return AuditReport(command.audit, "mismatch", found[:4000], operations)
+        return AuditReport(command.audit, "match", idle, operations, bool(idle))
 
     def judge_across(self, across: ReplayAcross, opening: bytes) -> AuditReport:
         """Run the segment of a step of another class again and say whether it came near enough.
@@ -163,7 +171,8 @@ class Auditor:
             compared = self.measure(command, opened, stage)
             found = compared.words
             if compared.near:
-                return AuditReport(command.audit, "match", found[:4000], self._operations(opened, stage))
+                idle, operations = compared.vain, self._operations(opened, stage)
+                return AuditReport(command.audit, "match", (idle or found)[:4000], operations, bool(idle))
         return AuditReport(command.audit, "mismatch", found[:4000], self._operations(opened, stage))
 
     def _examine(
@@ -187,7 +196,7 @@ class Auditor:
     def measure(self, command: ReplayStep, opened: Opening, stage: Stage) -> Compared:
         """Run a segment again that was opened with its ending, and say how far apart the two are."""
         assert opened.ending is not None
-        distances = Distances(stage)
+        distances, idle = Distances(stage), ""
         rerun = self.rerun(command, opened, stage)
         for offset, (leaf, sent) in enumerate(zip(opened.leaves, opened.ending.sent, strict=True)):
             step = opened.first + offset
@@ -196,8 +205,9 @@ class Auditor:
             except (CodecError, NonFiniteError) as error:
                 return Compared(False, f"the step cannot be done with what it received: {error}", {})
             distances.add_step(rerun.windows(step)[0], sent, redone.payloads, leaf.loss, redone.loss)
+            idle = idle or rerun.vain(redone)
         distances.add_state(opened.state, opened.ending.state, stage.state())
-        return distances.compared()
+        return replace(distances.compared(), vain=idle)
 
     def _operations(self, opened: Opening, stage: Stage) -> int:
         return stage.operations_per_token * self._training.batch * self._training.sequence * len(opened.leaves)
@@ -208,25 +218,26 @@ class Auditor:
         stage = Stage(self._config, cut, self._training, self._weights, self._device, initialise=False)
         return judge_outer(outer_method(self._training, stage.slots, stage.parameters.numel()), stage, command, opening)
 
-    def _compare(self, command: ReplayStep, opened: Opening, stage: Stage, method: OuterMethod) -> str:
-        """The first difference in words, empty where there is none."""
-        found = self._compare_beginning(command, opened, stage, method)
+    def _compare(self, command: ReplayStep, opened: Opening, stage: Stage, method: OuterMethod) -> tuple[str, str]:
+        """The first difference in words, empty where there is none, and how it was in vain."""
+        found, idle = self._compare_beginning(command, opened, stage, method), ""
         if found:
-            return found
+            return found, idle
         rerun = self.rerun(command, opened, stage)
         for offset, leaf in enumerate(opened.leaves):
             try:
                 redone = rerun.step(opened.first + offset)
             except CodecError as error:
-                return f"the step cannot be done with what it received: {error}"
+                return f"the step cannot be done with what it received: {error}", idle
+            idle = idle or rerun.vain(redone)
             found = self._compare_step(leaf, redone) or _compare_contribution(
                 command, opened, redone.step, stage, stage.parameters, method
             )
             if found:
-                return found
+                return found, idle
         if stage.state_digest() != opened.leaves[-1].after:
-            return "the state after the step is not what the step gives"
-        return ""
+            return "the state after the step is not what the step gives", idle
+        return "", idle
 
     def _compare_beginning(self, command: ReplayStep, opened: Opening, stage: Stage, method: OuterMethod) -> str:
         """Hold what the segment begins with against what it was due to begin with, which takes no running."""

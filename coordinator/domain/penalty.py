@@ -13,6 +13,8 @@ MAX_EVASIONS = (
     2  # An honest machine may hang once, whatever is drawn of it meanwhile; a second time looks like a habit.
 )
 
+MAX_GONE = 2  # Rounds of a job that a node may leave before it has shown what was drawn; machines crash.
+
 Cost = Literal["none", "share", "forfeit", "unseat", "expel", "ban"]
 
 
@@ -20,7 +22,8 @@ def consequence(audit: Audit, before: Collection[Audit]) -> Cost:
     """What a concluded audit costs the prover.
 
     ``share``: what the round pays it. ``forfeit``: its lease, too. ``unseat``: the share, and every place in this job, the
-    second time that a look found its work too far off, or that the operator's machines were lost over what it opened.
+    second time that a look found its work too far off, or that the operator's machines were lost over what it opened, and the
+    third time that it has left when it was drawn.
     ``expel``: everything of the job that is not paid yet, and its place in the network. ``ban``: half of its stake, too, which
     nothing costs but a lie that somebody has seen: neither silence, nor a misstated class (what a repetition of those takes is
     ``evasion_costs``), nor a finding that no second auditor confirmed. What a machine misses under one lease, which ends with
@@ -37,10 +40,15 @@ def consequence(audit: Audit, before: Collection[Audit]) -> Cost:
         return "ban"
     if audit.blame == "blind":
         return "expel"  # Of its auditor: it is no proof of a lie that somebody else could check, so no stake is lost.
+    if audit.blame == "vain":
+        return "share"  # Somebody else may have given it nothing to compute.
     if found_far(audit):
         others = any(not verdict.own for verdict in against(audit))
         again = any(found_far(other) and _round(other) != _round(audit) for other in before)
         return "unseat" if others or again else "share"
+    if audit.blame == "gone":
+        left = {_round(other) for other in (*before, audit) if other.blame == "gone"}
+        return "unseat" if len(left) > MAX_GONE else "forfeit"
     occasions = {other.lease for other in (*before, audit) if other.blame in EVASIONS}
     return "expel" if audit.blame in EVASIONS and len(occasions) >= MAX_EVASIONS else "forfeit"
 

@@ -41,7 +41,7 @@ from transport.wire.task import (
 )
 
 AuditState = Literal["drawn", "opening", "showing", "replaying", "passed", "failed", "void"]
-Blame = Literal["", "gone", "refused", "misstated", "unconfirmed", "wrong", "blind", "distant", "unlooked"]
+Blame = Literal["", "gone", "refused", "misstated", "unconfirmed", "wrong", "blind", "distant", "unlooked", "vain"]
 
 LOOKS = 3  # Times that an operator's auditor may be lost over one opening before it is said that nobody can run it.
 
@@ -134,7 +134,8 @@ class Audit(msgspec.Struct, frozen=True):
         began: when it was drawn, in Unix seconds: who has waited longest for a look has it first.
         blame: why it failed. ``misstated``: its leaf names another environment class than it had said to be of. ``blind``: a
             canary whose auditor found it right. ``distant``: machines of other classes came to something else; it is void, or
-            failed where that machine was the operator's. ``unlooked``: void, and a look was due that nobody can make any more.
+            failed where that machine was the operator's. ``vain``: it matches, and what it was computed from left nothing to
+            compute. ``unlooked``: void, and a look was due that nobody can make any more.
     """
 
     id: str
@@ -367,6 +368,8 @@ def judged(audit: Audit, node: NodeAddress, report: AuditReport, deadline: float
         deadline=deadline,
         detail=detail,
     )
+    if report.verdict == "match" and report.vain and audit.looking:
+        return _fail(after, "vain", f"there was nothing to compute: {report.detail}")
     return _matched(audit, after, node) if report.verdict == "match" else _found(audit, after, report)
 
 

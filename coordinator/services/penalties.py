@@ -128,7 +128,7 @@ class Penalties:
     async def _fall(self, work: Work, audit: Audit) -> None:
         """The prover's standing is gone; what it did later, and nobody has looked at, was drawn as of somebody it is not."""
         record = await work.tx.get(NodeRecord, audit.node)
-        faults = record.faults + (audit.blame not in ("unconfirmed", "gone", "unlooked"))
+        faults = record.faults + (audit.blame not in ("unconfirmed", "gone", "unlooked", "vain"))
         await work.tx.update(msgspec.structs.replace(record, faults=faults))
         lied = audit.blame in ("wrong", *penalty.EVASIONS)
         await credit.lose(work, audit.node, everywhere=lied)

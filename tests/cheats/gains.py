@@ -140,7 +140,7 @@ async def _counted(world: World, job: str, keys: set[str], cheats: int, so_far: 
         split = pricing.shares(record.pot, {f"{c.replica}:{c.stage}": c.operations for c in members})
         for commit in members:
             share = split[f"{commit.replica}:{commit.stage}"]
-            part = float(world.peers.forged.get((job, commit.epoch, commit.round, commit.stage, commit.replica), 0))
+            part = max(_forged(world, one) for one in (commit, *_friends(commit, members, keys)))
             got = share if commit.state == "verified" else 0
             if commit.node in keys:
                 forged, paid, unearned = forged + share * part, paid + got * part, unearned + got - share * (1 - part)
@@ -155,6 +155,17 @@ async def _counted(world: World, job: str, keys: set[str], cheats: int, so_far: 
         honest_paid=so_far.honest_paid + honest,
         looks=so_far.looks + sum(any(v.own for v in audit.verdicts) for audit in audits),
     )
+
+
+def _friends(commit: CommitRecord, members: list[CommitRecord], keys: set[str]) -> list[CommitRecord]:
+    """Cheats of the same replica: who is given nothing but noughts by one of them comes to noughts, without any work."""
+    return [m for m in members if m.replica == commit.replica and {m.node, commit.node} <= keys]
+
+
+def _forged(world: World, commit: CommitRecord) -> float:
+    """Which part of a seat's round was not worked."""
+    place = commit.job, commit.epoch, commit.round, commit.stage, commit.replica
+    return float(world.peers.forged.get(place, 0))
 
 
 def _cartel(
@@ -219,6 +230,7 @@ PLOTS = (
         operator={"rerun": 15.0},
         honest=1,
     ),
+    Plot("one feeds the others of its replica noughts", _cartel(4, how="noughts", stage=0)),
     Plot("openings that kill whoever runs them again", _cartel(1, how="poison")),
     Plot("forges on while the operator is slow", _cartel(1, honest=21), LONG, {}, {"rerun": 15.0}, _after(21, 42)),
 )

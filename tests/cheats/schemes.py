@@ -31,6 +31,7 @@ class Forger(Scheme):
         away: it leaves when it is asked to audit.
         last: it forges in so many last of the job's ``total`` rounds only.
         fresh: it comes back under a new key and wallet whenever it was found, not only where it has to.
+        stage: it forges where it has a seat of this stage only; friends elsewhere have nothing to do then, and say so to nobody.
         kills: forged rounds after which it has its tasks fail, again and again, until the job is given up.
     """
 
@@ -41,6 +42,7 @@ class Forger(Scheme):
     last: int = 0
     total: int = 0
     fresh: bool = False
+    stage: int | None = None
     kills: int = 0
     failed: bool = False
     done: int = 0
@@ -50,6 +52,8 @@ class Forger(Scheme):
         """Forge once it has worked enough."""
         self.done += 1
         if begun.steps == 0 or self.done <= self.honest or begun.round < self.total - self.last:
+            return None
+        if self.stage is not None and all(task.assign.stage != self.stage for task in node.tasks.values()):
             return None
         self.forged.add((begun.plan.epoch, begun.round))
         return self.how

@@ -49,7 +49,8 @@ class FakeTask:
     contribution in its last leaf (``FALSE_CONTRIBUTIONS``); is ``mute`` when it is to open a step; forges one and is ``silent``
     in the dispute; says something else of an ``outer`` step than it comes to; commits to having ``sent`` something else than its
     steps give, or to having ``received`` something else than came; says half of the held-out
-    ``loss``, or ``no loss`` at all, or ``dies measuring`` it; ``poison``: skips all steps, and whoever runs one again dies of it.
+    ``loss``, or ``no loss`` at all, or ``dies measuring`` it; ``poison``: skips all steps, and whoever runs one again dies of it;
+    ``noughts``: skips all steps, and gives the other stages of its replica nothing to compute.
 
     ``accuse``: finds every step that it re-runs wrong. ``blind``: finds every step right that it is to re-run, of
     everybody or of these nodes. ``choose``: says before each round what it will lie about.
@@ -145,7 +146,9 @@ class FakeTask:
             return AuditReport(command.audit, "mismatch", "seen")
         if tree.env_class != env_class:
             return AuditReport(command.audit, "incomparable", f"the prover names {tree.env_class}")
-        return AuditReport(command.audit, "match")
+        return AuditReport(
+            command.audit, "match", vain=(command.plan.epoch, command.round, command.replica) in self.peers.noughts
+        )
 
     def _dispute(self, query: BisectQuery) -> list[TaskReport]:
         """Stand by what was said: a liar by its commitment, a false accuser by its invention."""
@@ -177,7 +180,7 @@ class FakeTask:
         env_class = "of its own" if self.lie == "class" else self.env_class
         name = digest(key, stage, replica)
         wrong: frozenset[int] = frozenset()
-        if self.lie in ("skips", "sent", "other class", "poison"):
+        if self.lie in ("skips", "sent", "other class", "poison", "noughts"):
             wrong = frozenset(range(begun.steps))
         elif self.lie == "but last":
             wrong = frozenset(range(begun.steps - 1))
@@ -190,6 +193,7 @@ class FakeTask:
         )  # fmt: skip
         root = digest(name, "root") if self.lie == "root" else work.tree.root.hex()
         self.roots[begun.plan.epoch, begun.round] = root
+        self.peers.noughts |= {(begun.plan.epoch, begun.round, replica)} if self.lie == "noughts" else set()
         self.peers.forged[*key, stage, replica] = Fraction(len(wrong), begun.steps)
         self.peers.trees[root] = Tree(bound, anchor, env_class, self.lie == "root", work, honest)
         commit = RoundCommit(

@@ -347,7 +347,7 @@ def unavailable(what: str) -> None:
 Lie = Literal[
     "root", "substitute", "anchor", "class", "skips", "but last", "one step", "stale", "copied", "zero", "nan", "scaled",
     "flipped", "mute", "silent", "outer", "sent", "received", "other class", "loss", "no loss", "dies measuring",
-    "poison",
+    "poison", "noughts",
 ]  # fmt: skip
 FALSE_CONTRIBUTIONS = frozenset({"stale", "copied", "zero", "nan", "scaled", "flipped"})
 
@@ -382,6 +382,7 @@ class Peers:
         self.violations: list[str] = []
         self.across = 0
         self.poisoned: set[str] = set()
+        self.noughts: set[tuple[int, int, int]] = set()  # Epoch, round and replica.
         self.forged: dict[tuple[str, int, int, int, int], Fraction] = {}  # Of the steps of a seat's round.
 
 

@@ -227,9 +227,19 @@ def _follow(audit: Audit, step: str, verdict: str) -> Audit:
             return audit
 
 
-@given(st.booleans(), st.sampled_from([0, 1, 2]))
-def test_who_leaves_before_it_has_opened_begins_anew_and_loses_one_share(look: bool, before: int) -> None:
+@given(st.booleans(), st.integers(0, 4))
+def test_who_leaves_when_it_is_drawn_begins_anew_and_the_third_time_loses_its_place(look: bool, before: int) -> None:
     gone = trust.prover_gone(msgspec.structs.replace(WATCHED, look=look))
     others = [msgspec.structs.replace(gone, round=number, id=f"{number}") for number in range(before)]
     assert penalty.falls(gone)
-    assert penalty.consequence(gone, others) == "forfeit"
+    again = before if gone.round in range(before) else before + 1
+    assert penalty.consequence(gone, others) == ("unseat" if again > penalty.MAX_GONE else "forfeit")
+
+
+def test_work_on_nothing_is_not_paid_and_nobody_is_blamed_for_it() -> None:
+    said = msgspec.structs.replace(report("match"), vain=True)
+    looked = trust.judged(trust.assigned(shown(), OWN, 30.0), OWN.node, said, 40.0)
+    assert (looked.state, looked.blame, penalty.consequence(looked, [looked])) == ("failed", "vain", "share")
+    assert penalty.falls(looked)
+    by_another = trust.judged(trust.assigned(shown(look=False), PROVEN[0], 30.0), PROVEN[0].node, said, 40.0)
+    assert by_another.state == "passed", "others' word takes nothing from anybody"

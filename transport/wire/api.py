@@ -186,7 +186,9 @@ class AuditView(msgspec.Struct, frozen=True):
     auditor: NodeAddress | None
     state: Literal["drawn", "opening", "showing", "replaying", "passed", "failed", "void"]
     detail: str
-    blame: Literal["", "gone", "refused", "misstated", "unconfirmed", "wrong", "blind", "distant", "unlooked"] = ""
+    blame: Literal[
+        "", "gone", "refused", "misstated", "unconfirmed", "wrong", "blind", "distant", "unlooked", "vain"
+    ] = ""
 
 
 class CommitView(msgspec.Struct, frozen=True):

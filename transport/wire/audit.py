@@ -151,12 +151,14 @@ class StepOpened(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="o
 
 class AuditReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="audit"):
     """``mismatch``: re-execution gave something else than was committed. ``malformed``: the opening does not belong to the
-    commitment at all. ``incomparable``: the leaf names another environment class than this auditor's."""
+    commitment at all. ``incomparable``: the leaf names another environment class than this auditor's. ``vain``: it matches, and
+    what it was computed from left next to nothing to compute."""
 
     audit: AuditId
     verdict: Literal["match", "mismatch", "malformed", "incomparable"]
     detail: LongText = ""
     operations: Count = 0
+    vain: bool = False
 
 
 # --- the outer step -----------------------------------------------------------------------------------------------------
