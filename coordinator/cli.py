@@ -19,6 +19,8 @@ from transport.ending import on_end
 from transport.errors import BadAddressError, IceConfigError, KeyFileError, UrlError
 from transport.ice import IceServer, parse_ice
 from transport.identity import parse_address
+from transport.loglines import log_to
+from transport.terminal import complain, say
 from transport.urls import is_loopback, parse_url, split
 from transport.wire.network import MAX_RELAYS
 from transport.wire.plan import MAX_REPLICAS
@@ -44,29 +46,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments[:1] == ["serve"]:
         arguments = arguments[1:]
     options = _parser().parse_args(arguments)
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s", stream=sys.stderr
-    )
+    log_to(logging.StreamHandler(sys.stderr), "%(asctime)s %(levelname)-7s %(name)s: %(message)s")
     for chatty in ("aiohttp.access", "httpx2", "alembic"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
     if options.ledger_url is None:
-        print(
-            "cottage serve: no ledger: start one (cottage ledger serve) and name it with --ledger-url", file=sys.stderr
-        )
+        say("cottage serve: no ledger: start one (cottage ledger serve) and name it with --ledger-url", error=True)
         return EXIT_USAGE
     try:
         asyncio.run(_run(_config(options), options.ready_file))
     except SettingError as error:
-        print(f"cottage serve: {error}", file=sys.stderr)
+        complain("cottage serve", error)
         return EXIT_USAGE
     except LedgerError as error:
-        print(f"cottage serve: the ledger at {options.ledger_url} cannot be used: {error}", file=sys.stderr)
+        say(f"cottage serve: the ledger at {options.ledger_url} cannot be used: {error}", error=True)
         return EXIT_LEDGER
     except StoreAwayError as error:
-        print(f"cottage serve: the database does not answer: {error.cause}", file=sys.stderr)
+        say(f"cottage serve: the database does not answer: {error.cause}", error=True)
         return EXIT_DATA
     except (StoreError, KeyFileError, OSError) as error:
-        print(f"cottage serve: {error}", file=sys.stderr)
+        complain("cottage serve", error)
         return EXIT_DATA
     return 0
 

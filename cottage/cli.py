@@ -5,6 +5,8 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
+from transport.terminal import say
+
 _ROLES: dict[str, tuple[str, str, bool]] = {
     # word: (module with main(argv), what it does, keep the word in argv)
     "demo": ("cottage.demo.main", "a whole network on this PC: trains a model, verifies the work, pays for it", False),
@@ -57,16 +59,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         complete({word: text for word, (_, text, _) in _ROLES.items()})
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("-h", "--help", "help"):
-        print(_usage())
+        say(_usage())
         return 0 if words else EXIT_USAGE
     if words[0] in ("-V", "--version"):
         from cottage import __version__
 
-        print(f"cottage {__version__}")
+        say(f"cottage {__version__}")
         return 0
     role = _ROLES.get(words[0])
     if role is None:
-        print(f"cottage: there is no command {words[0]!r}.\n\n{_usage()}", file=sys.stderr)
+        say(f"cottage: there is no command {words[0]!r}.\n\n{_usage()}", error=True)
         return EXIT_USAGE
     module, _, keep = role
     try:
@@ -74,10 +76,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ImportError as error:  # A package, or a system library that one of them loads, is missing.
         if (error.name or "").split(".")[0] in ("cottage", "coordinator", "desktop", "ledger", "transport"):
             raise
-        print(
+        say(
             f"cottage {words[0]} cannot start here: {error}. "
             f"Install this role: pip install 'cottage[{_extra(module)}]'",
-            file=sys.stderr,
+            error=True,
         )
         return EXIT_USAGE
     return run(words if keep else words[1:])

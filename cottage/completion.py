@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import argcomplete
 from argcomplete.shell_integration import shellcode
 
+from transport.terminal import say
+
 USE = {
     "bash": "cottage completion bash > ~/.local/share/bash-completion/completions/cottage",
     "zsh": "cottage completion zsh > ~/.zfunc/_cottage, with ~/.zfunc in $fpath before compinit",
@@ -20,7 +22,7 @@ def main(argv: Sequence[str]) -> int:
     epilog = "; ".join(f"{shell}: {text}" for shell, text in USE.items())
     parser = argparse.ArgumentParser(prog="cottage completion", description=__doc__, epilog=epilog)
     parser.add_argument("shell", choices=tuple(USE))
-    print(script(parser.parse_args(list(argv)).shell))
+    say(script(parser.parse_args(list(argv)).shell))
     return 0
 
 

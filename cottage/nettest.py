@@ -6,17 +6,16 @@ does not tell them.
 
 import argparse
 import asyncio
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 import platformdirs
-from rich.console import Console
 
 from desktop.agent.testscreen import show, show_link, with_bar
 from transport.clock import SystemClock
+from transport.console import Terminal
 from transport.errors import IceConfigError, TransportError
 from transport.ice import turn_credentials
 from transport.identity import NodeKey
@@ -26,6 +25,7 @@ from transport.nettest.pair import invite, visit
 from transport.nettest.phase import TOTAL_S
 from transport.nettest.run import run
 from transport.nettest.target import Target, targets
+from transport.terminal import complain, say, say_json
 from transport.wire.codec import MessageError, decode_json
 
 EXIT_SILENT = 1
@@ -47,10 +47,10 @@ def main(argv: Sequence[str]) -> int:
     try:
         return asyncio.run(_run(options))
     except (UsageError, IceConfigError) as error:
-        print(f"cottage nettest: {error}", file=sys.stderr)
+        complain("cottage nettest", error)
         return EXIT_USAGE
     except TransportError as error:
-        print(f"cottage nettest: {error}", file=sys.stderr)
+        complain("cottage nettest", error)
         return EXIT_NO_RELAYS if isinstance(error, NettestError) else EXIT_USAGE
     except KeyboardInterrupt:
         return EXIT_SILENT
@@ -77,18 +77,18 @@ def _parser() -> argparse.ArgumentParser:
 
 async def _run(options: argparse.Namespace) -> int:
     chosen = await relays(options)
-    console = Console(stderr=options.json)
+    console = Terminal(stderr=options.json)
     if options.listen or options.peer:
         return await _pair(options, console, chosen)
     test = await with_bar(console, lambda on_phase: run(chosen, speed=not options.no_speed, on_phase=on_phase))
     if options.json:
-        print(msgspec.json.encode(test).decode())
+        say_json(test)
     else:
         show(console, test)
     return 0 if test.reached else EXIT_SILENT
 
 
-async def _pair(options: argparse.Namespace, console: Console, chosen: Sequence[Target]) -> int:
+async def _pair(options: argparse.Namespace, console: Terminal, chosen: Sequence[Target]) -> int:
     """The link to one other machine."""
     if options.peer:
         speed = not options.no_speed
@@ -98,15 +98,15 @@ async def _pair(options: argparse.Namespace, console: Console, chosen: Sequence[
     else:
         link = await invite(chosen, SystemClock(), lambda code: _show_code(console, code), LISTEN_S)
     if options.json:
-        print(msgspec.json.encode(link).decode())
+        say_json(link)
     else:
         show_link(console, link)
     return 0
 
 
-def _show_code(console: Console, code: str) -> None:
-    console.print("On the other machine, with the same relays:", markup=False)
-    print(f"cottage nettest --peer {code}", file=console.file, flush=True)  # Unbroken, however narrow the terminal is.
+def _show_code(console: Terminal, code: str) -> None:
+    console.print("On the other machine, with the same relays:")
+    say(f"cottage nettest --peer {code}", error=console.stderr)  # Unbroken, however narrow the terminal is.
 
 
 async def relays(options: argparse.Namespace) -> list[Target]:

@@ -8,18 +8,19 @@ import sys
 from collections.abc import Awaitable, Sequence
 from pathlib import Path
 
-from rich.console import Console
-
 from cottage.relay_options import Choice, parse
 from cottage.relay_screen import show
 from transport.clock import SystemClock
+from transport.console import Terminal
 from transport.ending import on_end
 from transport.errors import KeyFileError
 from transport.identity import NodeKey
+from transport.loglines import log_to
 from transport.relay import coturn, metrics
 from transport.relay.announce import Announcer, Identity, Meter
 from transport.relay.errors import OptionsError, RelayError
 from transport.relay.server import RelayServer
+from transport.terminal import complain, say
 
 EXIT_USAGE = 2
 EXIT_UNUSABLE = 5
@@ -32,22 +33,20 @@ def main(argv: Sequence[str]) -> int:
     Returns:
         0 after a clean end, 2 for a wrong option, 5 if a port, file or program is not usable.
     """
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s", stream=sys.stderr
-    )
+    log_to(logging.StreamHandler(sys.stderr), "%(asctime)s %(levelname)-7s %(name)s: %(message)s")
     try:
         choice = parse(argv)
         if choice.print_config:
-            print(coturn.settings(choice.options, PRINTED_FOLDER, choice.certificate), end="")
+            say(coturn.settings(choice.options, PRINTED_FOLDER, choice.certificate).rstrip("\n"))
             return 0
         # A selector loop everywhere: the sockets of a relay are watched by hand, which Windows' own loop cannot.
         with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
             runner.run(_run(choice))
     except OptionsError as error:
-        print(f"cottage relay: {error}", file=sys.stderr)
+        complain("cottage relay", error)
         return EXIT_USAGE
     except (RelayError, KeyFileError, OSError) as error:
-        print(f"cottage relay: {error}", file=sys.stderr)
+        complain("cottage relay", error)
         return EXIT_UNUSABLE
     except KeyboardInterrupt:
         return 0
@@ -76,9 +75,9 @@ async def _run(choice: Choice) -> None:
             key = NodeKey.load_or_generate(choice.key_file)
             identity = Identity(key, urls, choice.options.secret, choice.region)
             jobs.append(Announcer(choice.coordinator, identity, meter, SystemClock()).run())
-            show(Console(), choice, urls, figures, key.address)
+            show(Terminal(), choice, urls, figures, key.address)
         else:
-            show(Console(), choice, urls, figures)
+            show(Terminal(), choice, urls, figures)
         if choice.ready_file is not None:
             _write_ready(choice.ready_file, urls, figures)
         await _first([stopping.wait(), *jobs])

@@ -3,14 +3,14 @@
 import ipaddress
 from collections.abc import Sequence
 
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from cottage.relay_options import BYTES_PER_MBIT, Choice
+from transport.console import Terminal
 
 
-def show(console: Console, choice: Choice, urls: Sequence[str], figures: str, address: str = "") -> None:
+def show(console: Terminal, choice: Choice, urls: Sequence[str], figures: str, address: str = "") -> None:
     """Print where the relay is reached, by whom, and what is still to do.
 
     Args:
@@ -21,7 +21,7 @@ def show(console: Console, choice: Choice, urls: Sequence[str], figures: str, ad
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
-    table.add_row("reached at", escape("\n".join(urls)))
+    table.add_row("reached at", "\n".join(urls))
     table.add_row(
         "relays from", f"ports {options.min_port}-{options.max_port}" if options.max_port else "any free port"
     )
@@ -34,10 +34,12 @@ def show(console: Console, choice: Choice, urls: Sequence[str], figures: str, ad
     if address:
         table.add_row("announced to", choice.coordinator)
         table.add_row("allow it there", f"cottage serve --relay {address}")
-    console.print(f"[bold]Cottage relay[/bold]{' (coturn)' if choice.coturn else ''} is running; Ctrl-C ends it.")
+    console.print(
+        Text.assemble(("Cottage relay", "bold"), f"{' (coturn)' if choice.coturn else ''} is running; Ctrl-C ends it.")
+    )
     console.print(table)
     for warning in _warnings(choice):
-        console.print(f"[yellow]Note:[/yellow] {warning}")
+        console.print(Text.assemble(("Note:", "yellow"), f" {warning}"))
 
 
 def _warnings(choice: Choice) -> list[str]:

@@ -10,9 +10,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-import msgspec
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from ledger.addresses import job_bytes, parse_address
@@ -22,6 +19,8 @@ from ledger.errors import AddressError, LedgerError, NoEscrowError
 from ledger.local.__main__ import main as serve
 from ledger.money import show
 from ledger.states import StakeState
+from transport.console import Terminal
+from transport.terminal import say, say_json
 
 EXIT_OK, EXIT_FAILED = 0, 1
 # Fields that hold smallest units and are shown as tokens.
@@ -66,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             _show_job(asyncio.run(read_job(config, arguments.what, arguments.submitter)), arguments.json)
     except LedgerError as error:
-        sys.stderr.write(f"{error}\n")
+        say(f"{error}", error=True)
         return EXIT_FAILED
     return EXIT_OK
 
@@ -75,7 +74,7 @@ def _show_job(found: Sequence[JobHistory], as_json: bool) -> None:
     if as_json:
         _print_json([_document(history) for history in found])
         return
-    console = Console()
+    console = Terminal()
     for history in found:
         state = history.escrow
         console.print(_table(f"Escrow {state.address} of {state.submitter}", history.events))
@@ -87,7 +86,7 @@ def _show_account(found: AccountHistory, as_json: bool) -> None:
     if as_json:
         _print_json(_account_document(found))
         return
-    console = Console()
+    console = Terminal()
     console.print(_table(f"Stake of {found.address}", found.stake_events))
     if found.stake is not None:
         state = found.stake
@@ -100,7 +99,7 @@ def _show_account(found: AccountHistory, as_json: bool) -> None:
 
 
 def _print_json(document: Any) -> None:
-    sys.stdout.write(msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n")
+    say_json(document, indent=2)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -237,8 +236,8 @@ def _table(title: str, events: Sequence[LedgerEvent]) -> Table:
         # Memos are text from others: escaped, so that none of it is taken for markup.
         table.add_row(
             time,
-            escape(event.kind + ("*" if event.author else "")),
-            escape(_words(event.fields)),
+            event.kind + ("*" if event.author else ""),
+            _words(event.fields),
             event.signature[:_SHORT],
         )
     return table

@@ -13,7 +13,6 @@ import hashlib
 import json
 import os
 import secrets
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +32,7 @@ from ledger.program.elf import ObjectFile, Section, Symbol
 from ledger.program.interface import Market
 from ledger.program.link import Version, link
 from ledger.sender import CONFIRM_TIMEOUT_S, Sender
+from transport.terminal import say
 
 MAX_AT_ONCE = 8  # Transactions under way together: quick, and below what public endpoints take for flooding.
 MAX_ROUNDS = 20  # Of writing what is still missing: a cluster that drops half of everything needs seven.
@@ -260,10 +260,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         done = asyncio.run(_run(arguments))
     except (LedgerError, OSError) as error:
-        sys.stderr.write(f"{error}\nRun the same command again to go on.\n")
+        say(f"{error}\nRun the same command again to go on.", error=True)
         return 1
-    sys.stdout.write(f"program {done.program}\nsBPF version {done.version}, SHA-256 {done.sha256}\n")
-    sys.stdout.write(f"upgrade authority {done.authority or 'none'}\n")
+    say(f"program {done.program}\nsBPF version {done.version}, SHA-256 {done.sha256}")
+    say(f"upgrade authority {done.authority or 'none'}")
     return 0
 
 
@@ -285,7 +285,7 @@ async def _run(arguments: argparse.Namespace) -> Deployed:
 
 
 def _say(line: str) -> None:
-    sys.stderr.write(line + "\n")
+    say(line, error=True)
 
 
 def parser() -> argparse.ArgumentParser:

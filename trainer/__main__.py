@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from trainer.errors import InputError, TrainerError
+from transport.loglines import log_to
 from transport.wire.api import TrialRequest
 from transport.wire.codec import MessageError, convert, decode_json
 from transport.wire.job import DatasetFormat, Encoding, JobSpec, TokenizerSpec
@@ -30,7 +31,7 @@ os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # Programs read what
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; returns the exit code."""
     options = _parser().parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s", stream=sys.stderr)
+    log_to(logging.StreamHandler(sys.stderr), "%(asctime)s %(name)s %(message)s")
     try:
         return int(options.verb(options))
     except InputError as error:

@@ -6,6 +6,7 @@ threads or another instruction set does not.
 
 import hashlib
 import os
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,7 @@ def env_class(threads: int, device: str) -> str:
         digest = hashlib.sha256(flags.encode()).hexdigest()[:8]
         detail = f"{torch.backends.cpu.get_cpu_capability().lower()}-{digest}"
     name = f"{model}|{detail}|torch-{torch.__version__}|transformers-{transformers.__version__}|threads-{threads}"
-    return name.replace("\0", "")[:200]
+    return re.sub(r"[^ -~]", "?", name)[:200]
 
 
 def bench(threads: int, device: str) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from trainer.errors import TrainerError
 from trainer.outbox import Outbox
+from transport.text import untrusted
 from transport.wire.codec import MessageError
 from transport.wire.model import ModelConfigError
 from transport.wire.task import TaskFailed
@@ -19,10 +20,10 @@ def guarded(outbox: Outbox, work: Callable[[], None]) -> bool:
     try:
         work()
     except (TrainerError, ModelConfigError, MessageError) as error:
-        outbox.report(TaskFailed(str(error)[:MAX_REASON]))
+        outbox.report(TaskFailed(untrusted(error)))
         return False
     except Exception as error:  # Nobody else would see it.
         LOG.exception("computing failed")
-        outbox.report(TaskFailed(f"{type(error).__name__}: {error}"[:MAX_REASON]))
+        outbox.report(TaskFailed(untrusted(f"{type(error).__name__}: {error}")))
         return False
     return True

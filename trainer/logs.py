@@ -5,7 +5,8 @@ import threading
 from collections.abc import Callable
 from typing import Literal
 
-from transport.wire.task import MAX_LOG_LINES, MAX_LOG_TEXT, LogLine, WorkerLog
+from transport.text import untrusted
+from transport.wire.task import MAX_LOG_LINES, LogLine, WorkerLog
 
 PACKET_SECONDS = 1.0  # Lines within that go together.
 
@@ -33,7 +34,7 @@ class ReportHandler(logging.Handler):
         text = record.getMessage() if record.exc_info is None else self.format(record)
         with self._guard:
             if len(self._lines) < MAX_LOG_LINES:
-                self._lines.append(LogLine(record.created, level, text[:MAX_LOG_TEXT]))
+                self._lines.append(LogLine(record.created, level, untrusted(text)))
             else:
                 self._dropped += 1
             first, self._due = not self._due, True

@@ -22,6 +22,7 @@ from trainer.outer.audit import write_outer
 from trainer.replay import ending_of, state_before
 from trainer.stage import Stage, StageState
 from trainer.trace import RoundTrace, made_after
+from transport.text import untrusted
 from transport.wire.audit import KEPT_ROUNDS, segment
 from transport.wire.boundary import Position, crossings
 from transport.wire.codec import encode as encode_message
@@ -74,14 +75,14 @@ class Openings:
         kept = self._rounds.get((command.epoch, command.round))
         if kept is None:
             reason = f"round {command.round} of epoch {command.epoch} is not kept: only the last {KEPT_ROUNDS} are"
-            self._outbox.report(StepOpened(command.audit, None, reason))
+            self._outbox.report(StepOpened(command.audit, None, untrusted(reason)))
             return
         trace, training = kept.trace, self._stage.training
         try:
             trace.check(command.step)
             state, ending = self._shown(kept, command)
         except RoundError as error:
-            self._outbox.report(StepOpened(command.audit, None, str(error)[:200]))
+            self._outbox.report(StepOpened(command.audit, None, untrusted(error)))
             return
         made, micros = made_after(training, len(trace.leaves)), crossings(training)
         leaving = self._answer(
@@ -109,7 +110,7 @@ class Openings:
         kept = self._outers.get((command.epoch, command.round))
         if kept is None:
             reason = f"the outer step of round {command.round} of epoch {command.epoch} is not kept"
-            self._outbox.report(StepOpened(command.audit, None, reason))
+            self._outbox.report(StepOpened(command.audit, None, untrusted(reason)))
             return
         self._answer(command.audit, lambda: write_outer(kept.before, kept.contributions))
 

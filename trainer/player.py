@@ -14,6 +14,7 @@ from trainer.operations.tracer import Meddle, TraceEndedError, Tracer
 from trainer.replay import Auditor, Redone, Rerun
 from trainer.stage import Stage
 from transport.merkle import MerkleTree
+from transport.text import untrusted
 from transport.wire.audit import (
     Ask,
     AskInputs,
@@ -71,7 +72,7 @@ class Player:
         try:
             answer, artifact = self._answer(query.ask)
         except TrainerError as error:
-            return BisectAnswer(query.dispute, query.ask, NoAnswer(str(error)[:200])), b""
+            return BisectAnswer(query.dispute, query.ask, NoAnswer(untrusted(error))), b""
         return BisectAnswer(query.dispute, query.ask, answer), artifact
 
     def leaves(self, step: int, last: int) -> list[bytes]:

@@ -22,6 +22,7 @@ from trainer.steps import Recorded, Recorder, accumulate, digests
 from trainer.trace import RoundTrace, job_digest, made_after
 from trainer.update import update
 from trainer.vain import vain
+from transport.text import untrusted
 from transport.wire.audit import StepLeaf, segment
 from transport.wire.boundary import PayloadKey, Position, crossings, position_of
 from transport.wire.job import TrainingSpec
@@ -150,8 +151,8 @@ class Auditor:
         found, idle = self._compare(command, opened, stage, method)
         operations = self._operations(opened, stage)
         if found:
-            return AuditReport(command.audit, "mismatch", found[:4000], operations)
-        return AuditReport(command.audit, "match", idle, operations, bool(idle))
+            return AuditReport(command.audit, "mismatch", untrusted(found), operations)
+        return AuditReport(command.audit, "match", untrusted(idle), operations, bool(idle))
 
     def judge_across(self, across: ReplayAcross, opening: bytes) -> AuditReport:
         """Run the segment of a step of another class again and say whether it came near enough.
@@ -172,8 +173,8 @@ class Auditor:
             found = compared.words
             if compared.near:
                 idle, operations = compared.vain, self._operations(opened, stage)
-                return AuditReport(command.audit, "match", (idle or found)[:4000], operations, bool(idle))
-        return AuditReport(command.audit, "mismatch", found[:4000], self._operations(opened, stage))
+                return AuditReport(command.audit, "match", untrusted(idle or found), operations, bool(idle))
+        return AuditReport(command.audit, "mismatch", untrusted(found), self._operations(opened, stage))
 
     def _examine(
         self, command: ReplayStep, opening: bytes, env_class: str, otherwise: str, *, ending: bool = False
@@ -183,14 +184,14 @@ class Auditor:
         try:
             opened, method = self.open(command, opening, stage, ending=ending)
         except OpeningError as error:
-            return AuditReport(command.audit, "malformed", str(error)[:4000])
+            return AuditReport(command.audit, "malformed", untrusted(error))
         unbound = _compare_bindings(command, opened)
         if unbound:
-            return AuditReport(command.audit, "mismatch", unbound)
+            return AuditReport(command.audit, "mismatch", untrusted(unbound))
         other = _other_class(opened, env_class)
         if other is not None:
             detail = f"the prover names {other}, {otherwise} {env_class}"
-            return AuditReport(command.audit, "incomparable", detail[:4000])
+            return AuditReport(command.audit, "incomparable", untrusted(detail))
         return opened, stage, method
 
     def measure(self, command: ReplayStep, opened: Opening, stage: Stage) -> Compared:

@@ -23,6 +23,7 @@ from trainer.outbox import Outbox
 from trainer.pacing import slow_down
 from trainer.player import Player
 from trainer.replay import Auditor
+from transport.text import untrusted
 from transport.wire.audit import NoAnswer
 from transport.wire.codec import MessageError
 from transport.wire.stdio import open_stdio
@@ -206,7 +207,7 @@ class Worker:
                 )
                 self._outbox.report(shown)
             case OpenStep() | OpenOuter():
-                self._outbox.report(StepOpened(command.audit, None, "a spare has no steps to open"))
+                self._outbox.report(StepOpened(command.audit, None, untrusted("a spare has no steps to open")))
             case ReplayOuter():
                 self._outbox.report(self._auditor.judge_outer(command, payload))
             case BisectQuery():
@@ -219,9 +220,9 @@ class Worker:
             try:
                 self._players[query.dispute] = Player(auditor, query.replay, opening, self._conduct.meddle)
             except OpeningError as error:
-                return BisectAnswer(query.dispute, query.ask, NoAnswer(str(error)[:200])), b""
+                return BisectAnswer(query.dispute, query.ask, NoAnswer(untrusted(error))), b""
         if query.dispute not in self._players:
-            return BisectAnswer(query.dispute, query.ask, NoAnswer("the opening is not here")), b""
+            return BisectAnswer(query.dispute, query.ask, NoAnswer(untrusted("the opening is not here"))), b""
         return self._players[query.dispute].answer(query)
 
     async def _write(self, writer: asyncio.StreamWriter, outbox: Outbox) -> None:

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from google_crc32c import extend, value
 
 from transport.errors import MalformedFrameError, MessageLimitError
+from transport.text import untrusted
 
 MAX_FRAME = 64 * 1024  # What every WebRTC stack takes in one message without being asked (RFC 8841, section 6.1).
 MIN_FRAME = 4 * 1024  # Shorter frames cost more in Python than they save on the slowest line.
@@ -239,4 +240,4 @@ def _reason_bytes(reason: str) -> bytes:
 def _reason(data: bytes) -> str:
     if len(data) > MAX_REASON:
         raise MalformedFrameError(f"reason of {len(data)} bytes: at most {MAX_REASON}")
-    return "".join(char if char.isprintable() else "?" for char in data.decode("utf-8", "replace"))
+    return untrusted(data.decode("utf-8", "replace"))

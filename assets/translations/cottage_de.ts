@@ -374,22 +374,6 @@
         <translation>✕ Nicht bezahlt</translation>
     </message>
     <message>
-        <source>Verified. It is paid once it is worth the ledger&apos;s fee.</source>
-        <translation>Geprüft. Es wird bezahlt, sobald es die Gebühr lohnt.</translation>
-    </message>
-    <message>
-        <source>Its rounds wait for their audits.</source>
-        <translation>Seine Runden warten auf ihre Prüfung.</translation>
-    </message>
-    <message>
-        <source>It failed on this computer: {0}</source>
-        <translation>Er schlug auf diesem Computer fehl: {0}</translation>
-    </message>
-    <message>
-        <source>No round with this computer counted.</source>
-        <translation>Keine Runde mit diesem Computer zählte.</translation>
-    </message>
-    <message>
         <source>The command checks the coordinator&apos;s word against the ledger.</source>
         <translation>Der Befehl prüft das Wort des Koordinators am Ledger.</translation>
     </message>
@@ -615,6 +599,153 @@
     <message>
         <source>&amp;Finish the current job, then stop</source>
         <translation>Auftrag noch &amp;beenden, dann aufhören</translation>
+    </message>
+</context>
+<context>
+    <name>PayWords</name>
+    <message>
+        <source>1 round</source>
+        <translation>1 Runde</translation>
+    </message>
+    <message>
+        <source>{0} rounds</source>
+        <translation>{0} Runden</translation>
+    </message>
+    <message>
+        <source>It failed on this computer: {0}</source>
+        <translation>Auf diesem Computer fehlgeschlagen: {0}</translation>
+    </message>
+    <message>
+        <source>It failed here.</source>
+        <translation>Hier fehlgeschlagen.</translation>
+    </message>
+    <message>
+        <source>The agent says “{0}”, which this window does not know yet.</source>
+        <translation>Der Agent meldet „{0}“, was dieses Fenster noch nicht kennt.</translation>
+    </message>
+    <message>
+        <source>Paid.</source>
+        <translation>Bezahlt.</translation>
+    </message>
+    <message>
+        <source>Its audit is not over yet.</source>
+        <translation>Die Prüfung läuft noch.</translation>
+    </message>
+    <message>
+        <source>Verified. It is paid once it is worth the ledger&apos;s fee.</source>
+        <translation>Geprüft. Ausgezahlt wird, sobald es die Gebühr des Ledgers wert ist.</translation>
+    </message>
+    <message>
+        <source>Verified. Its payment waits for the ledger.</source>
+        <translation>Geprüft. Die Auszahlung wartet auf den Ledger.</translation>
+    </message>
+    <message>
+        <source>Promised on the ledger: it can be claimed there, even without the coordinator.</source>
+        <translation>Auf dem Ledger zugesagt: Es lässt sich dort abrufen, auch ohne den Koordinator.</translation>
+    </message>
+    <message>
+        <source>Verified, but the ledger refuses to pay it: tell the coordinator&apos;s operator.</source>
+        <translation>Geprüft, aber der Ledger lehnt die Auszahlung ab: Bitte den Betreiber des Koordinators benachrichtigen.</translation>
+    </message>
+    <message>
+        <source>The coordinator is not connected; this is what it said last.</source>
+        <translation>Keine Verbindung zum Koordinator; das ist sein letzter Stand.</translation>
+    </message>
+    <message>
+        <source>The coordinator has not said yet what became of it.</source>
+        <translation>Der Koordinator hat noch nicht gemeldet, was daraus geworden ist.</translation>
+    </message>
+    <message>
+        <source>Not paid: the replica was not whole when the round was decided, so it was not used.</source>
+        <translation>Nicht bezahlt: Die Replik war unvollständig, als über die Runde entschieden wurde; ihre Arbeit wurde nicht verwendet.</translation>
+    </message>
+    <message>
+        <source>Not paid: the round had lost too many computers and was done again.</source>
+        <translation>Nicht bezahlt: Die Runde hatte zu viele Computer verloren und wurde wiederholt.</translation>
+    </message>
+    <message>
+        <source>Not paid: the job ended in the middle of the round.</source>
+        <translation>Nicht bezahlt: Der Auftrag endete mitten in der Runde.</translation>
+    </message>
+    <message>
+        <source>Not paid: this computer left before it had shown what its audit asked for.</source>
+        <translation>Nicht bezahlt: Dieser Computer ging, bevor er gezeigt hatte, was die Prüfung verlangte.</translation>
+    </message>
+    <message>
+        <source>Not paid: this computer did not show what its audit asked for.</source>
+        <translation>Nicht bezahlt: Dieser Computer hat nicht gezeigt, was die Prüfung verlangte.</translation>
+    </message>
+    <message>
+        <source>Not paid: the work names another kind of computer than this one had said to be.</source>
+        <translation>Nicht bezahlt: Die Arbeit nennt eine andere Art von Computer, als dieser angegeben hatte.</translation>
+    </message>
+    <message>
+        <source>Not paid: another computer came to something else, and no second one could tell who is right.</source>
+        <translation>Nicht bezahlt: Ein anderer Computer kam zu einem anderen Ergebnis, und kein zweiter konnte entscheiden, wer recht hat.</translation>
+    </message>
+    <message>
+        <source>Not paid: others ran it again and came to something else.</source>
+        <translation>Nicht bezahlt: Andere haben nachgerechnet und kamen zu einem anderen Ergebnis.</translation>
+    </message>
+    <message>
+        <source>Not paid: the operator&apos;s computer came to something too far off, which proves nothing against this one.</source>
+        <translation>Nicht bezahlt: Der Computer des Betreibers kam auf etwas zu weit Entferntes; das beweist nichts gegen diesen.</translation>
+    </message>
+    <message>
+        <source>Not paid: the job ended before anybody had looked at it.</source>
+        <translation>Nicht bezahlt: Der Auftrag endete, bevor jemand nachgesehen hatte.</translation>
+    </message>
+    <message>
+        <source>Not paid: what came in left nothing to compute. Another computer may have sent it that.</source>
+        <translation>Nicht bezahlt: Was hereinkam, ließ nichts zu rechnen. Vielleicht hat es ein anderer Computer so geschickt.</translation>
+    </message>
+    <message>
+        <source>Not paid: this computer was sent away, and its unpaid work of the job is void.</source>
+        <translation>Nicht bezahlt: Dieser Computer wurde weggeschickt; seine unbezahlte Arbeit an diesem Auftrag verfällt.</translation>
+    </message>
+    <message>
+        <source>This computer stood by, without a part of the model. That is not paid.</source>
+        <translation>Dieser Computer stand bereit, ohne einen Teil des Modells. Das wird nicht bezahlt.</translation>
+    </message>
+    <message>
+        <source>No round with this computer has ended yet.</source>
+        <translation>Noch keine Runde mit diesem Computer ist zu Ende.</translation>
+    </message>
+    <message>
+        <source>Its submitter cancelled the job before a round with this computer had ended.</source>
+        <translation>Der Auftraggeber hat den Auftrag abgebrochen, bevor eine Runde mit diesem Computer zu Ende war.</translation>
+    </message>
+    <message>
+        <source>The job failed before a round with this computer had ended.</source>
+        <translation>Der Auftrag ist gescheitert, bevor eine Runde mit diesem Computer zu Ende war.</translation>
+    </message>
+    <message>
+        <source>The job ended before a round with this computer had ended.</source>
+        <translation>Der Auftrag endete, bevor eine Runde mit diesem Computer zu Ende war.</translation>
+    </message>
+    <message>
+        <source>The job is paused, and no round with this computer has ended yet.</source>
+        <translation>Der Auftrag ist angehalten, und noch keine Runde mit diesem Computer ist zu Ende.</translation>
+    </message>
+    <message>
+        <source>This computer left before a round with it had ended.</source>
+        <translation>Dieser Computer ging, bevor eine Runde mit ihm zu Ende war.</translation>
+    </message>
+    <message>
+        <source>This computer was not heard of any more before a round with it had ended.</source>
+        <translation>Von diesem Computer war nichts mehr zu hören, bevor eine Runde mit ihm zu Ende war.</translation>
+    </message>
+    <message>
+        <source>This computer kept the others waiting too long before a round with it had ended.</source>
+        <translation>Dieser Computer ließ die anderen zu lange warten, bevor eine Runde mit ihm zu Ende war.</translation>
+    </message>
+    <message>
+        <source>Another computer took its place before a round with it had ended.</source>
+        <translation>Ein anderer Computer nahm seinen Platz ein, bevor eine Runde mit diesem zu Ende war.</translation>
+    </message>
+    <message>
+        <source>This computer was sent away before a round with it had ended.</source>
+        <translation>Dieser Computer wurde weggeschickt, bevor eine Runde mit ihm zu Ende war.</translation>
     </message>
 </context>
 <context>

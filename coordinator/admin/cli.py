@@ -3,13 +3,11 @@
 import argparse
 import asyncio
 import getpass
-import json
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from coordinator.config import Config
@@ -19,6 +17,8 @@ from coordinator.services.accounts import Accounts
 from coordinator.services.passwords import Passwords
 from coordinator.store.sql import SqlStore
 from transport.clock import SystemClock
+from transport.console import Terminal
+from transport.terminal import complain, say, say_json
 
 EXIT_REFUSED = 1
 DAY_S = 86_400.0
@@ -35,14 +35,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     config = Config(options.data, "", database_url=options.database_url)
     if options.database_url is None and not (options.data / "coordinator.db").exists():
-        print(
-            f"cottage accounts: no coordinator has its data in {options.data}: name its --data folder", file=sys.stderr
-        )
+        say(f"cottage accounts: no coordinator has its data in {options.data}: name its --data folder", error=True)
         return EXIT_REFUSED
     try:
         asyncio.run(_run(config, options))
     except CottageError as error:
-        print(f"cottage accounts: {error.detail}", file=sys.stderr)
+        complain("cottage accounts", error.detail)
         return EXIT_REFUSED
     return 0
 
@@ -59,7 +57,7 @@ async def _run(config: Config, options: argparse.Namespace) -> None:
 async def _list(accounts: Accounts, options: argparse.Namespace) -> None:
     found = await accounts.all()
     if options.json:
-        print(json.dumps([_plain(one) for one in found], indent=2))
+        say_json([_plain(one) for one in found], indent=2)
         return
     table = Table("name", "role", "since", "signs in", box=None)
     for one in found:
@@ -71,38 +69,38 @@ async def _list(accounts: Accounts, options: argparse.Namespace) -> None:
             datetime.fromtimestamp(one.created, UTC).strftime("%Y-%m-%d"),
             "no: disabled" if one.disabled else ", ".join(ways),
         )
-    Console().print(table if found else "No account yet: `cottage accounts add NAME --operator` makes the first.")
+    Terminal().print(table if found else "No account yet: `cottage accounts add NAME --operator` makes the first.")
 
 
 async def _add(accounts: Accounts, options: argparse.Namespace) -> None:
     first = not await accounts.any()
     role = Role.OPERATOR if options.operator or first else Role.SUBMITTER
     account = await accounts.create(options.name, role, await Passwords().hash(_password(options)))
-    print(f"{account.name} is {'an' if role is Role.OPERATOR else 'a'} {role} of this coordinator")
+    say(f"{account.name} is {'an' if role is Role.OPERATOR else 'a'} {role} of this coordinator")
 
 
 async def _set_password(accounts: Accounts, options: argparse.Namespace) -> None:
     account = await accounts.by_name(options.name)
     await accounts.set_password(account.id, await Passwords().hash(_password(options)), "")
-    print(f"{account.name} has another password; every browser is signed out")
+    say(f"{account.name} has another password; every browser is signed out")
 
 
 async def _role(accounts: Accounts, options: argparse.Namespace) -> None:
     account = await accounts.by_name(options.name)
     await accounts.change(account.id, f"role.{options.role}", role=Role(options.role))
-    print(f"{account.name} is {options.role} now")
+    say(f"{account.name} is {options.role} now")
 
 
 async def _disable(accounts: Accounts, options: argparse.Namespace) -> None:
     account = await accounts.by_name(options.name)
     await accounts.change(account.id, "account.disabled", disabled=True)
-    print(f"{account.name} can sign in no more, and its keys are refused; its jobs go on")
+    say(f"{account.name} can sign in no more, and its keys are refused; its jobs go on")
 
 
 async def _enable(accounts: Accounts, options: argparse.Namespace) -> None:
     account = await accounts.by_name(options.name)
     await accounts.change(account.id, "account.enabled", disabled=False)
-    print(f"{account.name} can sign in again")
+    say(f"{account.name} can sign in again")
 
 
 async def _key(accounts: Accounts, options: argparse.Namespace) -> None:
@@ -111,7 +109,7 @@ async def _key(accounts: Accounts, options: argparse.Namespace) -> None:
     scopes = frozenset(Scope(one) for one in options.scope) or who.scopes
     life = None if options.days == 0 else options.days * DAY_S
     _, text = await accounts.create_key(who, options.label, scopes, life)
-    print(text)
+    say(text)
 
 
 def _password(options: argparse.Namespace) -> str:

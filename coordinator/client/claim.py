@@ -20,6 +20,7 @@ from ledger.client import Ledger, LedgerConfig
 from ledger.deploy import read_keypair
 from ledger.errors import AddressError, LedgerError, NoEscrowError
 from ledger.money import ZERO, Amount, show
+from transport.terminal import say
 from transport.wire.codec import MessageError, decode_json, encode_json
 from transport.wire.ledger import PromiseView
 
@@ -43,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command."""
     options = parser().parse_args(list(sys.argv[1:] if argv is None else argv))
     try:
-        sys.stdout.write(asyncio.run(_run(options)) + "\n")
+        say(asyncio.run(_run(options)))
     except (NotDueError, NoEscrowError) as error:
         return complain(error, EXIT_NOT_DUE)
     except ClientError as error:  # One that does not answer is an OSError, too.

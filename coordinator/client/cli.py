@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from rich.console import Console
 from rich.live import Live
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
@@ -42,6 +41,8 @@ from coordinator.client.show import (
     quote_table,
 )
 from coordinator.client.text import money
+from transport.console import Terminal
+from transport.terminal import complain, say, say_json
 from transport.wire import api
 
 EXIT_REFUSED, EXIT_USAGE, EXIT_UNREACHABLE, EXIT_INTERRUPTED = 1, 2, 3, 130
@@ -57,32 +58,29 @@ class UsageError(Exception):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; ``argv`` begins with its name."""
     options = parser().parse_args(list(sys.argv[1:] if argv is None else argv))
-    out = Console()
+    out = Terminal()
     try:
         return asyncio.run(_run(options, out))
     except UnreachableError as error:
-        print(f"cottage: {error}", file=sys.stderr)
+        complain("cottage", error)
         return EXIT_UNREACHABLE
     except AddressError as error:
-        print(f"cottage: --server: {error}", file=sys.stderr)
+        say(f"cottage: --server: {error}", error=True)
         return EXIT_USAGE
     except ClientError as error:
-        print(f"cottage: {error}", file=sys.stderr)
+        complain("cottage", error)
         if isinstance(error, ProblemError) and error.status in (401, 403):
-            print(
-                "cottage: `cottage login` keeps an API key; one is made on the coordinator's account page",
-                file=sys.stderr,
-            )
+            say("cottage: `cottage login` keeps an API key; one is made on the coordinator's account page", error=True)
             return EXIT_SIGNED_OUT
         return EXIT_REFUSED
     except (UsageError, DatasetError, LoginFileError, OSError) as error:
-        print(f"cottage: {error}", file=sys.stderr)
+        complain("cottage", error)
         return EXIT_USAGE
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
 
 
-async def _run(options: argparse.Namespace, out: Console) -> int:
+async def _run(options: argparse.Namespace, out: Terminal) -> int:
     if options.command == "logout":
         return _forget(options, out)
     token = options.token or token_for(options.server)
@@ -98,19 +96,19 @@ async def _run(options: argparse.Namespace, out: Console) -> int:
                 return await _COMMANDS[command](client, options, out)
 
 
-async def _jobs(client: Client, options: argparse.Namespace, out: Console) -> int:
+async def _jobs(client: Client, options: argparse.Namespace, out: Terminal) -> int:
     views = await client.jobs(options.limit)
     _print(out, options, views, jobs_table(views))
     return 0
 
 
-async def _show(client: Client, options: argparse.Namespace, out: Console) -> int:
+async def _show(client: Client, options: argparse.Namespace, out: Terminal) -> int:
     view = await client.get(options.job)
     _print(out, options, view, job_panel(view, (await client.events(view.id))[-_EVENTS_SHOWN:]))
     return 0
 
 
-async def _logs(client: Client, options: argparse.Namespace, out: Console) -> int:
+async def _logs(client: Client, options: argparse.Namespace, out: Terminal) -> int:
     if options.follow:
         async for line in client.follow_logs(options.job, options.search, options.level, options.limit):
             _print(out, options, line, log_text([line], end=""))
@@ -120,13 +118,13 @@ async def _logs(client: Client, options: argparse.Namespace, out: Console) -> in
     return 0
 
 
-async def _checkpoints(client: Client, options: argparse.Namespace, out: Console) -> int:
+async def _checkpoints(client: Client, options: argparse.Namespace, out: Terminal) -> int:
     points = await client.checkpoints(options.job)
     _print(out, options, points, checkpoints_table(points))
     return 0
 
 
-async def _compare(client: Client, options: argparse.Namespace, out: Console) -> int:
+async def _compare(client: Client, options: argparse.Namespace, out: Terminal) -> int:
     jobs = list(dict.fromkeys(options.jobs))
     if len(jobs) < 2:
         raise UsageError(f"{jobs[0]} alone cannot be compared: name two jobs or more")
@@ -135,25 +133,25 @@ async def _compare(client: Client, options: argparse.Namespace, out: Console) ->
     return 0
 
 
-async def _try(client: Client, options: argparse.Namespace, out: Console) -> int:
+async def _try(client: Client, options: argparse.Namespace, out: Terminal) -> int:
     try:
         wanted = {"prompt": options.prompt, "tokens": options.tokens, "temperature": options.temperature}
         request = msgspec.convert(wanted | {"seed": options.seed}, api.TrialRequest)
     except msgspec.ValidationError as error:
         raise UsageError(str(error)) from error
     if not options.json:
-        out.print(options.prompt, end="", markup=False, highlight=False)
+        out.print(options.prompt, end="")
     async for piece in client.generate(options.job, request, options.round):
         if options.json:
-            print(msgspec.json.encode(piece).decode(), flush=True)
+            say_json(piece)
         elif "text" in piece:
-            out.print(piece["text"], end="", markup=False, highlight=False)
+            out.print(piece["text"], end="")
     if not options.json:
         out.print()
     return 0
 
 
-async def _change(client: Client, options: argparse.Namespace, out: Console) -> int:
+async def _change(client: Client, options: argparse.Namespace, out: Terminal) -> int:
     if options.command == "budget":
         view = await client.add_budget(options.job, options.amount)
         funding = await client.funding(options.job)
@@ -166,13 +164,13 @@ async def _change(client: Client, options: argparse.Namespace, out: Console) -> 
     return 0
 
 
-async def _quote(client: Client, options: argparse.Namespace, out: Console) -> int:
+async def _quote(client: Client, options: argparse.Namespace, out: Terminal) -> int:
     quote = await client.quote(await _document(client, options, out))
     _print(out, options, quote, quote_table(quote))
     return EXIT_REFUSED if quote.problems else 0
 
 
-async def _submit(client: Client, options: argparse.Namespace, out: Console) -> int:
+async def _submit(client: Client, options: argparse.Namespace, out: Terminal) -> int:
     document = await _document(client, options, out)
     quote = await client.quote(document)
     if not options.json:
@@ -191,9 +189,9 @@ async def _submit(client: Client, options: argparse.Namespace, out: Console) -> 
     return 0
 
 
-async def _watch(client: Client, job: str, options: argparse.Namespace, out: Console) -> int:
+async def _watch(client: Client, job: str, options: argparse.Namespace, out: Terminal) -> int:
     if options.json:
-        view = await client.wait(job, lambda update: print(msgspec.json.encode(update).decode(), flush=True))
+        view = await client.wait(job, lambda update: say_json(update))
         return 0 if view.state == "settled" else EXIT_REFUSED
     recent: deque[api.JobEvent] = deque(maxlen=_EVENTS_SHOWN)
     view = await client.get(job)
@@ -210,14 +208,14 @@ async def _watch(client: Client, job: str, options: argparse.Namespace, out: Con
     return 0 if view.state == "settled" else EXIT_REFUSED
 
 
-async def _upload_alone(client: Client, options: argparse.Namespace, out: Console) -> int:
+async def _upload_alone(client: Client, options: argparse.Namespace, out: Terminal) -> int:
     kind = _format(options.file, options, out) if options.purpose == "dataset" else "auto"
     upload = await _send(client, options, out, options.purpose, kind, options.resume)
     _print(out, options, upload, f"artifact: {upload.artifact}")
     return 0
 
 
-async def _check(client: Client, options: argparse.Namespace, out: Console) -> int:
+async def _check(client: Client, options: argparse.Namespace, out: Terminal) -> int:
     artifact, kind = str(options.file), options.format or "auto"
     if not re.fullmatch(r"[0-9a-f]{64}", artifact):
         kind = _format(options.file, options, out)
@@ -228,12 +226,12 @@ async def _check(client: Client, options: argparse.Namespace, out: Console) -> i
 
 
 async def _send(
-    client: Client, options: argparse.Namespace, out: Console, purpose: Any, kind: Any, resume: str | None
+    client: Client, options: argparse.Namespace, out: Terminal, purpose: Any, kind: Any, resume: str | None
 ) -> api.Upload:
     path: Path = options.file
 
     def begun(upload: api.Upload) -> None:
-        print(f"If it is cut: cottage upload {shlex.quote(str(path))} --resume {upload.id}", file=sys.stderr)
+        say(f"If it is cut: cottage upload {shlex.quote(str(path))} --resume {upload.id}", error=True)
 
     with _bar(out, options) as bar:
         task = bar.add_task(path.name, total=path.stat().st_size)
@@ -242,11 +240,11 @@ async def _send(
         )
 
 
-def _format(path: Path, options: argparse.Namespace, out: Console) -> str:
+def _format(path: Path, options: argparse.Namespace, out: Terminal) -> str:
     return format_of(path, options.format, options.text_field, out, sys.stdin.isatty() and not options.json)
 
 
-def _ask_key(options: argparse.Namespace, out: Console) -> str:
+def _ask_key(options: argparse.Namespace, out: Terminal) -> str:
     if options.token:
         return str(options.token)
     if not sys.stdin.isatty():
@@ -255,7 +253,7 @@ def _ask_key(options: argparse.Namespace, out: Console) -> str:
     return getpass.getpass("API key: ").strip()
 
 
-async def _login(client: Client, token: str | None, options: argparse.Namespace, out: Console) -> int:
+async def _login(client: Client, token: str | None, options: argparse.Namespace, out: Terminal) -> int:
     if not token:
         raise UsageError("no key was given: paste one, or name it with --token")
     who = await client.account()  # Only a key that works is kept.
@@ -264,13 +262,13 @@ async def _login(client: Client, token: str | None, options: argparse.Namespace,
     return 0
 
 
-def _forget(options: argparse.Namespace, out: Console) -> int:
+def _forget(options: argparse.Namespace, out: Terminal) -> int:
     path = remember(options.server, None)
     _print(out, options, {"file": str(path)}, f"The key for {options.server} is no longer in {path}.")
     return 0
 
 
-async def _keys(client: Client, options: argparse.Namespace, out: Console) -> int:
+async def _keys(client: Client, options: argparse.Namespace, out: Terminal) -> int:
     if options.revoke:
         await client.revoke_key(options.revoke)
         _print(out, options, {"revoked": options.revoke}, f"{options.revoke} is revoked.")
@@ -283,13 +281,13 @@ async def _keys(client: Client, options: argparse.Namespace, out: Console) -> in
     return 0
 
 
-async def _trail(client: Client, options: argparse.Namespace, out: Console) -> int:
+async def _trail(client: Client, options: argparse.Namespace, out: Terminal) -> int:
     trail = await client.trail(options.limit, options.everybody)
     _print(out, options, trail, trail_table(trail))
     return 0
 
 
-async def _notices(client: Client, options: argparse.Namespace, out: Console) -> int:
+async def _notices(client: Client, options: argparse.Namespace, out: Terminal) -> int:
     now = await client.notices()
     if options.confirm:
         now = await client.confirm_notices(options.confirm)
@@ -306,7 +304,7 @@ async def _notices(client: Client, options: argparse.Namespace, out: Console) ->
     return 0
 
 
-async def _ledger(client: Client, options: argparse.Namespace, out: Console) -> int:
+async def _ledger(client: Client, options: argparse.Namespace, out: Terminal) -> int:
     match options.list:
         case "totals":
             totals = await client.ledger_totals()
@@ -321,7 +319,7 @@ async def _ledger(client: Client, options: argparse.Namespace, out: Console) -> 
     return 0
 
 
-async def _download(client: Client, options: argparse.Namespace, out: Console) -> int:
+async def _download(client: Client, options: argparse.Namespace, out: Terminal) -> int:
     with _bar(out, options) as bar:
         task = bar.add_task("model", total=None)
         folder = await client.download_folder(
@@ -336,7 +334,7 @@ async def _download(client: Client, options: argparse.Namespace, out: Console) -
     return 0
 
 
-async def _document(client: Client, options: argparse.Namespace, out: Console) -> dict[str, Any]:
+async def _document(client: Client, options: argparse.Namespace, out: Terminal) -> dict[str, Any]:
     """The job document as plain data, with what was uploaded for it put in."""
     document = _read(options.document)
     for path, purpose, place, key in (
@@ -359,7 +357,7 @@ async def _document(client: Client, options: argparse.Namespace, out: Console) -
     return document
 
 
-async def _upload_weights(client: Client, document: dict[str, Any], options: argparse.Namespace, out: Console) -> None:
+async def _upload_weights(client: Client, document: dict[str, Any], options: argparse.Namespace, out: Terminal) -> None:
     """One file, or every shard of a model's folder; what is in them says which tensors they hold."""
     path, part = options.weights, document.setdefault("model", {})
     if not isinstance(part, dict):
@@ -370,13 +368,13 @@ async def _upload_weights(client: Client, document: dict[str, Any], options: arg
     if again:
         left, taken = ", ".join(one.name for one in again), ", ".join(one.name for one in chosen[:3])
         more = " ..." if len(chosen) > 3 else ""
-        print(f"cottage: {left} would be the same weights once more: {taken}{more} are taken", file=sys.stderr)
+        say(f"cottage: {left} would be the same weights once more: {taken}{more} are taken", error=True)
     found = [await _upload(client, shard, "weights", part, options, out) for shard in chosen]
     part["weights"] = found[0] if len(found) == 1 else found
 
 
 async def _upload(
-    client: Client, path: Path, purpose: Any, part: dict[str, Any], options: argparse.Namespace, out: Console
+    client: Client, path: Path, purpose: Any, part: dict[str, Any], options: argparse.Namespace, out: Terminal
 ) -> str | None:
     with _bar(out, options) as bar:
         task = bar.add_task(path.name, total=path.stat().st_size)
@@ -413,23 +411,23 @@ def _read(path: Path) -> dict[str, Any]:
     return document
 
 
-def _bar(out: Console, options: argparse.Namespace) -> Progress:
+def _bar(out: Terminal, options: argparse.Namespace) -> Progress:
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     return Progress(*columns, console=out, disable=options.json)
 
 
-def _agreed(out: Console) -> bool:
+def _agreed(out: Terminal) -> bool:
     return out.input("Submit and fund it? [y/N] ").strip().lower() in ("y", "yes")
 
 
-def _print(out: Console, options: argparse.Namespace, value: Any, shown: Any) -> None:
+def _print(out: Terminal, options: argparse.Namespace, value: Any, shown: Any) -> None:
     if options.json:
-        print(msgspec.json.encode(value).decode())
+        say_json(value)
     else:
         out.print(shown, soft_wrap=isinstance(shown, str))
 
 
-_COMMANDS: dict[str, Callable[[Client, argparse.Namespace, Console], Awaitable[int]]] = {
+_COMMANDS: dict[str, Callable[[Client, argparse.Namespace, Terminal], Awaitable[int]]] = {
     "quote": _quote,
     "submit": _submit,
     "upload": _upload_alone,

@@ -16,6 +16,7 @@ from coordinator.client.books import Books
 from coordinator.client.errors import ClientError, ProblemError, UnreachableError
 from coordinator.client.files import TUS, Progress, digest_of, download_file, upload_file
 from coordinator.client.line import ATTEMPTS, WORK_S, Line, Sleep, decode, is_passing
+from transport.text import untrusted
 from transport.wire import api
 from transport.wire.dataset import Check, CheckRequest
 from transport.wire.job import DatasetFormat, JobSpec
@@ -343,7 +344,7 @@ class Client(Account, Books):
         length = path.stat().st_size
         if length == 0:
             raise ProblemError(422, "invalid", f"{path.name} is empty: choose a file with something in it", purpose)
-        new = api.NewUpload(length, path.name[:200], purpose, format, text_field)
+        new = api.NewUpload(length, untrusted(path.name), purpose, format, text_field)
         return await upload_file(self._line, path, new, resume, progress or _quiet, begun or (lambda _upload: None))
 
     async def delete_upload(self, upload: str) -> None:

@@ -2,13 +2,12 @@
 
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
+from transport.console import Terminal
 from transport.content import HEAD_BYTES, WORDS, Content, ContentError, recognise, remarks, settle
+from transport.terminal import say
 from transport.wire.job import DatasetFormat
 
 CHOICES = ("auto", *WORDS)
@@ -19,7 +18,7 @@ class DatasetError(Exception):
     """The file is no dataset, or somebody must say what it is; the text names the choices."""
 
 
-def format_of(path: Path, wanted: str | None, text_field: str, out: Console, ask: bool) -> DatasetFormat:
+def format_of(path: Path, wanted: str | None, text_field: str, out: Terminal, ask: bool) -> DatasetFormat:
     """The format to name with an upload. Says on standard error what somebody may not have noticed.
 
     Args:
@@ -39,11 +38,11 @@ def format_of(path: Path, wanted: str | None, text_field: str, out: Console, ask
     except ContentError as error:
         raise DatasetError(str(error)) from error
     for remark in remarks(content, path.name, chosen):
-        sys.stderr.write(f"cottage: {remark}\n")
+        say(f"cottage: {remark}", error=True)
     return chosen
 
 
-def _chosen(content: Content, name: str, out: Console) -> str:
+def _chosen(content: Content, name: str, out: Terminal) -> str:
     from rich.prompt import Prompt
 
     shown = " or ".join(f"{one} ({WORDS[one]})" for one in content.formats)

@@ -7,12 +7,12 @@ ClientError
 └── ArchiveError       a model archive that is damaged or would write outside its folder
 """
 
-import sys
+from transport import terminal
 
 
 def complain(error: Exception, status: int) -> int:
     """Say on the terminal why a command cannot go on; returns its exit status."""
-    sys.stderr.write(f"cottage: {error}\n")
+    terminal.complain("cottage", error)
     return status
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
@@ -13,6 +13,7 @@ from rich.text import Text
 from coordinator.client.client import Client
 from coordinator.client.show import STYLES
 from coordinator.client.text import amount, count, money, short
+from transport.console import Terminal
 from transport.content import WORDS
 from transport.wire import api, ledger
 from transport.wire.account import TrailView
@@ -21,7 +22,7 @@ from transport.wire.dataset import Check, DatasetReport
 _LOUD = {"error": "red", "warning": "yellow", "notice": ""}
 
 
-async def check(client: Client, artifact: str, options: argparse.Namespace, kind: str, out: Console) -> Check:
+async def check(client: Client, artifact: str, options: argparse.Namespace, kind: str, out: Terminal) -> Check:
     """Have a dataset looked through, with a bar where somebody watches."""
     dataset = {"artifact": artifact, "format": kind, "text_field": options.text_field, "encoding": options.encoding}
     wanted: dict[str, Any] = {"dataset": dataset, "tokenizer": {"kind": "bytes"}}

@@ -18,6 +18,7 @@ import msgspec
 
 from coordinator.domain.bisection import Search, halved
 from transport.merkle import MerkleProof, verify_proof
+from transport.text import Told, Untrusted
 from transport.wire.audit import (
     MAX_LEAF_BYTES,
     MAX_RECORD_BYTES,
@@ -86,7 +87,7 @@ class Said(msgspec.Struct, frozen=True):
     answer: BisectAnswer
 
 
-class Dispute(msgspec.Struct, frozen=True):
+class Dispute(Told, frozen=True):
     """A difference between a prover and a challenger.
 
     Attributes:
@@ -116,7 +117,7 @@ class Dispute(msgspec.Struct, frozen=True):
     said: dict[Side, Spoken] = msgspec.field(default_factory=lambda: {side: Spoken() for side in SIDES})
     winner: Side | None = None
     why: Why = ""
-    detail: str = ""
+    detail: Untrusted = Untrusted("")
     log: tuple[Said, ...] = ()
 
     @property

@@ -21,6 +21,7 @@ import msgspec
 
 from coordinator.domain.account import LOCAL_ACCOUNT
 from coordinator.errors import ConflictError, IllegalTransitionError
+from transport.text import Told, Untrusted
 from transport.wire.api import Agreement, Quote
 from transport.wire.ids import Digest, NodeAddress
 from transport.wire.job import JobSpec
@@ -102,7 +103,7 @@ class Pace(msgspec.Struct, frozen=True):
     seconds: tuple[float, ...] = ()
 
 
-class Job(msgspec.Struct, frozen=True):
+class Job(Told, frozen=True):
     """A job as it is stored. Amounts in millionths of the token, times in Unix seconds.
 
     Attributes:
@@ -117,7 +118,7 @@ class Job(msgspec.Struct, frozen=True):
     """
 
     id: str
-    name: str
+    name: Untrusted
     state: JobState
     spec: JobSpec
     submitter: NodeAddress
@@ -127,7 +128,7 @@ class Job(msgspec.Struct, frozen=True):
     quote: Quote
     config: dict[str, object]
     files: dict[str, Digest]
-    reason: str = ""
+    reason: Untrusted = Untrusted("")
     ended: float | None = None
     escrow: int = 0
     verified: int = 0

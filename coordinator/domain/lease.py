@@ -8,6 +8,7 @@ from typing import Literal
 
 import msgspec
 
+from transport.text import Told, Untrusted
 from transport.wire.ids import NodeAddress
 from transport.wire.node import HeldLease
 from transport.wire.task import Traffic
@@ -18,7 +19,7 @@ FAULTS: frozenset[LeaseEnd] = frozenset({"failed", "stalled"})
 """Ends that speak against the node: after several it is left in peace for a while."""
 
 
-class Lease(msgspec.Struct, frozen=True):
+class Lease(Told, frozen=True):
     """Who holds a seat. ``stage`` None: a spare, which audits and waits. ``seq``: the last report that is stored."""
 
     id: str
@@ -31,7 +32,7 @@ class Lease(msgspec.Struct, frozen=True):
     granted: float
     state: Literal["starting", "ready", "ended"] = "starting"
     end: LeaseEnd | None = None
-    reason: str = ""
+    reason: Untrusted = Untrusted("")
     env_class: str = ""
     seq: int = 0
     ended: float | None = None

@@ -26,6 +26,7 @@ from typing import Literal
 import msgspec
 
 from coordinator.domain.draw import Drawn
+from transport.text import Told, Untrusted, untrusted
 from transport.wire.audit import OpenOuter, OuterRecord, ReplayOuter
 from transport.wire.ids import Digest, NodeAddress
 from transport.wire.task import (
@@ -46,7 +47,7 @@ Blame = Literal["", "gone", "refused", "misstated", "unconfirmed", "wrong", "bli
 LOOKS = 3  # Times that an operator's auditor may be lost over one opening before it is said that nobody can run it.
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class Verdict(Told, frozen=True):
     """What one auditor found.
 
     Attributes:
@@ -56,7 +57,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
     auditor: NodeAddress
     verdict: Literal["match", "mismatch", "malformed", "incomparable"]
-    detail: str = ""
+    detail: Untrusted = Untrusted("")
     afar: bool = False
     own: bool = False
 
@@ -101,7 +102,7 @@ class Side(msgspec.Struct, frozen=True):
         return self.leaf is None and not self.silent
 
 
-class Audit(msgspec.Struct, frozen=True):
+class Audit(Told, frozen=True):
     """One drawn step.
 
     Attributes:
@@ -166,7 +167,7 @@ class Audit(msgspec.Struct, frozen=True):
     tried: tuple[NodeAddress, ...] = ()
     verdicts: tuple[Verdict, ...] = ()
     blame: Blame = ""
-    detail: str = ""
+    detail: Untrusted = Untrusted("")
     rate_step: int | None = None
     seed: str = ""
     twice: bool = False
@@ -349,7 +350,7 @@ def judged(audit: Audit, node: NodeAddress, report: AuditReport, deadline: float
     """
     if audit.state != "replaying" or audit.auditor != node:
         return audit
-    detail = f"across environment classes: {report.detail}" if audit.afar else report.detail
+    detail = untrusted(f"across environment classes: {report.detail}") if audit.afar else report.detail
     verdicts = (*audit.verdicts, Verdict(node, report.verdict, detail, audit.afar, audit.looking))
     if audit.canary:
         blind = report.verdict == "match"

@@ -28,6 +28,7 @@ from ledger.errors import AddressError, AmountError, LedgerError, NoDisputeError
 from ledger.money import Amount, parse, show
 from ledger.program.layout import Ruling
 from ledger.states import DisputeState
+from transport.terminal import say
 from transport.wire.evidence import CommitmentLeaf, RoundEvidence
 
 EXIT_WRONG, EXIT_USAGE, EXIT_UNREACHABLE, EXIT_NOT_HERE = 1, 2, 3, 4
@@ -66,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return complain(error, EXIT_NOT_HERE)
     except LedgerError as error:
         return complain(error, EXIT_UNREACHABLE)
-    sys.stdout.write(result.text + "\n")
+    say(result.text)
     return result.status
 
 

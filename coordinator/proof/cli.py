@@ -10,8 +10,6 @@ import os
 import sys
 from collections.abc import Sequence
 
-import msgspec
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -22,6 +20,8 @@ from coordinator.proof.checks import failed, findings
 from coordinator.proof.gather import gather
 from ledger.addresses import job_id
 from ledger.errors import AddressError, LedgerError
+from transport.console import Terminal
+from transport.terminal import say_json
 
 EXIT_UNTRUE, EXIT_USAGE, EXIT_UNREACHABLE = 1, 2, 3
 TRIES = 3  # A job that is running moves on between two questions: what fails once is asked again.
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return complain(error, EXIT_UNREACHABLE)
     shown = found if options.all else _until_untrue(found)
     if options.json:
-        print(msgspec.json.format(msgspec.json.encode(shown), indent=2).decode())
+        say_json(shown, indent=2)
     else:
         _print(job, shown)
     return EXIT_UNTRUE if failed(found) else 0
@@ -98,7 +98,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _print(job: str, found: Sequence[Finding]) -> None:
-    out = Console()
+    out = Terminal()
     table = Table(title=f"Job {job}", title_justify="left", box=None, pad_edge=False)
     for title in ("", "check", "of", "found", "from"):
         table.add_column(title, no_wrap=title in ("", "check"), overflow="fold")

@@ -15,6 +15,7 @@ from coordinator.errors import ConflictError, InvalidError, NotFoundError, Unaut
 from coordinator.store.ports import Store, Transaction, Where
 from coordinator.store.records import CredentialRecord, KeyRecord, SessionRecord, TrailRecord
 from transport.clock import Clock
+from transport.text import untrusted
 
 KEY_PREFIX: Final = "cottage_"  # Secret scanners find it, and nobody takes it for a node's token.
 KEY_ID_CHARACTERS: Final = 12
@@ -162,7 +163,9 @@ class Accounts:
         secret = secrets.token_urlsafe(32)
         now = self._clock.time()
         async with self._store.transaction() as tx:
-            await tx.insert(SessionRecord(_digest(secret), account_id, method, now, now, address[:64], agent[:200]))
+            await tx.insert(
+                SessionRecord(_digest(secret), account_id, method, now, now, address[:64], untrusted(agent, 200))
+            )
             await self._note(tx, account_id, account_id, method, "session.began", "", address)
         return secret
 
@@ -220,7 +223,7 @@ class Accounts:
         secret = secrets.token_urlsafe(32)
         now = self._clock.time()
         record = KeyRecord(
-            secrets.token_hex(KEY_ID_CHARACTERS // 2), who.account_id, shown, _digest(secret),
+            secrets.token_hex(KEY_ID_CHARACTERS // 2), who.account_id, untrusted(shown), _digest(secret),
             tuple(sorted(scopes)), now, None if life_s is None else now + life_s,
         )  # fmt: skip
         async with self._store.transaction() as tx:

@@ -27,6 +27,7 @@ from ledger import addresses
 from ledger.addresses import Place, audit_of
 from ledger.errors import LedgerError
 from ledger.states import DisputeState
+from transport.text import untrusted
 
 POLL_SECONDS = 10.0
 MAX_VERDICTS = 200  # Queued at a time, the most urgent first.
@@ -118,7 +119,7 @@ class Bonds:
             what = f"audit {subject}" if len(subject) == 32 else f"a step of node {state.node}"
             detail = f"the dispute over {what} is {outcome}: the bond goes {where}"
             await work.store_now(
-                OutboxRecord(key, work.job.id, "verdict", payload, work.now, int(state.bond), detail=detail)
+                OutboxRecord(key, work.job.id, "verdict", payload, work.now, int(state.bond), detail=untrusted(detail))
             )
 
 

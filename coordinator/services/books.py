@@ -3,12 +3,12 @@
 import logging
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal
+from typing import Literal, cast
 
 from coordinator.domain.job import Job
 from coordinator.domain.trust import Audit
 from coordinator.errors import NotFoundError
-from coordinator.services import views
+from coordinator.services import tallies, views
 from coordinator.services.chain import Chain
 from coordinator.services.context import Context
 from coordinator.services.disputes import evidence_digest, evidence_of
@@ -21,12 +21,16 @@ from coordinator.store.ports import Scalar, Transaction, Where
 from coordinator.store.records import CommitRecord, DisputeRecord, NodeRecord, OutboxRecord, RoundRecord
 from ledger.errors import LedgerError
 from ledger.states import EscrowState
+from transport.paywords import SHARES
+from transport.text import untrusted
 from transport.wire import disputes as wire
 from transport.wire import ledger
 from transport.wire.evidence import RoundEvidence
+from transport.wire.node import ShareState, Unpaid
 
 MAX_NODE_JOBS = 100  # Of a node, those it worked for last.
 MAX_RECENT = 100  # Audits and payouts on a node's page; the rest is under the job that they belong to.
+_WORK_BY = ("job", "state", "why", "settlement", "promised")
 MAX_IDS = 1000  # Named in one query: databases limit its parameters.
 _ZERO = (0, 0)
 
@@ -221,7 +225,7 @@ async def _shown(tx: Transaction, rows: Sequence[OutboxRecord]) -> list[ledger.L
         ledger.LedgerEntry(
             id=row.id,
             job=row.job,
-            job_name=jobs[row.job].name if row.job in jobs else "",
+            job_name=jobs[row.job].name if row.job in jobs else untrusted(""),
             kind=row.kind,
             state=row.state,
             amount=row.amount,
@@ -236,29 +240,43 @@ async def _shown(tx: Transaction, rows: Sequence[OutboxRecord]) -> list[ledger.L
 
 async def _work_of(tx: Transaction, node: str) -> tuple[tuple[ledger.NodeJob, ...], Sequence[OutboxRecord]]:
     """A node's jobs, newest first, and the transactions that paid it."""
-    groups = await tx.sums(CommitRecord, "amount", ("job", "state", "settlement"), ("node", "=", node))
-    ids = tuple(sorted({int(key[2]) for key in groups if key[2] is not None}, reverse=True))
+    groups = await tx.sums(CommitRecord, "amount", _WORK_BY, ("node", "=", node))
+    ids = tuple(sorted({int(number) for key in groups for number in key[3:] if number is not None}, reverse=True))
     rows: list[OutboxRecord] = []
     for start in range(0, len(ids), MAX_IDS):
         rows += await tx.find(OutboxRecord, ("id", "in", ids[start : start + MAX_IDS]), newest=True)
-    confirmed = {row.id for row in rows if row.state == "confirmed"}
+    by_id = {row.id: row for row in rows}
     jobs = await _names_of(tx, (str(key[0]) for key in groups))
     kept = sorted(jobs.values(), key=lambda job: job.created, reverse=True)[:MAX_NODE_JOBS]
     sums: dict[str, defaultdict[str, int]] = {job.id: defaultdict(int) for job in kept}
-    for (job, state, settlement), (count, amount) in groups.items():
-        if (figures := sums.get(str(job))) is not None and state != "void":
+    unpaid: dict[str, defaultdict[ShareState, int]] = {job.id: defaultdict(int) for job in kept}
+    for (job, state, why, settlement, promised), (count, amount) in groups.items():
+        if (figures := sums.get(str(job))) is None:
+            continue
+        share = tallies.state_of(
+            str(state), cast(Unpaid, why), tallies.row_of(by_id, settlement), tallies.row_of(by_id, promised)
+        )
+        unpaid[str(job)][share] += count * (share != "paid")
+        if state != "void":
             figures["rounds"] += count
             figures["rejected"] += count * (state == "rejected")
             figures["verified"] += amount * (state == "verified")
-            figures["paid"] += amount * (state == "verified" and settlement in confirmed)
+            figures["paid"] += amount * (share == "paid")
     found = tuple(
         ledger.NodeJob(
             job.id, job.name, job.state.value, sums[job.id]["rounds"], sums[job.id]["rejected"],
-            sums[job.id]["verified"], sums[job.id]["paid"],
+            sums[job.id]["verified"], sums[job.id]["paid"], _sentences(unpaid[job.id]),
         )
         for job in kept
     )  # fmt: skip
-    return found, rows[:MAX_RECENT]
+    return found, [row for row in rows if row.kind == "settle"][:MAX_RECENT]
+
+
+def _sentences(unpaid: Mapping[ShareState, int]) -> tuple[str, ...]:
+    """Of every share that is not paid, how many there are and why."""
+    return tuple(
+        f"{count} round{'' if count == 1 else 's'}: {SHARES[share]}" for share, count in sorted(unpaid.items()) if count
+    )
 
 
 def _audit(audit: Audit, role: Literal["audited", "auditor"], names: Mapping[str, str]) -> ledger.NodeAudit:

@@ -57,7 +57,7 @@ class Conclusion:
         elsewhere = await credit.looked_at_elsewhere(work, {commit.node for commit in watched})
         for commit in watched:
             if commit.node in elsewhere or (commit.epoch, commit.round) in undrawn:
-                await reject(work, commit)
+                await reject(work, commit, "unlooked")
 
     async def _verify(self, work: Work, record: RoundRecord, busy: set[str], undrawn: bool) -> bool:
         """Verify the shares of a round whose nodes have nothing open; whether others are left. Adds their nodes to ``busy``."""

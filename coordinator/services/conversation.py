@@ -6,10 +6,12 @@ from typing import TypeGuard, assert_never
 import msgspec
 
 from coordinator.domain import placement
-from coordinator.domain.job import JobState
+from coordinator.domain.job import LIVE, JobState
 from coordinator.domain.lease import Lease
 from coordinator.domain.round import Round
 from coordinator.domain.run import training_of
+from coordinator.errors import StoreAwayError
+from coordinator.services import tallies
 from coordinator.services.context import Context
 from coordinator.services.leases import Leases
 from coordinator.services.links import Links
@@ -25,11 +27,11 @@ from coordinator.services.work import Desk, Work
 from coordinator.store.records import MetricRecord
 from transport.wire.network import NetworkReport
 from transport.wire.node import (
+    Accounts,
     Acknowledged,
     Assign,
     Beat,
     Claim,
-    Earned,
     Goodbye,
     Heartbeat,
     Hello,
@@ -55,6 +57,7 @@ from transport.wire.task import (
     WorkerLog,
 )
 
+MAX_TOLD = 20  # Jobs whose nodes are told how their work stands, at a time.
 MAX_UNSAVED_METRICS = (
     10_000  # Points of loss curves between two flushes, of all jobs; more are dropped, they are lossy.
 )
@@ -101,6 +104,8 @@ class Conversation:
         self._traffic: dict[str, Traffic] = {}
         self._rounds: dict[str, tuple[Round, int]] = {}
         self._points: list[MetricRecord] = []
+        # Job -> nodes that are to hear how their work in it stands; None: all that ever had a lease of it.
+        self._untold: dict[str, set[str] | None] = {}
         desk.on_stored(self._tell)
 
     async def begin(self, session: Session, hello: Hello) -> None:
@@ -134,6 +139,9 @@ class Conversation:
                 await self._goodbye(session, message.reason)
             case Claim():
                 await self._settlement.claim(session.payout)
+            case Accounts(jobs=jobs):
+                for job in jobs:
+                    self._stir(job, {session.node})
             case Hello():
                 session.close("Hello was said before: it opens a connection")
             case _:
@@ -144,7 +152,8 @@ class Conversation:
         return self._traffic.get(lease.id, lease.traffic)
 
     async def flush(self) -> None:
-        """Store the points of the loss curves, and the lines of logs, that have come in."""
+        """Store the points of the loss curves, and the lines of logs, that have come in; tell nodes how their work stands."""
+        await self._tell_accounts()
         points = tuple(self._points)
         if points or self._logs.waiting:
             async with self._context.store.transaction() as tx:
@@ -295,7 +304,10 @@ class Conversation:
                 session.assign(_assignment(work, lease))
             if lease.state == "ready":
                 session.tell(lease, work.commands(lease.id))
-        self._tell_money(work)
+        moved = work.money or work.rounds_ended or work.reopened or work.settled or work.job.state not in LIVE
+        if moved or work.ended:
+            self._stir(work.job.id, None if moved else {lease.node for lease in work.ended})
+        self._tell_promises(work)
         for node in work.unanswered:
             self._nodes.unanswered(node, work.now)
         for node, rounds in work.stood.items():
@@ -305,11 +317,27 @@ class Conversation:
             self._leases.expire(lease.id for lease in self._leases.of_node(node))
         self._remember_round(work)
 
-    def _tell_money(self, work: Work) -> None:
-        for node, (verified, paid) in work.earned.items():
-            session = self._nodes.session(node)
-            if session is not None:
-                session.send(Earned(work.job.id, verified, paid, work.signature))
+    def _stir(self, job: str, nodes: set[str] | None) -> None:
+        """Note whose accounts may have changed."""
+        known = self._untold.setdefault(job, set())
+        self._untold[job] = None if known is None or nodes is None else known | nodes
+
+    async def _tell_accounts(self) -> None:
+        """Tell some jobs' nodes, the longest waiting first; the rest follows at the next turn."""
+        for job in list(self._untold)[:MAX_TOLD]:
+            nodes = self._untold.pop(job)
+            try:
+                async with self._context.store.transaction() as tx:
+                    accounts = await tallies.of_nodes(tx, job, nodes)
+            except StoreAwayError:
+                self._stir(job, nodes)
+                raise
+            for node, account in accounts.items():
+                session = self._nodes.session(node)
+                if session is not None:
+                    session.account(account)
+
+    def _tell_promises(self, work: Work) -> None:
         for session in self._nodes.sessions() if work.promised else ():
             if session.payout in work.promised:
                 session.send(work.promised[session.payout])

@@ -15,6 +15,7 @@ from coordinator.store.ports import Transaction, Where
 from coordinator.store.records import CommitRecord, OutboxRecord, RoundRecord
 from ledger import events as ledger_events
 from ledger.addresses import Place
+from transport.text import untrusted
 from transport.wire.audit import outer_claim
 from transport.wire.evidence import (
     ACROSS,
@@ -112,7 +113,7 @@ def _queue(work: Work, evidence: RoundEvidence, what: RootOf) -> None:
     key, detail = _key(evidence, what, root), f"round {evidence.round + 1}: {what}"
     payload: dict[str, str | int] = {"text": ledger_events.encode(event)}
     if all(row.key != key for row in work.outbox):
-        work.queue(OutboxRecord(key, evidence.job, "event", payload, work.now, detail=detail))
+        work.queue(OutboxRecord(key, evidence.job, "event", payload, work.now, detail=untrusted(detail)))
 
 
 def _key(evidence: RoundEvidence, what: RootOf, root: str) -> str:

@@ -49,6 +49,7 @@ from coordinator.store.records import (
 from ledger import events as ledger_events
 from ledger.client import job_bytes
 from ledger.errors import LedgerError
+from transport.text import untrusted
 from transport.wire import api
 from transport.wire.codec import encode_json
 from transport.wire.ids import Digest
@@ -348,9 +349,11 @@ class JobService:
         async with self._context.store.transaction() as tx:
             await tx.insert(job)
             text = f"the job is submitted; its price is {money(job.quote.price)}"
-            event = await tx.insert(EventRecord(job.id, job.created, "created", text))
+            event = await tx.insert(EventRecord(job.id, job.created, "created", untrusted(text)))
             await tx.insert(log_of(event))
-            await tx.insert(OutboxRecord(key, job.id, "event", {"text": memo}, job.created, detail="created"))
+            await tx.insert(
+                OutboxRecord(key, job.id, "event", {"text": memo}, job.created, detail=untrusted("created"))
+            )
         self._context.bus.publish(job.id)
 
     async def _fund_from_test_wallet(self, job: str) -> None:

@@ -13,6 +13,7 @@ from coordinator.services.context import Context
 from coordinator.services.naming import names_in, readable
 from coordinator.store.ports import Transaction, Where
 from coordinator.store.records import EventRecord, LogRecord
+from transport.text import untrusted
 from transport.wire import api
 from transport.wire.task import WorkerLog
 
@@ -37,10 +38,14 @@ class JobLogs:
         now = self._context.clock.time()
         place = (lease.node, lease.stage, lease.replica)
         if log.dropped:
-            self._add(LogRecord(lease.job, now, "warning", f"{log.dropped} lines of this worker were too many", *place))
+            self._add(
+                LogRecord(
+                    lease.job, now, "warning", untrusted(f"{log.dropped} lines of this worker were too many"), *place
+                )
+            )
         for line in log.lines:
             at = line.time if abs(line.time - now) < CLOCKS_SECONDS else now
-            self._add(LogRecord(lease.job, at, line.level, printable(line.text), *place))
+            self._add(LogRecord(lease.job, at, line.level, line.text, *place))
 
     async def flush(self, tx: Transaction) -> int:
         """Store what has come in, and forget the oldest of jobs that have too many; how many lines that was."""
@@ -106,8 +111,3 @@ def log_of(event: EventRecord) -> LogRecord:
     """A line of the timeline as a line of the log."""
     level: Level = "error" if event.kind == "failed" else "warning" if event.kind in _WARNINGS else "info"
     return LogRecord(event.job, event.time, level, event.text)
-
-
-def printable(text: str) -> str:
-    """``text`` without what could move a terminal's cursor or forge a second line."""
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from coordinator.client.text import short
 from coordinator.store.ports import Transaction
 from coordinator.store.records import NodeRecord
+from transport.text import Untrusted, untrusted
 
 MAX_NAME = 40  # Characters of a name within a sentence; a node may call itself by 200.
 MAX_LISTED = 6  # Nodes named in one sentence; more are counted.
@@ -25,9 +26,9 @@ async def names_in(tx: Transaction, texts: Iterable[str]) -> Mapping[str, str]:
     return {record.address: name for record in records if (name := _plain(record.profile.name))}
 
 
-def readable(text: str, names: Mapping[str, str]) -> str:
+def readable(text: str, names: Mapping[str, str]) -> Untrusted:
     """The text with ``node3 (7NeW…dxwD)`` for an address, or for ``node`` and an address; unnamed ones are shortened."""
-    return _REPLACE.sub(lambda found: _title(found, names), text)
+    return untrusted(_REPLACE.sub(lambda found: _title(found, names), text))
 
 
 def listed(nodes: Sequence[str]) -> str:
@@ -46,7 +47,5 @@ def _title(found: re.Match[str], names: Mapping[str, str]) -> str:
 
 
 def _plain(name: str) -> str:
-    """A name on one line, without characters that a terminal would act on."""
-    printable = "".join(character if character.isprintable() else " " for character in name)
-    words = " ".join(printable.split())
+    words = " ".join(untrusted(name).split())
     return words if len(words) <= MAX_NAME else f"{words[: MAX_NAME - 1]}…"

@@ -10,6 +10,7 @@ from coordinator.services.leases import Leases
 from coordinator.services.nodes import Nodes
 from coordinator.services.relays import Relays
 from coordinator.store.records import NodeRecord
+from transport.text import untrusted
 from transport.wire import api
 from transport.wire.network import RelayEnvelope, RelayOrder, RelayQuestion
 from transport.wire.node import IceServers
@@ -61,7 +62,7 @@ class NetworkService:
             ledger_url=self._chain.url,
             test_wallet=self._test_wallet,
             relays_up=len([relay for relay in self._relays.views() if relay.state in ("up", "full")]),
-            notice="" if here else "no node is connected: jobs wait until some are",
+            notice=untrusted("" if here else "no node is connected: jobs wait until some are"),
         )
 
     async def nodes(self) -> Sequence[api.NodeView]:

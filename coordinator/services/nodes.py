@@ -23,6 +23,7 @@ from coordinator.store.records import NodeRecord
 from ledger.errors import LedgerError
 from transport import identity
 from transport.errors import IdentityError
+from transport.text import untrusted
 from transport.wire.codec import encode
 from transport.wire.node import (
     PROTOCOL,
@@ -30,6 +31,7 @@ from transport.wire.node import (
     Beat,
     Command,
     CoordinatorMessage,
+    Earned,
     Hello,
     IceServer,
     LedgerInfo,
@@ -46,6 +48,7 @@ RETRY_SOON = 5.0
 UNNAMED_RETRY = 30.0  # An auditor waits for its operator, who has to start the coordinator again.
 STAKE_POLL_SECONDS = 2.0
 AWAY_SECONDS = 30 * 86_400.0  # An auditor of the operator's that was here no longer ago is expected back.
+MAX_ACCOUNTS_KEPT = 200  # Of one connection, so that it is not told twice what it knows.
 MAX_NODES_ONLINE = 20_000  # Beyond it one process answers heartbeats late; see docs/OPERATIONS.md for several.
 
 log = logging.getLogger(__name__)
@@ -102,6 +105,7 @@ class Session:
         self.unhandled = 0
         self.send = send
         self.close = close
+        self._accounts: dict[str, Earned] = {}
         self._told: dict[str, set[bytes]] = {held.lease: set() for held in hello.leases}
 
     def knows(self, lease: str) -> bool:
@@ -124,10 +128,19 @@ class Session:
                 self.send(Command(lease.id, lease.fence, command))
         self._told[lease.id] = fresh  # What no longer applies need not be remembered.
 
+    def account(self, earned: Earned) -> None:
+        """Tell the node how its work in a job stands, where it does not know that already."""
+        if self._accounts.get(earned.job) != earned:
+            self._accounts.pop(earned.job, None)
+            self._accounts[earned.job] = earned
+            if len(self._accounts) > MAX_ACCOUNTS_KEPT:
+                del self._accounts[next(iter(self._accounts))]
+            self.send(earned)
+
     def stop(self, lease: Lease, reason: str) -> None:
         """End a task."""
         if self._told.pop(lease.id, None) is not None:
-            self.send(Command(lease.id, lease.fence, StopTask(reason[:200])))
+            self.send(Command(lease.id, lease.fence, StopTask(untrusted(reason))))
 
 
 class Nodes:

@@ -24,12 +24,14 @@ from coordinator.services.context import Context
 from coordinator.services.outside import ForbiddenAddressError
 from coordinator.store.ports import Transaction, Where
 from coordinator.store.records import EventRecord, NoticeRecord, NoticeSettings
+from transport.text import untrusted
 from transport.wire.api import NoticeKind
 
 ATTEMPTS = 8
 FIRST_PAUSE, MAX_PAUSE = 10.0, 6 * 3600.0  # Between attempts, four times as long each time: two days in all.
 LOOK_SECONDS = 2.0
 MAX_AT_ONCE = 16
+MAX_SUBJECT = 100  # Characters of a job's name in a subject.
 MAX_ANSWER = 500  # Bytes of a receiver's answer that are kept.
 SIGNED = "v1,"
 SECRET_PREFIX = "whsec_"  # noqa: S105 - a mark, no secret.
@@ -161,11 +163,11 @@ def letter(config: MailConfig, notice: NoticeRecord) -> EmailMessage:
     data: dict[str, str] = msgspec.json.decode(notice.body)["data"]
     made = EmailMessage()
     made["From"], made["To"] = config.sender, notice.target
-    name = " ".join(data.get("name", "").split())  # A header has one line.
+    name = untrusted(data.get("name", ""), MAX_SUBJECT)
     made["Subject"] = f"Cottage: {name + ': ' if name else ''}{_SUBJECTS[notice.kind]}"
     made["Auto-Submitted"] = "auto-generated"
     made["Message-ID"] = f"<notice-{notice.id}@{config.sender.rpartition('@')[2] or 'cottage'}>"
-    lines = [data.get("text", ""), *([f"Job {notice.job}"] if notice.job else [])]
+    lines: list[str] = [untrusted(data.get("text", "")), *([f"Job {notice.job}"] if notice.job else [])]
     if config.public_url and notice.job:
         lines.append(f"{config.public_url.rstrip('/')}/jobs/{notice.job}")
     made.set_content("\n\n".join(lines) + "\n")

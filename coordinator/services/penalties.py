@@ -15,6 +15,8 @@ from coordinator.services.evidence import place_of
 from coordinator.services.work import Work
 from coordinator.store.ports import Where
 from coordinator.store.records import CommitRecord, NodeRecord, OutboxRecord, RoundRecord
+from transport.text import untrusted
+from transport.wire.node import Unpaid
 
 
 class Penalties:
@@ -99,7 +101,7 @@ class Penalties:
         """Unpaid work of the job is void, the stake may be slashed, the node leaves everything that it holds."""
         for commit in await work.tx.find(CommitRecord, ("job", "=", work.job.id), ("node", "=", node)):
             if not commit.bound:
-                await reject(work, commit)
+                await reject(work, commit, "expelled")
         reason = f"audit {audit.id}: {why}"
         for lease in [lease for lease in work.leases.values() if lease.node == node]:
             work.end(lease.id, "rejected", reason)
@@ -123,7 +125,7 @@ class Penalties:
                 payload["challenger"] = (await work.tx.get(NodeRecord, audit.challenger)).payout
             key = f"slash:{audit.id}:{node}" if node != audit.node else f"slash:{audit.id}"
             detail = f"{node}: {reason}"[:500]
-            work.queue(OutboxRecord(key, work.job.id, "slash", payload, work.now, detail=detail))
+            work.queue(OutboxRecord(key, work.job.id, "slash", payload, work.now, detail=untrusted(detail)))
 
     async def _fall(self, work: Work, audit: Audit) -> None:
         """The prover's standing is gone; what it did later, and nobody has looked at, was drawn as of somebody it is not."""
@@ -134,7 +136,7 @@ class Penalties:
         await credit.lose(work, audit.node, everywhere=lied)
         unsure = await credit.unsure(work, audit)
         for commit in unsure:
-            await reject(work, commit)
+            await reject(work, commit, "unlooked")
         if unsure:
             what = "a later share" if len(unsure) == 1 else f"{len(unsure)} later shares"
             work.note("rejected", f"node {audit.node}: {what}, of work that nobody has looked at, will not be paid")
@@ -153,7 +155,7 @@ class Penalties:
     async def _unpaid(self, work: Work, audit: Audit) -> None:
         where: tuple[Where, ...] = (("job", "=", work.job.id), ("epoch", "=", audit.epoch), ("round", "=", audit.round))
         for commit in await work.tx.find(CommitRecord, *where, ("lease", "=", audit.lease)):
-            await reject(work, commit)
+            await reject(work, commit, why_of(audit))
 
     def _end(self, work: Work, audit: Audit, how: LeaseEnd) -> None:
         if audit.lease in work.leases:
@@ -188,15 +190,21 @@ def _take(work: Work, how: str, lease: Lease, before: float, share: int, what: s
     reason = hashlib.sha256(msgspec.json.encode(told, order="sorted")).hexdigest()
     payload: dict[str, str | int] = {"node": lease.node, "reason": reason, "bps": share}
     detail = f"{lease.node}: {what}, lease {lease.id}: {share / 100:g} % of its stake"
-    work.queue(OutboxRecord(f"{how}:{lease.id}", work.job.id, "slash", payload, work.now, detail=detail))
+    work.queue(OutboxRecord(f"{how}:{lease.id}", work.job.id, "slash", payload, work.now, detail=untrusted(detail)))
     work.note("rejected", f"node {lease.node}: {what}: {share / 100:g} % of its stake")
 
 
-async def reject(work: Work, commit: CommitRecord) -> None:
+def why_of(audit: Audit) -> Unpaid:
+    """What the share of an audited step is not paid for."""
+    blame = audit.blame
+    return "expelled" if blame == "" or blame == "blind" else blame
+
+
+async def reject(work: Work, commit: CommitRecord, why: Unpaid) -> None:
     """A share will not be paid: of this job, or one that waits in another job of the account."""
     if commit.state == "verified":
         work.change(verified=work.job.verified - commit.amount)
     if commit.state in ("pending", "verified"):
-        await work.tx.update(msgspec.structs.replace(commit, state="rejected", amount=0))
+        await work.tx.update(msgspec.structs.replace(commit, state="rejected", amount=0, why=why))
         if commit.job == work.job.id:
             work.reopened.add((commit.epoch, commit.round))

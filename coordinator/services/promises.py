@@ -19,6 +19,7 @@ from coordinator.services.context import Context
 from coordinator.services.work import Work
 from coordinator.store.ports import Transaction, Where
 from coordinator.store.records import CommitRecord, OutboxRecord
+from transport.text import untrusted
 from transport.wire.ledger import PromisedAmount, PromiseView
 from transport.wire.node import Promised
 
@@ -49,7 +50,7 @@ class Promises:
         record = await work.store_now(
             OutboxRecord(
                 f"promise:{work.job.id}:{count}", work.job.id, "promise", dict(sorted(totals.items())), work.now, amount,
-                detail,
+                untrusted(detail),
             )
         )  # fmt: skip
         for commit in new:

@@ -22,6 +22,7 @@ from transport import identity
 from transport.errors import IceConfigError, IdentityError
 from transport.ice import IceServer as CheckedServer
 from transport.ice import parse_ice, turn_credentials
+from transport.text import untrusted
 from transport.wire import api
 from transport.wire.codec import MessageError, decode_json
 from transport.wire.network import MAX_RELAYS, RelayEnvelope, RelayOrder, RelayQuestion, RelayReport
@@ -252,7 +253,7 @@ class Relays:
         return api.RelayView(
             relay=known.address,
             urls=known.urls,
-            region=report.region if report else "",
+            region=report.region if report else untrusted(""),
             state=self._state(known),  # type: ignore[arg-type]
             rtt_ms=None if rtt is None else round(rtt * 1000, 2),
             allocations=report.allocations if report else None,

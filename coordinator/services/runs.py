@@ -27,6 +27,7 @@ from coordinator.store.ports import Where
 from coordinator.store.records import CommitRecord, RoundRecord
 from ledger import events as ledger_events
 from transport.wire.ids import Digest
+from transport.wire.node import Unpaid
 from transport.wire.task import Challenge, RoundApplied, RoundCommit, RoundHolding, Validation
 
 MAX_RESTARTS = 20  # A round that fails so often in a row will not come right.
@@ -117,7 +118,7 @@ class Runs:
         """
         await self._halts.ask(work, action)
         if work.job.wish is Wish.STOP and work.run is not None and work.run.round is not None:
-            await self._store_round(work, work.run.round, "void")
+            await self._store_round(work, work.run.round, "void", "ended")
             work.change_run(round=None)
         if work.job.state is JobState.PAUSED and work.job.wish is Wish.STOP:
             await self._halts.rests(work, self._rewind)
@@ -126,7 +127,7 @@ class Runs:
     async def stop(self, work: Work, state: JobState, reason: str) -> None:
         """End a job before its time: stop tasks, pay what is verified, refund the rest."""
         if work.run is not None and work.run.round is not None:
-            await self._store_round(work, work.run.round, "void")
+            await self._store_round(work, work.run.round, "void", "ended")
             work.change_run(round=None)
         await self._verification.give_up(work)
         for lease in list(work.leases):
@@ -214,7 +215,7 @@ class Runs:
         if not standing:
             return
         if work.run.round is not None:
-            await self._store_round(work, work.run.round, "void")
+            await self._store_round(work, work.run.round, "void", "again")
         before = min(standing)
         work.change_run(rollbacks=work.run.rollbacks + 1)
         self._context.metrics.count("rollbacks_total")
@@ -288,7 +289,7 @@ class Runs:
         elif over.phase == "void":
             await self._void(work, over)
         elif over.steps == 0:
-            await self._store_round(work, over, "complete")
+            await self._store_round(work, over, "complete", "late")
             work.run = runs.close(work.run)
         else:
             await self._complete(work, over)
@@ -303,7 +304,7 @@ class Runs:
         assert work.run is not None
         self._context.metrics.count("rounds_void_total")
         work.note("void", f"round {over.number + 1} has lost all replicas: it is done again from the last checkpoint")
-        await self._store_round(work, over, "void")
+        await self._store_round(work, over, "void", "again")
         _begin_anew(work, runs.beyond_repair(work.run))
         work.run = runs.close(work.run)
 
@@ -320,7 +321,7 @@ class Runs:
         losses = [s.commit.loss for s in _last_stage(over) if s.commit is not None and s.commit.loss is not None]
         loss = sum(losses) / len(losses) if losses else None
         speed = tokens / max(1e-3, work.now - over.started)
-        commits = await self._store_commits(work, over, pot)
+        commits = await self._store_commits(work, over, pot, "late")
         record = await work.tx.get(RoundRecord, job.id, over.epoch, over.number)
         record = msgspec.structs.replace(
             record, state="complete", contributors=contributors, ended=work.now, tokens=tokens,
@@ -339,8 +340,8 @@ class Runs:
         seal_commitments(work, record, commits)
         self._context.metrics.count("rounds_complete_total")
 
-    async def _store_commits(self, work: Work, over: Round, pot: int) -> list[CommitRecord]:
-        """A record for every member that committed; contributors share the pot by operations."""
+    async def _store_commits(self, work: Work, over: Round, pot: int, why: Unpaid) -> list[CommitRecord]:
+        """A record for every member that committed; contributors share the pot by operations, others nothing: ``why``."""
         shape, layers, training = shape_of(work), over.layers, work.job.spec.training
         parameters = [
             shape.stage_parameters(part.first, part.last, stage == 0, stage == len(layers) - 1)
@@ -366,14 +367,11 @@ class Runs:
             payout = payouts.get(lease) or await self._payout(work, lease)
             tokens = seat.commit.leaves * training.batch * training.sequence if lease in shares and seat.commit else 0
             state = "void" if lease not in shares else "rejected" if self._nodes.is_banned(seat.node) else "pending"
-            stored.append(
-                await work.tx.insert(
-                    _commit(
-                        work.job, over, seat, payout, parameters[seat.stage], tokens, state, shares.get(lease, 0),
-                        None if seat.state or seat.kept else anchors.get(seat.stage),
-                    )
-                )
-            )  # fmt: skip
+            anchor = None if seat.state or seat.kept else anchors.get(seat.stage)
+            share = shares.get(lease, 0)
+            made = _commit(work.job, over, seat, payout, parameters[seat.stage], tokens, state, share, anchor)
+            unpaid = "" if state == "pending" else why if state == "void" else "expelled"
+            stored.append(await work.tx.insert(msgspec.structs.replace(made, why=unpaid)))
         return stored
 
     async def _anchors(self, work: Work, over: Round) -> dict[int, Digest]:
@@ -399,8 +397,8 @@ class Runs:
         """Where the holder of a lease that ended earlier is paid."""
         return (await work.tx.get(Lease, lease)).payout
 
-    async def _store_round(self, work: Work, over: Round, state: str) -> None:
-        """Store the end of a round that trained nothing that counts."""
+    async def _store_round(self, work: Work, over: Round, state: str, why: Unpaid) -> None:
+        """Store the end of a round that trained nothing that counts; ``why`` it is not paid."""
         record = await work.tx.get(RoundRecord, work.job.id, over.epoch, over.number)
         ended = msgspec.structs.replace(
             record,
@@ -412,7 +410,7 @@ class Runs:
         )
         await work.tx.update(ended)
         if over.steps > 0:
-            await self._store_commits(work, msgspec.structs.replace(over, contributors=()), 0)
+            await self._store_commits(work, msgspec.structs.replace(over, contributors=()), 0, why)
 
     def _unblock(self, work: Work) -> None:
         """A round from which nothing was heard for too long goes on without those that it waits for; a start likewise."""

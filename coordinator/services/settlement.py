@@ -29,6 +29,7 @@ from ledger.client import Consent
 from ledger.errors import LedgerAnswerError, LedgerError, LedgerUnavailableError
 from ledger.program.codes import MAX_BATCH
 from ledger.states import EscrowState
+from transport.text import untrusted
 
 MAX_PAYEES_A_ROW = MAX_BATCH  # What one transaction pays; their token accounts and a lookup table are there by then.
 MAX_LANES = 16  # Jobs whose money moves at the same time: the ledger's endpoint limits connections.
@@ -128,7 +129,9 @@ class Settlement:
         rest = work.job.escrow - work.job.verified
         key = f"refund:{work.job.id}"
         detail = f"back to wallet {work.job.submitter}"
-        await work.store_now(OutboxRecord(key, work.job.id, "refund", {}, work.now, amount=rest, detail=detail))
+        await work.store_now(
+            OutboxRecord(key, work.job.id, "refund", {}, work.now, amount=rest, detail=untrusted(detail))
+        )
 
     async def is_done(self, work: Work) -> bool:
         """Whether no money of the job is still on its way."""
@@ -144,7 +147,7 @@ class Settlement:
             payload: dict[str, str | int] = {"deadline": escrow_deadline(work.job)}
             key = key if tries == 0 else f"{key}:{tries}"
             detail = f"from the test wallet {work.job.submitter}"
-            await work.store_now(OutboxRecord(key, work.job.id, "fund", payload, work.now, budget, detail))
+            await work.store_now(OutboxRecord(key, work.job.id, "fund", payload, work.now, budget, untrusted(detail)))
 
     async def queue_deposit(self, work: Work, amount: int) -> None:
         """Add to the escrow from the test wallet; what the row names is the sum of all deposits, so it adds once."""
@@ -152,7 +155,7 @@ class Settlement:
         payload: dict[str, str | int] = {"total": total}
         detail = f"from the test wallet {work.job.submitter}"
         key = f"fund:{work.job.id}:to:{total}"
-        await work.store_now(OutboxRecord(key, work.job.id, "fund", payload, work.now, amount, detail))
+        await work.store_now(OutboxRecord(key, work.job.id, "fund", payload, work.now, amount, untrusted(detail)))
 
     async def see_deposit(self, job: Job) -> None:
         """Look on the ledger for what was added to a funded job's escrow, and take note of it.
@@ -274,7 +277,7 @@ class Settlement:
             record = await work.store_now(
                 OutboxRecord(
                     f"settle:{work.job.id}:{before + part}", work.job.id, "settle",
-                    {payee: total[payee] for payee in chosen}, work.now, amount, detail,
+                    {payee: total[payee] for payee in chosen}, work.now, amount, untrusted(detail),
                 )
             )  # fmt: skip
             for commit in covered:
@@ -412,8 +415,7 @@ class Settlement:
         for node, amount in sorted(earned.items()):
             record = await work.tx.get(NodeRecord, node)
             await work.tx.update(msgspec.structs.replace(record, earned=record.earned + amount))
-        work.earned = await earnings(work, earned)
-        work.signature = row.signature
+        work.settled = True
 
 
 def _refunded(work: Work, row: OutboxRecord, state: EscrowState) -> OutboxRecord:
@@ -449,20 +451,6 @@ def _rounds(commits: Sequence[CommitRecord]) -> str:
     """Rounds of commits as people count them, from 1."""
     first, last = min(commit.round for commit in commits) + 1, max(commit.round for commit in commits) + 1
     return f"round {first}" if first == last else f"rounds {first} to {last}"
-
-
-async def earnings(work: Work, nodes: Mapping[str, int]) -> dict[str, tuple[int, int]]:
-    """Node -> (verified, paid) in this job so far."""
-    rows = await work.tx.find(
-        OutboxRecord, ("job", "=", work.job.id), ("kind", "=", "settle"), ("state", "=", "confirmed")
-    )
-    confirmed = {row.id for row in rows}
-    result = dict.fromkeys(nodes, (0, 0))
-    for commit in await work.tx.find(CommitRecord, ("job", "=", work.job.id), ("state", "=", "verified")):
-        if commit.node in result:
-            verified, paid = result[commit.node]
-            result[commit.node] = (verified + commit.amount, paid + commit.amount * (commit.settlement in confirmed))
-    return result
 
 
 def escrow_deadline(job: Job) -> int:

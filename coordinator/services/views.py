@@ -19,6 +19,7 @@ from coordinator.store.records import (
     OutboxRecord,
     RoundRecord,
 )
+from transport.text import Untrusted, untrusted
 from transport.wire import api
 from transport.wire.job import total_steps
 from transport.wire.task import Traffic
@@ -54,7 +55,7 @@ def job_view(job: Job, leases: Sequence[Lease], traffic_of: TrafficOf, reason: s
         id=job.id,
         name=job.name,
         state=job.state.value,
-        reason=reason,
+        reason=untrusted(reason),
         spec=job.spec,
         submitter=job.submitter,
         created=job.created,
@@ -77,7 +78,7 @@ def job_view(job: Job, leases: Sequence[Lease], traffic_of: TrafficOf, reason: s
         audits=job.audits,
         model=job.model,
         eta_seconds=None if ready is None else max(0.0, ready.likely - job.pace.at),
-        sentence=standing.sentence(job, leases, place.position, reason, place.looks),
+        sentence=untrusted(standing.sentence(job, leases, place.position, reason, place.looks)),
         queue_position=place.position,
         wish=job.wish.value,
         ready_likely=None if ready is None else ready.likely,
@@ -116,8 +117,8 @@ def job_nodes(
         found.append(
             api.JobNode(
                 node=node,
-                name=profiles[node].name if node in profiles else "",
-                device=profiles[node].device if node in profiles else "",
+                name=profiles[node].name if node in profiles else untrusted(""),
+                device=profiles[node].device if node in profiles else untrusted(""),
                 stage=newest.stage,
                 replica=newest.replica,
                 state=_node_state(job, run, newest, auditor=node in profiles and profiles[node].auditor),
@@ -172,7 +173,7 @@ def commit_view(record: CommitRecord, signature: str) -> api.CommitView:
     )
 
 
-def audit_view(audit: Audit, detail: str) -> api.AuditView:
+def audit_view(audit: Audit, detail: Untrusted) -> api.AuditView:
     """An audit; the auditor shown is the one at work, or the last that judged. ``detail``: as people read it."""
     last = audit.verdicts[-1].auditor if audit.verdicts else None
     return api.AuditView(
@@ -189,12 +190,12 @@ def audit_view(audit: Audit, detail: str) -> api.AuditView:
     )
 
 
-def receipt(record: OutboxRecord, detail: str) -> api.Receipt:
+def receipt(record: OutboxRecord, detail: Untrusted) -> api.Receipt:
     """A ledger transaction. ``detail``: as people read it."""
     return api.Receipt(record.kind, record.signature, record.state, record.amount, record.created, detail, record.id)
 
 
-def event_view(record: EventRecord, text: str) -> api.JobEvent:
+def event_view(record: EventRecord, text: Untrusted) -> api.JobEvent:
     """A line of the timeline. ``text``: as people read it."""
     return api.JobEvent(record.id, record.time, record.kind, text)
 

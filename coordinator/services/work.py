@@ -26,6 +26,7 @@ from coordinator.services.logs import log_of
 from coordinator.store.ports import R, Transaction
 from coordinator.store.records import DisputeRecord, EventRecord, MetricRecord, OutboxRecord, RunRecord
 from ledger import events as ledger_events
+from transport.text import untrusted
 from transport.wire.node import Promised
 from transport.wire.task import Member, Plan, TaskCommand
 
@@ -38,7 +39,7 @@ class Work:
         audits: those that are not over. ``concluded``: those that have just ended.
         expelled: nodes that this work banned.
         stood: node -> rounds of its work that were verified since its last fault, where that has changed.
-        earned: node -> (verified, paid), where that has changed.
+        settled: a payment has just been confirmed.
         promised: payee -> what has just been promised to it on the ledger.
         hold: the next round waits: somebody moves as soon as steps are opened.
         disputes: those that are not over, by their audit.
@@ -70,9 +71,8 @@ class Work:
         self.ended: list[Lease] = []
         self.concluded: list[Audit] = []
         self.metrics: list[MetricRecord] = []
-        self.earned: dict[str, tuple[int, int]] = {}
+        self.settled = False
         self.promised: Mapping[str, Promised] = {}
-        self.signature = ""
         self.granted: list[Lease] = []
         self.expelled: list[str] = []
         self.stood: dict[str, int] = {}
@@ -92,7 +92,7 @@ class Work:
 
     def note(self, kind: str, text: str) -> None:
         """Add a line to the timeline."""
-        self._events.append(EventRecord(self.job.id, self.now, kind, text))
+        self._events.append(EventRecord(self.job.id, self.now, kind, untrusted(text)))
 
     def advance(self, to: JobState, reason: str = "") -> None:
         """Move the job along its lifecycle; IllegalTransitionError where the table forbids it."""
@@ -116,7 +116,9 @@ class Work:
         """Write a lifecycle event on the ledger."""
         text = ledger_events.encode(event)
         kind = type(event).__name__.lower()
-        self.queue(OutboxRecord(f"{key}:{self.job.id}", self.job.id, "event", {"text": text}, self.now, detail=kind))
+        self.queue(
+            OutboxRecord(f"{key}:{self.job.id}", self.job.id, "event", {"text": text}, self.now, detail=untrusted(kind))
+        )
 
     async def store_now(self, record: OutboxRecord) -> OutboxRecord:
         """Queue a row and learn its number."""

@@ -10,10 +10,11 @@ from coordinator.domain.account import Scope
 from coordinator.domain.dispute import Dispute
 from coordinator.domain.draw import Beacon
 from coordinator.domain.run import Run
+from transport.text import Told, Untrusted
 from transport.wire.api import Agreement, NoticeKind
 from transport.wire.audit import OuterRecord
 from transport.wire.ids import Digest, NodeAddress
-from transport.wire.node import NodeProfile
+from transport.wire.node import NodeProfile, Unpaid
 from transport.wire.task import Plan
 
 
@@ -69,6 +70,7 @@ class CommitRecord(msgspec.Struct, frozen=True):
         carried, local: what it commits to carry into the next round, and what it had carried into this one.
         outer, parameters: what it says of the outer step, and of the parameters that came of it; None: nothing yet when the
             round ended.
+        why: it is void or rejected, and so never paid.
         look: probability in millionths that one of the operator's auditors looks at it; 0: only other nodes audit it.
         settlement: the outbox row that pays it.
         promised: the outbox row that made it claimable from the ledger; from then on nobody can take it back.
@@ -98,6 +100,7 @@ class CommitRecord(msgspec.Struct, frozen=True):
     outer: OuterRecord | None = None
     parameters: Digest | None = None
     look: int = 0
+    why: Unpaid | Literal[""] = ""
     version: int = 0
 
     @property
@@ -125,7 +128,7 @@ class DisputeRecord(msgspec.Struct, frozen=True):
 OutboxKind = Literal["fund", "event", "settle", "promise", "refund", "slash", "verdict", "table"]
 
 
-class OutboxRecord(msgspec.Struct, frozen=True):
+class OutboxRecord(Told, frozen=True):
     """Something the ledger must be told. ``key`` makes it happen once; signature and wire are stored before sending.
 
     Attributes:
@@ -144,7 +147,7 @@ class OutboxRecord(msgspec.Struct, frozen=True):
     payload: dict[str, str | int]
     created: float
     amount: int = 0
-    detail: str = ""
+    detail: Untrusted = Untrusted("")
     state: Literal["queued", "sent", "confirmed", "failed"] = "queued"
     signature: str = ""
     wire: bytes = b""
@@ -157,13 +160,13 @@ class OutboxRecord(msgspec.Struct, frozen=True):
     version: int = 0
 
 
-class EventRecord(msgspec.Struct, frozen=True):
+class EventRecord(Told, frozen=True):
     """A line of a job's timeline."""
 
     job: str
     time: float
     kind: str
-    text: str
+    text: Untrusted
     id: int = 0
 
 
@@ -180,13 +183,13 @@ class MetricRecord(msgspec.Struct, frozen=True):
     id: int = 0
 
 
-class LogRecord(msgspec.Struct, frozen=True):
+class LogRecord(Told, frozen=True):
     """A line of a job's log: the coordinator's own (``node`` empty), or what a worker wrote."""
 
     job: str
     time: float
     level: Literal["debug", "info", "warning", "error"]
-    text: str
+    text: Untrusted
     node: str = ""
     stage: int | None = None
     replica: int | None = None
@@ -211,7 +214,7 @@ class NoticeSettings(msgspec.Struct, frozen=True):
     version: int = 0
 
 
-class NoticeRecord(msgspec.Struct, frozen=True):
+class NoticeRecord(Told, frozen=True):
     """One notice on one channel. ``body``: JSON, as a webhook gets it; ``due``: when it is tried next; ``answer``: the last."""
 
     account_id: str
@@ -224,12 +227,12 @@ class NoticeRecord(msgspec.Struct, frozen=True):
     due: float
     state: Literal["waiting", "sent", "failed"] = "waiting"
     attempts: int = 0
-    answer: str = ""
+    answer: Untrusted = Untrusted("")
     id: int = 0
     version: int = 0
 
 
-class NodeRecord(msgspec.Struct, frozen=True):
+class NodeRecord(Told, frozen=True):
     """A node that has been here.
 
     Attributes:
@@ -244,7 +247,7 @@ class NodeRecord(msgspec.Struct, frozen=True):
     since: float
     seen: float
     banned: bool = False
-    reason: str = ""
+    reason: Untrusted = Untrusted("")
     stake: int = 0
     earned: int = 0
     rounds: int = 0
@@ -272,7 +275,7 @@ class CreditRecord(msgspec.Struct, frozen=True):
     version: int = 0
 
 
-class SessionRecord(msgspec.Struct, frozen=True):
+class SessionRecord(Told, frozen=True):
     """A browser that is signed in.
 
     Attributes:
@@ -287,16 +290,16 @@ class SessionRecord(msgspec.Struct, frozen=True):
     created: float
     seen: float
     address: str = ""
-    agent: str = ""
+    agent: Untrusted = Untrusted("")
     version: int = 0
 
 
-class KeyRecord(msgspec.Struct, frozen=True):
+class KeyRecord(Told, frozen=True):
     """An API key. ``digest``: SHA-256 of the secret part, in hexadecimal; ``revoked``: when, if it was."""
 
     id: str
     account_id: str
-    name: str
+    name: Untrusted
     digest: str
     scopes: tuple[Scope, ...]
     created: float
@@ -350,13 +353,13 @@ class TrailRecord(msgspec.Struct, frozen=True):
     id: int = 0
 
 
-class FileRecord(msgspec.Struct, frozen=True):
+class FileRecord(Told, frozen=True):
     """An uploaded file: an artifact that an account may use in its jobs."""
 
     account_id: str
     artifact: Digest
     purpose: Literal["dataset", "weights", "tokenizer"]
-    name: str
+    name: Untrusted
     length: int
     created: float
     version: int = 0

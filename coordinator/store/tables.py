@@ -141,6 +141,7 @@ commits = Table(
     Column("promised", BigInteger),
     Column("outer", Text, nullable=False),
     Column("parameters", _ID),
+    Column("why", String(16), nullable=False, server_default=""),
     Column("look", Integer, nullable=False),
     Column("version", Integer, nullable=False),
     PrimaryKeyConstraint("job", "epoch", "round", "stage", "replica"),

@@ -13,6 +13,7 @@ from aiohttp.typedefs import Handler
 
 from coordinator.errors import CottageError, InvalidError, StoreAwayError, TooLargeError, TooManyError
 from coordinator.web.packing import pack
+from transport.text import untrusted
 from transport.wire import codec
 from transport.wire.api import Problem
 
@@ -158,16 +159,15 @@ def _understood(request: web.Request, error: Exception) -> tuple[int, Problem]:
     """Status and text for an error; one that nobody foresaw goes into the log and says nothing of itself."""
     match error:
         case CottageError():
-            return error.status, Problem(error.code, error.detail, error.field)
+            return error.status, Problem(error.code, untrusted(error.detail), error.field)
         case codec.MessageError():
-            return 422, Problem("invalid", str(error), field_of(str(error)))
+            return 422, Problem("invalid", untrusted(error), field_of(str(error)))
         case web.HTTPException():
-            return error.status, Problem("http", f"{request.method} {request.path[:200]}: {error.reason}")
+            return error.status, Problem("http", untrusted(f"{request.method} {request.path[:200]}: {error.reason}"))
         case _:
             _log.error("%s %s failed", request.method, request.path, exc_info=error)
-            return 500, Problem(
-                "internal", "the coordinator failed at this; its log says why. Try again, or tell its operator"
-            )
+            said = "the coordinator failed at this; its log says why. Try again, or tell its operator"
+            return 500, Problem("internal", untrusted(said))
 
 
 def field_of(message: str) -> str:

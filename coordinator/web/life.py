@@ -20,6 +20,7 @@ from coordinator.web.ledger import audit_id
 from coordinator.web.parameters import Query
 from coordinator.web.route import Route
 from coordinator.web.transfers import job_id
+from transport.text import untrusted
 from transport.wire import api
 from transport.wire.ids import is_id
 from transport.wire.records import AuditRecords
@@ -165,7 +166,7 @@ class LifeRoutes:
                 async for piece in pieces:
                     await response.write(_event(piece))
             except CottageError as error:
-                await response.write(_event({"error": api.Problem(error.code, error.detail, error.field)}))
+                await response.write(_event({"error": api.Problem(error.code, untrusted(error.detail), error.field)}))
         await response.write_eof()
         return response
 

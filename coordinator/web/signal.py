@@ -15,6 +15,7 @@ from coordinator.services.nodes import RETRY_SOON, Nodes, RefusedError, Session
 from coordinator.services.patience import Patience
 from coordinator.web.auth import public
 from transport.clock import within
+from transport.text import untrusted
 from transport.wire.codec import MessageError, decode, encode
 from transport.wire.node import Challenge, CoordinatorMessage, Heartbeat, Hello, NodeMessage, Refused, Report
 
@@ -217,11 +218,11 @@ class NodeSocket:
             session = await self._nodes.enter(hello, nonce, host, outgoing.send, outgoing.close)
         except RefusedError as refused:
             self._context.metrics.count("connections_refused_total")
-            outgoing.send(Refused(refused.reason[:4000], refused.retry_seconds))
+            outgoing.send(Refused(untrusted(refused.reason), refused.retry_seconds))
             outgoing.close(refused.reason)
             return None
         except StoreAwayError as away:
-            outgoing.send(Refused(away.detail, RETRY_SOON))
+            outgoing.send(Refused(untrusted(away.detail), RETRY_SOON))
             outgoing.close(away.detail)
             return None
         return session, hello

@@ -2,18 +2,18 @@
 
 import asyncio
 import contextlib
-import json
-import sys
 from collections.abc import Sequence
 
-from rich.console import Console
+from rich.text import Text
 
 from cottage.demo.options import Options, parse
 from cottage.demo.processes import RoleError
 from cottage.demo.report import checks, document, show
 from cottage.demo.run import DemoError, Run
 from cottage.demo.screen import LineScreen, LiveScreen, Screen
+from transport.console import Terminal
 from transport.ending import on_end
+from transport.terminal import say, say_json
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
@@ -23,24 +23,24 @@ PIPE_WIDTH = 150  # Columns of a log or a pipe, which have no width of their own
 def main(argv: Sequence[str]) -> int:
     """Run the demo; 0 if the job settled and every check held."""
     options = parse(argv)
-    console = Console(stderr=options.json)
+    console = Terminal(stderr=options.json)
     if not console.is_terminal:
-        console = Console(stderr=options.json, width=PIPE_WIDTH)
+        console = Terminal(stderr=options.json, width=PIPE_WIDTH)
     screen: Screen = LiveScreen(console) if console.is_terminal and not options.json else LineScreen()
     try:
         return asyncio.run(_run(options, screen, console))
     except (RoleError, DemoError) as error:
-        print(f"The demo could not go on: {error}", file=sys.stderr)
-        print(f"Logs of all roles: {options.folder / 'logs'}", file=sys.stderr)
+        say(f"The demo could not go on: {error}", error=True)
+        say(f"Logs of all roles: {options.folder / 'logs'}", error=True)
         return EXIT_FAILED
     except (KeyboardInterrupt, asyncio.CancelledError):
-        print("Stopped; everything that was started has been ended.", file=sys.stderr)
+        say("Stopped; everything that was started has been ended.", error=True)
         return EXIT_INTERRUPTED
     finally:
         screen.close()
 
 
-async def _run(options: Options, screen: Screen, console: Console) -> int:
+async def _run(options: Options, screen: Screen, console: Terminal) -> int:
     task = asyncio.current_task()
     assert task is not None
     on_end(task.cancel, hangup=True)
@@ -48,11 +48,11 @@ async def _run(options: Options, screen: Screen, console: Console) -> int:
         outcome = await run.to_the_end()
         screen.close()
         if options.json:
-            print(json.dumps(document(outcome), indent=2))
+            say_json(document(outcome), indent=2)
         else:
             show(outcome, console)
         if options.keep:
-            console.print(f"\nEverything is still running: [bold]{outcome.web}[/bold]  (Ctrl-C ends it)")
+            console.print(Text.assemble("\nEverything is still running: ", (outcome.web, "bold"), "  (Ctrl-C ends it)"))
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.Event().wait()
         return 0 if all(checks(outcome).values()) else EXIT_FAILED

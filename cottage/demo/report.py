@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from coordinator.client.text import amount, short
 from coordinator.client.text import money as money_text
 from cottage.demo.screen import place, wire_text
+from transport.console import Terminal
 from transport.wire import api
 
 LOSS_TOLERANCE = 2e-3  # int8 never touches validation; the rest is float32 summed in another order.
@@ -138,7 +138,7 @@ def document(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def show(outcome: Outcome, console: Console) -> None:
+def show(outcome: Outcome, console: Terminal) -> None:
     """The table for people."""
     console.print(_node_table(outcome))
     console.print(_receipt_table(outcome))
@@ -160,9 +160,9 @@ def show(outcome: Outcome, console: Console) -> None:
         console.print(line)
     for name, held in checks(outcome).items():
         console.print(Text(f"  {'✓' if held else '✗'} {name}", style="green" if held else "bold red"))
-    console.print("\n[bold]The model writes:[/bold]")
+    console.print(Text("\nThe model writes:", style="bold"))
     console.print(Text(outcome.sample, style="cyan"))
-    console.print(f"\n[bold]Model folder:[/bold] {outcome.model_dir}", soft_wrap=True)
+    console.print(Text.assemble("\n", ("Model folder:", "bold"), f" {outcome.model_dir}"), soft_wrap=True)
 
 
 def _node_table(outcome: Outcome) -> Table:

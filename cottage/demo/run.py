@@ -22,6 +22,7 @@ from cottage.demo.screen import Screen
 from ledger.client import Ledger, job_bytes
 from ledger.money import Amount
 from transport.identity import NodeKey
+from transport.text import untrusted
 from transport.wire import api
 from transport.wire.job import DatasetSpec, JobSpec, ModelSpec, ParallelSpec, TokenizerSpec, TrainingSpec
 
@@ -139,7 +140,7 @@ class Run:
         if self.options.stages > 1:
             training = msgspec.structs.replace(training, **BETWEEN_STAGES)
         return JobSpec(
-            name="Python's own library",
+            name=untrusted("Python's own library"),
             model=ModelSpec(preset="tiny-llama"),
             dataset=DatasetSpec(artifact=artifact, heldout=HELDOUT),
             budget=budget,

@@ -1,11 +1,10 @@
 """What is seen while the demo runs: a live display on a terminal, plain lines elsewhere, nothing but errors with ``--json``."""
 
-import sys
 import time
 from collections.abc import Sequence
 from typing import Protocol
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
@@ -13,6 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from coordinator.client.text import amount, size
+from transport.console import Terminal
+from transport.terminal import say
 from transport.wire import api
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -50,7 +51,7 @@ class LineScreen:
         self._started = time.monotonic()
 
     def say(self, text: str) -> None:
-        print(f"[{time.monotonic() - self._started:6.1f} s] {text}", file=sys.stderr, flush=True)
+        say(f"[{time.monotonic() - self._started:6.1f} s] {text}", error=True)
 
     def show(self, job: api.JobView, nodes: Sequence[api.JobNode], losses: Sequence[float]) -> None:
         now = (job.state, job.rounds_done)
@@ -70,13 +71,13 @@ class LineScreen:
 class LiveScreen:
     """The rich display."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Terminal) -> None:
         self._view: RenderableType = Text("")
         self._live = Live(console=console, refresh_per_second=4, get_renderable=self._render)
         self._live.start()
 
     def say(self, text: str) -> None:
-        self._live.console.print(f"[dim]{time.strftime('%H:%M:%S')}[/dim] {text}")
+        self._live.console.print(Text.assemble((time.strftime("%H:%M:%S"), "dim"), f" {text}"))
 
     def show(self, job: api.JobView, nodes: Sequence[api.JobNode], losses: Sequence[float]) -> None:
         self._view = Panel(Group(_facts(job, losses), _nodes(nodes)), title=f"{job.name} · {job.state}", padding=(0, 1))

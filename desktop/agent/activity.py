@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from desktop.agent.log import printable
+from transport.text import Untrusted, View
 
 Severity = Literal["info", "warning", "error"]
 Kind = Literal[
@@ -22,15 +23,15 @@ CREATE TABLE IF NOT EXISTS event (
 """
 
 
-class Event(msgspec.Struct, frozen=True):
+class Event(View, frozen=True):
     """One thing that happened at ``at`` (Unix seconds). ``text``: in words; ``detail``: the same for programs, by ``kind``."""
 
     number: int
     at: float
     severity: Severity
     kind: Kind
-    text: str
-    detail: dict[str, str] = {}
+    text: Untrusted
+    detail: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 class Events(msgspec.Struct, frozen=True):

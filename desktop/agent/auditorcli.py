@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import platformdirs
-from rich.console import Console
 
 from desktop.agent import log, stalls
 from desktop.agent.auditor import look
@@ -24,7 +23,9 @@ from desktop.agent.config import DEFAULT_IMAGE, Home, Settings
 from desktop.agent.errors import AgentError, SettingsError
 from desktop.agent.log import LOGGER
 from transport import heap
+from transport.console import Terminal
 from transport.ending import on_end
+from transport.terminal import complain
 from transport.wire.codec import MessageError, convert
 
 LAST_WORDS_S = 30.0  # For an end in order once whoever started this one has gone; a worker gets some seconds.
@@ -41,14 +42,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             address = home.key().address
             settings = _settings(options).completed(address)
             if not options.bound:
-                Console().print(
+                Terminal().print(
                     f"auditor {address}\nThe coordinator must know it: cottage serve --auditor {address}",
                     soft_wrap=True,
                 )
             heap.settle()
             asyncio.run(_run(home, settings, bound=options.bound))
     except AgentError as error:
-        sys.stderr.write(f"cottage auditor: {error}\n")
+        complain("cottage auditor", error)
         return error.exit_code
     except KeyboardInterrupt:
         return 0

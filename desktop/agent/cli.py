@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
-from rich.console import Console
 from rich.table import Table
 
 from desktop.agent import keycli, log, ownercli, status, support, upkeepcli, withdraw
@@ -33,8 +32,11 @@ from desktop.agent.usage import load_usage
 from ledger.errors import AmountError
 from ledger.money import parse, show
 from transport import heap
+from transport.console import Terminal
 from transport.nettest import words as line_words
-from transport.wire.codec import MessageError, convert, encode_json
+from transport.terminal import complain, say, say_json
+from transport.text import untrusted
+from transport.wire.codec import MessageError, convert
 
 _SANDBOX_HELP = (
     "docker: jobs see neither your files nor your network; "
@@ -52,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return int(options.run(options))
     except AgentError as error:
-        print(f"cottage node: {error}", file=sys.stderr)
+        complain("cottage node", error)
         return error.exit_code
     except KeyboardInterrupt:
         return 0
@@ -204,14 +206,14 @@ def _status(options: argparse.Namespace) -> int:
     home = Home.at(options.home)
     answer = asyncio.run(status.ask(home.socket))
     if options.json:
-        print(encode_json(answer).decode())
+        say_json(answer)
         return 0
-    console = Console()
+    console = Terminal()
     reason = f": {printable(answer.reason)}" if answer.reason else ""
-    console.print(f"{printable(answer.name)} ({answer.node}) is {answer.state}{reason}", markup=False)
+    console.print(f"{printable(answer.name)} ({answer.node}) is {answer.state}{reason}")
     if answer.lending:
-        console.print(printable(answer.lending), markup=False)
-    console.print(f"works for {printable(answer.coordinator)}; {printable(answer.note)}", markup=False)
+        console.print(printable(answer.lending))
+    console.print(f"works for {printable(answer.coordinator)}; {printable(answer.note)}")
     table = Table("Job", "Place", "State", "Round", "Step", "Loss", "Sent")
     for task in answer.tasks:
         place = "spare" if task.stage is None else f"stage {task.stage} replica {task.replica}"
@@ -224,10 +226,10 @@ def _status(options: argparse.Namespace) -> int:
     if answer.line is not None:
         line, hours = answer.line, (time.time() - answer.line.at) / 3600
         rates = f"{line_words.rate(line.up)} up, {line_words.rate(line.down)} down"
-        console.print(f"line: {line_words.nat(line)}; {rates} (tested {hours:.0f} h ago)", markup=False)
+        console.print(f"line: {line_words.nat(line)}; {rates} (tested {hours:.0f} h ago)")
     if answer.trouble:
-        console.print(f"lending is off: {printable(answer.trouble)}", markup=False)
-    console.print(f"earned: {show(answer.verified)} verified, {show(answer.paid)} paid", markup=False)
+        console.print(f"lending is off: {printable(answer.trouble)}")
+    console.print(f"earned: {show(answer.verified)} verified, {show(answer.paid)} paid")
     return 0
 
 
@@ -235,28 +237,28 @@ def _claim(options: argparse.Namespace) -> int:
     home = Home.at(options.home)
     summary = asyncio.run(status.ask_claim(home.socket))
     if options.json:
-        print(encode_json(summary).decode())
+        say_json(summary)
         return 0
     owed = show(summary.verified - summary.paid)
-    Console().print(f"asked for {owed}; the ledger shows it within minutes, at most once in ten", markup=False)
+    Terminal().print(f"asked for {owed}; the ledger shows it within minutes, at most once in ten")
     return 0
 
 
 def _nettest(options: argparse.Namespace) -> int:
     home, speed = Home.at(options.home), not options.no_speed
-    console = Console(stderr=options.json)
+    console = Terminal(stderr=options.json)
     if options.peer:
         asked = status.PeerOrder(options.peer, speed)
         link = asyncio.run(with_bar(console, lambda _: status.ask_peer_test(home.socket, asked)))
         if options.json:
-            print(encode_json(link).decode())
+            say_json(link)
         else:
             show_link(console, link)
         return 0
     order = status.Order(speed)
     test = asyncio.run(with_bar(console, lambda _: status.ask_nettest(home.socket, order)))
     if options.json:
-        print(encode_json(test).decode())
+        say_json(test)
     else:
         show_test(console, test)
     return 0 if test.reached else 1
@@ -279,7 +281,7 @@ def _limits(options: argparse.Namespace) -> int:
     home, change = Home.at(options.home), _change(options)
     view = _limits_of(home, None if change == LimitsChange() else change)
     if options.json:
-        print(encode_json(view).decode())
+        say_json(view)
         return 0
     limits = view.limits
     table = Table("What", "Limit")
@@ -287,9 +289,9 @@ def _limits(options: argparse.Namespace) -> int:
     table.add_row("down", show_rate(limits.down))
     table.add_row(f"in {view.month}", f"{show_quantity(limits.month)}, {show_quantity(view.used)} used")
     table.add_row("polite", "on: the household's own traffic goes first" if limits.polite else "off")
-    console = Console()
+    console = Terminal()
     console.print(table)
-    console.print("in force" if view.applied else "no agent runs here: in force from its next start", markup=False)
+    console.print("in force" if view.applied else "no agent runs here: in force from its next start")
     return 0
 
 
@@ -311,9 +313,10 @@ def _logs(options: argparse.Namespace) -> int:
     home = Home.at(options.home)
     if options.support:
         with contextlib.closing(Activity(home.activity)) as activity:
-            sys.stdout.write(support.report(home, activity, ""))
+            say(support.report(home, activity, "").rstrip("\n"))
         return 0
-    sys.stdout.writelines(support.last_lines(home, options.lines))
+    for line in support.last_lines(home, options.lines):
+        say(untrusted(line.rstrip("\n")))
     return 0
 
 

@@ -40,8 +40,10 @@ from transport.nettest.errors import NettestError
 from transport.nettest.peer import PeerTests
 from transport.nettest.result import NetTest, PeerTest
 from transport.peer import PeerNet
+from transport.text import untrusted
 from transport.wire.network import NetworkReport
 from transport.wire.node import (
+    Accounts,
     Acknowledged,
     Assign,
     Beat,
@@ -218,6 +220,8 @@ class Agent:
         self._network.set_ice_servers(servers)
         self._tell_network.set()
         await self._holdings.send_again(self._session.send)
+        if open_jobs := self._books.earnings.unsettled(self._parts.settings.coordinator):
+            await self._session.send(Accounts(open_jobs))
         if welcome.ledger is not None:
             self.ledger = welcome.ledger
             self._wallet_changed.set()
@@ -420,6 +424,11 @@ class Agent:
         """Change that at once; raises SettingsError."""
         return self._keeper.change(change)
 
+    @property
+    def heard(self) -> str | None:
+        """The coordinator that is connected now."""
+        return self._parts.settings.coordinator if self._session.online else None
+
     def working(self) -> frozenset[str]:
         """Jobs in which this node has a seat, or stands by."""
         return frozenset(task.assign.job for task in self._holdings.alive())
@@ -467,7 +476,7 @@ class Agent:
             name=parts.settings.name,
             coordinator=parts.settings.coordinator,
             state="stopping" if self._stopping else self._session.state,
-            reason=self._session.reason,
+            reason=untrusted(self._session.reason),
             note=parts.device.note,
             pid=os.getpid(),
             uptime=parts.clock.now() - self._started,

@@ -31,6 +31,7 @@ from ledger.errors import AmountError
 from ledger.money import parse
 from transport.identity import NodeKey
 from transport.nettest.result import NetTest, PeerTest
+from transport.text import untrusted
 from transport.wire.node import LedgerInfo, NodeProfile
 
 
@@ -42,6 +43,10 @@ class Live(Protocol):
 
     def status(self) -> local.Status:
         """Everything that the owner may want to know now."""
+
+    @property
+    def heard(self) -> str | None:
+        """The coordinator that is connected now."""
 
     def working(self) -> frozenset[str]:
         """Jobs that hold this node."""
@@ -163,11 +168,18 @@ class Desk:
         kept = self.home.settings()
         device = self.device or NOTHING
         profile = NodeProfile(
-            kept.name, device.name, device.kind, max(1, device.memory_mb), 0.0, "", kept.sandbox, self.version
+            untrusted(kept.name),
+            untrusted(device.name),
+            device.kind,
+            max(1, device.memory_mb),
+            0.0,
+            "",
+            kept.sandbox,
+            self.version,
         )
         return local.Status(
             node=self.address, payout=kept.payout or self.address, name=kept.name, coordinator=kept.coordinator,
-            state="starting" if self.preparing else "off", reason="", note=device.note, pid=os.getpid(),
+            state="starting" if self.preparing else "off", reason=untrusted(""), note=device.note, pid=os.getpid(),
             uptime=time.monotonic() - self._started, profile=profile, tasks=(), links=(), dropped={}, verified=0, paid=0,
             lending_state=State.OFF, electricity=kept.electricity,
         )  # fmt: skip
@@ -177,7 +189,8 @@ class Desk:
         if self.agent is not None and self.agent.ledger is not None:
             self._ledger = self.agent.ledger
         working = self.agent.working() if self.agent is not None else frozenset()
-        return self.books.earnings.summary(time.time(), working, self._ledger.url if self._ledger else "")
+        heard = self.agent.heard if self.agent is not None else None
+        return self.books.earnings.summary(time.time(), working, self._ledger.url if self._ledger else "", heard)
 
     def events(self) -> Events:
         """What has happened, the newest first."""

@@ -2,13 +2,14 @@
 
 import datetime as dt
 import sqlite3
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, assert_never, get_args
 
 import msgspec
 
-from transport.wire.node import Earned
+from transport.text import Untrusted, View, untrusted
+from transport.wire.node import MAX_ACCOUNTS, Due, Earned, ShareState
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS earned (
@@ -23,23 +24,57 @@ CREATE TABLE IF NOT EXISTS worked (
     lease TEXT PRIMARY KEY, coordinator TEXT NOT NULL, job TEXT NOT NULL, name TEXT NOT NULL, began REAL NOT NULL,
     seconds REAL NOT NULL, trouble TEXT NOT NULL);
 CREATE INDEX IF NOT EXISTS worked_job ON worked (coordinator, job);
+CREATE TABLE IF NOT EXISTS account (
+    coordinator TEXT NOT NULL, job TEXT NOT NULL, told TEXT NOT NULL, PRIMARY KEY (coordinator, job));
 """
 DAYS = 30  # Bars that a window can show.
 MAX_JOBS = 500  # Rows of an answer, the newest; the sums are of all.
-PATIENCE_S = 86_400.0  # Audits end within minutes of a round; after a day nothing more is to be hoped for.
 
 Standing = Literal["working", "paid", "pending", "not paid"]
-Why = Literal["", "saving up", "not checked yet", "failed", "nothing verified"]
+Why = (
+    ShareState
+    | Literal[
+        "",
+        "failed",
+        "unheard",
+        "nothing told",
+        "spare",
+        "no round: cancelled",
+        "no round: failed",
+        "no round: stopped",
+        "no round: paused",
+        "no round: left",
+        "no round: expired",
+        "no round: stalled",
+        "no round: replaced",
+        "no round: rejected",
+        "no round yet",
+    ]
+)
+"""Why a job stands as it does: of some shares, as the coordinator told it; or, without one, what became of the seat.
+
+``unheard``: the coordinator is away, and what it said last may be no longer so; ``nothing told``: it has never said anything.
+"""
+_DUE = frozenset(get_args(Due))
+_OVER = frozenset({"settled", "failed", "cancelled"})
 
 
-class JobEarnings(msgspec.Struct, frozen=True):
+class Reason(View, frozen=True):
+    """``shares`` stand so, worth ``amount`` in millionths; 0 shares: of the whole job. ``detail``: how it failed here."""
+
+    why: Why
+    shares: int = 0
+    amount: int = 0
+    detail: Untrusted = Untrusted("")
+
+
+class JobEarnings(View, frozen=True):
     """One job, in millionths of the token; ``signature``: the ledger's receipt of the last payment.
 
     Attributes:
         first, changed: Unix seconds of the first and the last news of it.
         seconds: how long this node held a seat in it.
-        why: what ``standing`` rests on. ``saving up``: verified, and paid once it is worth the ledger's fee; ``not checked yet``:
-            rounds wait for their audit; ``failed``: ``detail`` says how; ``nothing verified``: no round with this node counted.
+        reasons: why it stands so, and why no more of it is paid; empty only where it works, or all of it is paid.
         proof: the command that checks the coordinator's word against the ledger.
     """
 
@@ -50,15 +85,14 @@ class JobEarnings(msgspec.Struct, frozen=True):
     signature: str
     first: float
     changed: float
-    name: str = ""
+    name: Untrusted = Untrusted("")
     seconds: float = 0.0
     standing: Standing = "pending"
-    why: Why = ""
-    detail: str = ""
+    reasons: tuple[Reason, ...] = ()
     proof: str = ""
 
 
-class WalletView(msgspec.Struct, frozen=True):
+class WalletView(View, frozen=True):
     """The payout wallet as the ledger showed it at ``seen`` (unix seconds)."""
 
     address: str
@@ -66,7 +100,7 @@ class WalletView(msgspec.Struct, frozen=True):
     seen: float
 
 
-class Day(msgspec.Struct, frozen=True):
+class Day(View, frozen=True):
     """What was verified on one local day, ``2026-11-22``."""
 
     day: str
@@ -116,6 +150,9 @@ class Earnings:
         ).fetchone()
         with self._database:
             self._database.execute("BEGIN")
+            if earned.state is not None:
+                row: tuple[object, ...] = (coordinator, earned.job, msgspec.json.encode(earned).decode())
+                self._database.execute("INSERT OR REPLACE INTO account VALUES (?, ?, ?)", row)
             cursor = self._database.execute(
                 "INSERT INTO earned VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (coordinator, job) DO UPDATE SET"
                 " verified = max(verified, excluded.verified), paid = max(paid, excluded.paid),"
@@ -144,13 +181,25 @@ class Earnings:
         row = (lease, coordinator, job, name, began, seconds, trouble)
         self._database.execute("INSERT OR REPLACE INTO worked VALUES (?, ?, ?, ?, ?, ?, ?)", row)
 
-    def summary(self, now: float = 0.0, working: Collection[str] = (), rpc: str = "") -> Summary:
+    def unsettled(self, coordinator: str) -> tuple[str, ...]:
+        """Jobs of a coordinator of which it has more to say, the newest first: what it told last was not the end."""
+        known = self._accounts()
+        jobs = self._database.execute(
+            "SELECT job, max(began) AS at FROM worked WHERE coordinator = ? GROUP BY job ORDER BY at DESC",
+            (coordinator,),
+        )
+        return tuple(job for job, _ in jobs if not _is_closed(known.get((coordinator, job))))[:MAX_ACCOUNTS]
+
+    def summary(
+        self, now: float = 0.0, working: Collection[str] = (), rpc: str = "", heard: str | None = None
+    ) -> Summary:
         """All of it.
 
         Args:
             now: Unix seconds, for the days and for what is still to be hoped for.
             working: jobs that hold this node now.
             rpc: the ledger's address, for the proofs; empty where not known.
+            heard: the coordinator that this node is connected to now.
         """
         seats = self._seats()
         rows = self._database.execute(
@@ -158,7 +207,18 @@ class Earnings:
         ).fetchall()
         known = {(row[0], row[1]) for row in rows}
         rows += [(*key, 0, 0, "", seat[1], seat[1] + seat[2]) for key, seat in seats.items() if key not in known]
-        jobs = [_job(row, seats.get((row[0], row[1])), now, row[1] in working, rpc) for row in rows]
+        accounts = self._accounts()
+        jobs = [
+            _job(
+                row,
+                seats.get((row[0], row[1])),
+                accounts.get((row[0], row[1])),
+                row[1] in working,
+                rpc,
+                row[0] == heard,
+            )
+            for row in rows
+        ]
         jobs.sort(key=lambda job: (-job.changed, job.job))
         wallet = self._database.execute("SELECT * FROM wallet ORDER BY seen DESC LIMIT 1").fetchone()
         days = self._days(now)
@@ -171,6 +231,11 @@ class Earnings:
             sum(day.verified for day in days[-7:]),
             days,
         )
+
+    def _accounts(self) -> dict[tuple[str, str], Earned]:
+        """What each coordinator has said last of each job."""
+        rows = self._database.execute("SELECT coordinator, job, told FROM account")
+        return {(row[0], row[1]): msgspec.json.decode(row[2], type=Earned) for row in rows}
 
     def _seats(self) -> dict[tuple[str, str], tuple[str, float, float, str]]:
         """For each job its name, when it began, seconds in all, and the trouble of the newest seat."""
@@ -196,24 +261,82 @@ class Earnings:
 def _job(
     row: tuple[str, str, int, int, str, float, float],
     seat: tuple[str, float, float, str] | None,
-    now: float,
+    account: Earned | None,
     working: bool,
     rpc: str,
+    heard: bool,
 ) -> JobEarnings:
     name, _, seconds, trouble = seat or ("", 0.0, 0.0, "")
-    standing, why = _standing(row[2], row[3], now - row[6], working, bool(trouble))
-    detail = trouble if why == "failed" else ""
+    standing, reasons = standing_of(row[2], row[3], account, working, untrusted(trouble), heard)
     proof = f"cottage ledger check {row[1]} --coordinator {row[0]}" + (f" --rpc {rpc}" if rpc else "")
-    return JobEarnings(*row, name, seconds, standing, why, detail, proof)
+    return JobEarnings(*row, untrusted(name), seconds, standing, reasons, proof)
 
 
-def _standing(verified: int, paid: int, silent_s: float, working: bool, failed: bool) -> tuple[Standing, Why]:
+def standing_of(
+    verified: int, paid: int, account: Earned | None, working: bool, trouble: Untrusted, heard: bool
+) -> tuple[Standing, tuple[Reason, ...]]:
+    """How a job stands for its lender, and why.
+
+    Args:
+        account: what its coordinator said last; None: nothing, or nothing but the sums.
+        working: this node has a lease of it now.
+        trouble: how its newest seat failed here; empty where it did not.
+        heard: its coordinator is connected now.
+    """
+    tallies = () if account is None else tuple(t for t in account.tallies if t.state != "paid" and t.shares)
+    over = account is not None and account.state in _OVER
+    reasons = [Reason(tally.state, tally.shares, tally.amount) for tally in tallies]
+    waits = _DUE - {"unaudited"} if over else _DUE
+    due = any(tally.state in waits for tally in tallies) or (account is None and verified > paid)
     if working:
-        return "working", ""
-    if verified > paid:
-        return "pending", "saving up"
-    if verified:
-        return "paid", ""
-    if failed:
-        return "not paid", "failed"
-    return ("pending", "not checked yet") if silent_s < PATIENCE_S else ("not paid", "nothing verified")
+        return "working", tuple(reasons)
+    if not reasons and verified == 0:
+        reasons.append(Reason(_without(account, trouble), detail=trouble))
+        due = not over and reasons[0].why in ("no round: paused", "nothing told", "no round yet")
+    elif not reasons and verified > paid:
+        reasons.append(Reason("saving", amount=verified - paid))
+    elif trouble:
+        reasons.append(Reason("failed", detail=trouble))
+    if due and not heard:
+        reasons.append(Reason("unheard"))
+    if due:
+        return "pending", tuple(reasons)
+    return ("paid" if verified else "not paid"), tuple(reasons)
+
+
+def _without(account: Earned | None, trouble: str) -> Why:
+    """Why there is no share at all: what happened here comes first, then to the seat, then to the job."""
+    if trouble:
+        return "failed"
+    if account is None or account.state is None or account.seat is None:
+        return "nothing told"
+    match account.seat:
+        case "spare":
+            return "spare"
+        case "left" | "expired" | "stalled" | "replaced" | "rejected":
+            return _NO_ROUND[account.seat]
+        case "failed":
+            return "failed"
+        case "held" | "stopped":
+            return _NO_ROUND.get(account.state, "no round yet")
+        case _:
+            assert_never(account.seat)
+
+
+_NO_ROUND: Mapping[str, Why] = {
+    "left": "no round: left",
+    "expired": "no round: expired",
+    "stalled": "no round: stalled",
+    "replaced": "no round: replaced",
+    "rejected": "no round: rejected",
+    "cancelled": "no round: cancelled",
+    "failed": "no round: failed",
+    "settled": "no round: stopped",
+    "verifying": "no round: stopped",
+    "paused": "no round: paused",
+}
+
+
+def _is_closed(account: Earned | None) -> bool:
+    """Whether nothing can follow what a coordinator said of a job."""
+    return account is not None and account.state in _OVER and not any(t.state in _DUE for t in account.tallies)

@@ -9,6 +9,7 @@ from pathlib import Path
 from desktop.agent import backup
 from desktop.agent.config import Home
 from desktop.agent.errors import SettingsError
+from transport.terminal import say
 
 NEVER_ASKED = (
     "Whoever has these words has this node and its money. Write them on paper. "
@@ -34,7 +35,7 @@ def _backup(options: argparse.Namespace) -> int:
     home = Home.at(options.home)
     passphrase = _passphrase(options.passphrase_file, twice=True)
     address = backup.write(home, options.file, passphrase)
-    sys.stdout.write(f"{options.file} holds node {address}. Without its passphrase nobody can open it, nor can you.\n")
+    say(f"{options.file} holds node {address}. Without its passphrase nobody can open it, nor can you.")
     return 0
 
 
@@ -45,18 +46,16 @@ def _restore(options: argparse.Namespace) -> int:
             address = backup.restore(home, backup.read(options.file, _passphrase(options.passphrase_file, twice=False)))
         else:
             address = backup.restore_key(home, backup.from_words(_secret("The 24 words of a Cottage node: ")))
-    sys.stdout.write(f"{home.path} is node {address} now.\n")
+    say(f"{home.path} is node {address} now.")
     return 0
 
 
 def _words(options: argparse.Namespace) -> int:
     home = Home.at(options.home)
     words = backup.to_words(home.key()).split()
-    sys.stderr.write(f"{NEVER_ASKED}\n")
+    say(f"{NEVER_ASKED}", error=True)
     for row in range(0, len(words), 6):
-        sys.stdout.write(
-            "  ".join(f"{row + n + 1:2} {word:9}" for n, word in enumerate(words[row : row + 6])).rstrip() + "\n"
-        )
+        say("  ".join(f"{row + n + 1:2} {word:9}" for n, word in enumerate(words[row : row + 6])).rstrip())
     return 0
 
 

@@ -10,6 +10,7 @@ import msgspec
 
 from desktop.agent.config import MAX_LIMIT, MIN_RATE, Settings
 from desktop.agent.errors import SettingsError
+from transport.text import View
 
 OFF = "off"
 _QUANTITY = re.compile(
@@ -63,7 +64,7 @@ class LimitsChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
 
-class LimitsView(msgspec.Struct, frozen=True):
+class LimitsView(View, frozen=True):
     """The limits in force, and the bytes ``used`` in this ``month``, both ways. ``applied``: an agent runs and keeps to them."""
 
     limits: Limits

@@ -8,15 +8,17 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import TextIO
 
+from transport.text import Untrusted, untrusted, untrusted_lines
+
 LOGGER = logging.getLogger("cottage.agent")
 FILE_BYTES = 2 << 20
 FILES = 2  # Beside the newest.
 MAX_TEXT = 2000  # Text from elsewhere (a coordinator, a worker) may be long; a log line need not be.
 
 
-def printable(text: str) -> str:
+def printable(text: str) -> Untrusted:
     """``text`` without what could move a terminal's cursor or forge a second line, cut to ``MAX_TEXT`` characters."""
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text[:MAX_TEXT])
+    return untrusted(text, MAX_TEXT)
 
 
 class _Plain(logging.Formatter):
@@ -24,7 +26,10 @@ class _Plain(logging.Formatter):
         when = time.strftime("%H:%M:%S", time.localtime(record.created))
         mark = "" if record.levelno < logging.WARNING else f"{record.levelname.lower()}: "
         line = f"{when} {mark}{printable(record.getMessage())}"
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+        if not record.exc_info:
+            return line
+        trace = untrusted_lines(self.formatException(record.exc_info)).replace("\n", "\n    ")
+        return f"{line}\n    {trace}"
 
 
 class _Dated(_Plain):
@@ -38,7 +43,7 @@ class _Json(logging.Formatter):
             "time": round(record.created, 3),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "text": record.getMessage()[:MAX_TEXT],
+            "text": printable(record.getMessage()),
         }
         if record.exc_info:
             entry["trace"] = self.formatException(record.exc_info)

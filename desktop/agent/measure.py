@@ -21,8 +21,9 @@ from desktop.agent.lock import HeldError, held
 from desktop.agent.log import LOGGER
 from desktop.agent.sandbox.base import Sandbox
 from transport.clock import Clock
+from transport.text import Told
 from transport.wire.codec import MessageError, decode_json
-from transport.wire.ids import ShortText
+from transport.wire.ids import Mark, ShortText
 
 BENCH_TIMEOUT_S = 300.0  # It computes for seconds; a crowded machine and the first import of PyTorch may add minutes.
 MAX_REMEMBERED = 16
@@ -30,11 +31,11 @@ MAX_AGE_S = 7 * 86_400.0  # A machine that was busy when it was measured gets an
 LOCK_LOOK_S = 0.2
 
 
-class Benchmark(msgspec.Struct, frozen=True):
+class Benchmark(Told, frozen=True):
     """What ``python -m trainer bench`` prints; fields it may have beside these are of no interest here."""
 
     flops: Annotated[float, Meta(gt=0, le=1e18)]
-    env_class: ShortText
+    env_class: Mark
     device: ShortText
     memory_mb: Annotated[int, Meta(ge=0, le=10**8)]
     threads: Annotated[int, Meta(ge=1, le=1024)]

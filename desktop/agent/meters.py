@@ -8,11 +8,12 @@ import psutil
 import pynvml
 
 from desktop.agent.gpu import driver, handle_of, identity, name_of
+from transport.text import View
 
 _NO_ANSWER = (pynvml.NVMLError, psutil.Error, OSError)
 
 
-class GpuMeter(msgspec.Struct, frozen=True):
+class GpuMeter(View, frozen=True):
     """One GPU; None: its driver does not tell. Memory in MB, power in watts; ``power_cap``: what the driver holds it to."""
 
     index: int

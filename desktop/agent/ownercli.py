@@ -4,16 +4,14 @@ import argparse
 import asyncio
 import contextlib
 import datetime as dt
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
-from rich.console import Console
 from rich.table import Table
 
-from desktop.agent import log, settings, status
+from desktop.agent import log, paywords, settings, status
 from desktop.agent.atlogin import AtLogin
 from desktop.agent.books import Books
 from desktop.agent.config import Home
@@ -24,17 +22,12 @@ from desktop.agent.log import printable
 from desktop.agent.selftest import Check, SelfTest
 from desktop.agent.wallet import Withdrawal
 from ledger.money import UNIT, show
+from transport.console import Terminal
+from transport.terminal import say
 from transport.wire.codec import encode_json
 
 SOL = 10**9
 _MARKS = {"good": "ok", "warning": "note", "bad": "NO", "running": "...", "waiting": ""}
-_WHY = {
-    "": "",
-    "saving up": "verified; paid once it is worth the ledger's fee, or by `cottage node claim`",
-    "not checked yet": "its rounds wait for their audits",
-    "failed": "it failed here",
-    "nothing verified": "no round with this node counted",
-}
 
 _HELD = {
     "": "",
@@ -104,14 +97,14 @@ def _settings(options: argparse.Namespace) -> int:
     if options.json:
         _say(encode_json(view).decode())
         return 0
-    console = Console()
+    console = Terminal()
     console.print(_settings_table(view))
     if asked is not None:
         effects = {
             "now": "in force", "rejoin": "in force: the coordinator is told", "restart": "in force: what ran was handed over",
         }  # fmt: skip
         said = effects[view.effect] if running else "no agent runs here: in force from its next start"
-        console.print(said, markup=False)
+        console.print(said)
     return 0
 
 
@@ -152,7 +145,7 @@ def _earnings(options: argparse.Namespace) -> int:
     if options.json:
         _say(encode_json(summary).decode())
         return 0
-    console = Console()
+    console = Terminal()
     table = Table("Job", "When", "Hours", "Verified", "Paid", "State", title="What jobs have brought")
     for job in summary.jobs:
         when = dt.datetime.fromtimestamp(job.first).astimezone().strftime("%Y-%m-%d")
@@ -162,11 +155,10 @@ def _earnings(options: argparse.Namespace) -> int:
     console.print(table)
     console.print(f"today {show(summary.today)}, seven days {show(summary.week)}, in all {show(summary.verified)}")
     for job in summary.jobs:
-        if why := _WHY[job.why]:
-            text = f"{_name(job)}: {job.standing}: {why}"
-            console.print(text + (f": {printable(job.detail)}" if job.detail else ""), markup=False)
+        for reason in job.reasons:
+            console.print(f"{_name(job)}: {job.standing}: {paywords.said(reason)}")
         if options.proofs and job.verified:
-            console.print(f"{_name(job)}: {printable(job.proof)}", markup=False, soft_wrap=True)
+            console.print(f"{_name(job)}: {printable(job.proof)}", soft_wrap=True)
     if summary.wallet is not None:
         console.print(f"{summary.wallet.address} held {show(summary.wallet.balance)} when the ledger was last asked")
     return 0
@@ -182,11 +174,11 @@ def _kept_earnings(home: Home) -> Summary:
 
 
 def _send(options: argparse.Namespace) -> int:
-    home, console = Home.at(options.home), Console(stderr=options.json)
+    home, console = Home.at(options.home), Terminal(stderr=options.json)
     order = status.WithdrawOrder(options.to, options.amount)
     cost = asyncio.run(status.ask_for(home.socket, "withdraw", Withdrawal, order, status.LONG_TIMEOUT_S))
     fee = f"{cost.fee / SOL:.6f} SOL" + (f" and {cost.rent / SOL:.6f} SOL for its token account" if cost.rent else "")
-    console.print(f"{show(cost.amount)} of {show(cost.held)} to {cost.target}; the ledger takes {fee}", markup=False)
+    console.print(f"{show(cost.amount)} of {show(cost.held)} to {cost.target}; the ledger takes {fee}")
     if not options.yes and console.input("Send it? [y/N] ").strip().lower() not in ("y", "yes"):
         return 1
     exact = f"{cost.amount // UNIT}.{cost.amount % UNIT:06d}"  # Not "all" a second time: more may have come meanwhile.
@@ -199,13 +191,13 @@ def _send(options: argparse.Namespace) -> int:
 def selftest(home: Home, options: argparse.Namespace) -> int:
     """See whether this machine can lend, with the settings of ``home``; the exit code."""
     log.set_up(options.log_json)
-    found = asyncio.run(_test_alone(home, Console(stderr=options.json)))
+    found = asyncio.run(_test_alone(home, Terminal(stderr=options.json)))
     if options.json:
         _say(encode_json(found).decode())
     return 0 if found.can_lend else 3
 
 
-async def _test_alone(home: Home, console: Console) -> SelfTest:
+async def _test_alone(home: Home, console: Terminal) -> SelfTest:
     from desktop.agent.service import Service  # Loads the network, which the other words can do without.
 
     found, service = SelfTest(), Service(home, stays=True)
@@ -219,12 +211,12 @@ async def _test_alone(home: Home, console: Console) -> SelfTest:
     return found
 
 
-def _tell(console: Console, check: Check) -> None:
-    console.print(f"{_MARKS[check.state]:4}  {check.name:11}  {printable(check.text)}", markup=False, soft_wrap=True)
+def _tell(console: Terminal, check: Check) -> None:
+    console.print(f"{_MARKS[check.state]:4}  {check.name:11}  {printable(check.text)}", soft_wrap=True)
 
 
 def _say(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
+    say(f"{text}")
 
 
 def _switch(on: bool) -> Callable[[argparse.Namespace], int]:

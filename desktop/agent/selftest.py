@@ -16,6 +16,7 @@ from desktop.agent.meters import gpus
 from desktop.agent.predict import Prediction, ask_network, predict
 from transport.nettest.errors import NettestError
 from transport.nettest.result import NetTest
+from transport.text import View
 
 Name = Literal["gpu", "sandbox", "speed", "disk", "memory", "coordinator", "line", "earnings"]
 State = Literal["waiting", "running", "good", "warning", "bad"]
@@ -23,14 +24,14 @@ NAMES: tuple[Name, ...] = ("gpu", "sandbox", "speed", "disk", "memory", "coordin
 GB = 10**9
 
 
-class Check(msgspec.Struct, frozen=True):
+class Check(View, frozen=True):
     """One step. ``code``: what was found, one word or two; ``detail``: its numbers; ``text``: in words, with the way out."""
 
     name: Name
     state: State = "waiting"
     code: str = ""
     text: str = ""
-    detail: dict[str, str] = {}
+    detail: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 class SelfTest(msgspec.Struct, frozen=True):

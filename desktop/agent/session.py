@@ -20,6 +20,7 @@ from desktop.agent.log import LOGGER, printable
 from transport.clock import Clock, backoff, within
 from transport.identity import NodeKey
 from transport.sessions import ProxyError, open_session, through
+from transport.text import untrusted
 from transport.urls import at, names, parse_url
 from transport.wire.codec import MAX_MESSAGE, MessageError, decode, encode
 from transport.wire.node import (
@@ -213,7 +214,7 @@ class Session:
             return
 
         async def speak() -> None:
-            await self.send(Goodbye(reason))
+            await self.send(Goodbye(untrusted(reason)))
             await socket.close()
 
         try:

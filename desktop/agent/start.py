@@ -20,6 +20,7 @@ from desktop.agent.sandbox.docker import DockerSandbox
 from desktop.agent.sensors.here import sensors
 from desktop.agent.updates.release import this_release, version
 from transport.clock import SystemClock
+from transport.text import untrusted
 from transport.urls import is_loopback, parse_url
 from transport.wire.node import NodeProfile
 
@@ -82,8 +83,8 @@ async def prepare(
         device = processor(f"{device.name} is here, but jobs cannot use it ({error}): they run on the processor.")
         sandbox, bench = await measured(home, settings, device, worker_arguments)
     profile = NodeProfile(
-        name=settings.name,
-        device=device.name,
+        name=untrusted(settings.name),
+        device=untrusted(device.name),
         kind=device.kind,
         memory_mb=device.memory_mb if device.kind == "cuda" else settings.memory_mb,
         flops=bench.flops,

@@ -26,6 +26,7 @@ from desktop.agent.updates.keeper import UpdateOrder, UpdateView
 from transport.nettest.errors import NettestError
 from transport.nettest.result import NetTest, PeerTest
 from transport.sessions import open_session
+from transport.text import Untrusted, View
 from transport.wire.codec import MessageError, decode_json, encode_json
 from transport.wire.ids import NodeAddress
 from transport.wire.node import NodeProfile
@@ -39,16 +40,16 @@ LONG_TIMEOUT_S = (
 DOWNLOAD_TIMEOUT_S = 3600.0  # Of 70 MB over a slow line; what came is kept.
 
 
-class TaskView(msgspec.Struct, frozen=True):
+class TaskView(View, frozen=True):
     """One lease. ``pid``: its worker, where it is a process of this machine. ``share``: of the run's tokens that are done."""
 
     lease: str
     job: str
-    job_name: str
+    job_name: Untrusted
     stage: int | None
     replica: int | None
     state: str
-    reason: str
+    reason: Untrusted
     pid: int | None
     round: int | None
     step: int | None
@@ -62,7 +63,7 @@ class TaskView(msgspec.Struct, frozen=True):
     share: float | None = None
 
 
-class LinkView(msgspec.Struct, frozen=True):
+class LinkView(View, frozen=True):
     """The link to one peer, as ``transport.stats.LinkStats`` counts it.
 
     ``route``: the kinds of both ends' addresses, such as ``host/srflx``; ``relayed``: a relay carries it. Rates are payload
@@ -86,7 +87,7 @@ class LinkView(msgspec.Struct, frozen=True):
     path_changes: int = 0
 
 
-class Status(msgspec.Struct, frozen=True):
+class Status(View, frozen=True):
     """The whole agent. ``state``: off, starting, connecting, online, away, refused or stopping; ``reason``: why it is not online.
 
     Attributes:
@@ -106,7 +107,7 @@ class Status(msgspec.Struct, frozen=True):
     name: str
     coordinator: str
     state: str
-    reason: str
+    reason: Untrusted
     note: str
     pid: int
     uptime: float
@@ -121,9 +122,9 @@ class Status(msgspec.Struct, frozen=True):
     lending_state: State = State.LENDING
     paused: bool = False
     on: bool = True
-    trouble: str = ""
+    trouble: Untrusted = Untrusted("")
     trouble_cause: str = ""
-    trouble_detail: dict[str, str] = {}
+    trouble_detail: dict[str, str] = msgspec.field(default_factory=dict)
     reasons: tuple[Reason, ...] = ()
     today: int = 0
     week: int = 0
@@ -178,7 +179,7 @@ class RestoreOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     words: Annotated[str, Meta(max_length=2000)] = ""
 
 
-class BackupDone(msgspec.Struct, frozen=True):
+class BackupDone(View, frozen=True):
     """The node whose backup ``file`` is; "" where words were."""
 
     file: str
@@ -262,9 +263,11 @@ async def ask_for(path: Path, resource: str, kind: type[_T], order: Any = None, 
         SettingsError: it cannot do that; the text says why.
     """
     body = None if order is None else encode_json(order)
-    answer: _T = decode_json(
-        await _request(path, "GET" if order is None else "POST", f"/v1/{resource}", body, seconds), kind
-    )
+    said = await _request(path, "GET" if order is None else "POST", f"/v1/{resource}", body, seconds)
+    try:
+        answer: _T = decode_json(said, kind)
+    except MessageError as error:
+        raise AgentError(f"what answers on {path} cannot be understood ({error}): is it another version?") from error
     return answer
 
 

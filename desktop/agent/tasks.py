@@ -31,6 +31,7 @@ from desktop.agent.states import States
 from desktop.agent.unixsocket import listen
 from desktop.agent.weights import StageWeights
 from transport.clock import Clock
+from transport.text import untrusted
 from transport.wire.node import Assign, HeldLease, Report
 from transport.wire.task import KeptState, Progress, TaskCommand, TaskFailed, TaskReady, TaskReport, WorkerLog
 from transport.wire.weights import WEIGHT_INDEX
@@ -331,7 +332,7 @@ class HeldTask:
         if self.state == "failed":
             return
         self.state, self.reason, self.tampered = "failed", printable(reason), tampered
-        report = self.outbox.force(TaskFailed(reason.replace("\0", "")[:MAX_REASON], tampered))
+        report = self.outbox.force(TaskFailed(untrusted(reason), tampered))
         with contextlib.suppress(NotConnectedError):
             await self.tools.send(report)
 

@@ -12,7 +12,7 @@ from desktop.agent.log import printable
 from desktop.agent.updates.keeper import UpdateOrder, UpdateView
 from desktop.agent.updates.release import installation, this_release, version
 from desktop.agent.updates.restart import why_not
-from transport.wire.codec import encode_json
+from transport.terminal import say, say_json
 
 
 def add_words(words: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -52,7 +52,8 @@ def _update(options: argparse.Namespace) -> int:
     if options.answers:
         home = Home.at(options.home)
         trouble = why_not(sys.executable, version(), home, ("run", "--stay", "--home", str(home.path)))
-        sys.stderr.write(f"{trouble}\n" if trouble else "")
+        if trouble:
+            say(trouble, error=True)
         return int(bool(trouble))
     if options.back:
         _, folder = installation()
@@ -60,13 +61,13 @@ def _update(options: argparse.Namespace) -> int:
             raise UpdateError(
                 "this installation keeps no earlier version; apt keeps them for packages that it installs"
             )
-        sys.stdout.write(f"from the next start on: version {folder.back()}\n")
+        say(f"from the next start on: version {folder.back()}")
         return 0
     view = asyncio.run(status.ask_update(Home.at(options.home).socket, UpdateOrder(options.restart)))
     if options.json:
-        sys.stdout.write(encode_json(view).decode() + "\n")
+        say_json(view)
     else:
-        sys.stdout.write(words_of(view, restarting=options.restart) + "\n")
+        say(words_of(view, restarting=options.restart))
     return 0
 
 
@@ -75,7 +76,7 @@ def _image(options: argparse.Namespace) -> int:
 
     home = Home.at(options.home)
     taken = asyncio.run(Images(home, this_release()).take(options.folder))
-    sys.stdout.write(f'{{"image":"{taken}"}}\n' if options.json else f"the engine has the signed image {taken}\n")
+    say(f'{{"image":"{taken}"}}\n' if options.json else f"the engine has the signed image {taken}")
     return 0
 
 
@@ -84,7 +85,8 @@ def _uninstall(options: argparse.Namespace) -> int:
 
     if options.everybody:
         ended = stop_everybodys(Path(sys.executable))
-        sys.stdout.write(f"{ended} agents have handed over what ran, and ended\n" if ended else "")
+        if ended:
+            say(f"{ended} agents have handed over what ran, and ended")
         return 0
     home = Home.at(options.home)
     if options.purge_keys and options.keep_data:
@@ -93,15 +95,15 @@ def _uninstall(options: argparse.Namespace) -> int:
         raise SettingsError("nothing was removed: the key is deleted only after the word yes, or with --yes")
     removed = uninstall(home, images=not options.keep_images, data=not options.keep_data, keys=options.purge_keys)
     if options.json:
-        sys.stdout.write(encode_json(removed).decode() + "\n")
+        say_json(removed)
         return 0
     if removed.stopped:
-        sys.stdout.write("the agent has handed over what ran, and ended\n")
-    sys.stdout.write(f"removed: {removed.containers} containers, {removed.images} images\n")
+        say("the agent has handed over what ran, and ended")
+    say(f"removed: {removed.containers} containers, {removed.images} images")
     if removed.kept:
-        sys.stdout.write(f"{printable(removed.kept)}\n")
+        say(f"{printable(removed.kept)}")
     if removed.key_kept:
-        sys.stdout.write(f"the key of {removed.address} stays in {home.path}\n")
+        say(f"the key of {removed.address} stays in {home.path}")
     return 0
 
 
@@ -109,11 +111,11 @@ def _is_sure(home: Home) -> bool:
     file = home.path / "node.key"
     if not file.exists():
         return True
-    sys.stderr.write(
+    say(
         f"This deletes the key of {home.key().address}. What its wallet holds, and what it has earned and not been paid, is\n"
-        "lost for ever unless you have a backup (cottage node backup, cottage node words). Type yes to delete it: "
+        "lost for ever unless you have a backup (cottage node backup, cottage node words). Type yes to delete it:",
+        error=True,
     )
-    sys.stderr.flush()
     return sys.stdin.readline().strip() == "yes"
 
 

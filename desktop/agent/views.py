@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from desktop.agent.status import LinkView, TaskView
 from desktop.agent.tasks import HeldTask
 from transport.stats import LinkStats
+from transport.text import untrusted
 from transport.wire.node import Assign
 
 
@@ -18,7 +19,7 @@ def task_view(task: HeldTask) -> TaskView:
         stage=assign.stage,
         replica=assign.replica,
         state=task.state,
-        reason=task.reason,
+        reason=untrusted(task.reason),
         pid=task.pid,
         round=progress.round if progress else None,
         step=progress.step if progress else None,

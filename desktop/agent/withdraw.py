@@ -2,12 +2,9 @@
 
 import argparse
 import asyncio
-import sys
 from pathlib import Path
 from typing import Literal
 
-import msgspec
-from rich.console import Console
 from rich.table import Table
 
 from desktop.agent.config import Home
@@ -17,14 +14,16 @@ from desktop.agent.promises import Kept, Promises
 from ledger.client import Ledger, LedgerConfig, job_bytes
 from ledger.errors import LedgerAnswerError, LedgerError
 from ledger.money import ZERO, Amount, show
+from transport.console import Terminal
 from transport.identity import NodeKey
-from transport.wire.codec import encode_json
+from transport.terminal import say_json
+from transport.text import View
 
 NEEDED_LAMPORTS = 3_000_000  # A fee, and the rent of a token account where the payee has none yet.
 Outcome = Literal["paid", "nothing", "outdated", "failed"]
 
 
-class Withdrawal(msgspec.Struct, frozen=True):
+class Withdrawal(View, frozen=True):
     """What became of one job's promise. ``amount``: what has just come in, in millionths of the token."""
 
     job: str
@@ -48,7 +47,7 @@ def _run(options: argparse.Namespace) -> int:
     home = Home.at(options.home)
     done = asyncio.run(withdraw(home, options.job, options.rpc))
     if options.json:
-        sys.stdout.write(encode_json(done).decode() + "\n")
+        say_json(done)
     else:
         _print(done)
     return int(any(one.outcome == "failed" for one in done))
@@ -107,7 +106,7 @@ async def _fill(ledger: Ledger, key: NodeKey) -> None:
 
 
 def _print(done: list[Withdrawal]) -> None:
-    console = Console()
+    console = Terminal()
     if not done:
         console.print("nothing was promised to this node: small earnings are, once a few rounds are verified")
         return

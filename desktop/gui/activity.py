@@ -1,5 +1,7 @@
 """What has happened here, in plain words, newest first; and a report for somebody who helps."""
 
+from collections.abc import Mapping
+
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QGuiApplication, QShowEvent
 from PySide6.QtWidgets import QHBoxLayout, QListWidget, QListWidgetItem, QPlainTextEdit, QVBoxLayout, QWidget
@@ -9,6 +11,7 @@ from desktop.gui.errors import AnswerError
 from desktop.gui.model import Event, Events, Support, plain, read
 from desktop.gui.sentences import moment, money
 from desktop.gui.widgets import Card, Choice, Text, button
+from transport.text import untrusted_lines
 
 SIGNS = {"info": "·", "warning": "!", "error": "✕"}
 JOBS = frozenset({"job began", "job ended", "job failed"})
@@ -135,12 +138,12 @@ class ActivityPage(QWidget):
             case _:
                 return plain(event.text)
 
-    def _program(self, kind: str, detail: dict[str, str]) -> str:
+    def _program(self, kind: str, detail: Mapping[str, str]) -> str:
         if kind == "update":
             return self.tr("Version {0} is there.").format(detail.get("version", ""))
         return self.tr("Cottage's agent started.") if kind == "started" else self.tr("Cottage's agent ended.")
 
-    def _lending(self, detail: dict[str, str]) -> str:
+    def _lending(self, detail: Mapping[str, str]) -> str:
         what = detail.get("what", "")
         match detail.get("state"), detail.get("cause"):
             case "lending", _:
@@ -185,17 +188,17 @@ class ActivityPage(QWidget):
 
     def _report(self, body: bytes) -> str | None:
         try:
-            return read(body, Support).text
+            return untrusted_lines(read(body, Support).text)
         except AnswerError as error:
             self.said.say(str(error))
             return None
 
 
-def _day(detail: dict[str, str]) -> str:
+def _day(detail: Mapping[str, str]) -> str:
     digits = detail.get("until", "")
     return moment(float(digits)) if digits.isdecimal() and len(digits) < 12 else digits
 
 
-def _amount(detail: dict[str, str]) -> str:
+def _amount(detail: Mapping[str, str]) -> str:
     digits = detail.get("amount", "")
     return money(int(digits)) if digits.isdecimal() and len(digits) < 20 else digits

@@ -26,6 +26,7 @@ from desktop.gui.theme import DARK, LIGHT, Theme, palette_of, style_of
 from desktop.gui.tray import Tray
 from desktop.gui.window import SETTINGS, MainWindow
 from desktop.layout import NOTE, VERSIONS
+from transport.terminal import say
 
 EXIT_NO_SCREEN = 3
 
@@ -108,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Show the window until it is quit; returns the exit code. Words after ``--`` go to ``cottage node run``."""
     options = _parser().parse_args(argv)
     if not _has_screen():
-        sys.stderr.write("cottage desktop: there is no screen here; without one, lend with `cottage node run`\n")
+        say("cottage desktop: there is no screen here; without one, lend with `cottage node run`", error=True)
         return EXIT_NO_SCREEN
     home = (options.home or platformdirs.user_data_path("cottage") / "node").absolute()
     settings = user_settings()

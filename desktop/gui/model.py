@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from desktop.gui.errors import AnswerError
+from transport.text import Untrusted, View, untrusted
 
 MAX_TASKS = 64  # As many leases as a node may hold.
 MAX_REFUSAL = 1000
@@ -20,7 +21,7 @@ Index = Annotated[int, Meta(ge=0, lt=2**31)]
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
-class Profile(msgspec.Struct, frozen=True):
+class Profile(View, frozen=True):
     """The device that is lent."""
 
     device: ShortText
@@ -29,7 +30,7 @@ class Profile(msgspec.Struct, frozen=True):
     sandbox: ShortText
 
 
-class Task(msgspec.Struct, frozen=True):
+class Task(View, frozen=True):
     """One lease. ``stage`` and ``replica`` are None on a spare."""
 
     job: ShortText
@@ -52,7 +53,7 @@ class Task(msgspec.Struct, frozen=True):
 Reals = Annotated[float, Meta(ge=-1e15, le=1e15)]
 
 
-class GpuMeter(msgspec.Struct, frozen=True):
+class GpuMeter(View, frozen=True):
     """One GPU; None: not told. Memory in MB, power in watts."""
 
     index: Index
@@ -66,7 +67,7 @@ class GpuMeter(msgspec.Struct, frozen=True):
     uuid: ShortText = ""
 
 
-class Meters(msgspec.Struct, frozen=True):
+class Meters(View, frozen=True):
     """How hard the computer works; rates in bytes a second."""
 
     gpus: Annotated[tuple[GpuMeter, ...], Meta(max_length=64)] = ()
@@ -76,7 +77,7 @@ class Meters(msgspec.Struct, frozen=True):
     down: Reals = 0.0
 
 
-class Reason(msgspec.Struct, frozen=True):
+class Reason(View, frozen=True):
     """Why it does not lend; ``until``: Unix seconds."""
 
     cause: ShortText
@@ -84,7 +85,7 @@ class Reason(msgspec.Struct, frozen=True):
     until: Annotated[float, Meta(ge=0, le=1e11)] | None = None
 
 
-class UpdateView(msgspec.Struct, frozen=True):
+class UpdateView(View, frozen=True):
     """Whether a newer version of the agent is there; ``stage`` as ``desktop.agent.updates`` has it, "" from an older agent."""
 
     stage: ShortText = ""
@@ -93,7 +94,7 @@ class UpdateView(msgspec.Struct, frozen=True):
     text: LongText = ""
 
 
-class Status(msgspec.Struct, frozen=True):
+class Status(View, frozen=True):
     """The whole agent. Fields that this window does not know are ignored: the agent may be newer. Amounts are smallest units."""
 
     node: ShortText
@@ -113,7 +114,7 @@ class Status(msgspec.Struct, frozen=True):
     on: bool = True
     trouble: LongText = ""
     trouble_cause: ShortText = ""
-    trouble_detail: dict[str, str] = {}
+    trouble_detail: dict[str, str] = msgspec.field(default_factory=dict)
     reasons: Annotated[tuple[Reason, ...], Meta(max_length=32)] = ()
     today: Units = 0
     week: Units = 0
@@ -133,8 +134,17 @@ class Status(msgspec.Struct, frozen=True):
         return tuple(sorted((task for task in self.tasks if task.is_live), key=lambda task: task.state != "running"))
 
 
-class JobEarnings(msgspec.Struct, frozen=True):
-    """What one job has brought; ``standing`` and ``why`` as ``desktop.agent.earnings`` has them."""
+class PayReason(View, frozen=True):
+    """Why a job stands as it does: ``why`` as ``desktop.agent.earnings`` has it, of so many shares and so much."""
+
+    why: ShortText
+    shares: Count = 0
+    amount: Units = 0
+    detail: LongText = ""
+
+
+class JobEarnings(View, frozen=True):
+    """What one job has brought; ``standing`` and ``reasons`` as ``desktop.agent.earnings`` has them."""
 
     job: ShortText
     verified: Units
@@ -144,26 +154,25 @@ class JobEarnings(msgspec.Struct, frozen=True):
     name: ShortText = ""
     seconds: Reals = 0.0
     standing: Literal["working", "paid", "pending", "not paid"] = "pending"
-    why: ShortText = ""
-    detail: LongText = ""
+    reasons: Annotated[tuple[PayReason, ...], Meta(max_length=64)] = ()
     proof: LongText = ""
 
 
-class Wallet(msgspec.Struct, frozen=True):
+class Wallet(View, frozen=True):
     """The payout wallet as the ledger showed it."""
 
     address: ShortText
     balance: Units
 
 
-class Day(msgspec.Struct, frozen=True):
+class Day(View, frozen=True):
     """``day``: 2026-11-22."""
 
     day: ShortText
     verified: Units
 
 
-class Summary(msgspec.Struct, frozen=True):
+class Summary(View, frozen=True):
     """Everything earned."""
 
     verified: Units
@@ -175,7 +184,7 @@ class Summary(msgspec.Struct, frozen=True):
     days: Annotated[tuple[Day, ...], Meta(max_length=400)] = ()
 
 
-class Event(msgspec.Struct, frozen=True):
+class Event(View, frozen=True):
     """Something that happened."""
 
     number: Count
@@ -183,26 +192,26 @@ class Event(msgspec.Struct, frozen=True):
     severity: Literal["info", "warning", "error"]
     kind: ShortText
     text: LongText
-    detail: dict[str, str] = {}
+    detail: dict[str, str] = msgspec.field(default_factory=dict)
 
 
-class Events(msgspec.Struct, frozen=True):
+class Events(View, frozen=True):
     """The newest first."""
 
     events: Annotated[tuple[Event, ...], Meta(max_length=1000)]
 
 
-class Check(msgspec.Struct, frozen=True):
+class Check(View, frozen=True):
     """One step of a self-test."""
 
     name: ShortText
     state: Literal["waiting", "running", "good", "warning", "bad"] = "waiting"
     code: ShortText = ""
     text: LongText = ""
-    detail: dict[str, str] = {}
+    detail: dict[str, str] = msgspec.field(default_factory=dict)
 
 
-class SelfTest(msgspec.Struct, frozen=True):
+class SelfTest(View, frozen=True):
     """All steps."""
 
     checks: Annotated[tuple[Check, ...], Meta(max_length=32)]
@@ -210,7 +219,7 @@ class SelfTest(msgspec.Struct, frozen=True):
     can_lend: bool = False
 
 
-class Withdrawal(msgspec.Struct, frozen=True):
+class Withdrawal(View, frozen=True):
     """What sending costs, in lamports, or has cost."""
 
     target: ShortText
@@ -222,7 +231,7 @@ class Withdrawal(msgspec.Struct, frozen=True):
     signature: ShortText = ""
 
 
-class SettingsView(msgspec.Struct, frozen=True):
+class SettingsView(View, frozen=True):
     """The owner's settings as they are, and what this computer has; pages know the names of ``settings``."""
 
     settings: dict[str, str | int | float | bool]
@@ -236,14 +245,14 @@ class SettingsView(msgspec.Struct, frozen=True):
     cap_why: LongText = ""
 
 
-class RulesView(msgspec.Struct, frozen=True):
+class RulesView(View, frozen=True):
     """When it lends; pages know the names of ``rules``."""
 
     rules: dict[str, str | int | float | bool | list[str]]
     bound: bool = True
 
 
-class LimitsView(msgspec.Struct, frozen=True):
+class LimitsView(View, frozen=True):
     """How much of the line; bytes."""
 
     limits: dict[str, int | bool | None]
@@ -257,20 +266,20 @@ class Support(msgspec.Struct, frozen=True):
     text: Annotated[str, Meta(max_length=1 << 20)]
 
 
-class BackupDone(msgspec.Struct, frozen=True):
+class BackupDone(View, frozen=True):
     """A backup was written."""
 
     file: LongText
     address: ShortText
 
 
-class Words(msgspec.Struct, frozen=True):
+class Words(View, frozen=True):
     """The key as words."""
 
     words: ShortText
 
 
-class _Refusal(msgspec.Struct, frozen=True):
+class _Refusal(View, frozen=True):
     detail: str
 
 
@@ -302,10 +311,9 @@ def read_refusal(body: bytes) -> str:
         return plain(body.decode(errors="replace"), 80)
 
 
-def plain(text: str, limit: int = MAX_SHOWN) -> str:
-    """Foreign text as one line that can be shown: no control characters or direction overrides, at most ``limit`` long."""
-    cut = text if len(text) <= limit else text[: limit - 1] + "…"
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in cut)
+def plain(text: str, limit: int = MAX_SHOWN) -> Untrusted:
+    """Foreign text as one line that can be shown, at most ``limit`` long."""
+    return untrusted(text, limit)
 
 
 class Phase(Enum):

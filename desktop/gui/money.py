@@ -26,10 +26,12 @@ from PySide6.QtWidgets import (
 from desktop.gui.charts import Bar, Bars
 from desktop.gui.client import Calls
 from desktop.gui.errors import AnswerError
-from desktop.gui.model import Day, JobEarnings, Status, Summary, Withdrawal, plain, read
+from desktop.gui.model import Day, JobEarnings, PayReason, Status, Summary, Withdrawal, plain, read
+from desktop.gui.paywords import PayWords
 from desktop.gui.sentences import moment, money
 from desktop.gui.widgets import Card, Choice, Flow, Text, button
 from ledger.money import show
+from transport.text import untrusted
 
 SEND_PATIENCE_MS = 90_000  # The ledger confirms within sixty seconds, or says that it has not.
 SOL = 10**9
@@ -138,6 +140,8 @@ class EarningsPage(QWidget):
     def __init__(self, calls: Calls) -> None:
         super().__init__()
         self._calls, self._summary = calls, Summary(0, 0, None, ())
+        self._words = PayWords()
+        self._rows: list[tuple[JobEarnings, PayReason | None]] = []
         self._electricity = 0
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)
@@ -216,8 +220,13 @@ class EarningsPage(QWidget):
         self._show_chart()
         self.none.setVisible(not summary.jobs)
         self.table.setVisible(bool(summary.jobs))
-        self.table.setRowCount(len(summary.jobs))
-        for number, job in enumerate(summary.jobs):
+        self.table.setRowCount(0)  # Spans of the rows of before would stay.
+        self._rows = rows_of(summary.jobs)
+        self.table.setRowCount(len(self._rows))
+        for number, (job, reason) in enumerate(self._rows):
+            if reason is not None:
+                self._show_reason(number, reason)
+                continue
             self._show_job(number, job)
             if picked is not None and job.job == picked.job:
                 self.table.selectRow(number)
@@ -239,12 +248,25 @@ class EarningsPage(QWidget):
             money(job.paid),
             self.standing(job),
         )
+        why = " ".join(self._words.said(reason) for reason in job.reasons)
         for column, text in enumerate(cells):
             item = QTableWidgetItem(text)
             item.setToolTip("")
+            item.setData(
+                Qt.ItemDataRole.AccessibleTextRole, f"{text}. {why}" if why and column == COLUMNS - 1 else text
+            )
             if column in (2, 3, 4):
                 item.setTextAlignment(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
             self.table.setItem(number, column, item)
+
+    def _show_reason(self, number: int, reason: PayReason) -> None:
+        """A row under a job's: why it stands so, across the table."""
+        item = QTableWidgetItem(self._words.said(reason))
+        item.setForeground(self.palette().placeholderText())
+        item.setToolTip("")
+        item.setFlags(Qt.ItemFlag.ItemIsEnabled)
+        self.table.setSpan(number, 0, 1, COLUMNS)
+        self.table.setItem(number, 0, item)
 
     def standing(self, job: JobEarnings) -> str:
         """In a word, which begins with a sign."""
@@ -259,22 +281,13 @@ class EarningsPage(QWidget):
                 return self.tr("✕ Not paid")
 
     def reason(self, job: JobEarnings) -> str:
-        """Why it stands so."""
-        match job.why:
-            case "saving up":
-                return self.tr("Verified. It is paid once it is worth the ledger's fee.")
-            case "not checked yet":
-                return self.tr("Its rounds wait for their audits.")
-            case "failed":
-                return self.tr("It failed on this computer: {0}").format(plain(job.detail))
-            case "nothing verified":
-                return self.tr("No round with this computer counted.")
-            case _:
-                return self.tr("The command checks the coordinator's word against the ledger.")
+        """Why it stands so, in whole sentences."""
+        said = [self._words.said(reason) for reason in job.reasons]
+        return " ".join(said) or self.tr("The command checks the coordinator's word against the ledger.")
 
     def _job(self) -> JobEarnings | None:
         rows = self.table.selectionModel().selectedRows()
-        return self._summary.jobs[rows[0].row()] if rows and rows[0].row() < len(self._summary.jobs) else None
+        return self._rows[rows[0].row()][0] if rows and rows[0].row() < len(self._rows) else None
 
     def _selected(self) -> None:
         job = self._job()
@@ -294,15 +307,32 @@ class EarningsPage(QWidget):
                 self.why.say(self.tr("{0} cannot be written: {1}.").format(name, error.strerror))
 
 
+def rows_of(jobs: Sequence[JobEarnings]) -> list[tuple[JobEarnings, PayReason | None]]:
+    """The rows of the table: each job, and under it each reason why it stands so."""
+    return [(job, reason) for job in jobs for reason in (None, *job.reasons)]
+
+
 def table_of(summary: Summary) -> str:
     """Every job as CSV, amounts as exact decimals of the token."""
     text = io.StringIO()
     writer = csv.writer(text)
     writer.writerow(("job", "name", "began", "seconds", "verified", "paid", "standing", "why"))
     for job in summary.jobs:
-        name = f"'{job.name}" if job.name[:1] in "=+-@\t\r" and job.name else job.name  # A spreadsheet would run it.
+        plain_name = untrusted(job.name)
+        name = (
+            f"'{plain_name}" if plain_name.startswith(("=", "+", "-", "@")) else plain_name
+        )  # A spreadsheet would run it.
         writer.writerow(
-            (job.job, name, int(job.first), int(job.seconds), show(job.verified), show(job.paid), job.standing, job.why)
+            (
+                job.job,
+                name,
+                int(job.first),
+                int(job.seconds),
+                show(job.verified),
+                show(job.paid),
+                job.standing,
+                "; ".join(reason.why for reason in job.reasons),
+            )
         )
     return text.getvalue()
 

@@ -73,10 +73,10 @@ class Sentences(QObject):
             case "away":
                 return self._paused(status)
             case "online" if status.lending_state == "finishing":
-                reason = self.tr("What runs is completed; then lending stops.")
+                then = self.tr("What runs is completed; then lending stops.")
                 if status.renews:
-                    reason = self.tr("What runs is completed; then the agent begins anew and lends again.")
-                return Sentence(Mood.LENDING, self.tr("Finishing."), reason)
+                    then = self.tr("What runs is completed; then the agent begins anew and lends again.")
+                return Sentence(Mood.LENDING, self.tr("Finishing."), then)
             case "online" if status.lending_state == "paused":
                 return self._paused(status)
             case "online":

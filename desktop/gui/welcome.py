@@ -1,5 +1,7 @@
 """The first run: what this computer can do, where its earnings go, and the switch. Three clicks."""
 
+from collections.abc import Mapping
+
 from PySide6.QtCore import QSettings, Qt, QTimer, Signal
 from PySide6.QtWidgets import (
     QButtonGroup,
@@ -309,7 +311,7 @@ class Welcome(QWidget):
             return self.tr("The GPU that you chose is not in this computer; the processor earns far less.")
         return self.tr("No NVIDIA GPU can be used; the processor earns far less. {0}").format(text)
 
-    def _range(self, detail: dict[str, str]) -> str:
+    def _range(self, detail: Mapping[str, str]) -> str:
         try:
             low, high, power = (money(int(detail[name])) for name in ("low", "high", "power"))
         except (KeyError, ValueError):

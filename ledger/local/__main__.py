@@ -23,6 +23,8 @@ from ledger.local.genesis import open_chain
 from ledger.local.rpc import Rpc
 from ledger.local.server import build_app
 from ledger.local.store import Store
+from transport.loglines import log_to
+from transport.terminal import say
 from transport.urls import join, url_of
 
 EXIT_UNUSABLE, EXIT_STORE_FAILED = 1, 3
@@ -42,17 +44,17 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse arguments and serve until a signal."""
     arguments = parser().parse_args(argv)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    log_to(logging.StreamHandler(), "%(asctime)s %(name)s %(message)s")
     try:
         store = Store(arguments.db)
     except sqlite3.Error as error:
-        sys.stderr.write(f"{arguments.db} cannot be opened: {error}; is another ledger using it?\n")
+        say(f"{arguments.db} cannot be opened: {error}; is another ledger using it?", error=True)
         return EXIT_UNUSABLE
     with contextlib.closing(store):
         try:
             return asyncio.run(_serve(store, arguments))
         except OSError as error:
-            sys.stderr.write(f"{join(arguments.host, arguments.port)} cannot be served: {error}\n")
+            say(f"{join(arguments.host, arguments.port)} cannot be served: {error}", error=True)
             return EXIT_UNUSABLE
 
 
@@ -76,7 +78,7 @@ async def _serve(store: Store, arguments: argparse.Namespace) -> int:
         url = url_of(*runner.addresses[0][:2])
         if arguments.ready_file is not None:
             _write_whole(arguments.ready_file, url)
-        sys.stdout.write(f"{url}\n")
+        say(f"{url}")
         sys.stdout.flush()
         await stop.wait()
     finally:

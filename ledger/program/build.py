@@ -18,6 +18,7 @@ from pathlib import Path
 from ledger.program.elf import read_object
 from ledger.program.errors import BuildError
 from ledger.program.link import Version, link
+from transport.terminal import say
 
 HERE = Path(__file__).parent
 SOURCES = (
@@ -73,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         built = build()
     except BuildError as error:
-        sys.stderr.write(f"{error}\n")
+        say(f"{error}", error=True)
         return 1
     lines: list[str] = []
     for version, blob in built.items():
@@ -81,12 +82,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not arguments.check:
             (arguments.out / name).write_bytes(blob)
         elif program_path(version).read_bytes() != blob:
-            sys.stderr.write(f"{name} differs from its sources: run python -m ledger.program.build and commit it\n")
+            say(f"{name} differs from its sources: run python -m ledger.program.build and commit it", error=True)
             return 1
         lines.append(f"{hashlib.sha256(blob).hexdigest()}  {name}\n")
     if not arguments.check:
         (arguments.out / "market.sha256").write_text("".join(lines))
-    sys.stdout.write("".join(lines))
+    say("".join(lines).rstrip("\n"))
     return 0
 
 

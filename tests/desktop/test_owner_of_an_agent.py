@@ -17,7 +17,7 @@ from desktop.agent import activity, cli, settings, status, support
 from desktop.agent.activity import Activity, Events
 from desktop.agent.config import Home, Settings
 from desktop.agent.daemon import MAX_FAILURES
-from desktop.agent.earnings import DAYS, PATIENCE_S, Earnings, Summary
+from desktop.agent.earnings import DAYS, Earnings, Summary
 from desktop.agent.errors import NoAgentError, NoEngineError, NoImageError, SandboxError, SettingsError
 from desktop.agent.gpu import Device, processor
 from desktop.agent.lending.keeper import LendingChange
@@ -222,7 +222,7 @@ async def test_five_failures_in_a_row_end_lending_until_its_owner_says_otherwise
         assert (told.trouble_cause, told.trouble_detail["jobs"]) == ("failures", str(MAX_FAILURES))
         assert told.trouble_detail["what"] in told.trouble
         summary = await status.ask_for(home.socket, "earnings", Summary)
-        assert {(job.standing, job.why) for job in summary.jobs} == {("not paid", "failed")}
+        assert {(job.standing, *(r.why for r in job.reasons)) for job in summary.jobs} == {("not paid", "failed")}
 
 
 async def failures(home: Home) -> list[str]:
@@ -239,15 +239,17 @@ def test_each_job_says_how_it_stands_and_why(tmp_path: Path) -> None:
         name: f"{number:02}" * 16 for number, name in enumerate(("paid", "saving", "failed", "fresh", "old", "now"))
     }
     for number, (name, job) in enumerate(jobs.items()):
-        began = now - (2 * PATIENCE_S if name == "old" else 100)
-        book.record_work("http://c", str(number), job, name, began, 60.0, "out of memory" if name == "failed" else "")
+        book.record_work(
+            "http://c", str(number), job, name, now - 100, 60.0, "out of memory" if name == "failed" else ""
+        )
     book.record("http://c", Earned(jobs["paid"], 500, 500, "5xyz"), now)
     book.record("http://c", Earned(jobs["saving"], 300, 100, ""), now)
-    summary = book.summary(now, {jobs["now"]}, "http://rpc")
-    found = {job.name: (job.standing, job.why, job.detail) for job in summary.jobs}
+    book.record("http://c", Earned(jobs["old"], 0, 0, "", "cancelled", "stopped"), now)
+    summary = book.summary(now, {jobs["now"]}, "http://rpc", "http://c")
+    found = {job.name: (job.standing, *((r.why, r.detail) for r in job.reasons)) for job in summary.jobs}
     assert found == {
-        "paid": ("paid", "", ""), "saving": ("pending", "saving up", ""), "failed": ("not paid", "failed", "out of memory"),
-        "fresh": ("pending", "not checked yet", ""), "old": ("not paid", "nothing verified", ""), "now": ("working", "", ""),
+        "paid": ("paid",), "saving": ("pending", ("saving", "")), "failed": ("not paid", ("failed", "out of memory")),
+        "fresh": ("pending", ("nothing told", "")), "old": ("not paid", ("no round: cancelled", "")), "now": ("working",),
     }  # fmt: skip
     [paid] = [job for job in summary.jobs if job.name == "paid"]
     assert paid.proof == f"cottage ledger check {jobs['paid']} --coordinator http://c --rpc http://rpc"

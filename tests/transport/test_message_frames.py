@@ -73,7 +73,7 @@ def test_a_hostile_frame_is_malformed(path: Path) -> None:
 
 
 def test_a_reason_from_outside_is_printable_and_short() -> None:
-    assert decode(encode(Fail(1, "a\x1b[31m\n\u202e\ud7ff"))) == Fail(1, "a?[31m???")
+    assert decode(encode(Fail(1, "a\x1b[31m\n\u202e\ud7ff"))) == Fail(1, "a\ufffd[31m \ufffd\ufffd")
     assert len(decode(encode(Fail(1, "ä" * 500))).reason) <= MAX_REASON  # type: ignore[union-attr]
 
 

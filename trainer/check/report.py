@@ -19,6 +19,7 @@ from trainer.prepare import END_OF_TEXT, make_tokenizer
 from trainer.text import numbered, pieces
 from trainer.tokens import id_pieces
 from transport.content import first_control, remarks
+from transport.text import untrusted
 from transport.wire.dataset import (
     MAX_PLACES,
     MAX_SAMPLES,
@@ -174,9 +175,9 @@ class _Reader:
             self._alike.add(number, alike if len(alike) >= MIN_LINE // 2 else content.strip())
         self._seen += 1
         if len(self._samples) < MAX_SAMPLES:
-            self._samples.append(Place(number, _shown(text)))
+            self._samples.append(Place(number, untrusted(_shown(text))))
         elif (at := self._chance.randrange(self._seen)) < MAX_SAMPLES:
-            self._samples[at] = Place(number, _shown(text))
+            self._samples[at] = Place(number, untrusted(_shown(text)))
 
     def _block(self, block: list[tuple[int, bytes]], size: int) -> None:
         self._tokens.add(block, size)
@@ -189,12 +190,12 @@ class _Reader:
             self._latest[kind] = row
             self._counts[kind] += 1
             if len(self._places[kind]) < MAX_PLACES:
-                self._places[kind].append(Place(row, shown[:MAX_SHOWN]))
+                self._places[kind].append(Place(row, untrusted(shown, MAX_SHOWN)))
 
     def report(self, said: Sequence[str], vocabulary: int) -> DatasetReport:
         tokens = self._tokens.of(self._bytes)
         self._readings = self._foreign.readings(self._counts["bad-encoding"])
-        told = [Finding("format", "notice", text, self._rows) for text in said]
+        told = [Finding("format", "notice", untrusted(text), self._rows) for text in said]
         findings = [*told, *self._faults(), *self._sensitive(), *self._repeats(), *self._sizes(tokens)]
         return DatasetReport(
             bytes=self._size,
@@ -254,27 +255,31 @@ class _Reader:
         if count:
             severity: Severity = "warning" if count > SKIMMED_SHARE * self._usable else "notice"
             yield Finding(
-                "duplicate", severity, "the same as an earlier one, word for word", count, tuple(map(Place, first))
+                "duplicate",
+                severity,
+                untrusted("the same as an earlier one, word for word"),
+                count,
+                tuple(map(Place, first)),
             )
         if near > count:
             again = set(first)
             places = tuple(Place(row) for row in near_first if row not in again)
             text = "the same as an earlier one but for case, digits, spaces or marks"
-            yield Finding("near-duplicate", "notice", text, near - count, places)
+            yield Finding("near-duplicate", "notice", untrusted(text), near - count, places)
 
     def _sizes(self, tokens: int) -> Iterator[Finding]:
         if tokens < FEW_TOKENS and self._usable:
             text = (
                 f"this is little text: {tokens:,} tokens, and a model learns few of them by rule and the rest by heart"
             )
-            yield Finding("tiny", "warning", text, self._usable)
+            yield Finding("tiny", "warning", untrusted(text), self._usable)
         long = 100 * self._characters / max(1, self._usable)
         if self._longest > max(long, 100_000) and not self._plain:
-            place = Place(self._longest_row, f"{self._longest:,} characters")
-            yield Finding("long", "notice", "a hundred times as long as the others", 1, (place,))
+            place = Place(self._longest_row, untrusted(f"{self._longest:,} characters"))
+            yield Finding("long", "notice", untrusted("a hundred times as long as the others"), 1, (place,))
 
     def _finding(self, kind: str, severity: Severity, text: str) -> Finding:
-        return Finding(kind, severity, text, self._counts[kind], tuple(self._places[kind]))
+        return Finding(kind, severity, untrusted(text), self._counts[kind], tuple(self._places[kind]))
 
 
 def _shown(text: str) -> str:
@@ -297,11 +302,11 @@ def _check_ids(
         rows += 1
         tokens += len(ids)
         if len(samples) < MAX_SAMPLES:
-            samples.append(Place(rows, _shown(tokenizer.decode(ids[:200].tolist()))))
+            samples.append(Place(rows, untrusted(_shown(tokenizer.decode(ids[:200].tolist())))))
     few = (
         f"{tokens:,} tokens are too few for sequences of {request.sequence:,}: bring more, or choose shorter sequences"
         if tokens <= 2 * request.sequence
         else ""
     )
-    told = tuple(Finding("format", "notice", text, rows) for text in said)
+    told = tuple(Finding("format", "notice", untrusted(text), rows) for text in said)
     return DatasetReport(dataset.size, rows, rows, 0, 0, tokens, True, vocabulary, told, tuple(samples), few, form)

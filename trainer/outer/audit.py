@@ -12,6 +12,7 @@ from trainer.errors import CodecError, OpeningError, RoundError
 from trainer.outer.method import OuterMethod, OuterState
 from trainer.stage import Stage
 from trainer.tensors import file_in_pieces
+from transport.text import untrusted
 from transport.wire.audit import AuditReport, OuterRecord, ReplayOuter
 
 _CONTRIBUTION = "contribution."
@@ -41,17 +42,17 @@ def judge_outer(method: OuterMethod, stage: Stage, command: ReplayOuter, opening
     try:
         state, contributions = _read(opening, command, stage.parameters.numel())
     except OpeningError as error:
-        return AuditReport(command.audit, "malformed", str(error)[:4000])
+        return AuditReport(command.audit, "malformed", untrusted(error))
     try:
         after, record = outer_step(method, stage, state, contributions, command.round)
     except (CodecError, RoundError) as error:
-        return AuditReport(command.audit, "mismatch", f"the outer step cannot be done: {error}"[:4000])
+        return AuditReport(command.audit, "mismatch", untrusted(f"the outer step cannot be done: {error}"))
     found = ""
     if record != command.record:
         found = f"the outer step gives {record}, committed was {command.record}"
     elif after.anchor_digest != command.parameters:
         found = "the parameters after the outer step are not those that were reported"
-    return AuditReport(command.audit, "mismatch" if found else "match", found[:4000])
+    return AuditReport(command.audit, "mismatch" if found else "match", untrusted(found))
 
 
 def _read(opening: bytes, command: ReplayOuter, size: int) -> tuple[OuterState, dict[int, bytes]]:

@@ -24,7 +24,7 @@ from transport.nettest.target import Target
 from transport.relay.message import Address
 from transport.turn_client import Way, allocate, relays
 from transport.wire.codec import MessageError, decode, encode
-from transport.wire.ids import NodeAddress, ShortText
+from transport.wire.ids import Mark, NodeAddress
 from transport.wire.node import MAX_ENVELOPE
 
 TOKEN_BYTES = 12
@@ -44,8 +44,8 @@ _PART, _ACK = 0, 1
 class Invitation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the other side must know: the relay's name, where its mailbox is, who waits there, and the token."""
 
-    relay: ShortText
-    host: ShortText
+    relay: Mark
+    host: Mark
     port: Annotated[int, Meta(gt=0, lt=65536)]
     node: NodeAddress
     token: Annotated[bytes, Meta(min_length=TOKEN_BYTES, max_length=TOKEN_BYTES)]

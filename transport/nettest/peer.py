@@ -23,6 +23,7 @@ from transport.nettest.errors import NettestError, SpeedError
 from transport.nettest.result import PeerTest
 from transport.nettest.speed import Trace, steady_rate
 from transport.stats import LinkStats
+from transport.text import untrusted
 from transport.wire.codec import MessageError, decode_json, encode_json
 
 PREFIX = b"cottage-nettest/"
@@ -91,7 +92,9 @@ class PeerTests:
         except PeerError as error:
             raise NettestError(f"the peer {peer} cannot be tested: {error}") from error
         stats = self._network.stats()[peer]
-        return PeerTest(peer, rtt, min(max(stats.loss, 0.0), 1.0), up, down, stats.pair, stats.relayed, why_not[:200])
+        return PeerTest(
+            peer, rtt, min(max(stats.loss, 0.0), 1.0), up, down, stats.pair, stats.relayed, untrusted(why_not)
+        )
 
     async def tell(self, peer: str, test: PeerTest) -> None:
         """Let the peer know what was found; raises PeerError where it cannot be told."""

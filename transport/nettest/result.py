@@ -5,7 +5,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from transport.wire.ids import Count, NodeAddress, ShortText
+from transport.text import Told, Untrusted
+from transport.wire.ids import Count, Mark, NodeAddress, ShortText
 from transport.wire.network import MAX_RELAYS, BytesPerSecond, NatKind, NetworkReport, RelayMeasure, Seconds, Share
 
 
@@ -17,14 +18,14 @@ class RelayResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     round trip is that of TCP or TLS. ``stream``: it answers over TCP or TLS.
     """
 
-    relay: ShortText
+    relay: Mark
     rtt_s: Seconds | None
     loss: Share
     udp: bool
     stream: bool
 
 
-class NetTest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class NetTest(Told, frozen=True, forbid_unknown_fields=True):
     """One network test.
 
     ``at``: unix seconds. ``nat_certain``: all questions about the NAT were answered; otherwise ``nat`` is the strictest kind that
@@ -37,13 +38,13 @@ class NetTest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seconds: Seconds
     nat: NatKind = "unknown"
     nat_certain: bool = False
-    public: ShortText = ""
+    public: Mark = ""
     ipv6: bool = False
     relays: Annotated[tuple[RelayResult, ...], Meta(max_length=MAX_RELAYS)] = ()
     up: BytesPerSecond | None = None
     down: BytesPerSecond | None = None
-    speed_relay: ShortText = ""
-    note: ShortText = ""
+    speed_relay: Mark = ""
+    note: ShortText = Untrusted("")
     moved: Count = 0
 
     @property
@@ -61,7 +62,7 @@ class NetTest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return NetworkReport(self.nat, self.ipv6, self.up, self.down, measured)
 
 
-class PeerTest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PeerTest(Told, frozen=True, forbid_unknown_fields=True):
     """The link to one peer; payload bytes a second, None where not measured; then ``note`` says why."""
 
     peer: NodeAddress
@@ -69,9 +70,9 @@ class PeerTest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     loss: Share
     up: BytesPerSecond | None = None
     down: BytesPerSecond | None = None
-    pair: ShortText = ""
+    pair: Mark = ""
     relayed: bool = False
-    note: ShortText = ""
+    note: ShortText = Untrusted("")
 
     def turned(self, peer: str) -> "PeerTest":
         """The same as ``peer``, who has measured it, is seen from the other side."""

@@ -26,6 +26,7 @@ from transport.nettest.stream import connect
 from transport.nettest.target import Target, is_ipv6, resolve
 from transport.relay.message import Address
 from transport.relay.speed import Direction
+from transport.text import untrusted
 
 RESOLVE_S = 1.0
 REACH_S = 2.4  # The slowest part of it are fifty Bindings and the wait for the last answer.
@@ -109,7 +110,7 @@ async def run(
         up=line.up,
         down=line.down,
         speed_relay=line.relay,
-        note=line.note,
+        note=untrusted(line.note),
         moved=int(sum(rate * TEST_S for rate in (line.up, line.down) if rate is not None)),
     )
 

@@ -14,6 +14,7 @@ from transport.identity import NodeKey
 from transport.relay.errors import AnnounceError, OptionsError
 from transport.relay.usage import Users
 from transport.sessions import open_session, through
+from transport.text import untrusted
 from transport.urls import is_loopback, parse_url
 from transport.wire.codec import MessageError, decode_json, encode_json
 from transport.wire.network import RelayEnvelope, RelayOrder, RelayReport
@@ -137,7 +138,7 @@ class Announcer:
             started=self._meter.started,
             urls=self._identity.urls,
             secret=self._identity.secret,
-            region=self._identity.region,
+            region=untrusted(self._identity.region),
             allocations=self._meter.allocations,
             allocations_max=self._meter.allocations_max,
             bytes_relayed=relayed,

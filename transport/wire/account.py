@@ -5,10 +5,12 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from transport.text import Untrusted, View
+
 ScopeName = Literal["jobs:read", "jobs:write", "data:write", "account", "operate"]
 
 
-class AccountView(msgspec.Struct, frozen=True):
+class AccountView(View, frozen=True):
     """Who the request is from, and what it may do. ``open``: the coordinator has no sign-in."""
 
     id: str
@@ -30,11 +32,11 @@ class NewKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     days: Annotated[int, Meta(ge=1, le=3650)] | None = 90
 
 
-class KeyView(msgspec.Struct, frozen=True):
+class KeyView(View, frozen=True):
     """An API key. ``text`` is there in the answer that makes it, and never again."""
 
     id: str
-    name: str
+    name: Untrusted
     scopes: tuple[str, ...]
     created: float
     expires: float | None
@@ -42,18 +44,18 @@ class KeyView(msgspec.Struct, frozen=True):
     text: str = ""
 
 
-class SessionView(msgspec.Struct, frozen=True):
+class SessionView(View, frozen=True):
     """A browser that is signed in."""
 
     id: str
     method: str
-    agent: str
+    agent: Untrusted
     address: str
     created: float
     seen: float
 
 
-class TrailView(msgspec.Struct, frozen=True):
+class TrailView(View, frozen=True):
     """Something that was done. ``via``: how who did it was known; ``address``: where the request came from."""
 
     id: int

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from transport.text import Told, Untrusted, View
 from transport.wire.ids import ID_PATTERN, Count, Digest, FiniteLoss, JobId, LongText, NodeAddress, ShortText, UploadId
 from transport.wire.job import DatasetFormat, JobSpec
 
@@ -16,7 +17,7 @@ JobStateName = Literal[
 ]
 
 
-class Problem(msgspec.Struct, frozen=True):
+class Problem(View, frozen=True):
     """Every error of the interface (RFC 9457, ``application/problem+json``).
 
     ``detail`` names the value and the way out; ``code`` is stable, for programs; ``field`` is the part of the request that it is
@@ -24,7 +25,7 @@ class Problem(msgspec.Struct, frozen=True):
     """
 
     code: str
-    detail: str
+    detail: Untrusted
     field: str = ""
     type: str = "about:blank"
     title: str = ""
@@ -32,9 +33,9 @@ class Problem(msgspec.Struct, frozen=True):
     instance: str = ""
 
 
-class NewUpload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class NewUpload(Told, frozen=True, forbid_unknown_fields=True):
     length: Annotated[int, Meta(ge=1, le=200 << 30)]
-    name: ShortText = ""
+    name: ShortText = Untrusted("")
     purpose: Literal["dataset", "weights", "tokenizer"] = "dataset"
     format: DatasetFormat = "auto"
     text_field: Annotated[str, Meta(min_length=1, max_length=100)] = "text"
@@ -62,7 +63,7 @@ class NewJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     submitter: NodeAddress | None = None
 
 
-class Quote(msgspec.Struct, frozen=True):
+class Quote(View, frozen=True):
     """What a job would take on this network now. ``limit`` says in words what bounds it, and once nodes are chosen what bounds
     those; ``problems`` what forbids it.
 
@@ -100,7 +101,7 @@ class Quote(msgspec.Struct, frozen=True):
     hours_planned: float = 0.0
 
 
-class Choice(msgspec.Struct, frozen=True):
+class Choice(View, frozen=True):
     """Another job that would be cheaper or sooner. ``changes``: fields of the document by path, such as ``training.tokens``."""
 
     text: str
@@ -108,7 +109,7 @@ class Choice(msgspec.Struct, frozen=True):
     quote: Quote
 
 
-class Funding(msgspec.Struct, frozen=True):
+class Funding(View, frozen=True):
     """What the submitter's wallet must do: open the escrow of ``job_key`` with ``amount`` for ``coordinator``.
 
     ``max_payees``: accounts that the escrow must have room for; the job never pays more. ``missing``: what is still to be
@@ -127,12 +128,12 @@ class Funding(msgspec.Struct, frozen=True):
     missing: int = 0
 
 
-class JobNode(msgspec.Struct, frozen=True):
+class JobNode(View, frozen=True):
     """A node's part in a job. ``verified`` and ``paid`` in millionths; ``rounds`` committed and counted."""
 
     node: NodeAddress
-    name: str
-    device: str
+    name: Untrusted
+    device: Untrusted
     stage: int | None
     replica: int | None
     state: Literal["starting", "ready", "training", "waiting", "spare", "auditor", "lost", "rejected", "done"]
@@ -174,7 +175,7 @@ class RoundView(msgspec.Struct, frozen=True):
     agreement: Agreement | None = None
 
 
-class AuditView(msgspec.Struct, frozen=True):
+class AuditView(View, frozen=True):
     """An audit. ``blame``: why it failed; ``gone``: the node left before it opened the step, which proves no lie."""
 
     audit: str
@@ -185,13 +186,13 @@ class AuditView(msgspec.Struct, frozen=True):
     node: NodeAddress
     auditor: NodeAddress | None
     state: Literal["drawn", "opening", "showing", "replaying", "passed", "failed", "void"]
-    detail: str
+    detail: Untrusted
     blame: Literal[
         "", "gone", "refused", "misstated", "unconfirmed", "wrong", "blind", "distant", "unlooked", "vain"
     ] = ""
 
 
-class CommitView(msgspec.Struct, frozen=True):
+class CommitView(View, frozen=True):
     """A commitment: ``drawable`` says that the round's audit draw could have picked it; ``amount`` what it brought.
 
     ``signature``: of the confirmed ledger transaction that paid it; empty until then.
@@ -212,7 +213,7 @@ class CommitView(msgspec.Struct, frozen=True):
     signature: str = ""
 
 
-class Receipt(msgspec.Struct, frozen=True):
+class Receipt(View, frozen=True):
     """One ledger transaction of the job; ``id`` as in the ledger's list."""
 
     kind: Literal["fund", "event", "settle", "promise", "refund", "slash", "verdict", "table"]
@@ -220,15 +221,15 @@ class Receipt(msgspec.Struct, frozen=True):
     state: Literal["queued", "sent", "confirmed", "failed"]
     amount: int
     time: float
-    detail: str
+    detail: Untrusted
     id: int = 0
 
 
-class JobEvent(msgspec.Struct, frozen=True):
+class JobEvent(View, frozen=True):
     id: int
     time: float
     kind: str
-    text: str
+    text: Untrusted
 
 
 class Metric(msgspec.Struct, frozen=True):
@@ -242,7 +243,7 @@ class Metric(msgspec.Struct, frozen=True):
     time: float
 
 
-class JobView(msgspec.Struct, frozen=True):
+class JobView(View, frozen=True):
     """``bytes_*`` as in ``task.Traffic``, summed over the nodes. ``model``: artifact of the model archive once there is one.
 
     ``sentence`` says where the job stands; ``queue_position`` counts from 1 among jobs that wait for nodes. ``wish``: what
@@ -254,9 +255,9 @@ class JobView(msgspec.Struct, frozen=True):
     """
 
     id: JobId
-    name: str
+    name: Untrusted
     state: JobStateName
-    reason: str
+    reason: Untrusted
     spec: JobSpec
     submitter: NodeAddress
     created: float
@@ -279,7 +280,7 @@ class JobView(msgspec.Struct, frozen=True):
     audits: int
     model: Digest | None
     eta_seconds: float | None
-    sentence: str = ""
+    sentence: Untrusted = Untrusted("")
     queue_position: int | None = None
     wish: Literal["", "pause", "stop"] = ""
     ready_likely: float | None = None
@@ -334,14 +335,14 @@ class TrialRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seed: Annotated[int, Meta(ge=0, le=2**32 - 1)] = 0
 
 
-class LogLine(msgspec.Struct, frozen=True):
+class LogLine(View, frozen=True):
     """A line of a job's log. ``node``: the name of the node whose worker wrote it, empty for the coordinator's own."""
 
     id: int
     time: float
     level: Literal["debug", "info", "warning", "error"]
-    text: str
-    node: str
+    text: Untrusted
+    node: Untrusted
     stage: int | None
     replica: int | None
 
@@ -368,7 +369,7 @@ class NewNotices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mail_kinds: Annotated[tuple[JobNotice, ...], Meta(max_length=4)] = ("budget", "paused", "done", "failed")
 
 
-class NoticesView(msgspec.Struct, frozen=True):
+class NoticesView(View, frozen=True):
     """Where an account is told what. ``secret`` verifies a webhook's signature (standardwebhooks.com); ``mails``: whether this
     coordinator can send any."""
 
@@ -387,7 +388,7 @@ class Confirmation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     token: Annotated[str, Meta(pattern=ID_PATTERN)]
 
 
-class Delivery(msgspec.Struct, frozen=True):
+class Delivery(View, frozen=True):
     """One notice on one channel. ``answer``: what the receiver said last; ``due``: when it is tried next, while it waits."""
 
     id: int
@@ -397,7 +398,7 @@ class Delivery(msgspec.Struct, frozen=True):
     target: str
     state: Literal["waiting", "sent", "failed"]
     attempts: int
-    answer: str
+    answer: Untrusted
     created: float
     due: float
 
@@ -414,13 +415,13 @@ class Share(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shared: bool
 
 
-class NodeView(msgspec.Struct, frozen=True):
+class NodeView(View, frozen=True):
     """A machine. ``auditor``: it lends nothing, and looks at others' work for the operator."""
 
     node: NodeAddress
     payout: NodeAddress
-    name: str
-    device: str
+    name: Untrusted
+    device: Untrusted
     kind: Literal["cpu", "cuda"]
     memory_mb: int
     flops: float
@@ -434,7 +435,7 @@ class NodeView(msgspec.Struct, frozen=True):
     auditor: bool = False
 
 
-class NetworkView(msgspec.Struct, frozen=True):
+class NetworkView(View, frozen=True):
     nodes_online: int
     nodes_busy: int
     memory_mb: int
@@ -447,11 +448,11 @@ class NetworkView(msgspec.Struct, frozen=True):
     coordinator: NodeAddress
     ledger_url: str
     test_wallet: bool
-    notice: LongText = ""
+    notice: LongText = Untrusted("")
     relays_up: int = 0
 
 
-class RelayTraffic(msgspec.Struct, frozen=True):
+class RelayTraffic(View, frozen=True):
     """Bytes that a relay says it has carried for a node. ``job``: its id, or the first half of it where only that is known."""
 
     node: str
@@ -459,7 +460,7 @@ class RelayTraffic(msgspec.Struct, frozen=True):
     bytes_relayed: int
 
 
-class RelayView(msgspec.Struct, frozen=True):
+class RelayView(View, frozen=True):
     """A relay, named by the first of its ``urls``.
 
     ``state``: ``up`` is handed out; ``full`` is handed out after all others; ``unreachable`` does not answer the coordinator's
@@ -468,7 +469,7 @@ class RelayView(msgspec.Struct, frozen=True):
 
     relay: NodeAddress | None
     urls: tuple[str, ...]
-    region: str
+    region: Untrusted
     state: Literal["up", "full", "unreachable", "silent"]
     rtt_ms: float | None
     allocations: int | None

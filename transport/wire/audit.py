@@ -27,12 +27,14 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from transport.text import Told, Untrusted
 from transport.wire.ids import (
     AuditId,
     Count,
     Digest,
     FiniteLoss,
     LongText,
+    Mark,
     ReplicaIndex,
     RoundIndex,
     ShortText,
@@ -112,7 +114,7 @@ class ReplayAcross(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=
     """
 
     replay: ReplayStep
-    env_class: ShortText
+    env_class: Mark
 
 
 class ShowLeaf(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="show_leaf"):
@@ -143,20 +145,20 @@ class OpeningMade(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="
     size: Count = 0
 
 
-class StepOpened(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="opened"):
+class StepOpened(Told, frozen=True, forbid_unknown_fields=True, tag="opened"):
     audit: AuditId
     opening: Digest | None
-    reason: ShortText = ""
+    reason: ShortText = Untrusted("")
 
 
-class AuditReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="audit"):
+class AuditReport(Told, frozen=True, forbid_unknown_fields=True, tag="audit"):
     """``mismatch``: re-execution gave something else than was committed. ``malformed``: the opening does not belong to the
     commitment at all. ``incomparable``: the leaf names another environment class than this auditor's. ``vain``: it matches, and
     what it was computed from left next to nothing to compute."""
 
     audit: AuditId
     verdict: Literal["match", "mismatch", "malformed", "incomparable"]
-    detail: LongText = ""
+    detail: LongText = Untrusted("")
     operations: Count = 0
     vain: bool = False
 
@@ -220,7 +222,7 @@ class StepLeaf(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     step: StepIndex
-    env_class: ShortText
+    env_class: Mark
     samples: Digest
     received: Annotated[tuple[Digest, ...], Meta(max_length=1280)]
     sent: Annotated[tuple[Digest, ...], Meta(max_length=512)]
@@ -281,8 +283,8 @@ class OperationRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     index: Count
     before: Digest
-    name: ShortText
-    module: ShortText
+    name: Mark
+    module: Mark
     arguments: Annotated[str, Meta(max_length=32_768)]
     reads: Annotated[tuple[Read, ...], Meta(max_length=4096)]
     writes: Annotated[tuple[Write, ...], Meta(max_length=4096)]
@@ -385,7 +387,7 @@ class InputsAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=
     artifact: Digest
 
 
-class NoAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="none"):
+class NoAnswer(Told, frozen=True, forbid_unknown_fields=True, tag="none"):
     reason: ShortText
 
 

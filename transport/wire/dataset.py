@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from transport.text import Untrusted, View
 from transport.wire.ids import Digest
 from transport.wire.job import DatasetFormat, DatasetSpec, TokenizerSpec
 
@@ -27,24 +28,24 @@ class CheckRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sequence: Annotated[int, Meta(ge=8, le=131_072)] = 128
 
 
-class Place(msgspec.Struct, frozen=True):
+class Place(View, frozen=True):
     """A row, and what is wrong there: for people, secrets masked."""
 
     row: int
-    shown: str = ""
+    shown: Untrusted = Untrusted("")
 
 
-class Finding(msgspec.Struct, frozen=True):
+class Finding(View, frozen=True):
     """One kind of thing that was found. ``kind`` is stable, for programs; ``rows`` counts all rows that have it."""
 
     kind: str
     severity: Severity
-    text: str
+    text: Untrusted
     rows: int
     places: Annotated[tuple[Place, ...], Meta(max_length=MAX_PLACES)] = ()
 
 
-class DatasetReport(msgspec.Struct, frozen=True):
+class DatasetReport(View, frozen=True):
     """What a dataset holds.
 
     Attributes:
@@ -70,7 +71,7 @@ class DatasetReport(msgspec.Struct, frozen=True):
     format: DatasetFormat = "auto"
 
 
-class Check(msgspec.Struct, frozen=True):
+class Check(View, frozen=True):
     """A check: ``read`` of ``size`` bytes so far. ``problem``: why there is no report, where it ended without one."""
 
     id: Digest

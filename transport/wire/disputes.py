@@ -9,6 +9,7 @@ from typing import Literal
 
 import msgspec
 
+from transport.text import View
 from transport.wire.audit import BisectAnswer, ReplayStep
 from transport.wire.ids import AuditId, Count, Digest, JobId, NodeAddress, RoundIndex, StepIndex
 
@@ -45,7 +46,7 @@ class DisputeEvidence(msgspec.Struct, frozen=True):
     detail: str
 
 
-class DisputeView(msgspec.Struct, frozen=True):
+class DisputeView(View, frozen=True):
     """A dispute at a glance. ``digest``: of its evidence, once it is over. ``memo``: the transaction that wrote it."""
 
     audit: AuditId

@@ -5,6 +5,8 @@ from typing import Annotated, Final, NewType
 
 from msgspec import Meta
 
+from transport.text import Untrusted
+
 NodeAddress = Annotated[str, Meta(min_length=32, max_length=44, pattern=r"^[1-9A-HJ-NP-Za-km-z]+$")]
 """Base58 of the 32 bytes of an Ed25519 public key: a node, an owner, a wallet."""
 
@@ -30,8 +32,13 @@ StageIndex = Annotated[int, Meta(ge=0, lt=256)]
 ReplicaIndex = Annotated[int, Meta(ge=0, lt=1024)]
 RoundIndex = Annotated[int, Meta(ge=0, lt=2**31)]
 StepIndex = Annotated[int, Meta(ge=0, lt=2**31)]
-ShortText = Annotated[str, Meta(max_length=200, pattern=r"^[^\x00]*$")]
-LongText = Annotated[str, Meta(max_length=4000, pattern=r"^[^\x00]*$")]
+ShortText = Annotated[Untrusted, Meta(max_length=200, pattern=r"^[^\x00]*$")]
+"""Text of others, on one line: the Struct that has it is a ``Told``, and so makes it safe to show."""
+
+Mark = Annotated[str, Meta(max_length=200, pattern=r"^[ -~]*$")]
+"""What machines read and compare, and people now and then: an address, a version, a class. Visible ASCII, or refused."""
+
+LongText = Annotated[Untrusted, Meta(max_length=4000, pattern=r"^[^\x00]*$")]
 FiniteLoss = Annotated[float, Meta(ge=-1e9, le=1e9)]
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from transport.text import Told, Untrusted
 from transport.wire.ids import Digest, JobId, ShortText
 
 MAX_SHARDS = 256  # Files of one model; the largest public ones have 191.
@@ -92,7 +93,7 @@ class DatasetSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     encoding: Encoding = "auto"
 
 
-class LoraSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class LoraSpec(Told, frozen=True, forbid_unknown_fields=True):
     """Low-rank adapters, see ``trainer.lora``. ``targets``: names of linear layers such as ``q_proj``; empty: all of a layer's.
 
     ``base_model``: what the finished adapter names as its base, a repository or folder of Hugging Face.
@@ -101,7 +102,7 @@ class LoraSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rank: Annotated[int, Meta(ge=1, le=1024)] = 16
     alpha: Annotated[float, Meta(gt=0, le=65_536)] = 32.0
     targets: Annotated[tuple[Annotated[str, Meta(pattern=r"^[a-z0-9_]{1,40}$")], ...], Meta(max_length=16)] = ()
-    base_model: ShortText = ""
+    base_model: ShortText = Untrusted("")
 
 
 class TrainingSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -227,10 +228,10 @@ class ParallelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     replicas: Annotated[int, Meta(ge=1, le=256)] | None = None
 
 
-class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class JobSpec(Told, frozen=True, forbid_unknown_fields=True):
     """One job. ``budget`` is in millionths of the token and goes into escrow; what is not spent comes back."""
 
-    name: Annotated[str, Meta(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f]+$")]
+    name: Annotated[Untrusted, Meta(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f]+$")]
     model: ModelSpec
     dataset: DatasetSpec
     budget: Annotated[int, Meta(ge=1, le=2**63 - 1)]
@@ -240,10 +241,11 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     deadline_hours: Annotated[float, Meta(gt=0, le=24 * 90)] = 24.0
     over_budget: Literal["refuse", "pause"] = "refuse"
     """Of a job whose price is above its budget: it is not taken, or trains as far as the budget goes, and then pauses."""
-    note: ShortText = ""
+    note: ShortText = Untrusted("")
 
     def __post_init__(self) -> None:
         """Refuse adapters and checkpoints of nothing."""
+        super().__post_init__()
         if self.model.from_round is not None and self.model.from_job is None:
             raise ValueError("model.from_round is a checkpoint of a job: name the job in model.from_job")
         if self.training.lora is not None and self.model.weights is None and self.model.from_job is None:

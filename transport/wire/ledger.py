@@ -7,13 +7,14 @@ from typing import Literal
 
 import msgspec
 
+from transport.text import Untrusted, View
 from transport.wire.api import AuditView, NodeView
 from transport.wire.ids import Digest, JobId, NodeAddress
 
 EntryKind = Literal["fund", "event", "settle", "promise", "refund", "slash", "verdict", "table"]
 
 
-class LedgerEntry(msgspec.Struct, frozen=True):
+class LedgerEntry(View, frozen=True):
     """One transaction of the coordinator, or a deposit that it saw. ``id`` grows with time.
 
     ``payload``: settle, promise: payee -> what it has received, or can claim, of the job in all; slash: node, reason; verdict:
@@ -22,13 +23,13 @@ class LedgerEntry(msgspec.Struct, frozen=True):
 
     id: int
     job: JobId
-    job_name: str
+    job_name: Untrusted
     kind: EntryKind
     state: Literal["queued", "sent", "confirmed", "failed"]
     amount: int
     signature: str
     time: float
-    detail: str
+    detail: Untrusted
     payload: dict[str, str | int]
 
 
@@ -44,7 +45,7 @@ class LedgerTotals(msgspec.Struct, frozen=True):
     difference: int
 
 
-class StakeView(msgspec.Struct, frozen=True):
+class StakeView(View, frozen=True):
     """A stake account as it lies on the ledger: ``deposited = slashed + withdrawn + balance``."""
 
     address: str
@@ -57,16 +58,20 @@ class StakeView(msgspec.Struct, frozen=True):
     treasury: str
 
 
-class NodeJob(msgspec.Struct, frozen=True):
-    """A node's part in one job: ``rounds`` that counted, what of it was verified, paid and rejected."""
+class NodeJob(View, frozen=True):
+    """A node's part in one job: ``rounds`` that counted, what of it was verified, paid and rejected.
+
+    ``unpaid``: sentences that say of every share that is not paid why it is not.
+    """
 
     job: JobId
-    name: str
+    name: Untrusted
     state: str
     rounds: int
     rejected: int
     verified: int
     paid: int
+    unpaid: tuple[str, ...] = ()
 
 
 class NodeAudit(msgspec.Struct, frozen=True):
@@ -78,14 +83,14 @@ class NodeAudit(msgspec.Struct, frozen=True):
     audit: AuditView
 
 
-class NodeAccount(msgspec.Struct, frozen=True):
+class NodeAccount(View, frozen=True):
     """A node's account with the market. ``stake``: None where it has none, or where the ledger does not answer.
 
     ``audits``: counts by state, of the node's own work. ``recent``: the last of them, and of those that the node did itself.
     """
 
     node: NodeView
-    reason: str
+    reason: Untrusted
     stake: StakeView | None
     jobs: tuple[NodeJob, ...]
     audits: dict[str, int]
@@ -94,7 +99,7 @@ class NodeAccount(msgspec.Struct, frozen=True):
     payouts: tuple[LedgerEntry, ...]
 
 
-class JobLedger(msgspec.Struct, frozen=True):
+class JobLedger(View, frozen=True):
     """A job's escrow as the ledger has it beside what the coordinator's books say. ``on_chain``: whether the ledger answered."""
 
     job: JobId
@@ -115,7 +120,7 @@ class PromisedAmount(msgspec.Struct, frozen=True):
     cumulative: int
 
 
-class PromiseView(msgspec.Struct, frozen=True):
+class PromiseView(View, frozen=True):
     """The newest promise of a job's earnings: leaves in the order of the tree whose ``root`` the escrow holds.
 
     A leaf is the payee's token account (32 bytes) and ``cumulative`` (8 bytes, lowest first), hashed as ``ledger.merkle`` does.

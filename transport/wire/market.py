@@ -7,11 +7,12 @@ from typing import Literal
 
 import msgspec
 
+from transport.text import View
 from transport.wire.api import NodeView
 from transport.wire.ids import NodeAddress
 
 
-class Region(msgspec.Struct, frozen=True):
+class Region(View, frozen=True):
     """Machines by the relay that they reach soonest: nobody is asked where they are.
 
     Attributes:
@@ -44,7 +45,7 @@ class PricePoint(msgspec.Struct, frozen=True):
     rate: int
 
 
-class Market(msgspec.Struct, frozen=True):
+class Market(View, frozen=True):
     """Price and demand.
 
     Attributes:
@@ -76,7 +77,7 @@ class Earned(msgspec.Struct, frozen=True):
     amount: int
 
 
-class Payout(msgspec.Struct, frozen=True):
+class Payout(View, frozen=True):
     """A wallet's part of one ledger transaction."""
 
     job: str
@@ -107,7 +108,7 @@ class Earnings(msgspec.Struct, frozen=True):
     payouts: tuple[Payout, ...]
 
 
-class Check(msgspec.Struct, frozen=True):
+class Check(View, frozen=True):
     """One part of the service: ``bad`` stops work, ``warn`` does not."""
 
     name: str
@@ -115,14 +116,14 @@ class Check(msgspec.Struct, frozen=True):
     text: str
 
 
-class Day(msgspec.Struct, frozen=True):
+class Day(View, frozen=True):
     """What went wrong within one day (UTC), which began at ``day``: kind of event -> how often."""
 
     day: int
     counts: dict[str, int]
 
 
-class Health(msgspec.Struct, frozen=True):
+class Health(View, frozen=True):
     """How the coordinator does.
 
     Attributes:

@@ -10,7 +10,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from transport.wire.ids import Count, NodeAddress, ShortText
+from transport.text import Told, Untrusted
+from transport.wire.ids import Count, Mark, NodeAddress, ShortText
 
 MAX_PEERS_MEASURED = 64  # As many as a node may have (PeerLimits.max_peers).
 MAX_RELAYS = 16
@@ -28,11 +29,11 @@ NatKind = Literal["none", "full cone", "address cone", "port cone", "symmetric",
 class RelayUsage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Bytes relayed for one user since the relay's start; ``user`` is ``NODE`` or ``NODE-JOB`` as in the TURN user name."""
 
-    user: ShortText
+    user: Mark
     bytes_relayed: Count
 
 
-class RelayReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class RelayReport(Told, frozen=True, forbid_unknown_fields=True):
     """What a relay tells.
 
     ``urls``: where nodes reach it, ``turn:HOST:PORT?transport=udp|tcp`` and ``turns:HOST:PORT?transport=tcp``; the same host
@@ -44,9 +45,9 @@ class RelayReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     relay: NodeAddress
     sent: Annotated[float, Meta(ge=0, le=1e11)]
     started: Annotated[float, Meta(ge=0, le=1e11)]
-    urls: Annotated[tuple[ShortText, ...], Meta(min_length=1, max_length=8)]
+    urls: Annotated[tuple[Mark, ...], Meta(min_length=1, max_length=8)]
     secret: Annotated[str, Meta(min_length=16, max_length=128)]
-    region: ShortText = ""
+    region: ShortText = Untrusted("")
     allocations: Count = 0
     allocations_max: Count = 0
     bytes_relayed: Count = 0
@@ -84,7 +85,7 @@ class RelayQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class RelayMeasure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The way from a node to a relay; ``relay`` is the first of its URLs."""
 
-    relay: ShortText
+    relay: Mark
     rtt_s: Seconds
     loss: Share
     udp: bool
@@ -94,7 +95,7 @@ class PeerMeasure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The link from a node to a peer as it is now; rates are payload bytes a second, 0 where nothing was sent."""
 
     peer: NodeAddress
-    pair: ShortText
+    pair: Mark
     rtt_s: Seconds
     loss: Share
     send_rate: BytesPerSecond

@@ -25,6 +25,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from transport.text import Told, Untrusted
+from transport.wire.api import JobStateName
 from transport.wire.ids import (
     Count,
     Digest,
@@ -32,6 +34,7 @@ from transport.wire.ids import (
     JobId,
     LeaseId,
     LongText,
+    Mark,
     NodeAddress,
     ReplicaIndex,
     ShortText,
@@ -42,12 +45,13 @@ from transport.wire.network import MAX_PEERS_MEASURED, MAX_RELAYS, NetworkReport
 from transport.wire.task import Plan, TaskCommand, TaskReport
 
 PROTOCOL = 1
+MAX_ACCOUNTS = 32  # Jobs whose end a node may have missed, the newest.
 MAX_LEASES = 64  # A node with eight GPUs holds eight leases; audits and spares leave the rest.
 MAX_ENVELOPE = 128 * 1024  # An SDP of 64 KB, signed.
 MAX_ICE_SERVERS = MAX_RELAYS  # A node uses one relay and one STUN server of them; the rest stand by.
 
 
-class NodeProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class NodeProfile(Told, frozen=True, forbid_unknown_fields=True):
     """What a machine can do, measured by its agent in the same sandbox that jobs run in.
 
     ``floor``: the least that its owner lets it work for, in millionths of the token for 10^15 operations.
@@ -59,9 +63,9 @@ class NodeProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kind: Literal["cpu", "cuda"]
     memory_mb: Annotated[int, Meta(ge=1, le=10**8)]
     flops: Annotated[float, Meta(ge=0, le=1e18)]
-    env_class: ShortText
+    env_class: Mark
     sandbox: Literal["docker", "process"]
-    agent_version: ShortText = ""
+    agent_version: Mark = ""
     floor: Annotated[int, Meta(ge=0, le=10**12)] = 0
     auditor: bool = False
 
@@ -108,17 +112,23 @@ class Signal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="signa
     envelope: Annotated[bytes, Meta(max_length=MAX_ENVELOPE)]
 
 
-class Goodbye(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="goodbye"):
+class Goodbye(Told, frozen=True, forbid_unknown_fields=True, tag="goodbye"):
     """The node leaves: its leases end now, not when they expire."""
 
-    reason: ShortText = ""
+    reason: ShortText = Untrusted("")
 
 
 class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="claim"):
     """The node asks for what it has earned so far, though that be little; answered by what the ledger then shows."""
 
 
-NodeMessage = Hello | Heartbeat | Report | Signal | Goodbye | NetworkReport | Claim
+class Accounts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="accounts"):
+    """The node asks how its work in these jobs stands; answered by an ``Earned`` for each in which it had a lease."""
+
+    jobs: Annotated[tuple[JobId, ...], Meta(max_length=MAX_ACCOUNTS)]
+
+
+NodeMessage = Hello | Heartbeat | Report | Signal | Goodbye | NetworkReport | Claim | Accounts
 
 
 # --- coordinator to node ------------------------------------------------------------------------------------------------
@@ -126,23 +136,23 @@ NodeMessage = Hello | Heartbeat | Report | Signal | Goodbye | NetworkReport | Cl
 
 class Challenge(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="challenge"):
     nonce: Annotated[bytes, Meta(min_length=32, max_length=32)]
-    host: ShortText
+    host: Mark
 
 
 class IceServer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One server; a relay is named by the first of its URLs (``RelayMeasure.relay``)."""
 
-    urls: Annotated[tuple[ShortText, ...], Meta(min_length=1, max_length=8)]
-    username: ShortText = ""
-    credential: ShortText = ""
+    urls: Annotated[tuple[Mark, ...], Meta(min_length=1, max_length=8)]
+    username: Mark = ""
+    credential: Mark = ""
 
 
 class LedgerInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where the money is kept, so that a node can look for itself."""
 
-    url: ShortText
-    program: ShortText
-    mint: ShortText
+    url: Mark
+    program: Mark
+    mint: Mark
     coordinator: NodeAddress
 
 
@@ -171,7 +181,7 @@ class IceServers(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="i
     ] = {}
 
 
-class Refused(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="refused"):
+class Refused(Told, frozen=True, forbid_unknown_fields=True, tag="refused"):
     """``retry_seconds`` None: do not come back without a change by the owner."""
 
     reason: LongText
@@ -193,7 +203,7 @@ class Assign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="assig
     stage: StageIndex | None
     replica: ReplicaIndex | None
     plan: Plan
-    files: Annotated[dict[ShortText, Digest], Meta(max_length=16)]
+    files: Annotated[dict[Mark, Digest], Meta(max_length=16)]
 
 
 class Command(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="command"):
@@ -216,13 +226,58 @@ class Beat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="beat"):
     gone: Annotated[tuple[LeaseId, ...], Meta(max_length=MAX_LEASES)] = ()
 
 
+Unpaid = Literal[
+    "late",
+    "again",
+    "ended",
+    "gone",
+    "refused",
+    "misstated",
+    "unconfirmed",
+    "wrong",
+    "distant",
+    "unlooked",
+    "vain",
+    "expelled",
+]
+"""Why a share is never paid.
+
+``late``: its replica was not whole when the round was decided; ``again``: the round had lost too much and was done again;
+``ended``: the job ended in the middle of the round; ``unlooked``: the job ended before somebody had looked; ``expelled``: the
+node was sent away; the others are what its audit found (``coordinator.domain.trust``).
+"""
+
+Due = Literal["unaudited", "saving", "paying", "promised"]
+"""What a share waits for: its audit; to be worth the ledger's fee; the ledger, which is asked; its payee, who can claim it."""
+
+ShareState = Literal["paid", "stuck"] | Due | Unpaid
+"""``stuck``: the ledger has refused to pay it for good, which the coordinator's operator has to look into."""
+
+SeatState = Literal["held", "spare", "stopped", "expired", "failed", "stalled", "replaced", "rejected", "left"]
+"""How a node's last lease of a job stands, or how it ended; ``spare``: it never had a seat."""
+
+
+class Tally(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How many shares of a node in a job stand so, and what they are worth, in millionths of the token."""
+
+    state: ShareState
+    shares: Count
+    amount: Count = 0
+
+
 class Earned(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="earned"):
-    """What a job has brought this node so far, in millionths of the token."""
+    """What a job has brought this node so far, in millionths of the token, and why no more.
+
+    Told whenever it changes, and when the node asks (``Accounts``). ``state``: the job's; ``tallies``: all shares of the node.
+    """
 
     job: JobId
     verified: Count
     paid: Count
-    signature: ShortText = ""
+    signature: Mark = ""
+    state: JobStateName | None = None
+    seat: SeatState | None = None
+    tallies: Annotated[tuple[Tally, ...], Meta(max_length=32)] = ()
 
 
 class Promised(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="promised"):

@@ -3,7 +3,7 @@
 import msgspec
 
 from transport.wire.audit import ReplayOuter, ReplayStep
-from transport.wire.ids import AuditId, Digest, JobId, ShortText
+from transport.wire.ids import AuditId, Digest, JobId, Mark
 from transport.wire.job import JobSpec
 
 OPENING = "opening"
@@ -18,7 +18,7 @@ class AuditRecords(msgspec.Struct, frozen=True):
 
     audit: AuditId
     job: JobId
-    env_class: ShortText
+    env_class: Mark
     replay: ReplayStep | ReplayOuter
     spec: JobSpec
     files: dict[str, Digest]

@@ -25,6 +25,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from transport.text import Told, Untrusted
 from transport.wire.audit import (
     AuditReport,
     BisectAnswer,
@@ -45,6 +46,7 @@ from transport.wire.ids import (
     Digest,
     FiniteLoss,
     LongText,
+    Mark,
     NodeAddress,
     ReplicaIndex,
     RoundIndex,
@@ -148,10 +150,10 @@ class ApplyRound(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="a
     checkpoint: bool = False
 
 
-class StopTask(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="stop"):
+class StopTask(Told, frozen=True, forbid_unknown_fields=True, tag="stop"):
     """The task is over; the agent ends the worker and gives the lease back."""
 
-    reason: ShortText = ""
+    reason: ShortText = Untrusted("")
 
 
 TaskCommand = (
@@ -175,7 +177,7 @@ TaskCommand = (
 class TaskReady(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="ready"):
     """The worker has built its stage. ``env_class`` names what must be equal for bit-exact replay."""
 
-    env_class: ShortText
+    env_class: Mark
     parameters: Count
 
 
@@ -257,7 +259,7 @@ class Challenge(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="ch
     step: StepIndex
 
 
-class TaskFailed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="failed"):
+class TaskFailed(Told, frozen=True, forbid_unknown_fields=True, tag="failed"):
     """The worker cannot go on: it ran out of memory, its input is unusable, its process died.
 
     ``tampered``: somebody on its computer reached into its sandbox, as the agent saw and says of its own owner.
@@ -280,12 +282,12 @@ MAX_LOG_LINES = 64
 MAX_LOG_TEXT = 1000
 
 
-class LogLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class LogLine(Told, frozen=True, forbid_unknown_fields=True):
     """``time``: in Unix seconds, by the worker's clock."""
 
     time: Annotated[float, Meta(ge=0, lt=1e12)]
     level: Literal["debug", "info", "warning", "error"]
-    text: Annotated[str, Meta(max_length=MAX_LOG_TEXT)]
+    text: Annotated[Untrusted, Meta(max_length=MAX_LOG_TEXT)]
 
 
 class WorkerLog(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="log"):

@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from transport.sealed import KEY_BYTES
 from transport.wire.codec import MAX_MESSAGE, MessageError, decode, encode
-from transport.wire.ids import Count, JobId, ReplicaIndex, RoundIndex, ShortText, StageIndex, StepIndex
+from transport.wire.ids import Count, JobId, Mark, ReplicaIndex, RoundIndex, StageIndex, StepIndex
 from transport.wire.job import JobSpec
 from transport.wire.task import Plan, TaskCommand, TaskReport
 
@@ -83,7 +83,7 @@ class Setup(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="setup"
     replica: ReplicaIndex | None
     folder: Annotated[str, Meta(max_length=4096)]
     threads: Annotated[int, Meta(ge=1, le=1024)]
-    device: ShortText = "cpu"
+    device: Mark = "cpu"
     keys: dict[Annotated[str, Meta(max_length=255)], FileKey] = {}
     weights_key: FileKey | None = None
 

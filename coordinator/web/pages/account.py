@@ -15,6 +15,7 @@ from coordinator.web.auth import Auth, needs, principal, public, visitor
 from coordinator.web.auth.gate import address_of, cookie_name, person
 from coordinator.web.http import answer, read_body, say_when
 from coordinator.web.pages.render import CSRF_COOKIE, CSRF_FIELD, Renderer, check_csrf
+from transport.text import untrusted
 from transport.wire import codec
 
 MAX_FORM_BYTES = 40_000  # A text to try a model with, at its longest, escaped.
@@ -343,7 +344,7 @@ def _device(request: web.Request) -> str:
     browser = next((name for mark, name in _BROWSERS if mark in agent), "")
     system = next((name for mark, name in _SYSTEMS if mark in agent), "")
     told = " on ".join(filter(None, (browser, system))) or agent[:60]
-    return "".join(letter for letter in told if letter.isprintable()) or "unknown"
+    return untrusted(told) or "unknown"
 
 
 _BROWSERS: Final = (

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import jinja2
 from aiohttp import web
+from markupsafe import Markup
 
 from coordinator.client import text
 from coordinator.domain.account import Principal
@@ -18,6 +19,7 @@ from coordinator.web.auth import visitor
 from coordinator.web.pages import chart, curves
 from coordinator.web.pages.fresh import is_live, pack, packed
 from transport.content import WORDS
+from transport.text import untrusted_lines
 
 WEB_FOLDER: Final = Path(__file__).resolve().parent.parent
 STATIC_FOLDER: Final = WEB_FOLDER / "static"
@@ -126,6 +128,11 @@ INCIDENT_WORDS: Final = {
 }
 
 
+def _shown(value: object) -> object:
+    """What a page shows of a value: escaped after this, and without what deceives a reader before it."""
+    return untrusted_lines(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
 class Renderer:
     """Renders pages."""
 
@@ -133,6 +140,7 @@ class Renderer:
         self._environment = jinja2.Environment(
             loader=jinja2.FileSystemLoader(WEB_FOLDER / "templates"),
             autoescape=True,
+            finalize=_shown,
             undefined=jinja2.StrictUndefined,
             trim_blocks=True,
             lstrip_blocks=True,

@@ -31,6 +31,7 @@ from coordinator.web.pages.forms import (
     read_document,
 )
 from coordinator.web.pages.render import CSRF_FIELD, Renderer, check_csrf
+from transport.text import untrusted
 from transport.wire.api import NewJob, NewUpload, Quote
 from transport.wire.dataset import Check, CheckRequest
 from transport.wire.ids import is_id
@@ -317,7 +318,7 @@ class Submit:
     ) -> None:
         check_csrf(request, typed.get(CSRF_FIELD))
         purpose, target = _FILES[part.name or ""]
-        new = NewUpload(MAX_FORM_FILE, (part.filename or "")[:200].replace("\0", ""), purpose)
+        new = NewUpload(MAX_FORM_FILE, untrusted(part.filename or ""), purpose)
         try:
             typed[target] = (await self._uploads.take(new, _file(part), principal(request).account_id)).artifact or ""
         except ForbiddenError:

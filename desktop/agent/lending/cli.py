@@ -7,7 +7,6 @@ import re
 import time
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from desktop.agent import status
@@ -16,6 +15,8 @@ from desktop.agent.errors import NoAgentError, SettingsError
 from desktop.agent.lending.keeper import MAX_PAUSE_S, LendingChange, LendingView, RulesChange, change_kept
 from desktop.agent.lending.rules import ALWAYS, Rules
 from desktop.agent.log import printable
+from transport.console import Terminal
+from transport.terminal import say, say_json
 from transport.wire.codec import encode_json
 
 DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
@@ -71,7 +72,7 @@ def _finish(options: argparse.Namespace) -> int:
 
 def _tell(options: argparse.Namespace, change: LendingChange) -> int:
     view = asyncio.run(status.ask_lending(Home.at(options.home).socket, change))
-    print(encode_json(view).decode() if options.json else view.sentence)
+    say(encode_json(view).decode() if options.json else view.sentence)
     return 0
 
 
@@ -83,13 +84,13 @@ def _rules(options: argparse.Namespace) -> int:
     except NoAgentError:
         view, running = _without_agent(home, change), False
     if options.json:
-        print(encode_json(view).decode())
+        say_json(view)
         return 0
-    console = Console()
+    console = Terminal()
     console.print(_table(view.rules))
-    console.print(view.sentence if running else "no agent runs here: in force from its next start", markup=False)
+    console.print(view.sentence if running else "no agent runs here: in force from its next start")
     if not view.bound:
-        console.print("this agent was started with --always: it lends whatever the rules say", markup=False)
+        console.print("this agent was started with --always: it lends whatever the rules say")
     return 0
 
 

@@ -18,6 +18,7 @@ from desktop.agent.lending.rules import ALWAYS, Celsius, Gigabytes, Hours, Minut
 from desktop.agent.lending.words import describe
 from desktop.agent.log import LOGGER
 from transport.clock import Clock
+from transport.text import View
 from transport.wire.codec import MessageError, decode_json, encode_json
 
 LOOK_S = 0.75  # A game is seen within a second, and two seconds are promised.
@@ -90,7 +91,7 @@ class LendingChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rules: RulesChange | None = None
 
 
-class LendingView(msgspec.Struct, frozen=True):
+class LendingView(View, frozen=True):
     """State, reasons and rules, and the whole as a sentence. ``bound``: the rules are kept to; False: always lent."""
 
     state: State

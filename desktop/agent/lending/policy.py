@@ -21,6 +21,7 @@ import msgspec
 
 from desktop.agent.lending.facts import Facts
 from desktop.agent.lending.rules import HOURS, Rules, Wish
+from transport.text import View
 
 GB = 10**9
 HOUR_S = 3600.0
@@ -65,7 +66,7 @@ LINGER_S: dict[Cause, float] = {  # How long a cause must have been away; the ot
 }
 
 
-class Reason(msgspec.Struct, frozen=True):
+class Reason(View, frozen=True):
     """A cause that holds. ``detail``: the program, degrees, gigabytes; ``until``: when it ends by itself (Unix seconds)."""
 
     cause: Cause

@@ -19,6 +19,7 @@ from desktop.agent.updates.manifest import Seen
 from desktop.agent.updates.release import Release, Way, platform_name
 from desktop.agent.updates.setup import Setup
 from transport.clock import Clock
+from transport.text import View
 from transport.wire.codec import encode_json
 
 FIRST_S = 300.0  # A computer that has just started has other things to do.
@@ -29,7 +30,7 @@ MAX_FAILED = 16  # Versions that are remembered as not starting here.
 Stage = Literal["off", "none", "fetching", "ready", "apt", "by hand", "installed"]
 
 
-class UpdateView(msgspec.Struct, frozen=True):
+class UpdateView(View, frozen=True):
     """``stage``: off: not looked for; none: this is the newest; ready: a restart takes it; apt and by hand: its owner must;
     installed: it lies in this program's place and begins between jobs, or with a restart.
 

@@ -212,13 +212,26 @@ def documents(**changes: bytes) -> dict[str, bytes]:
             "seconds": 9000.0,
         }
         proof = "cottage ledger check " + f"{number:02}" * 16
-        return first | amounts | {"standing": "paid", "why": "", "detail": "", "proof": proof} | more
+        return first | amounts | {"standing": "paid", "reasons": [], "proof": proof} | more
 
     jobs = [
         job(0, "tiny-llama-code", standing="working", paid=0),
-        job(1, "a story teller", standing="pending", why="saving up", paid=0),
+        job(
+            1,
+            "a story teller",
+            standing="pending",
+            reasons=[{"why": "saving", "shares": 4, "amount": 1_240_000}],
+            paid=0,
+        ),
         job(2, "gpt2-jsonl"),
-        job(3, "qwen3 (LoRA)", standing="not paid", why="failed", detail="out of memory", verified=0, paid=0),
+        job(
+            3,
+            "qwen3 (LoRA)",
+            standing="not paid",
+            reasons=[{"why": "failed", "detail": "out of memory"}],
+            verified=0,
+            paid=0,
+        ),
     ]
     earnings = {"verified": 153_240_000, "paid": 143_200_000, "wallet": None, "jobs": jobs, "today": 1_240_000,
                 "week": 9_870_000, "days": days}  # fmt: skip

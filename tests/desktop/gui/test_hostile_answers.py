@@ -1,19 +1,37 @@
 """Whatever answers in the agent's place: the window says what is wrong, and never stands still."""
 
+import csv
+import io
 import json
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QAbstractButton, QLabel, QListWidget, QPlainTextEdit, QTableWidget, QWidget
 
 from desktop.gui import client
 from desktop.gui.app import Desktop
-from desktop.gui.model import Phase
+from desktop.gui.model import Phase, Summary, read
+from desktop.gui.money import table_of
 from desktop.gui.single import OnlyOne
-from desktop.gui.window import MIN_WIDTH
-from tests.desktop.gui.support import Behaviour, Pulse, endless, http, listener, raw, silent, status, task, wait_for
+from desktop.gui.window import ACTIVITY, EARNINGS, HOME, MIN_WIDTH
+from tests.desktop.gui.support import (
+    Behaviour,
+    Pulse,
+    agent,
+    documents,
+    endless,
+    http,
+    listener,
+    raw,
+    silent,
+    status,
+    task,
+    wait_for,
+)
+from tests.support.hostile import TEXTS, acts
 
 LONGEST_PAUSE_MS = 700  # Less than any of the waits below; a quiet machine shows 20.
 
@@ -93,12 +111,55 @@ def test_a_field_that_the_window_does_not_know_is_no_trouble(open_desktop: Calla
         assert desktop.window.home.headline.text() == "Waiting for a job."
 
 
+def words_of(widget: QWidget) -> Iterator[str]:
+    """Everything that a window says, to eyes and to screen readers."""
+    for part in (widget, *widget.findChildren(QWidget)):
+        yield from (part.toolTip(), part.accessibleName(), part.windowTitle())
+        if isinstance(part, QLabel | QAbstractButton):
+            yield part.text()
+        if isinstance(part, QTableWidget):
+            cells = [part.item(row, column) for row in range(part.rowCount()) for column in range(part.columnCount())]
+            yield from (cell.text() for cell in cells if cell is not None)
+        if isinstance(part, QListWidget):
+            yield from (part.item(row).text() for row in range(part.count()))
+        if isinstance(part, QPlainTextEdit):
+            yield part.toPlainText()
+
+
+@pytest.mark.parametrize("name", sorted(set(TEXTS) - {"long", "long-and-wide"}))
+def test_no_part_of_the_window_shows_what_deceives(open_desktop: Callable[..., Desktop], home: Path, name: str) -> None:
+    text = TEXTS[name]
+    docs = documents()
+    earnings = json.loads(docs["earnings"])
+    for job in earnings["jobs"]:
+        job |= {"name": text, "detail": text, "proof": text}
+    docs["earnings"] = json.dumps(earnings).encode()
+    event = {"number": 9, "at": 1.0, "severity": "error", "kind": "job failed", "text": text}
+    docs["activity"] = json.dumps({"events": [event | {"detail": {"name": text, "why": text}}]}).encode()
+    docs["support"] = json.dumps({"text": text}).encode()
+    docs["status"] = status(name=text, note=text, reason=text, tasks=[task(job_name=text, reason=text)], trouble=text)
+    with listener(home / "agent.sock", agent(docs)):
+        window = open_desktop().window
+        window.go(EARNINGS)
+        wait_for(window.earnings.table.rowCount, "jobs")
+        window.go(ACTIVITY)
+        wait_for(window.activity.list.count, "events")
+        window.go(HOME)
+        shown = [words.replace("\u200b", "") for words in words_of(window)]  # Our own, where a long word may be broken.
+        assert [words for words in shown if acts(words)] == []
+    table = table_of(read(docs["earnings"], Summary))
+    assert acts(table.replace("\r\n", "\n")) == []
+    rows = list(csv.reader(io.StringIO(table)))
+    assert len(rows) == 1 + len(earnings["jobs"]), "no row is forged"
+    assert not [row for row in rows if row[1][:1] in ("=", "+", "-", "@")]
+
+
 def test_text_from_elsewhere_is_shown_as_text(open_desktop: Callable[..., Desktop], home: Path) -> None:
     name = "<b>free</b> <img src=x> &quit \u202egnp\n\x1b[2J"
     with listener(home / "agent.sock", http(status(name=name, tasks=[task(job_name=name)]))):
         desktop = open_desktop()
         wait_for(lambda: desktop.lending.snapshot.phase is Phase.RUNNING, "running")
-        shown = "<b>free</b> <img src=x> &quit �gnp��[2J"
+        shown = "<b>free</b> <img src=x> &quit �gnp �[2J"
         label = desktop.window.home.computer.value("name")
         assert label.textFormat() is Qt.TextFormat.PlainText
         assert label.text() == shown

@@ -78,15 +78,19 @@ def test_the_first_page_shows_sums_and_a_bar_a_day(opened: Opened) -> None:
 def test_each_job_is_a_row_with_its_stand_its_reason_and_its_proof(opened: Opened) -> None:
     page = opened.window.earnings
     opened.window.go(EARNINGS)
-    wait_for(lambda: page.table.rowCount() == 4, "the jobs")
-    stands = [page.table.item(row, 5).text() for row in range(4)]
+    wait_for(lambda: page.table.rowCount() == 6, "the jobs and the reasons of two")
+    jobs, reasons = (0, 1, 3, 4), (2, 5)
+    stands = [page.table.item(row, 5).text() for row in jobs]
     assert stands == ["▶ Working", "… Pending", "✓ Paid", "✕ Not paid"]
-    reasons = []
-    for row in range(4):
+    told = [page.table.item(row, 0).text() for row in reasons]
+    assert told[0] == "4 rounds, 1.24: Verified. It is paid once it is worth the ledger's fee."
+    assert told[1] == "It failed on this computer: out of memory"
+    assert [page.table.columnSpan(row, 0) for row in reasons] == [6, 6], "without a choice, across the table"
+    heard = page.table.item(4, 5).data(Qt.ItemDataRole.AccessibleTextRole)
+    assert heard == "✕ Not paid. It failed on this computer: out of memory"
+    for row, said in zip((1, 4), told, strict=True):
         page.table.selectRow(row)
-        reasons.append(page.why.text())
-    assert reasons[1] == "Verified. It is paid once it is worth the ledger's fee."
-    assert reasons[3] == "It failed on this computer: out of memory"
+        assert page.why.text().replace("\u200b", "") == said
     QTest.mouseClick(page.copy, Qt.MouseButton.LeftButton)
     assert QGuiApplication.clipboard().text() == "cottage ledger check " + "03" * 16
     assert len(page.bars._bars) == 7

@@ -1,0 +1,27 @@
+"""Tables, colours and bars on a terminal, and nothing that the text of others could do to it: see ``transport.terminal``."""
+
+import re
+from collections.abc import Iterable
+from typing import TextIO
+
+from rich.console import Console, ConsoleOptions, RenderableType  # noqa: TID251 - the door itself
+from rich.segment import Segment
+
+from transport.text import untrusted_lines
+
+_SHOWN = re.compile(r"[\n -~]*")
+
+
+class Terminal(Console):
+    """rich's console, whose markup is off unless it is asked for: square brackets of others are brackets."""
+
+    def __init__(self, *, stderr: bool = False, width: int | None = None, file: TextIO | None = None) -> None:
+        super().__init__(stderr=stderr, width=width, file=file, markup=False, emoji=False, highlight=False)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Everything that is printed comes through here, piece by piece."""
+        for segment in super().render(renderable, options):
+            if segment.control or _SHOWN.fullmatch(segment.text) is not None:
+                yield segment
+            else:
+                yield Segment(untrusted_lines(segment.text, len(segment.text)), segment.style)
