@@ -21,7 +21,12 @@ class Terminal(Console):
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Everything that is printed comes through here, piece by piece."""
         for segment in super().render(renderable, options):
-            if segment.control or _SHOWN.fullmatch(segment.text) is not None:
+            text, style = segment.text, segment.style
+            if segment.control:
                 yield segment
-            else:
-                yield Segment(untrusted_lines(segment.text, len(segment.text)), segment.style)
+                continue
+            if style is not None and style.link:
+                style = style.update_link(None)  # None is ours: some parts of rich take markup whatever we say.
+            if _SHOWN.fullmatch(text) is None:
+                text = untrusted_lines(text, len(text))
+            yield Segment(text, style)
