@@ -20,7 +20,7 @@ class PayWords(QObject):
         return f"{head}: {words}"
 
     def _words(self, reason: PayReason) -> str:
-        told = self._due(reason.why) or self._unpaid(reason.why) or self._without(reason.why)
+        told = self._due(reason.why) or self._unused(reason.why) or self._found(reason.why) or self._without(reason.why)
         if reason.why == "failed":
             detail = plain(reason.detail)
             return self.tr("It failed on this computer: {0}").format(detail) if detail else self.tr("It failed here.")
@@ -47,7 +47,7 @@ class PayWords(QObject):
             case _:
                 return ""
 
-    def _unpaid(self, why: str) -> str:
+    def _unused(self, why: str) -> str:
         match why:
             case "late":
                 return self.tr("Not paid: the replica was not whole when the round was decided, so it was not used.")
@@ -55,6 +55,15 @@ class PayWords(QObject):
                 return self.tr("Not paid: the round had lost too many computers and was done again.")
             case "ended":
                 return self.tr("Not paid: the job ended in the middle of the round.")
+            case "unlooked":
+                return self.tr("Not paid: the job ended before anybody had looked at it.")
+            case "expelled":
+                return self.tr("Not paid: this computer was sent away, and its unpaid work of the job is void.")
+            case _:
+                return ""
+
+    def _found(self, why: str) -> str:
+        match why:
             case "gone":
                 return self.tr("Not paid: this computer left before it had shown what its audit asked for.")
             case "refused":
@@ -71,14 +80,10 @@ class PayWords(QObject):
                 return self.tr(
                     "Not paid: the operator's computer came to something too far off, which proves nothing against this one."
                 )
-            case "unlooked":
-                return self.tr("Not paid: the job ended before anybody had looked at it.")
             case "vain":
                 return self.tr(
                     "Not paid: what came in left nothing to compute. Another computer may have sent it that."
                 )
-            case "expelled":
-                return self.tr("Not paid: this computer was sent away, and its unpaid work of the job is void.")
             case _:
                 return ""
 
