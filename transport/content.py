@@ -61,10 +61,11 @@ _PACKINGS: Final[Mapping[bytes, Packing]] = {
     b"BZh": "bzip2",
     b"\xfd7zXZ\x00": "xz",
 }
+_BZIP2_BLOCKS = (b"1AY&SY", b"\x17rE8P\x90")  # The first block's magic, or that of the end.
 _OTHERS: Final[Mapping[bytes, str]] = {
     b"PK\x03\x04": "a zip archive (such as .zip, .xlsx or .docx): take the texts out of it first",
     b"7z\xbc\xaf\x27\x1c": "a 7z archive: unpack it first",
-    b"Rar!": "a RAR archive: unpack it first",
+    b"Rar!\x1a": "a RAR archive: unpack it first",
     b"\x04\x22\x4d\x18": "an LZ4 archive: unpack it first, or pack it with gzip or zstd",
     b"%PDF": "a PDF: extract its text first",
     b"\xd0\xcf\x11\xe0": "an old Office document: save its text first",
@@ -72,7 +73,7 @@ _OTHERS: Final[Mapping[bytes, str]] = {
     b"FEA1": "an old Feather file: write it as Parquet",
     b"ORC": "an ORC file: write it as Parquet",
     b"Obj\x01": "an Avro file: write it as JSON lines or Parquet",
-    b"SQLite format 3": "an SQLite database: write its texts as JSON lines",
+    b"SQLite format 3\0": "an SQLite database: write its texts as JSON lines",
     b"\x89HDF": "an HDF5 file: write its texts as JSON lines",
     b"GGUF": "a model (GGUF), not a dataset",
     b"\x7fELF": "a program, not text",
@@ -132,7 +133,7 @@ class Content:
     note: str = ""
 
 
-def recognise(head: bytes, whole: bool, name: str = "", text_field: str = "text") -> Content:
+def recognise(head: bytes, whole: bool, name: str = "", text_field: str = "text", encoding: str = "auto") -> Content:
     """What a file is.
 
     Args:
@@ -140,6 +141,7 @@ def recognise(head: bytes, whole: bool, name: str = "", text_field: str = "text"
         whole: ``head`` is all of it.
         name: its name, which decides only what the content leaves open.
         text_field: the field with the text; a table that has it is a table.
+        encoding: of its characters, where somebody has said it.
     """
     packing = packing_of(head)
     if packing:
@@ -151,7 +153,7 @@ def recognise(head: bytes, whole: bool, name: str = "", text_field: str = "text"
         head, whole = inner[:HEAD_BYTES], whole and ends == "ended" and len(inner) <= HEAD_BYTES
         if not head and not whole:
             return Content(packing=packing)  # Nothing here unpacks it: whoever can will look.
-    found = _unpacked_content(head, whole, ending(name)[0], text_field)
+    found = _unpacked_content(head, whole, ending(name)[0], text_field, encoding)
     return Content(found.formats, packing, found.encoding, found.problem, found.note)
 
 
@@ -225,7 +227,8 @@ def ending(name: str) -> tuple[str, Packing]:
 
 def packing_of(head: bytes) -> Packing:
     """How a file is packed."""
-    return next((packing for magic, packing in _PACKINGS.items() if head.startswith(magic)), "")
+    found: Packing = next((packing for magic, packing in _PACKINGS.items() if head.startswith(magic)), "")
+    return "" if found == "bzip2" and head[4:10] not in _BZIP2_BLOCKS else found
 
 
 def unpacked(head: bytes, packing: Packing) -> tuple[bytes | None, Literal["ended", "more", "open", "unknown"]]:
@@ -298,7 +301,7 @@ def _is_written(text: str) -> bool:
     return ascii_signs > 0.005 * len(text) and ascii_signs + most > 0.9 * len(text)
 
 
-def _unpacked_content(head: bytes, whole: bool, last: str, text_field: str) -> Content:
+def _unpacked_content(head: bytes, whole: bool, last: str, text_field: str, said: str) -> Content:
     if (problem := _other(head)) and last not in _IDS:
         return Content(encoding="", problem=problem)
     if head.startswith(b"PAR1"):
@@ -306,6 +309,8 @@ def _unpacked_content(head: bytes, whole: bool, last: str, text_field: str) -> C
     if head.startswith(b"\x93NUMPY"):
         return Content(("npy",), encoding="")
     encoding, mark = encoding_of(head, guess=last not in _IDS)
+    if said not in ("auto", encoding):
+        encoding, mark = said, 0
     text = head[mark:].decode("latin-1" if encoding == "?" else encoding, "ignore")
     if has_controls(text):
         return _binary(head, last)
@@ -317,7 +322,8 @@ def _unpacked_content(head: bytes, whole: bool, last: str, text_field: str) -> C
 
 def _other(head: bytes) -> str:
     for magic, what in _OTHERS.items():
-        if head.startswith(magic):
+        certain = not magic.isalnum() or has_controls(head[:4096].decode("latin-1"))  # "ORC" begins many a story.
+        if head.startswith(magic) and certain:
             return f"this is {what}"
     if _PICKLE.match(head):
         return "this is a Python pickle, which is never opened here: write its texts as JSON lines"

@@ -67,7 +67,7 @@ class Dataset:
         size = self.size
         with self.path.open("rb") as file:
             head = file.read(HEAD_BYTES)
-        return recognise(head, size <= HEAD_BYTES, self.name, self.spec.text_field)
+        return recognise(head, size <= HEAD_BYTES, self.name, self.spec.text_field, self.spec.encoding)
 
     def format(self, content: Content) -> DatasetFormat:
         """What it is read as.
