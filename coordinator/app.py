@@ -51,6 +51,7 @@ from coordinator.services.replays import Replays
 from coordinator.services.runs import Runs
 from coordinator.services.settlement import Settlement
 from coordinator.services.staffing import Staffing
+from coordinator.services.stakes import Stakes
 from coordinator.services.trials import Generator, Trials
 from coordinator.services.upkeep import Upkeep
 from coordinator.services.uploads import UploadService
@@ -103,6 +104,7 @@ class Parts:
     relays: Relays
     handout: Handout
     patience: Patience
+    stakes: Stakes
     checks: DatasetChecks | None = None
 
     async def recover(self) -> None:
@@ -129,7 +131,7 @@ class Parts:
             "canaries": self.canaries.run,
             "escrows": self.upkeep.watch_escrows,
             "assembly": self.upkeep.assemble,
-            "stakes": self.nodes.watch_stakes,
+            "stakes": self.stakes.run,
             "relays": self.relays.watch,
             "notices": self.notices.run,
             "ice-servers": self.handout.watch,
@@ -203,6 +205,7 @@ def assemble(
         context, desk, leases, nodes, runs, conversation, settlement, beacons, referee,
         Bonds(context, desk, chain, drawing), canaries, upkeep, jobs, network, market, books, leavings,
         NoticeService(context, config.mail is not None), notices, relays, handout, Patience(clock, context.metrics),
+        Stakes(context, nodes, leases, chain, coordinator),
     )  # fmt: skip
 
 

@@ -186,6 +186,10 @@ class NativeLedger(Door):
         parse_address(node)
         return None
 
+    async def stakes(self, nodes: Sequence[str]) -> dict[str, StakeState | None]:
+        """Nobody has one."""
+        return {node: await self.stake(node) for node in nodes}
+
     # Escrow
 
     def vault_address(self, submitter: str, coordinator: str, job: bytes) -> str:

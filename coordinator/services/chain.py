@@ -46,6 +46,9 @@ class Chain(Protocol):
 
     async def stake(self, node: str) -> StakeState | None: ...
 
+    async def stakes_of(self, nodes: Sequence[str]) -> Mapping[str, StakeState | None]:
+        """Those of many nodes in few requests."""
+
     async def prepare_fund(self, job: str, amount: int, deadline: int) -> PreparedTransaction:
         """Open a job's escrow from the test wallet."""
 
@@ -150,6 +153,10 @@ class LedgerChain:
     async def stake(self, node: str) -> StakeState | None:
         """A node's stake, or None."""
         return await self._ledger.stake(node)
+
+    async def stakes_of(self, nodes: Sequence[str]) -> Mapping[str, StakeState | None]:
+        """Stakes of many nodes."""
+        return await self._ledger.stakes(nodes)
 
     async def prepare_fund(self, job: str, amount: int, deadline: int) -> PreparedTransaction:
         """Open a job's escrow from the test wallet."""

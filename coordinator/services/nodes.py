@@ -5,7 +5,6 @@ two machines, and the next one is refused for a minute.
 """
 
 import hashlib
-import logging
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 
@@ -20,7 +19,6 @@ from coordinator.services.chain import Chain
 from coordinator.services.context import Context
 from coordinator.services.leases import Leases
 from coordinator.store.records import NodeRecord
-from ledger.errors import LedgerError
 from transport import identity
 from transport.errors import IdentityError
 from transport.text import untrusted
@@ -44,14 +42,10 @@ from transport.wire.task import EVASION_AGAIN_S, StopTask, TaskCommand
 HELLO_CONTEXT = "cottage-hello"
 FLIP_SECONDS = 60.0
 MAX_FLIPS = 2  # One is a reconnect that overtook its own disconnect; more are two machines.
-RETRY_SOON = 5.0
 UNNAMED_RETRY = 30.0  # An auditor waits for its operator, who has to start the coordinator again.
-STAKE_POLL_SECONDS = 2.0
 AWAY_SECONDS = 30 * 86_400.0  # An auditor of the operator's that was here no longer ago is expected back.
 MAX_ACCOUNTS_KEPT = 200  # Of one connection, so that it is not told twice what it knows.
 MAX_NODES_ONLINE = 20_000  # Beyond it one process answers heartbeats late; see docs/OPERATIONS.md for several.
-
-log = logging.getLogger(__name__)
 
 
 def candidate_of(node: str, payout: str, profile: NodeProfile, flops: float | None = None) -> Candidate:
@@ -84,6 +78,7 @@ class Session:
         rounds: of its work that were verified since its last fault.
         operator: it is one of the operator's own auditors: it needs no stake, and never gets a seat.
         unhandled: messages of the node that have arrived and wait for their turn here.
+        stake: what of it can be taken, as last seen (``stakes``); ``stake_known``: it was seen since the node came.
     """
 
     def __init__(
@@ -98,6 +93,7 @@ class Session:
         self.profile = hello.profile
         self.token = token
         self.stake = 0
+        self.stake_known = False
         self.began = 0.0
         self.rounds = 0
         self.operator = False
@@ -193,8 +189,7 @@ class Nodes:
         """
         self._check(hello, nonce, host)
         operator = hello.node in self._context.config.auditors
-        stake = 0 if operator else await self._stake(hello.node)
-        record = await self._record(hello, stake)
+        record = await self._record(hello)
         if operator:
             self._own[hello.node] = record
         old = self._sessions.get(hello.node)
@@ -203,8 +198,9 @@ class Nodes:
             old.close("another connection with this key has taken over")
             self.leave(old)
         session = Session(hello, self._context.entropy(24).hex(), send, close)
-        session.stake, session.began = stake, self._context.clock.time()
+        session.stake, session.began = record.stake, self._context.clock.time()
         session.operator, session.rounds = operator, record.rounds
+        session.stake_known = operator or self._context.config.min_stake == 0
         self._sessions[hello.node] = session
         self._leases.came(hello.node)
         self._tokens[session.token] = hello.node
@@ -278,10 +274,18 @@ class Nodes:
         return [
             self._candidate(session, shown)
             for session in self._sessions.values()
-            if session.node not in self._banned
-            and session.stake >= self._context.config.min_stake
-            and not session.operator
+            if session.node not in self._banned and self._is_staked(session) and not session.operator
         ]
+
+    def short_of_stake(self, node: str) -> bool:
+        """Whether a node is here with less than the least stake, as the ledger has said since it came."""
+        session = self._sessions.get(node)
+        if session is None or session.operator:
+            return False
+        return session.stake_known and session.stake < self._context.config.min_stake
+
+    def _is_staked(self, session: Session) -> bool:
+        return session.stake_known and session.stake >= self._context.config.min_stake
 
     def speed(self, node: str) -> float | None:
         """Operations a second that a node surely does: those of its last round, or of its benchmark; None: it is not here."""
@@ -319,28 +323,6 @@ class Nodes:
             self._newest_speeds[node] = operations / busy
             benchmark = session.profile.flops
             self._speeds[node] = observed(self._speeds.get(node), benchmark, operations, busy, COMPUTE_SHARE)
-
-    async def watch_stakes(self) -> None:
-        """Look again at the stake of those who are here with too little, for ever: a node stakes once it is welcome."""
-        while True:
-            for session in self.sessions():
-                if session.stake < self._context.config.min_stake and not session.operator:
-                    await self._look_again(session)
-            await self._context.clock.sleep(STAKE_POLL_SECONDS)
-
-    async def _look_again(self, session: Session) -> None:
-        try:
-            stake = await self._stake(session.node)
-        except RefusedError as error:
-            log.warning("the stake of %s: %s", session.node, error.reason)
-            return
-        if stake == session.stake:
-            return
-        session.stake = stake
-        async with self._context.store.transaction() as tx:
-            for record in await tx.find(NodeRecord, ("address", "=", session.node)):
-                await tx.update(msgspec.structs.replace(record, stake=stake))
-        self._context.bus.publish(session.node)
 
     def is_banned(self, node: str) -> bool:
         """Whether the node may not come back."""
@@ -395,28 +377,14 @@ class Nodes:
             flips.popleft()
         return flips
 
-    async def _stake(self, node: str) -> int:
-        """Stake that this coordinator may slash."""
-        if self._context.config.min_stake == 0:
-            return 0
-        try:
-            state = await self._chain.stake(node)
-        except LedgerError as error:
-            raise RefusedError(f"the ledger does not answer, so the stake is unknown: {error}", RETRY_SOON) from error
-        if state is None or state.coordinator != self._coordinator:
-            return 0
-        return state.balance - state.requested
-
-    async def _record(self, hello: Hello, stake: int) -> NodeRecord:
+    async def _record(self, hello: Hello) -> NodeRecord:
+        """Keep what a node says of itself."""
         now = self._context.clock.time()
         async with self._context.store.transaction() as tx:
             known = await tx.find(NodeRecord, ("address", "=", hello.node))
             if not known:
-                record = NodeRecord(hello.node, hello.payout, hello.profile, now, now, stake=stake)
-                return await tx.insert(record)
-            changed = msgspec.structs.replace(
-                known[0], payout=hello.payout, profile=hello.profile, seen=now, stake=stake
-            )
+                return await tx.insert(NodeRecord(hello.node, hello.payout, hello.profile, now, now))
+            changed = msgspec.structs.replace(known[0], payout=hello.payout, profile=hello.profile, seen=now)
             return await tx.update(changed)
 
     def _welcome(self, session: Session) -> Welcome:

@@ -54,6 +54,9 @@ class Staffing:
         self._waiting: dict[str, float] = {}
         self._crowded: set[str] = set()
         self._deserted: dict[str, float] = {}
+        self._warned: dict[
+            str, frozenset[str]
+        ] = {}  # Of each job the leases whose node's stake is too little, and that was said.
         self._looked: dict[str, int] = {}  # Rounds that were done when seats were last compared with what could be.
 
     async def plan(self, work: Work) -> None:
@@ -122,13 +125,16 @@ class Staffing:
         holders = {lease.seat: lease for lease in work.leases.values() if lease.seat}
         seats = [(s, p) for s in range(len(work.run.layers)) for p in range(work.run.replicas)]
         missing = [seat for seat in seats if seat not in holders]
+        self._warn_unstaked(work)
         own = self._context.config.auditors  # They look, and neither step in nor count as spares.
         spares = {lease.node: lease for lease in work.leases.values() if lease.seat is None and lease.node not in own}
         seated = {lease.node for lease in holders.values()}  # Granted just now, they are not yet known as busy.
         willing = await self._willing(work, self._nodes.candidates(tuple(spares)))
         free = [candidate for candidate in willing if candidate.node not in seated]
         if not missing:
-            if not await self._improve(work, holders, spares, free):
+            if not await self._replace_unstaked(work, holders, spares, free) and not await self._improve(
+                work, holders, spares, free
+            ):
                 self._hold_spares(work, free, spares)
             return
         free = await self._payable(work, free)
@@ -141,11 +147,7 @@ class Staffing:
             rest = [seat for seat in missing if seat not in filled]
             others = [candidate for candidate in free if candidate.node not in filled.values()]
             filled |= placement.fill(rest, held, others, memory)
-        by_node = {candidate.node: candidate for candidate in free}
-        for node in filled.values():
-            if node in spares:
-                work.end(spares[node].id, "replaced", "the spare takes a seat")
-        self._seat(work, [(by_node[node], seat) for seat, node in sorted(filled.items())])
+        self._hand_over(work, filled, spares, free)
         if not returning:
             self._merge(work, [seat for seat in missing if seat not in filled], memory)
 
@@ -196,13 +198,63 @@ class Staffing:
         if found is None or not seats:
             return False
         work.note("moved", found.reason)
-        for seat, node in seats.items():
+        for seat in seats:
             work.end(holders[seat].id, "replaced", "another node takes the seat")
+        self._hand_over(work, seats, spares, (*held.values(), *free))
+        return True
+
+    def _warn_unstaked(self, work: Work) -> None:
+        """Say once of each lease that its node's stake is too little by now; a spare loses it, since nothing waits for it."""
+        least = money(self._context.config.min_stake)
+        short = [lease for lease in work.leases.values() if self._nodes.short_of_stake(lease.node)]
+        for lease in short:
+            if lease.seat is None:
+                work.end(lease.id, "replaced", f"its stake is below the {least} that this network asks for")
+            elif lease.id not in self._warned.get(work.job.id, ()):
+                text = f"the stake of node {lease.node} is below {least} by now: it gets no other seat, is audited more"
+                work.note(
+                    "stake", f"{text}, and a node with stake takes this one between two rounds as soon as one is free"
+                )
+        self._warned[work.job.id] = frozenset(lease.id for lease in short)
+
+    async def _replace_unstaked(
+        self,
+        work: Work,
+        holders: Mapping[tuple[int, int], Lease],
+        spares: Mapping[str, Lease],
+        free: Sequence[Candidate],
+    ) -> bool:
+        """Between two rounds: give seats of nodes whose stake is too little by now to others; whether any was given."""
+        assert work.run is not None
+        leaving = {seat: lease for seat, lease in holders.items() if self._nodes.short_of_stake(lease.node)}
+        if not leaving or work.run.round is not None:
+            return False
+        known = {c.node: c for c in self._nodes.everybody()}
+        held = {s: known[lease.node] for s, lease in holders.items() if s not in leaving and lease.node in known}
+        free = await self._payable(work, free)
+        found = placement.fill(sorted(leaving), held, free, self._memory(work))
+        if found and _awaits_openings(work) and work.now - work.run.advanced < OPENINGS_SECONDS:
+            work.hold = True
+            return True
+        seats = _movable(work, {seat: lease.node for seat, lease in holders.items()}, found)
+        for seat in seats:
+            work.end(leaving[seat].id, "replaced", "its stake is too little by now: another node takes the seat")
+        self._hand_over(work, seats, spares, free)
+        return bool(seats)
+
+    def _hand_over(
+        self,
+        work: Work,
+        seats: Mapping[tuple[int, int], str],
+        spares: Mapping[str, Lease],
+        candidates: Sequence[Candidate],
+    ) -> None:
+        """Seat these nodes, which leave what they hold as spares."""
+        for node in seats.values():
             if node in spares:
                 work.end(spares[node].id, "replaced", "the spare takes a seat")
-        by_node = {candidate.node: candidate for candidate in (*held.values(), *free)}
+        by_node = {candidate.node: candidate for candidate in candidates}
         self._seat(work, [(by_node[node], seat) for seat, node in sorted(seats.items())])
-        return True
 
     def _merge(self, work: Work, missing: Sequence[tuple[int, int]], memory: placement.Needed) -> None:
         """With no free node left, higher broken replicas give their members to lower ones."""
@@ -296,13 +348,15 @@ def _movable(
 ) -> dict[tuple[int, int], str]:
     """The moves without those that must wait.
 
-    Who still has to open a step is paid for it only if it does. And of each stage somebody stays, who has its newest state.
+    Who still has to open a step is paid for it only if it does. And of each stage somebody stays, who has its newest state,
+    unless that is stored.
     """
     own = {node: seat for seat, node in holders.items()}
     unanswered = ("drawn", "opening", "showing")
     asked = {(audit.stage, audit.replica) for audit in work.audits.values() if audit.state in unanswered}
     stay = set(moves) if work.run is not None and work.run.undrawn else asked & set(moves)
-    for stage in {stage for stage, _ in moves}:
+    stored = work.run is not None and work.run.done == work.run.base.done  # Then whoever comes takes it from here.
+    for stage in set() if stored else {stage for stage, _ in moves}:
         members = {seat for seat in holders if seat[0] == stage}
         if members <= set(moves) - stay:
             stay.add(min(members))

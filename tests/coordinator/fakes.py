@@ -122,6 +122,8 @@ class FakeChain:
         self.wallets = {WALLET: 1_000_000_000}
         self.escrows: dict[str, Account] = {}
         self.stakes: dict[str, int] = {}
+        self.requested: dict[str, int] = {}  # Of stakes: what was asked back.
+        self.moving: dict[str, str] = {}  # The coordinator that a node has asked for.
         self.disputes: dict[tuple[str, str], DisputeState] = {}
         self.slashed: dict[str, int] = {}
         self.memos: list[str] = []
@@ -158,11 +160,19 @@ class FakeChain:
     async def stake(self, node: str) -> StakeState | None:
         if node not in self.stakes:
             return None
+        return self._stake(node)
+
+    async def stakes_of(self, nodes: Sequence[str]) -> Mapping[str, StakeState | None]:
+        self.fault("ask")
+        return {node: self._stake(node) if node in self.stakes else None for node in nodes}
+
+    def _stake(self, node: str) -> StakeState:
         balance = Amount(self.stakes[node])
         return StakeState(
             address="stake", node=node, coordinator=COORDINATOR, treasury="treasury", balance=balance, deposited=balance,
-            slashed=Amount(0), withdrawn=Amount(0), requested=Amount(0), unlock_at=0, cooldown=0, slash_bps=5000,
-            window=0, window_start=0, window_base=balance, window_slashed=Amount(0),
+            slashed=Amount(0), withdrawn=Amount(0), requested=Amount(self.requested.get(node, 0)), unlock_at=0, cooldown=0,
+            slash_bps=5000, window=0, window_start=0, window_base=balance, window_slashed=Amount(0),
+            next_coordinator=self.moving.get(node), move_at=1 if node in self.moving else 0,
         )  # fmt: skip
 
     async def prepare_fund(self, job: str, amount: int, deadline: int) -> PreparedTransaction:

@@ -1,16 +1,13 @@
 """Bad jobs and nodes are refused at the door: the message names the value and the way out, and nothing is stored."""
 
-from dataclasses import replace
-
 import msgspec
 import pytest
 
 from coordinator.domain.job import Job
 from coordinator.errors import ConflictError, CottageError, FundsError, InvalidError, NotFoundError, UnavailableError
-from coordinator.services.nodes import RefusedError
 from coordinator.services.settlement import escrow_deadline
-from tests.coordinator.bench import CONFIG, Bench
-from tests.coordinator.fakes import BUDGET, COORDINATOR, WALLET, spec, unavailable
+from tests.coordinator.bench import Bench
+from tests.coordinator.fakes import BUDGET, COORDINATOR, spec, unavailable
 from transport.identity import NodeKey
 from transport.wire.api import NewJob
 from transport.wire.job import JobSpec, ModelSpec, TrainingSpec
@@ -170,38 +167,6 @@ async def test_what_is_settled_cannot_be_cancelled() -> None:
     if (await bench.stored(job)).state == "settled":
         with pytest.raises(ConflictError, match="nothing left to cancel"):
             await bench.parts.jobs.cancel(job)
-
-
-async def test_a_node_gets_no_work_before_it_has_staked() -> None:
-    bench = Bench(replace(CONFIG, min_stake=1_000))
-    node = (await bench.enter(1)).node
-    assert bench.parts.nodes.candidates() == []
-    bench.fake.stakes[node] = 999
-    await bench.enter(1)
-    assert bench.parts.nodes.candidates() == []
-    bench.fake.stakes[node] = 1_000
-    await bench.enter(1)
-    assert [candidate.node for candidate in bench.parts.nodes.candidates()] == [node]
-    assert (await bench.parts.network.nodes())[0].stake == 1_000
-
-
-async def test_a_stake_with_another_coordinator_is_none() -> None:
-    bench = Bench(replace(CONFIG, min_stake=1), coordinator=WALLET)
-    bench.fake.stakes[NodeKey((1).to_bytes(32, "big")).address] = 1_000
-    await bench.enter(1)
-    assert bench.parts.nodes.candidates() == []
-
-
-async def test_while_the_ledger_is_silent_a_node_is_asked_to_come_back() -> None:
-    bench = Bench(replace(CONFIG, min_stake=1))
-
-    async def silent(_node: str) -> None:
-        unavailable("stake")
-
-    bench.fake.stake = silent  # type: ignore[method-assign, assignment]
-    with pytest.raises(RefusedError, match="the ledger does not answer") as refused:
-        await bench.enter(1)
-    assert refused.value.retry_seconds is not None
 
 
 async def test_a_job_past_its_deadline_fails_and_is_refunded() -> None:

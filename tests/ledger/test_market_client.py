@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from solders.address_lookup_table_account import AddressLookupTableAccount
 from solders.pubkey import Pubkey
@@ -145,6 +147,37 @@ async def test_submitter_and_coordinator_end_a_job_together(rich: Ledger, world:
         await rich.confirm(alone)
     await rich.confirm(await rich.prepare_refund(COORDINATOR, WHO, JOB, SUBMITTER))
     assert await rich.balance(WHO) == 10 * BUDGET
+
+
+async def test_many_stakes_are_read_together_and_each_as_it_is_by_itself(
+    rich: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for seed in NODES[1:4]:
+        await rich.faucet(address_of(seed), Amount(10 * BUDGET))
+    for seed in NODES[:3]:
+        await rich.open_stake(seed, Amount(100), JUDGE)
+    await rich.confirm(await rich.prepare_stake_request(NODES[1], Amount(30)))
+    await rich.confirm(await rich.prepare_stake_move(NODES[2], WHO))
+    asked: list[int] = []
+    real = rich._connection._client.get_multiple_accounts
+
+    async def counted(keys: Sequence[Pubkey], *more: object) -> object:
+        asked.append(len(keys))
+        return await real(keys, *more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(rich._connection._client, "get_multiple_accounts", counted)
+    found = await rich.stakes(PAYEES)
+    assert asked == [100, 20], "two accounts of each of sixty nodes"
+    assert [found[payee] for payee in PAYEES] == [await rich.stake(payee) for payee in PAYEES]
+    first, partly, moving = (found[payee] for payee in PAYEES[:3])
+    assert first is not None
+    assert (first.balance, first.requested) == (100, 0)
+    assert partly is not None
+    assert (partly.balance, partly.requested) == (100, 30)
+    assert moving is not None
+    assert moving.next_coordinator == WHO
+    assert {found[payee] for payee in PAYEES[3:]} == {None}
+    assert await rich.stakes([]) == {}
 
 
 async def test_a_stake_moves_and_closes(rich: Ledger, world: World) -> None:

@@ -124,6 +124,7 @@ class Town:
         await self.parts.referee.poll()
         await self.parts.settlement.drain()
         await self.parts.beacons.poll()
+        await self.parts.stakes.look()
 
     async def stake(self, node: SimNode) -> None:
         """Put the node's stake on the ledger."""

@@ -13,6 +13,7 @@ from coordinator.domain.lease import Lease
 from coordinator.domain.penalty import EVASIONS
 from coordinator.domain.trust import Audit
 from coordinator.errors import ConflictError
+from coordinator.services.stakes import POLL_SECONDS
 from coordinator.store.records import CommitRecord, EventRecord, NodeRecord, OutboxRecord, RoundRecord
 from tests.coordinator.fakes import WALLET, Lie, spec
 from tests.sim.world import CrashError, World
@@ -53,12 +54,14 @@ async def submit(
 
 async def gather_nodes(world: World) -> None:
     """Connect everybody."""
-    while world.parts is None or len(world.parts.nodes.sessions()) < len(world.nodes):
+    while world.parts is None or sum(one.stake_known for one in world.parts.nodes.sessions()) < len(world.nodes):
         try:
             parts = world.parts or await world.start()
             for node in world.nodes:
                 if parts.nodes.session(node.key.address) is None:
                     await node.connect()
+            world.clock.t += POLL_SECONDS
+            await parts.stakes.look()
         except CrashError:
             world.parts = None
             for node in world.nodes:

@@ -395,6 +395,7 @@ class World:
             await parts.beacons.poll()
             await parts.referee.poll()
             await parts.canaries.poll()
+            await parts.stakes.look()
 
     async def _node_turn(self, node: SimNode) -> None:
         self._node_faults(node)
