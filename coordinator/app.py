@@ -26,7 +26,9 @@ from coordinator.services.checks import DatasetChecks
 from coordinator.services.context import Context
 from coordinator.services.conversation import Conversation
 from coordinator.services.deadlines import Deadlines
+from coordinator.services.deliveries import Deliveries
 from coordinator.services.disputes import Disputes, Judge, Referee
+from coordinator.services.doors import Doors
 from coordinator.services.drawing import Drawing
 from coordinator.services.files import Files
 from coordinator.services.handout import Handout
@@ -48,6 +50,7 @@ from coordinator.services.patience import Patience
 from coordinator.services.promises import Promises
 from coordinator.services.relays import Relays
 from coordinator.services.replays import Replays
+from coordinator.services.room import Room
 from coordinator.services.runs import Runs
 from coordinator.services.settlement import Settlement
 from coordinator.services.staffing import Staffing
@@ -105,6 +108,7 @@ class Parts:
     handout: Handout
     patience: Patience
     stakes: Stakes
+    doors: Doors
     checks: DatasetChecks | None = None
 
     async def recover(self) -> None:
@@ -152,6 +156,8 @@ def assemble(
     forger: Forger | None = None,
     generator: Generator | None = None,
     outside: OpenSession | None = None,
+    deliveries: Deliveries | None = None,
+    room: Room | None = None,
 ) -> Parts:
     """Wire the services; nothing runs yet."""
     context = Context(config, clock, store, entropy)
@@ -175,8 +181,9 @@ def assemble(
     canaries = Canaries(context, desk, forger)
     beacons = Beacons(context, desk, drawing, runs, chain)
     logs = JobLogs(context)
+    doors = Doors(context, nodes, deliveries or Deliveries(store, clock), room)
     conversation = Conversation(
-        context, desk, leases, nodes, runs, verification, links, settlement, promises, logs, watching
+        context, desk, leases, nodes, runs, verification, links, settlement, promises, logs, watching, doors
     )
     upkeep = Upkeep(context, desk, leases, conversation, runs, settlement, models)
     checkpoints = Checkpoints(context, artifacts, models)
@@ -205,7 +212,7 @@ def assemble(
         context, desk, leases, nodes, runs, conversation, settlement, beacons, referee,
         Bonds(context, desk, chain, drawing), canaries, upkeep, jobs, network, market, books, leavings,
         NoticeService(context, config.mail is not None), notices, relays, handout, Patience(clock, context.metrics),
-        Stakes(context, nodes, leases, chain, coordinator),
+        Stakes(context, nodes, leases, chain, coordinator), doors,
     )  # fmt: skip
 
 
@@ -245,6 +252,7 @@ async def build(config: Config, clock: Clock | None = None) -> AsyncIterator[tup
             judge=tools,
             forger=tools,
             generator=tools,
+            room=Room(config.data),
         )
         parts = replace(parts, checks=(checks := DatasetChecks(config.data / "checks", artifacts, tools)))
         app = web.Application()
@@ -278,6 +286,7 @@ def add_interface(
         uploads,
         checks,
         artifacts,
+        parts.doors,
         context.config.data / "downloads",
     )
     routes.setup(app, services, parts.nodes.authorise, auth, Replays(context.store, context.clock))

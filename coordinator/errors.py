@@ -8,6 +8,7 @@ CottageError
 ├── ConflictError            409   not possible in this state: illegal transition, wrong offset, duplicate
 │   ├── IllegalTransitionError
 │   └── InProgressError            the same request is being worked on
+├── GoneError                410   nobody waits for it any more
 ├── FundsError               402   balance or escrow does not cover it
 ├── UnauthorisedError        401   nobody is signed in, or what they signed in with is not valid any more
 ├── ForbiddenError           403
@@ -51,6 +52,10 @@ class ConflictError(CottageError):
 
 class IllegalTransitionError(ConflictError):
     code = "illegal_transition"
+
+
+class GoneError(CottageError):
+    status, code = 410, "gone"
 
 
 class FundsError(CottageError):

@@ -47,6 +47,8 @@ _COUNTERS: Mapping[str, str] = {
     "boundaries_undecided_total": "pairs of them of which re-running blamed neither",
     "disputes_total": "disputes opened",
     "rollbacks_total": "times that a job went back before a forged round",
+    "artifacts_withheld_total": "artifacts that a node asked for and may not read",
+    "artifacts_refused_total": "artifacts that a node wanted to store and was not asked for, or that were too large",
     "ledger_confirmed_total": "ledger transactions confirmed",
     "ledger_retried_total": "ledger transactions signed anew after they had expired",
     "ledger_failed_total": "ledger transactions given up",

@@ -13,6 +13,7 @@ from coordinator.domain.run import training_of
 from coordinator.errors import StoreAwayError
 from coordinator.services import tallies
 from coordinator.services.context import Context
+from coordinator.services.doors import Doors
 from coordinator.services.leases import Leases
 from coordinator.services.links import Links
 from coordinator.services.logs import JobLogs
@@ -89,6 +90,7 @@ class Conversation:
         promises: Promises,
         logs: JobLogs,
         watching: Watching,
+        doors: Doors,
     ) -> None:
         self._context = context
         self._settlement = settlement
@@ -101,6 +103,7 @@ class Conversation:
         self._links = links
         self._logs = logs
         self._watching = watching
+        self._doors = doors
         self._traffic: dict[str, Traffic] = {}
         self._rounds: dict[str, tuple[Round, int]] = {}
         self._points: list[MetricRecord] = []
@@ -118,6 +121,7 @@ class Conversation:
                     work.note("lost", f"node {session.node} has started anew, without what it was working on")
                     work.end(lease.id, "left", "the agent came back without this task")
                 await self._runs.advance(work)
+        session.begun.set()
         for promised in await self._promises.of_payee(session.payout):
             session.send(promised)
 
@@ -196,7 +200,8 @@ class Conversation:
                     break
                 traffic = self._traffic.get(lease.id, lease.traffic)
                 work.leases[lease.id] = msgspec.structs.replace(lease, seq=report.seq, traffic=traffic)
-                self._take(work, lease.id, report)
+                body = await self._doors.believed(work.tx, lease.id, report.body)
+                self._take(work, lease.id, msgspec.structs.replace(report, body=body))
                 if isinstance(report.body, Challenge):
                     await self._runs.challenge(work, lease.id, report.body)
                 stored, taken = report.seq, taken + 1
@@ -236,6 +241,9 @@ class Conversation:
                 assert_never(body)
 
     def _ready(self, work: Work, lease: Lease, body: TaskReady) -> None:
+        if lease.state != "starting":
+            self._context.metrics.count("reports_stale_total")  # What a worker is, it says once.
+            return
         if lease.seat and not self._watching.seats(work.job.spec.training, body.env_class):
             work.note("unused", f"node {lease.node} loses its seat: {UNSEEN}")
             work.end(lease.id, "rejected", f"it computes as {body.env_class}: {UNSEEN}")
@@ -293,6 +301,7 @@ class Conversation:
         """After each commit: everybody concerned hears what is new to them."""
         for lease in work.ended:
             self._traffic.pop(lease.id, None)
+            self._doors.ended(lease)
             session = self._nodes.session(lease.node)
             if session is not None:
                 session.stop(lease, lease.reason)
@@ -302,8 +311,10 @@ class Conversation:
                 continue
             if not session.knows(lease.id) and lease.seq == 0:
                 session.assign(_assignment(work, lease))
+            commands = work.commands(lease.id) if lease.state == "ready" else ()
+            self._doors.told(work, lease, commands)
             if lease.state == "ready":
-                session.tell(lease, work.commands(lease.id))
+                session.tell(lease, commands)
         moved = work.money or work.rounds_ended or work.reopened or work.settled or work.job.state not in LIVE
         if moved or work.ended:
             self._stir(work.job.id, None if moved else {lease.node for lease in work.ended})

@@ -61,7 +61,7 @@ class Deadlines:
         """What is left to do of all that the prover has yet to show; its openings share its line."""
         own = [a for a in work.audits.values() if a.node == audit.node and a.unopened and not a.canary]
         if audit.made is not None:
-            return Effort(sent=sum(min(a.size, self._most(work, a)) for a in own if a.made is not None))
+            return Effort(sent=sum(min(a.size, most_bytes(work, a)) for a in own if a.made is not None))
         steps = [a.leaves + 2 * _steps(work, a) for a in own if a.made is None and a.outer is None]
         return Effort(operations=self._operations(work, audit, sum(steps)))
 
@@ -69,20 +69,22 @@ class Deadlines:
         """To have the opening, and the weights that the job begins with where those are asked for, and run the segment again."""
         layers, last = _place(audit)
         weights = due.FLOAT32 * due.parameters_of(shape_of(work), layers, last)
-        size = min(audit.size, self._most(work, audit)) or self._most(work, audit)
+        size = min(audit.size, most_bytes(work, audit)) or most_bytes(work, audit)
         steps = _steps(work, audit) if audit.outer is None else 0
         return Effort(operations=self._operations(work, audit, steps), fetched=size + weights, hashed=2 * size)
-
-    def _most(self, work: Work, audit: Audit) -> int:
-        layers, last = _place(audit)
-        if audit.outer is not None:
-            return due.outer_bytes(shape_of(work), layers, last, len(audit.outer.contributors))
-        return due.opening_bytes(shape_of(work), _training(work), layers, last, _steps(work, audit))
 
     def _operations(self, work: Work, audit: Audit, steps: int) -> float:
         training, (layers, last) = _training(work), _place(audit)
         tokens = steps * training.batch * training.sequence
         return placement.operations_of(shape_of(work), training, layers, layers.last == last, tokens)
+
+
+def most_bytes(work: Work, audit: Audit) -> int:
+    """More than the opening of an audit can have."""
+    layers, last = _place(audit)
+    if audit.outer is not None:
+        return due.outer_bytes(shape_of(work), layers, last, len(audit.outer.contributors))
+    return due.opening_bytes(shape_of(work), _training(work), layers, last, _steps(work, audit))
 
 
 def _training(work: Work) -> TrainingSpec:

@@ -4,6 +4,7 @@ A node is its key. Of two connections with one key the newest wins; a key that c
 two machines, and the next one is refused for a minute.
 """
 
+import asyncio
 import hashlib
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -42,6 +43,7 @@ from transport.wire.task import EVASION_AGAIN_S, StopTask, TaskCommand
 HELLO_CONTEXT = "cottage-hello"
 FLIP_SECONDS = 60.0
 MAX_FLIPS = 2  # One is a reconnect that overtook its own disconnect; more are two machines.
+RETRY_SOON = 5.0  # Where the database is away, which it is for seconds.
 UNNAMED_RETRY = 30.0  # An auditor waits for its operator, who has to start the coordinator again.
 AWAY_SECONDS = 30 * 86_400.0  # An auditor of the operator's that was here no longer ago is expected back.
 MAX_ACCOUNTS_KEPT = 200  # Of one connection, so that it is not told twice what it knows.
@@ -77,6 +79,7 @@ class Session:
         began: when it was opened, in Unix seconds.
         rounds: of its work that were verified since its last fault.
         operator: it is one of the operator's own auditors: it needs no stake, and never gets a seat.
+        begun: its leases have been looked up since it came.
         unhandled: messages of the node that have arrived and wait for their turn here.
         stake: what of it can be taken, as last seen (``stakes``); ``stake_known``: it was seen since the node came.
     """
@@ -96,6 +99,7 @@ class Session:
         self.stake_known = False
         self.began = 0.0
         self.rounds = 0
+        self.begun = asyncio.Event()
         self.operator = False
         self.accepting = True
         self.unhandled = 0

@@ -1,6 +1,7 @@
 """What the web layer may ask for. ``JobService`` and ``NetworkService`` implement these; tests may bring their own."""
 
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -10,7 +11,7 @@ from coordinator.domain.job import Action
 from transport.wire import api, ledger, market
 from transport.wire.disputes import DisputeDetail, DisputeView
 from transport.wire.evidence import RoundEvidence
-from transport.wire.ids import Digest
+from transport.wire.ids import Digest, NodeAddress
 from transport.wire.job import JobSpec, ModelSpec, TokenizerSpec
 from transport.wire.network import RelayEnvelope, RelayOrder, RelayQuestion
 from transport.wire.node import IceServers
@@ -209,6 +210,18 @@ class Network(Protocol):
 
     async def relay_credentials(self, question: RelayQuestion, host: str) -> IceServers:
         """Every relay that lives, with credentials for the node that has signed the question to ``host``."""
+
+
+class Doors(Protocol):
+    """What nodes may read and store. Raises ``coordinator.errors``."""
+
+    async def check_read(self, node: NodeAddress, artifact: Digest) -> None:
+        """Refuse an artifact that the node was not told of under a lease, as if it were not here."""
+
+    def storing(
+        self, node: NodeAddress, lease: str, answers: str, artifact: Digest, size: int, address: str
+    ) -> AbstractAsyncContextManager[None]:
+        """Inside, the node may store the artifact that it was asked for; GoneError where it was not."""
 
 
 class Market(Protocol):

@@ -15,6 +15,7 @@ from coordinator.store.records import (
     CommitRecord,
     CredentialRecord,
     CreditRecord,
+    DeliveryRecord,
     DisputeRecord,
     EventRecord,
     FileRecord,
@@ -93,5 +94,6 @@ KINDS: Mapping[type[msgspec.Struct], Kind] = {
     CredentialRecord: Kind("credentials", ("id",), ("created", "id")),
     ChallengeRecord: Kind("challenges", ("id",), ("created", "id")),
     TrailRecord: Kind("trail", ("id",), ("id",), numbered=True),
+    DeliveryRecord: Kind("deliveries", ("lease", "artifact"), ("created", "lease", "artifact")),
     FileRecord: Kind("files", ("account_id", "artifact"), ("created", "artifact")),
 }

@@ -365,6 +365,19 @@ class FileRecord(Told, frozen=True):
     version: int = 0
 
 
+class DeliveryRecord(msgspec.Struct, frozen=True):
+    """An artifact that a node has stored under a lease: ``kind`` in words, ``size`` in bytes."""
+
+    lease: str
+    artifact: Digest
+    job: str
+    node: NodeAddress
+    kind: str
+    size: int
+    created: float
+    version: int = 0
+
+
 class ReplayRecord(msgspec.Struct, frozen=True):
     """A changing request with its idempotency key, and how it was answered.
 

@@ -441,6 +441,21 @@ files = Table(
     PrimaryKeyConstraint("account_id", "artifact"),
 )  # fmt: skip
 
+deliveries = Table(
+    "deliveries", metadata,
+    Column("lease", _ID, nullable=False),
+    Column("artifact", _ID, nullable=False),
+    Column("job", _ID, nullable=False),
+    Column("node", _ID, nullable=False),
+    Column("kind", String(32), nullable=False),
+    Column("size", BigInteger, nullable=False),
+    Column("created", Float, nullable=False),
+    Column("version", Integer, nullable=False),
+    PrimaryKeyConstraint("lease", "artifact"),
+    Index("deliveries_by_job", "job"),
+    Index("deliveries_by_age", "created"),
+)  # fmt: skip
+
 replays = Table(
     "replays", metadata,
     Column("account_id", _ID, primary_key=True),

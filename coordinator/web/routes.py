@@ -38,7 +38,7 @@ def setup(app: web.Application, services: Services, authorise: Authorise, auth: 
     streams = Streams(jobs, services.network, reader_of=_reader)
     interface = Api(jobs, services.network, streams)
     routes = [
-        *Transfers(jobs, uploads, artifacts, authorise).routes(),
+        *Transfers(jobs, uploads, artifacts, authorise, services.doors).routes(),
         *Checks(services.checks, jobs).routes(),
         *interface.routes(),
         *LifeRoutes(jobs, services.leavings, artifacts).routes(),

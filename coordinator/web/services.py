@@ -23,6 +23,7 @@ class Services:
         uploads: where submitters' files arrive.
         checks: what says what datasets hold.
         artifacts: where files lie.
+        doors: what nodes may read and store of them.
         downloads: folder of the installers that are offered; None: none are.
     """
 
@@ -35,4 +36,5 @@ class Services:
     uploads: UploadService
     checks: DatasetChecks
     artifacts: ArtifactStore
+    doors: ports.Doors
     downloads: Path | None = None

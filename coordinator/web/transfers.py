@@ -2,35 +2,61 @@
 
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from aiohttp import hdrs, web
 
-from coordinator.errors import ConflictError, ForbiddenError, InvalidError, NotFoundError, UnavailableError
+from coordinator.errors import (
+    ConflictError,
+    CottageError,
+    ForbiddenError,
+    InvalidError,
+    NotFoundError,
+    UnavailableError,
+)
 from coordinator.services import ports
 from coordinator.services.artifacts import ArtifactStore
 from coordinator.services.uploads import UploadService
 from coordinator.web.auth import public
+from coordinator.web.auth.gate import address_of
 from coordinator.web.http import API, read_chunks
+from coordinator.web.parameters import Query
 from coordinator.web.route import Route
 from coordinator.web.tus import Tus
-from transport.wire.ids import NodeAddress, is_id
+from transport.wire.artifacts import ANSWERS_PATTERN, is_answer
+from transport.wire.ids import ID_PATTERN, NodeAddress, is_id
 
-MAX_ARTIFACT_BYTES = 64 << 30  # A stage of 7 billion parameters with its outer momentum in float32 has 56 GB.
 MAX_TRANSFERS_PER_NODE = 8  # A node moves its checkpoint and an opening; more at once is a fault or an attack.
 _BINARY = "application/octet-stream"
+_LEASE = Query("lease", "The lease under which it was asked for.", "string", True, bounds={"pattern": ID_PATTERN})
+_ANSWERS = Query(
+    "answers", "What it answers: audit-ID, state-EPOCH-ROUND or inputs-DISPUTE.", "string", True,
+    bounds={"pattern": ANSWERS_PATTERN},
+)  # fmt: skip
 
 Authorise = Callable[[str], NodeAddress]
+
+
+class LengthError(CottageError):
+    """Nobody says how much is coming."""
+
+    status, code = 411, "length_required"
 
 
 class Transfers:
     """Handlers of the routes that move files."""
 
     def __init__(
-        self, jobs: ports.Jobs, uploads: UploadService, artifacts: ArtifactStore, authorise: Authorise
+        self,
+        jobs: ports.Jobs,
+        uploads: UploadService,
+        artifacts: ArtifactStore,
+        authorise: Authorise,
+        doors: ports.Doors,
     ) -> None:
         self._jobs = jobs
+        self._doors = doors
         self._tus = Tus(uploads)
         self._artifacts = artifacts
         self._authorise = authorise
@@ -45,18 +71,19 @@ class Transfers:
                 "PUT",
                 artifact,
                 self.put_artifact,
-                "Store an artifact of a node under its SHA-256",
+                "Store an artifact that this node was asked for, under its SHA-256",
                 None,
                 _BINARY,
                 204,
-                (403, 413, 422, 503),
+                (403, 410, 411, 413, 422, 503),
+                (_LEASE, _ANSWERS),
                 token=True,
             ),
             Route(
                 "GET",
                 artifact,
                 self.get_artifact,
-                "An artifact, or a range of it",
+                "An artifact of a job that this node holds a lease in, or a range of it",
                 _BINARY,
                 errors=(403, 404),
                 token=True,
@@ -74,21 +101,28 @@ class Transfers:
     @public
     async def put_artifact(self, request: web.Request) -> web.Response:
         """PUT artifacts/{digest}."""
-        digest = _digest(request)
-        with self._one_more(request):
-            if self._artifacts.has(digest):
-                await _drain(read_chunks(request))
-            else:
-                await self._artifacts.put(read_chunks(request), digest, MAX_ARTIFACT_BYTES)
+        node, digest = self._node(request), _digest(request)
+        lease, answers = request.query.get("lease", ""), request.query.get("answers", "")
+        if not is_id(lease) or not is_answer(answers):
+            raise InvalidError(
+                f"lease is {lease[:40]!r} and answers {answers[:60]!r}: say under which lease this answers what",
+                "lease" if not is_id(lease) else "answers",
+            )
+        size = request.content_length
+        if size is None:
+            raise LengthError("how long the artifact is must be said before it comes: send Content-Length")
+        with self._one_more(node):
+            async with self._doors.storing(node, lease, answers, digest, size, address_of(request)):
+                await self._artifacts.put(read_chunks(request), digest, size)
         return web.Response(status=204)
 
     @public
     async def get_artifact(self, request: web.Request) -> web.StreamResponse:
         """GET artifacts/{digest}."""
-        self._node(request)
-        path = self._artifacts.path(_digest(request))
+        node, digest = self._node(request), _digest(request)
+        await self._doors.check_read(node, digest)
         headers = {hdrs.CONTENT_TYPE: _BINARY, hdrs.CACHE_CONTROL: "private, immutable, max-age=31536000"}
-        return web.FileResponse(path, headers=headers)
+        return web.FileResponse(self._artifacts.path(digest), headers=headers)
 
     async def model(self, request: web.Request) -> web.StreamResponse:
         """GET jobs/{job}/model.zip."""
@@ -110,8 +144,7 @@ class Transfers:
         return self._authorise(token.strip())
 
     @contextmanager
-    def _one_more(self, request: web.Request) -> Iterator[None]:
-        node = self._node(request)
+    def _one_more(self, node: str) -> Iterator[None]:
         if self._moving[node] >= MAX_TRANSFERS_PER_NODE:
             raise UnavailableError(
                 f"{MAX_TRANSFERS_PER_NODE} transfers of this node are under way: wait for one to end"
@@ -142,11 +175,3 @@ def _digest(request: web.Request) -> str:
             f"no artifact {text[:80]!r} is here: its name is a SHA-256, 64 hexadecimal digits", "digest"
         )
     return text
-
-
-async def _drain(chunks: AsyncIterator[bytes]) -> None:
-    left = MAX_ARTIFACT_BYTES
-    async for chunk in chunks:
-        left -= len(chunk)
-        if left < 0:
-            raise InvalidError(f"more than {MAX_ARTIFACT_BYTES:,} bytes for one artifact")

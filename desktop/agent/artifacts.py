@@ -19,7 +19,7 @@ from aiohttp import AddrInfoType
 from yarl import URL
 
 from desktop.agent.courtesy import Courtesy
-from desktop.agent.errors import ArtifactError
+from desktop.agent.errors import ArtifactError, UnwantedError
 from desktop.agent.log import LOGGER
 from transport.clock import Clock, backoff
 from transport.errors import SealedFileError
@@ -38,6 +38,7 @@ MAX_TRANSFERS = 4  # At once; a coordinator grants a node a few.
 MAX_FORBIDDEN = (
     10  # Tries with a refused token: a restarted coordinator knows none until this node has said hello again.
 )
+UNWANTED = 410  # The audit is over, or another member has brought the state.
 DAMAGED_TRIES = 3  # A transfer may be damaged once by chance; a store that always sends other bytes is broken.
 
 
@@ -172,14 +173,17 @@ class Artifacts:
         if begin < end:
             await self._repeat(get, f"fetching bytes {begin:,} to {end:,} of the artifact {digest}")
 
-    async def upload(self, payload: bytes, digest: str, urgent: bool = False) -> None:
+    async def upload(self, payload: bytes, digest: str, lease: str, answers: str, urgent: bool = False) -> None:
         """Store ``payload`` with the coordinator; storing it twice is the same as once.
 
         Args:
+            lease: under which it was asked for. answers: the question that it answers (``transport.wire.artifacts``).
             urgent: a round's end waits for it, so it does not give way to links.
         Raises:
+            UnwantedError: the coordinator does not wait for it any more.
             ArtifactError: the coordinator refuses it.
         """
+        url = self._url(digest).with_query(lease=lease, answers=answers)
 
         async def put(http: aiohttp.ClientSession, headers: dict[str, str]) -> None:
             loop = asyncio.get_running_loop()
@@ -193,7 +197,7 @@ class Artifacts:
                 # No limit for the answer's first byte while the payload is still on its way: ``stall`` sees to that.
                 patient = aiohttp.ClientTimeout(total=None, connect=STALL_S)
                 sized = {**headers, "Content-Length": str(len(payload)), "Content-Type": "application/octet-stream"}
-                async with http.put(self._url(digest), data=body(), headers=sized, timeout=patient) as answer:
+                async with http.put(url, data=body(), headers=sized, timeout=patient) as answer:
                     await _check(answer, digest)
 
         await self._repeat(put, f"storing the artifact {digest}")
@@ -302,6 +306,8 @@ async def _check(answer: aiohttp.ClientResponse, digest: str) -> None:
     if answer.status in (401, 403, 408, 425, 429) or answer.status >= 500:
         answer.raise_for_status()
     detail = (await answer.content.read(500)).decode(errors="replace")
+    if answer.status == UNWANTED:
+        raise UnwantedError(f"the coordinator does not wait for the artifact {digest} any more: {detail}")
     raise ArtifactError(f"the coordinator refuses the artifact {digest}: {answer.status} {detail}")
 
 

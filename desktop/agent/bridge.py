@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 import msgspec
 
 from desktop.agent.budget import ByteBudget
-from desktop.agent.errors import StateError, WorkerError, WorkerProtocolError
+from desktop.agent.errors import ArtifactError, StateError, UnwantedError, WorkerError, WorkerProtocolError
 from desktop.agent.groups import main_error
 from desktop.agent.log import LOGGER
 from desktop.agent.plans import Plans, Verdict
 from desktop.agent.weights import StageWeights
+from transport.wire.artifacts import audit_answer, inputs_answer, state_answer
 from transport.wire.audit import InputsAnswer
 from transport.wire.codec import MessageError
 from transport.wire.job import JobSpec
@@ -95,7 +96,8 @@ class Outside:
 
     Attributes:
         send_peer: carries a payload to a place of the job until it is there or its epoch is over.
-        upload: stores an artifact with the coordinator under the digest; the last word: whether a round's end waits for it.
+        upload: stores an artifact with the coordinator under the digest, as the answer (``transport.wire.artifacts``) to what was
+            asked under the lease; the last word: whether a round's end waits for it.
         fetch: the bytes of an artifact, checked.
         fetch_state: a stage's state from the peers that keep it.
         keep: puts a stage's state, or (True) its optimizer's moments, where peers can have it; returns its manifest's digest.
@@ -103,7 +105,7 @@ class Outside:
     """
 
     send_peer: Callable[["Bridge", PeerSend, bytes], Awaitable[None]]
-    upload: Callable[[bytes, str, bool], Awaitable[None]]
+    upload: Callable[[bytes, str, str, bool], Awaitable[None]]
     fetch: Callable[[str], Awaitable[bytes]]
     fetch_state: Callable[[KeptState], Awaitable[bytes]]
     keep: Callable[[bytes, bool], Awaitable[str]]
@@ -244,16 +246,25 @@ class Bridge:
                     parts = await self._state_for(body)
                     if parts is not None:
                         self._put_command(body, b"".join(parts), len(parts[0]) if parts[1] else 0)
-                case (ReplayStep() as replay) | ReplayAcross(replay=replay):
-                    if self.weights is not None and _asks_for_weights(replay, self.assign.spec):
-                        await self.weights.lay_out(replay.plan, replay.stage)
-                    self._put_command(body, await self.outside.fetch(replay.opening))
-                case ReplayOuter(opening=opening):
-                    self._put_command(body, await self.outside.fetch(opening))
-                case BisectQuery(dispute=dispute, replay=replay):
-                    await self._pass_query(body, dispute, replay)
+                case ReplayStep() | ReplayAcross() | ReplayOuter() | BisectQuery():
+                    try:
+                        await self._pass_opened(body)
+                    except ArtifactError as error:  # Of somebody else's: it is no reason to give up one's own work.
+                        LOGGER.warning("an opening cannot be had, so nothing is said of it: %s", error)
                 case _:
                     self._put_command(body)
+
+    async def _pass_opened(self, body: ReplayStep | ReplayAcross | ReplayOuter | BisectQuery) -> None:
+        """A command with the opening that it is about."""
+        match body:
+            case (ReplayStep() as replay) | ReplayAcross(replay=replay):
+                if self.weights is not None and _asks_for_weights(replay, self.assign.spec):
+                    await self.weights.lay_out(replay.plan, replay.stage)
+                self._put_command(body, await self.outside.fetch(replay.opening))
+            case ReplayOuter(opening=opening):
+                self._put_command(body, await self.outside.fetch(opening))
+            case BisectQuery(dispute=dispute, replay=replay):
+                await self._pass_query(body, dispute, replay)
 
     async def _pass_query(self, body: BisectQuery, dispute: str, replay: ReplayStep) -> None:
         """A question of a dispute; the opening goes with the first one only, since the worker keeps the newest dispute's."""
@@ -349,8 +360,12 @@ class Bridge:
             await self._pass_report(*await self._reports.get())
 
     async def _pass_report(self, body: TaskReport, payload: bytes, split: int) -> None:
-        """Store what a report carries, and hand it on."""
-        body = await self._store(body, payload, split) if payload else body
+        """Store what a report carries, and hand it on; an answer that nobody waits for any more goes no further."""
+        stored = await self._store(body, payload, split) if payload else body
+        if stored is None:
+            self._unreported.give(len(payload))
+            return
+        body = stored
         if isinstance(body, Traffic):
             raise WorkerProtocolError("the worker reports traffic: only the agent counts it")
         if isinstance(body, RoundApplied) and not payload and (body.kept or body.moments):
@@ -360,7 +375,7 @@ class Bridge:
             await self.outside.report(self.traffic.report(), False)
         self._unreported.give(len(payload))
 
-    async def _store(self, body: TaskReport, payload: bytes, split: int) -> TaskReport:
+    async def _store(self, body: TaskReport, payload: bytes, split: int) -> TaskReport | None:
         if isinstance(body, RoundApplied):
             own = await self.outside.keep(payload[split:], True) if 0 < split < len(payload) else None
             payload = payload[:split] if own else payload
@@ -369,15 +384,22 @@ class Bridge:
                 return body
         digest = await asyncio.to_thread(lambda: hashlib.sha256(payload).hexdigest())
         match body:
-            case StepOpened(opening=None):
-                body = msgspec.structs.replace(body, opening=digest)
-            case RoundApplied(checkpoint=named) | StepOpened(opening=named):
+            case StepOpened(audit=audit, opening=named):
+                body, answers = msgspec.structs.replace(body, opening=digest), audit_answer(audit)
+                _check_name(named or digest, digest)
+            case RoundApplied(epoch=epoch, round=number, checkpoint=named):
+                answers = state_answer(epoch, number)
                 _check_name(named, digest)
-            case BisectAnswer(answer=InputsAnswer(artifact=named)):
+            case BisectAnswer(dispute=dispute, answer=InputsAnswer(artifact=named)):
+                answers = inputs_answer(dispute)
                 _check_name(named, digest)
             case _:
                 raise WorkerProtocolError(f"a {type(body).__name__} carries no artifact")
-        await self.outside.upload(payload, digest, isinstance(body, RoundApplied))
+        try:
+            await self.outside.upload(payload, digest, answers, isinstance(body, RoundApplied))
+        except UnwantedError as error:
+            LOGGER.info("%s", error)
+            return msgspec.structs.replace(body, checkpoint=None) if isinstance(body, RoundApplied) else None
         self.traffic.artifacts += len(payload)
         return body
 

@@ -16,6 +16,7 @@
     ├── WithdrawalError                 nothing can be sent from the node's wallet now
     ├── NotConnectedError               nothing can be sent to the coordinator now
     ├── ArtifactError                   an artifact cannot be fetched, stored or trusted
+    │   ├── UnwantedError               the coordinator does not wait for it any more
     │   └── StateError                  no peer could give the whole of a stage's state
     └── WorkerError                     the worker of one task ended or misbehaved; the agent goes on
         ├── WorkerProtocolError
@@ -104,6 +105,10 @@ class NotConnectedError(AgentError):
 
 class ArtifactError(AgentError):
     """An artifact cannot be fetched, stored or trusted."""
+
+
+class UnwantedError(ArtifactError):
+    """The coordinator does not wait for an artifact any more: what asked for it is over."""
 
 
 class StateError(ArtifactError):

@@ -87,7 +87,7 @@ class HeldTask:
             self.assign,
             Outside(
                 lambda bridge, message, payload: self.tools.peers.send(bridge, message, payload),
-                self.tools.artifacts.upload,
+                self._upload,
                 self.tools.artifacts.fetch_bytes,
                 self._fetch_state,
                 self._keep,
@@ -155,6 +155,9 @@ class HeldTask:
             if self._worker is not None and wanted != self._held:
                 await (self._worker.freeze() if wanted else self._worker.thaw())
                 self._held = wanted
+
+    async def _upload(self, payload: bytes, digest: str, answers: str, urgent: bool) -> None:
+        await self.tools.artifacts.upload(payload, digest, self.assign.lease, answers, urgent)
 
     async def _fetch_state(self, kept: KeptState) -> bytes:
         await self.tools.peers.refresh()  # The plan that names these peers has just come.

@@ -20,6 +20,7 @@ from tests.coordinator.fakes import (
     BUDGET,
     COORDINATOR,
     WALLET,
+    AllDelivered,
     FakeArtifacts,
     FakeChain,
     FakeModels,
@@ -63,6 +64,7 @@ class Bench:
             cast(ArtifactStore, FakeArtifacts()),
             coordinator,
             wallet,
+            deliveries=AllDelivered(self.store, self.clock),
         )
 
     async def enter(

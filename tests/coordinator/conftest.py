@@ -25,7 +25,17 @@ from coordinator.store.sql import SqlStore
 from coordinator.web.auth import Auth
 from coordinator.web.signal import PATH, NodeSocket
 from tests.coordinator.fake_task import FakeTask
-from tests.coordinator.fakes import COORDINATOR, WALLET, FakeArtifacts, FakeChain, FakeModels, Lie, Peers, profile
+from tests.coordinator.fakes import (
+    COORDINATOR,
+    WALLET,
+    AllDelivered,
+    FakeArtifacts,
+    FakeChain,
+    FakeModels,
+    Lie,
+    Peers,
+    profile,
+)
 from tests.support.postgres import Postgres
 from transport.clock import SystemClock
 from transport.identity import NodeKey
@@ -116,6 +126,7 @@ async def opened(
         cast(ArtifactStore, FakeArtifacts()),
         COORDINATOR,
         WALLET,
+        deliveries=AllDelivered(store, SystemClock()),
     )
     await parts.recover()
     app = web.Application()

@@ -12,6 +12,7 @@ from aiohttp import WSMsgType, web
 
 from transport import identity
 from transport.urls import url_of
+from transport.wire.artifacts import is_answer
 from transport.wire.codec import decode, decode_json, encode, encode_json
 from transport.wire.network import NetworkReport, RelayQuestion
 from transport.wire.node import (
@@ -68,6 +69,8 @@ class Double:
     def __post_init__(self) -> None:
         self.nodes: dict[str, web.WebSocketResponse] = {}
         self.tokens: set[str] = set()
+        self.answered: list[tuple[str, str]] = []
+        self.unwanted: set[str] = set()
         self._changed = asyncio.Condition()
         self._runner: web.AppRunner | None = None
         self.port = 0
@@ -233,6 +236,11 @@ class Double:
         digest = request.match_info["digest"]
         self.requests.append(("PUT", digest, ""))
         self._check_token(request)
+        lease, answers = request.query["lease"], request.query["answers"]
+        assert is_answer(answers)
+        self.answered.append((lease, answers))
+        if answers in self.unwanted:
+            raise web.HTTPGone(text="nobody waits for it")
         data = await request.read()
         if self.gate is not None:
             self.waiting += 1

@@ -16,7 +16,17 @@ from tests.desktop.coordinator_double import Double
 from transport.clock import SystemClock, VirtualClock
 from transport.sctp.allowance import Allowance
 from transport.stats import LinkStats
-from transport.wire.task import ApplyRound, OpeningMade, OpenStep, RoundApplied, StepOpened
+from transport.wire.artifacts import audit_answer, state_answer
+from transport.wire.task import (
+    ApplyRound,
+    AuditReport,
+    OpeningMade,
+    OpenStep,
+    ReplayStep,
+    RoundApplied,
+    StepOpened,
+    TaskFailed,
+)
 
 BASE_S = 0.05
 
@@ -204,7 +214,7 @@ async def test_an_upload_may_take_longer_than_a_stall_as_long_as_it_moves(
     monkeypatch.setattr(store._courtesy, "pieces", in_ten_pieces)
     payload = bytes(range(250)) * 40
     digest = hashlib.sha256(payload).hexdigest()
-    await store.upload(payload, digest)
+    await store.upload(payload, digest, "a" * 32, audit_answer("b" * 32))
     assert coordinator.artifacts[digest] == payload
     assert coordinator.uploads == [digest]
     assert len(coordinator.requests) == 1
@@ -241,3 +251,40 @@ async def test_what_an_audit_asks_for_is_named_before_it_is_sent(coordinator: Do
         made = {report.audit: report.opening for report in coordinator.bodies(OpeningMade)}
         assert made == {report.audit: report.opening for report in coordinator.bodies(StepOpened)}
         assert set(made.values()) <= set(coordinator.artifacts)
+
+
+async def test_what_nobody_waits_for_any_more_costs_nobody_the_job(
+    coordinator: Double, start_agent: StartAgent
+) -> None:
+    over, open_ = "ef" * 16, "fe" * 16
+    coordinator.unwanted |= {audit_answer(over), state_answer(0, 3)}
+    async with start_agent() as node:
+        assign = assignment(coordinator, plan_of((0, 0, node.address)), 0, 0, "checkpoint")
+        await coordinator.assign(node.address, assign)
+        await coordinator.command(node.address, assign, OpenStep(over, 0, 3, 1))
+        await coordinator.command(node.address, assign, ApplyRound(0, 3, {}, checkpoint=True))
+        await coordinator.until(lambda: coordinator.bodies(RoundApplied))
+        assert coordinator.bodies(RoundApplied)[0].checkpoint is None, "what was not taken is not named"
+        await coordinator.command(node.address, assign, OpenStep(open_, 0, 3, 1))
+        await coordinator.until(lambda: coordinator.bodies(StepOpened))
+        assert [report.audit for report in coordinator.bodies(StepOpened)] == [open_], (
+            "nobody asked for the other any more"
+        )
+        assert {lease for lease, _ in coordinator.answered} == {assign.lease}
+        assert not coordinator.bodies(TaskFailed)
+
+
+async def test_an_opening_that_cannot_be_had_costs_the_auditor_nothing_but_its_word(
+    coordinator: Double, start_agent: StartAgent
+) -> None:
+    async with start_agent() as node:
+        plan = plan_of((0, 0, node.address))
+        assign = assignment(coordinator, plan, 0, 0, "checkpoint")
+        await coordinator.assign(node.address, assign)
+        replay = ReplayStep("ef" * 16, plan, 0, 0, 3, 0, 0, 8, "0" * 64, 2, "0" * 64, None, opening="1" * 64)
+        await coordinator.command(node.address, assign, replay)
+        await coordinator.command(node.address, assign, OpenStep("fe" * 16, 0, 3, 1))
+        await coordinator.until(lambda: coordinator.bodies(StepOpened))
+        assert ("GET", "1" * 64, "") in coordinator.requests
+        assert not coordinator.bodies(TaskFailed)
+        assert not coordinator.bodies(AuditReport)

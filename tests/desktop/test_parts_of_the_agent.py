@@ -14,7 +14,14 @@ from desktop.agent.artifacts import Artifacts
 from desktop.agent.budget import ByteBudget
 from desktop.agent.config import Home, Settings
 from desktop.agent.earnings import Earnings
-from desktop.agent.errors import ArtifactError, HomeBusyError, SandboxError, SettingsError, WorkerProtocolError
+from desktop.agent.errors import (
+    ArtifactError,
+    HomeBusyError,
+    SandboxError,
+    SettingsError,
+    UnwantedError,
+    WorkerProtocolError,
+)
 from desktop.agent.gpu import Device, detect, processor
 from desktop.agent.groups import main_error
 from desktop.agent.log import MAX_TEXT, printable
@@ -28,6 +35,7 @@ from tests.desktop.conftest import JOB, SCRIPT, plan_of
 from tests.desktop.coordinator_double import Double
 from transport.clock import SystemClock, VirtualClock
 from transport.identity import NodeKey
+from transport.wire.artifacts import audit_answer
 from transport.wire.node import Earned, HeldLease
 from transport.wire.task import TaskFailed
 from transport.wire.worker import PeerHeader, TensorName
@@ -237,11 +245,16 @@ async def test_a_refused_upload_is_an_error_and_a_stored_one_can_be_repeated(
     coordinator: Double, artifacts: Artifacts
 ) -> None:
     digest = hashlib.sha256(b"mine").hexdigest()
-    await artifacts.upload(b"mine", digest)
-    await artifacts.upload(b"mine", digest)
+    lease, answers = "a" * 32, audit_answer("b" * 32)
+    await artifacts.upload(b"mine", digest, lease, answers)
+    await artifacts.upload(b"mine", digest, lease, answers)
     assert coordinator.artifacts[digest] == b"mine"
+    assert coordinator.answered == [(lease, answers)] * 2
     with pytest.raises(ArtifactError, match="422"):
-        await artifacts.upload(b"other", digest)
+        await artifacts.upload(b"other", digest, lease, answers)
+    coordinator.unwanted.add(answers)
+    with pytest.raises(UnwantedError, match="any more"):
+        await artifacts.upload(b"mine", digest, lease, answers)
     await artifacts.aclose()
 
 

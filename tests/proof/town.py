@@ -29,7 +29,7 @@ from ledger.local.rpc import Rpc
 from ledger.local.server import build_app
 from ledger.local.store import Store
 from ledger.money import Amount
-from tests.coordinator.fakes import COORDINATOR, WALLET, FakeArtifacts, FakeModels, Peers, spec
+from tests.coordinator.fakes import COORDINATOR, WALLET, AllDelivered, FakeArtifacts, FakeModels, Peers, spec
 from tests.coordinator.rerun import ScriptedJudge
 from tests.sim.world import SimClock, SimNode, World
 from transport.wire.api import NewJob
@@ -60,9 +60,11 @@ class Town:
             settle_every=2, validations=0, min_stake=1, audits_per_round=audits,
         )  # fmt: skip
         chain = LedgerChain(ledger, rpc, COORDINATOR_SEED, WALLET_SEED, COORDINATOR)
+        store = MemoryStore()
         self.parts = assemble(
-            config, clock, MemoryStore(), chain, cast(ModelWorkshop, FakeModels()),
+            config, clock, store, chain, cast(ModelWorkshop, FakeModels()),
             cast(ArtifactStore, FakeArtifacts()), COORDINATOR, WALLET, judge=ScriptedJudge(),
+            deliveries=AllDelivered(store, clock),
         )  # fmt: skip
         self.nodes = [SimNode(cast(World, self), number, **special.get(number, {})) for number in range(1, 6)]
 

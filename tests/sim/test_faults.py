@@ -77,6 +77,7 @@ async def run_world(world: World, stages: int, replicas: int) -> tuple[str, Stor
     world.faults, world.crashes = 0.0, False
     for node in world.nodes:
         node.up, node.away_until, node.hung, node.accepting = True, 0.0, False, True
+        node.careless = True  # Its owner goes on, also where it is told once more on its way back in.
     parts = world.parts or await world.start()
     for _ in [node for node in world.nodes if parts.nodes.is_banned(node.key.address)]:
         world.join()  # Who hung through two openings may not come back; without newcomers the job would wait for ever.

@@ -26,6 +26,7 @@ from tests.coordinator.fake_task import FakeTask
 from tests.coordinator.fakes import (
     COORDINATOR,
     WALLET,
+    AllDelivered,
     FakeArtifacts,
     FakeChain,
     FakeForger,
@@ -353,6 +354,7 @@ class World:
                     self.config, self.clock, FaultyStore(self.records, self), self.chain,
                     cast(ModelWorkshop, FakeModels()), cast(ArtifactStore, FakeArtifacts()), COORDINATOR, WALLET,
                     self.chance.randbytes, self.judge, self.forger,
+                    deliveries=AllDelivered(self.records, self.clock),
                 )  # fmt: skip
                 await self.parts.recover()
             except CrashError:

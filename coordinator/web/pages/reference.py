@@ -17,6 +17,8 @@ CODES = (
     ("in_progress", 409, "The same request is being carried out: wait, then send it again."),
     ("conflict", 409, "Not possible as things are now, such as a wrong offset."),
     ("illegal_transition", 409, "The job's state does not allow it."),
+    ("gone", 410, "Nobody waits for it, or not any more."),
+    ("length_required", 411, "Say how long the body is: send Content-Length."),
     ("too_large", 413, "More bytes than are taken; detail says how many are."),
     ("funds", 402, "The wallet or the escrow does not cover it."),
     ("unauthorised", 401, "Nobody is signed in, or the key is not valid."),

@@ -271,7 +271,8 @@ async def test_a_model_that_is_not_there_yet_is_a_conflict(house: House, tmp_pat
 
 async def test_nodes_store_and_fetch_artifacts_with_their_token_only(house: House, http: aiohttp.ClientSession) -> None:
     data = bytes(range(256)) * 5000
-    url = f"{house.api}/artifacts/{hashlib.sha256(data).hexdigest()}"
+    asked = f"?lease={'a' * 32}&answers=audit-{'b' * 32}"
+    url = f"{house.api}/artifacts/{hashlib.sha256(data).hexdigest()}{asked}"
     for headers in (
         {},
         {"Authorization": "Bearer wrong"},
@@ -293,10 +294,21 @@ async def test_nodes_store_and_fetch_artifacts_with_their_token_only(house: Hous
         assert (response.status, await response.read()) == (206, bytes(range(256)))
     async with http.head(url, headers=NODE) as response:
         assert (response.status, response.content_length) == (200, len(data))
-    async with http.put(f"{house.api}/artifacts/{'0' * 64}", data=data, headers=NODE) as response:
+    async with http.put(f"{house.api}/artifacts/{'0' * 64}{asked}", data=data, headers=NODE) as response:
         assert response.status == 422
-    async with http.put(f"{house.api}/artifacts/..%2f..%2fx", data=data, headers=NODE) as response:
+    async with http.put(f"{house.api}/artifacts/..%2f..%2fx{asked}", data=data, headers=NODE) as response:
         assert response.status == 404
+    async with http.put(url, data=bytes(3 << 20), headers=NODE) as response:
+        assert response.status == 413
+    for wrong in ("", "?lease=x&answers=state-1-1", f"?lease={'a' * 32}", f"?lease={'a' * 32}&answers=gift-1"):
+        async with http.put(url.partition("?")[0] + wrong, data=data, headers=NODE) as response:
+            assert response.status == 422, wrong
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield data
+
+    async with http.put(url, data=pieces(), headers=NODE) as response:
+        assert response.status == 411, "how much is coming is said before it comes"
 
 
 async def test_the_document_describes_exactly_the_routes_that_there_are(

@@ -1,0 +1,79 @@
+"""What may pass the coordinator's doors for a lease: the artifacts that its holder was told of, and those it was asked for.
+
+Nothing is read because its digest is known, and nothing is stored because it was offered: each follows from a command.
+"""
+
+from typing import Literal, assert_never
+
+import msgspec
+
+from coordinator.domain.job import Job
+from transport.wire.artifacts import inputs_answer, state_answer
+from transport.wire.audit import AskInputs
+from transport.wire.ids import Digest
+from transport.wire.task import (
+    AbandonRound,
+    ApplyRound,
+    BeginRound,
+    BisectQuery,
+    OpenOuter,
+    OpenStep,
+    ReplayAcross,
+    ReplayOuter,
+    ReplayStep,
+    ShowLeaf,
+    StopTask,
+    TaskCommand,
+)
+
+Kind = Literal["an opening", "a state", "an operation's inputs"]
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """An artifact that is awaited of a lease's holder.
+
+    Attributes:
+        answers: names the question (``transport.wire.artifacts``); its first answer is its only one.
+        kind: what it is, in words.
+        most: bytes, more than it can have.
+        artifact: its digest, where the holder has bound itself to one; None: not yet.
+    """
+
+    answers: str
+    kind: Kind
+    most: int
+    artifact: Digest | None = None
+
+
+def inputs_of(job: Job) -> frozenset[Digest]:
+    """What everybody who holds a lease in the job may read, whatever it does: files of its folder, weights to start from."""
+    return frozenset((*job.files.values(), *job.spec.model.weight_files))
+
+
+def named_by(command: TaskCommand) -> tuple[Digest, ...]:
+    """The artifacts that a command names for whoever is told it to read."""
+    match command:
+        case BeginRound(state=state):
+            return () if state is None else (state,)
+        case ReplayStep(opening=opening) | ReplayOuter(opening=opening):
+            return (opening,)
+        case ReplayAcross(replay=replay) | BisectQuery(replay=replay):
+            return (replay.opening,)
+        case ApplyRound() | AbandonRound() | OpenStep() | OpenOuter() | ShowLeaf() | StopTask():
+            return ()
+        case _:
+            assert_never(command)
+
+
+def asked_by(command: TaskCommand) -> tuple[str, Kind] | None:
+    """Which artifact a command asks its hearer to store: the question's name and the kind; None: none, or one of an audit.
+
+    An audit waits for its opening longer than it asks for it: those follow from the audit itself.
+    """
+    match command:
+        case ApplyRound(epoch=epoch, round=number, checkpoint=True):
+            return state_answer(epoch, number), "a state"
+        case BisectQuery(dispute=dispute, ask=AskInputs()):
+            return inputs_answer(dispute), "an operation's inputs"
+        case _:
+            return None
