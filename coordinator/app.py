@@ -33,6 +33,7 @@ from coordinator.services.drawing import Drawing
 from coordinator.services.files import Files
 from coordinator.services.handout import Handout
 from coordinator.services.jobs import JobService
+from coordinator.services.keeping import Keeping
 from coordinator.services.leases import Leases
 from coordinator.services.leavings import Leavings
 from coordinator.services.links import Links
@@ -109,6 +110,7 @@ class Parts:
     patience: Patience
     stakes: Stakes
     doors: Doors
+    keeping: Keeping
     checks: DatasetChecks | None = None
 
     async def recover(self) -> None:
@@ -138,6 +140,7 @@ class Parts:
             "stakes": self.stakes.run,
             "relays": self.relays.watch,
             "notices": self.notices.run,
+            "keeping": self.keeping.run,
             "ice-servers": self.handout.watch,
         } | ({} if self.checks is None else {"checks": self.checks.run})
 
@@ -212,7 +215,7 @@ def assemble(
         context, desk, leases, nodes, runs, conversation, settlement, beacons, referee,
         Bonds(context, desk, chain, drawing), canaries, upkeep, jobs, network, market, books, leavings,
         NoticeService(context, config.mail is not None), notices, relays, handout, Patience(clock, context.metrics),
-        Stakes(context, nodes, leases, chain, coordinator), doors,
+        Stakes(context, nodes, leases, chain, coordinator), doors, Keeping(context, artifacts, checkpoints.folders),
     )  # fmt: skip
 
 
@@ -237,6 +240,7 @@ async def build(config: Config, clock: Clock | None = None) -> AsyncIterator[tup
         stack.push_async_callback(store.close)
         artifacts = ArtifactStore(config.data / "artifacts")
         clock = clock or SystemClock()
+        room = Room(config.data)
         uploads = UploadService(config.data / "uploads", artifacts, clock, keep=Files(store, clock).keep)
         tools = TrainerTools(artifacts, config.data / "scratch", config.prepare_seconds, config.prepare_memory_mb)
         test_wallet = wallet.address if has_wallet else None
@@ -252,7 +256,7 @@ async def build(config: Config, clock: Clock | None = None) -> AsyncIterator[tup
             judge=tools,
             forger=tools,
             generator=tools,
-            room=Room(config.data),
+            room=room,
         )
         parts = replace(parts, checks=(checks := DatasetChecks(config.data / "checks", artifacts, tools)))
         app = web.Application()

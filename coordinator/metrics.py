@@ -49,6 +49,7 @@ _COUNTERS: Mapping[str, str] = {
     "rollbacks_total": "times that a job went back before a forged round",
     "artifacts_withheld_total": "artifacts that a node asked for and may not read",
     "artifacts_refused_total": "artifacts that a node wanted to store and was not asked for, or that were too large",
+    "artifacts_removed_total": "artifacts that nothing referred to any more",
     "ledger_confirmed_total": "ledger transactions confirmed",
     "ledger_retried_total": "ledger transactions signed anew after they had expired",
     "ledger_failed_total": "ledger transactions given up",

@@ -11,8 +11,8 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Collection, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -91,6 +91,27 @@ class ArtifactStore:
         """Whether the artifact is here, whole."""
         return _DIGEST.fullmatch(digest) is not None and self._place_of(digest).is_file()
 
+    def sweep(self, referred: Collection[bytes], before: float) -> tuple[int, int]:
+        """Remove what is not among ``referred`` (digests, 32 bytes each) and was placed before a moment, in Unix seconds.
+
+        Returns:
+            how many files, and how many bytes. Takes as long as the disk needs to list everything: call it in a thread.
+        """
+        files = freed = 0
+        for folder in self._root.iterdir():
+            if len(folder.name) != 2:
+                continue
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    if _DIGEST.fullmatch(entry.name) is None or bytes.fromhex(entry.name) in referred:
+                        continue
+                    with suppress(FileNotFoundError):
+                        found = entry.stat()
+                        if found.st_mtime < before:
+                            os.unlink(entry.path)
+                            files, freed = files + 1, freed + found.st_size
+        return files, freed
+
     def _place_of(self, digest: str) -> Path:
         return self._root / digest[:2] / digest
 
@@ -98,6 +119,7 @@ class ArtifactStore:
         target = self._place_of(digest)
         target.parent.mkdir(exist_ok=True)
         os.replace(path, target)
+        os.utime(target)  # It counts as new, also where it was here before: a sweep lets what is new alone.
         _sync_folder(target.parent)
 
     @contextmanager

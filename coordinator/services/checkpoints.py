@@ -20,7 +20,8 @@ from coordinator.store.ports import Where
 from coordinator.store.records import RoundRecord, RunRecord
 from transport.wire import api
 
-MAX_FOLDERS = 256  # Archives that are remembered; one that was forgotten is made again, to the same bytes.
+MAX_FOLDERS = 64  # Archives that are remembered; one that was forgotten is made again, to the same bytes.
+FOLDER_SECONDS = 86_400.0  # And for so long: each takes as much of the disk as the model.
 
 
 class Checkpoints:
@@ -31,7 +32,7 @@ class Checkpoints:
         self._artifacts = artifacts
         self._models = models
         self._making = asyncio.Lock()
-        self._folders: OrderedDict[tuple[str, int], str] = OrderedDict()
+        self._folders: OrderedDict[tuple[str, int], tuple[str, float]] = OrderedDict()
 
     async def list(self, job: str) -> Sequence[api.CheckpointView]:
         """Newest first."""
@@ -70,13 +71,23 @@ class Checkpoints:
             return stored.model  # The job is over: its model is made of the newest checkpoint.
         key = (job, point.base.done)
         async with self._making:
-            known = self._folders.get(key)
+            known = self._made(*key)
             if known is None or not self._artifacts.has(known):
                 seen = [record for record in rounds if record.number < point.base.done]
-                known = self._folders[key] = await self._models.assemble(stored, point.checkpoints, seen)
+                known = await self._models.assemble(stored, point.checkpoints, seen)
+                self._folders[key] = (known, self._context.clock.time())
+                self._folders.move_to_end(key)
                 while len(self._folders) > MAX_FOLDERS:
                     self._folders.popitem(last=False)
         return known
+
+    def folders(self) -> Sequence[str]:
+        """Archives that were made lately."""
+        return [known for key in tuple(self._folders) if (known := self._made(*key)) is not None]
+
+    def _made(self, job: str, done: int) -> str | None:
+        known, at = self._folders.get((job, done), (None, 0.0))
+        return known if self._context.clock.time() - at < FOLDER_SECONDS else None
 
     async def point(self, job: str, round_: int | None) -> tuple[Job, Sequence[RoundRecord], Point]:
         """A stored point of a run, with the job and its complete rounds."""
@@ -124,5 +135,5 @@ class Checkpoints:
                 api.CheckpointPart(stage, digest, size)
                 for stage, (digest, size) in enumerate(zip(point.checkpoints, sizes, strict=True))
             ),
-            model=self._folders.get((job, done)),
+            model=self._made(job, done),
         )

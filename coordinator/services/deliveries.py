@@ -8,11 +8,12 @@ import msgspec
 from coordinator.store.ports import Store, Transaction
 from coordinator.store.records import DeliveryRecord
 from transport.clock import Clock
+from transport.text import Untrusted
 from transport.wire.audit import BisectAnswer, InputsAnswer, NoAnswer, StepOpened
 from transport.wire.ids import Digest
 from transport.wire.task import RoundApplied, TaskReport
 
-_NOT_HERE = "what it names was not stored under this lease"
+_NOT_HERE = Untrusted("what it names was not stored under this lease")
 
 
 class Deliveries:

@@ -90,6 +90,9 @@ class FakeArtifacts:
     def path(self, _digest: str) -> Path:
         return Path(__file__)
 
+    def sweep(self, _referred: object, _before: float) -> tuple[int, int]:
+        return 0, 0
+
 
 class AllDelivered(Deliveries):
     """Whatever is named was stored, as in worlds whose nodes move no bytes."""

@@ -46,11 +46,11 @@ class Kitchen(FakeModels):
         super().__init__()
         self.store = ArtifactStore(folder / "artifacts")
 
-    async def prepare(self, document: JobSpec) -> Prepared:
+    async def prepare(self, spec: JobSpec, name: str = "") -> Prepared:
         made = {}
-        for name in ("train.bin", "heldout.bin", "tokenizer.json", "config.json"):
-            made[name] = await self.put(f"{name} of {document.name}".encode())
-        return Prepared(made, resolve(document.model, 259))
+        for file in ("train.bin", "heldout.bin", "tokenizer.json", "config.json"):
+            made[file] = await self.put(f"{file} of {spec.name}".encode())
+        return Prepared(made, resolve(spec.model, 259))
 
     async def put(self, data: bytes) -> str:
         async def chunks() -> AsyncIterator[bytes]:
