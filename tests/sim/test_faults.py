@@ -231,8 +231,12 @@ async def test_a_false_accuser_harms_nobody_where_a_second_auditor_is(seed: int)
     job, stored = await run_world(world, 2, 2)
     await check(world, job, stored)
     assert stored.state is JobState.SETTLED
-    assert world.chain.slashed == {}
-    assert not any(audit.state == "failed" for audit in await read(world, Audit, job))
+    accuser = world.nodes[5].key.address
+    audits: list[Audit] = await read(world, Audit, job)
+    steps = [audit for audit in audits if audit.outer is None]
+    accused = any(v.auditor == accuser and v.verdict != "match" for audit in steps for v in audit.verdicts)
+    assert world.chain.slashed == ({accuser: 500_000} if accused else {}), "a dispute proves what it is"
+    assert not any(audit.state == "failed" for audit in audits if audit.node != accuser)
 
 
 @pytest.mark.parametrize("seed", range(20))
