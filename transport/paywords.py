@@ -5,6 +5,7 @@ from transport.wire.node import ShareState
 SHARES: dict[ShareState, str] = {
     "paid": "paid",
     "unaudited": "its audit is not over",
+    "looking": "waits until the operator's computer has looked at the work that was drawn",
     "saving": "verified; paid once it is worth the ledger's fee, or by `cottage node claim`",
     "paying": "verified; its payment waits for the ledger",
     "promised": "promised on the ledger; `cottage node withdraw` has it paid, though the coordinator be gone",

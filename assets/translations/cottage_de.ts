@@ -632,6 +632,10 @@
         <translation>Die Prüfung läuft noch.</translation>
     </message>
     <message>
+        <source>It waits until the operator&apos;s computer has looked at the work that was drawn.</source>
+        <translation>Wartet, bis der Rechner des Betreibers die ausgeloste Arbeit angesehen hat.</translation>
+    </message>
+    <message>
         <source>Verified. It is paid once it is worth the ledger&apos;s fee.</source>
         <translation>Geprüft. Ausgezahlt wird, sobald es die Gebühr des Ledgers wert ist.</translation>
     </message>

@@ -6,7 +6,8 @@ from typing import Literal, cast
 
 from coordinator.domain.job import Job
 from coordinator.domain.lease import Lease
-from coordinator.store.ports import Transaction
+from coordinator.domain.trust import Audit
+from coordinator.store.ports import Scalar, Transaction, Where
 from coordinator.store.records import CommitRecord, OutboxRecord
 from transport.wire.node import Earned, SeatState, ShareState, Tally, Unpaid
 
@@ -37,11 +38,26 @@ async def of_nodes(tx: Transaction, job: str, nodes: Collection[str] | None = No
         tallies[str(node)][share] = before[0] + count, before[1] + amount
         if share == "paid" and settlement is not None:
             receipts[str(node)] = max(receipts[str(node)], int(settlement))
+    for (node,), (count, amount) in (await _looked_for(tx, job)).items():
+        whole = tallies[str(node)].pop("unaudited")
+        tallies[str(node)]["looking"] = count, amount
+        if whole[0] > count:
+            tallies[str(node)]["unaudited"] = whole[0] - count, whole[1] - amount
     wanted = newest.keys() if nodes is None else newest.keys() & set(nodes)
     return {
         node: _account(jobs[0], _seat(newest[node], node in seated), tallies[node], row_of(rows, receipts[node]))
         for node in sorted(wanted)
     }
+
+
+async def _looked_for(tx: Transaction, job: str) -> dict[tuple[Scalar, ...], tuple[int, int]]:
+    """Node -> shares, and what they are worth, that wait with a step which one of the operator's auditors has to look at."""
+    where: tuple[Where, ...] = (("job", "=", job), ("state", "=", "replaying"), ("look", "=", True))
+    nodes = tuple(sorted({audit.node for audit in await tx.find(Audit, *where)}))
+    if not nodes:
+        return {}
+    waiting: tuple[Where, ...] = (("job", "=", job), ("state", "=", "pending"), ("node", "in", nodes))
+    return await tx.sums(CommitRecord, "amount", ("node",), *waiting)
 
 
 def _account(
@@ -50,7 +66,7 @@ def _account(
     told = tuple(Tally(state, count, amount) for state, (count, amount) in sorted(tallies.items()))
     return Earned(
         job=job.id,
-        verified=sum(tally.amount for tally in told if tally.state != "unaudited"),
+        verified=sum(tally.amount for tally in told if tally.state not in ("unaudited", "looking")),
         paid=sum(tally.amount for tally in told if tally.state == "paid"),
         signature=receipt.signature if receipt is not None else "",
         state=job.state.value,

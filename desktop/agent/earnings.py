@@ -286,7 +286,7 @@ def standing_of(
     tallies = () if account is None else tuple(t for t in account.tallies if t.state != "paid" and t.shares)
     over = account is not None and account.state in _OVER
     reasons = [Reason(tally.state, tally.shares, tally.amount) for tally in tallies]
-    waits = _DUE - {"unaudited"} if over else _DUE
+    waits = _DUE - {"unaudited", "looking"} if over else _DUE
     due = any(tally.state in waits for tally in tallies) or (account is None and verified > paid)
     if working:
         return "working", tuple(reasons)

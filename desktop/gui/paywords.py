@@ -32,6 +32,8 @@ class PayWords(QObject):
                 return self.tr("Paid.")
             case "unaudited":
                 return self.tr("Its audit is not over yet.")
+            case "looking":
+                return self.tr("It waits until the operator's computer has looked at the work that was drawn.")
             case "saving":
                 return self.tr("Verified. It is paid once it is worth the ledger's fee.")
             case "paying":

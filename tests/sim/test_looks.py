@@ -6,6 +6,7 @@ import pytest
 from coordinator.domain.job import Job, JobState
 from coordinator.domain.lease import Lease
 from coordinator.domain.trust import Audit
+from coordinator.services import tallies
 from coordinator.store.records import CommitRecord, CreditRecord, EventRecord, NodeRecord
 from tests.coordinator.fakes import spec
 from tests.sim.test_faults import TURNS_TO_END, check, gather_nodes, read, run_world, submit
@@ -163,6 +164,10 @@ async def test_shares_wait_behind_the_first_that_is_to_be_looked_at_and_credit_g
     assert "pending" in waiting
     credit, rounds = await standing_of(world, node)
     assert rounds == waiting.count("verified")
+    async with world.records.transaction() as tx:
+        account = (await tallies.of_nodes(tx, job, [node.key.address]))[node.key.address]
+    told = {tally.state: tally.shares for tally in account.tallies}
+    assert told["looking"] == waiting.count("pending"), "the lender's window says what it waits for"
     operator.up, operator.away_until = True, 0.0
     for _ in range(TURNS_TO_END):
         await world.turn()

@@ -247,8 +247,9 @@ Unpaid = Literal[
 node was sent away; the others are what its audit found (``coordinator.domain.trust``).
 """
 
-Due = Literal["unaudited", "saving", "paying", "promised"]
-"""What a share waits for: its audit; to be worth the ledger's fee; the ledger, which is asked; its payee, who can claim it."""
+Due = Literal["unaudited", "looking", "saving", "paying", "promised"]
+"""What a share waits for: its audit; a look by the operator's machine at what was drawn of its node; to be worth the ledger's
+fee; the ledger, which is asked; its payee, who can claim it."""
 
 ShareState = Literal["paid", "stuck"] | Due | Unpaid
 """``stuck``: the ledger has refused to pay it for good, which the coordinator's operator has to look into."""
