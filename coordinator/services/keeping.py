@@ -21,6 +21,7 @@ from coordinator.domain.job import LIVE, Job
 from coordinator.domain.trust import Audit
 from coordinator.services.artifacts import ArtifactStore
 from coordinator.services.context import Context
+from coordinator.services.credit import OPEN
 from coordinator.services.files import sources
 from coordinator.store.ports import Place, Where
 from coordinator.store.records import DeliveryRecord, DisputeRecord, FileRecord, RunRecord
@@ -99,10 +100,12 @@ class Keeping:
             audits = await tx.sums(
                 Audit, "round", ("opening", "made", "state"), of_job, ("deadline", ">", now - PASSED_SECONDS)
             )
+            # Whatever waits for the operator's machine waits as long as that is away.
+            waiting = await tx.sums(Audit, "round", ("opening", "made", "state"), of_job, ("state", "in", OPEN))
             failed = await tx.sums(Audit, "round", ("opening",), of_job, ("state", "=", "failed"))
             disputes = await tx.find(DisputeRecord, of_job)
             fresh = await tx.find(DeliveryRecord, of_job, ("created", ">", now - FRESH_SECONDS))
-        found = {str(digest) for key in audits for digest in key[:2] if digest is not None}
+        found = {str(digest) for key in (*audits, *waiting) for digest in key[:2] if digest is not None}
         found |= {str(digest) for (digest,) in failed if digest is not None}
         found |= {delivery.artifact for delivery in fresh}
         for run in (record.run for record in runs):
