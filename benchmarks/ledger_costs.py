@@ -152,7 +152,25 @@ def escrow_rows(bench: Bench) -> None:
     settle_all = [(_key(f"new 20 {index}").pubkey(), 2000) for index in range(20)]
     bench.prepare(market.escrow_settle(coordinator, escrow, settle_all), signers=[bench.coordinator])
     bench.measure("escrow refund", market.escrow_refund(coordinator, submitter, JOB), bench.coordinator, escrow)
-    bench.measure("escrow close", market.escrow_close(coordinator, submitter, JOB), bench.coordinator, escrow)
+    closing = market.escrow_close(coordinator, submitter, JOB, coordinator)
+    bench.measure("escrow close (64 entries lent)", closing, bench.coordinator, escrow)
+    _acceptance(bench)
+
+
+def _acceptance(bench: Bench) -> None:
+    """A second escrow, as the service has one opened and takes it on."""
+    market, submitter, coordinator, job = (
+        bench.market,
+        bench.submitter.pubkey(),
+        bench.coordinator.pubkey(),
+        b"\x06" * 32,
+    )
+    escrow, deadline = market.escrow(submitter, job), int(bench.clock.now) + 3600
+    opening = market.escrow_open(submitter, job, coordinator, deadline, 64, cap=10**9)
+    deposit = market.escrow_deposit(submitter, escrow, 10**9)
+    bench.prepare(bench.wallet_of(escrow), opening, deposit, signers=[bench.submitter])
+    accept = market.escrow_accept(coordinator, escrow, deadline=deadline, cap=10**9, amount=10**9, max_payees=64)
+    bench.measure("escrow accept", accept, bench.coordinator, escrow)
 
 
 def stake_rows(bench: Bench) -> None:

@@ -15,20 +15,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from types import TracebackType
 
-from solders.instruction import AccountMeta, Instruction
 from solders.pubkey import Pubkey
-from solders.system_program import TransferParams, transfer
-from spl.memo.constants import MEMO_PROGRAM_ID
-from spl.memo.instructions import create_memo
-from spl.memo.models import MemoParams
 
 from ledger.addresses import address_of, check_hash, check_job, job_bytes, keypair, parse_address
 from ledger.connection import Connection
 from ledger.disputes import Disputes
-from ledger.door import MAX_TRANSACTION_BYTES
-from ledger.errors import EventError, LedgerAnswerError
+from ledger.door import MAX_TRANSACTION_BYTES, memo_of
+from ledger.errors import LedgerAnswerError
 from ledger.escrows import DEFAULT_PAYEES, Escrows
-from ledger.events import MAX_MEMO_BYTES
 from ledger.history import LedgerEvent, read_history, read_payouts
 from ledger.money import DECIMALS
 from ledger.payouts import Payouts
@@ -116,15 +110,8 @@ class Ledger(Escrows, Disputes, Transfers):
             EventError: longer than MAX_MEMO_BYTES.
         """
         signer = keypair(seed)
-        key, memo = signer.pubkey(), text.encode()
-        if not 0 < len(memo) <= MAX_MEMO_BYTES:
-            raise EventError(f"a memo of {len(memo)} bytes: between 1 and {MAX_MEMO_BYTES} fit")
-        # The memo program refuses accounts that do not sign, so an empty transfer carries the reference.
-        carrier = transfer(TransferParams(from_pubkey=key, to_pubkey=key, lamports=0))
-        escrow = AccountMeta(self._market.escrow(parse_address(submitter), check_job(job)), False, False)
-        reference = Instruction(carrier.program_id, carrier.data, [*carrier.accounts, escrow])
-        note = create_memo(MemoParams(program_id=MEMO_PROGRAM_ID, signer=key, message=memo))
-        return await self._prepare(signer, [reference, note])
+        escrow = self._market.escrow(parse_address(submitter), check_job(job))
+        return await self._prepare(signer, memo_of(signer.pubkey(), text, escrow))
 
     async def history(self, submitter: str, job: bytes) -> list[LedgerEvent]:
         """Everything that happened to a job, oldest first.

@@ -1,4 +1,4 @@
-"""Deploys the market program to a cluster, through the upgradeable loader: ``cottage ledger deploy``.
+"""Deploys the market program to a cluster, or upgrades it, through the upgradeable loader: ``cottage ledger deploy``.
 
 Every step looks first at what the cluster has, so that a deployment that was cut anywhere goes on where it stopped:
 program and buffers have addresses that follow from one secret, kept in a file before anything is sent. The buffer is
@@ -28,8 +28,10 @@ from ledger.connection import Connection
 from ledger.errors import AddressError, DeployError, LedgerError, TransactionExpiredError
 from ledger.program import loader
 from ledger.program.build import VERSIONS, program_path
+from ledger.program.codes import REVISION
 from ledger.program.elf import ObjectFile, Section, Symbol
 from ledger.program.interface import Market
+from ledger.program.layout import read_terms
 from ledger.program.link import Version, link
 from ledger.sender import CONFIRM_TIMEOUT_S, Sender
 from transport.terminal import say
@@ -37,6 +39,7 @@ from transport.terminal import say
 MAX_AT_ONCE = 8  # Transactions under way together: quick, and below what public endpoints take for flooding.
 MAX_ROUNDS = 20  # Of writing what is still missing: a cluster that drops half of everything needs seven.
 FEE_LAMPORTS = 5000
+SLOT_POLL_S, SLOT_POLLS = 0.1, 600  # A minute; a slot takes 0.4 s.
 DEFAULT_TERMS = {
     "slash_bps": 5000, "challenger_bps": 5000, "cooldown": 86_400, "window": 86_400, "verdict_time": 86_400, "bond": 5_000_000,
 }  # fmt: skip
@@ -87,35 +90,30 @@ class Deployer:
         return Keypair.from_seed(hashlib.sha256(b"cottage-deploy:" + name.encode() + self._secret).digest())
 
     async def run(self, authority: Pubkey | None, terms: Terms | None = None) -> Deployed:
-        """Deploy, set terms, hand over; does whatever of it has not been done.
+        """Deploy or upgrade, set terms, hand over; does whatever of it has not been done.
 
         Args:
             authority: who may upgrade the program and change its terms afterwards; None for nobody, ever.
-            terms: what to configure; None to leave that to the authority.
+            terms: what to configure; None to leave that to the authority. Terms that stand stay as they are.
         Raises:
-            DeployError: the payer has too little, or the program at the address is another one.
+            DeployError: the payer has too little, or at the address is another program that it may not upgrade.
         """
-        version = await self._deployed()
-        if version is None:
+        present = await self._connection.accounts([self.program, loader.data_address(self.program)])
+        entry, data = present
+        version = None if data is None else _version_of(data.data)
+        if entry is None or data is None or not entry.executable:
             version = await self._accepted_version()
             await self._deploy(version)
+        elif version is None:
+            version = await self._accepted_version()
+            await self._upgrade(version, data.data)
+        else:
+            self._say(f"program {self.program} is deployed already")
         if terms is not None:
             await self._configure(terms)
         await self._hand_over(authority)
         digest = hashlib.sha256(program_path(version).read_bytes()).hexdigest()
         return Deployed(str(self.program), version, digest, None if authority is None else str(authority))
-
-    async def _deployed(self) -> Version | None:
-        """The version that is deployed already, None where there is none yet."""
-        entry, data = await self._connection.accounts([self.program, loader.data_address(self.program)])
-        if entry is None or data is None or not entry.executable:
-            return None
-        for version in VERSIONS:
-            code = _code(version)
-            if data.data[loader.DATA_HEADER :][: len(code)] == code:
-                self._say(f"program {self.program} is deployed already")
-                return version
-        raise DeployError(f"{self.program} holds another program than this Cottage: use another --keys file")
 
     async def _accepted_version(self) -> Version:
         """The newest sBPF version whose smallest program the cluster would deploy; tried out without sending."""
@@ -139,16 +137,46 @@ class Deployer:
 
     async def _deploy(self, version: Version) -> None:
         owner, code, buffer = self._payer.pubkey(), _code(version), self._key(f"buffer {version}")
+        await self._write(code, buffer)
+        rent = await self._connection.rent(loader.PROGRAM_SIZE)
+        self._say(f"deploying {self.program}")
+        await self._send(loader.deploy_buffer(owner, self.program, buffer.pubkey(), len(code), rent), [self._program])
+
+    async def _upgrade(self, version: Version, data: bytes) -> None:
+        """Put this code in the place of another program's; jobs, stakes and disputes of that one go on."""
+        owner, code = self._payer.pubkey(), _code(version)
+        authority = _authority_in(data)
+        if authority != owner:
+            raise DeployError(
+                f"{self.program} holds another program than this Cottage, and {authority or 'nobody'} may upgrade it: "
+                "sign with that key, or use another --keys file, and let the jobs there end with the version that began them"
+            )
+        buffer = self._key(f"buffer {hashlib.sha256(code).hexdigest()}")
+        await self._write(code, buffer)
+        more = len(code) - (len(data) - loader.DATA_HEADER)
+        if more > 0:
+            await self._send([loader.extend(owner, self.program, more)], [])
+            await self._next_slot()
+        self._say(f"upgrading {self.program}")
+        await self._send([loader.upgrade(owner, self.program, buffer.pubkey())], [])
+        await self._next_slot()
+
+    async def _next_slot(self) -> None:
+        """A program changes once in a slot, and is called from the next one on."""
+        seen = await self._connection.slot()
+        for _ in range(SLOT_POLLS):
+            if await self._connection.slot() > seen:
+                return
+            await asyncio.sleep(SLOT_POLL_S)
+        raise DeployError(f"{self._connection.url} has made no slot after {seen}: run the command again later")
+
+    async def _write(self, code: bytes, buffer: Keypair) -> None:
         held = (await self._connection.accounts([buffer.pubkey()]))[0]
         if held is None:
             rent = await self._connection.rent(loader.BUFFER_HEADER + len(code))
             await self._check_funds(rent, len(code))
-            start = loader.create_buffer(owner, buffer.pubkey(), len(code), rent)
-            await self._send(start, [buffer])
+            await self._send(loader.create_buffer(self._payer.pubkey(), buffer.pubkey(), len(code), rent), [buffer])
         await self._fill(buffer.pubkey(), code)
-        rent = await self._connection.rent(loader.PROGRAM_SIZE)
-        self._say(f"deploying {self.program}")
-        await self._send(loader.deploy_buffer(owner, self.program, buffer.pubkey(), len(code), rent), [self._program])
 
     async def _check_funds(self, rent: int, size: int) -> None:
         account = (await self._connection.accounts([self._payer.pubkey()]))[0]
@@ -176,13 +204,13 @@ class Deployer:
             self._say(f"writing {len(missing)} of {-(-len(code) // loader.WRITE_CHUNK)} chunks into {buffer}")
             for start in range(0, len(missing), MAX_AT_ONCE):
                 part = missing[start : start + MAX_AT_ONCE]
-                writes = (self._write(buffer, code, offset) for offset in part)
+                writes = (self._write_chunk(buffer, code, offset) for offset in part)
                 for result in await asyncio.gather(*writes, return_exceptions=True):
                     if result is not None:
                         raise result
         raise DeployError(f"{MAX_ROUNDS} rounds did not fill the buffer {buffer}: run the command again later")
 
-    async def _write(self, buffer: Pubkey, code: bytes, offset: int) -> None:
+    async def _write_chunk(self, buffer: Pubkey, code: bytes, offset: int) -> None:
         try:
             await self._send([loader.write_chunk(self._payer.pubkey(), buffer, code, offset)], [])
         except TransactionExpiredError:
@@ -190,9 +218,14 @@ class Deployer:
 
     async def _configure(self, terms: Terms) -> None:
         market = Market(self.program, terms.mint)
-        if (await self._connection.accounts([market.terms()]))[0] is not None:
+        account = (await self._connection.accounts([market.terms()]))[0]
+        known = None if account is None else read_terms(account.data)
+        if known is not None and known.revision >= REVISION:
             self._say("the terms are set already")
             return
+        if known is not None:  # Those of a program from before: they stay, and tell that there is a newer one.
+            names = ("slash_bps", "challenger_bps", "cooldown", "window", "verdict_time", "bond")
+            terms = Terms(terms.mint, known.treasury, **{name: getattr(known, name) for name in names})
         configure = market.configure(
             self._payer.pubkey(), terms.treasury, slash_bps=terms.slash_bps, challenger_bps=terms.challenger_bps,
             cooldown=terms.cooldown, window=terms.window, verdict_time=terms.verdict_time, bond=terms.bond,
@@ -204,7 +237,7 @@ class Deployer:
         account = (await self._connection.accounts([loader.data_address(self.program)]))[0]
         if account is None:
             raise DeployError(f"{self.program} has no code: run the command again")
-        present = Pubkey.from_bytes(account.data[13:45]) if account.data[12] else None
+        present = _authority_in(account.data)
         if present == authority:
             return
         if present != self._payer.pubkey():
@@ -219,6 +252,17 @@ class Deployer:
 
 def _code(version: Version) -> bytes:
     return program_path(version).read_bytes()
+
+
+def _version_of(data: bytes) -> Version | None:
+    """Which build of this Cottage a program's data account holds; None for another program."""
+    held = data[loader.DATA_HEADER :].rstrip(b"\0")
+    return next((version for version in VERSIONS if _code(version).rstrip(b"\0") == held), None)
+
+
+def _authority_in(data: bytes) -> Pubkey | None:
+    """Who may upgrade, from a program's data account."""
+    return Pubkey.from_bytes(data[13:45]) if data[12] else None
 
 
 def _smallest(version: Version) -> bytes:

@@ -8,16 +8,14 @@ from spl.token.models import TransferCheckedParams
 
 from ledger.addresses import check_hash, keypair, parse_address
 from ledger.door import amount_in, checked
-from ledger.errors import InsufficientFundsError, LedgerAnswerError, NoDisputeError, NoStakeError
+from ledger.errors import InsufficientFundsError, NoDisputeError, NoStakeError
 from ledger.money import DECIMALS, ZERO, Amount, show
 from ledger.program.layout import (
     JUDGE_OFFSET,
     NODE_OFFSET,
     TAG_DISPUTE,
-    MarketTerms,
     Ruling,
     read_dispute,
-    read_terms,
 )
 from ledger.stakes import Stakes
 from ledger.states import DisputeState, PreparedTransaction, dispute_state
@@ -25,17 +23,6 @@ from ledger.states import DisputeState, PreparedTransaction, dispute_state
 
 class Disputes(Stakes):
     """Disputes: somebody puts a bond against a node's audit, the node's coordinator decides."""
-
-    async def terms(self) -> MarketTerms:
-        """The market's terms: shares, cool-down, the least bond, the time for a verdict.
-
-        Raises:
-            LedgerAnswerError: nobody has set them.
-        """
-        account = (await self._connection.accounts([self._market.terms()]))[0]
-        if account is None or account.owner != self._market.program:
-            raise LedgerAnswerError(f"the market of {self._market.mint} has no terms: the deployer sets them")
-        return read_terms(account.data)
 
     async def prepare_dispute(
         self, challenger_seed: bytes, node: str, audit: bytes, bond: Amount | None = None
@@ -51,7 +38,8 @@ class Disputes(Stakes):
         signer, market = keypair(challenger_seed), self._market
         key, accused = signer.pubkey(), parse_address(node)
         pledge = checked(Amount((await self.terms()).bond) if bond is None else bond)
-        if await self.stake(node) is None:
+        stake = await self.stake(node)
+        if stake is None or not stake.balance:
             raise NoStakeError(f"{node} has no stake: there is nothing to dispute about")
         held = await self.balance(str(key))
         if held < pledge:
@@ -110,24 +98,22 @@ class Disputes(Stakes):
 
         Upheld: the bond returns to the challenger, and ``slash`` units of the node's stake are taken in the same
         transaction (with ``audit`` as the reason), of which the challenger gets its part. Rejected: the bond goes to
-        the accused.
+        the accused. Who has no token account finds its bond in the dispute's vault, until somebody closes the dispute.
 
         Raises:
             NoDisputeError: there is no such dispute.
         """
         signer, state = keypair(coordinator_seed), await self._known_dispute(challenger, audit)
         coordinator, node, who = signer.pubkey(), parse_address(state.node), parse_address(challenger)
-        winner = who if upheld else node
         instructions = [
-            create_idempotent_associated_token_account(coordinator, winner, self._market.mint),
-            self._market.dispute_verdict(coordinator, who, node, audit, check_hash(evidence), upheld=upheld),
+            self._market.dispute_verdict(coordinator, who, node, audit, check_hash(evidence), upheld=upheld)
         ]
         if upheld and checked(slash):
             instructions += await self._slash(coordinator, state.node, slash, audit, challenger)
         return await self._prepare(signer, instructions, nonce)
 
     async def prepare_dispute_expiry(self, seed: bytes, challenger: str, audit: bytes) -> PreparedTransaction:
-        """Return the bond of a dispute that nobody decided by its deadline; anyone may.
+        """Return the bond of a dispute that nobody decided by its deadline; anyone may, who pays for the account it goes to.
 
         Raises:
             NoDisputeError: there is no such dispute.
@@ -141,17 +127,19 @@ class Disputes(Stakes):
         return await self._prepare(signer, instructions)
 
     async def prepare_dispute_close(self, seed: bytes, challenger: str, audit: bytes) -> PreparedTransaction:
-        """Give the rent of a decided dispute back to its challenger; anyone may.
+        """Give the rent of a decided dispute back to its challenger, and what its vault still holds to who won; anyone may.
 
         Raises:
             NoDisputeError: there is no such dispute.
         """
         signer, who = keypair(seed), parse_address(challenger)
-        await self._known_dispute(challenger, audit)
-        instructions = [
-            create_idempotent_associated_token_account(signer.pubkey(), who, self._market.mint),
-            self._market.dispute_close(signer.pubkey(), who, audit),
-        ]
+        state = await self._known_dispute(challenger, audit)
+        winner = parse_address(state.node) if state.ruling is Ruling.REJECTED else who
+        instructions = [self._market.dispute_close(signer.pubkey(), who, audit, winner)]
+        if state.balance:
+            instructions.insert(
+                0, create_idempotent_associated_token_account(signer.pubkey(), winner, self._market.mint)
+            )
         return await self._prepare(signer, instructions)
 
     async def _known_dispute(self, challenger: str, audit: bytes) -> DisputeState:

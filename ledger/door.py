@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from solders.instruction import Instruction
+from solders.instruction import AccountMeta, Instruction
 from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 from solders.signature import Signature
+from solders.system_program import TransferParams, transfer
+from spl.memo.constants import MEMO_PROGRAM_ID
+from spl.memo.instructions import create_memo
+from spl.memo.models import MemoParams
 
 from ledger.addresses import check_job, keypair, parse_address
 from ledger.connection import Connection
+from ledger.errors import EventError
+from ledger.events import MAX_MEMO_BYTES
 from ledger.money import Amount, amount
 from ledger.program.interface import Market
 from ledger.sender import CONFIRM_TIMEOUT_S, Outcome, Sender
@@ -59,6 +65,10 @@ class Door:
     async def balance(self, owner: str) -> Amount:
         """Tokens in an owner's wallet, 0 where there is none."""
         return Amount(await self._tokens(self._market.wallet(parse_address(owner))))
+
+    async def has_wallet(self, owner: str) -> bool:
+        """Whether an owner has a token account: what is due to others waits, and nobody pays its rent for them."""
+        return (await self._connection.accounts([self._market.wallet(parse_address(owner))]))[0] is not None
 
     async def lamports(self, owner: str) -> int:
         """SOL of an owner, in lamports: what fees and rent are paid from."""
@@ -125,6 +135,24 @@ class Door:
     async def _tokens(self, wallet: Pubkey) -> int:
         account = (await self._connection.accounts([wallet]))[0]
         return 0 if account is None else amount_in(account.data)
+
+
+def memo_of(author: Pubkey, text: str, escrow: Pubkey) -> list[Instruction]:
+    """What writes a lifecycle event that the escrow's history will show.
+
+    Raises:
+        EventError: longer than MAX_MEMO_BYTES.
+    """
+    memo = text.encode()
+    if not 0 < len(memo) <= MAX_MEMO_BYTES:
+        raise EventError(f"a memo of {len(memo)} bytes: between 1 and {MAX_MEMO_BYTES} fit")
+    # The memo program refuses accounts that do not sign, so an empty transfer carries the reference.
+    carrier = transfer(TransferParams(from_pubkey=author, to_pubkey=author, lamports=0))
+    reference = Instruction(
+        carrier.program_id, carrier.data, [*carrier.accounts, AccountMeta(escrow, is_signer=False, is_writable=False)]
+    )
+    note = MemoParams(program_id=MEMO_PROGRAM_ID, signer=author, message=memo)
+    return [reference, create_memo(note)]
 
 
 def checked(value: Amount) -> Amount:

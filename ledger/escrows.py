@@ -12,7 +12,7 @@ from spl.token.instructions import create_idempotent_associated_token_account
 
 from ledger import merkle
 from ledger.addresses import check_job, keypair, parse_address
-from ledger.door import MAX_TRANSACTION_BYTES, Door, amount_in, checked
+from ledger.door import MAX_TRANSACTION_BYTES, amount_in, checked, memo_of
 from ledger.errors import (
     AmountError,
     EscrowExistsError,
@@ -21,11 +21,12 @@ from ledger.errors import (
     StateError,
 )
 from ledger.money import Amount, show
-from ledger.program.codes import MAX_GROWTH, MAX_PAYEES, Consent
+from ledger.program.codes import MAX_GROWTH, MAX_PAYEES, REVISION, Consent
 from ledger.program.layout import JOB_OFFSET, read_escrow
 from ledger.promises import Earnings, earnings_of
 from ledger.sender import Window
-from ledger.states import EscrowState, PreparedTransaction, escrow_state
+from ledger.states import Asked, EscrowState, PreparedTransaction, escrow_state
+from ledger.terms import Terms
 
 MAX_PAYEES_A_TRANSACTION = 20  # Fits 1,232 bytes where every payee has a token account already.
 MAX_ADMISSIONS = 25  # Payees that one transaction can append to a list: 32 bytes each.
@@ -36,7 +37,7 @@ _GROWTHS, _GROWTH_UNITS = 16, 100_000  # A transaction; measured: 3,700 units a 
 _MAX_LOG, _PAYEE_LOG, _NEW_PAYEE_LOG = 9000, 400, 1650
 
 
-class Escrows(Door):
+class Escrows(Terms):
     """Escrows of jobs."""
 
     async def prepare_escrow(
@@ -92,6 +93,34 @@ class Escrows(Door):
         """``prepare_escrow``, sent and confirmed; returns the signature."""
         prepared = await self.prepare_escrow(submitter, job, coordinator, amount, deadline_unix)
         return await self.confirm(prepared)
+
+    async def prepare_acceptance(
+        self,
+        coordinator_seed: bytes,
+        submitter: str,
+        job: bytes,
+        asked: Asked,
+        note: str,
+        nonce: str = "",
+    ) -> PreparedTransaction:
+        """Have the program compare an escrow with what its coordinator asked for; the transaction fails where it differs.
+
+        A program from before there was such a comparison is told of the job by ``note`` alone.
+
+        Args:
+            note: a lifecycle event (``events.encode``) that goes with it.
+        Raises:
+            NoEscrowError: the job has no open escrow.
+            LedgerAnswerError: the market has no terms.
+        """
+        signer = keypair(coordinator_seed)
+        key, escrow = signer.pubkey(), parse_address((await self._open_escrow_state(submitter, job)).address)
+        accept = self._market.escrow_accept(
+            key, escrow, deadline=asked.deadline, cap=asked.cap, amount=asked.amount, max_payees=asked.max_payees,
+            consent=asked.consent,
+        )  # fmt: skip
+        known = (await self.terms()).revision >= REVISION
+        return await self._prepare(signer, [*([accept] if known else []), *memo_of(key, note, escrow)], nonce)
 
     async def prepare_deposit(self, submitter: bytes, job: bytes, total: Amount) -> PreparedTransaction | None:
         """Bring a job's escrow to ``total`` deposits in all, and its cap with it; None where it has as much already.
@@ -259,7 +288,7 @@ class Escrows(Door):
         return await self._prepare(signer, [enrolment])
 
     async def prepare_growth(self, seed: bytes, submitter: str, job: bytes, more: int) -> list[PreparedTransaction]:
-        """Make room for ``more`` payees; the signer lends the rent, which the close gives to the submitter."""
+        """Make room for ``more`` payees; the close gives the rent back to the coordinator, if it is who signs."""
         signer = keypair(seed)
         escrow = parse_address((await self._open_escrow_state(submitter, job)).address)
         window = await self._sender.window()
@@ -353,27 +382,31 @@ class Escrows(Door):
 
         Raises:
             NoEscrowError: the job has no open escrow.
+            StateError: the submitter, who does not sign, has closed its token account: nobody else pays for another one.
         """
         signer, owner = keypair(coordinator_seed), parse_address(submitter)
         await self._open_escrow_state(submitter, job)
         second = None if cosigner_seed is None else keypair(cosigner_seed).pubkey()
-        instructions = [
-            create_idempotent_associated_token_account(signer.pubkey(), owner, self._market.mint),
-            self._market.escrow_refund(signer.pubkey(), owner, job, second),
-        ]
+        instructions = [self._market.escrow_refund(signer.pubkey(), owner, job, second)]
+        if owner in (signer.pubkey(), second):
+            account = create_idempotent_associated_token_account(owner, owner, self._market.mint)
+            instructions.insert(0, account)
+        elif not await self.has_wallet(submitter):
+            raise StateError(f"{submitter} has no token account to take its money: its owner has to open one first")
         if cosigner_seed is None:
             return await self._prepare(signer, instructions, nonce)
         return await self._prepare_together([coordinator_seed, cosigner_seed], instructions)
 
     async def prepare_close(self, seed: bytes, submitter: str, job: bytes) -> PreparedTransaction:
-        """Give the rent of a refunded escrow back to the submitter; its totals stay readable.
+        """Give the rent of a refunded escrow back to who paid it; its totals stay readable.
 
         Raises:
             NoEscrowError: the job has no open escrow.
         """
         signer = keypair(seed)
-        await self._open_escrow_state(submitter, job)
-        close = self._market.escrow_close(signer.pubkey(), parse_address(submitter), job)
+        state = await self._open_escrow_state(submitter, job)
+        lender = parse_address(state.coordinator) if state.lent else None
+        close = self._market.escrow_close(signer.pubkey(), parse_address(submitter), job, lender)
         return await self._prepare(signer, [close])
 
     async def _open_escrow_state(self, submitter: str, job: bytes) -> EscrowState:

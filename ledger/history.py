@@ -25,6 +25,7 @@ MAX_TRANSACTIONS = 20_000  # A job of 20 nodes and 500 rounds stays well below; 
 _UNITS = struct.Struct("<Q")
 _PAID = struct.Struct("<32sQQ")
 _OPENED = struct.Struct("<32sqQ2HI")
+_ACCEPTED = struct.Struct("<qQQ2H")
 _LISTED = struct.Struct("<II32s")
 _MONEY = {"FUND": "deposited", "REFD": "refunded"}
 _NO_SLOT = 2**32 - 1
@@ -35,8 +36,9 @@ class LedgerEvent:
     """One thing that happened to a job.
 
     Attributes:
-        kind: a lifecycle event (``created`` .. ``slashed``), or ``opened``, ``extended``, ``deposited``, ``admitted``,
-            ``enrolled``, ``grown``, ``promised``, ``paid``, ``refunded``, ``closed`` for what the market program did;
+        kind: a lifecycle event (``created`` .. ``slashed``), or ``opened``, ``accepted``, ``extended``, ``deposited``,
+            ``admitted``, ``enrolled``, ``grown``, ``promised``, ``paid``, ``refunded``, ``closed`` for what the market program
+            did;
             ``stake_opened``, ``stake_slashed``, ``disputed`` .. for stakes and disputes (``program.stakes``);
             ``truncated`` where a node dropped logs that may have held an event.
         time: Unix seconds of its block.
@@ -158,6 +160,10 @@ def _fields(event: ProgramEvent, owners: Mapping[str, str]) -> Iterator[tuple[st
             coordinator, deadline, cap, capacity, consent, listed = _OPENED.unpack_from(payload)
             terms = {"cap": cap, "max_payees": capacity, "consent": consent, "listed": listed}
             yield "opened", {"coordinator": str(Pubkey.from_bytes(coordinator)), "deadline": deadline, **terms}
+        case "ACPT":
+            deadline, cap, amount, capacity, consent = _ACCEPTED.unpack(payload)
+            terms = {"cap": cap, "amount": amount, "max_payees": capacity, "consent": consent}
+            yield "accepted", {"deadline": deadline, **terms}
         case "FUND" | "REFD":
             yield _MONEY[event.kind], {"amount": _UNITS.unpack(payload)[0]}
         case "PAID":

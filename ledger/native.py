@@ -56,6 +56,7 @@ _MULTISIG_SIZE, _VAULT_SIZE = 355, 165
 _TRANSFER_CHECKED = 12
 _WHY = "needs the market program, which this cluster lacks: deploy it with cottage ledger deploy"
 _LACKING = {
+    "prepare_acceptance": "terms that a coordinator asks for",
     "prepare_extension": "a cap and a deadline that the submitter changes",
     "prepare_admission": "a list of payees",
     "prepare_enrolment": "a list of payees",

@@ -10,14 +10,16 @@ from solders.pubkey import Pubkey
 from spl.token.instructions import create_idempotent_associated_token_account
 
 from ledger.addresses import check_hash, keypair, parse_address
-from ledger.door import Door, amount_in, checked
+from ledger.door import amount_in, checked
 from ledger.errors import InsufficientFundsError, LedgerAnswerError, NoStakeError
 from ledger.money import Amount, show
+from ledger.program.codes import EVERYTHING
 from ledger.program.layout import read_stake
 from ledger.states import PreparedTransaction, StakeState, stake_state
+from ledger.terms import Terms
 
 
-class Stakes(Door):
+class Stakes(Terms):
     """Stakes of nodes."""
 
     async def prepare_stake(self, node_seed: bytes, amount: Amount, coordinator: str) -> PreparedTransaction:
@@ -82,8 +84,8 @@ class Stakes(Door):
     ) -> PreparedTransaction:
         """Move stake to the treasury, once for every ``reason_hash`` (32 bytes, not all zero).
 
-        The ``challenger`` who brought the offence up gets the part that the stake's terms say; it is never the
-        coordinator and never the node.
+        The ``challenger`` who brought the offence up gets the part that the stake's terms say, if it has a token account;
+        it is never the coordinator and never the node.
 
         Raises:
             NoStakeError: the node has no stake.
@@ -101,23 +103,24 @@ class Stakes(Door):
             raise NoStakeError(f"{node} has no stake: nothing can be slashed")
         if checked(amount) > state.balance:
             raise InsufficientFundsError(f"the stake of {node} is {show(state.balance)}, not {show(amount)}")
-        treasury, who = parse_address(state.treasury), None if challenger is None else parse_address(challenger)
-        slash = self._market.stake_slash(coordinator, key, treasury, amount, check_hash(reason), who)
-        if who is None:
-            return [slash]
-        return [create_idempotent_associated_token_account(coordinator, who, self._market.mint), slash]
+        who = None if challenger is None or not await self.has_wallet(challenger) else parse_address(challenger)
+        treasury = parse_address(state.treasury)
+        return [self._market.stake_slash(coordinator, key, treasury, amount, check_hash(reason), who)]
 
-    async def prepare_stake_request(self, node_seed: bytes, amount: Amount) -> PreparedTransaction:
-        """Start the cool-down for taking stake back; an amount of 0 withdraws the request."""
+    async def prepare_stake_request(self, node_seed: bytes, amount: Amount | None) -> PreparedTransaction:
+        """Start the cool-down for taking stake back; 0 withdraws the request, None asks for whatever will be there."""
         signer = keypair(node_seed)
-        return await self._prepare(signer, [self._market.stake_request(signer.pubkey(), checked(amount))])
+        wanted = EVERYTHING if amount is None else checked(amount)
+        return await self._prepare(signer, [self._market.stake_request(signer.pubkey(), wanted)])
 
     async def prepare_stake_withdrawal(self, node_seed: bytes) -> PreparedTransaction:
         """Take back what was requested, once the cool-down has passed."""
         signer = keypair(node_seed)
-        node, market = signer.pubkey(), self._market
-        wallet = create_idempotent_associated_token_account(node, node, market.mint)
-        return await self._prepare(signer, [wallet, market.stake_withdraw(node)])
+        return await self._prepare(signer, self._withdrawal(signer.pubkey()))
+
+    def _withdrawal(self, node: Pubkey) -> list[Instruction]:
+        wallet = create_idempotent_associated_token_account(node, node, self._market.mint)
+        return [wallet, self._market.stake_withdraw(node)]
 
     async def prepare_stake_move(self, node_seed: bytes, coordinator: str) -> PreparedTransaction:
         """Name another coordinator: at once while nothing is staked; else ask now, and again after the cool-down."""
@@ -125,6 +128,17 @@ class Stakes(Door):
         return await self._prepare(signer, [self._market.stake_move(signer.pubkey(), parse_address(coordinator))])
 
     async def prepare_stake_close(self, node_seed: bytes) -> PreparedTransaction:
-        """Close an empty stake; its rent returns to the node, which may open a new one later."""
+        """Close a stake; its rent returns to the node, which may open a new one later.
+
+        What was requested is taken out in the same transaction, so that nobody can add to the stake in between.
+
+        Raises:
+            NoStakeError: there is none.
+        """
         signer = keypair(node_seed)
-        return await self._prepare(signer, [self._market.stake_close(signer.pubkey())])
+        node = signer.pubkey()
+        state = await self.stake(str(node))
+        if state is None:
+            raise NoStakeError(f"{node} has no stake: there is nothing to close")
+        first = self._withdrawal(node) if state.requested and state.balance else []
+        return await self._prepare(signer, [*first, self._market.stake_close(node)])

@@ -35,6 +35,17 @@ class PreparedTransaction:
 
 
 @dataclass(frozen=True)
+class Asked:
+    """What a coordinator asks of an escrow: no earlier ``deadline``, no less of the others, and just these consents."""
+
+    deadline: int
+    cap: Amount
+    amount: Amount
+    max_payees: int
+    consent: Consent = Consent.ADMIT | Consent.END
+
+
+@dataclass(frozen=True)
 class EscrowState:
     """A job's escrow. Always ``deposited = paid + refunded + balance``.
 
@@ -46,6 +57,8 @@ class EscrowState:
         committed: sum of the cumulative earnings promised in ``period`` under ``earnings_root`` (32 bytes).
         listed, peaks: length of the list of payees, and the peaks of its Merkle tree, largest first.
         consent: what the coordinator may do alone.
+        accepted: the coordinator has found the terms that it asked for, and the program too.
+        lent: entries of the table whose rent the coordinator lent; the close gives it back.
     """
 
     address: str
@@ -68,6 +81,8 @@ class EscrowState:
     listed: int = 0
     peaks: tuple[bytes, ...] = ()
     consent: Consent = Consent.ADMIT | Consent.END
+    accepted: bool = False
+    lent: int = 0
 
 
 @dataclass(frozen=True)
@@ -77,7 +92,9 @@ class StakeState:
     Attributes:
         next_coordinator, move_at: whom the node asked for as its coordinator, and from when on it may have it.
         challenger_bps: the part of a slash that the challenger gets.
-        disputes: how many wait for a verdict; until then the stake stays.
+        requested: the node may take so much once its cool-down has passed; it does not stand behind the node's word.
+        disputes: how many wait for a verdict; until then the stake stays, but no longer than ``hold`` seconds after
+            ``unlock_at`` (0: an account from before there was that bound).
     """
 
     address: str
@@ -101,12 +118,14 @@ class StakeState:
     challenger_bps: int = 0
     opened_at: int = 0
     disputes: int = 0
+    hold: int = 0
 
     def slashable(self, now: float) -> Amount:
         """What may be slashed at this time without exceeding the window's share."""
         if now >= self.window_start + self.window:
             return Amount(self.balance * self.slash_bps // BASIS_POINTS)
-        left = self.window_base * self.slash_bps // BASIS_POINTS - self.window_slashed
+        whole = max(self.window_base, self.balance + self.window_slashed)
+        left = whole * self.slash_bps // BASIS_POINTS - self.window_slashed
         return Amount(max(0, min(left, self.balance)))
 
 
@@ -158,6 +177,8 @@ def escrow_state(address: Pubkey, account: EscrowAccount, balance: int) -> Escro
         listed=account.count,
         peaks=account.peaks,
         consent=account.consent,
+        accepted=account.accepted,
+        lent=account.lent,
     )
 
 
@@ -172,7 +193,7 @@ def stake_state(address: Pubkey, account: StakeAccount, balance: int) -> StakeSt
         deposited=Amount(account.slashed + account.withdrawn + balance),
         slashed=Amount(account.slashed),
         withdrawn=Amount(account.withdrawn),
-        requested=Amount(account.requested),
+        requested=Amount(min(account.requested, balance)),
         unlock_at=account.unlock_at,
         cooldown=account.cooldown,
         slash_bps=account.slash_bps,
@@ -185,6 +206,7 @@ def stake_state(address: Pubkey, account: StakeAccount, balance: int) -> StakeSt
         challenger_bps=account.challenger_bps,
         opened_at=account.opened_at,
         disputes=account.disputes,
+        hold=account.hold,
     )
 
 

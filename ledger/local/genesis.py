@@ -1,4 +1,7 @@
-"""The first start: creates the test token, deploys the market program through the real loader, sets terms."""
+"""The first start: creates the test token, deploys the market program through the real loader, sets terms.
+
+Later starts upgrade a program that an older version has deployed.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,9 @@ from ledger.local.store import Store
 from ledger.money import DECIMALS
 from ledger.program import loader
 from ledger.program.build import program_path
+from ledger.program.codes import REVISION
 from ledger.program.interface import Market
+from ledger.program.layout import read_terms
 
 Lamports = NewType("Lamports", int)
 
@@ -82,9 +87,13 @@ def open_chain(
         chain.endow(genesis.root.pubkey(), ROOT_LAMPORTS)
     if chain.account(genesis.mint.pubkey()) is None:
         create_token(chain, genesis)
+    code = program_path(3).read_bytes()
     if chain.account(genesis.program.pubkey()) is None:
-        deploy(chain, genesis.root, genesis.program, program_path(3).read_bytes(), Keypair.from_seed(entropy(32)))
-    if chain.account(genesis.market.terms()) is None:
+        deploy(chain, genesis.root, genesis.program, code, Keypair.from_seed(entropy(32)))
+    else:
+        renew(chain, genesis.root, genesis.program.pubkey(), code, lambda: Keypair.from_seed(entropy(32)))
+    terms = chain.account(genesis.market.terms())
+    if terms is None or read_terms(terms.data).revision < REVISION:
         set_terms(chain, genesis)
     return chain, genesis
 
@@ -136,13 +145,39 @@ def deploy(chain: Chain, payer: Keypair, program: Keypair, code: bytes, buffer: 
     ``buffer`` is a fresh key; ``payer`` becomes the upgrade authority.
     """
     owner, size = payer.pubkey(), len(code)
+    _write(chain, payer, code, buffer)
+    rent = chain.rent_minimum(loader.PROGRAM_SIZE)
+    send(chain, loader.deploy_buffer(owner, program.pubkey(), buffer.pubkey(), size, rent), [payer, program])
+    chain.tick(at_least=chain.slot + 1)  # A program can be called from the next slot on.
+
+
+def renew(chain: Chain, payer: Keypair, program: Pubkey, code: bytes, buffer: Callable[[], Keypair]) -> None:
+    """Upgrade a program to this code, unless it has it already; its accounts stay, with the layouts that both know.
+
+    ``payer`` is the upgrade authority, ``buffer`` makes a fresh key.
+    """
+    data = chain.account(loader.data_address(program))
+    assert data is not None
+    if data.data[loader.DATA_HEADER :].rstrip(b"\0") == code.rstrip(b"\0"):
+        return
+    owner, place = payer.pubkey(), buffer()
+    _write(chain, payer, code, place)
+    more = len(code) - (len(data.data) - loader.DATA_HEADER)
+    for step in [
+        *([loader.extend(owner, program, more)] if more > 0 else []),
+        loader.upgrade(owner, program, place.pubkey()),
+    ]:
+        chain.tick(at_least=chain.slot + 1)  # One change of a program in a slot.
+        send(chain, [step], [payer])
+    chain.tick(at_least=chain.slot + 1)
+
+
+def _write(chain: Chain, payer: Keypair, code: bytes, buffer: Keypair) -> None:
+    owner, size = payer.pubkey(), len(code)
     rent = chain.rent_minimum(loader.BUFFER_HEADER + size)
     send(chain, loader.create_buffer(owner, buffer.pubkey(), size, rent), [payer, buffer])
     for offset in range(0, size, loader.WRITE_CHUNK):
         send(chain, [loader.write_chunk(owner, buffer.pubkey(), code, offset)], [payer])
-    rent = chain.rent_minimum(loader.PROGRAM_SIZE)
-    send(chain, loader.deploy_buffer(owner, program.pubkey(), buffer.pubkey(), size, rent), [payer, program])
-    chain.tick(at_least=chain.slot + 1)  # A program can be called from the next slot on.
 
 
 def give(

@@ -30,6 +30,7 @@ u64 escrow_claim(const Call *call) {
     Escrow *escrow;
     u64 error = load_escrow(call, 6, &escrow);
     if (error) return error;
+    if (!can_receive(call, call->accounts + REST)) return E_WRONG_DESTINATION;
     u8 leaf[40];
     copy_key(leaf, call->accounts[REST].key);
     __builtin_memcpy(leaf + 32, call->data + 2, 8);

@@ -10,6 +10,9 @@ MAX_GROWTH = 255  # Payees that one growth adds, for the same reason.
 MAX_TABLE = 65_535  # Payees that an escrow can hold at all: slots are counted in 16 bits.
 MAX_BATCH = 50  # Payouts in one settlement: what fits the program's stack and 64 account locks.
 FRONTIER = 16  # Peaks that an escrow keeps of its list of payees: lists of up to 65,535 leaves.
+EVERYTHING = 2**64 - 1  # Asked for as a withdrawal of stake: whatever is there when it is paid.
+ACCEPTED = 0x8000  # Beside the consents of an escrow: its coordinator has found the terms that it asked for.
+REVISION = 1  # Of what the program does; the terms name the one that wrote them.
 
 
 class Operation(IntEnum):
@@ -38,6 +41,7 @@ class Operation(IntEnum):
     DISPUTE_VERDICT = 20
     DISPUTE_EXPIRE = 21
     DISPUTE_CLOSE = 22
+    ESCROW_ACCEPT = 23
 
 
 class Consent(IntFlag):
@@ -83,6 +87,7 @@ class MarketError(IntEnum):
     DECIDED = 27
     SELF = 28
     DISPUTED = 29
+    USED = 30
 
 
 ERROR_TEXTS: dict[MarketError, str] = {
@@ -115,4 +120,5 @@ ERROR_TEXTS: dict[MarketError, str] = {
     MarketError.DECIDED: "the dispute was decided already",
     MarketError.SELF: "nobody disputes with itself",
     MarketError.DISPUTED: "a dispute over the stake waits for its verdict or its deadline",
+    MarketError.USED: "the escrow lists payees or has moved money before its coordinator took it on: open another one",
 }

@@ -3,7 +3,7 @@
 #include "market.h"
 
 static const u8 SEED[7] = {'d', 'i', 's', 'p', 'u', 't', 'e'};
-enum { TERMS = 5, ACCUSED = 6 }; /* the accused's stake stands at the same place in a verdict */
+enum { TERMS = 5, ACCUSED = 6, STAKED = 7 }; /* the accused's stake stands at the same place in a verdict */
 
 typedef struct { Slice seeds[4]; SignerSeeds signer; } DisputeSigner;
 
@@ -38,12 +38,12 @@ static NOINLINE u64 load_accused(const Call *call, Stake **out) {
     return 0;
 }
 
-/* [challenger s w, dispute w, vault, mint, system, terms, accused's stake w]; audit[32]
- * What the vault holds is the bond. Until the dispute is decided the stake stays where it is. */
+/* [challenger s w, dispute w, vault, mint, system, terms, accused's stake w, its vault]; audit[32]
+ * What the vault holds is the bond. Until the dispute is decided the stake stays where it is, if there is any. */
 u64 dispute_open(const Call *call) {
     const Account *a = call->accounts;
     if (call->data_len != 32 || is_zero(call->data)) return INVALID_INSTRUCTION_DATA;
-    if (call->count < 7) return INVALID_ARGUMENT;
+    if (call->count < 8) return INVALID_ARGUMENT;
     if (!a[AUTHORITY].is_signer) return MISSING_SIGNATURE;
     const Market *market;
     Stake *stake;
@@ -54,6 +54,8 @@ u64 dispute_open(const Call *call) {
     if (error) return error;
     const Pubkey *challenger = a[AUTHORITY].key;
     if (same_key(challenger, &stake->node) || same_key(challenger, &stake->coordinator)) return E_SELF;
+    if (!same_key(a[STAKED].key, &stake->vault)) return E_WRONG_VAULT;
+    if (!vault_balance(a + STAKED)) return E_INSUFFICIENT; /* nothing that a dispute could keep, or win */
     if (stake->disputes == MAX_DISPUTES) return E_OVERFLOW;
     error = now(&time);
     if (error) return error;
@@ -66,6 +68,8 @@ u64 dispute_open(const Call *call) {
     if (error) return error;
     u64 bond = vault_balance(a + VAULT);
     if (!bond || bond < market->bond) return E_BOND;
+    u32 hold = (u32)market->verdict_time; /* at most MAX_COOLDOWN */
+    if (!stake->disputes || hold > stake->hold) stake->hold = hold;
     stake->disputes++;
 
     Dispute *dispute = (Dispute *)a[STATE].data;
@@ -85,19 +89,22 @@ u64 dispute_open(const Call *call) {
     return 0;
 }
 
-/* Pays the whole vault to a token account of the winner, closes the question, and lets the stake go. */
+/* Pays the whole vault to a token account of the winner, closes the question, and lets the stake go. Where the winner
+ * has no account the bond stays for dispute_close: nobody else must pay the rent of one to have a question closed. */
 static NOINLINE u64 decide(const Call *call, Dispute *dispute, u8 status, const Pubkey *winner) {
     const Account *a = call->accounts;
     Stake *stake;
     u64 error = load_accused(call, &stake);
     if (error) return error;
     if (!same_key(&stake->node, &dispute->node)) return E_NOT_OURS;
-    if (!token_account_belongs_to(a + REST, winner)) return E_WRONG_DESTINATION;
-    DisputeSigner signer;
-    error = transfer_tokens(call, VAULT, REST, vault_balance(a + VAULT), sign_as(&signer, dispute));
-    if (error) return error;
+    if (is_token_account(a + REST)) {
+        if (!token_account_belongs_to(a + REST, winner)) return E_WRONG_DESTINATION;
+        DisputeSigner signer;
+        error = transfer_tokens(call, VAULT, REST, vault_balance(a + VAULT), sign_as(&signer, dispute));
+        if (error) return error;
+    }
     dispute->status = status;
-    stake->disputes--;
+    if (!--stake->disputes) stake->hold = 0;
     return 0;
 }
 
@@ -140,8 +147,8 @@ u64 dispute_expire(const Call *call) {
     return 0;
 }
 
-/* [anyone s, dispute w, vault w, mint, token, challenger w, challenger's token account w]
- * Rent, and tokens that came into the vault after the verdict, go to the challenger. */
+/* [anyone s, dispute w, vault w, mint, token, challenger w, winner's token account w]
+ * What is in the vault still, or came there after the verdict, goes to who won; rent to the challenger, who paid it. */
 u64 dispute_close(const Call *call) {
     const Account *a = call->accounts;
     if (call->data_len) return INVALID_INSTRUCTION_DATA;
@@ -154,7 +161,8 @@ u64 dispute_close(const Call *call) {
     const SignerSeeds *seeds = sign_as(&signer, dispute);
     u64 left = vault_balance(a + VAULT);
     if (left) {
-        if (!token_account_belongs_to(a + REST + 1, &dispute->challenger)) return E_WRONG_DESTINATION;
+        const Pubkey *winner = dispute->status == REJECTED ? &dispute->node : &dispute->challenger;
+        if (!token_account_belongs_to(a + REST + 1, winner)) return E_WRONG_DESTINATION;
         error = transfer_tokens(call, VAULT, REST + 1, left, seeds);
         if (error) return error;
     }

@@ -60,6 +60,7 @@ static NOINLINE u64 dispatch(u8 operation, const Call *call) {
     case 20: return dispute_verdict(call);
     case 21: return dispute_expire(call);
     case 22: return dispute_close(call);
+    case 23: return escrow_accept(call);
     default: return INVALID_INSTRUCTION_DATA;
     }
 }

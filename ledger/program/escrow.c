@@ -106,6 +106,41 @@ u64 escrow_open(const Call *call) {
     return 0;
 }
 
+enum { ASKED_DEADLINE = 0, ASKED_CAP = 8, ASKED_AMOUNT = 16, ASKED_CAPACITY = 24, ASKED_CONSENT = 26, ASKED = 28 };
+
+/* Whether an escrow is at least what its coordinator asked for. */
+static NOINLINE u64 compare(const Escrow *escrow, const u8 *asked) {
+    if (escrow->deadline < (i64)read_u64(asked + ASKED_DEADLINE) || escrow->cap < read_u64(asked + ASKED_CAP) ||
+        escrow->capacity < read_u16(asked + ASKED_CAPACITY) ||
+        (escrow->consent & ~ACCEPTED) != read_u16(asked + ASKED_CONSENT))
+        return E_BAD_TERMS;
+    if (escrow->deposited < read_u64(asked + ASKED_AMOUNT)) return E_INSUFFICIENT;
+    if (escrow->consent & ACCEPTED) return 0;
+    return escrow->count || escrow->used || escrow->paid || escrow->refunded || escrow->committed ? E_USED : 0;
+}
+
+/* [coordinator s, escrow w, vault, mint, token]; deadline i64 cap u64 amount u64 capacity u16 consent u16
+ * The coordinator takes the job on, if what it asked for is what stands here: no earlier deadline, no lower cap, no less
+ * money and room, just these consents, and nobody listed yet. None of it gets worse afterwards, and where the
+ * coordinator may admit payees, nobody else does from now on. */
+u64 escrow_accept(const Call *call) {
+    if (call->data_len != ASKED) return INVALID_INSTRUCTION_DATA;
+    Escrow *escrow;
+    i64 time;
+    u64 error = load_escrow(call, 5, &escrow);
+    if (error) return error;
+    if (!same_key(call->accounts[AUTHORITY].key, &escrow->coordinator)) return E_WRONG_AUTHORITY;
+    if (escrow->status != OPEN) return E_ENDED;
+    error = now(&time);
+    if (error) return error;
+    if (time >= escrow->deadline) return E_DEADLINE_PASSED;
+    error = compare(escrow, call->data);
+    if (error) return error;
+    escrow->consent |= ACCEPTED;
+    log_event("ACPT", call->accounts + STATE, call->data, ASKED);
+    return 0;
+}
+
 /* [submitter s, escrow w]; cap u64 deadline i64
  * Payees and coordinator count on both, so neither ever goes down. */
 u64 escrow_extend(const Call *call) {
@@ -151,7 +186,8 @@ Payee *entry_of(Escrow *escrow, u64 slot, const u8 *account) {
 typedef struct { Pubkey account; u64 amount, cumulative; } Payment;
 
 /* What is due: the payments that move anything, which of the call's accounts each goes to, and their sum. Entries are
- * raised at once, so that a payee who is named twice is paid once. */
+ * raised at once, so that a payee who is named twice is paid once. Who cannot be paid is left out, lest one payee that
+ * closes its account keep forty-nine others from their money. */
 static NOINLINE u64 decide(const Call *call, Escrow *escrow, const u8 *orders, u64 count, Payment *due) {
     u64 sum = 0;
     for (u64 i = 0; i < count; i++, orders += 10) {
@@ -161,7 +197,7 @@ static NOINLINE u64 decide(const Call *call, Escrow *escrow, const u8 *orders, u
         if (!entry) return E_NOT_A_PAYEE;
         u64 cumulative = read_u64(orders + 2);
         due[i].amount = 0;
-        if (cumulative <= entry->paid) continue;
+        if (cumulative <= entry->paid || !can_receive(call, payee)) continue;
         copy_key(&due[i].account, payee->key);
         due[i].amount = cumulative - entry->paid;
         due[i].cumulative = cumulative;
@@ -260,9 +296,18 @@ u64 escrow_refund(const Call *call) {
     return 0;
 }
 
-/* [authority s, escrow w, vault w, mint, token, submitter w]
- * Returns the rent of the vault and of the payee table. The header stays as a tombstone with the totals: a
- * job can never be opened, and so never be paid, a second time. */
+/* What the coordinator lent for entries of the table, at most what is there. */
+static NOINLINE u64 loan(const Escrow *escrow, u64 there, u64 *lamports) {
+    u64 with, without, error = rent_minimum(TOMBSTONE + escrow->lent * sizeof(Payee), &with);
+    if (error) return error;
+    error = rent_minimum(TOMBSTONE, &without);
+    *lamports = with - without < there ? with - without : there;
+    return error;
+}
+
+/* [authority s, escrow w, vault w, mint, token, submitter w [, coordinator w]]
+ * Returns the rent of the vault and of the payee table: to the coordinator what it lent, else to the submitter. The
+ * header stays as a tombstone with the totals: a job can never be opened, and so never be paid, a second time. */
 u64 escrow_close(const Call *call) {
     const Account *a = call->accounts;
     if (call->data_len) return INVALID_INSTRUCTION_DATA;
@@ -272,19 +317,24 @@ u64 escrow_close(const Call *call) {
     if (!same_key(a[AUTHORITY].key, &escrow->coordinator) && !same_key(a[AUTHORITY].key, &escrow->submitter))
         return E_WRONG_AUTHORITY;
     if (!same_key(a[REST].key, &escrow->submitter)) return E_WRONG_DESTINATION;
+    if (escrow->lent && (call->count < REST + 2 || !same_key(a[REST + 1].key, &escrow->coordinator)))
+        return E_WRONG_DESTINATION;
     if (escrow->status != ENDED || vault_balance(a + VAULT)) return E_NOT_EMPTY;
     EscrowSigner signer;
     error = close_vault(call, REST, sign_as(&signer, escrow));
     if (error) return error;
-    u64 keep;
+    u64 keep, back;
     error = rent_minimum(TOMBSTONE, &keep);
+    if (error) return error;
+    error = loan(escrow, *a[STATE].lamports - keep, &back);
     if (error) return error;
     escrow->status = CLOSED;
     escrow->used = 0;
     escrow->capacity = 0;
     resize_data(a + STATE, TOMBSTONE);
-    *a[REST].lamports += *a[STATE].lamports - keep;
+    *a[REST].lamports += *a[STATE].lamports - keep - back;
     *a[STATE].lamports = keep;
+    if (escrow->lent) *a[REST + 1].lamports += back;
     log_event("CLOS", a + STATE, &escrow->deposited, 24);
     return 0;
 }

@@ -20,6 +20,7 @@ from ledger.merkle import Proof
 from ledger.program.codes import (
     BASIS_POINTS,
     ERROR_TEXTS,
+    EVERYTHING,
     MAX_BATCH,
     MAX_GROWTH,
     MAX_PAYEES,
@@ -32,6 +33,7 @@ from ledger.program.codes import (
 __all__ = [
     "BASIS_POINTS",
     "ERROR_TEXTS",
+    "EVERYTHING",
     "LOADER",
     "MAX_BATCH",
     "MAX_GROWTH",
@@ -138,6 +140,25 @@ class Market:
         terms = struct.pack("<qQHHI", deadline, cap, max_payees, consent, count)
         return self._call(Operation.ESCROW_OPEN, job + bytes(coordinator) + terms + b"".join(peaks), accounts)
 
+    def escrow_accept(
+        self,
+        coordinator: Pubkey,
+        escrow: Pubkey,
+        *,
+        deadline: int,
+        cap: int,
+        amount: int,
+        max_payees: int,
+        consent: Consent = ALL,
+    ) -> Instruction:
+        """Take a job on, if its escrow is what was asked for.
+
+        At least this deadline, cap, amount and room for payees, just these consents, and nobody listed yet; else the
+        program refuses. Afterwards only the coordinator admits payees, where it may at all.
+        """
+        data = struct.pack("<qQQHH", deadline, cap, amount, max_payees, consent)
+        return self._call(Operation.ESCROW_ACCEPT, data, self._common(coordinator, escrow))
+
     def escrow_extend(self, submitter: Pubkey, job: bytes, cap: int, deadline: int) -> Instruction:
         """Raise the cap and postpone the deadline; neither ever goes the other way."""
         accounts = [_signer(submitter), _writable(self.escrow(submitter, job))]
@@ -163,7 +184,7 @@ class Market:
         return self._call(Operation.ESCROW_ENROL, data, [_signer(anyone), _writable(escrow)])
 
     def escrow_grow(self, payer: Pubkey, escrow: Pubkey, more: int) -> Instruction:
-        """Make room for ``more`` payees, at most MAX_GROWTH a call; ``payer`` lends the rent to the submitter."""
+        """Make room for ``more`` payees, at most MAX_GROWTH a call; the coordinator lends the rent, others give it."""
         accounts = [_signer(payer, writable=True), _writable(escrow), _readonly(SYSTEM_PROGRAM)]
         return self._call(Operation.ESCROW_GROW, struct.pack("<H", more), accounts)
 
@@ -172,7 +193,8 @@ class Market:
     ) -> Instruction:
         """Raise every payee (by address, not by token account) to its cumulative amount; at most MAX_BATCH.
 
-        ``slots`` says where in the table each stands. A wrong or missing one costs compute units, nothing else.
+        ``slots`` says where in the table each stands. A wrong or missing one costs compute units, nothing else. A payee
+        whose token account is closed or frozen is left out.
         """
         accounts = self._common(coordinator, escrow) + [_writable(self.wallet(payee)) for payee, _ in payouts]
         places = [*slots, *range(len(slots), len(payouts))]
@@ -207,9 +229,16 @@ class Market:
             accounts.append(_signer(cosigner))
         return self._call(Operation.ESCROW_REFUND, b"", accounts)
 
-    def escrow_close(self, authority: Pubkey, submitter: Pubkey, job: bytes) -> Instruction:
-        """Close a refunded escrow; its rent returns to the submitter, a tombstone stays."""
+    def escrow_close(
+        self, authority: Pubkey, submitter: Pubkey, job: bytes, lender: Pubkey | None = None
+    ) -> Instruction:
+        """Close a refunded escrow; its rent returns to the submitter, a tombstone stays.
+
+        ``lender``: the coordinator, where it lent for entries of the table; it gets back what it paid.
+        """
         accounts = [*self._common(authority, self.escrow(submitter, job)), _writable(submitter)]
+        if lender is not None:
+            accounts.append(_writable(lender))
         return self._call(Operation.ESCROW_CLOSE, b"", accounts)
 
     # Stake
@@ -244,7 +273,7 @@ class Market:
         return self._call(Operation.STAKE_SLASH, struct.pack("<Q", amount) + reason, accounts)
 
     def stake_request(self, node: Pubkey, amount: int) -> Instruction:
-        """Start the cool-down for an amount; zero takes the request back."""
+        """Start the cool-down for an amount; zero takes the request back, EVERYTHING is what will be there."""
         return self._call(Operation.STAKE_REQUEST, struct.pack("<Q", amount), self._common(node, self.stake(node)))
 
     def stake_withdraw(self, node: Pubkey) -> Instruction:
@@ -267,19 +296,23 @@ class Market:
     def dispute_open(self, challenger: Pubkey, node: Pubkey, audit: bytes) -> Instruction:
         """Open a dispute over a node's audit; what its vault holds is the bond, so the bond is moved there first.
 
-        Until it is decided the node neither withdraws its stake nor changes its coordinator.
+        Until it is decided the node neither withdraws its stake nor changes its coordinator; but what a cool-down has
+        released stays no longer than a verdict may take, however many are opened.
         """
-        state = self.dispute(challenger, audit)
+        state, stake = self.dispute(challenger, audit), self.stake(node)
         accounts = [
             _signer(challenger, writable=True), _writable(state), _readonly(self.wallet(state)), _readonly(self.mint),
-            _readonly(SYSTEM_PROGRAM), _readonly(self.terms()), _writable(self.stake(node)),
+            _readonly(SYSTEM_PROGRAM), _readonly(self.terms()), _writable(stake), _readonly(self.wallet(stake)),
         ]  # fmt: skip
         return self._call(Operation.DISPUTE_OPEN, audit, accounts)
 
     def dispute_verdict(
         self, coordinator: Pubkey, challenger: Pubkey, node: Pubkey, audit: bytes, evidence: bytes, *, upheld: bool
     ) -> Instruction:
-        """Decide a dispute: the bond returns to the challenger, or goes to the accused node."""
+        """Decide a dispute: the bond returns to the challenger, or goes to the accused node.
+
+        Where the winner has no token account the bond waits for ``dispute_close``.
+        """
         state = self.dispute(challenger, audit)
         winner = self.wallet(challenger if upheld else node)
         accounts = [*self._common(coordinator, state), _writable(winner), _writable(self.stake(node))]
@@ -293,12 +326,16 @@ class Market:
         ]  # fmt: skip
         return self._call(Operation.DISPUTE_EXPIRE, b"", accounts)
 
-    def dispute_close(self, anyone: Pubkey, challenger: Pubkey, audit: bytes) -> Instruction:
-        """Close a decided dispute; rent, and tokens that came in afterwards, go to the challenger."""
-        accounts = self._common(anyone, self.dispute(challenger, audit))
-        return self._call(
-            Operation.DISPUTE_CLOSE, b"", [*accounts, _writable(challenger), _writable(self.wallet(challenger))]
-        )
+    def dispute_close(
+        self, anyone: Pubkey, challenger: Pubkey, audit: bytes, winner: Pubkey | None = None
+    ) -> Instruction:
+        """Close a decided dispute; its rent goes to the challenger.
+
+        ``winner``: who gets what the vault still holds: the accused node where the dispute was rejected, else the
+        challenger (None).
+        """
+        accounts = [*self._common(anyone, self.dispute(challenger, audit)), _writable(challenger)]
+        return self._call(Operation.DISPUTE_CLOSE, b"", [*accounts, _writable(self.wallet(winner or challenger))])
 
     def _common(self, authority: Pubkey, state: Pubkey) -> list[AccountMeta]:
         return [

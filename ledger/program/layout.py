@@ -12,7 +12,7 @@ from enum import IntEnum
 from solders.pubkey import Pubkey
 
 from ledger.errors import LedgerAnswerError
-from ledger.program.codes import FRONTIER, Consent
+from ledger.program.codes import ACCEPTED, FRONTIER, Consent
 
 JOB_OFFSET = 168  # Of the job in an escrow account; a search by job compares here.
 REASONS = 16  # Slashes that a stake remembers.
@@ -53,6 +53,7 @@ class EscrowAccount:
         cap: the most that is ever paid in sum.
         committed: sum of the earnings that the coordinator promised in ``period`` under ``earnings_root``.
         count, peaks: length of the list of payees and the peaks of its Merkle tree (``ledger.merkle``).
+        accepted: the coordinator has found its terms here. ``lent``: entries of the table whose rent it lent.
     """
 
     status: Status
@@ -74,11 +75,17 @@ class EscrowAccount:
     consent: Consent
     earnings_root: bytes
     peaks: tuple[bytes, ...]
+    accepted: bool
+    lent: int
 
 
 @dataclass(frozen=True)
 class StakeAccount:
-    """A stake account as it lies on the ledger. Times in seconds."""
+    """A stake account as it lies on the ledger. Times in seconds.
+
+    Attributes:
+        hold: how long beyond a cool-down undecided disputes may keep what it was for; 0: no bound was set.
+    """
 
     slash_bps: int
     cooldown: int
@@ -100,6 +107,7 @@ class StakeAccount:
     move_at: int
     challenger_bps: int
     disputes: int
+    hold: int
     opened_at: int
 
 
@@ -130,7 +138,11 @@ class DisputeAccount:
 
 @dataclass(frozen=True)
 class MarketTerms:
-    """The market's terms. Shares in basis points, times in seconds."""
+    """The market's terms. Shares in basis points, times in seconds.
+
+    Attributes:
+        revision: of the program that wrote them; 0 for one that knows no ``escrow_accept``.
+    """
 
     slash_bps: int
     challenger_bps: int
@@ -140,6 +152,7 @@ class MarketTerms:
     bond: int
     mint: Pubkey
     treasury: Pubkey
+    revision: int
 
 
 def read_escrow(data: bytes) -> EscrowAccount:
@@ -153,17 +166,18 @@ def read_escrow(data: bytes) -> EscrowAccount:
     _, _, status, _, capacity, used, deadline, deposited, paid, refunded, *keys = _ESCROW.unpack_from(data)
     submitter, coordinator, mint, vault = (Pubkey.from_bytes(key) for key in keys[:4])
     if status == Status.CLOSED:
-        cap = committed = period = count = consent = 0
+        cap = committed = period = count = consent = lent = 0
         earnings, peaks, entries = bytes(32), tuple[bytes, ...](), dict[Pubkey, int]()
     else:
         _check_length(data, ESCROW_SIZE + used * _PAYEE.size)
-        cap, committed, period, count, consent, _, earnings = _TERMS.unpack_from(data, _ESCROW.size)
+        cap, committed, period, count, consent, lent, earnings = _TERMS.unpack_from(data, _ESCROW.size)
         peaks = _read_peaks(data[ESCROW_SIZE - FRONTIER * 32 : ESCROW_SIZE], count)
         table = _PAYEE.iter_unpack(data[ESCROW_SIZE : ESCROW_SIZE + used * _PAYEE.size])
         entries = {Pubkey.from_bytes(account): amount for account, amount in table}
     return EscrowAccount(
         Status(status), deadline, deposited, paid, refunded, submitter, coordinator, mint, vault, keys[4],
-        capacity, entries, cap, committed, period, count, Consent(consent), earnings, peaks,
+        capacity, entries, cap, committed, period, count, Consent(consent & ~ACCEPTED), earnings, peaks,
+        bool(consent & ACCEPTED), lent,
     )  # fmt: skip
 
 
@@ -186,8 +200,8 @@ def read_stake(data: bytes) -> StakeAccount:
     if len(data) != STAKE_SIZE or data[0] != _TAG_STAKE or data[2] != VERSION:
         raise LedgerAnswerError(f"{len(data)} bytes are no stake of version {VERSION}: is this the right program?")
     _, _, _, _, slash_bps, _, cooldown, window, window_start, unlock_at, *rest = _STAKE.unpack_from(data)
-    amounts, keys, (move_at, challenger_bps, disputes, _, opened_at) = rest[:6], rest[6:12], rest[12:]
-    more = [*(Pubkey.from_bytes(key) for key in keys), move_at, challenger_bps, disputes, opened_at]
+    amounts, keys = rest[:6], rest[6:12]
+    more = [*(Pubkey.from_bytes(key) for key in keys), *rest[12:]]
     return StakeAccount(slash_bps, cooldown, window, window_start, unlock_at, *amounts, *more)
 
 
@@ -212,9 +226,9 @@ def read_terms(data: bytes) -> MarketTerms:
     """
     if len(data) != _MARKET.size or data[0] != _TAG_MARKET or data[2] != VERSION:
         raise LedgerAnswerError(f"{len(data)} bytes are no terms of version {VERSION}: is this the right program?")
-    _, _, _, _, slash_bps, challenger_bps, cooldown, window, verdict_time, bond, mint, treasury = _MARKET.unpack(data)
+    *head, slash_bps, challenger_bps, cooldown, window, verdict_time, bond, mint, treasury = _MARKET.unpack(data)
     keys = Pubkey.from_bytes(mint), Pubkey.from_bytes(treasury)
-    return MarketTerms(slash_bps, challenger_bps, cooldown, window, verdict_time, bond, *keys)
+    return MarketTerms(slash_bps, challenger_bps, cooldown, window, verdict_time, bond, *keys, revision=head[3])
 
 
 @dataclass(frozen=True)

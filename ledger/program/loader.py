@@ -16,8 +16,9 @@ from solders.system_program import CreateAccountParams, create_account
 from ledger.program.interface import LOADER
 
 WRITE_CHUNK = 1000  # Bytes of program a transaction: what fits 1,232 with signature, keys and header.
+MIN_EXTENSION = 10_240  # Clusters refuse to make room for less at a time.
 BUFFER_HEADER, PROGRAM_SIZE, DATA_HEADER = 37, 36, 45
-_INITIALIZE, _WRITE, _DEPLOY, _SET_AUTHORITY = 0, 1, 2, 4
+_INITIALIZE, _WRITE, _DEPLOY, _UPGRADE, _SET_AUTHORITY, _EXTEND = 0, 1, 2, 3, 4, 6
 _RENT_SYSVAR = Pubkey.from_string("SysvarRent111111111111111111111111111111111")
 _CLOCK_SYSVAR = Pubkey.from_string("SysvarC1ock11111111111111111111111111111111")
 
@@ -51,6 +52,24 @@ def deploy_buffer(owner: Pubkey, program: Pubkey, buffer: Pubkey, size: int, ren
         _meta(_RENT_SYSVAR), _meta(_CLOCK_SYSVAR), _meta(SYSTEM_PROGRAM), _meta(owner, "s"),
     ]  # fmt: skip
     return [create_account(entry), Instruction(LOADER, struct.pack("<IQ", _DEPLOY, size), accounts)]
+
+
+def extend(payer: Pubkey, program: Pubkey, more: int) -> Instruction:
+    """Make room for code that is ``more`` bytes longer, at least MIN_EXTENSION; ``payer`` pays the rent.
+
+    The program can be upgraded from the next slot on.
+    """
+    accounts = [_meta(data_address(program), "w"), _meta(program, "w"), _meta(SYSTEM_PROGRAM), _meta(payer, "sw")]
+    return Instruction(LOADER, struct.pack("<II", _EXTEND, max(more, MIN_EXTENSION)), accounts)
+
+
+def upgrade(owner: Pubkey, program: Pubkey, buffer: Pubkey) -> Instruction:
+    """Put a buffer's code in the place of a program's; ``owner`` may upgrade it, and gets the buffer's rent."""
+    accounts = [
+        _meta(data_address(program), "w"), _meta(program, "w"), _meta(buffer, "w"), _meta(owner, "w"),
+        _meta(_RENT_SYSVAR), _meta(_CLOCK_SYSVAR), _meta(owner, "s"),
+    ]  # fmt: skip
+    return Instruction(LOADER, struct.pack("<I", _UPGRADE), accounts)
 
 
 def set_authority(owner: Pubkey, program: Pubkey, successor: Pubkey | None) -> Instruction:

@@ -34,14 +34,18 @@ enum {
     E_DECIDED = 27,          /* the dispute has its verdict, or expired */
     E_SELF = 28,             /* challenger and accused, or challenger and judge, are one */
     E_DISPUTED = 29,         /* the stake stays, with its judge, while a dispute over it waits */
+    E_USED = 30,             /* somebody was listed, paid or promised something before the coordinator took the terms */
 };
 
 enum { TAG_ESCROW = 1, TAG_STAKE = 2, TAG_MARKET = 3, TAG_DISPUTE = 4 };
 enum { OPEN = 1, ENDED = 2, CLOSED = 3 };
 enum { UPHELD = 2, REJECTED = 3, EXPIRED = 4 }; /* of a dispute; OPEN before */
 enum { CONSENT_ADMIT = 1, CONSENT_END = 2 };    /* what the coordinator may do alone */
+#define ACCEPTED 0x8000 /* beside the consents: the coordinator has found its terms here and took the job on */
 
-#define VERSION 2
+#define VERSION 2 /* of the layouts */
+#define REVISION 1 /* of what the program does with them; the terms name the one that wrote them. 0: before there were any */
+#define EVERYTHING 0xffffffffffffffffULL /* asked for as a withdrawal: whatever is there when it is paid */
 #define MAX_PAYEES 236 /* (10240 - header) / 40: what one instruction may allocate */
 #define MAX_GROWTH 255 /* 10240 / 40, for the same reason */
 #define MAX_TABLE 65535 /* slots and leaves are counted in 16 bits */
@@ -64,7 +68,7 @@ typedef struct {
     /* up to here a closed escrow stays */
     u64 cap, committed, period;
     u32 count;
-    u16 consent, pad;
+    u16 consent, lent;         /* of the table's entries, so many whose rent the coordinator lent */
     Pubkey earnings;           /* root over the promised cumulative earnings */
     Pubkey frontier[FRONTIER]; /* of the list of payees: the peak of 2^k leaves in place k */
     Payee payees[];
@@ -81,13 +85,13 @@ typedef struct {
     Pubkey node, coordinator, mint, vault, treasury, next_coordinator;
     i64 move_at;
     u16 challenger_bps, disputes; /* of the second kind those that wait for a verdict */
-    u32 pad2;
+    u32 hold; /* so long after a cool-down they may keep what it was for; 0 in accounts from before there was a bound */
     i64 opened_at;
     Pubkey reasons[REASONS];
 } Stake;
 
 typedef struct {
-    u8 tag, bump, version, pad;
+    u8 tag, bump, version, revision;
     u16 slash_bps, challenger_bps;
     i64 cooldown, window, verdict_time;
     u64 bond;
@@ -120,6 +124,7 @@ u64 check_fresh_vault(const Account *vault, const Account *mint, const Account *
 u64 check_money(const Call *call, const Pubkey *vault, const Pubkey *mint);
 u64 vault_balance(const Account *vault);
 int is_token_account(const Account *account);
+int can_receive(const Call *call, const Account *account);
 int token_account_belongs_to(const Account *account, const Pubkey *owner);
 u64 transfer_tokens(const Call *call, u64 from, u64 to, u64 amount, const SignerSeeds *owner_seeds);
 u64 close_vault(const Call *call, u64 to, const SignerSeeds *owner_seeds);
@@ -158,6 +163,7 @@ u64 escrow_deposit(const Call *);
 u64 escrow_settle(const Call *);
 u64 escrow_refund(const Call *);
 u64 escrow_close(const Call *);
+u64 escrow_accept(const Call *);
 u64 escrow_extend(const Call *);
 u64 escrow_admit(const Call *);
 u64 escrow_enrol(const Call *);

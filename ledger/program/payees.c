@@ -31,6 +31,14 @@ static NOINLINE u64 admit(const Call *call, Escrow *escrow, const u8 *account, i
     return 0;
 }
 
+/* The submitter, or the coordinator to whom it consented. Once that one has accepted, the room that it counted on is not
+ * for others to fill. */
+static int may_admit(const Escrow *escrow, const Pubkey *who) {
+    int consented = escrow->consent & CONSENT_ADMIT;
+    if (same_key(who, &escrow->coordinator) && consented) return 1;
+    return same_key(who, &escrow->submitter) && !(consented && (escrow->consent & ACCEPTED));
+}
+
 /* [submitter or coordinator s, escrow w]; enrol u8, token accounts[32] ..
  * With enrol each gets its entry at once, and who has one is left out: repeating it changes nothing. */
 u64 escrow_admit(const Call *call) {
@@ -39,8 +47,7 @@ u64 escrow_admit(const Call *call) {
     Escrow *escrow;
     u64 error = find_escrow(call, 2, &escrow);
     if (error) return error;
-    int by_coordinator = same_key(a[AUTHORITY].key, &escrow->coordinator) && (escrow->consent & CONSENT_ADMIT);
-    if (!by_coordinator && !same_key(a[AUTHORITY].key, &escrow->submitter)) return E_WRONG_AUTHORITY;
+    if (!may_admit(escrow, a[AUTHORITY].key)) return E_WRONG_AUTHORITY;
     for (u64 at = 1; at < call->data_len; at += 32) {
         error = admit(call, escrow, call->data + at, call->data[0]);
         if (error) return error;
@@ -70,7 +77,8 @@ u64 escrow_enrol(const Call *call) {
 }
 
 /* [payer s w, escrow w, system]; more u16
- * Adds empty entries to the table; the close gives their rent to the submitter. */
+ * Adds empty entries to the table. The close gives back what the coordinator paid for them; what others pay is the
+ * submitter's, as what was there before. */
 u64 escrow_grow(const Call *call) {
     const Account *a = call->accounts;
     if (call->data_len != 2) return INVALID_INSTRUCTION_DATA;
@@ -79,8 +87,15 @@ u64 escrow_grow(const Call *call) {
     if (error) return error;
     u64 capacity = escrow->capacity + more, space = sizeof(Escrow) + capacity * sizeof(Payee);
     if (more < 1 || more > MAX_GROWTH || capacity > MAX_TABLE) return E_BAD_TERMS;
+    u64 before, after, held = *a[STATE].lamports;
+    error = rent_minimum(sizeof(Escrow) + escrow->capacity * sizeof(Payee), &before);
+    if (error) return error;
+    error = rent_minimum(space, &after);
+    if (error) return error;
     error = fund_state(call, space);
     if (error) return error;
+    if (same_key(a[AUTHORITY].key, &escrow->coordinator) && held < after)
+        escrow->lent += (u16)((after - held) / ((after - before) / more));
     resize_data(a + STATE, space);
     escrow->capacity = (u16)capacity;
     log_event("GROW", a + STATE, &escrow->capacity, 2);

@@ -89,13 +89,17 @@ static NOINLINE int slashed_before(const Stake *stake, const u8 *reason) {
     return 0;
 }
 
-/* What may still be slashed in this window: a share of what the stake was when the window began. */
+/* What may still be slashed in this window: a share of the most that the stake was since the window began, as far as
+ * slashes saw it. What was added counts as well, or a slash of a small stake would cover a large one for a window; what
+ * was taken out does not lower it. */
 static NOINLINE u64 left_of_window(Stake *stake, u64 balance, i64 time) {
     if (time >= stake->window_start + stake->window) {
         stake->window_start = time;
         stake->window_base = balance;
         stake->window_slashed = 0;
     }
+    u64 whole = balance + stake->window_slashed; /* cannot overflow: never above deposited */
+    if (whole > stake->window_base) stake->window_base = whole;
     u64 cap = share_of(stake->window_base, stake->slash_bps);
     return cap > stake->window_slashed ? cap - stake->window_slashed : 0;
 }
@@ -163,7 +167,8 @@ u64 stake_slash(const Call *call) {
 }
 
 /* [node s, stake w, vault, mint, token]; amount u64
- * Starts the cool-down for this amount; zero takes a request back. */
+ * Starts the cool-down for this amount; zero takes a request back. With EVERYTHING a stake can be emptied and closed in
+ * one transaction, whatever others add to it meanwhile. */
 u64 stake_request(const Call *call) {
     const Account *a = call->accounts;
     if (call->data_len != 8) return INVALID_INSTRUCTION_DATA;
@@ -171,7 +176,7 @@ u64 stake_request(const Call *call) {
     u64 error = load(call, 5, &stake), amount = read_u64(call->data);
     if (error) return error;
     if (!same_key(a[AUTHORITY].key, &stake->node)) return E_WRONG_AUTHORITY;
-    if (amount > vault_balance(a + VAULT)) return E_INSUFFICIENT;
+    if (amount > vault_balance(a + VAULT) && amount != EVERYTHING) return E_INSUFFICIENT;
     i64 time;
     error = now(&time);
     if (error) return error;
@@ -179,6 +184,13 @@ u64 stake_request(const Call *call) {
     stake->unlock_at = amount ? time + stake->cooldown : 0;
     log_event("WREQ", a + STATE, call->data, 8);
     return 0;
+}
+
+/* Whether disputes keep what was asked for and was due at that time. A verdict takes no longer than the hold, so by then
+ * every accusation from before the cool-down's end is decided or over; later ones keep nothing, or nonsense could keep a
+ * stake for ever. */
+static NOINLINE int is_held(const Stake *stake, i64 due, i64 time) {
+    return stake->disputes && time < due + (stake->hold ? (i64)stake->hold : MAX_COOLDOWN);
 }
 
 /* [node s, stake w, vault w, mint, token, destination w]
@@ -191,10 +203,10 @@ u64 stake_withdraw(const Call *call) {
     if (error) return error;
     if (!same_key(a[AUTHORITY].key, &stake->node)) return E_WRONG_AUTHORITY;
     if (!stake->requested) return E_NO_REQUEST;
-    if (stake->disputes) return E_DISPUTED;
     i64 time;
     error = now(&time);
     if (error) return error;
+    if (is_held(stake, stake->unlock_at, time)) return E_DISPUTED;
     if (time < stake->unlock_at) return E_TOO_EARLY;
     if (!token_account_belongs_to(a + REST, &stake->node)) return E_WRONG_DESTINATION;
     u64 balance = vault_balance(a + VAULT), amount = stake->requested < balance ? stake->requested : balance;
@@ -210,8 +222,8 @@ u64 stake_withdraw(const Call *call) {
 }
 
 /* [node s, stake w, vault, mint, token]; coordinator[32]
- * While the stake is empty the change is immediate. Else it is asked for now, and done when asked for again after the
- * cool-down: the old coordinator judges what was done under it. */
+ * While the stake is empty and undisputed the change is immediate. Else it is asked for now, and done when asked for again
+ * after the cool-down: the old coordinator judges what was done under it. */
 u64 stake_move(const Call *call) {
     const Account *a = call->accounts;
     if (call->data_len != 32) return INVALID_INSTRUCTION_DATA;
@@ -221,14 +233,15 @@ u64 stake_move(const Call *call) {
     if (error) return error;
     if (!same_key(a[AUTHORITY].key, &stake->node)) return E_WRONG_AUTHORITY;
     if (is_zero(call->data)) return E_BAD_TERMS;
-    if (stake->disputes) return E_DISPUTED;
     error = now(&time);
     if (error) return error;
     int asked = stake->move_at && same_bytes(stake->next_coordinator.bytes, call->data);
+    if (asked && is_held(stake, stake->move_at, time)) return E_DISPUTED;
     struct { Pubkey coordinator; i64 move_at; } event;
     copy_key(&event.coordinator, call->data);
     event.move_at = 0;
-    if (!vault_balance(a + VAULT) || (asked && time >= stake->move_at)) {
+    int free = !vault_balance(a + VAULT) && !stake->disputes;
+    if (free || (asked && time >= stake->move_at)) {
         copy_key(&stake->coordinator, call->data);
     } else {
         if (asked) return E_TOO_EARLY;

@@ -76,6 +76,7 @@ u64 market_configure(const Call *call) {
         market->version = VERSION;
         copy_key(&market->mint, a[MINT].key);
     }
+    market->revision = REVISION;
     market->slash_bps = asked.slash_bps;
     market->challenger_bps = asked.challenger_bps;
     market->cooldown = asked.cooldown;

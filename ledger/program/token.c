@@ -17,6 +17,11 @@ int is_token_account(const Account *account) {
            account->data[AT_STATE] == STATE_INITIALIZED;
 }
 
+/* Whether a payment would arrive: not at an account that its owner closed, that was frozen, or that is for another token. */
+int can_receive(const Call *call, const Account *account) {
+    return is_token_account(account) && same_bytes(account->data + AT_MINT, call->accounts[MINT].key->bytes);
+}
+
 /* A vault must be ruled by its state account alone: no delegate and no close authority left behind by
  * whoever created it. */
 u64 check_fresh_vault(const Account *vault, const Account *mint, const Account *owner) {

@@ -51,6 +51,16 @@ def test_a_payee_claims_what_was_promised_and_nothing_twice(world: World, escrow
     assert world.escrow(escrow).paid == 300
 
 
+def test_a_claim_for_a_payee_without_an_account_is_refused_and_stays_claimable(world: World, escrow: Pubkey) -> None:
+    payee = world.new_key("nobody opened an account for this one")
+    earned = {payee: 40, world.node: 10}
+    world.send(world.admit(escrow, payee), _commit(world, escrow, earned))
+    claim = swap(_claim(world, escrow, earned, payee), 0, world.stranger)
+    assert world.refusal(claim) == MarketError.WRONG_DESTINATION
+    world.send(world.create_wallet(payee), claim)
+    assert world.tokens(payee) == 40
+
+
 def test_pushes_and_claims_pay_the_same_cumulative_amount_once(world: World, escrow: Pubkey) -> None:
     earned = _earned(world)
     world.send(_commit(world, escrow, earned))

@@ -6,7 +6,7 @@ The second is Surfpool (``surfpool.py``): a process of its own here, whose clock
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from aiohttp import ClientSession
@@ -18,7 +18,7 @@ from spl.token import instructions as token
 from spl.token import models
 from spl.token.constants import TOKEN_PROGRAM_ID
 
-from ledger import merkle
+from ledger import events, merkle
 from ledger.client import Ledger, LedgerConfig
 from ledger.connection import Connection
 from ledger.deploy import Deployer, Terms
@@ -28,6 +28,7 @@ from ledger.program.codes import Consent, MarketError
 from ledger.program.interface import Market
 from ledger.program.layout import Ruling
 from ledger.sender import Sender
+from ledger.states import Asked
 from tests.ledger.surfpool import serving
 from tests.ledger.world import World, key
 
@@ -233,7 +234,7 @@ async def _dispute_story(ledger: Ledger, market: Market, people: People, treasur
             ),
             ("node", market.dispute_open(people.node, people.node, EVIDENCE), MarketError.SELF),
             ("node", market.stake_close(people.node), MarketError.NOT_EMPTY),
-            ("node", market.stake_move(people.node, people.payee), MarketError.DISPUTED),
+            ("node", market.stake_close(people.node), MarketError.NOT_EMPTY),
         ],
     )
     verdict = await ledger.prepare_verdict(
@@ -243,9 +244,9 @@ async def _dispute_story(ledger: Ledger, market: Market, people: People, treasur
     assert await ledger.balance(challenger) == RICH + 200
     await ledger.confirm(await ledger.prepare_dispute_close(people.seed("node"), challenger, AUDIT))
     assert await ledger.dispute(challenger, AUDIT) is None
-    await ledger.confirm(await ledger.prepare_stake_request(people.seed("node"), Amount(600)))
+    await ledger.confirm(await ledger.prepare_stake_request(people.seed("node"), Amount(550)))
     await ledger.confirm(await ledger.prepare_stake_withdrawal(people.seed("node")))
-    assert await ledger.balance(node) == RICH + 300 - 400
+    assert await ledger.balance(node) == RICH + 300 - 450
 
 
 async def _ending_story(ledger: Ledger, market: Market, people: People, cluster: Cluster) -> None:
@@ -267,24 +268,38 @@ async def _ending_story(ledger: Ledger, market: Market, people: People, cluster:
     )
     await ledger.confirm(opening)
     escrow = market.escrow(people.submitter, SECOND_JOB)
+    note = events.encode(events.Funded(job="5" * 32, amount=500))
+    asked = Asked(deadline - 60, Amount(500), Amount(500), 1, Consent.ADMIT)
+    odd = replace(asked, deadline=deadline)
+    acceptance = await ledger.prepare_acceptance(people.seed("coordinator"), who, SECOND_JOB, odd, note)
+    with pytest.raises(TransactionFailedError) as refused:
+        await ledger.confirm(acceptance)
+    assert refused.value.code == MarketError.BAD_TERMS
+    acceptance = await ledger.prepare_acceptance(people.seed("coordinator"), who, SECOND_JOB, asked, note)
+    await ledger.confirm(acceptance)
     await done("submitter", market.escrow_extend(people.submitter, SECOND_JOB, 600, deadline))
     await done("coordinator", market.escrow_grow(people.coordinator, escrow, 2))
     await done("stranger", market.escrow_deposit(people.stranger, escrow, 100))
     state = await ledger.escrow(who, SECOND_JOB)
     assert state is not None
     assert (state.cap, state.deadline, state.max_payees, state.balance) == (600, deadline, 3, 600)
+    assert (state.accepted, state.lent) == (True, 2)
+    lamports = await ledger.lamports(judge)
     refund = market.escrow_refund(people.payee, people.submitter, SECOND_JOB)
-    close = market.escrow_close(people.submitter, people.submitter, SECOND_JOB)
+    await ledger.confirm(await ledger.prepare_stake_request(people.seed("node"), None))
     expire = market.dispute_expire(people.payee, people.stranger, people.node, SECOND_AUDIT)
     assert await _refused(ledger, people.keys["payee"], refund) == MarketError.WRONG_AUTHORITY
     assert await _refused(ledger, people.keys["payee"], expire) == MarketError.TOO_EARLY
     await cluster.forward(dispute.deadline + 60)
     await done("payee", refund, expire)
-    await done("submitter", close)
+    await ledger.confirm(await ledger.prepare_close(people.seed("submitter"), who, SECOND_JOB))
+    assert await ledger.lamports(judge) == lamports + 2 * 40 * 6960, "what it lent for two entries"
     assert await ledger.balance(who) == before[who] + 100, "what was deposited comes back, whoever had deposited it"
     assert await ledger.balance(challenger) == before[challenger] - 100, "the bond has come back"
     await ledger.confirm(await ledger.prepare_dispute_close(people.seed("node"), challenger, SECOND_AUDIT))
     history = [event.kind for event in await ledger.history(who, SECOND_JOB)]
-    assert history == ["opened", "deposited", "extended", "grown", "deposited", "refunded", "closed"]
-    await done("node", market.stake_move(people.node, people.payee), market.stake_close(people.node))
+    first = ["opened", "deposited", "accepted", "funded"]
+    assert history == [*first, "extended", "grown", "deposited", "refunded", "closed"]
+    await ledger.confirm(await ledger.prepare_stake_close(people.seed("node")))
     assert await ledger.stake(node) is None
+    assert await ledger.balance(node) == RICH + 300 - 400

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from solders.account import Account
 from solders.instruction import Instruction
 from solders.pubkey import Pubkey
 from solders.system_program import ID as SYSTEM_PROGRAM
@@ -11,7 +12,7 @@ from spl.token.instructions import get_associated_token_address
 
 from ledger.local.genesis import BOND, COOLDOWN_S, VERDICT_S
 from ledger.program.codes import MarketError
-from ledger.program.layout import DISPUTE_SIZE, Ruling, read_dispute, read_events
+from ledger.program.layout import DISPUTE_SIZE, REASONS, STAKE_SIZE, Ruling, read_dispute, read_events
 from tests.ledger.world import TOKENS, World, swap, unsigned, with_data
 
 pytestmark = pytest.mark.clusters
@@ -42,8 +43,8 @@ def _expire(world: World) -> Instruction:
     return world.market.dispute_expire(world.submitter, world.stranger, world.node, AUDIT)
 
 
-def _close(world: World) -> Instruction:
-    return world.market.dispute_close(world.submitter, world.stranger, AUDIT)
+def _close(world: World, winner: Pubkey | None = None) -> Instruction:
+    return world.market.dispute_close(world.submitter, world.stranger, AUDIT, winner)
 
 
 def test_an_open_dispute_says_who_accuses_whom_before_whom(world: World, dispute: Pubkey) -> None:
@@ -94,6 +95,7 @@ def test_a_stake_stays_with_its_judge_until_every_dispute_over_it_is_decided(wor
     world.clock.advance(1)
     withdraw, move = market.stake_withdraw(world.node), market.stake_move(world.node, world.submitter)
     assert world.stake(market.stake(world.node)).disputes == 1
+    world.send(move)  # Asked for; done after a cool-down, for which there is no need to wait until others are silent.
     assert world.refusal(withdraw) == world.refusal(move) == MarketError.DISPUTED
     if end == "expired":
         world.clock.advance(VERDICT_S)
@@ -117,6 +119,131 @@ def test_a_stake_that_was_slashed_to_nothing_closes_only_after_the_verdict(world
     assert world.refusal(close) == MarketError.DISPUTED
     world.send(_verdict(world, upheld=True))
     assert world.refusal(close) is None
+
+
+# Nonsense keeps a stake no longer than a verdict may take
+
+
+def _accuse(world: World, number: int) -> list[Instruction]:
+    """One more accusation over something that never was."""
+    audit = bytes([100 + number]) * 32
+    vault = world.market.dispute(world.stranger, audit)
+    return [
+        world.create_wallet(vault), world.move_tokens(world.stranger, world.wallet(vault), BOND),
+        world.market.dispute_open(world.stranger, world.node, audit),
+    ]  # fmt: skip
+
+
+def test_a_stake_that_is_disputed_again_and_again_is_free_after_one_verdicts_time(world: World) -> None:
+    stake = world.open_stake(1000)
+    market, waits = world.market, VERDICT_S - 60
+    world.send(*_accuse(world, 0))
+    world.send(market.stake_request(world.node, 1000), market.stake_move(world.node, world.submitter))
+    asked, withdraw, move = (
+        world.clock.now,
+        market.stake_withdraw(world.node),
+        market.stake_move(world.node, world.submitter),
+    )
+    number = 1
+    while world.clock.now + waits < asked + COOLDOWN_S + VERDICT_S:
+        world.clock.advance(waits)
+        world.send(*_accuse(world, number))  # Always one that waits, though nobody could ever decide it.
+        assert world.refusal(withdraw) == world.refusal(move) == MarketError.DISPUTED
+        number += 1
+    world.clock.advance(asked + COOLDOWN_S + VERDICT_S - 1 - world.clock.now)
+    world.send(*_accuse(world, number))
+    assert world.refusal(withdraw) == world.refusal(move) == MarketError.DISPUTED
+    world.clock.advance(1)
+    world.send(withdraw, move)
+    assert world.stake(stake).disputes > 0
+    assert (world.tokens(world.node), world.stake(stake).coordinator) == (TOKENS, world.submitter)
+
+
+def test_whoever_accuses_before_the_cool_down_ends_keeps_the_stake_for_all_of_its_verdicts_time(world: World) -> None:
+    """A small request that is due already does not open the door for the rest: each cool-down has its own end."""
+    world.open_stake(1000)
+    market = world.market
+    world.send(market.stake_request(world.node, 1))
+    world.clock.advance(COOLDOWN_S + VERDICT_S)
+    world.send(*_open(world))
+    assert world.refusal(market.stake_withdraw(world.node)) is None, "what was due long before is not kept"
+    world.send(market.stake_request(world.node, 999))
+    world.clock.advance(COOLDOWN_S - 1)
+    world.send(*_accuse(world, 1))
+    world.clock.advance(VERDICT_S)
+    assert world.refusal(market.stake_withdraw(world.node)) == MarketError.DISPUTED
+    audit = bytes([101]) * 32
+    verdict = market.dispute_verdict(world.coordinator, world.stranger, world.node, audit, EVIDENCE, upheld=True)
+    assert world.refusal(verdict) == MarketError.DEADLINE_PASSED
+
+
+def test_the_hold_is_that_of_the_terms_and_ends_with_the_last_dispute(world: World) -> None:
+    stake = world.open_stake(1000)
+    world.send(*_accuse(world, 0))
+    terms = {"slash_bps": 5000, "cooldown": COOLDOWN_S, "window": 60, "bond": BOND}
+    root = world.genesis.root.pubkey()
+    world.send(world.market.configure(root, world.treasury, **terms, verdict_time=3 * VERDICT_S))
+    world.send(*_accuse(world, 1))
+    assert world.stake(stake).hold == 3 * VERDICT_S
+    world.send(world.market.configure(root, world.treasury, **terms, verdict_time=60))
+    world.send(*_accuse(world, 2))
+    assert world.stake(stake).hold == 3 * VERDICT_S, "one that was opened under longer terms still waits"
+    for number in range(3):
+        audit = bytes([100 + number]) * 32
+        verdict = world.market.dispute_verdict(
+            world.coordinator, world.stranger, world.node, audit, EVIDENCE, upheld=True
+        )
+        world.send(verdict)
+    assert (world.stake(stake).disputes, world.stake(stake).hold) == (0, 0)
+
+
+def test_disputes_from_before_there_was_a_bound_keep_a_stake_until_they_are_over(world: World) -> None:
+    stake = world.open_stake(1000)
+    world.send(*_open(world), world.market.stake_request(world.node, 1000))
+    found = world.chain.account(stake)
+    assert found is not None
+    at = STAKE_SIZE - REASONS * 32 - 12
+    assert found.data[at : at + 4] == VERDICT_S.to_bytes(4, "little")
+    world.put(stake, Account(found.lamports, found.data[:at] + bytes(4) + found.data[at + 4 :], found.owner))
+    world.clock.advance(COOLDOWN_S + VERDICT_S)
+    assert world.refusal(world.market.stake_withdraw(world.node)) == MarketError.DISPUTED
+    world.send(_expire(world))
+    assert world.refusal(world.market.stake_withdraw(world.node)) is None
+
+
+def test_a_stake_with_nothing_in_it_is_not_disputed(world: World) -> None:
+    stake = world.open_stake(1000)
+    world.send(world.market.stake_request(world.node, 1000))
+    world.clock.advance(COOLDOWN_S)
+    world.send(world.market.stake_withdraw(world.node))
+    assert world.refusal(*_open(world)) == MarketError.INSUFFICIENT
+    world.send(world.move_tokens(world.submitter, world.wallet(stake), 1))  # Also counts where nobody has counted it.
+    assert world.refusal(*_open(world)) is None
+
+
+# A bond whose winner has no account
+
+
+@pytest.mark.parametrize("end", ["upheld", "rejected", "expired"])
+def test_a_bond_waits_for_a_winner_without_an_account_and_nobody_pays_for_one(world: World, end: str) -> None:
+    world.open_stake(1000)
+    world.send(*_open(world))
+    winner, loser = (world.node, world.stranger) if end == "rejected" else (world.stranger, world.node)
+    world.send(*world.close_wallet(winner))
+    if end == "expired":
+        world.clock.advance(VERDICT_S)
+        world.send(_expire(world))
+    else:
+        world.send(_verdict(world, upheld=end == "upheld"))
+    dispute = world.market.dispute(world.stranger, AUDIT)
+    assert world.dispute(dispute).ruling == Ruling[end.upper()]
+    assert (world.tokens(dispute), world.stake(world.market.stake(world.node)).disputes) == (BOND, 0)
+    for thief in (loser, world.coordinator, world.submitter):
+        assert world.refusal(_close(world, thief)) == MarketError.WRONG_DESTINATION
+    assert world.refusal(_close(world, winner)) == MarketError.WRONG_DESTINATION
+    world.send(world.create_wallet(winner), _close(world, winner))
+    assert world.tokens(winner) == BOND
+    assert world.chain.account(dispute) is None
 
 
 @pytest.mark.parametrize("operation", ["verdict", "expire"])
@@ -201,6 +328,8 @@ def test_nobody_opens_a_dispute_in_anothers_name(world: World) -> None:
         (6, "terms", MarketError.NOT_OURS),
         (6, "nothing", MarketError.NOT_OURS),
         (6, "a copy", MarketError.NOT_OURS),
+        (7, "stranger's wallet", MarketError.WRONG_VAULT),
+        (7, "nothing", MarketError.WRONG_VAULT),
     ],
 )
 def test_a_dispute_with_a_false_account_is_not_opened(world: World, place: int, what: str, error: MarketError) -> None:
@@ -235,11 +364,11 @@ def test_nobody_but_the_nodes_coordinator_judges(world: World, dispute: Pubkey, 
 
 
 @pytest.mark.parametrize("upheld", [True, False])
-@pytest.mark.parametrize("target", ["coordinator", "submitter", "the other side", "vault", "no token account"])
+@pytest.mark.parametrize("target", ["coordinator", "submitter", "the other side", "vault"])
 def test_the_bond_reaches_nobody_but_who_won(world: World, dispute: Pubkey, upheld: bool, target: str) -> None:
     loser = world.node if upheld else world.stranger
     places = {
-        "the other side": world.wallet(loser), "vault": world.wallet(dispute), "no token account": world.stranger,
+        "the other side": world.wallet(loser), "vault": world.wallet(dispute),
         "coordinator": world.wallet(world.coordinator), "submitter": world.wallet(world.submitter),
     }  # fmt: skip
     assert world.refusal(swap(_verdict(world, upheld=upheld), 5, places[target])) == MarketError.WRONG_DESTINATION

@@ -7,6 +7,7 @@ import struct
 from collections.abc import Iterator
 
 import pytest
+from solders.account import Account
 from solders.instruction import AccountMeta, Instruction
 from solders.pubkey import Pubkey
 from solders.rent import Rent
@@ -106,12 +107,37 @@ def test_a_settlement_into_the_vault_itself_is_refused(world: World, escrow: Pub
     assert world.refusal(world.settle(escrow, (escrow, 1))) == MarketError.WRONG_DESTINATION
 
 
-def test_a_settlement_to_an_account_of_another_token_is_refused(world: World, escrow: Pubkey) -> None:
-    other = token.get_associated_token_address(world.node, world.new_mint())
-    admission = world.admit(escrow, world.node)
-    world.send(with_data(admission, admission.data[:2] + bytes(other)))
-    asked = swap(world.settle(escrow, (world.node, 1)), 5, other)
-    assert world.refusal(asked) == "Token 3"  # mint mismatch, says the token program
+@pytest.mark.parametrize("what", ["closed", "frozen", "of another token", "never opened"])
+def test_who_cannot_be_paid_is_left_out_and_keeps_nobody_else_waiting(world: World, escrow: Pubkey, what: str) -> None:
+    """Or one payee that closes its account would stop the payment of forty-nine others."""
+    wallet = world.wallet(world.node)
+    asked = world.settle(escrow, (world.node, 70), (world.stranger, 30))
+    if what == "closed":
+        world.send(*world.close_wallet(world.node))
+    elif what == "frozen":
+        found = world.chain.account(wallet)
+        assert found is not None
+        world.put(wallet, Account(found.lamports, found.data[:108] + b"\2" + found.data[109:], found.owner))
+    else:
+        new = world.new_mint() if what == "of another token" else None
+        wallet = token.get_associated_token_address(world.node, new) if new else world.wallet(world.new_key("nobody"))
+        admission = world.admit(escrow, world.node)
+        world.send(with_data(admission, admission.data[:2] + bytes(wallet)))
+        asked = swap(asked, 5, wallet)
+    signature = world.send(asked)
+    state = world.escrow(escrow)
+    assert (world.tokens(world.stranger), state.paid) == (TOKENS + 30, 30)
+    assert state.payees[wallet] == 0, "it is still owed everything"
+    (told,) = [event for event in read_events(world.logs(signature), world.market.program) if event.kind == "PAID"]
+    assert told.payload[:32] == bytes(world.wallet(world.stranger))
+    assert len(told.payload) == 48
+
+
+def test_who_opens_its_account_again_is_paid_what_was_left_out(world: World, escrow: Pubkey) -> None:
+    world.send(*world.close_wallet(world.node))
+    world.send(world.settle(escrow, (world.node, 70)))
+    world.send(world.create_wallet(world.node), world.settle(escrow, (world.node, 70)))
+    assert (world.tokens(world.node), world.escrow(escrow).paid) == (70, 70)
 
 
 @pytest.mark.parametrize("operation", ["deposit", "settle", "refund", "close"])

@@ -33,6 +33,7 @@ PAYEES = [address_of(seed) for seed in NODES]
 WHO, JUDGE = address_of(SUBMITTER), address_of(COORDINATOR)
 JOB, AUDIT, EVIDENCE = job_bytes("cd" * 16), b"\7" * 32, b"\x08" * 32
 BUDGET = Amount(100_000_000)
+FEE_LAMPORTS = 5000  # A signature.
 
 
 @pytest.fixture
@@ -178,6 +179,63 @@ async def test_many_stakes_are_read_together_and_each_as_it_is_by_itself(
     assert moving.next_coordinator == WHO
     assert {found[payee] for payee in PAYEES[3:]} == {None}
     assert await rich.stakes([]) == {}
+
+
+async def _close_wallet(ledger: Ledger, world: World, seed: bytes) -> None:
+    """Somebody takes the rent of its token account."""
+    pair = keypair(seed)
+    world.keys[pair.pubkey()] = pair
+    world.send(*world.close_wallet(pair.pubkey()))
+
+
+async def test_nobody_pays_for_an_account_that_a_submitter_has_closed(rich: Ledger, world: World) -> None:
+    await _open(rich, world)
+    await _close_wallet(rich, world, SUBMITTER)
+    before = await rich.lamports(JUDGE)
+    with pytest.raises(StateError, match=f"{WHO} has no token account to take its money"):
+        await rich.prepare_refund(COORDINATOR, WHO, JOB)
+    await rich.confirm(await rich.prepare_refund(COORDINATOR, WHO, JOB, SUBMITTER))
+    assert await rich.lamports(JUDGE) == before - 2 * FEE_LAMPORTS, "the signatures; the account its owner paid"
+    assert await rich.balance(WHO) == BUDGET
+
+
+@pytest.mark.parametrize("upheld", [True, False])
+async def test_a_verdict_costs_the_judge_a_fee_whoever_has_closed_its_account(
+    rich: Ledger, world: World, upheld: bool
+) -> None:
+    node, challenger = PAYEES[0], address_of(STRANGER)
+    await rich.open_stake(NODES[0], Amount(1000), JUDGE)
+    await rich.confirm(await rich.prepare_dispute(STRANGER, node, AUDIT))
+    for seed in (STRANGER, NODES[0]):
+        await _close_wallet(rich, world, seed)
+    before = await rich.lamports(JUDGE)
+    verdict = await rich.prepare_verdict(COORDINATOR, challenger, AUDIT, EVIDENCE, upheld=upheld, slash=Amount(500))
+    await rich.confirm(verdict)
+    assert await rich.lamports(JUDGE) == before - FEE_LAMPORTS
+    state = await rich.dispute(challenger, AUDIT)
+    assert state is not None
+    assert (state.ruling, state.balance) == (Ruling.UPHELD if upheld else Ruling.REJECTED, BOND)
+    assert world.units(world.treasury) == (500 if upheld else 0), "who has no account has no part in the slash"
+    winner, seed = (challenger, STRANGER) if upheld else (node, NODES[0])
+    await rich.confirm(await rich.prepare_dispute_close(seed, challenger, AUDIT))
+    assert await rich.balance(winner) == BOND
+    assert await rich.dispute(challenger, AUDIT) is None
+
+
+async def test_a_stake_is_emptied_and_closed_although_somebody_adds_to_it(rich: Ledger, world: World) -> None:
+    node = NODES[0]
+    with pytest.raises(NoStakeError, match="nothing to close"):
+        await rich.prepare_stake_close(node)
+    await rich.open_stake(node, Amount(100), JUDGE)
+    await rich.confirm(await rich.prepare_stake_request(node, None))
+    state = await rich.stake(PAYEES[0])
+    assert state is not None
+    assert (state.requested, state.balance) == (100, 100)
+    world.clock.advance(COOLDOWN_S)
+    key = world.stranger
+    world.send(world.market.stake_deposit(key, keypair(node).pubkey(), 1))
+    await rich.confirm(await rich.prepare_stake_close(node))
+    assert await rich.stake(PAYEES[0]) is None
 
 
 async def test_a_stake_moves_and_closes(rich: Ledger, world: World) -> None:

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from solders.instruction import Instruction
 from solders.pubkey import Pubkey
 
-from ledger.local.genesis import SLASH_BPS, SLASH_WINDOW_S
+from ledger.local.genesis import COOLDOWN_S, SLASH_BPS, SLASH_WINDOW_S
 from ledger.program.interface import MarketError
+from ledger.states import StakeState, stake_state
 from tests.ledger.world import World
 
 PAYEES = 3
@@ -155,32 +156,83 @@ def _call(
             return world.market.escrow_close(world.submitter, world.submitter, job)
 
 
-slash = st.tuples(st.integers(1, 1500), st.integers(1, 5), st.integers(0, SLASH_WINDOW_S))
+moves = st.one_of(
+    st.tuples(st.just("slash"), st.integers(1, 1500), st.integers(1, 9)),
+    st.tuples(st.sampled_from(["deposit", "gift", "withdraw"]), st.integers(1, 1500), st.just(0)),
+    st.tuples(st.just("wait"), st.integers(0, SLASH_WINDOW_S), st.just(0)),
+)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-@given(st.integers(1, 3000), st.lists(slash, max_size=15))
-def test_no_sequence_of_slashes_takes_more_than_the_share_of_any_window(
-    shared: Crowd, amount: int, slashes: list[tuple[int, int, int]]
+@dataclass
+class Staked:
+    """What a stake should allow, in plain integers: the most that it was since a window began is what counts there."""
+
+    left: int
+    began: float = float("-inf")
+    most: int = 0
+    taken: int = 0
+    reasons: set[int] = field(default_factory=set)
+
+    def slash(self, amount: int, reason: int, now: float) -> MarketError | None:
+        if reason in self.reasons:
+            return None
+        if now >= self.began + SLASH_WINDOW_S:
+            self.began, self.most, self.taken = int(now), self.left, 0
+        self.most = max(self.most, self.left + self.taken)
+        if amount > self.most * SLASH_BPS // 10_000 - self.taken:
+            return MarketError.SLASH_CAP
+        if amount > self.left:
+            return MarketError.INSUFFICIENT
+        self.left, self.taken = self.left - amount, self.taken + amount
+        self.reasons.add(reason)
+        return None
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(st.integers(1, 3000), st.lists(moves, max_size=15))
+def test_slashes_take_a_share_of_what_is_staked_whatever_is_added_or_taken_out(
+    shared: Crowd, amount: int, steps: list[tuple[str, int, int]]
 ) -> None:
-    node = shared.person(f"node {shared.entropy(8).hex()}")
-    stake = shared.open_stake(amount, node)
+    """The window's share follows deposits; it never takes more than half of the most that ever stood there."""
+    node, market = shared.person(f"node {shared.entropy(8).hex()}"), shared.market
+    stake, model = shared.open_stake(amount, node), Staked(amount)
     shared.clock.advance(2 * SLASH_WINDOW_S)
-    base, taken, began, seen, left = amount, 0, float("-inf"), set[int](), amount
-    for asked, reason, wait in slashes:
-        call = shared.market.stake_slash(shared.coordinator, node, shared.treasury, asked, bytes([reason]) * 32)
-        refusal = shared.refusal(call)
-        if reason in seen:
-            assert refusal is None
+    for kind, value, reason in steps:
+        if kind == "wait":
+            shared.clock.advance(value)
+        elif kind == "slash":
+            asked = market.stake_slash(shared.coordinator, node, shared.treasury, value, bytes([reason]) * 32)
+            state = read_stake_state(shared, stake)
+            fresh = model.reasons.isdisjoint({reason})
+            expected = _judged(model, value, reason, shared.clock.now)
+            assert shared.refusal(asked) == expected
+            if fresh:
+                assert (value <= state.slashable(int(shared.clock.now))) == (expected is None), "as Python foretells it"
+        elif kind == "withdraw":
+            shared.send(market.stake_request(node, min(value, model.left)))
+            shared.clock.advance(COOLDOWN_S)
+            if min(value, model.left):
+                shared.send(market.stake_withdraw(node))
+                model.left -= min(value, model.left)
         else:
-            if shared.clock.now >= began + SLASH_WINDOW_S:
-                base, taken = left, 0
-            allowed = base * SLASH_BPS // 10_000 - taken
-            assert refusal == (None if asked <= allowed else MarketError.SLASH_CAP)
-            if refusal is None:
-                if taken == 0 and shared.clock.now >= began + SLASH_WINDOW_S:
-                    began = int(shared.clock.now)
-                taken, left = taken + asked, left - asked
-                seen.add(reason)
-        assert shared.tokens(stake) == left
-        shared.clock.advance(wait)
+            source = market.stake_deposit(shared.stranger, node, value)
+            shared.send(
+                source if kind == "deposit" else shared.move_tokens(shared.stranger, shared.wallet(stake), value)
+            )
+            model.left += value
+        account = shared.stake(stake)
+        assert shared.tokens(stake) == model.left
+        assert account.window_slashed <= account.window_base * SLASH_BPS // 10_000, "and so never goes below zero"
+
+
+def _judged(model: Staked, amount: int, reason: int, now: float) -> MarketError | None:
+    """What the model says; a refused slash changes nothing, not even the window."""
+    before = (model.began, model.most, model.taken)
+    refused = model.slash(amount, reason, now)
+    if refused is not None:
+        model.began, model.most, model.taken = before
+    return refused
+
+
+def read_stake_state(world: Crowd, stake: Pubkey) -> StakeState:
+    return stake_state(stake, world.stake(stake), world.tokens(stake))

@@ -18,7 +18,7 @@ from solders.pubkey import Pubkey
 
 from ledger import merkle
 from ledger.local.genesis import BOND, COOLDOWN_S, VERDICT_S
-from ledger.program.codes import Consent, Operation
+from ledger.program.codes import EVERYTHING, Consent, Operation
 from ledger.program.layout import Ruling, Status
 from tests.ledger.world import World
 
@@ -55,8 +55,8 @@ class Lives(RuleBasedStateMachine):
 
     happened: ClassVar[Counter[str]] = Counter()
 
-    @initialize(cap=st.integers(500, 5000), consent=st.integers(0, 3), room=st.integers(1, 3))
-    def open(self, cap: int, consent: int, room: int) -> None:
+    @initialize(cap=st.integers(500, 5000), consent=st.integers(0, 3), room=st.integers(1, 3), taken=st.booleans())
+    def open(self, cap: int, consent: int, room: int, taken: bool) -> None:
         self.world = Crowd.get()
         world, self.market = self.world, self.world.market
         self.job, self.audit = world.entropy(32), hashlib.sha256(world.entropy(32)).digest()
@@ -71,8 +71,11 @@ class Lives(RuleBasedStateMachine):
         self.refunded = 0
         self.held = self._sum()
         self.deposit(0, 2000)
-        self.admit(0, 2, enrol=True)
-        self.admit(0, 3, enrol=False)
+        if taken:
+            self.accept(1, 0, cap, 2000, room, consent)
+        admits = 1 if taken and Consent.ADMIT in Consent(consent) else 0
+        self.admit(admits, 2, enrol=True)
+        self.admit(admits, 3, enrol=False)
 
     def _who(self, index: int) -> Pubkey:
         return self.world.everybody[index]
@@ -92,6 +95,23 @@ class Lives(RuleBasedStateMachine):
     def deposit(self, who: int, amount: int) -> None:
         self._try(self.market.escrow_deposit(self._who(who), self.escrow, amount))
 
+    @rule(
+        who=judges, later=st.integers(-60, 5), cap=st.integers(0, 5000), amount=units, room=st.integers(0, 4),
+        consent=st.integers(0, 3),
+    )  # fmt: skip
+    def accept(self, who: int, later: int, cap: int, amount: int, room: int, consent: int) -> None:
+        before = self.world.escrow(self.escrow)
+        call = self.market.escrow_accept(
+            self._who(who), self.escrow, deadline=before.deadline + later, cap=cap, amount=amount, max_payees=room,
+            consent=Consent(consent),
+        )  # fmt: skip
+        if self._try(call):
+            assert later <= 0
+            assert cap <= before.cap
+            assert amount <= before.paid + before.refunded + self.world.tokens(self.escrow)
+            assert (room <= before.capacity, consent) == (True, before.consent)
+            assert before.accepted or not (before.count or before.payees or before.paid or before.committed)
+
     @rule(amount=st.integers(1, 300))
     def gift(self, amount: int) -> None:
         if self.world.chain.account(self.world.wallet(self.escrow)) is not None:
@@ -99,9 +119,10 @@ class Lives(RuleBasedStateMachine):
 
     @rule(who=judges, payee=payees, enrol=st.booleans())
     def admit(self, who: int, payee: int, enrol: bool) -> None:
-        before = self._count()
+        before = self.world.escrow(self.escrow)
         if self._try(self.market.escrow_admit(self._who(who), self.escrow, [self._who(payee)], enrol=enrol)):
-            self.listed += [self._who(payee)] * (self._count() - before)
+            self.listed += [self._who(payee)] * (self._count() - before.count)
+            assert not (before.accepted and Consent.ADMIT in before.consent and who == 0)
 
     def _count(self) -> int:
         return self.world.escrow(self.escrow).count
@@ -179,12 +200,13 @@ class Lives(RuleBasedStateMachine):
 
     @rule(amount=st.integers(0, 900))
     def request(self, amount: int) -> None:
-        self._try(self.market.stake_request(self.node, amount))
+        self._try(self.market.stake_request(self.node, EVERYTHING if amount == 900 else amount))
 
     @rule()
     def withdraw(self) -> None:
-        disputes = self.world.stake(self.stake).disputes
-        assert not (self._try(self.market.stake_withdraw(self.node)) and disputes)
+        state, now = self.world.stake(self.stake), int(self.world.clock.now)
+        if self._try(self.market.stake_withdraw(self.node)):
+            assert now >= state.unlock_at + (state.hold if state.disputes else 0)
 
     @rule(who=people)
     def move(self, who: int) -> None:
@@ -245,6 +267,7 @@ class Lives(RuleBasedStateMachine):
             assert (state.ruling == Ruling.OPEN) == (self.world.tokens(self.dispute) >= state.bond)
             assert state.deadline <= int(self.world.clock.now) + VERDICT_S
             assert self.world.stake(self.stake).disputes == (state.ruling == Ruling.OPEN)
+            assert self.world.stake(self.stake).hold == (VERDICT_S if state.ruling == Ruling.OPEN else 0)
 
     @invariant()
     def nothing_appears_and_nothing_vanishes(self) -> None:

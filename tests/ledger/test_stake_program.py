@@ -9,7 +9,7 @@ from solders.system_program import ID as SYSTEM_PROGRAM
 from spl.token.instructions import get_associated_token_address
 
 from ledger.local.genesis import COOLDOWN_S, SLASH_WINDOW_S
-from ledger.program.interface import LOADER, Market, MarketError
+from ledger.program.interface import EVERYTHING, LOADER, Market, MarketError
 from ledger.program.layout import ESCROW_SIZE, PAYEE_SIZE, STAKE_SIZE, read_events
 from tests.ledger.world import TOKENS, World, swap, unsigned, with_data
 
@@ -66,9 +66,43 @@ def test_no_more_than_the_capped_share_goes_in_one_window(world: World, stake: P
     assert _totals(world, stake) == (1000, 750, 0, 250)
 
 
-def test_a_deposit_does_not_raise_the_cap_of_a_window_that_began(world: World, stake: Pubkey) -> None:
+def test_a_deposit_raises_the_cap_of_a_window_that_began(world: World, stake: Pubkey) -> None:
+    """Else a slash of a small stake would cover a large one for the rest of its window."""
     world.send(_slash(world, 500), world.market.stake_deposit(world.node, world.node, 10_000))
-    assert world.refusal(_slash(world, 1, OTHER_REASON)) == MarketError.SLASH_CAP
+    assert world.refusal(_slash(world, 5001, OTHER_REASON)) == MarketError.SLASH_CAP
+    world.send(_slash(world, 5000, OTHER_REASON))
+    assert world.refusal(_slash(world, 1, b"\3" * 32)) == MarketError.SLASH_CAP
+    state = world.stake(stake)
+    assert (state.window_base, state.window_slashed) == (11_000, 5500)
+
+
+def test_tokens_sent_straight_to_the_vault_raise_the_cap_alike(world: World, stake: Pubkey) -> None:
+    world.send(_slash(world, 500), world.move_tokens(world.node, world.wallet(stake), 10_000))
+    assert world.refusal(_slash(world, 5001, OTHER_REASON)) == MarketError.SLASH_CAP
+    assert world.refusal(_slash(world, 5000, OTHER_REASON)) is None
+
+
+def test_a_withdrawal_does_not_lower_what_a_window_allows(world: World) -> None:
+    world.send(_configure(world, slash_bps=5000, cooldown=0, window=3600))
+    stake = world.open_stake(1000)
+    market = world.market
+    world.send(_slash(world, 100), market.stake_request(world.node, 700), market.stake_withdraw(world.node))
+    assert world.refusal(_slash(world, 201, OTHER_REASON)) == MarketError.INSUFFICIENT
+    world.send(_slash(world, 200, OTHER_REASON))
+    world.send(market.stake_deposit(world.node, world.node, 1000))
+    assert world.refusal(_slash(world, 351, b"\3" * 32)) == MarketError.SLASH_CAP, "half of 1,300, of which 300 went"
+    world.send(_slash(world, 350, b"\3" * 32))
+    assert _totals(world, stake) == (2000, 650, 700, 650)
+
+
+def test_a_stake_is_emptied_and_closed_in_one_transaction_whatever_others_add(world: World, stake: Pubkey) -> None:
+    market = world.market
+    world.send(market.stake_request(world.node, EVERYTHING))
+    world.clock.advance(COOLDOWN_S)
+    world.send(market.stake_deposit(world.stranger, world.node, 1))
+    world.send(market.stake_withdraw(world.node), market.stake_close(world.node))
+    assert world.tokens(world.node) == TOKENS + 1
+    assert world.chain.account(stake) is None
 
 
 @pytest.mark.parametrize("who", ["node", "submitter", "stranger"])

@@ -237,6 +237,15 @@ class World:
         )
         return token.transfer(parameters)
 
+    def close_wallet(self, owner: Pubkey) -> list[Instruction]:
+        """What somebody does who wants the rent of its token account: whatever is in it is burnt."""
+        wallet, mint = self.wallet(owner), self.market.mint
+        burn = models.BurnParams(
+            program_id=TOKEN_PROGRAM_ID, account=wallet, mint=mint, owner=owner, amount=self.units(wallet)
+        )
+        end = models.CloseAccountParams(program_id=TOKEN_PROGRAM_ID, account=wallet, dest=owner, owner=owner)
+        return [token.burn(burn), token.close_account(end)]
+
     def new_mint(self, name: str = "another token") -> Pubkey:
         """A second token, of which every person has some."""
         mint, root = self.new_key(name), self.genesis.root.pubkey()
