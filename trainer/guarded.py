@@ -10,8 +10,6 @@ from transport.wire.codec import MessageError
 from transport.wire.model import ModelConfigError
 from transport.wire.task import TaskFailed
 
-MAX_REASON = 4000  # As long as a LongText may be.
-
 LOG = logging.getLogger("cottage.worker")
 
 

@@ -8,6 +8,7 @@ from desktop.agent.log import LOGGER, printable
 from transport.errors import IceConfigError
 from transport.ice import IceServer
 from transport.stats import LinkState, LinkStats
+from transport.text import untrusted
 from transport.wire.network import MAX_PEERS_MEASURED, NetworkReport, PeerMeasure
 from transport.wire.node import IceServer as OfferedIceServer
 
@@ -52,7 +53,7 @@ def _measure(peer: str, link: LinkStats) -> PeerMeasure:
     sent, received = wire_bytes(link)
     return PeerMeasure(
         peer=peer,
-        pair=link.pair[:MAX_PAIR],
+        pair=untrusted(link.pair, MAX_PAIR),
         rtt_s=min(max(link.rtt_s or 0.0, 0.0), MAX_SECONDS),
         loss=min(max(link.loss, 0.0), 1.0),
         send_rate=max(link.send_rate, 0.0),

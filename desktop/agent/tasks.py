@@ -44,7 +44,6 @@ ACKNOWLEDGE_S = 10.0  # To have it stored that somebody reached into a job, befo
 STOP_GRACE_S = 2.0
 READ_AHEAD = 4 << 20  # Of the worker's socket: a payload of megabytes is read in a few pieces, not in hundreds.
 PROGRESS_S = 0.25  # A tiny model takes fifty steps a second; a picture of it four times a second is enough.
-MAX_REASON = 4000
 
 TaskState = Literal["fetching", "starting", "running", "ended", "failed"]
 

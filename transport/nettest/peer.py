@@ -93,7 +93,14 @@ class PeerTests:
             raise NettestError(f"the peer {peer} cannot be tested: {error}") from error
         stats = self._network.stats()[peer]
         return PeerTest(
-            peer, rtt, min(max(stats.loss, 0.0), 1.0), up, down, stats.pair, stats.relayed, untrusted(why_not)
+            peer,
+            rtt,
+            min(max(stats.loss, 0.0), 1.0),
+            up,
+            down,
+            untrusted(stats.pair),
+            stats.relayed,
+            untrusted(why_not),
         )
 
     async def tell(self, peer: str, test: PeerTest) -> None:

@@ -70,7 +70,7 @@ class PeerTest(Told, frozen=True, forbid_unknown_fields=True):
     loss: Share
     up: BytesPerSecond | None = None
     down: BytesPerSecond | None = None
-    pair: Mark = ""
+    pair: ShortText = Untrusted("")
     relayed: bool = False
     note: ShortText = Untrusted("")
 

@@ -91,11 +91,11 @@ class RelayMeasure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     udp: bool
 
 
-class PeerMeasure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PeerMeasure(Told, frozen=True, forbid_unknown_fields=True):
     """The link from a node to a peer as it is now; rates are payload bytes a second, 0 where nothing was sent."""
 
     peer: NodeAddress
-    pair: Mark
+    pair: ShortText
     rtt_s: Seconds
     loss: Share
     send_rate: BytesPerSecond
