@@ -66,6 +66,7 @@ from coordinator.store.ports import Store
 from coordinator.store.sql import SqlStore
 from coordinator.web import routes
 from coordinator.web.auth import Auth, needs
+from coordinator.web.connections import IDLE_SECONDS, Connections
 from coordinator.web.services import Services
 from coordinator.web.signal import NodeSocket
 from ledger.client import Ledger, LedgerConfig
@@ -311,8 +312,10 @@ async def serve(config: Config, ready: Callable[[str], None], stopping: asyncio.
     if not config.auditors:
         log.warning("%s", nobody_looks(config))
     async with build(config) as (app, parts):
-        runner = web.AppRunner(app, shutdown_timeout=SHUTDOWN_SECONDS)
+        runner = web.AppRunner(app, shutdown_timeout=SHUTDOWN_SECONDS, keepalive_timeout=IDLE_SECONDS)
         await runner.setup()
+        assert runner.server is not None
+        Connections(config.behind_proxy).guard(runner.server)
         try:
             site = web.TCPSite(runner, config.host, config.port)
             await site.start()

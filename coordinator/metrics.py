@@ -11,6 +11,7 @@ _COUNTERS: Mapping[str, str] = {
     "connections_refused_total": "node connections refused at the door",
     "messages_total": "messages from nodes",
     "messages_malformed_total": "messages from nodes that closed their connection",
+    "asks_dropped_total": "questions of nodes about their money that came too often",
     "messages_throttled_total": "connections closed for sending too much",
     "network_reports_total": "reports of nodes' lines and links taken",
     "network_reports_dropped_total": "reports of nodes' lines and links that came too soon after the last one",

@@ -63,6 +63,10 @@ class NetworkMap:
         self._told[node] = told
         self._prune(told, now)
 
+    def drop(self, node: NodeAddress) -> None:
+        """Let go of what a node has told."""
+        self._told.pop(node, None)
+
     def forget(self, now: float) -> None:
         """Let go of what is older than ``STALE_SECONDS``."""
         for node, told in list(self._told.items()):

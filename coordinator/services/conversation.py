@@ -22,9 +22,11 @@ from coordinator.services.promises import Promises
 from coordinator.services.runs import Runs
 from coordinator.services.settlement import Settlement
 from coordinator.services.staffing import UNSEEN, shape_of
+from coordinator.services.throttle import Throttle
 from coordinator.services.verification import Verification
 from coordinator.services.watching import Watching
 from coordinator.services.work import Desk, Work
+from coordinator.store.ports import Where
 from coordinator.store.records import MetricRecord
 from transport.wire.network import NetworkReport
 from transport.wire.node import (
@@ -58,6 +60,7 @@ from transport.wire.task import (
     WorkerLog,
 )
 
+ASKS, ASK_SECONDS = 8.0, 5.0  # Questions of a node about its money: at once, and then one in so many seconds.
 MAX_TOLD = 20  # Jobs whose nodes are told how their work stands, at a time.
 MAX_UNSAVED_METRICS = (
     10_000  # Points of loss curves between two flushes, of all jobs; more are dropped, they are lossy.
@@ -109,6 +112,7 @@ class Conversation:
         self._points: list[MetricRecord] = []
         # Job -> nodes that are to hear how their work in it stands; None: all that ever had a lease of it.
         self._untold: dict[str, set[str] | None] = {}
+        self._asks = Throttle(context.clock, 1 / ASK_SECONDS, ASKS)
         desk.on_stored(self._tell)
 
     async def begin(self, session: Session, hello: Hello) -> None:
@@ -125,6 +129,12 @@ class Conversation:
         for promised in await self._promises.of_payee(session.payout):
             session.send(promised)
 
+    def left(self, session: Session) -> None:
+        """A connection is over."""
+        self._nodes.leave(session)
+        if self._nodes.session(session.node) is None and not self._leases.of_node(session.node):
+            self._links.left(session.node)
+
     async def receive(self, session: Session, message: NodeMessage, *more: Report) -> None:
         """Act on one message, and on ``more`` that go ``together`` with it."""
         self._context.metrics.count("messages_total", 1 + len(more))
@@ -138,14 +148,11 @@ class Conversation:
             case Signal():
                 self._signal(session, message)
             case NetworkReport():
-                self._links.report(session.node, message)
+                self._links.report(session.node, message, linked=bool(self._leases.of_node(session.node)))
             case Goodbye():
                 await self._goodbye(session, message.reason)
-            case Claim():
-                await self._settlement.claim(session.payout)
-            case Accounts(jobs=jobs):
-                for job in jobs:
-                    self._stir(job, {session.node})
+            case Claim() | Accounts():
+                await self._asked(session, message)
             case Hello():
                 session.close("Hello was said before: it opens a connection")
             case _:
@@ -327,6 +334,19 @@ class Conversation:
             self._nodes.ban(node, "an audit found that the work was not what it had been committed to")
             self._leases.expire(lease.id for lease in self._leases.of_node(node))
         self._remember_round(work)
+
+    async def _asked(self, session: Session, message: Claim | Accounts) -> None:
+        """Answer what makes the store search; a node that asks for more of it than an honest one ever does hears nothing."""
+        if self._asks.take(session.node):
+            self._context.metrics.count("asks_dropped_total")
+        elif isinstance(message, Claim):
+            await self._settlement.claim(session.payout)
+        else:
+            mine: tuple[Where, ...] = (("job", "in", message.jobs), ("node", "=", session.node))
+            async with self._context.store.transaction() as tx:
+                held = await tx.sums(Lease, "fence", ("job",), *mine) if message.jobs else {}
+            for (job,) in held:
+                self._stir(str(job), {session.node})
 
     def _stir(self, job: str, nodes: set[str] | None) -> None:
         """Note whose accounts may have changed."""

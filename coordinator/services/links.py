@@ -2,6 +2,8 @@
 
 from typing import Literal
 
+import msgspec
+
 from coordinator.domain.network import STALE_SECONDS, NetworkMap
 from coordinator.services.context import Context
 from transport.wire.network import NetworkReport, PeerMeasure
@@ -19,18 +21,28 @@ class Links:
         self._bytes: dict[tuple[str, str], tuple[int, int]] = {}
         self.map = NetworkMap()
 
-    def report(self, node: str, report: NetworkReport) -> bool:
-        """Take a node's report; False where its last one was less than ``REPORT_SECONDS`` ago, and this one is dropped."""
+    def report(self, node: str, report: NetworkReport, *, linked: bool = True) -> bool:
+        """Take a node's report; False where its last one was less than ``REPORT_SECONDS`` ago, and this one is dropped.
+
+        Args:
+            linked: it holds a lease. Who does not has no links, and what it says of any is not kept.
+        """
         now, metrics = self._context.clock.now(), self._context.metrics
         if now - self._heard.get(node, now - REPORT_SECONDS) < REPORT_SECONDS:
             metrics.count("network_reports_dropped_total")
             return False
         self._heard[node] = now
         metrics.count("network_reports_total")
+        report = report if linked else msgspec.structs.replace(report, peers=())
         self.map.learn(node, report, now)
         for measure in report.peers:
             self._count(node, measure)
         return True
+
+    def left(self, node: str) -> None:
+        """A node that holds nothing is gone: whoever comes and goes leaves nothing here."""
+        self._heard.pop(node, None)
+        self.map.drop(node)
 
     def forget(self) -> None:
         """Let go of what is too old to be true, and of nodes that have been silent for as long."""

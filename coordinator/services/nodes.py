@@ -8,6 +8,7 @@ import asyncio
 import hashlib
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 
 import msgspec
 
@@ -18,6 +19,7 @@ from coordinator.domain.speed import believed, observed
 from coordinator.errors import ForbiddenError
 from coordinator.services.chain import Chain
 from coordinator.services.context import Context
+from coordinator.services.crowd import Crowd, CrowdedError
 from coordinator.services.leases import Leases
 from coordinator.store.records import NodeRecord
 from transport import identity
@@ -76,7 +78,7 @@ class Session:
     """One connection of a node. ``send`` never waits; ``close`` ends the connection with a reason.
 
     Attributes:
-        began: when it was opened, in Unix seconds.
+        began: when it was opened, in Unix seconds. ``address``: where it comes from; empty: not said.
         rounds: of its work that were verified since its last fault.
         operator: it is one of the operator's own auditors: it needs no stake, and never gets a seat.
         begun: its leases have been looked up since it came.
@@ -98,6 +100,7 @@ class Session:
         self.stake = 0
         self.stake_known = False
         self.began = 0.0
+        self.address = ""
         self.rounds = 0
         self.begun = asyncio.Event()
         self.operator = False
@@ -164,6 +167,7 @@ class Nodes:
         self._flips: dict[str, deque[float]] = {}
         self._banned: set[str] = set()
         self._unanswered: dict[str, float] = {}
+        self._crowd: Crowd[Session] = Crowd(context.clock)
         self._own: dict[str, NodeRecord] = {}  # The operator's own auditors that have ever been here.
         self._speeds: dict[str, float] = {}  # Of nodes that have done rounds since this process began.
         self._newest_speeds: dict[str, float] = {}  # Of their last round alone, in operations a second.
@@ -185,15 +189,18 @@ class Nodes:
         host: str,
         send: Callable[[CoordinatorMessage], None],
         close: Callable[[str], None],
+        address: str = "",
     ) -> Session:
         """Check a Hello and open the node's session, with Welcome as its first message.
 
+        Args:
+            address: where it comes from; empty: not said, and not counted.
         Raises:
             RefusedError: with the reason for the owner.
         """
         self._check(hello, nonce, host)
         operator = hello.node in self._context.config.auditors
-        record = await self._record(hello)
+        record, known = await self._record(hello, address)
         if operator:
             self._own[hello.node] = record
         old = self._sessions.get(hello.node)
@@ -205,7 +212,12 @@ class Nodes:
         session.stake, session.began = record.stake, self._context.clock.time()
         session.operator, session.rounds = operator, record.rounds
         session.stake_known = operator or self._context.config.min_stake == 0
+        session.address = address
         self._sessions[hello.node] = session
+        strangers = self._crowd.came(session, address, known=known)
+        if (idle := next((one for one in strangers if not self._leases.of_node(one.node)), None)) is not None:
+            idle.close("many whom nobody knows yet want to come in, most of them from your address: come back later")
+            self.leave(idle)
         self._leases.came(hello.node)
         self._tokens[session.token] = hello.node
         self._context.metrics.count("connections_total")
@@ -224,12 +236,17 @@ class Nodes:
         self._tokens.pop(session.token, None)
         if self._sessions.get(session.node) is session:
             del self._sessions[session.node]
+            self._crowd.left(session, session.address)
             if session.operator:
                 self._own[session.node] = msgspec.structs.replace(
                     self._own[session.node], seen=self._context.clock.time()
                 )
             self._leases.cut(session.node)
             self._context.bus.publish(session.node)
+
+    def greeting(self, address: str) -> AbstractContextManager[None]:
+        """Hold a connection until it has said who it is; UnavailableError where too many have not."""
+        return self._crowd.greeting(address)
 
     def session(self, node: str) -> Session | None:
         """The node's connection, if it is here."""
@@ -319,6 +336,8 @@ class Nodes:
         """So many rounds of a node's work were verified since its last fault; the caller stores it."""
         if node in self._sessions:
             self._sessions[node].rounds = rounds
+            if rounds > 0:
+                self._crowd.known(self._sessions[node], self._sessions[node].address)
 
     def timed(self, node: str, operations: float, busy: float) -> None:
         """Learn from a round how quick a node is; ``operations`` by the coordinator's own arithmetic."""
@@ -376,20 +395,36 @@ class Nodes:
         self._recent_flips(node).append(self._context.clock.now())
 
     def _recent_flips(self, node: str) -> deque[float]:
+        oldest = self._context.clock.now() - FLIP_SECONDS
+        self._flips = {key: flips for key, flips in self._flips.items() if flips and flips[-1] > oldest}
         flips = self._flips.setdefault(node, deque())
-        while flips and flips[0] <= self._context.clock.now() - FLIP_SECONDS:
+        while flips and flips[0] <= oldest:
             flips.popleft()
         return flips
 
-    async def _record(self, hello: Hello) -> NodeRecord:
-        """Keep what a node says of itself."""
+    async def _record(self, hello: Hello, address: str) -> tuple[NodeRecord, bool]:
+        """Keep what a node says of itself, where there is room for it; with whether anybody knows it.
+
+        Raises:
+            RefusedError: there is none.
+        """
         now = self._context.clock.time()
         async with self._context.store.transaction() as tx:
-            known = await tx.find(NodeRecord, ("address", "=", hello.node))
-            if not known:
-                return await tx.insert(NodeRecord(hello.node, hello.payout, hello.profile, now, now))
-            changed = msgspec.structs.replace(known[0], payout=hello.payout, profile=hello.profile, seen=now)
-            return await tx.update(changed)
+            before = await tx.find(NodeRecord, ("address", "=", hello.node))
+            known = hello.node in self._context.config.auditors or bool(self._leases.of_node(hello.node))
+            known = known or any(self._is_known(record) for record in before)
+            try:
+                self._crowd.check(address, new=not before, known=known)
+            except CrowdedError as crowded:
+                raise RefusedError(crowded.reason, crowded.retry_s) from None
+            if not before:
+                return await tx.insert(NodeRecord(hello.node, hello.payout, hello.profile, now, now)), known
+            changed = msgspec.structs.replace(before[0], payout=hello.payout, profile=hello.profile, seen=now)
+            return await tx.update(changed), known
+
+    def _is_known(self, record: NodeRecord) -> bool:
+        least = self._context.config.min_stake
+        return record.rounds > 0 or record.earned > 0 or 0 < least <= record.stake
 
     def _welcome(self, session: Session) -> Welcome:
         config = self._context.config

@@ -97,10 +97,12 @@ class Settlement:
         self._claimed = {who: at for who, at in self._claimed.items() if at + CLAIM_SECONDS > now}
         if payee in self._claimed or len(self._claimed) >= MAX_CLAIMS:
             return
-        self._claimed[payee] = now
         mine: tuple[Where, ...] = (("payout", "=", payee), ("state", "=", "verified"), ("settlement", "=", None))
         async with self._context.store.transaction() as tx:
             jobs = {commit.job for commit in await tx.find(CommitRecord, *mine, limit=MAX_ROWS)}
+        if not jobs:
+            return  # Nor is it remembered: whoever has earned nothing keeps nobody from claiming.
+        self._claimed[payee] = now
         for job in sorted(jobs):
             async with self._desk.open(job) as work:
                 commits = [commit for commit in await self._unsettled(work) if commit.payout == payee]

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
 
 from aiohttp import WSMsgType, web
@@ -14,6 +15,7 @@ from coordinator.services.conversation import Conversation, together
 from coordinator.services.nodes import RETRY_SOON, Nodes, RefusedError, Session
 from coordinator.services.patience import Patience
 from coordinator.web.auth import public
+from coordinator.web.auth.gate import address_of
 from transport.clock import within
 from transport.text import untrusted
 from transport.wire.codec import MessageError, decode, encode
@@ -22,6 +24,7 @@ from transport.wire.node import Challenge, CoordinatorMessage, Heartbeat, Hello,
 PATH = "/api/v1/node"
 MAX_FRAME = 256 * 1024  # The largest message is a signalling envelope of 128 KB.
 MAX_WAITING = 2_048  # Messages to one node; a node that reads nothing for so long is not there.
+MAX_WAITING_BYTES = 32 << 20  # An assignment with a large plan has some hundred kilobytes, an envelope at most 128.
 HELLO_SECONDS = 10.0  # To answer the challenge; signing takes a millisecond.
 CLOSE_SECONDS = 2.0
 RATE = 50.0  # Messages a second: four leases with progress, traffic and heartbeats need five.
@@ -51,15 +54,18 @@ class _Outgoing:
     def __init__(self, socket: web.WebSocketResponse) -> None:
         self._socket = socket
         self._waiting: asyncio.Queue[bytes | None] = asyncio.Queue(MAX_WAITING)
+        self._bytes = 0
         self.closing: str | None = None
 
     def send(self, message: CoordinatorMessage) -> None:
         if self.closing is not None:
             return
-        try:
-            self._waiting.put_nowait(encode(message))
-        except asyncio.QueueFull:
-            self.close(f"{MAX_WAITING} messages wait for you: read faster")
+        data = encode(message)
+        if self._waiting.full() or self._bytes + len(data) > MAX_WAITING_BYTES:
+            self.close(f"{self._waiting.qsize():,} messages of {self._bytes:,} bytes wait for you: read faster")
+            return
+        self._bytes += len(data)
+        self._waiting.put_nowait(data)
 
     def close(self, reason: str) -> None:
         """End the connection once what was sent before is written."""
@@ -74,6 +80,7 @@ class _Outgoing:
             data = await self._waiting.get()
             if data is None:
                 break
+            self._bytes -= len(data)
             await self._socket.send_bytes(data)
         await self._socket.close(code=1008, message=(self.closing or "").encode()[:MAX_REASON])
 
@@ -103,6 +110,15 @@ async def _in_turn(waiting: _Waiting) -> AsyncIterator[tuple[NodeMessage, list[R
             pending.append(await waiting.get())
 
 
+@dataclass(frozen=True)
+class _Place:
+    """Where a connection comes in: the name it asked for, where it is from, what counts it until it has said who it is."""
+
+    host: str
+    address: str
+    greeting: contextlib.ExitStack
+
+
 class NodeSocket:
     """Handler of the route."""
 
@@ -121,24 +137,30 @@ class NodeSocket:
     @public
     async def handle(self, request: web.Request) -> web.WebSocketResponse:
         """One connection from its challenge to its end."""
-        socket = web.WebSocketResponse(max_msg_size=MAX_FRAME, heartbeat=20.0, timeout=CLOSE_SECONDS, compress=False)
-        await socket.prepare(request)
-        outgoing = _Outgoing(socket)
-        self._open.add(outgoing)
-        writer = asyncio.create_task(outgoing.write(), name="write-to-node")
-        try:
-            await self._talk(request.host[:200], socket, outgoing)
-        finally:
-            self._open.discard(outgoing)
-            outgoing.close("the connection ended")
-            with contextlib.suppress(asyncio.CancelledError, ConnectionError, TimeoutError):
-                await within(CLOSE_SECONDS, writer)
+        address = address_of(request)
+        with contextlib.ExitStack() as greeting:
+            greeting.enter_context(self._nodes.greeting(address))
+            socket = web.WebSocketResponse(
+                max_msg_size=MAX_FRAME, heartbeat=20.0, timeout=CLOSE_SECONDS, compress=False
+            )
+            await socket.prepare(request)
+            outgoing = _Outgoing(socket)
+            self._open.add(outgoing)
+            writer = asyncio.create_task(outgoing.write(), name="write-to-node")
+            try:
+                await self._talk(_Place(request.host[:200], address, greeting), socket, outgoing)
+            finally:
+                self._open.discard(outgoing)
+                outgoing.close("the connection ended")
+                with contextlib.suppress(asyncio.CancelledError, ConnectionError, TimeoutError):
+                    await within(CLOSE_SECONDS, writer)
         return socket
 
-    async def _talk(self, host: str, socket: web.WebSocketResponse, outgoing: _Outgoing) -> None:
+    async def _talk(self, place: "_Place", socket: web.WebSocketResponse, outgoing: _Outgoing) -> None:
         session: Session | None = None
         try:
-            entered = await self._greet(host, socket, outgoing)
+            entered = await self._greet(place, socket, outgoing)
+            place.greeting.close()
             if entered is not None:
                 session, hello = entered
                 await self._converse(session, hello, socket, outgoing)
@@ -152,7 +174,7 @@ class NodeSocket:
             outgoing.close("internal error")
         finally:
             if session is not None:
-                self._nodes.leave(session)
+                self._conversation.left(session)
 
     async def _converse(
         self, session: Session, hello: Hello, socket: web.WebSocketResponse, outgoing: _Outgoing
@@ -200,9 +222,9 @@ class NodeSocket:
             await waiting.put(None)
 
     async def _greet(
-        self, host: str, socket: web.WebSocketResponse, outgoing: _Outgoing
+        self, place: "_Place", socket: web.WebSocketResponse, outgoing: _Outgoing
     ) -> tuple[Session, Hello] | None:
-        nonce = self._context.entropy(32)
+        nonce, host = self._context.entropy(32), place.host
         outgoing.send(Challenge(nonce, host))
         try:
             async with asyncio.timeout(HELLO_SECONDS):
@@ -215,7 +237,7 @@ class NodeSocket:
             return None
         hello: Hello = decode(frame.data, Hello, MAX_FRAME)
         try:
-            session = await self._nodes.enter(hello, nonce, host, outgoing.send, outgoing.close)
+            session = await self._nodes.enter(hello, nonce, host, outgoing.send, outgoing.close, place.address)
         except RefusedError as refused:
             self._context.metrics.count("connections_refused_total")
             outgoing.send(Refused(untrusted(refused.reason), refused.retry_seconds))

@@ -68,7 +68,7 @@ class Bench:
         )
 
     async def enter(
-        self, number: int, held: tuple[HeldLease, ...] = (), nonce: bytes = NONCE, **fields: Any
+        self, number: int, held: tuple[HeldLease, ...] = (), nonce: bytes = NONCE, address: str = "", **fields: Any
     ) -> Session:
         """Connect a node by number."""
         key = NodeKey(number.to_bytes(32, "big"))
@@ -77,7 +77,7 @@ class Bench:
         hello = Hello(PROTOCOL, key.address, payout, key.sign("cottage-hello", nonce, HOST.encode()), shown, held)
         sent = self.sent.setdefault(key.address, [])
         close: Callable[[str], None] = lambda reason: self.closed.__setitem__(key.address, reason)  # noqa: E731
-        session = await self.parts.nodes.enter(hello, NONCE, HOST, sent.append, close)
+        session = await self.parts.nodes.enter(hello, NONCE, HOST, sent.append, close, address)
         await self.parts.conversation.begin(session, hello)
         return session
 

@@ -422,6 +422,7 @@ async def test_reports_fill_the_matrices_and_the_metrics_without_naming_anybody(
     async with door(config) as at, nodes(at.house, 2) as (one, two):
         links, metrics = at.house.parts.conversation._links, at.house.parts.context.metrics
         peer = two.key.address
+        at.house.parts.leases.of_node = lambda _node: ("a lease",)  # type: ignore[method-assign, assignment, return-value]
         await one.send(NetworkReport(up=1e6, down=2e6, peers=(link(peer, "host/srflx", 100, 50, loss=0.02),)))
         await two.send(NetworkReport(peers=(link(one.key.address, "relay/host", 50, 100),)))
         await until(lambda: metrics.value("network_reports_total") == 2)

@@ -1,0 +1,89 @@
+"""Connections that are open at a time: of one address, and in sum. Beyond it the oldest rule of a door holds: it stays shut.
+
+What a connection then does has bounds of its own; these are for those that do nothing.
+"""
+
+import asyncio
+import ipaddress
+import logging
+import resource
+from collections import Counter
+from typing import Any
+
+from aiohttp import web
+from aiohttp.web_protocol import RequestHandler
+
+MAX_CONNECTIONS = 32_768  # 20,000 nodes, 4,096 streams, and pages.
+MAX_EACH = 2_304  # Of one address: its nodes, and what its browsers open.
+RESERVED_FILES = 256  # Of what the system grants this process: for the database, files and tools.
+IDLE_SECONDS = 75.0  # A connection without a request is closed, also one whose first request never comes.
+
+log = logging.getLogger(__name__)
+
+
+class Connections:
+    """Counts what is open. ``behind_proxy``: all come from the proxy's address, which has no share of its own."""
+
+    def __init__(self, behind_proxy: bool, total: int | None = None, each: int = MAX_EACH) -> None:
+        self._each_counts = not behind_proxy
+        self._total = _affordable() if total is None else total
+        self._each = each
+        self._open: dict[RequestHandler, str] = {}
+        self._of: Counter[str] = Counter()
+        self.refused = 0
+
+    def guard(self, server: web.Server) -> None:
+        """Refuse what is too much from now on."""
+        came, left = server.connection_made, server.connection_lost
+
+        def connection_made(handler: RequestHandler, transport: asyncio.Transport) -> None:
+            came(handler, transport)
+            address = _address(transport)
+            counts = self._each_counts and not _is_here(address)
+            if len(self._open) >= self._total or (counts and self._of[address] >= self._each):
+                self.refused += 1
+                transport.abort()
+                return
+            self._open[handler] = address
+            self._of[address] += 1
+
+        def connection_lost(handler: RequestHandler, exc: BaseException | None = None) -> None:
+            if (address := self._open.pop(handler, None)) is not None:
+                self._of -= Counter({address: 1})
+            left(handler, exc)
+
+        server.connection_made = connection_made  # type: ignore[method-assign]
+        server.connection_lost = connection_lost  # type: ignore[method-assign]
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+
+def _address(transport: asyncio.Transport) -> str:
+    peer: Any = transport.get_extra_info("peername")
+    return str(peer[0]).partition("%")[0] if isinstance(peer, tuple) and peer else ""
+
+
+def _is_here(address: str) -> bool:
+    """Whether it is this machine's own, or none: a proxy that nobody has told us of brings everybody from there."""
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return True
+
+
+def _affordable() -> int:
+    """As many as fit, with the system's limit on open files raised as far as it lets us."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = (
+        MAX_CONNECTIONS + RESERVED_FILES
+        if hard == resource.RLIM_INFINITY
+        else min(hard, MAX_CONNECTIONS + RESERVED_FILES)
+    )
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        soft = wanted
+    found = MAX_CONNECTIONS if soft == resource.RLIM_INFINITY else min(MAX_CONNECTIONS, soft - RESERVED_FILES)
+    if found < MAX_CONNECTIONS:
+        log.warning("%d connections fit, since the system grants %d open files: raise the limit for more", found, soft)
+    return max(1, found)
