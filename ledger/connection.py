@@ -78,7 +78,7 @@ class Connection:
         try:
             self.url = str(parse_url(url))
         except UrlError as error:
-            raise AddressError(f"of the ledger: {error}") from error
+            raise AddressError(f"the ledger's URL: {error}") from error
         try:
             proxy = proxy_for(parse_url(url))
         except ProxyError as error:

@@ -155,7 +155,7 @@ async def test_what_needs_a_new_start_is_handed_over_and_comes_back_with_it(
     ("change", "words"),
     [
         ({"payout": "not a wallet"}, "is not a wallet address"),
-        ({"coordinator": "ftp://x"}, "is not an address like"),
+        ({"coordinator": "ftp://x"}, "no address of a server"),
         ({"floor": "-1"}, "is no amount"),
         ({"electricity": "cheap"}, "is no amount"),
         ({"threads": 5000}, "cannot be used"),

@@ -388,7 +388,7 @@ async def test_a_ledger_that_is_not_there_is_unavailable() -> None:
 
 
 async def test_what_is_no_url_is_refused() -> None:
-    with pytest.raises(AddressError, match="no address of a server"):
+    with pytest.raises(AddressError, match="the ledger's URL"):
         await Ledger.connect(LedgerConfig("127.0.0.1:8899"))
 
 

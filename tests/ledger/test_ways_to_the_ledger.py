@@ -61,5 +61,5 @@ async def test_a_proxy_that_fails_is_named_and_not_taken_for_the_ledger(monkeypa
 
 @pytest.mark.parametrize("text", ["ledger.test:8899", "http://::1:8899", "http://ada:secret@ledger.test"])
 async def test_what_is_no_address_is_refused(text: str) -> None:
-    with pytest.raises(AddressError, match="of the ledger"):
+    with pytest.raises(AddressError, match="the ledger's URL"):
         await Ledger.connect(LedgerConfig(text))

@@ -26,7 +26,7 @@ def secret(tmp_path: Path) -> Path:
         (["--relay", "http://a.test", "--relay-secret-file", "{secret}"], 2, "is no ICE server"),
         (["--relay", "stun:a.test", "--relay-secret-file", "{secret}"], 3, "no relay is named"),
         (["--home", "{folder}/home"], 2, "Give --coordinator URL"),
-        (["--home", "{folder}/home", "--coordinator", "ftp://x"], 3, "expected https://HOST"),
+        (["--home", "{folder}/home", "--coordinator", "ftp://x"], 3, "write it as http://HOST or https://HOST"),
         (["--home", "{folder}/home", "--coordinator", "http://127.0.0.1:9"], 3, "cannot be asked"),
         (["--home", "{folder}/secret/home", "--coordinator", "http://127.0.0.1:9"], 2, "cannot be used"),
         (["--relay", "turn:127.0.0.1:9", "--relay-secret-file", "{secret}", "--peer", "what?"], 3, "no invitation"),
