@@ -109,7 +109,8 @@ def check_tokenizer(path: Path) -> None:
         model = _ROW.decode(_ROW.decode(path.read_bytes()).get("model", msgspec.Raw(b"{}")))
         kind = _TEXT.decode(model.get("type", msgspec.Raw(b'""')))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidError(f"not a tokenizer.json: {error}", "tokenizer") from error
+        detail = "this is no tokenizer.json, or a damaged one: save_pretrained of transformers writes it beside a model"
+        raise InvalidError(detail, "tokenizer") from error
     if kind not in _TOKENIZER_MODELS or "vocab" not in model:
         known = ", ".join(sorted(_TOKENIZER_MODELS))
         raise InvalidError(
