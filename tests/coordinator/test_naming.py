@@ -49,7 +49,7 @@ async def test_a_name_is_one_short_line_without_control_characters() -> None:
             await tx.insert(msgspec.structs.replace(record, profile=profile(name)))
     async with store.transaction() as tx:
         names = await names_in(tx, [f"{address(0)} {address(1)} {address(2)}"])
-    assert names[address(0)] == "[31mred line"
+    assert names[address(0)] == "\N{REPLACEMENT CHARACTER}[31mred line"
     assert len(names[address(1)]) == MAX_NAME
     assert address(2) not in names
 

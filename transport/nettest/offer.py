@@ -60,4 +60,4 @@ def _parse(text: str) -> URL:
     try:
         return parse_url(text)
     except UrlError as error:
-        raise CoordinatorError(str(error)) from error
+        raise CoordinatorError(f"no coordinator can be asked: {error}") from error

@@ -192,14 +192,16 @@ async def test_what_cannot_be_uploaded_is_refused_with_its_reason(
     assert await cottage("login", "--token", await key_of(town)) == 0
     (tmp_path / "empty.txt").touch()
     (tmp_path / "lines.parquet").write_text("to be\nor not\n")
+    (tmp_path / "cut.parquet").write_bytes(b"PAR1, and then nothing more of it")
     (tmp_path / "model.safetensors").write_bytes(b"no safetensors at all")
     for argv, status, says in (
         (["empty.txt"], 1, "empty"),
         (["nothing.txt"], 2, "nothing.txt"),
         (["model.safetensors", "--purpose", "weights"], 1, "safetensors"),
         (["model.safetensors", "--resume", "0" * 32], 1, "no upload"),
-        (["lines.parquet"], 1, "Parquet"),  # Its ending says what it should hold,
-        (["lines.parquet", "--format", "text"], 0, ""),  # unless the command does.
+        (["cut.parquet"], 1, "Parquet"),
+        (["lines.parquet"], 0, "whatever its ending says"),  # The content decides,
+        (["lines.parquet", "--format", "parquet"], 2, "not Parquet"),  # unless the command does.
     ):
         assert await cottage("upload", str(tmp_path / argv[0]), *argv[1:]) == status, argv
         assert says in capsys.readouterr().err
