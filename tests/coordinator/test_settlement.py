@@ -374,7 +374,8 @@ async def test_an_outside_deposit_is_receipted_with_its_signature_on_the_real_le
     assert await ledger.balance(outside.address) == BUDGET, "it came too late and went back"
 
 
-async def test_stake_is_slashed_once_on_the_real_ledger(ledger: Ledger) -> None:
+@pytest.mark.parametrize("has_wallet", [True, False])
+async def test_stake_is_slashed_once_on_the_real_ledger(ledger: Ledger, has_wallet: bool) -> None:
     await ledger.faucet(COORDINATOR, Amount(0), 10**12)
     node = NodeKey(b"n" * 32)
     await ledger.faucet(node.address, Amount(1_000), 10**12)
@@ -384,6 +385,8 @@ async def test_stake_is_slashed_once_on_the_real_ledger(ledger: Ledger) -> None:
     await ledger.faucet(WALLET, Amount(BUDGET * 10), 10**12)
     job = await bench.job()
     challenger = NodeKey(b"q" * 32).address
+    before = Amount(int(has_wallet))
+    await ledger.faucet(challenger, before, 10**9)  # Which makes it a token account where there is an amount.
     payload: dict[str, str | int] = {"node": node.address, "reason": "ab" * 32, "challenger": challenger}
     async with bench.parts.desk.open(job) as work:
         work.queue(OutboxRecord("slash:1", job, "slash", payload, work.now))
@@ -393,7 +396,8 @@ async def test_stake_is_slashed_once_on_the_real_ledger(ledger: Ledger) -> None:
     assert state is not None
     assert row.state == "confirmed"
     assert state.slashed == row.amount > 0
-    assert await ledger.balance(challenger) == row.amount * state.challenger_bps // 10_000
+    part = row.amount * state.challenger_bps // 10_000 if has_wallet else 0
+    assert await ledger.balance(challenger) == before + part, "nobody else pays for an account that it does not have"
     assert any('"slashed"' in str(memo.payload["text"]) for memo in await bench.rows(job, "event"))
 
 

@@ -211,7 +211,7 @@ async def test_what_was_promised_cannot_be_void_any_more_and_the_rest_can(place:
         await work.tx.insert(later)
         work.change(verified=work.job.verified + later.amount)
         audit = cast(Audit, type("Found", (), {"id": "ab" * 16, "node": liar, "challenger": None})())
-        await bench.parts.runs._verification._ban(work, liar, audit, "it lied", slash=False)
+        await bench.parts.runs._verification._penalties.ban(work, liar, audit, "it lied", slash=False)
     async with bench.store.transaction() as tx:
         states = {c.round: (c.state, c.amount) for c in await tx.find(CommitRecord, ("job", "=", job))}
     assert states == {0: ("verified", 3 * SMALL), 7: ("rejected", 0)}
