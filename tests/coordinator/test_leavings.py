@@ -80,7 +80,8 @@ async def lines_of(bench: Bench, log: JobLogs, job: str, **wanted: Any) -> list[
 
 async def flushed(bench: Bench, log: JobLogs) -> None:
     async with bench.store.transaction() as tx:
-        await log.flush(tx)
+        lines = await log.flush(tx)
+    log.flushed(lines)
 
 
 async def test_a_log_has_the_coordinators_words_and_the_workers_and_is_searched_and_turned() -> None:
