@@ -75,7 +75,7 @@ def _prepare(options: argparse.Namespace) -> int:
         spec = convert(document, TokenizerSpec)
     wanted = {"text_field": options.text_field, "faulty": options.faulty, "encoding": options.encoding}
     dataset = Dataset.of(options.dataset, options.format, options.name or "", **wanted)
-    manifest = prepare(dataset, spec, tokenizer_file, options.heldout, options.sequence, options.out)
+    manifest = prepare(dataset, spec, tokenizer_file, options.heldout, options.sequence, options.out, options.end)
     print(json.dumps(vars(manifest)))
     return 0
 
@@ -226,6 +226,9 @@ def _parser() -> argparse.ArgumentParser:
         "--tokenizer", type=Path, help="JSON of the job's tokenizer section; may name the file of kind 'file' as 'path'"
     )
     prepare.add_argument("--tokenizer-file", type=Path, help="the same by argument")
+    prepare.add_argument(
+        "--end", type=int, action="append", default=[], metavar="ID", help="that the model's files name as an end"
+    )
     prepare.add_argument("--heldout", type=_share, default=0.02)
     prepare.add_argument("--sequence", type=int, required=True)
     prepare.add_argument("--out", type=Path, required=True)

@@ -13,8 +13,8 @@ from tokenizers import Tokenizer
 from trainer.adapter import is_adapter, save_adapter
 from trainer.errors import WeightsError
 from trainer.events import with_perplexity, write_curve
-from trainer.prepare import END_OF_TEXT
 from trainer.published import finished_config, save_weights
+from transport.wire.endings import END_OF_TEXT
 from transport.wire.model import ModelShape, inspect_config
 
 ANCHOR = "anchor."

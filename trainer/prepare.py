@@ -6,6 +6,7 @@ The same bytes in give the same bytes out. Every k-th piece of text is held out,
 import hashlib
 import itertools
 import json
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +19,9 @@ from trainer.errors import DataError
 from trainer.formats.source import Dataset
 from trainer.text import PIECE_CHARACTERS, pieces
 from trainer.tokens import PIECE_TOKENS, Ids, id_pieces
-from transport.wire.job import TOKENISED, DatasetFormat, TokenizerSpec
+from transport.wire.endings import END_OF_TEXT, Ending, EndingError, ending
+from transport.wire.job import TOKENISED, TokenizerSpec
 
-END_OF_TEXT = "<|endoftext|>"
 BYTE_SPECIALS = (END_OF_TEXT, "<|begin|>", "<|pad|>")  # With 256 bytes a vocabulary of 259, as TokenizerSpec states.
 MAX_TOKENIZER_TRAINING_CHARACTERS = 64 << 20  # Merges hardly change beyond; keeps memory and minutes bounded.
 MAX_TOKENIZER_BYTES = 64 << 20
@@ -40,10 +41,18 @@ class Manifest:
     tokenizer: str
     train_sha256: str
     heldout_sha256: str
+    end: str | None
+    """The token after each document; None where they run into each other."""
 
 
 def prepare(
-    dataset: Dataset, tokenizer: TokenizerSpec, tokenizer_file: Path | None, heldout: float, sequence: int, out: Path
+    dataset: Dataset,
+    tokenizer: TokenizerSpec,
+    tokenizer_file: Path | None,
+    heldout: float,
+    sequence: int,
+    out: Path,
+    ends: Sequence[int] = (),
 ) -> Manifest:
     """Write ``out``'s four files.
 
@@ -51,6 +60,7 @@ def prepare(
         tokenizer_file: the uploaded ``tokenizer.json`` where ``tokenizer.kind`` is "file".
         heldout: share of the pieces that is held out, in (0, 0.5].
         sequence: tokens of a training sequence; both files hold at least one.
+        ends: ids that the model's files name as ends.
     Raises:
         DataError: the dataset or the tokenizer cannot be used. Nothing is left in ``out`` but what was there.
     """
@@ -66,6 +76,7 @@ def prepare(
             f"a dataset of token ids ({form}) needs its own tokenizer: give tokenizer.kind file, or bytes",
         )
     made = make_tokenizer(tokenizer, tokenizer_file, read)
+    end = ending_of(tokenizer, made, ends).token
     out.mkdir(parents=True, exist_ok=True)
     writers = _Writer(out / "train.bin.part"), _Writer(out / "heldout.bin.part")
     try:
@@ -74,14 +85,17 @@ def prepare(
             ids = id_pieces(dataset, made.get_vocab_size(with_added_tokens=True), piece_tokens)
             rows, characters = _copy(ids, heldout, *writers), 0
         else:
-            rows, characters = _tokenize(made, read(), form, heldout, *writers)
+            rows, characters = _tokenize(made, read(), None if form == "text" else end, heldout, *writers)
         _check_lengths(dataset.name, sequence, *writers)
     except BaseException:
         for writer in writers:
             writer.discard()
         raise
     train, held = writers
-    made.save(str(out / "tokenizer.json"))
+    if tokenizer_file is None or tokenizer.kind != "file":
+        made.save(str(out / "tokenizer.json"))
+    elif tokenizer_file != out / "tokenizer.json":
+        shutil.copyfile(tokenizer_file, out / "tokenizer.json")
     manifest = Manifest(
         rows=rows,
         characters=characters,
@@ -92,6 +106,7 @@ def prepare(
         tokenizer=tokenizer.kind,
         train_sha256=train.finish(),
         heldout_sha256=held.finish(),
+        end=end,
     )
     (out / "manifest.json").write_text(json.dumps(vars(manifest), indent=1) + "\n")
     return manifest
@@ -123,17 +138,17 @@ class _Writer:
 
 
 def _tokenize(
-    tokenizer: Tokenizer, texts: Iterator[str], form: DatasetFormat, heldout: float, train: _Writer, held: _Writer
+    tokenizer: Tokenizer, texts: Iterator[str], end: str | None, heldout: float, train: _Writer, held: _Writer
 ) -> tuple[int, int]:
-    """Encode all pieces; returns rows and characters."""
+    """Encode all pieces, each with one ``end`` after it; returns rows and characters."""
     every = max(2, round(1 / heldout))
-    end = tokenizer.token_to_id(END_OF_TEXT)
+    closing = None if end is None else tokenizer.token_to_id(end)
     rows = characters = 0
     while batch := list(itertools.islice(texts, _BATCH)):
         for text, encoding in zip(batch, tokenizer.encode_batch(batch, add_special_tokens=False), strict=True):
             ids = encoding.ids
-            if form != "text" and end is not None:
-                ids = [*ids, end]
+            if closing is not None and ids[-1:] != [closing]:  # Some texts have their own end already.
+                ids = [*ids, closing]
             (held if rows % every == every // 2 else train).write(ids)
             rows += 1
             characters += len(text)
@@ -194,6 +209,19 @@ def make_tokenizer(
     return made
 
 
+def ending_of(spec: TokenizerSpec, tokenizer: Tokenizer, ends: Sequence[int]) -> Ending:
+    """The token between documents, see ``transport.wire.endings``.
+
+    Raises:
+        DataError: the job names one that the tokenizer has not.
+    """
+    added = {number: token.content for number, token in tokenizer.get_added_tokens_decoder().items()}
+    try:
+        return ending(spec, ends, tokenizer.get_vocab(with_added_tokens=True), added)
+    except EndingError as error:
+        raise DataError("bad-end", str(error)) from error
+
+
 def _first_characters(texts: Iterator[str], left: int) -> Iterator[str]:
     for text in texts:
         if left <= 0:
@@ -208,8 +236,11 @@ def _read_tokenizer(file: Path | None) -> Tokenizer:
     try:
         if file.stat().st_size > MAX_TOKENIZER_BYTES:
             raise DataError("too-large", f"{file.name} has more than {MAX_TOKENIZER_BYTES:,} bytes")
-        return Tokenizer.from_file(str(file))
+        tokenizer = Tokenizer.from_file(str(file))
     except DataError:
         raise
     except Exception as error:  # The library raises plain Exception for any broken tokenizer file.
         raise DataError("bad-tokenizer", f"{file.name} is no tokenizer.json: {error}") from error
+    tokenizer.no_truncation()  # Some were saved with the length of somebody's batches, which documents are not cut to.
+    tokenizer.no_padding()
+    return tokenizer

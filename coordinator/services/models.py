@@ -29,6 +29,7 @@ from coordinator.store.records import RoundRecord
 from transport.wire.api import TrialRequest
 from transport.wire.audit import MAX_RECORD_BYTES
 from transport.wire.dataset import CheckRequest, DatasetReport
+from transport.wire.endings import ends_of
 from transport.wire.ids import Digest
 from transport.wire.job import JobSpec, TokenizerSpec
 from transport.wire.model import ModelConfigError, resolve
@@ -91,6 +92,8 @@ class TrainerTools:
                 "--heldout", str(spec.dataset.heldout), "--sequence", str(spec.training.sequence), "--out", str(out),
                 "--faulty", spec.dataset.faulty,
             ]  # fmt: skip
+            for end in ends_of(spec.model):
+                arguments += ["--end", str(end)]
             await self._run(arguments)
             manifest = json.loads((out / "manifest.json").read_bytes())
             config = _config(spec, int(manifest["vocabulary"]))

@@ -16,6 +16,7 @@ from coordinator.services.payees import affordable, payable
 from coordinator.services.rates import Rate
 from transport.wire.api import Quote
 from transport.wire.crossing import check_subspace
+from transport.wire.endings import FIELD, EndingError, ending, ends_of
 from transport.wire.job import JobSpec, total_steps
 from transport.wire.model import ModelConfigError, ModelShape, inspect_config, resolve
 
@@ -25,16 +26,16 @@ BYTES_VOCABULARY = 259
 MAX_TOKENIZER_BYTES = 64 << 20
 
 
-def vocabulary_of(spec: JobSpec, artifacts: ArtifactStore) -> int:
-    """Token ids that the job's tokenizer will have, at most.
+def vocabulary_of(spec: JobSpec, artifacts: ArtifactStore) -> tuple[int, str]:
+    """Token ids that the job's tokenizer will have, at most; and what is doubtful about how it ends documents, or "".
 
     Raises:
-        NotFoundError, InvalidError: an uploaded tokenizer is missing or unreadable.
+        NotFoundError, InvalidError: an uploaded tokenizer is missing or unreadable, or has no such end as the job names.
     """
     if spec.tokenizer.kind == "bytes":
-        return BYTES_VOCABULARY
+        return BYTES_VOCABULARY, ""
     if spec.tokenizer.kind == "bpe":
-        return spec.tokenizer.vocabulary
+        return spec.tokenizer.vocabulary, ""
     if spec.tokenizer.file is None:
         raise InvalidError("tokenizer.kind is file: upload a tokenizer.json and name it in tokenizer.file", "tokenizer")
     path = artifacts.path(spec.tokenizer.file)
@@ -44,12 +45,21 @@ def vocabulary_of(spec: JobSpec, artifacts: ArtifactStore) -> int:
         )
     try:
         document = json.loads(path.read_bytes())
-        vocabulary = document["model"]["vocab"]
-        ids = vocabulary.values() if isinstance(vocabulary, dict) else range(len(vocabulary))
-        added = [int(token["id"]) for token in document.get("added_tokens", ())]
-        return 1 + max([*map(int, ids), *added])
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        stated = document["model"]["vocab"]
+        pieces = (
+            stated.items() if isinstance(stated, dict) else ((piece[0], number) for number, piece in enumerate(stated))
+        )
+        added = {int(token["id"]): str(token["content"]) for token in document.get("added_tokens", ())}
+        vocabulary = {token: int(number) for token, number in pieces} | {
+            token: number for number, token in added.items()
+        }
+        count = 1 + max(vocabulary.values())
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise InvalidError(f"the tokenizer cannot be read: {error!r}", "tokenizer") from error
+    try:
+        return count, ending(spec.tokenizer, ends_of(spec.model), vocabulary, added).warning
+    except EndingError as error:
+        raise InvalidError(str(error), FIELD) from error
 
 
 def quote(
@@ -71,7 +81,9 @@ def quote(
         outcomes: of earlier jobs, for the ranges.
     """
     try:
-        known = resolve(spec.model, vocabulary_of(spec, artifacts)) if config is None else config
+        stated = config is None or spec.tokenizer.file is not None
+        vocabulary, doubt = vocabulary_of(spec, artifacts) if stated else (0, "")
+        known = resolve(spec.model, vocabulary) if config is None else config
         shape = inspect_config(known)
         shape.check_sequence(spec.training.sequence)
         check_subspace(shape, spec.training, weights=spec.model.weights is not None)
@@ -84,7 +96,8 @@ def quote(
     reasons = [rate.reason] if rate.reason else []
     if len(willing) < len(everybody):
         reasons.append(f"{len(everybody) - len(willing)} nodes ask more than that and are not chosen")
-    offer = _Offer(rate.per_petaflop, len(willing), tuple(reasons), tuple(outcomes), all(c.card for c in willing))
+    told = (*reasons, doubt) if doubt else tuple(reasons)
+    offer = _Offer(rate.per_petaflop, len(willing), told, tuple(outcomes), all(c.card for c in willing))
     try:
         here = payable(willing, frozenset())
         found = placement.choose(shape, spec.training, here, spec.parallel.stages, spec.parallel.replicas, network)

@@ -15,7 +15,7 @@ from trainer.check.sensitive import Hit, Scanner
 from trainer.errors import DataError
 from trainer.formats.rows import Row
 from trainer.formats.source import Dataset
-from trainer.prepare import END_OF_TEXT, make_tokenizer
+from trainer.prepare import ending_of, make_tokenizer
 from trainer.text import numbered, pieces
 from trainer.tokens import id_pieces
 from transport.content import first_control, remarks
@@ -30,6 +30,7 @@ from transport.wire.dataset import (
     Place,
     Severity,
 )
+from transport.wire.endings import Ending
 from transport.wire.job import TOKENISED, DatasetFormat
 
 BLOCK_BYTES = 1 << 20  # Of rows that are looked at together.
@@ -72,21 +73,22 @@ def check(
     skipping = replace(dataset, spec=msgspec.structs.replace(dataset.spec, faulty="skip"))
     next(numbered(dataset), None)  # A file that is none is refused before anything is trained on it.
     tokenizer = make_tokenizer(request.tokenizer, tokenizer_file, lambda: pieces(skipping), TRAINED_CHARACTERS)
-    ends = form != "text" and tokenizer.token_to_id(END_OF_TEXT) is not None
+    end = Ending(None) if form == "text" else ending_of(request.tokenizer, tokenizer, request.ends)
     with Repeats(scratch) as equal, Repeats(scratch) as alike:
-        reader = _Reader(dataset, form, request, equal, alike, _Tokens(tokenizer, size, ends))
+        reader = _Reader(dataset, form, request, equal, alike, _Tokens(tokenizer, size, end.token))
         reader.read(numbered(dataset), progress)
         progress(size)
-        return reader.report(remarks(content, dataset.name, form), tokenizer.get_vocab_size(with_added_tokens=True))
+        told = remarks(content, dataset.name, form)
+        return reader.report(told, end.warning, tokenizer.get_vocab_size(with_added_tokens=True))
 
 
 class _Tokens:
     """Counts the tokens of every ``n``-th block, so that files of any size take about the same time."""
 
-    def __init__(self, tokenizer: Tokenizer, size: int, ends: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, size: int, end: str | None) -> None:
         self._tokenizer = tokenizer
         self._every = max(1, -(-size // COUNTED_BYTES))
-        self._ends = ends
+        self._end = None if end is None else tokenizer.token_to_id(end)
         self._blocks = self._counted = self._looked = 0
 
     @property
@@ -97,7 +99,9 @@ class _Tokens:
         if self._blocks % self._every == 0:
             texts = [content.decode() for _, content in rows]
             encoded = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-            self._counted += sum(len(one) for one in encoded) + self._ends * len(rows)
+            self._counted += sum(len(one) for one in encoded)
+            if self._end is not None:
+                self._counted += sum(one.ids[-1:] != [self._end] for one in encoded)
             self._looked += size
         self._blocks += 1
 
@@ -192,10 +196,12 @@ class _Reader:
             if len(self._places[kind]) < MAX_PLACES:
                 self._places[kind].append(Place(row, untrusted(shown, MAX_SHOWN)))
 
-    def report(self, said: Sequence[str], vocabulary: int) -> DatasetReport:
+    def report(self, said: Sequence[str], doubt: str, vocabulary: int) -> DatasetReport:
         tokens = self._tokens.of(self._bytes)
         self._readings = self._foreign.readings(self._counts["bad-encoding"])
         told = [Finding("format", "notice", untrusted(text), self._rows) for text in said]
+        if doubt:
+            told.append(Finding("ends", "warning", untrusted(doubt), self._usable))
         findings = [*told, *self._faults(), *self._sensitive(), *self._repeats(), *self._sizes(tokens)]
         return DatasetReport(
             bytes=self._size,

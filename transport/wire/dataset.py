@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from transport.text import Untrusted, View
+from transport.wire.endings import MAX_ENDS
 from transport.wire.ids import Digest
 from transport.wire.job import DatasetFormat, DatasetSpec, TokenizerSpec
 
@@ -21,11 +22,15 @@ Severity = Literal["error", "warning", "notice"]
 
 
 class CheckRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which dataset, counted with which tokenizer, for sequences of which length."""
+    """Which dataset, counted with which tokenizer, for sequences of which length.
+
+    ``ends``: ids that the model's files name as ends, see ``transport.wire.endings``.
+    """
 
     dataset: DatasetSpec
     tokenizer: TokenizerSpec = TokenizerSpec()
     sequence: Annotated[int, Meta(ge=8, le=131_072)] = 128
+    ends: Annotated[tuple[Annotated[int, Meta(ge=0, lt=2**31)], ...], Meta(max_length=MAX_ENDS)] = ()
 
 
 class Place(View, frozen=True):

@@ -13,6 +13,7 @@ from transport.text import Told, Untrusted
 from transport.wire.ids import Digest, JobId, ShortText
 
 MAX_SHARDS = 256  # Files of one model; the largest public ones have 191.
+MAX_SETTINGS_BYTES = 128 << 10  # Of a model's small files; the longest chat templates have 30 KB.
 MAX_PERIOD = 5000  # Inner steps of a round: leaves of a commitment, and what is lost with a replica.
 OuterName = Literal["diloco", "averaging", "streaming", "sparseloco", "gradients", "demo", "dgc"]
 """How replicas learn from each other: ``trainer.outer``."""
@@ -36,6 +37,12 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An uploaded ``model.safetensors`` to start from, or all its shards; ``None`` starts from seeded random weights."""
     from_job: JobId | None = None
     from_round: Annotated[int, Meta(ge=1, le=10**9)] | None = None
+    generation: dict[str, Any] | None = None
+    """The content of the model's ``generation_config.json``, for the finished folder of a job that starts from weights."""
+
+    def __post_init__(self) -> None:
+        """Refuse what no such file holds."""
+        _check_size(self.generation, "model.generation", "generation_config.json")
 
     @property
     def weight_files(self) -> tuple[Digest, ...]:
@@ -51,6 +58,21 @@ class TokenizerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kind: Literal["bytes", "bpe", "file"] = "bpe"
     vocabulary: Annotated[int, Meta(ge=300, le=262_144)] = 2048
     file: Digest | None = None
+    end: Annotated[str, Meta(min_length=1, max_length=100)] | None = None
+    """The token that ends each document; ``None``: what ``transport.wire.endings`` finds."""
+    settings: dict[str, Any] | None = None
+    """``file``: the content of its ``tokenizer_config.json``: names of special tokens, chat template."""
+
+    def __post_init__(self) -> None:
+        """Refuse what no such file holds."""
+        _check_size(self.settings, "tokenizer.settings", "tokenizer_config.json")
+        if self.settings is not None and self.kind != "file":
+            raise ValueError(f"tokenizer.settings belong to an uploaded tokenizer, and tokenizer.kind is {self.kind}")
+
+
+def _check_size(settings: dict[str, Any] | None, field: str, file: str) -> None:
+    if settings is not None and (size := len(msgspec.json.encode(settings))) > MAX_SETTINGS_BYTES:
+        raise ValueError(f"{field} has {size:,} bytes: a {file} has {MAX_SETTINGS_BYTES:,} at most")
 
 
 DatasetFormat = Literal["auto", "text", "jsonl", "json", "csv", "parquet", "ids", "npy", "uint16", "uint32"]

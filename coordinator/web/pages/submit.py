@@ -34,6 +34,7 @@ from coordinator.web.pages.render import CSRF_FIELD, Renderer, check_csrf
 from transport.text import untrusted
 from transport.wire.api import NewJob, NewUpload, Quote
 from transport.wire.dataset import Check, CheckRequest
+from transport.wire.endings import ends_of
 from transport.wire.ids import is_id
 from transport.wire.job import DatasetSpec, JobSpec, TokenizerSpec
 from transport.wire.model import PRESETS, inspect_config
@@ -192,7 +193,9 @@ class Submit:
                 data.artifact, data.format, data.text_field, faulty=data.faulty, encoding=data.encoding
             )
             name = await self._jobs.file_name(principal(request).account_id, data.artifact)
-            return await self._checks.get(CheckRequest(dataset, tokenizer, spec.training.sequence), seconds, name)
+            return await self._checks.get(
+                CheckRequest(dataset, tokenizer, spec.training.sequence, ends_of(spec.model)), seconds, name
+            )
         except CottageError as error:
             return Check(NO_DATASET, "failed", 0, 0, None, error.detail)
 
