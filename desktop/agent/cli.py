@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 from rich.table import Table
 
-from desktop.agent import keycli, log, ownercli, status, support, upkeepcli, withdraw
+from desktop.agent import keycli, log, ownercli, status, support, upkeepcli
 from desktop.agent.activity import Activity
 from desktop.agent.atlogin import MOVED, UNIT, AtLogin
 from desktop.agent.config import DEFAULT_IMAGE, Home, Settings
@@ -102,6 +102,7 @@ def _parser() -> argparse.ArgumentParser:
     logs = words.add_parser("logs", help="what the agent has said, over restarts")
     logs.add_argument("--home", type=Path, help="the agent's folder")
     logs.add_argument("-n", "--lines", type=int, default=100, help="how many lines, from the end (100)")
+    logs.add_argument("-f", "--follow", action="store_true", help="and what it says from now on, until Ctrl-C")
     logs.add_argument(
         "--support", action="store_true", help="a report for somebody who helps, without anything private"
     )
@@ -109,7 +110,6 @@ def _parser() -> argparse.ArgumentParser:
     add_words(words)
     ownercli.add_words(words)
     keycli.add_words(words)
-    withdraw.add_words(words)
     upkeepcli.add_words(words)
     return parser
 
@@ -316,6 +316,8 @@ def _logs(options: argparse.Namespace) -> int:
             say(support.report(home, activity, "").rstrip("\n"))
         return 0
     for line in support.last_lines(home, options.lines):
+        say(untrusted(line.rstrip("\n")))
+    for line in support.new_lines(home) if options.follow else ():
         say(untrusted(line.rstrip("\n")))
     return 0
 

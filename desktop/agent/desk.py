@@ -297,7 +297,7 @@ class Desk:
         await self._lending().claim()
         return self.earnings()
 
-    async def withdraw(self, order: local.WithdrawOrder) -> wallet.Withdrawal:
+    async def withdraw(self, order: local.WithdrawOrder) -> local.Withdrawal:
         """Raises WithdrawalError, SettingsError, or NotConnectedError where no ledger is known."""
         self.earnings()
         if self._ledger is None:

@@ -1,4 +1,4 @@
-"""``cottage node earnings|send|selftest|settings|on|off``: what the windows' pages do, in the same words."""
+"""``cottage node earnings|send|withdraw|selftest|settings|on|off``: what the windows' pages do, in the same words."""
 
 import argparse
 import asyncio
@@ -20,7 +20,6 @@ from desktop.agent.errors import NoAgentError
 from desktop.agent.lending.keeper import LendingChange
 from desktop.agent.log import printable
 from desktop.agent.selftest import Check, SelfTest
-from desktop.agent.wallet import Withdrawal
 from ledger.money import UNIT, show
 from transport.console import Terminal
 from transport.terminal import say
@@ -47,13 +46,23 @@ def add_words(words: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     take.add_argument("amount", nargs="?", default="", help="tokens, such as 12.5 (all)")
     take.add_argument("--to", required=True, metavar="ADDRESS", help="a wallet of yours")
     take.add_argument("--yes", action="store_true", help="do not ask")
+    claim = words.add_parser("withdraw", help="take what was promised on the ledger, though the coordinator be gone")
+    claim.add_argument("--job", help="only of this job")
+    claim.add_argument(
+        "--rpc", metavar="URL", help="the ledger's JSON-RPC address (the one that the coordinator named)"
+    )
     owner = words.add_parser("settings", help="the owner's settings: shown, or changed at once where the agent runs")
     _add_settings(owner)
     on = words.add_parser("on", help="switch lending on, where the agent runs with --stay")
     off = words.add_parser("off", help="hand over what runs and stop lending")
     for parser, action in (
-        (earned, _earnings), (take, _send), (owner, _settings), (on, _switch(True)), (off, _switch(False)),
-    ):  # fmt: skip
+        (earned, _earnings),
+        (take, _send),
+        (claim, _withdraw),
+        (owner, _settings),
+        (on, _switch(True)),
+        (off, _switch(False)),
+    ):
         parser.add_argument("--home", type=Path, help="the agent's folder")
         parser.add_argument("--json", action="store_true", help="one JSON document")
         parser.set_defaults(run=action)
@@ -176,16 +185,22 @@ def _kept_earnings(home: Home) -> Summary:
 def _send(options: argparse.Namespace) -> int:
     home, console = Home.at(options.home), Terminal(stderr=options.json)
     order = status.WithdrawOrder(options.to, options.amount)
-    cost = asyncio.run(status.ask_for(home.socket, "withdraw", Withdrawal, order, status.LONG_TIMEOUT_S))
+    cost = asyncio.run(status.ask_for(home.socket, "withdraw", status.Withdrawal, order, status.LONG_TIMEOUT_S))
     fee = f"{cost.fee / SOL:.6f} SOL" + (f" and {cost.rent / SOL:.6f} SOL for its token account" if cost.rent else "")
     console.print(f"{show(cost.amount)} of {show(cost.held)} to {cost.target}; the ledger takes {fee}")
     if not options.yes and console.input("Send it? [y/N] ").strip().lower() not in ("y", "yes"):
         return 1
     exact = f"{cost.amount // UNIT}.{cost.amount % UNIT:06d}"  # Not "all" a second time: more may have come meanwhile.
     order = msgspec.structs.replace(order, amount=exact, send=True)
-    done = asyncio.run(status.ask_for(home.socket, "withdraw", Withdrawal, order, status.LONG_TIMEOUT_S))
+    done = asyncio.run(status.ask_for(home.socket, "withdraw", status.Withdrawal, order, status.LONG_TIMEOUT_S))
     _say(encode_json(done).decode() if options.json else f"sent: {done.signature}")
     return 0
+
+
+def _withdraw(options: argparse.Namespace) -> int:
+    from desktop.agent import withdraw  # Loads the ledger, which the other words can do without.
+
+    return withdraw.run(options)
 
 
 def selftest(home: Home, options: argparse.Namespace) -> int:

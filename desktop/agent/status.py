@@ -5,7 +5,9 @@ earnings, limits, lending, settings, activity, selftest, support. ``POST /v1/``:
 nettest/peer, update, leave, claim, withdraw, backup, restore, words; each question's type stands here or where its subject is.
 """
 
+import contextlib
 import inspect
+import shlex
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -16,6 +18,7 @@ from aiohttp import web
 from msgspec import Meta
 
 from desktop.agent import door
+from desktop.agent.config import Home
 from desktop.agent.earnings import Summary
 from desktop.agent.errors import AgentError, NoAgentError, SettingsError
 from desktop.agent.lending.keeper import LendingChange, LendingView
@@ -162,6 +165,21 @@ class WithdrawOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     target: NodeAddress
     amount: Annotated[str, Meta(max_length=40)] = ""
     send: bool = False
+
+
+class Withdrawal(msgspec.Struct, frozen=True):
+    """What sending ``amount`` millionths to ``target`` costs, in lamports, or has cost; ``signature``: "" until it is sent.
+
+    ``rent``: the receiver has no account for this token yet, and one is made. ``sol``: lamports that the node's wallet holds.
+    """
+
+    target: str
+    amount: int
+    held: int
+    fee: int
+    rent: int
+    sol: int
+    signature: str = ""
 
 
 class BackupOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -323,6 +341,13 @@ async def _request(
                         raise SettingsError(str((await answer.json())["detail"]))
                     return await answer.read()
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
-        raise NoAgentError(
-            f"no agent answers in {path.parent}: start it with `cottage node run --home {path.parent}`"
-        ) from error
+        raise NoAgentError(f"no agent answers in {path.parent}: {_way_to_start(Home(path.parent))}") from error
+
+
+def _way_to_start(home: Home) -> str:
+    """What its owner types; an agent that was never told of a coordinator needs that, too."""
+    words = "cottage node run" if home.is_usual else f"cottage node run --home {shlex.quote(str(home.path))}"
+    with contextlib.suppress(SettingsError):  # Then the command itself says what is wrong with the settings.
+        if not home.settings().coordinator:
+            words += " --coordinator URL"
+    return f"start it with `{words}`"

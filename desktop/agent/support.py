@@ -1,11 +1,14 @@
 """What an owner may send to somebody who helps: versions, settings, what happened, the log; without what is nobody's business."""
 
 import getpass
+import os
 import platform
 import re
+import time
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TextIO
 
 import msgspec
 
@@ -78,6 +81,40 @@ def last_lines(home: Home, count: int) -> deque[str]:
         except FileNotFoundError:
             continue
     return lines
+
+
+def new_lines(home: Home, seconds: float = 0.5) -> Iterator[str]:
+    """What the agent's log says from now on, without end, also where the log begins a new file; ``seconds`` between looks."""
+    file, rest = _at_its_end(home.log), ""
+    while True:
+        new = "" if file is None else file.read()
+        if not new:
+            newest = _identity(home.log)
+            if newest is not None and (file is None or newest != _identity(file.fileno())):
+                if file is not None:
+                    file.close()
+                file = home.log.open(errors="replace")
+                continue
+            time.sleep(seconds)
+        *whole, rest = (rest + new).split("\n")
+        yield from whole
+
+
+def _at_its_end(path: Path) -> TextIO | None:
+    try:
+        file = path.open(errors="replace")
+    except FileNotFoundError:
+        return None
+    file.seek(0, os.SEEK_END)
+    return file
+
+
+def _identity(path: Path | int) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _user() -> str:

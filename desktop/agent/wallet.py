@@ -4,6 +4,7 @@ import msgspec
 
 from desktop.agent.errors import WithdrawalError
 from desktop.agent.log import LOGGER
+from desktop.agent.status import Withdrawal
 from ledger.addresses import audit_bytes
 from ledger.client import Ledger, LedgerConfig
 from ledger.errors import InsufficientFundsError, LedgerError
@@ -71,21 +72,6 @@ async def balance(info: LedgerInfo, wallet: str) -> int | None:
     except LedgerError as error:
         LOGGER.warning("the ledger does not answer: %s", error)
         return None
-
-
-class Withdrawal(msgspec.Struct, frozen=True):
-    """What sending ``amount`` millionths to ``target`` costs, in lamports, or has cost; ``signature``: "" until it is sent.
-
-    ``rent``: the receiver has no account for this token yet, and one is made. ``sol``: lamports that the node's wallet holds.
-    """
-
-    target: str
-    amount: int
-    held: int
-    fee: int
-    rent: int
-    sol: int
-    signature: str = ""
 
 
 async def withdraw(info: LedgerInfo, key: NodeKey, target: str, wanted: int | None, *, send: bool) -> Withdrawal:

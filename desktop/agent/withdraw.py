@@ -2,7 +2,6 @@
 
 import argparse
 import asyncio
-from pathlib import Path
 from typing import Literal
 
 from rich.table import Table
@@ -33,17 +32,8 @@ class Withdrawal(View, frozen=True):
     detail: str
 
 
-def add_words(words: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the word to ``cottage node``."""
-    take = words.add_parser("withdraw", help="take what was promised on the ledger, though the coordinator be gone")
-    take.add_argument("--home", type=Path, help="the agent's folder")
-    take.add_argument("--job", help="only of this job")
-    take.add_argument("--rpc", metavar="URL", help="the ledger's JSON-RPC address (the one that the coordinator named)")
-    take.add_argument("--json", action="store_true", help="one JSON document")
-    take.set_defaults(run=_run)
-
-
-def _run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
+    """Withdraw as the command says; the exit code."""
     home = Home.at(options.home)
     done = asyncio.run(withdraw(home, options.job, options.rpc))
     if options.json:

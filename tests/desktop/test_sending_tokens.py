@@ -8,8 +8,7 @@ import pytest
 
 from desktop.agent import status
 from desktop.agent.errors import SettingsError
-from desktop.agent.status import WithdrawOrder
-from desktop.agent.wallet import Withdrawal
+from desktop.agent.status import Withdrawal, WithdrawOrder
 from ledger.client import Ledger, LedgerConfig
 from ledger.money import Amount
 from tests.desktop.coordinator_double import Double
