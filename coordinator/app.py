@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import secrets
+import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from coordinator.services.beacons import Beacons
 from coordinator.services.bonds import Bonds
 from coordinator.services.books import BookService
 from coordinator.services.boundaries import Boundaries
+from coordinator.services.budgets import Budgets
 from coordinator.services.canaries import Canaries, Forger
 from coordinator.services.chain import Chain, LedgerChain
 from coordinator.services.checkpoints import Checkpoints
@@ -242,7 +244,8 @@ async def build(config: Config, clock: Clock | None = None) -> AsyncIterator[tup
         artifacts = ArtifactStore(config.data / "artifacts")
         clock = clock or SystemClock()
         room = Room(config.data)
-        uploads = UploadService(config.data / "uploads", artifacts, clock, keep=Files(store, clock).keep)
+        files = Files(store, clock, lambda: shutil.disk_usage(config.data).total)
+        uploads = UploadService(config.data / "uploads", artifacts, clock, kept=files, room=room)
         tools = TrainerTools(artifacts, config.data / "scratch", config.prepare_seconds, config.prepare_memory_mb)
         test_wallet = wallet.address if has_wallet else None
         parts = assemble(
@@ -259,10 +262,11 @@ async def build(config: Config, clock: Clock | None = None) -> AsyncIterator[tup
             generator=tools,
             room=room,
         )
-        parts = replace(parts, checks=(checks := DatasetChecks(config.data / "checks", artifacts, tools)))
+        budgets = Budgets(store, clock)
+        parts = replace(parts, checks=(checks := DatasetChecks(config.data / "checks", artifacts, tools, budgets)))
         app = web.Application()
         NodeSocket(parts.context, parts.nodes, parts.conversation, parts.patience).setup(app)
-        auth = Auth(store, clock, config)
+        auth = Auth(store, clock, config, budgets=budgets)
         add_interface(app, parts, uploads, checks, artifacts, auth)
         app.router.add_get("/metrics", _metrics(parts))
         if not config.open and not await auth.accounts.any():

@@ -14,6 +14,7 @@ CottageError
 ├── ForbiddenError           403
 ├── ChecksumError            460   bytes of an upload have another digest than their sender said (tus 1.0.0)
 ├── TooManyError             429   asked too often; ``retry_s``: when to come back
+├── FullError                507   no room for more of this, until something else has gone; ``retry_s``: when to come back
 ├── UnavailableError         503   the ledger or the network cannot do it now
 │   └── StoreAwayError             the database does not answer now, for a while; ``retry_s``: when to come back
 └── StoreError               500   the database cannot be used until somebody has seen to it
@@ -79,6 +80,14 @@ class TooManyError(CottageError):
 
     def __init__(self, detail: str, retry_s: float) -> None:
         super().__init__(detail)
+        self.retry_s = retry_s
+
+
+class FullError(CottageError):
+    status, code = 507, "full"
+
+    def __init__(self, detail: str, retry_s: float, field: str = "") -> None:
+        super().__init__(detail, field)
         self.retry_s = retry_s
 
 

@@ -12,6 +12,7 @@ import msgspec
 
 from coordinator.domain.account import LOCAL_ACCOUNT, ROLE_SCOPES, Account, Principal, Role, Scope
 from coordinator.errors import ConflictError, InvalidError, NotFoundError, UnauthorisedError
+from coordinator.services.budgets import MAX_CREDENTIALS, MAX_KEYS, MAX_SESSIONS, MAX_TRAIL
 from coordinator.store.ports import Store, Transaction, Where
 from coordinator.store.records import CredentialRecord, KeyRecord, SessionRecord, TrailRecord
 from transport.clock import Clock
@@ -19,9 +20,8 @@ from transport.text import untrusted
 
 KEY_PREFIX: Final = "cottage_"  # Secret scanners find it, and nobody takes it for a node's token.
 KEY_ID_CHARACTERS: Final = 12
-MAX_KEYS = 50  # Of one account, revoked ones not counted.
 MAX_NAME = 64
-MAX_CREDENTIALS = 20
+PRUNE_EACH = 64  # Lines of the trail; with each such one its account's trail is cut.
 IDLE_S = 7 * 86_400.0  # A session that nobody uses for a week ends,
 ABSOLUTE_S = 30 * 86_400.0  # and every one after a month.
 TOUCH_S = 60.0  # Uses within a minute count as one: reading must not write every time.
@@ -151,6 +151,11 @@ class Accounts:
             await tx.delete(record)
             await self._note(tx, account_id, account_id, "session", f"{record.kind}.removed", record.name, address)
 
+    async def count(self) -> int:
+        """How many accounts there are."""
+        async with self._store.transaction() as tx:
+            return (await tx.sums(Account, "version", ())).get((), (0, 0))[0]
+
     async def any(self) -> bool:
         """Somebody has an account here."""
         async with self._store.transaction() as tx:
@@ -159,10 +164,18 @@ class Accounts:
     # --- sessions -----------------------------------------------------------------------------------------------------------
 
     async def begin_session(self, account_id: str, method: str, address: str = "", agent: str = "") -> str:
-        """Sign a browser in; returns the secret for its cookie, which is kept nowhere."""
+        """Sign a browser in; returns the secret for its cookie, which is kept nowhere.
+
+        Sessions that have ended by themselves go, and beyond ``MAX_SESSIONS`` the one that was used longest ago.
+        """
         secret = secrets.token_urlsafe(32)
         now = self._clock.time()
         async with self._store.transaction() as tx:
+            held = sorted(await tx.find(SessionRecord, ("account_id", "=", account_id)), key=lambda one: one.seen)
+            for place, one in enumerate(held, 1):
+                ended = now - one.seen > IDLE_S or now - one.created > ABSOLUTE_S
+                if ended or len(held) - place >= MAX_SESSIONS - 1:
+                    await tx.delete(one)
             await tx.insert(
                 SessionRecord(_digest(secret), account_id, method, now, now, address[:64], untrusted(agent, 200))
             )
@@ -227,9 +240,12 @@ class Accounts:
             tuple(sorted(scopes)), now, None if life_s is None else now + life_s,
         )  # fmt: skip
         async with self._store.transaction() as tx:
-            held = await tx.find(KeyRecord, ("account_id", "=", who.account_id), ("revoked", "=", None))
+            kept = await tx.find(KeyRecord, ("account_id", "=", who.account_id))
+            held = [key for key in kept if key.revoked is None]
             if len(held) >= MAX_KEYS:
                 raise ConflictError(f"there are {len(held)} keys already: revoke one first")
+            for key in sorted(set(kept) - set(held), key=lambda key: key.revoked or 0.0)[:-MAX_KEYS]:
+                await tx.delete(key)
             await tx.insert(record)
             via = "session" if who.session else f"key {who.key}" if who.key else ""
             await self._note(tx, who.account_id, who.account_id, via, "key.created", record.id, address)
@@ -315,7 +331,12 @@ class Accounts:
         self, tx: Transaction, account_id: str, actor: str, via: str, action: str, subject: str = "", address: str = ""
     ) -> None:
         now = self._clock.time()
-        await tx.insert(TrailRecord(account_id, now, actor, via[:80], action[:64], subject[:200], address[:64]))
+        line = TrailRecord(account_id, now, actor, via[:80], action[:64], subject[:200], address[:64])
+        if (await tx.insert(line)).id % PRUNE_EACH == 0:
+            own: Where = ("account_id", "=", account_id)
+            beyond = await tx.find(TrailRecord, own, newest=True, limit=1, offset=MAX_TRAIL)
+            if beyond:
+                await tx.forget(TrailRecord, own, ("id", "<", beyond[0].id + 1))
 
 
 def _digest(secret: str) -> str:

@@ -20,6 +20,7 @@ import msgspec
 
 from coordinator.config import MailConfig
 from coordinator.domain.job import Job
+from coordinator.services.budgets import MAX_NOTICES
 from coordinator.services.context import Context
 from coordinator.services.outside import ForbiddenAddressError
 from coordinator.store.ports import Transaction, Where
@@ -121,6 +122,11 @@ class Notices:
         async with self._context.store.transaction() as tx:
             for notice, attempt in zip(due, tries, strict=True):
                 await tx.update(_after(notice, *attempt.result(), now))
+            for account_id in accounts:
+                over: tuple[Where, ...] = (("account_id", "=", account_id), ("state", "in", ("sent", "failed")))
+                beyond = await tx.find(NoticeRecord, *over, newest=True, limit=1, offset=MAX_NOTICES)
+                if beyond:
+                    await tx.forget(NoticeRecord, *over, ("id", "<", beyond[0].id + 1))
         return len(due)
 
     async def _try(self, notice: NoticeRecord, settings: NoticeSettings | None) -> tuple[bool, bool, str]:

@@ -6,9 +6,11 @@ from typing import cast, get_args
 
 import msgspec
 
-from coordinator.errors import ConflictError, InvalidError, UnavailableError
+from coordinator.errors import ConflictError, InvalidError, TooManyError, UnavailableError
 from coordinator.services import notices
+from coordinator.services.budgets import ADDRESSES, TESTS, Budgets
 from coordinator.services.context import Context
+from coordinator.services.throttle import Throttle
 from coordinator.store.ports import Transaction, Where
 from coordinator.store.records import NoticeRecord, NoticeSettings
 from transport.wire import api
@@ -16,6 +18,7 @@ from transport.wire import api
 MAX_WAITING = (
     20  # Tests and confirmations of an account that have not been delivered: nobody's mailbox is filled from here.
 )
+MAX_ASKED, ASK_SECONDS = 3.0, 86_400.0  # Mails to one address, whoever asks for them: at once, and then one a day.
 MAIL_PAUSE = 300.0  # Seconds between two mails that ask an account to confirm an address.
 ALL: tuple[api.NoticeKind, ...] = cast(tuple[api.NoticeKind, ...], get_args(api.JobNotice))
 
@@ -26,6 +29,8 @@ class NoticeService:
     def __init__(self, context: Context, mails: bool) -> None:
         self._context = context
         self._mails = mails
+        self._budgets = Budgets(context.store, context.clock)
+        self._asked = Throttle(context.clock, 1 / ASK_SECONDS, MAX_ASKED)
 
     async def get(self, account_id: str) -> api.NoticesView:
         """What is set; everything off where nothing ever was."""
@@ -37,10 +42,15 @@ class NoticeService:
 
         Raises:
             UnavailableError: mail is wanted, and this coordinator sends none. ConflictError: an address was asked just now.
+            TooManyError: the account, or somebody else of this address, has asked too often.
         """
         if wanted.mail and not self._mails:
             raise UnavailableError("this coordinator sends no mail: leave mail empty, or ask its operator for --smtp")
         now = self._context.clock.time()
+        if wanted.mail and wanted.mail != (await self.get(account_id)).mail:
+            await self._budgets.take(ADDRESSES, account_id)
+            if wait := self._asked.take(wanted.mail.casefold()):
+                raise TooManyError("this address was asked often: whoever reads it has had enough mails for now", wait)
         async with self._context.store.transaction() as tx:
             before = await self._settings(tx, account_id)
             after = msgspec.structs.replace(
@@ -76,8 +86,9 @@ class NoticeService:
         """Queue a test on every channel that is on; how many.
 
         Raises:
-            ConflictError: nothing is on, or too much waits already.
+            ConflictError: nothing is on, or too much waits already. TooManyError: too many tests were asked for.
         """
+        await self._budgets.take(TESTS, account_id)
         async with self._context.store.transaction() as tx:
             settings = await self._settings(tx, account_id)
             waiting = await tx.find(

@@ -23,9 +23,9 @@ from webauthn.helpers.structs import (
 from coordinator.domain.account import Account
 from coordinator.errors import ForbiddenError, UnauthorisedError
 from coordinator.services.accounts import Accounts
-from coordinator.services.signin import keep_challenge, take_challenge
+from coordinator.services.challenges import Challenges
 from coordinator.store.ports import Store
-from coordinator.store.records import CredentialRecord
+from coordinator.store.records import ChallengeKind, CredentialRecord
 from transport.clock import Clock
 
 _VERIFY = UserVerificationRequirement.REQUIRED  # A passkey replaces the password: who holds the device must show it.
@@ -34,10 +34,11 @@ _VERIFY = UserVerificationRequirement.REQUIRED  # A passkey replaces the passwor
 class Passkeys:
     """``site``: host name that passkeys are bound to; ``origin``: scheme, host and port of the pages."""
 
-    def __init__(self, store: Store, clock: Clock, accounts: Accounts) -> None:
+    def __init__(self, store: Store, clock: Clock, accounts: Accounts, challenges: Challenges) -> None:
         self._store = store
         self._clock = clock
         self._accounts = accounts
+        self._challenges = challenges
 
     async def begin_making(self, account: Account, site: str) -> dict[str, Any]:
         """What the browser needs to make a passkey, as plain JSON."""
@@ -103,18 +104,18 @@ class Passkeys:
         await self._accounts.used_credential(found[0], proven.new_sign_count)
         return await self._accounts.get(found[0].account_id)
 
-    async def _keep(self, kind: str, account_id: str, challenge: bytes) -> None:
+    async def _keep(self, kind: ChallengeKind, account_id: str, challenge: bytes) -> None:
         nonce = bytes_to_base64url(challenge)
-        await keep_challenge(self._store, nonce, kind, account_id, nonce, self._clock.time())
+        await self._challenges.keep(nonce, kind, account_id, nonce)
 
-    async def _take(self, kind: str, account_id: str, answer: dict[str, Any]) -> bytes:
+    async def _take(self, kind: ChallengeKind, account_id: str, answer: dict[str, Any]) -> bytes:
         """The challenge that the answer names, if it is one of ours that nobody has used."""
         try:
             said = json.loads(base64url_to_bytes(answer["response"]["clientDataJSON"]))
             nonce = str(said["challenge"])
         except (KeyError, TypeError, ValueError) as error:
             raise UnauthorisedError("this is no answer of a passkey: begin again") from error
-        return base64url_to_bytes(await take_challenge(self._store, nonce, kind, self._clock.time(), account_id))
+        return base64url_to_bytes(await self._challenges.take(nonce, kind, account_id))
 
 
 def _plain(options: Any) -> dict[str, Any]:

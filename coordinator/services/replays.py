@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 
 from coordinator.errors import InProgressError, KeyReusedError
+from coordinator.services.budgets import ANSWERS, Budgets
 from coordinator.store.ports import Store
 from coordinator.store.records import ReplayRecord
 from transport.clock import Clock
@@ -21,6 +22,7 @@ from transport.clock import Clock
 KEEP_S = 86_400.0  # Nobody repeats a request after a day.
 CLEAN_S = 600.0
 CLEAN_ROWS = 1_000
+ROW_BYTES = 512  # Of a key without its answer.
 MAX_KEPT_BYTES: Final = (
     2 << 20
 )  # An answer that is longer is not kept; the longest, a job with its whole config, has one megabyte.
@@ -47,7 +49,8 @@ class Turn:
 class Replays:
     """Answers by account and key. Requests under way are known to this process only, so one process serves an account."""
 
-    def __init__(self, store: Store, clock: Clock) -> None:
+    def __init__(self, store: Store, clock: Clock, budgets: Budgets | None = None) -> None:
+        self._budgets = budgets or Budgets(store, clock)
         self._store = store
         self._clock = clock
         self._under_way: set[tuple[str, str]] = set()
@@ -60,7 +63,9 @@ class Replays:
         Raises:
             InProgressError: the same request is being carried out.
             KeyReusedError: the key was that of another request.
+            TooManyError: of the account more is kept already than there is room for.
         """
+        await self._budgets.take(ANSWERS, account_id, ROW_BYTES)
         mine = (account_id, key)
         if mine in self._under_way:
             raise InProgressError("this request is being carried out: wait, then send it again", "Idempotency-Key")
@@ -71,6 +76,7 @@ class Replays:
             if turn.answer is not None:
                 async with self._store.transaction() as tx:
                     await tx.update(turn.answer)
+                await self._budgets.used(ANSWERS, account_id, len(turn.answer.body))
         finally:
             self._under_way.discard(mine)
 

@@ -6,7 +6,6 @@ was signed before, opens nothing. Source of the text: Sign-In With Solana (Phant
 
 import base64
 import binascii
-import hashlib
 import secrets
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,24 +16,26 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from coordinator.domain.account import Account, Role
-from coordinator.errors import ConflictError, ForbiddenError, NotFoundError, TooManyError, UnauthorisedError
+from coordinator.errors import ConflictError, ForbiddenError, FullError, TooManyError, UnauthorisedError
 from coordinator.services.accounts import Accounts
+from coordinator.services.budgets import MAX_ACCOUNTS
+from coordinator.services.challenges import CHALLENGE_S, Challenges
 from coordinator.services.passwords import Passwords
 from coordinator.services.throttle import Throttle
-from coordinator.store.ports import Store, Transaction
-from coordinator.store.records import ChallengeRecord, CredentialRecord
+from coordinator.store.ports import Store
+from coordinator.store.records import CredentialRecord
 from transport.clock import Clock
 from transport.errors import BadAddressError
 from transport.identity import parse_address
 
-CHALLENGE_S = 300.0  # To find the wallet's window and to read what it says.
-MAX_STALE = 100  # Forgotten with each new challenge, so that the table stays small.
 STATEMENT: Final = "Sign in to Cottage. This is no transaction and costs nothing."
 TRIES = 10.0  # At once, for a name and for an address;
 TRY_S = 60.0  # one more each minute: a dictionary of 10,000 words takes a week.
 SIGN_UPS = 5.0
 SIGN_UP_S = 900.0
-_KINDS_HINT: Final = "the sign-in is too old or was used already: begin it again"
+ALL_SIGN_UPS = 500.0  # Accounts that everybody makes at once,
+ALL_SIGN_UP_S = 10.0  # and then one in so many seconds: 8,640 a day.
+DAY_S = 86_400.0
 
 
 class WalletChallenge(msgspec.Struct, frozen=True):
@@ -89,6 +90,7 @@ class SignIn:
         store: Store,
         clock: Clock,
         accounts: Accounts,
+        challenges: Challenges,
         setup: SetupCode,
         open_sign_up: bool = True,
         passwords: Passwords | None = None,
@@ -96,11 +98,13 @@ class SignIn:
         self._store = store
         self._clock = clock
         self._accounts = accounts
+        self._challenges = challenges
         self._setup = setup
         self._open_sign_up = open_sign_up
         self._passwords = passwords or Passwords()
         self._tries = Throttle(clock, 1 / TRY_S, TRIES)
         self._sign_ups = Throttle(clock, 1 / SIGN_UP_S, SIGN_UPS)
+        self._all_sign_ups = Throttle(clock, 1 / ALL_SIGN_UP_S, ALL_SIGN_UPS, 1)
 
     async def needs_code(self) -> bool:
         """There is no account yet."""
@@ -126,7 +130,7 @@ class SignIn:
             TooManyError: too many tries.
         """
         key = " ".join(name.split()).casefold()[:64]
-        self._try(f"name {key}", f"from {address}")
+        self.may_try(f"name {key}", f"from {address}")
         async with self._store.transaction() as tx:
             found = await tx.find(Account, ("key", "=", key))
         kept = found[0].password if found and not found[0].disabled else ""
@@ -141,7 +145,7 @@ class SignIn:
 
     async def change_password(self, account: Account, old: str, new: str, address: str) -> None:
         """Another password; the old one is asked for where there is one. Ends every other session."""
-        self._try(f"name {account.key}", f"from {address}")
+        self.may_try(f"name {account.key}", f"from {address}")
         if account.password and not await self._passwords.matches(account.password, old):
             raise UnauthorisedError("the present password is another one: try again", "old")
         await self._accounts.set_password(account.id, await self._passwords.hash(new), address)
@@ -150,10 +154,10 @@ class SignIn:
 
     async def challenge(self, domain: str, uri: str, address: str) -> WalletChallenge:
         """What a wallet shall sign. ``domain``: host and port of this coordinator, never what the request says it is."""
-        self._try(f"from {address}")
+        self.may_try(f"from {address}")
         now = self._clock.time()
         made = WalletChallenge(domain, uri, secrets.token_hex(16), _moment(now), _moment(now + CHALLENGE_S))
-        await keep_challenge(self._store, made.nonce, "wallet", "", msgspec.json.encode(made).decode(), now)
+        await self._challenges.keep(made.nonce, "wallet", "", msgspec.json.encode(made).decode())
         return made
 
     async def with_wallet(self, answer: WalletAnswer, address: str) -> Account:
@@ -190,7 +194,7 @@ class SignIn:
 
     async def _proven(self, answer: WalletAnswer) -> bytes:
         """The wallet's public key, once what it signed is what we asked for."""
-        text = await take_challenge(self._store, answer.nonce, "wallet", self._clock.time())
+        text = await self._challenges.take(answer.nonce, "wallet")
         wanted = signed_text(msgspec.json.decode(text, type=WalletChallenge), answer.address)
         try:
             message = base64.b64decode(answer.message, validate=True)
@@ -215,9 +219,18 @@ class SignIn:
             return Role.OPERATOR
         if not self._open_sign_up:
             raise ForbiddenError("new accounts are made by this coordinator's operator: ask them")
+        if wait := self._all_sign_ups.take(""):
+            raise TooManyError("many accounts are being made here just now: try again later", wait)
+        if await self._accounts.count() >= MAX_ACCOUNTS:
+            raise FullError(f"there are {MAX_ACCOUNTS:,} accounts, which is all that fit: ask the operator", DAY_S)
         return Role.SUBMITTER
 
-    def _try(self, *keys: str) -> None:
+    def may_try(self, *keys: str) -> None:
+        """Count a try to sign in, for a name (``name NAME``) and for an address (``from ADDRESS``).
+
+        Raises:
+            TooManyError: one of them has had its part.
+        """
         waits = [self._tries.take(key) for key in keys]
         if wait := max(waits):
             raise TooManyError(f"too many tries: the next one is possible in {wait:.0f} s", wait)
@@ -232,42 +245,8 @@ def signed_text(challenge: WalletChallenge, address: str) -> str:
     )
 
 
-async def keep_challenge(store: Store, nonce: str, kind: str, account_id: str, text: str, now: float) -> None:
-    """Remember a challenge, and forget old ones."""
-    record = ChallengeRecord(_digest(nonce), kind, account_id, text, now)  # type: ignore[arg-type]
-    async with store.transaction() as tx:
-        for old in await tx.find(ChallengeRecord, ("created", "<", now - CHALLENGE_S), limit=MAX_STALE):
-            await tx.delete(old)
-        await tx.insert(record)
-
-
-async def take_challenge(store: Store, nonce: str, kind: str, now: float, account_id: str = "") -> str:
-    """The text of a challenge, which is then gone.
-
-    Raises:
-        UnauthorisedError: there is none of this nonce, kind and account any more.
-    """
-    async with store.transaction() as tx:
-        found = await _one(tx, nonce)
-        await tx.delete(found)
-    if found.kind != kind or found.account_id != account_id or now - found.created > CHALLENGE_S:
-        raise UnauthorisedError(_KINDS_HINT)
-    return found.text
-
-
-async def _one(tx: Transaction, nonce: str) -> ChallengeRecord:
-    try:
-        return await tx.get(ChallengeRecord, _digest(nonce))
-    except NotFoundError as error:
-        raise UnauthorisedError(_KINDS_HINT) from error
-
-
 def _wallet(account: Account, address: str, key: bytes, now: float) -> CredentialRecord:
     return CredentialRecord(address, account.id, "wallet", f"{address[:4]}…{address[-4:]}", key, now)
-
-
-def _digest(nonce: str) -> str:
-    return hashlib.sha256(nonce.encode()).hexdigest()
 
 
 def _moment(seconds: float) -> str:

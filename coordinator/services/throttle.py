@@ -28,6 +28,12 @@ class Throttle:
             self._held.popitem(last=False)
         return 0.0 if enough else (tokens - left) / self._rate
 
+    def spend(self, key: str, tokens: float) -> None:
+        """Take tokens that were used already, more than there are if need be: who owes some gets none until they are earned."""
+        if self.take(key, tokens):
+            left, at = self._held[key]
+            self._held[key] = (left - tokens, at)
+
     def forgive(self, key: str) -> None:
         """Let a key begin anew."""
         self._held.pop(key, None)

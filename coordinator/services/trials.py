@@ -6,11 +6,11 @@ from contextlib import aclosing
 from typing import Any, Protocol
 
 from coordinator.errors import ConflictError, UnavailableError
+from coordinator.services.budgets import MAX_TRIALS, MAX_TRIALS_EACH, Lane
 from coordinator.services.checkpoints import Checkpoints
 from transport.wire.api import TrialRequest
 
-MAX_WAITING = 8  # Requests; the last of them waits MAX_WAITING times SECONDS at most.
-SECONDS = 120.0  # For loading the model and all its tokens.
+SECONDS = 120.0  # For loading the model and all its tokens; the last of those that wait does so MAX_TRIALS times as long at most.
 
 
 class Generator(Protocol):
@@ -27,7 +27,7 @@ class Trials:
         self._checkpoints = checkpoints
         self._generator = generator
         self._turn = asyncio.Lock()
-        self._waiting = 0
+        self._lane = Lane("trials of models", MAX_TRIALS_EACH, MAX_TRIALS, SECONDS / 2)
 
     async def generate(self, job: str, round_: int | None, request: TrialRequest) -> AsyncIterator[Mapping[str, Any]]:
         """``{"waiting": n}`` while others are before it, then what the model says: ``{"text": ...}``, last ``{"done": ...}``.
@@ -36,24 +36,20 @@ class Trials:
             round_: of the checkpoint; None: the newest.
         Raises:
             NotFoundError: there is no such job or checkpoint. ConflictError: it is an adapter, which is no model by itself.
-            UnavailableError: too many wait, or this machine cannot run models. InvalidError: the model cannot read the prompt.
+            UnavailableError: this machine cannot run models. InvalidError: the model cannot read the prompt.
+            TooManyError: too many wait, of the job's account or of all.
         """
         if self._generator is None:
             raise UnavailableError("this coordinator cannot try models")
         stored, _, point = await self._checkpoints.point(job, round_)
         if stored.spec.training.lora is not None:
             raise ConflictError("this job trains adapters: load them with their base model to try them", field="job")
-        if self._waiting >= MAX_WAITING:
-            raise UnavailableError(f"{MAX_WAITING} others wait to try a model: ask again in a minute")
-        self._waiting += 1
-        try:
+        with self._lane.enter(stored.account_id):
             if self._turn.locked():
-                yield {"waiting": self._waiting - 1}
+                yield {"waiting": len(self._lane) - 1}
             async with self._turn:
                 yield {"checkpoint": point.base.done}
                 archive = await self._checkpoints.folder(job, point.base.done)
                 async with aclosing(self._generator.generate(archive, request, SECONDS)) as pieces:  # type: ignore[type-var]
                     async for piece in pieces:
                         yield piece
-        finally:
-            self._waiting -= 1

@@ -14,12 +14,12 @@ import asyncio
 import hashlib
 import os
 import secrets
-import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -28,25 +28,38 @@ from coordinator.errors import (
     ChecksumError,
     ConflictError,
     CottageError,
+    FullError,
     InvalidError,
     NotFoundError,
     TooLargeError,
+    TooManyError,
     UnavailableError,
 )
 from coordinator.services.artifacts import ArtifactStore, no_room
 from coordinator.services.datasets import check_form, check_tokenizer, check_weights
+from coordinator.services.room import JOBS_BYTES, MIN_FREE_BYTES, Room
 from transport.clock import Clock, SystemClock
 from transport.wire.api import NewUpload, Upload
 
 MAX_OPEN = 256  # Unfinished uploads at a time, so that nobody can fill the disk with empty promises.
 MAX_OPEN_OF_ACCOUNT = 32  # A model in shards and its dataset; one tenant cannot keep the others out.
 MAX_OPEN_BYTES = 400 << 30  # Twice the largest single upload.
-MIN_FREE_BYTES = 1 << 30  # Left on the disk for the database and the checkpoints of running jobs.
-IDLE_S = 48 * 3600.0  # An upload that nobody continues for two days is given up.
+IDLE_S = 48 * 3600.0  # An upload that nobody continues for two days is given up,
+EMPTY_S, STALE_S = 600.0, 6 * 3600.0  # and where others need its place, after so long: without any byte, and with some.
+RETRY_S = 600.0
+MAX_ENDED_OF_ACCOUNT = 64  # Whose ends are remembered for who missed the answer; beyond it the oldest are forgotten.
+MAX_ENDED = 4_096
 MAX_STATE_BYTES = 16 << 10
 
 
-Keep = Callable[[str, str, NewUpload], Awaitable[None]]
+class Kept(Protocol):
+    """Remembers whose an artifact is, and how much an account may have."""
+
+    async def keep(self, account_id: str, artifact: str, new: NewUpload) -> None:
+        """An account has uploaded an artifact."""
+
+    async def check_room(self, account_id: str, more: int, promised: int) -> None:
+        """FullError unless an account may have ``more`` bytes; ``promised`` are on their way to all accounts."""
 
 
 class _State(msgspec.Struct):
@@ -85,17 +98,21 @@ class UploadService:
         clock: Clock | None = None,
         max_open: int = MAX_OPEN,
         max_open_bytes: int = MAX_OPEN_BYTES,
-        keep: Keep | None = None,
+        kept: Kept | None = None,
+        room: Room | None = None,
     ) -> None:
-        """Continue with what lies in ``root``. ``keep`` notes whose an artifact is: account, digest, what it was begun with."""
+        """Continue with what lies in ``root``. ``kept`` None: files are nobody's. ``room``: of the disk; None: it has none."""
         self._root = root
         self._artifacts = artifacts
         self._clock = clock or SystemClock()
         self._max_open = max_open
         self._max_open_bytes = max_open_bytes
-        self._keep = keep
+        self._kept = kept
+        self._room = room or Room(root)
         self._slots: dict[str, _Slot] = {}
         root.mkdir(parents=True, exist_ok=True)
+        self._states = {path.stem: _decoded(path) for path in root.glob("*.json")}
+        self._room.also(self._to_come)
 
     async def check_owner(self, upload: str, account_id: str) -> None:
         """NotFoundError unless the upload is there and the account's."""
@@ -106,10 +123,15 @@ class UploadService:
         """Begin an upload of an account.
 
         Raises:
-            TooLargeError: it does not fit beside the other unfinished ones, or on the disk.
-            UnavailableError: too many are unfinished.
+            FullError: it does not fit beside the other unfinished ones, or on the disk, or into what the account may have.
+            TooManyError: too many of the account are unfinished.
         """
         self._make_room(new, account_id)
+        if self._kept is not None:
+            own = sum(state.new.length for _, state in self._unfinished() if state.account_id == account_id)
+            promised = sum(state.new.length for _, state in self._unfinished())
+            await self._kept.check_room(account_id, own + new.length, promised + new.length)
+            self._make_room(new, account_id)  # Others may have begun meanwhile.
         upload = secrets.token_hex(16)
         self._data(upload).touch()
         self._save(upload, _State(new, self._clock.time(), account_id=account_id))
@@ -214,7 +236,7 @@ class UploadService:
 
     async def _complete(self, upload: str) -> Upload:
         """Check a file that is whole. Safe to repeat: after a crash the next PATCH comes here again."""
-        state = self._load(upload)
+        state = msgspec.structs.replace(self._load(upload))  # What comes of it counts once it is stored.
         if state.artifact is None and state.problem is None:
             path = self._data(upload)
             try:
@@ -227,32 +249,70 @@ class UploadService:
                 self._save(upload, state)
                 path.unlink()
                 raise
-            if self._keep is not None:
-                await self._keep(state.account_id, state.artifact, state.new)
+            if self._kept is not None:
+                await self._kept.keep(state.account_id, state.artifact, state.new)
             self._save(upload, state)
             path.unlink()  # Only now: a crash before this line finds the bytes here and checks them again.
         self._slots.pop(upload, None)
         return self._view(upload, state)
 
     def _make_room(self, new: NewUpload, account_id: str) -> None:
-        now, count, promised, own = self._clock.time(), 0, 0, 0
-        for document in self._root.glob("*.json"):
-            state = self._load(document.stem)
-            if now - state.touched > IDLE_S:
-                self._forget(document.stem)
-            elif state.artifact is None and state.problem is None:
-                count += 1
-                promised += state.new.length
-                own += state.account_id == account_id != LOCAL_ACCOUNT
+        """See that there is a place for one more; who has not gone on for long makes place for others.
+
+        Raises: as ``create``.
+        """
+        self._forget_ended()
+        open_ = dict(self._unfinished())
+        own = sum(state.account_id == account_id != LOCAL_ACCOUNT for state in open_.values())
         if own >= MAX_OPEN_OF_ACCOUNT:
-            raise UnavailableError(f"{own} uploads of yours are unfinished: finish or give up one")
-        if count >= self._max_open:
-            raise UnavailableError(f"{count} uploads are unfinished: finish one, or try again later")
-        room = min(self._max_open_bytes, shutil.disk_usage(self._root).free - MIN_FREE_BYTES) - promised
-        if new.length > room:
-            raise TooLargeError(
-                f"{new.length:,} bytes: there is room for {max(0, room):,} now; try later or send less", "length"
-            )
+            raise TooManyError(f"{own} uploads of yours are unfinished: finish or give up one", RETRY_S)
+        idle = self._idle(open_, account_id)
+        while len(open_) >= self._max_open:
+            if (upload := next(idle, None)) is None:
+                raise FullError(f"{len(open_)} uploads are unfinished: finish one, or try again later", RETRY_S)
+            del open_[upload]
+        while new.length > (room := self._left(open_)):
+            if (upload := next(idle, None)) is None:
+                problem = f"{new.length:,} bytes: there is room for {max(0, room):,} now; try later or send less"
+                raise FullError(problem, RETRY_S, "length")
+            del open_[upload]
+
+    def _left(self, open_: Collection[str]) -> int:
+        """Bytes that a new upload may have beside these."""
+        promised = sum(self._states[upload].new.length for upload in open_)
+        return min(self._max_open_bytes - promised, self._room.left(MIN_FREE_BYTES + JOBS_BYTES))
+
+    def _unfinished(self) -> Iterator[tuple[str, _State]]:
+        for upload, state in self._states.items():
+            if state.artifact is None and state.problem is None:
+                yield upload, state
+
+    def _to_come(self) -> int:
+        return sum(max(0, state.new.length - self._held(upload)) for upload, state in self._unfinished())
+
+    def _idle(self, open_: Mapping[str, _State], account_id: str) -> Iterator[str]:
+        """Give up what others have begun and not gone on with, one by one: first what has no bytes, the oldest first."""
+        now = self._clock.time()
+        waiting = [
+            (self._held(upload) > 0, state.touched, upload)
+            for upload, state in open_.items()
+            if state.account_id != account_id and now - state.touched > EMPTY_S
+        ]
+        for begun, touched, upload in sorted(waiting):
+            if not begun or now - touched > STALE_S:
+                self._forget(upload)
+                yield upload
+
+    def _forget_ended(self) -> None:
+        """Give up what is too old, and forget the oldest of too many that have ended."""
+        now, ended, own = self._clock.time(), 0, Counter[str]()
+        for upload, state in sorted(self._states.items(), key=lambda item: item[1].touched, reverse=True):
+            over = state.artifact is not None or state.problem is not None
+            ended += over
+            own[state.account_id] += over
+            many = over and (ended > MAX_ENDED or own[state.account_id] > MAX_ENDED_OF_ACCOUNT)
+            if many or now - state.touched > IDLE_S:
+                self._forget(upload)
 
     async def _touch(self, upload: str) -> None:
         """Note when the last bytes came, with the bytes themselves safe on the disk first."""
@@ -275,10 +335,10 @@ class UploadService:
         return Upload(upload, state.new.length, offset, state.artifact, None if whole else state.touched + IDLE_S)
 
     def _load(self, upload: str) -> _State:
-        path = self._document(upload)
-        if not path.is_file():
-            raise _unknown(upload)
-        return msgspec.json.decode(path.read_bytes()[:MAX_STATE_BYTES], type=_State)
+        try:
+            return self._states[_named(upload)]
+        except KeyError:
+            raise _unknown(upload) from None
 
     def _save(self, upload: str, state: _State) -> None:
         """Replace the document in one step: a crash leaves the old one or the new one."""
@@ -286,9 +346,11 @@ class UploadService:
         fresh.write_bytes(msgspec.json.encode(state))
         _sync(fresh)
         os.replace(fresh, self._document(upload))
+        self._states[upload] = state
 
     def _forget(self, upload: str) -> None:
         self._slots.pop(upload, None)
+        self._states.pop(upload, None)
         self._data(upload).unlink(missing_ok=True)
         self._document(upload).unlink(missing_ok=True)
 
@@ -304,6 +366,10 @@ def _named(upload: str) -> str:
     if len(upload) != 32 or not set(upload) <= set("0123456789abcdef"):
         raise _unknown(upload)
     return upload
+
+
+def _decoded(path: Path) -> _State:
+    return msgspec.json.decode(path.read_bytes()[:MAX_STATE_BYTES], type=_State)
 
 
 def _unknown(upload: str) -> NotFoundError:

@@ -323,11 +323,14 @@ class CredentialRecord(msgspec.Struct, frozen=True):
     version: int = 0
 
 
+ChallengeKind = Literal["wallet", "passkey", "new-passkey"]
+
+
 class ChallengeRecord(msgspec.Struct, frozen=True):
     """What somebody who signs in has to sign, once. ``id``: SHA-256 of the nonce; ``text``: what depends on its kind."""
 
     id: str
-    kind: Literal["wallet", "passkey", "new-passkey"]
+    kind: ChallengeKind
     account_id: str
     text: str
     created: float
@@ -335,7 +338,7 @@ class ChallengeRecord(msgspec.Struct, frozen=True):
 
 
 class TrailRecord(msgspec.Struct, frozen=True):
-    """Who did what: never changed, never deleted.
+    """Who did what: never changed; of an account the newest lines are kept (``budgets.MAX_TRAIL``).
 
     Attributes:
         account_id: whose trail it is in; ``actor``: the account that did it.

@@ -9,9 +9,10 @@ from aiohttp.typedefs import Handler
 
 from coordinator.errors import UnavailableError
 from coordinator.services import ports
+from coordinator.services.budgets import LOOKS, PRICES
 from coordinator.web import openapi
 from coordinator.web import pagination as pages
-from coordinator.web.auth import principal, public, shared
+from coordinator.web.auth import costs, principal, public, shared
 from coordinator.web.documents import own_origin, read_document
 from coordinator.web.http import API, answer, integer, read_body
 from coordinator.web.once import RESOURCE
@@ -28,6 +29,7 @@ MAX_POINTS = 5_000  # Points or events in one answer: half a megabyte of JSON.
 MAX_AFTER = 10**15
 MAX_ANNOUNCEMENT = 2 << 20  # A relay's report of a megabyte in base64, and its signature.
 READY_S = 5.0
+CHOICES = 8  # Prices that the answer is chosen from, about.
 _JOBS, _JOB = f"{API}/jobs", f"{API}/jobs/{{job}}"
 _CHANGES = (403, 404, 409, 422, 503)
 _AFTER: dict[str, Any] = {"minimum": 0, "maximum": MAX_AFTER}
@@ -140,12 +142,14 @@ class Api:
         self._document = openapi.document(routes, version)
         return self._document
 
+    @costs(PRICES)
     async def quote(self, request: web.Request) -> web.Response:
         """POST quote."""
         spec = await read_document(request, JobSpec)
         await own_origin(request, self._jobs, spec)
         return answer(await self._jobs.quote(spec))
 
+    @costs(PRICES, CHOICES)
     async def choices(self, request: web.Request) -> web.Response:
         """POST choices."""
         spec = await read_document(request, JobSpec)
@@ -179,6 +183,7 @@ class Api:
         """GET jobs/{job}/nodes."""
         return pages.SEATS.cut(request, await self._jobs.nodes(job_id(request)))
 
+    @costs(LOOKS)
     async def fund(self, request: web.Request) -> web.Response:
         """POST jobs/{job}/fund."""
         await read_body(request)

@@ -5,7 +5,7 @@ from aiohttp import web
 from coordinator.domain.account import Scope
 from coordinator.services import ports
 from coordinator.services.checks import DatasetChecks
-from coordinator.web.auth import needs, principal
+from coordinator.web.auth import costs, needs, principal
 from coordinator.web.documents import read_document
 from coordinator.web.http import API, answer, integer
 from coordinator.web.parameters import Query
@@ -43,6 +43,7 @@ class Checks:
             )
         ]
 
+    @costs(None)  # A new check is counted where it begins.
     @needs(Scope.DATA_WRITE)
     async def check(self, request: web.Request) -> web.Response:
         """POST checks."""
@@ -53,4 +54,4 @@ class Checks:
         account_id = principal(request).account_id
         await self._jobs.check_files(account_id, wanted)
         name = await self._jobs.file_name(account_id, asked.dataset.artifact)
-        return answer(await self._checks.get(asked, float(seconds), name))
+        return answer(await self._checks.get(asked, float(seconds), name, account_id))

@@ -11,7 +11,8 @@ import msgspec
 from aiohttp import ClientConnectionError, hdrs, web
 from aiohttp.typedefs import Handler
 
-from coordinator.errors import CottageError, InvalidError, StoreAwayError, TooLargeError, TooManyError
+from coordinator.errors import CottageError, FullError, InvalidError, StoreAwayError, TooLargeError, TooManyError
+from coordinator.services.budgets import Bodies
 from coordinator.web.packing import pack
 from transport.text import untrusted
 from transport.wire import codec
@@ -20,6 +21,8 @@ from transport.wire.api import Problem
 API = "/api/v1"
 PROBLEM = "application/problem+json"
 BODY: Final = web.RequestKey("body", bytes)  # A body that has been read already.
+WHOSE: Final = web.RequestKey("whose", str)  # Whose bytes are counted together: an account's, or an address's.
+BODIES: Final = web.AppKey("bodies", Bodies)
 MAX_JSON_BYTES = 1 << 20  # A job with the largest config.json in use has 30 KB.
 BODY_SECONDS = 60.0  # A document that takes longer is somebody holding a connection open.
 CHUNK_BYTES = 1 << 18
@@ -70,20 +73,26 @@ async def read_body(request: web.Request, limit: int = MAX_JSON_BYTES) -> bytes:
     Raises:
         TooLargeError: more than ``limit`` bytes, whether announced or not.
         InvalidError: the sender took longer than ``BODY_SECONDS`` or went away.
+        TooManyError: more is arriving, of the same sender or of everybody, than there is room for.
     """
     if (request.content_length or 0) > limit:
         raise TooLargeError(f"a body of {request.content_length:,} bytes: at most {limit:,} are taken here")
     body = bytearray(request.get(BODY, b""))
     if len(body) > limit:
         raise TooLargeError(f"a body of {len(body):,} bytes: at most {limit:,} are taken here")
+    bodies, whose, counted = request.app[BODIES], request.get(WHOSE, ""), 0
     try:
         async with asyncio.timeout(BODY_SECONDS):
             async for chunk in request.content.iter_any():
+                bodies.add(whose, len(chunk))
+                counted += len(chunk)
                 body += chunk
                 if len(body) > limit:
                     raise TooLargeError(f"a body of more than {limit:,} bytes: at most {limit:,} are taken here")
     except (TimeoutError, ClientConnectionError, web.RequestPayloadError) as error:
         raise InvalidError("the body did not arrive whole: send it again") from error
+    finally:
+        bodies.free(whose, counted)
     return bytes(body)
 
 
@@ -139,13 +148,14 @@ def protect(app: web.Application, error_page: ErrorPage) -> None:
                 shown.headers[hdrs.ALLOW] = error.headers[hdrs.ALLOW]
             return shown
 
+    app[BODIES] = Bodies()
     app.middlewares.extend([pack, errors])
     app.on_response_prepare.append(_harden)
 
 
 def say_when(response: web.StreamResponse, error: Exception) -> None:
-    """Tell whoever asks too often, or while the store is away, when to come back."""
-    if isinstance(error, TooManyError | StoreAwayError):
+    """Tell whoever asks too often, or for more than there is room for, or while the store is away, when to come back."""
+    if isinstance(error, TooManyError | FullError | StoreAwayError):
         response.headers[hdrs.RETRY_AFTER] = str(math.ceil(error.retry_s))
 
 

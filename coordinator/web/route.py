@@ -76,6 +76,7 @@ class Route:
     def problems(self) -> frozenset[int]:
         """Every status that is an error."""
         found = {*self.errors, 429, 500, 503}
+        found |= {507} if self.repeatable else set()
         found |= set() if access_of(self.handler).public else {401, 403}
         found |= {404} if "{" in self.path else set()
         found |= {422} if self.parameters else set()

@@ -17,8 +17,9 @@ from aiohttp import hdrs, web
 
 from coordinator.domain.account import Scope
 from coordinator.errors import CottageError, InvalidError
+from coordinator.services.budgets import UPLOADS
 from coordinator.services.uploads import Checksum, UploadService
-from coordinator.web.auth import needs, principal, public
+from coordinator.web.auth import costs, needs, principal, public
 from coordinator.web.documents import read_document
 from coordinator.web.http import API, answer, read_chunks
 from coordinator.web.parameters import Query
@@ -68,10 +69,11 @@ class Tus:
         begin = "Begin an upload of a dataset, weights or a tokenizer (tus 1.0.0; a JSON body or headers)"
         far = "How far an upload is; HEAD says it in headers, as tus has it"
         send = "Bytes from the offset on (tus 1.0.0); after the last one the file is looked at"
-        refused = (403, 404, 409, 412, 413, 415, 422, 460, 503)
+        refused = (403, 404, 409, 412, 413, 415, 422, 460, 503, 507)
+        unwelcome = (403, 412, 413, 415, 422, 503, 507)
         return [
             Route("OPTIONS", all_, self.options, "What of tus this server has", None, status=204),
-            Route("POST", all_, self.create, begin, Upload, NewUpload, 201, (403, 412, 413, 415, 422, 503), (_LENGTH, _MORE)),
+            Route("POST", all_, self.create, begin, Upload, NewUpload, 201, unwelcome, (_LENGTH, _MORE)),
             Route("OPTIONS", one, self.options, "What of tus this server has", None, status=204),
             Route("GET", one, self.get, far, Upload, None, 200, (404, 422)),
             Route("PATCH", one, self.append, send, None, MEDIA, 204, refused, (_VERSION, _OFFSET, _CHECKSUM)),
@@ -86,6 +88,7 @@ class Tus:
             status=204, headers={**told, "Tus-Resumable": VERSION, "Tus-Checksum-Algorithm": ",".join(ALGORITHMS)}
         )
 
+    @costs(UPLOADS)
     @needs(Scope.DATA_WRITE)
     async def create(self, request: web.Request) -> web.Response:
         """POST uploads."""
@@ -102,6 +105,7 @@ class Tus:
         found = await self._uploads.get(request.match_info["upload"])
         return answer(msgspec.to_builtins(found), 200, _headers(found))
 
+    @costs(None)
     @needs(Scope.DATA_WRITE)
     async def append(self, request: web.Request) -> web.Response:
         """PATCH uploads/{upload}."""
@@ -113,6 +117,7 @@ class Tus:
         made = await self._uploads.append(request.match_info["upload"], offset, read_chunks(request), sum_)
         return web.Response(status=204, headers=_headers(made))
 
+    @costs(None)
     @needs(Scope.DATA_WRITE)
     async def terminate(self, request: web.Request) -> web.Response:
         """DELETE uploads/{upload}."""

@@ -9,13 +9,14 @@ import msgspec
 import pytest
 
 from coordinator.domain.lease import Lease
-from coordinator.errors import ConflictError, NotFoundError, UnavailableError
+from coordinator.errors import ConflictError, NotFoundError, TooManyError, UnavailableError
 from coordinator.services import logs
 from coordinator.services.artifacts import ArtifactStore
+from coordinator.services.budgets import MAX_TRIALS
 from coordinator.services.checkpoints import Checkpoints
 from coordinator.services.logs import JobLogs
 from coordinator.services.models import ModelWorkshop
-from coordinator.services.trials import MAX_WAITING, Trials
+from coordinator.services.trials import Trials
 from coordinator.store.records import LogRecord
 from tests.coordinator.bench import Bench
 from tests.coordinator.fakes import FakeModels, digest
@@ -158,15 +159,15 @@ async def test_models_are_tried_one_after_the_other_and_a_long_queue_is_refused(
     trials = Trials(Checkpoints(world.parts.context, files, models), echo)
     with pytest.raises(UnavailableError, match="cannot try models"):
         await trial(Trials(Checkpoints(world.parts.context, files, models), None), job)
-    waiting = [asyncio.create_task(trial(trials, job)) for _ in range(MAX_WAITING)]
+    waiting = [asyncio.create_task(trial(trials, job)) for _ in range(MAX_TRIALS)]
     for _ in range(200):
         await asyncio.sleep(0)
-    with pytest.raises(UnavailableError, match="others wait to try a model"):
+    with pytest.raises(TooManyError, match="trials of models wait already"):
         await trial(trials, job)
     echo.go.set()
     first, *rest = await asyncio.gather(*waiting)
     assert first == [{"checkpoint": 4}, {"text": "to be"}, {"done": "length", "tokens": 1}]
-    assert [pieces[0] for pieces in rest] == [{"waiting": n} for n in range(1, MAX_WAITING)]
+    assert [pieces[0] for pieces in rest] == [{"waiting": n} for n in range(1, MAX_TRIALS)]
     assert await trial(trials, job) == first, "the queue is free again"
     async with world.parts.desk.open(job) as work:
         adapting = msgspec.structs.replace(work.job.spec.training, lora=LoraSpec())

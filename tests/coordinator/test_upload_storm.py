@@ -3,7 +3,7 @@
 import pytest
 
 from coordinator.domain.account import LOCAL_ACCOUNT
-from coordinator.errors import UnavailableError
+from coordinator.errors import TooManyError
 from coordinator.services.artifacts import ArtifactStore
 from coordinator.services.uploads import MAX_OPEN_OF_ACCOUNT, UploadService
 from tests.coordinator import archive_storm
@@ -16,7 +16,7 @@ async def test_whatever_is_uploaded_nothing_stays_but_what_was_taken(seed: int) 
     ends = await storm(300, seed)
     assert ends.get("taken", 0) > 10
     assert ends.get("invalid", 0) > 10
-    assert ends.get("refused: unavailable", 0) + ends.get("refused: too_large", 0) > 5, "a crowd meets the limits"
+    assert ends.get("refused: too_many", 0) + ends.get("refused: full", 0) > 5, "a crowd meets the limits"
     assert sum(ends.values()) == 300
 
 
@@ -30,7 +30,7 @@ async def test_one_account_cannot_keep_the_others_out(tmp_path: object) -> None:
     uploads = UploadService(tmp_path / "u", ArtifactStore(tmp_path / "a"))  # type: ignore[operator]
     for _ in range(MAX_OPEN_OF_ACCOUNT):
         await uploads.create(NewUpload(5), "a" * 32)
-    with pytest.raises(UnavailableError, match="of yours"):
+    with pytest.raises(TooManyError, match="of yours"):
         await uploads.create(NewUpload(5), "a" * 32)
     await uploads.create(NewUpload(5), "b" * 32)
     await uploads.create(NewUpload(5), LOCAL_ACCOUNT)

@@ -17,7 +17,7 @@ from typing import Literal, get_args
 
 from coordinator.errors import CottageError
 from coordinator.services.artifacts import ArtifactStore
-from coordinator.services.uploads import IDLE_S, MAX_OPEN_OF_ACCOUNT, Checksum, UploadService
+from coordinator.services.uploads import EMPTY_S, IDLE_S, MAX_OPEN_OF_ACCOUNT, STALE_S, Checksum, UploadService
 from transport.wire.api import NewUpload
 from transport.wire.job import DatasetFormat
 
@@ -72,6 +72,7 @@ class _Begun:
     owner: str
     length: int
     touched: float
+    bytes_: int = 0
 
 
 class _Account:
@@ -84,11 +85,19 @@ class _Account:
         """Empty where it must be taken, else the code of the refusal. What is idle too long is out."""
         self.begun = {name: one for name, one in self.begun.items() if now - one.touched <= IDLE_S}
         if sum(one.owner == owner for one in self.begun.values()) >= MAX_OPEN_OF_ACCOUNT:
-            return "unavailable"
-        if len(self.begun) >= MAX_OPEN:
-            return "unavailable"
-        promised = sum(one.length for one in self.begun.values())
-        return "too_large" if length > MAX_OPEN_BYTES - promised else ""
+            return "too_many"
+        others = {name: one for name, one in self.begun.items() if one.owner != owner}
+        goes = [name for name, one in others.items() if now - one.touched > (STALE_S if one.bytes_ else EMPTY_S)]
+        goes.sort(key=lambda name: (others[name].bytes_ > 0, others[name].touched, name))
+        while len(self.begun) >= MAX_OPEN or length > MAX_OPEN_BYTES - self.promised():
+            if not goes:
+                return "full"
+            del self.begun[goes.pop(0)]
+        return ""
+
+    def promised(self) -> int:
+        """Bytes that may come, with those that have."""
+        return sum(one.length for one in self.begun.values())
 
 
 class _Storm:
@@ -118,7 +127,9 @@ class _Storm:
         if self.chance.random() < stays:
             return "left unfinished"
         ended = await self._sent(made.id, data)
-        if ended in ("taken", "invalid"):
+        if ended not in ("taken", "invalid"):
+            self.account.begun[made.id].bytes_ = (await self.uploads.get(made.id)).offset
+        else:
             del self.account.begun[made.id]  # Room is held for what may still come.
         if ended != "taken" and self.chance.random() < 0.9:
             await self.uploads.terminate(made.id)
@@ -165,7 +176,7 @@ class _Storm:
     def check_held(self) -> None:
         """No more bytes lie there than were promised."""
         held = sum(path.stat().st_size for path in (self.root / "uploads").glob("*.part"))
-        promised = sum(one.length for one in self.account.begun.values())
+        promised = self.account.promised()
         assert held <= promised <= MAX_OPEN_BYTES, f"{held:,} bytes held, {promised:,} promised"
 
     async def check_end(self) -> None:
@@ -196,6 +207,8 @@ async def storm(cases: int, seed: int, folder: Path | None = None) -> dict[str, 
             greedy = (0.9, 0.5)[number // CALM % 2]
             ends[await world.one(0.9, greedy) if crowd else await world.one(0.02, 0.5)] += 1
             world.clock.at += 1.0
+            if crowd and world.chance.random() < 0.03:
+                world.clock.at += EMPTY_S + 1.0  # What has no byte yet makes place for others.
             if number % CALM == CROWD or (not crowd and world.chance.random() < 0.02):
                 world.clock.at += IDLE_S + 1.0  # What nobody went on with is given up by the next one.
             if number % 20 == 0:

@@ -5,7 +5,7 @@ A handler says what it needs with ``@public`` or ``@needs(scope)``. One that say
 route is closed until somebody opens it.
 """
 
-from coordinator.web.auth.access import Access, access_of, needs, public, shared
+from coordinator.web.auth.access import Access, access_of, costs, needs, public, shared
 from coordinator.web.auth.gate import Auth, principal, visitor
 
-__all__ = ["Access", "Auth", "access_of", "needs", "principal", "public", "shared", "visitor"]
+__all__ = ["Access", "Auth", "access_of", "costs", "needs", "principal", "public", "shared", "visitor"]

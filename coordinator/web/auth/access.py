@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from coordinator.domain.account import Scope
+from coordinator.services.budgets import CHANGES, Rate
 
 H = TypeVar("H", bound=Callable[..., Any])
 _MARK: Final = "cottage_access"
+_COST: Final = "cottage_cost"
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,22 @@ def needs(scope: Scope) -> Callable[[H], H]:
         return handler
 
     return mark
+
+
+def costs(rate: Rate | None, amount: float = 1.0) -> Callable[[H], H]:
+    """What a request of an account is counted as; None: nothing here. Unless a handler says so, a change counts as one."""
+
+    def mark(handler: H) -> H:
+        setattr(handler, _COST, (rate, amount))
+        return handler
+
+    return mark
+
+
+def cost_of(handler: Any, changes: bool) -> tuple[Rate | None, float]:
+    """As what a request is counted, and how often."""
+    found: tuple[Rate | None, float] = getattr(handler, _COST, (CHANGES if changes else None, 1.0))
+    return found
 
 
 def access_of(handler: Any) -> Access:

@@ -14,13 +14,16 @@ from coordinator.config import Config
 from coordinator.domain.account import LOCAL_PRINCIPAL, Principal, Scope
 from coordinator.errors import ConflictError, ForbiddenError, TooManyError, UnauthorisedError, UnavailableError
 from coordinator.services.accounts import KEY_PREFIX, Accounts
+from coordinator.services.budgets import Budgets
+from coordinator.services.challenges import Challenges
 from coordinator.services.passkeys import Passkeys
 from coordinator.services.passwords import Passwords
 from coordinator.services.signin import SetupCode, SignIn
 from coordinator.services.throttle import Throttle
 from coordinator.store.ports import Store
-from coordinator.web.auth.access import access_of
+from coordinator.web.auth.access import access_of, cost_of
 from coordinator.web.auth.origin import SAFE_METHODS, check_same_origin
+from coordinator.web.http import WHOSE
 from transport.clock import Clock
 from transport.urls import authority, ip_of, is_loopback, parse_url
 
@@ -53,13 +56,23 @@ class Auth:
         open_to_all: everybody is the built-in account; only for a port that nobody else reaches.
         public_url: where browsers find it, which signatures are bound to; None: on this machine alone.
         behind_proxy: a reverse proxy says in X-Forwarded-For and -Proto who asks and how.
+        budgets: what accounts may ask for, beside how often.
     """
 
-    def __init__(self, store: Store, clock: Clock, config: Config, passwords: Passwords | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        config: Config,
+        passwords: Passwords | None = None,
+        budgets: Budgets | None = None,
+    ) -> None:
+        self.budgets = budgets or Budgets(store, clock)
+        challenges = Challenges(store, clock)
         self.accounts = Accounts(store, clock)
         self.setup = SetupCode(config.data / "setup-code")
-        self.sign_in = SignIn(store, clock, self.accounts, self.setup, config.sign_up, passwords)
-        self.passkeys = Passkeys(store, clock, self.accounts)
+        self.sign_in = SignIn(store, clock, self.accounts, challenges, self.setup, config.sign_up, passwords)
+        self.passkeys = Passkeys(store, clock, self.accounts, challenges)
         self.open_to_all = config.open
         self.public_url = config.public_url
         self.behind_proxy = config.behind_proxy
@@ -143,19 +156,23 @@ def install(app: web.Application, auth: Auth, owners: dict[str, CheckOwner], is_
             return await handler(request)
         who = await auth.identify(request)
         auth.throttle(request, who)
+        request[WHOSE] = f"address {address_of(request)}" if who is None else who.account_id
         if who is not None:
             request[_PRINCIPAL] = who
         access = access_of(found.handler)
-        open_to_look = access.shared and request.method in SAFE_METHODS and await is_shared(found.get("job", ""))
+        reads = request.method in SAFE_METHODS
+        open_to_look = access.shared and reads and await is_shared(found.get("job", ""))
         if not access.public and not open_to_look:
             allowed = principal(request)
-            reads = request.method in SAFE_METHODS
             scope = access.scope or (Scope.JOBS_READ if reads else Scope.JOBS_WRITE)
             if scope not in allowed.scopes:
                 raise ForbiddenError(f"this needs the scope {scope}: use a key or an account that has it")
             for name, check in owners.items():
                 if name in found:
                     await check(found[name], allowed.account_id)
+            rate, amount = cost_of(found.handler, not reads)
+            if rate is not None:
+                await auth.budgets.take(rate, allowed.account_id, amount)
         try:
             response = await handler(request)
         except web.HTTPSeeOther as gone:

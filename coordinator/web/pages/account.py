@@ -145,6 +145,7 @@ class AccountPages:
     async def passkey_challenge(self, request: web.Request) -> web.Response:
         """What the browser needs to sign in with a passkey."""
         await read_json(request)
+        self._auth.sign_in.may_try(f"from {address_of(request)}")
         return answer(await self._auth.passkeys.begin(self._auth.site(request).host))
 
     @public

@@ -24,6 +24,7 @@ CODES = (
     ("unauthorised", 401, "Nobody is signed in, or the key is not valid."),
     ("forbidden", 403, "The key lacks a scope, or the request comes from another site."),
     ("too_many", 429, "Too many requests: Retry-After says how many seconds to wait."),
+    ("full", 507, "There is no room for more of it, yours or everybody's: Retry-After says when to come back."),
     ("unavailable", 503, "Not now: try again in a moment."),
     ("store_away", 503, "The database does not answer: nothing was changed; Retry-After says when to try again."),
     ("checksum", 460, "Bytes of an upload have another digest than was said: send them again."),

@@ -10,9 +10,11 @@ from aiohttp import BodyPartReader, ClientConnectionError, hdrs, web
 from coordinator.client.text import amount, count, duration
 from coordinator.errors import CottageError, ForbiddenError, FundsError, InvalidError, TooLargeError
 from coordinator.services import ports
+from coordinator.services.budgets import PRICES
 from coordinator.services.checks import DatasetChecks
 from coordinator.services.uploads import UploadService
-from coordinator.web.auth import principal
+from coordinator.web.api import CHOICES
+from coordinator.web.auth import costs, principal
 from coordinator.web.documents import own_origin
 from coordinator.web.pages.forms import (
     ADAPTER,
@@ -86,6 +88,7 @@ class Submit:
         app.router.add_post("/submit/choices", self.choices)
         app.router.add_post("/submit/report", self.report)
 
+    @costs(PRICES)
     async def form(self, request: web.Request) -> web.Response:
         """The empty form; with ``from`` that of an earlier job, with ``start`` one that starts from its model.
 
@@ -106,6 +109,7 @@ class Submit:
             typed["payer"] = "own"
         return await self._show(request, Filled(read(typed, draft=True).values, {}, None, None), 200)
 
+    @costs(PRICES)
     async def quote(self, request: web.Request) -> web.Response:
         """The price of what is typed so far: a part of the page."""
         typed, _ = await self._typed(request)
@@ -123,12 +127,14 @@ class Submit:
             warnings=warnings,
         )
 
+    @costs(PRICES, CHOICES)
     async def choices(self, request: web.Request) -> web.Response:
         """What would be cheaper or sooner: a part of the page."""
         typed, _ = await self._typed(request)
         filled = read(typed, draft=True)
         return self._renderer.page(request, "choices.html", choices=await self._cheaper(request, filled))
 
+    @costs(None)
     async def report(self, request: web.Request) -> web.Response:
         """What the dataset holds, as far as it is read: a part of the page."""
         typed, _ = await self._typed(request)
@@ -192,10 +198,10 @@ class Submit:
             dataset = DatasetSpec(
                 data.artifact, data.format, data.text_field, faulty=data.faulty, encoding=data.encoding
             )
-            name = await self._jobs.file_name(principal(request).account_id, data.artifact)
-            return await self._checks.get(
-                CheckRequest(dataset, tokenizer, spec.training.sequence, ends_of(spec.model)), seconds, name
-            )
+            account_id = principal(request).account_id
+            name = await self._jobs.file_name(account_id, data.artifact)
+            asked = CheckRequest(dataset, tokenizer, spec.training.sequence, ends_of(spec.model))
+            return await self._checks.get(asked, seconds, name, account_id)
         except CottageError as error:
             return Check(NO_DATASET, "failed", 0, 0, None, error.detail)
 

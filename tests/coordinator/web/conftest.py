@@ -85,7 +85,7 @@ class House:
     async def start(self) -> None:
         self.app = app = web.Application(middlewares=[self.ears.middleware])
         self.artifacts = ArtifactStore(self.folder / "artifacts")
-        self.uploads = UploadService(self.folder / "uploads", self.artifacts, keep=self.files.keep)
+        self.uploads = UploadService(self.folder / "uploads", self.artifacts, kept=self.files)
         self.cluster.files = self.files
         self.cluster.artifacts = self.artifacts
         tools = TrainerTools(self.artifacts, self.folder / "scratch", 120.0, 4096)

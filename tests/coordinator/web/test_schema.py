@@ -16,5 +16,5 @@ async def test_every_answer_to_made_up_requests_is_one_that_the_document_has(hou
     house.cluster.run(job.id)
     told = await asyncio.to_thread(ask, house.url, CASES)
     assert told.total() >= CASES // 2, "operations without parameters have one request each"
-    assert not [status for status in told if status >= 500 and status != 503]
+    assert not [status for status in told if status >= 500 and status not in (503, 507)]
     assert told[200] > CASES // 20, "requests get through to the services"

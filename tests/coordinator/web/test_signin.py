@@ -9,11 +9,15 @@ import aiohttp
 import pytest
 
 from coordinator.domain.account import LOCAL_ACCOUNT, Role
-from coordinator.services.signin import CHALLENGE_S, TRIES, signed_text
+from coordinator.errors import UnauthorisedError
+from coordinator.services.challenges import CHALLENGE_S, Challenges
+from coordinator.services.signin import TRIES, signed_text
+from coordinator.store.memory import MemoryStore
 from coordinator.web.auth.gate import SECURE_COOKIE, SESSION_COOKIE
 from coordinator.web.pages.account import after
 from coordinator.web.pages.render import CSRF_COOKIE
 from tests.coordinator.web.conftest import House
+from transport.clock import VirtualClock
 from transport.identity import NodeKey
 
 PASSWORD = "correct horse battery staple"
@@ -273,17 +277,15 @@ async def test_a_request_cannot_say_what_site_the_wallet_signs_for(town: House, 
 
 
 async def test_an_old_challenge_is_refused() -> None:
-    from coordinator.errors import UnauthorisedError
-    from coordinator.services.signin import keep_challenge, take_challenge
-    from coordinator.store.memory import MemoryStore
-
-    store = MemoryStore()
-    await keep_challenge(store, "n", "wallet", "", "text", 100.0)
+    clock = VirtualClock()
+    challenges = Challenges(MemoryStore(), clock)
+    await challenges.keep("n", "wallet", "", "text")
+    await clock.advance(CHALLENGE_S + 1)
     with pytest.raises(UnauthorisedError, match="too old"):
-        await take_challenge(store, "n", "wallet", 101.0 + CHALLENGE_S)
-    await keep_challenge(store, "m", "wallet", "", "text", 100.0)
+        await challenges.take("n", "wallet")
+    await challenges.keep("m", "wallet", "", "text")
     with pytest.raises(UnauthorisedError):
-        await take_challenge(store, "m", "passkey", 101.0)
+        await challenges.take("m", "passkey")
 
 
 async def test_a_wallet_is_linked_and_is_not_removed_as_the_last_way_in(

@@ -16,7 +16,7 @@ import pytest
 from tusclient import client as tusclient
 
 from coordinator.client import Client, ProblemError
-from coordinator.errors import ConflictError, InvalidError, NotFoundError, TooLargeError, UnavailableError
+from coordinator.errors import ConflictError, FullError, InvalidError, NotFoundError, TooLargeError
 from coordinator.services.artifacts import ArtifactStore
 from coordinator.services.uploads import IDLE_S, UploadService
 from tests.coordinator.web.conftest import House
@@ -404,10 +404,10 @@ async def test_promises_beyond_the_room_are_refused_and_old_ones_given_up(tmp_pa
     clock = VirtualClock()
     uploads = UploadService(tmp_path / "u", ArtifactStore(tmp_path / "a"), clock, max_open=2, max_open_bytes=100)
     await uploads.create(NewUpload(60))
-    with pytest.raises(TooLargeError, match="room for 40"):
+    with pytest.raises(FullError, match="room for 40"):
         await uploads.create(NewUpload(41))
     await uploads.create(NewUpload(40))
-    with pytest.raises(UnavailableError, match="2 uploads are unfinished"):
+    with pytest.raises(FullError, match="2 uploads are unfinished"):
         await uploads.create(NewUpload(1))
     await clock.advance(IDLE_S + 1)
     await uploads.create(NewUpload(100))
