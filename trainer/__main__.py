@@ -117,7 +117,8 @@ def _assemble(options: argparse.Namespace) -> int:
     from trainer.jsonfile import read_json
 
     card = read_json(options.card) if options.card else {}
-    count = assemble(options.checkpoint, read_json(options.config), options.tokenizer, options.out, card)
+    beside = read_json(options.beside) if options.beside else {}
+    count = assemble(options.checkpoint, read_json(options.config), options.tokenizer, options.out, card, beside)
     print(json.dumps({"parameters": count, "out": str(options.out)}))
     return 0
 
@@ -299,6 +300,9 @@ def _finished_parsers(verbs: "argparse._SubParsersAction[argparse.ArgumentParser
     assemble.add_argument("--tokenizer", type=Path, required=True)
     assemble.add_argument("--out", type=Path, required=True)
     assemble.add_argument("--card", type=Path, help="JSON: name, facts, rounds, receipts, spec")
+    assemble.add_argument(
+        "--beside", type=Path, help="JSON: tokenizer_config.json and generation_config.json of the model's own folder"
+    )
     assemble.set_defaults(verb=_assemble)
 
     forge = verbs.add_parser("forge", help="make an opening whose step was not done as it says, to test auditors with")

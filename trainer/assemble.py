@@ -1,6 +1,7 @@
 """Stage checkpoints and tokenizer into one Hugging Face model folder. Free of torch."""
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,22 +14,30 @@ from tokenizers import Tokenizer
 from trainer.adapter import is_adapter, save_adapter
 from trainer.errors import WeightsError
 from trainer.events import with_perplexity, write_curve
-from trainer.published import finished_config, save_weights
-from transport.wire.endings import END_OF_TEXT
+from trainer.published import end_of, finished_config, finished_generation, finished_settings, save_weights
 from transport.wire.model import ModelShape, inspect_config
 
 ANCHOR = "anchor."
 
 
+SETTINGS, GENERATION = "tokenizer_config.json", "generation_config.json"
+
+
 def assemble(
-    checkpoints: Sequence[Path], config: Mapping[str, Any], tokenizer: Path, out: Path, card: Mapping[str, Any]
+    checkpoints: Sequence[Path],
+    config: Mapping[str, Any],
+    tokenizer: Path,
+    out: Path,
+    card: Mapping[str, Any],
+    beside: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> int:
-    """Write ``config.json``, ``model.safetensors``, ``tokenizer.json``, ``tokenizer_config.json`` and ``README.md``, and the
-    run's curve where the card has one (``trainer.events``).
+    """Write ``config.json``, ``model.safetensors``, ``tokenizer.json``, ``tokenizer_config.json`` and ``README.md``, the run's
+    curve where the card has one (``trainer.events``), and ``generation_config.json`` where one came in.
 
     Args:
         checkpoints: one of each stage, of the same round, in any order; of a run with adapters they make an adapter of peft.
         card: what the run was, see ``model_card``.
+        beside: small files of the folder that the model came from, by name: ``SETTINGS`` and ``GENERATION``.
     Returns:
         How many parameters the model has.
     Raises:
@@ -36,9 +45,9 @@ def assemble(
         ModelConfigError: the config describes no model.
     """
     tensors = _read(checkpoints)
-    shape = inspect_config(config)
+    shape, beside = inspect_config(config), beside or {}
     if is_adapter(tensors):
-        return _assemble_adapter(tensors, shape, tokenizer, out, card)
+        return _assemble_adapter(tensors, shape, tokenizer, out, card, config, beside)
     count = sum(tensor.size for tensor in tensors.values())
     if count != shape.parameters:
         raise WeightsError(
@@ -48,20 +57,28 @@ def assemble(
         )
     out.mkdir(parents=True, exist_ok=True)
     tied, dtype = save_weights(tensors, config, out / "model.safetensors")
-    end = _write_tokenizer(tokenizer, out, shape.max_positions)
+    end = _write_tokenizer(tokenizer, out, shape.max_positions, config, beside)
     finished = finished_config(config, end, tied=tied, dtype=dtype)
     _write_json(out / "config.json", finished)
+    if generation := finished_generation(config, beside.get(GENERATION, {})):
+        _write_json(out / GENERATION, generation)
     _write_card(card, model_card(card, shape.parameters, finished), out)
     return count
 
 
 def _assemble_adapter(
-    tensors: Mapping[str, NDArray[np.float32]], shape: ModelShape, tokenizer: Path, out: Path, card: Mapping[str, Any]
+    tensors: Mapping[str, NDArray[np.float32]],
+    shape: ModelShape,
+    tokenizer: Path,
+    out: Path,
+    card: Mapping[str, Any],
+    config: Mapping[str, Any],
+    beside: Mapping[str, Mapping[str, Any]],
 ) -> int:
     """A folder with an adapter instead of a model: ``adapter_config.json``, ``adapter_model.safetensors``, and the rest."""
     out.mkdir(parents=True, exist_ok=True)
     described = save_adapter(tensors, shape.layers, shape.family, card, out)
-    _write_tokenizer(tokenizer, out, shape.max_positions)
+    _write_tokenizer(tokenizer, out, shape.max_positions, config, beside)
     _write_json(out / "adapter_config.json", described)
     count = sum(tensor.size for tensor in tensors.values())
     text = model_card(card, count, {"model_type": f"rank-{described['r']} adapter of a {shape.family}"})
@@ -158,20 +175,14 @@ def _add(tensors: dict[str, NDArray[np.float32]], name: str, value: NDArray[np.f
     tensors[name] = value
 
 
-def _write_tokenizer(source: Path, out: Path, max_positions: int) -> int | None:
-    """Copy the tokenizer so that ``AutoTokenizer`` opens it; returns the id of its end-of-text token."""
+def _write_tokenizer(
+    source: Path, out: Path, max_positions: int, config: Mapping[str, Any], beside: Mapping[str, Mapping[str, Any]]
+) -> int | None:
+    """Copy the tokenizer so that ``AutoTokenizer`` opens it; returns the id of the token that ends its documents."""
     tokenizer = Tokenizer.from_file(str(source))
-    tokenizer.save(str(out / "tokenizer.json"))
-    settings: dict[str, Any] = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": max_positions,
-        "clean_up_tokenization_spaces": False,
-    }
-    end: int | None = tokenizer.token_to_id(END_OF_TEXT)
-    if end is not None:
-        settings |= {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT, "unk_token": END_OF_TEXT}
-    _write_json(out / "tokenizer_config.json", settings)
-    return end
+    shutil.copyfile(source, out / "tokenizer.json")
+    _write_json(out / SETTINGS, finished_settings(tokenizer, config, beside.get(SETTINGS, {}), max_positions))
+    return end_of(tokenizer, config)
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:

@@ -10,13 +10,20 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from tokenizers import Tokenizer
 
+from transport.wire.endings import END_OF_TEXT
 from transport.wire.families import FAMILY
 from transport.wire.keys import OWN, TOKEN_IDS
-from transport.wire.model import DTYPES, PUBLISHED, STARTS_LEARNT, STARTS_TIED
+from transport.wire.model import DTYPES, ENDS_WITH, PUBLISHED, STARTS_LEARNT, STARTS_TIED, clear_unknown_ids
 from transport.wire.stored import HEAD, written
 from transport.wire.weights import safetensors_header
 
+_NAMES = ("bos_token", "eos_token", "pad_token")
+_NOT_KEPT = frozenset(
+    {"auto_map", "name_or_path", "tokenizer_file", "special_tokens_map_file", "_commit_hash", "transformers_version"}
+)
+"""Of a tokenizer's settings: where its files lay, and code that is not transformers' own."""
 _LOW_HALF = np.uint32(0xFFFF)  # Of a float32: what bfloat16 has no bits for.
 
 Weights = Mapping[str, NDArray[np.float32]]
@@ -40,6 +47,50 @@ def finished_config(config: Mapping[str, Any], end: int | None, *, tied: bool, d
     # A family's own token ids, which stand in for those left out, may lie beyond this vocabulary.
     made |= {key: made.get(key) for key in TOKEN_IDS}
     return made | {"tie_word_embeddings": tied, "dtype": dtype}
+
+
+def end_of(tokenizer: Tokenizer, config: Mapping[str, Any]) -> int | None:
+    """The id of the token that ended the documents that a job learnt from."""
+    end: int | None = tokenizer.token_to_id(str(config.get(ENDS_WITH) or END_OF_TEXT))
+    return end
+
+
+def finished_generation(config: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of the finished ``generation_config.json``, as it came; empty where a model began with random weights."""
+    if not config.get(STARTS_LEARNT, False):
+        return {}
+    kept = dict(given)
+    clear_unknown_ids(kept, frozenset(key for key in kept if key.endswith("_token_id")), int(config["vocab_size"]))
+    return kept
+
+
+def finished_settings(
+    tokenizer: Tokenizer, config: Mapping[str, Any], given: Mapping[str, Any], max_positions: int
+) -> dict[str, Any]:
+    """The content of the finished ``tokenizer_config.json``: as it came, or what ``AutoTokenizer`` needs.
+
+    Args:
+        config: of the job; ids that its model came with name the tokens where nothing else does.
+        given: the settings that came with the tokenizer; empty where none did.
+    """
+    if given:
+        return {key: value for key, value in given.items() if key not in _NOT_KEPT}
+    settings: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": max_positions,
+        "clean_up_tokenization_spaces": False,
+    }
+    end = end_of(tokenizer, config)
+    named: dict[str, str | None] = {}
+    if config.get(STARTS_LEARNT, False):
+        for name in _NAMES:
+            ids = config.get(PUBLISHED, {}).get(f"{name}_id")
+            first = ids[0] if isinstance(ids, list) and ids else ids
+            named[name] = tokenizer.id_to_token(first) if isinstance(first, int) else None
+    elif end is not None:
+        named = dict.fromkeys(("bos_token", "eos_token", "unk_token"), tokenizer.id_to_token(end))
+    named["eos_token"] = named.get("eos_token") or (None if end is None else tokenizer.id_to_token(end))
+    return settings | {name: token for name, token in named.items() if token is not None}
 
 
 def save_weights(tensors: Weights, config: Mapping[str, Any], path: Path) -> tuple[bool, str]:

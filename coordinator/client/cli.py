@@ -20,6 +20,7 @@ from coordinator.client.client import Client, JobUpdate
 from coordinator.client.compare import compare_table, comparison
 from coordinator.client.datasets import DatasetError, format_of, shards
 from coordinator.client.errors import AddressError, ClientError, ProblemError, UnreachableError
+from coordinator.client.folders import TOKENIZER, model_files, tokenizer_files
 from coordinator.client.login import LoginFileError, remember, token_for
 from coordinator.client.looks import (
     audits_table,
@@ -337,6 +338,8 @@ async def _download(client: Client, options: argparse.Namespace, out: Terminal) 
 async def _document(client: Client, options: argparse.Namespace, out: Terminal) -> dict[str, Any]:
     """The job document as plain data, with what was uploaded for it put in."""
     document = _read(options.document)
+    if options.weights is not None:
+        await _upload_weights(client, document, options, out)
     for path, purpose, place, key in (
         (options.data, "dataset", "dataset", "artifact"),
         (options.tokenizer, "tokenizer", "tokenizer", "file"),
@@ -347,18 +350,20 @@ async def _document(client: Client, options: argparse.Namespace, out: Terminal) 
                 raise UsageError(f"{options.document}: {place} is {part!r}, not a table")
             if purpose == "tokenizer":
                 part["kind"] = "file"
+                _say_taken(path.parent, tokenizer_files(path.parent, part))
             else:
                 said, field = part.get("format"), str(part.get("text_field", "text"))
                 ask = sys.stdin.isatty() and not options.json
                 part["format"] = format_of(path, None if said is None else str(said), field, out, ask)
             part[key] = await _upload(client, path, purpose, part, options, out)
-    if options.weights is not None:
-        await _upload_weights(client, document, options, out)
     return document
 
 
 async def _upload_weights(client: Client, document: dict[str, Any], options: argparse.Namespace, out: Terminal) -> None:
-    """One file, or every shard of a model's folder; what is in them says which tensors they hold."""
+    """One file, or every shard of a model's folder; what is in them says which tensors they hold.
+
+    Of a folder config, tokenizer and generation settings are taken too, where the document names none.
+    """
     path, part = options.weights, document.setdefault("model", {})
     if not isinstance(part, dict):
         raise UsageError(f"{options.document}: model is {part!r}, not a table")
@@ -371,6 +376,15 @@ async def _upload_weights(client: Client, document: dict[str, Any], options: arg
         say(f"cottage: {left} would be the same weights once more: {taken}{more} are taken", error=True)
     found = [await _upload(client, shard, "weights", part, options, out) for shard in chosen]
     part["weights"] = found[0] if len(found) == 1 else found
+    if path.is_dir():
+        _say_taken(path, model_files(path, part))
+        if options.tokenizer is None and "tokenizer" not in document and (path / TOKENIZER).is_file():
+            options.tokenizer = path / TOKENIZER
+
+
+def _say_taken(folder: Path, names: Sequence[str]) -> None:
+    if names:
+        say(f"cottage: {', '.join(names)} of {folder} {'goes' if len(names) == 1 else 'go'} with the job", error=True)
 
 
 async def _upload(

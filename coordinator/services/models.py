@@ -32,7 +32,7 @@ from transport.wire.dataset import CheckRequest, DatasetReport
 from transport.wire.endings import ends_of
 from transport.wire.ids import Digest
 from transport.wire.job import JobSpec, TokenizerSpec
-from transport.wire.model import ModelConfigError, resolve
+from transport.wire.model import ENDS_WITH, ModelConfigError, resolve
 from transport.wire.weights import WEIGHT_INDEX
 
 MAX_HEADER = 4 << 20  # Of a safetensors file: names and places of its tensors.
@@ -96,7 +96,7 @@ class TrainerTools:
                 arguments += ["--end", str(end)]
             await self._run(arguments)
             manifest = json.loads((out / "manifest.json").read_bytes())
-            config = _config(spec, int(manifest["vocabulary"]))
+            config = _config(spec, int(manifest["vocabulary"])) | {ENDS_WITH: manifest["end"]}
             (out / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True))
             names = ("train.bin", "heldout.bin", "tokenizer.json", "config.json")
             files = {name: await self._artifacts.put_file(out / name) for name in names}
@@ -109,15 +109,16 @@ class TrainerTools:
     async def assemble(self, job: Job, checkpoints: Sequence[str], rounds: Sequence[RoundRecord]) -> str:
         """Make the model folder and keep it as one archive."""
         with tempfile.TemporaryDirectory(dir=self._scratch) as folder:
-            out, card = Path(folder) / "model", Path(folder) / "card.json"
+            out, card, beside = (Path(folder) / name for name in ("model", "card.json", "beside.json"))
             card.write_bytes(msgspec.json.encode(_card(job, rounds)))
+            beside.write_bytes(msgspec.json.encode(_beside(job.spec)))
             arguments = ["assemble"]
             for digest in checkpoints:
                 arguments += ["--checkpoint", str(self._artifacts.path(digest))]
             arguments += [
                 "--config", str(self._artifacts.path(job.files["config.json"])),
                 "--tokenizer", str(self._artifacts.path(job.files["tokenizer.json"])),
-                "--out", str(out), "--card", str(card),
+                "--out", str(out), "--card", str(card), "--beside", str(beside),
             ]  # fmt: skip
             await self._run(arguments)
             archive = Path(folder) / "model.zip"
@@ -350,8 +351,21 @@ def _card(job: Job, rounds: Sequence[RoundRecord]) -> dict[str, Any]:
         "audits": job.audits,
         "paid": job.paid,
         "escrow": job.escrow,
-        "spec": msgspec.to_builtins(job.spec),
+        "spec": msgspec.to_builtins(_without_files(job.spec)),
     }
+
+
+def _beside(spec: JobSpec) -> dict[str, Any]:
+    """Small files of the folder that the model came from, by name."""
+    files = {"tokenizer_config.json": spec.tokenizer.settings, "generation_config.json": spec.model.generation}
+    return {name: content for name, content in files.items() if content is not None}
+
+
+def _without_files(spec: JobSpec) -> JobSpec:
+    """The document without what lies in the finished folder as files of their own."""
+    tokenizer = msgspec.structs.replace(spec.tokenizer, settings=None)
+    model = msgspec.structs.replace(spec.model, generation=None)
+    return msgspec.structs.replace(spec, tokenizer=tokenizer, model=model)
 
 
 def _pack(folder: Path, archive: Path) -> None:

@@ -15,9 +15,11 @@ from coordinator.services.artifacts import ArtifactStore
 from coordinator.services.checkpoints import Checkpoints
 from coordinator.services.context import Context
 from transport.wire.job import JobSpec, ModelSpec, TokenizerSpec
+from transport.wire.model import ENDS_WITH
 
 FIELD, ROUND = "model.from_job", "model.from_round"
 _WEIGHTS, _CONFIG = "model.safetensors", "config.json"
+_GENERATION, _SETTINGS = "generation_config.json", "tokenizer_config.json"
 
 
 class Origins:
@@ -58,7 +60,7 @@ class Origins:
 
     async def tokenizer(self, model: ModelSpec) -> TokenizerSpec:
         """The tokenizer of the model that ``model`` starts from."""
-        return TokenizerSpec("file", file=(await self.of(model)).files["tokenizer.json"])
+        return _tokenizer(await self.of(model))
 
     async def started(self, spec: JobSpec) -> JobSpec:
         """The document with config, weights and tokenizer of the job that it starts from, if it starts from one."""
@@ -68,17 +70,27 @@ class Origins:
         archive = job.model if spec.model.from_round is None else None
         archive = archive or await self._checkpoints.folder(job.id, spec.model.from_round)
         with tempfile.TemporaryDirectory() as folder:
-            config = await asyncio.to_thread(_unpack, self._artifacts.path(archive), Path(folder))
+            files = await asyncio.to_thread(_unpack, self._artifacts.path(archive), Path(folder))
             weights = await self._artifacts.put_file(Path(folder) / _WEIGHTS)
-        model = msgspec.structs.replace(spec.model, preset=None, config=config, weights=weights)
-        tokenizer = TokenizerSpec("file", file=job.files["tokenizer.json"])
+        model = msgspec.structs.replace(
+            spec.model, preset=None, config=files[_CONFIG], generation=files.get(_GENERATION), weights=weights
+        )
+        own = _tokenizer(job)
+        end = spec.tokenizer.end or own.end
+        tokenizer = msgspec.structs.replace(own, end=end, settings=files.get(_SETTINGS))
         return msgspec.structs.replace(spec, model=model, tokenizer=tokenizer)
 
 
-def _unpack(archive: Path, folder: Path) -> dict[str, object]:
-    """Weights into ``folder``, and the config. The archive is our own (``services.models``): stored, not compressed."""
+def _tokenizer(job: Job) -> TokenizerSpec:
+    """That of a job's files; its documents end as the job's did."""
+    end = job.config.get(ENDS_WITH)
+    return TokenizerSpec("file", file=job.files["tokenizer.json"], end=end if isinstance(end, str) else None)
+
+
+def _unpack(archive: Path, folder: Path) -> dict[str, dict[str, object]]:
+    """Weights into ``folder``, and small files by name. The archive is our own (``services.models``): stored, not compressed."""
     with zipfile.ZipFile(archive) as packed:
         with packed.open(_WEIGHTS) as source, (folder / _WEIGHTS).open("wb") as target:
             shutil.copyfileobj(source, target, 1 << 20)
-        config: dict[str, object] = json.loads(packed.read(_CONFIG))
-    return config
+        present = {_CONFIG, _GENERATION, _SETTINGS} & set(packed.namelist())
+        return {name: json.loads(packed.read(name)) for name in present}

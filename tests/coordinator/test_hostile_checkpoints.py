@@ -2,6 +2,7 @@
 
 import json
 import struct
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from coordinator.errors import InvalidError, UnavailableError
 from coordinator.services.artifacts import ArtifactStore
 from coordinator.services.models import TrainerTools
 from tests.coordinator.bench import Bench
+from transport.wire.job import TokenizerSpec
+from transport.wire.model import STARTS_LEARNT
 
 WIDTH, INNER, VOCABULARY = 8, 12, 30
 CONFIG = {
@@ -109,6 +112,25 @@ async def desk(folder: Path, memory_mb: int = 4096) -> Desk:
 async def test_a_good_checkpoint_becomes_a_model(tmp_path: Path) -> None:
     made = await desk(tmp_path)
     assert made.artifacts.has(await made.assemble(checkpoint()))
+
+
+async def test_what_came_beside_the_weights_is_in_the_archive_and_not_in_its_readme(tmp_path: Path) -> None:
+    made = await desk(tmp_path)
+    settings, generation = (
+        {"chat_template": "{{ a template }}", "eos_token": "</s>"},
+        {"eos_token_id": [1, 2], "top_p": 0.5},
+    )
+    spec = msgspec.structs.replace(
+        made.job.spec,
+        tokenizer=TokenizerSpec("file", settings=settings),
+        model=msgspec.structs.replace(made.job.spec.model, generation=generation),
+    )
+    config = await made.keep(json.dumps(CONFIG | {STARTS_LEARNT: True}).encode())
+    made.job = msgspec.structs.replace(made.job, spec=spec, files=made.job.files | {"config.json": config})
+    with zipfile.ZipFile(made.artifacts.path(await made.assemble(checkpoint()))) as packed:
+        assert json.loads(packed.read("tokenizer_config.json")) == settings
+        assert json.loads(packed.read("generation_config.json")) == generation
+        assert b"a template" not in packed.read("README.md")
 
 
 @pytest.mark.parametrize("name", HOSTILE)

@@ -18,11 +18,12 @@ from coordinator.services.files import Files
 from coordinator.services.models import TrainerTools, _pack
 from coordinator.store.memory import MemoryStore
 from tests.coordinator.fakes import spec
+from tests.support.special_tokens import KNOWN, written
 from transport.clock import SystemClock
 from transport.wire.api import NewUpload
 from transport.wire.dataset import CheckRequest
 from transport.wire.job import DatasetSpec, JobSpec, ModelSpec, TokenizerSpec
-from transport.wire.model import PRESETS
+from transport.wire.model import ENDS_WITH, PRESETS
 from transport.wire.weights import WeightIndex
 
 
@@ -46,6 +47,23 @@ async def test_a_dataset_becomes_the_files_of_every_worker(tmp_path: Path) -> No
     assert written == prepared.config
     assert written["vocab_size"] == 259
     assert list((tmp_path / "scratch").iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["llama 2", "qwen 2.5 instruct"])
+async def test_the_config_says_which_token_ended_the_documents(name: str, tmp_path: Path) -> None:
+    artifacts, workshop = tools(tmp_path)
+    asked = await document(artifacts, tmp_path, b'{"text": "all work and no play"}\n' * 500)
+    known = KNOWN[name]
+    file = written(known, tmp_path / "tokenizer")
+    config = dict(PRESETS["tiny-llama"]) | known.ids(known.make(), known.config)
+    tokenizer = TokenizerSpec("file", file=await artifacts.put_file(file), settings=known.settings)
+    prepared = await workshop.prepare(
+        msgspec.structs.replace(asked, model=ModelSpec(config=config), tokenizer=tokenizer)
+    )
+    assert prepared.config[ENDS_WITH] == known.end
+    tokens = np.fromfile(artifacts.path(prepared.files["train.bin"]), "<u4")
+    held = np.fromfile(artifacts.path(prepared.files["heldout.bin"]), "<u4")
+    assert np.count_nonzero(np.concatenate([tokens, held]) == known.make().token_to_id(known.end)) == 500
 
 
 async def test_weights_of_two_shards_become_an_index_for_every_node(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from coordinator.store.records import RoundRecord, RunRecord
 from tests.coordinator.bench import Bench
 from tests.coordinator.fakes import spec
 from transport.wire.job import JobSpec, LoraSpec, ModelSpec, TokenizerSpec
-from transport.wire.model import resolve
+from transport.wire.model import ENDS_WITH, resolve
 from transport.wire.task import Layers
 
 CONFIG = {
@@ -87,6 +87,23 @@ async def test_config_weights_and_tokenizer_are_those_of_the_finished_model(tmp_
     assert await origins.started(made) == made, "asked again, the same document"
     plain = spec(1, 1)
     assert await origins.started(plain) is plain
+
+
+async def test_settings_and_the_end_of_documents_come_along(tmp_path: Path) -> None:
+    bench, artifacts = Bench(), ArtifactStore(tmp_path / "artifacts")
+    job = await finished(bench, artifacts, tmp_path, config=CONFIG | {ENDS_WITH: "<end>"})
+    settings, generation = {"eos_token": "<turn>", "chat_template": "{{ x }}"}, {"eos_token_id": [5, 6]}
+    with zipfile.ZipFile(tmp_path / "model.zip", "a") as packed:
+        packed.writestr("tokenizer_config.json", json.dumps(settings))
+        packed.writestr("generation_config.json", json.dumps(generation))
+    async with bench.parts.desk.open(job) as work:
+        work.job = msgspec.structs.replace(work.job, model=await artifacts.put_file(tmp_path / "model.zip"))
+    origins = Origins(bench.parts.context, artifacts, stored(bench, artifacts))
+    made = await origins.started(starting_from(job))
+    assert (made.tokenizer.settings, made.model.generation) == (settings, generation)
+    assert made.tokenizer.end == (await origins.tokenizer(made.model)).end == "<end>"
+    other = msgspec.structs.replace(starting_from(job), tokenizer=TokenizerSpec(end="<turn>"))
+    assert (await origins.started(other)).tokenizer.end == "<turn>", "the new job has the first word"
 
 
 async def test_a_quote_needs_no_archive_to_know_the_models_size(tmp_path: Path) -> None:

@@ -60,8 +60,11 @@ def _id(tokenizer: Tokenizer, value: Any) -> Any:
     return tokenizer.token_to_id(value) if isinstance(value, str) else value
 
 
-def _settings(bos: str | None, eos: str, pad: str | None, unk: str | None, **more: Any) -> dict[str, Any]:
-    return {"bos_token": bos, "eos_token": eos, "pad_token": pad, "unk_token": unk} | more
+def _settings(
+    kind: str, bos: str | None, eos: str, pad: str | None, unk: str | None = None, **more: Any
+) -> dict[str, Any]:
+    named = {"bos_token": bos, "eos_token": eos, "pad_token": pad, "unk_token": unk}
+    return {"tokenizer_class": kind, "model_max_length": 4096} | named | more
 
 
 _LLAMA2 = ("<unk>", "<s>", "</s>")
@@ -83,14 +86,14 @@ KNOWN: dict[str, Known] = {
         _LLAMA2,
         "</s>",
         {"bos_token_id": "<s>", "eos_token_id": "</s>"},
-        _settings("<s>", "</s>", None, "<unk>", add_bos_token=True, legacy=False),
+        _settings("LlamaTokenizer", "<s>", "</s>", None, "<unk>", add_bos_token=True, legacy=False),
         sentencepiece=True,
     ),
     "llama 3": Known(
         _LLAMA3,
         "<|end_of_text|>",
         {"bos_token_id": "<|begin_of_text|>", "eos_token_id": "<|end_of_text|>"},
-        _settings("<|begin_of_text|>", "<|end_of_text|>", None, None),
+        _settings("PreTrainedTokenizerFast", "<|begin_of_text|>", "<|end_of_text|>", None, None),
     ),
     "llama 3 instruct": Known(
         _LLAMA3,
@@ -100,33 +103,48 @@ KNOWN: dict[str, Known] = {
             "eos_token_id": ["<|end_of_text|>", "<|eom_id|>", "<|eot_id|>"],
             "pad_token_id": "<|finetune_right_pad_id|>",
         },
-        _settings("<|begin_of_text|>", "<|eot_id|>", "<|finetune_right_pad_id|>", None, chat_template=CHATML),
+        _settings(
+            "PreTrainedTokenizerFast",
+            "<|begin_of_text|>",
+            "<|eot_id|>",
+            "<|finetune_right_pad_id|>",
+            None,
+            chat_template=CHATML,
+        ),
     ),
     "mistral": Known(
         (*_LLAMA2, "[INST]", "[/INST]"),
         "</s>",
         {"bos_token_id": "<s>", "eos_token_id": "</s>"},
-        _settings("<s>", "</s>", None, "<unk>", additional_special_tokens=[]),
+        _settings("LlamaTokenizer", "<s>", "</s>", None, "<unk>", additional_special_tokens=[]),
         sentencepiece=True,
     ),
     "gemma 3": Known(
         _GEMMA,
         "<eos>",
         {"bos_token_id": "<bos>", "eos_token_id": ["<eos>", "<end_of_turn>"], "pad_token_id": "<pad>"},
-        _settings("<bos>", "<eos>", "<pad>", "<unk>", chat_template="{{ bos_token }}{{ messages[0]['content'] }}"),
+        _settings(
+            "GemmaTokenizer",
+            "<bos>",
+            "<eos>",
+            "<pad>",
+            "<unk>",
+            chat_template="{{ bos_token }}{{ messages[0]['content'] }}",
+        ),
         sentencepiece=True,
     ),
     "qwen 2.5": Known(
         _QWEN,
         "<|endoftext|>",
         {"bos_token_id": "<|endoftext|>", "eos_token_id": "<|endoftext|>"},
-        _settings(None, "<|endoftext|>", "<|endoftext|>", None, chat_template=CHATML),
+        _settings("Qwen2Tokenizer", None, "<|endoftext|>", "<|endoftext|>", None, chat_template=CHATML),
     ),
     "qwen 2.5 instruct": Known(
         _QWEN,
         "<|endoftext|>",
         {"bos_token_id": "<|endoftext|>", "eos_token_id": "<|im_end|>"},
         _settings(
+            "Qwen2Tokenizer",
             None,
             "<|im_end|>",
             "<|endoftext|>",
@@ -142,7 +160,7 @@ KNOWN: dict[str, Known] = {
         ("<|endoftext|>", "<|padding|>"),
         "<|endoftext|>",
         {"bos_token_id": "<|endoftext|>", "eos_token_id": "<|endoftext|>"},
-        _settings("<|endoftext|>", "<|endoftext|>", None, "<|endoftext|>"),
+        _settings("GPTNeoXTokenizer", "<|endoftext|>", "<|endoftext|>", None, "<|endoftext|>"),
     ),
 }
 

@@ -92,7 +92,8 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "tokenizer.json"
 
 
-def exported(stages: list[Stage], config: dict[str, Any], tokenizer: Path, folder: Path) -> Path:
+def stored(stages: list[Stage], folder: Path) -> list[Path]:
+    """The stages' checkpoints."""
     paths = []
     for index, stage in enumerate(stages):
         tensors = {
@@ -101,7 +102,11 @@ def exported(stages: list[Stage], config: dict[str, Any], tokenizer: Path, folde
         }
         paths.append(folder / f"{index}.safetensors")
         save_file(tensors | {ROUND: torch.tensor([4])}, paths[-1])
-    assemble(paths, config, tokenizer, folder / "model", {})
+    return paths
+
+
+def exported(stages: list[Stage], config: dict[str, Any], tokenizer: Path, folder: Path) -> Path:
+    assemble(stored(stages, folder), config, tokenizer, folder / "model", {})
     return folder / "model"
 
 

@@ -45,6 +45,8 @@ STARTS_LEARNT = keys.OWN + "starts_learnt"
 """In the config of a job: it starts from weights, to which the ids of special tokens belong."""
 PUBLISHED = keys.OWN + "published"
 """In the config of a job: what the finished folder has beside, as the config brought it, and the type of its numbers."""
+ENDS_WITH = keys.OWN + "ends_with"
+"""In the config of a job: the token that ends its documents."""
 DTYPES: Mapping[str, str] = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 """Types of published weights, as configs and as safetensors name them."""
 _FLOAT32 = 4
@@ -162,12 +164,17 @@ def resolve(spec: ModelSpec, vocabulary: int) -> dict[str, Any]:
 
 def _published(given: Mapping[str, Any], kept: dict[str, Any], vocabulary: int) -> dict[str, Any]:
     """What the finished folder has beside what was taken. Token ids that the vocabulary has not are null."""
-    for key in keys.TOKEN_IDS & kept.keys():
-        ids = kept[key] if isinstance(kept[key], list) else [kept[key]]
-        if any(isinstance(one, bool) or not isinstance(one, int) or not 0 <= one < vocabulary for one in ids):
-            kept[key] = None
+    clear_unknown_ids(kept, keys.TOKEN_IDS, vocabulary)
     dtype = given.get("dtype") or given.get("torch_dtype")
     return kept | {"dtype": dtype if isinstance(dtype, str) and dtype in DTYPES else "float32"}
+
+
+def clear_unknown_ids(document: dict[str, Any], names: frozenset[str], vocabulary: int) -> None:
+    """Make null what stands under these names and is no token id, or no list of them, of the vocabulary."""
+    for key in names & document.keys():
+        ids = document[key] if isinstance(document[key], list) else [document[key]]
+        if any(isinstance(one, bool) or not isinstance(one, int) or not 0 <= one < vocabulary for one in ids):
+            document[key] = None
 
 
 def inspect_config(config: Mapping[str, Any]) -> ModelShape:

@@ -105,6 +105,7 @@ OTHERS = (
         "dataset.text_field", "Field with the text", "A field, a column, or one within another: content.text.", "text"
     ),
     Field("tokenizer.vocabulary", "Vocabulary", "Entries of the tokenizer.", "whole"),
+    Field("tokenizer.end", "End of a document", "The token after each; empty: the tokenizer's own.", "text"),
     Field("budget", "Budget", "Goes into escrow; what is not spent comes back.", "amount"),
     Field("deadline_hours", "Deadline, hours", "From now; what is not done by then is refunded.", "decimal"),
     Field("note", "Note", "For yourself.", "text"),
@@ -227,8 +228,14 @@ _CHOICES = {
     "payer": "test",
     "learns": "model",
 }
+_TABLES: Mapping[str, str] = {
+    "model.config": "config.json",
+    "model.generation": "generation_config.json",
+    "tokenizer.settings": "tokenizer_config.json",
+}
+"""Inputs that hold the content of a JSON file, and what that is called."""
 _PLAIN = (
-    "model.config",
+    *_TABLES,
     "model.weights",
     "model.from_job",
     "model.from_round",
@@ -297,6 +304,7 @@ def read(typed: Mapping[str, str], draft: bool = False) -> Filled:
         document["tokenizer"]["file"] = values["tokenizer.file"] or None
         if not values["tokenizer.file"] and not draft:
             errors["tokenizer.file"] = "choose a tokenizer.json, or another kind of tokenizer"
+        _read_table(values, "tokenizer.settings", document["tokenizer"], errors)
     for select in SELECTS:
         value = values[select.name]
         _put(document, select.name, _YES_NO.get(value, value), errors)
@@ -371,7 +379,7 @@ def fill(spec: JobSpec) -> dict[str, str]:
         value: Any = document
         for key in name.split("."):
             value = value.get(key) if isinstance(value, dict) else None
-        if value is not None and name not in ("model.config", "model.weights"):
+        if value is not None and name not in (*_TABLES, "model.weights"):
             values[name] = _typed(value)
         elif name not in _PLAIN and name not in _CHOICES and not name.startswith("training.lora"):
             values[name] = ""  # Left open, though a form has something there.
@@ -379,7 +387,10 @@ def fill(spec: JobSpec) -> dict[str, str]:
     values["model.weights"] = " ".join(spec.model.weight_files)
     values["budget"] = amount(spec.budget).replace(",", "")
     values["model.choice"] = FROM_JOB if spec.model.from_job else spec.model.preset or OWN_CONFIG
-    values["model.config"] = json.dumps(spec.model.config, indent=2) if spec.model.config is not None else ""
+    tables = (spec.model.config, spec.model.generation, spec.tokenizer.settings)
+    values |= {
+        n: "" if table is None else json.dumps(table, indent=2) for n, table in zip(_TABLES, tables, strict=True)
+    }
     return values
 
 
@@ -425,21 +436,32 @@ def _model(values: Mapping[str, str], errors: dict[str, str]) -> dict[str, Any]:
         if not is_id(values["model.from_job"].strip()):
             errors["model.from_job"] = "give the id of a job: 32 hexadecimal digits"
         return {"from_job": values["model.from_job"].strip()} | _checkpoint(values["model.from_round"].strip(), errors)
+    _read_table(values, "model.generation", model, errors)
     if values["model.choice"] != OWN_CONFIG:
         return model | {"preset": values["model.choice"]}
-    try:
-        model["config"] = json.loads(values["model.config"])
-        check_plain(model["config"])
-    except (ValueError, RecursionError) as error:
-        errors["model.config"] = (
-            f"not a config.json: {error}" if values["model.config"].strip() else "paste or choose a config.json"
-        )
-    except CottageError as error:
-        errors["model.config"] = error.detail
+    if values["model.config"].strip():
+        _read_table(values, "model.config", model, errors)
     else:
-        if not isinstance(model["config"], dict):
-            errors["model.config"] = "a config.json is a table: it begins with { and ends with }"
+        errors["model.config"] = "paste or choose a config.json"
     return model
+
+
+def _read_table(values: Mapping[str, str], name: str, part: dict[str, Any], errors: dict[str, str]) -> None:
+    """Put the content of a JSON file into its part of the document, where there is one."""
+    if not values[name].strip():
+        return
+    file = _TABLES[name]
+    try:
+        table = json.loads(values[name])
+        check_plain(table)
+    except (ValueError, RecursionError) as error:
+        errors[name] = f"not a {file}: {error}"
+    except CottageError as error:
+        errors[name] = error.detail
+    else:
+        part[name.rpartition(".")[2]] = table
+        if not isinstance(table, dict):
+            errors[name] = f"a {file} is a table: it begins with {{ and ends with }}"
 
 
 def _read_field(field: Field, text: str, document: dict[str, Any], errors: dict[str, str], draft: bool) -> None:

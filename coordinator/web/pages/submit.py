@@ -5,6 +5,7 @@ import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
+import msgspec
 from aiohttp import BodyPartReader, ClientConnectionError, hdrs, web
 
 from coordinator.client.text import amount, count, duration
@@ -190,7 +191,8 @@ class Submit:
             tokenizer = spec.tokenizer
             await own_origin(request, self._jobs, spec, whole=True)
             if spec.model.from_job is not None:
-                tokenizer = await self._jobs.tokenizer(spec.model)
+                own = await self._jobs.tokenizer(spec.model)
+                tokenizer = msgspec.structs.replace(own, end=tokenizer.end or own.end)
             if tokenizer.kind == "file" and tokenizer.file is None:
                 tokenizer = TokenizerSpec("bytes")  # The tokenizer is not there yet: the rows can be looked at.
             data = spec.dataset
