@@ -85,7 +85,7 @@
     </message>
     <message>
         <source>Self-test: this computer can lend.</source>
-        <translation>Selbsttest: Dieser Computer kann leihen.</translation>
+        <translation>Selbsttest: Dieser Computer kann verliehen werden.</translation>
     </message>
     <message>
         <source>This computer did not show a piece of its work when it was asked to, and was not paid for that round. Another time before {0} costs {1} % of its stake.</source>
@@ -105,7 +105,7 @@
     </message>
     <message>
         <source>Lending went off.</source>
-        <translation>Das Leihen ging aus.</translation>
+        <translation>Das Verleihen ging aus.</translation>
     </message>
     <message>
         <source>Paused: you asked for it.</source>
@@ -242,6 +242,129 @@
     <message>
         <source>The agent is slow; try again in a moment.</source>
         <translation>Der Agent ist langsam; versuchen Sie es gleich noch einmal.</translation>
+    </message>
+</context>
+<context>
+    <name>CheckWords</name>
+    <message>
+        <source>Device</source>
+        <translation>Gerät</translation>
+    </message>
+    <message>
+        <source>Docker</source>
+        <translation>Docker</translation>
+    </message>
+    <message>
+        <source>Speed</source>
+        <translation>Tempo</translation>
+    </message>
+    <message>
+        <source>Disk</source>
+        <translation>Platte</translation>
+    </message>
+    <message>
+        <source>Memory</source>
+        <translation>Speicher</translation>
+    </message>
+    <message>
+        <source>Network</source>
+        <translation>Netz</translation>
+    </message>
+    <message>
+        <source>Line</source>
+        <translation>Leitung</translation>
+    </message>
+    <message>
+        <source>Earnings</source>
+        <translation>Einnahmen</translation>
+    </message>
+    <message>
+        <source>{0} GB free, {1} GB for jobs</source>
+        <translation>{0} GB frei, {1} GB für Aufträge</translation>
+    </message>
+    <message>
+        <source>{0} of {1} MB for jobs</source>
+        <translation>{0} von {1} MB für Aufträge</translation>
+    </message>
+    <message>
+        <source>The GPU that you chose is not in this computer; the processor earns far less.</source>
+        <translation>Die gewählte GPU ist nicht in diesem Computer; der Prozessor verdient weit weniger.</translation>
+    </message>
+    <message>
+        <source>No NVIDIA GPU can be used; the processor earns far less. {0}</source>
+        <translation>Keine NVIDIA-GPU ist benutzbar; der Prozessor verdient weit weniger. {0}</translation>
+    </message>
+    <message>
+        <source>{0}: make room</source>
+        <translation>{0}: schaffen Sie Platz</translation>
+    </message>
+    <message>
+        <source>{0} MB are too little for any job</source>
+        <translation>{0} MB sind für jeden Auftrag zu wenig</translation>
+    </message>
+    <message>
+        <source>Keeps jobs away from your files and your network</source>
+        <translation>Hält Aufträge von Ihren Dateien und Ihrem Netz fern</translation>
+    </message>
+    <message>
+        <source>Jobs run with your rights: for a demo only</source>
+        <translation>Aufträge laufen mit Ihren Rechten: nur für eine Vorführung</translation>
+    </message>
+    <message>
+        <source>Jobs cannot be kept apart safely here: {0}</source>
+        <translation>Aufträge lassen sich hier nicht sicher trennen: {0}</translation>
+    </message>
+    <message>
+        <source>Docker does not run here. {0}</source>
+        <translation>Docker läuft hier nicht. {0}</translation>
+    </message>
+    <message>
+        <source>The image that jobs run in is missing. {0}</source>
+        <translation>Das Abbild, in dem Aufträge laufen, fehlt. {0}</translation>
+    </message>
+    <message>
+        <source>{0} GFLOP/s, measured</source>
+        <translation>{0} GFLOP/s, gemessen</translation>
+    </message>
+    <message>
+        <source>It is measured once jobs can run here</source>
+        <translation>Wird gemessen, sobald hier Aufträge laufen können</translation>
+    </message>
+    <message>
+        <source>{0} computers are connected, {1} of them work</source>
+        <translation>{0} Computer sind verbunden, {1} davon arbeiten</translation>
+    </message>
+    <message>
+        <source>Up {0}, down {1} Mbit/s; router: {2}</source>
+        <translation>Hinauf {0}, herunter {1} Mbit/s; Router: {2}</translation>
+    </message>
+    <message>
+        <source>The address of the network is missing</source>
+        <translation>Die Adresse des Netzes fehlt</translation>
+    </message>
+    <message>
+        <source>Nobody answers there: {0}</source>
+        <translation>Dort antwortet niemand: {0}</translation>
+    </message>
+    <message>
+        <source>No relay of the network is reached from here</source>
+        <translation>Von hier wird kein Relay des Netzes erreicht</translation>
+    </message>
+    <message>
+        <source>It is tested once the network answers</source>
+        <translation>Wird geprüft, sobald das Netz antwortet</translation>
+    </message>
+    <message>
+        <source>It could not be tested: {0}</source>
+        <translation>Sie ließ sich nicht prüfen: {0}</translation>
+    </message>
+    <message>
+        <source>Known once the speed is measured and the network has told its price</source>
+        <translation>Bekannt, sobald das Tempo gemessen ist und das Netz seinen Preis genannt hat</translation>
+    </message>
+    <message>
+        <source>Between {0} and {1} an hour, after {2} for electricity</source>
+        <translation>Zwischen {0} und {1} je Stunde, nach {2} für Strom</translation>
     </message>
 </context>
 <context>
@@ -403,6 +526,10 @@
     <message>
         <source>Pause lending, or finish and stop</source>
         <translation>Pause machen, oder beenden und aufhören</translation>
+    </message>
+    <message>
+        <source>End it and start it &amp;again</source>
+        <translation>&amp;Beenden und neu starten</translation>
     </message>
     <message>
         <source>How far the job is</source>
@@ -760,7 +887,7 @@
     </message>
     <message>
         <source>This computer becomes the one of the backup: its wallet and its good name. Lending must be off.</source>
-        <translation>Dieser Computer wird der aus der Sicherung: mit dessen Geldbörse und gutem Namen. Das Leihen muss aus sein.</translation>
+        <translation>Dieser Computer wird der aus der Sicherung: mit dessen Geldbörse und gutem Namen. Das Verleihen muss aus sein.</translation>
     </message>
     <message>
         <source>Choose the &amp;file…</source>
@@ -815,7 +942,7 @@
     </message>
     <message>
         <source>Lending is off.</source>
-        <translation>Das Leihen ist aus.</translation>
+        <translation>Das Verleihen ist aus.</translation>
     </message>
     <message>
         <source>This computer is all yours.</source>
@@ -827,7 +954,7 @@
     </message>
     <message>
         <source>Lending has stopped.</source>
-        <translation>Das Leihen wurde angehalten.</translation>
+        <translation>Das Verleihen wurde angehalten.</translation>
     </message>
     <message>
         <source>Trying to reach {0}.</source>
@@ -847,7 +974,7 @@
     </message>
     <message>
         <source>What runs is completed; then lending stops.</source>
-        <translation>Was läuft, wird fertig; dann hört das Leihen auf.</translation>
+        <translation>Was läuft, wird fertig; dann hört das Verleihen auf.</translation>
     </message>
     <message>
         <source>What runs is completed; then the agent begins anew and lends again.</source>
@@ -855,7 +982,7 @@
     </message>
     <message>
         <source>No other job is taken until you switch lending on again. Another time within {0} days costs {1} % of this computer&apos;s stake.</source>
-        <translation>Es wird kein weiterer Auftrag angenommen, bis Sie das Leihen wieder einschalten. Ein weiteres Mal binnen {0} Tagen kostet {1} % des Einsatzes dieses Computers.</translation>
+        <translation>Es wird kein weiterer Auftrag angenommen, bis Sie das Verleihen wieder einschalten. Ein weiteres Mal binnen {0} Tagen kostet {1} % des Einsatzes dieses Computers.</translation>
     </message>
     <message>
         <source>This computer did not show a piece of its work when an audit asked for it: that round is not paid.</source>
@@ -871,7 +998,7 @@
     </message>
     <message>
         <source>Lending goes on by itself then.</source>
-        <translation>Dann geht das Leihen von selbst weiter.</translation>
+        <translation>Dann geht das Verleihen von selbst weiter.</translation>
     </message>
     <message>
         <source>The image that jobs run in is not here yet: `cottage node image` in a terminal fetches it.</source>
@@ -931,7 +1058,7 @@
     </message>
     <message>
         <source>This system does not tell whether somebody is here. Settings, When: lend while I work, too.</source>
-        <translation>Dieses System sagt nicht, ob jemand da ist. Einstellungen, Wann: auch leihen, während ich arbeite.</translation>
+        <translation>Dieses System sagt nicht, ob jemand da ist. Einstellungen, Wann: auch verleihen, während ich arbeite.</translation>
     </message>
     <message>
         <source>The computer runs on battery. It goes on when mains are back.</source>
@@ -939,7 +1066,7 @@
     </message>
     <message>
         <source>These are not your lending hours.</source>
-        <translation>Dies sind nicht Ihre Leihstunden.</translation>
+        <translation>Dies sind nicht Ihre Verleihstunden.</translation>
     </message>
     <message>
         <source>The GPU is at {0} °C. It goes on when it has cooled down.</source>
@@ -995,7 +1122,7 @@
     </message>
     <message>
         <source>Lending to “{0}”.</source>
-        <translation>Leiht an „{0}“.</translation>
+        <translation>Arbeitet für „{0}“.</translation>
     </message>
     <message>
         <source>Spare</source>
@@ -1039,7 +1166,7 @@
     </message>
     <message>
         <source>lending</source>
-        <translation>leiht</translation>
+        <translation>verleiht</translation>
     </message>
     <message>
         <source>waiting</source>
@@ -1094,19 +1221,19 @@
     </message>
     <message>
         <source>lends</source>
-        <translation>leiht</translation>
+        <translation>verleiht</translation>
     </message>
     <message>
         <source>does not lend</source>
-        <translation>leiht nicht</translation>
+        <translation>verleiht nicht</translation>
     </message>
     <message>
         <source>Lend once nobody has touched the computer for</source>
-        <translation>Leihen, wenn niemand den Computer benutzt hat seit</translation>
+        <translation>Verleihen, wenn niemand den Computer benutzt hat seit</translation>
     </message>
     <message>
         <source>“At once”: lend while somebody works here, too.</source>
-        <translation>„Sofort“: auch leihen, während jemand hier arbeitet.</translation>
+        <translation>„Sofort“: auch verleihen, während jemand hier arbeitet.</translation>
     </message>
     <message>
         <source> min</source>
@@ -1134,11 +1261,11 @@
     </message>
     <message>
         <source>Lend on battery</source>
-        <translation>Auf Batterie leihen</translation>
+        <translation>Auf Batterie verleihen</translation>
     </message>
     <message>
         <source>Lend over networks that cost by the byte</source>
-        <translation>Auch über Netze leihen, die je Byte kosten</translation>
+        <translation>Auch über Netze verleihen, die je Byte kosten</translation>
     </message>
     <message>
         <source>Hours of the week</source>
@@ -1310,7 +1437,7 @@
     </message>
     <message>
         <source>When lending stops by itself or needs you</source>
-        <translation>Wenn das Leihen von selbst aufhört oder Sie braucht</translation>
+        <translation>Wenn das Verleihen von selbst aufhört oder Sie braucht</translation>
     </message>
     <message>
         <source>When a job failed here</source>
@@ -1326,7 +1453,7 @@
     </message>
     <message>
         <source>When lending pauses or goes on</source>
-        <translation>Wenn das Leihen pausiert oder weitergeht</translation>
+        <translation>Wenn das Verleihen pausiert oder weitergeht</translation>
     </message>
     <message>
         <source>Name of this computer</source>
@@ -1418,7 +1545,7 @@
     </message>
     <message>
         <source>The agent was started with --always: it lends whatever these rules say.</source>
-        <translation>Der Agent wurde mit --always gestartet: Er leiht, was auch immer diese Regeln sagen.</translation>
+        <translation>Der Agent wurde mit --always gestartet: Er verleiht, was auch immer diese Regeln sagen.</translation>
     </message>
     <message>
         <source>Used in {0}: {1} GB</source>
@@ -1449,15 +1576,15 @@
     </message>
     <message>
         <source>&amp;Stop lending</source>
-        <translation>Auf&amp;hören zu leihen</translation>
+        <translation>Auf&amp;hören zu verleihen</translation>
     </message>
     <message>
         <source>&amp;Start lending</source>
-        <translation>Zu leihen be&amp;ginnen</translation>
+        <translation>Zu verleihen be&amp;ginnen</translation>
     </message>
     <message>
         <source>&amp;Quit (lending goes on)</source>
-        <translation>&amp;Beenden (das Leihen geht weiter)</translation>
+        <translation>&amp;Beenden (das Verleihen geht weiter)</translation>
     </message>
     <message>
         <source>&amp;Quit</source>
@@ -1543,6 +1670,14 @@
         <translation>&amp;Zurück</translation>
     </message>
     <message>
+        <source>Cottage&apos;s agent does not run, so nothing can be checked: {0}</source>
+        <translation>Cottages Agent läuft nicht, darum lässt sich nichts prüfen: {0}</translation>
+    </message>
+    <message>
+        <source>Cottage&apos;s agent is starting.</source>
+        <translation>Cottages Agent startet.</translation>
+    </message>
+    <message>
         <source>Ready.</source>
         <translation>Bereit.</translation>
     </message>
@@ -1556,7 +1691,7 @@
     </message>
     <message>
         <source>Start lending</source>
-        <translation>Zu leihen beginnen</translation>
+        <translation>Zu verleihen beginnen</translation>
     </message>
     <message>
         <source>&amp;Later</source>
@@ -1579,88 +1714,20 @@
         <translation>Sie können weitergehen: Geliehen wird, sobald das Markierte behoben ist.</translation>
     </message>
     <message>
+        <source>Almost ready.</source>
+        <translation>Fast bereit.</translation>
+    </message>
+    <message>
+        <source>Lending begins by itself once this has been mended:</source>
+        <translation>Das Verleihen beginnt von selbst, sobald dies behoben ist:</translation>
+    </message>
+    <message>
         <source>The address of the network is missing.</source>
         <translation>Die Adresse des Netzes fehlt.</translation>
     </message>
     <message>
         <source>The address is missing.</source>
         <translation>Die Adresse fehlt.</translation>
-    </message>
-    <message>
-        <source>Device</source>
-        <translation>Gerät</translation>
-    </message>
-    <message>
-        <source>Docker</source>
-        <translation>Docker</translation>
-    </message>
-    <message>
-        <source>Speed</source>
-        <translation>Tempo</translation>
-    </message>
-    <message>
-        <source>Disk</source>
-        <translation>Platte</translation>
-    </message>
-    <message>
-        <source>Memory</source>
-        <translation>Speicher</translation>
-    </message>
-    <message>
-        <source>Network</source>
-        <translation>Netz</translation>
-    </message>
-    <message>
-        <source>Line</source>
-        <translation>Leitung</translation>
-    </message>
-    <message>
-        <source>Earnings</source>
-        <translation>Einnahmen</translation>
-    </message>
-    <message>
-        <source>The GPU that you chose is not in this computer; the processor earns far less.</source>
-        <translation>Die gewählte GPU ist nicht in diesem Computer; der Prozessor verdient weit weniger.</translation>
-    </message>
-    <message>
-        <source>No NVIDIA GPU can be used; the processor earns far less. {0}</source>
-        <translation>Keine NVIDIA-GPU ist benutzbar; der Prozessor verdient weit weniger. {0}</translation>
-    </message>
-    <message>
-        <source>Keeps jobs away from your files and your network</source>
-        <translation>Hält Aufträge von Ihren Dateien und Ihrem Netz fern</translation>
-    </message>
-    <message>
-        <source>Docker does not run here: install it, start it, then check again. {0}</source>
-        <translation>Docker läuft hier nicht: installieren, starten, noch einmal prüfen. {0}</translation>
-    </message>
-    <message>
-        <source>The image that jobs run in is missing. {0}</source>
-        <translation>Das Abbild, in dem Aufträge laufen, fehlt. {0}</translation>
-    </message>
-    <message>
-        <source>{0} GFLOP/s, measured</source>
-        <translation>{0} GFLOP/s, gemessen</translation>
-    </message>
-    <message>
-        <source>{0} GB free, {1} GB for jobs</source>
-        <translation>{0} GB frei, {1} GB für Aufträge</translation>
-    </message>
-    <message>
-        <source>{0} of {1} MB for jobs</source>
-        <translation>{0} von {1} MB für Aufträge</translation>
-    </message>
-    <message>
-        <source>{0} computers are connected, {1} of them work</source>
-        <translation>{0} Computer sind verbunden, {1} davon arbeiten</translation>
-    </message>
-    <message>
-        <source>Up {0}, down {1} Mbit/s; router: {2}</source>
-        <translation>Hinauf {0}, herunter {1} Mbit/s; Router: {2}</translation>
-    </message>
-    <message>
-        <source>Between {0} and {1} an hour, after {2} for electricity</source>
-        <translation>Zwischen {0} und {1} je Stunde, nach {2} für Strom</translation>
     </message>
 </context>
 <context>

@@ -146,7 +146,7 @@ class Steps:
 
     async def _line(self) -> Check:
         if self._checks["coordinator"].state == "bad":
-            return Check("line", "warning", "not tested", "it is tested with the coordinator's relays")
+            return Check("line", "warning", "waits", "it is tested with the coordinator's relays")
         try:
             test = await self._means.line()
         except NettestError as error:

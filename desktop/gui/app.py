@@ -50,6 +50,7 @@ class Desktop(QObject):
         self.lending.refused.connect(self.window.show_refusal)
         self.window.settings.look_changed.connect(self._restyle)
         self.window.seen.connect(self.lending.be_seen)
+        self.window.restart_asked.connect(self.lending.restart)
         self.window.went_to_tray.connect(self.tray.explain_once)
         self.tray.open_asked.connect(self.window.bring_forward)
         self.tray.settings_asked.connect(self._open_settings)

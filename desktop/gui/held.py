@@ -15,7 +15,8 @@ if sys.platform == "win32":
     from PySide6.QtCore import QTimer
 
     LOOK_EVERY_MS = 500  # Qt's notifier for handles takes none from Python: its converter refuses every number (6.11).
-    _SYNCHRONIZE, _STILL_RUNS = 0x100000, 0x102
+    _SYNCHRONIZE, _TERMINATE, _STILL_RUNS = 0x100000, 0x1, 0x102
+    _KILLED = 9  # What a process that was ended from outside says it ended with.
     _kernel = ctypes.WinDLL("kernel32", use_last_error=True)
     _kernel.OpenProcess.restype = wintypes.HANDLE
 
@@ -27,7 +28,7 @@ if sys.platform == "win32":
         def __init__(self, pid: int, parent: QObject) -> None:
             """Hold the process ``pid``; raises OSError where it is gone."""
             super().__init__(parent)
-            handle = _kernel.OpenProcess(_SYNCHRONIZE, False, pid)
+            handle = _kernel.OpenProcess(_SYNCHRONIZE | _TERMINATE, False, pid)
             if not handle:
                 raise ctypes.WinError(ctypes.get_last_error())
             self._handle = wintypes.HANDLE(handle)
@@ -38,6 +39,11 @@ if sys.platform == "win32":
         def ask_to_stop(self) -> bool:
             """Whether the system has a way to ask it to end: Windows has none for a process without a console."""
             return False
+
+        def kill(self) -> None:
+            """End it at once, whatever it does; ``ended`` follows. Raises OSError where this user may not."""
+            if not _kernel.TerminateProcess(self._handle, _KILLED):
+                raise ctypes.WinError(ctypes.get_last_error())
 
         def close(self) -> None:
             """Hold it no longer; it runs on."""
@@ -70,9 +76,16 @@ else:
 
         def ask_to_stop(self) -> bool:
             """Ask it to end; ``ended`` follows. Raises OSError where this user may not."""
-            with contextlib.suppress(ProcessLookupError):  # It has just ended; the notifier says so.
-                signal.pidfd_send_signal(self._handle, signal.SIGTERM)
+            self._send(signal.SIGTERM)
             return True
+
+        def kill(self) -> None:
+            """End it at once, whatever it does; ``ended`` follows. Raises OSError where this user may not."""
+            self._send(signal.SIGKILL)
+
+        def _send(self, number: signal.Signals) -> None:
+            with contextlib.suppress(ProcessLookupError):  # It has just ended; the notifier says so.
+                signal.pidfd_send_signal(self._handle, number)
 
         def close(self) -> None:
             """Hold it no longer; it runs on."""

@@ -5,7 +5,7 @@ from PySide6.QtGui import QAccessible, QAccessibleAnnouncementEvent, QGuiApplica
 from PySide6.QtWidgets import QHBoxLayout, QPushButton, QVBoxLayout, QWidget
 
 from desktop.gui.charts import Gauge, ProgressLine, Reading
-from desktop.gui.model import GpuMeter, Meters, Snapshot, Status, UpdateView, plain
+from desktop.gui.model import GpuMeter, Meters, Phase, Snapshot, Status, UpdateView, plain
 from desktop.gui.money import EarningsCard
 from desktop.gui.pausing import PauseMenu
 from desktop.gui.sentences import Sentences
@@ -22,6 +22,7 @@ class HomePage(QWidget):
 
     toggle_asked = Signal()
     update_asked = Signal()
+    restart_asked = Signal()
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,6 +56,9 @@ class HomePage(QWidget):
         texts.setSpacing(4)
         texts.addWidget(self.headline)
         texts.addWidget(self.reason)
+        self.anew = button(self.tr("End it and start it &again"), self.restart_asked.emit, "link")
+        self.anew.hide()
+        texts.addWidget(self.anew, 0, Qt.AlignmentFlag.AlignLeft)
         row.addWidget(self.switch)
         row.addLayout(texts, 1)
         row.addWidget(self.mark, 0, Qt.AlignmentFlag.AlignTop)
@@ -124,6 +128,7 @@ class HomePage(QWidget):
         self.reason.say(sentence.reason)
         self.switch.setChecked(snapshot.is_on)
         self.switch.setAccessibleDescription(f"{sentence.headline} {sentence.reason}")
+        self.anew.setVisible(snapshot.phase is Phase.TROUBLE)
         self.pauses.show_snapshot(snapshot)
         self.pause.setVisible(self.pauses.isEnabled())
         self._status = snapshot.status or self._status

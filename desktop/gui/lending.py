@@ -1,16 +1,17 @@
 """The switch: what the owner asked for, what the agent says and whether its process lives, as one stream of snapshots.
 
 STARTING --an answer--> RUNNING: the switch is the agent's, which keeps it and answers while lending is off, too
- ^  toggle   '-------------+--- its process ends by itself: OFF with its last words
+ ^  toggle   '-------------+--- its process ends by itself: OFF with its last words; without any it is started again
 OFF <------ STOPPING <--toggle-- TROUBLE <-- any: an answer that cannot be used
 """
 
 import contextlib
 import json
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
-from PySide6.QtCore import QObject, QTimer, Signal
+from PySide6.QtCore import QElapsedTimer, QObject, QTimer, Signal
 
 from desktop.gui.client import AgentClient
 from desktop.gui.errors import AnswerError, StartError, StopError
@@ -23,6 +24,7 @@ MISSES = (
     3  # Unusable answers in a row, until an agent that answered before counts as troubled: a busy computer is slow.
 )
 UNSEEN_INTERVAL_MS = 5000  # In the tray nobody watches numbers move.
+REVIVALS, REVIVAL_MS = 3, 600_000  # So often in so long an agent that somebody ended is started again.
 STOP_PATIENCE_MS = 40_000  # The agent gives a worker 20 s to hand over what it has.
 
 
@@ -41,7 +43,11 @@ class Lending(QObject):
         self._command = tuple(command)
         self._stopping = self._answered = self._lost = self._wanted = False
         self._looked = False
+        self._anew = False
         self._misses = 0
+        self._revived: deque[int] = deque(maxlen=REVIVALS)
+        self._clock = QElapsedTimer()
+        self._clock.start()
         self._process = AgentProcess(log, lambda: self._orders.ask(LEAVE, b"{}"), self)
         self._process.ended.connect(self._ended)
         self._client = AgentClient(socket, self)
@@ -87,6 +93,18 @@ class Lending(QObject):
             self._wanted = False
             self._show(Phase.OFF, detail=str(error))
         except StopError as error:
+            self._show(Phase.TROUBLE, detail=str(error))
+
+    def restart(self) -> None:
+        """End an agent that does not answer, or that is not to be understood, and start another."""
+        try:
+            if self._process.pid:
+                self._anew = True
+                self._process.kill()
+            else:
+                self._open()
+        except StopError as error:
+            self._anew = False
             self._show(Phase.TROUBLE, detail=str(error))
 
     def pause(self, seconds: int) -> None:
@@ -180,10 +198,24 @@ class Lending(QObject):
             self._show(Phase.TROUBLE, detail=text)
 
     def _ended(self) -> None:
-        asked = self._stopping
+        asked, anew = self._stopping, self._anew or self._is_to_revive()
+        self._anew = False
         self._stopping = self._answered = self._lost = self._wanted = False
         self._patience.stop()
-        self._show(Phase.OFF, detail="" if asked else self._process.last_words())
+        if anew:
+            self._open()
+        else:
+            self._show(Phase.OFF, detail="" if asked else self._process.last_words())
+
+    def _is_to_revive(self) -> bool:
+        """Somebody ended an agent of this window that had worked; three times in ten minutes are no accident."""
+        if self._stopping or not (self._answered and self._process.is_ours) or self._process.reason():
+            return False
+        now = self._clock.elapsed()
+        if len(self._revived) == REVIVALS and now - self._revived[0] < REVIVAL_MS:
+            return False
+        self._revived.append(now)
+        return True
 
     def _lost_patience(self) -> None:
         self._stopping, self._lost = False, True

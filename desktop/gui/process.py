@@ -4,6 +4,7 @@ import os
 import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from PySide6.QtCore import QObject, Signal
 
@@ -14,6 +15,7 @@ from desktop.gui.model import plain
 MAX_LOG_BYTES = 8 << 20  # Weeks of an agent's log; then it begins anew.
 TAIL_BYTES = 16384  # Holds the last lines even where they are as long as the agent lets them be.
 PROGRAM_NAME = "cottage node: "  # Begins the line in which the agent says why it failed.
+_T = TypeVar("_T")
 
 
 class AgentProcess(QObject):
@@ -85,16 +87,22 @@ class AgentProcess(QObject):
         Raises:
             StopError: no process is held, or it may not be asked.
         """
+        if not self._told(Held.ask_to_stop):
+            self._leave()
+
+    def kill(self) -> None:
+        """End the process at once; ``ended`` follows. Raises as ``ask_to_stop``."""
+        self._told(Held.kill)
+
+    def _told(self, word: Callable[[Held], _T]) -> _T:
         if self._held is None:
             raise StopError(self.tr("It is not known which process answers; end it where it was started."))
         try:
-            asked = self._held.ask_to_stop()
+            return word(self._held)
         except OSError as error:
             raise StopError(
                 self.tr("The process {0} cannot be stopped: {1}.").format(self._pid, error.strerror)
             ) from error
-        if not asked:
-            self._leave()
 
     def let_go(self) -> None:
         """Follow the process no longer; it runs on."""
@@ -107,6 +115,10 @@ class AgentProcess(QObject):
         """Why the process that was started here ended; empty where another was followed, whose log is elsewhere."""
         if not self._is_ours:
             return ""
+        return self.reason() or self.tr("It ended without a word; its log is {0}.").format(self._log)
+
+    def reason(self) -> str:
+        """What the process that was started here said of its end; empty where somebody else ended it."""
         try:
             with self._log.open("rb") as file:
                 size = self._log.stat().st_size
@@ -118,7 +130,7 @@ class AgentProcess(QObject):
         for line in reversed(lines):
             if line.startswith(PROGRAM_NAME):
                 return plain(line.removeprefix(PROGRAM_NAME))
-        return self.tr("It ended without a word; its log is {0}.").format(self._log)
+        return ""
 
     def tend(self) -> None:
         """Now and then: leave no zombie, and begin the log anew where it has grown past its limit."""

@@ -102,7 +102,7 @@ class Sentences(QObject):
                     "Docker does not answer. Jobs run only inside it, so that they cannot reach your files and network."
                 )
                 then = self.tr("Lending goes on by itself then.")
-                return f"{why} {self._engine()} {then}"
+                return f"{why} {self.engine()} {then}"
             case "no image":
                 return self.tr(
                     "The image that jobs run in is not here yet: `cottage node image` in a terminal fetches it."
@@ -114,7 +114,8 @@ class Sentences(QObject):
             case _:
                 return sentence(status.trouble)
 
-    def _engine(self) -> str:
+    def engine(self) -> str:
+        """How one comes to have a Docker engine."""
         if platform.system() == "Linux":
             return self.tr(
                 "Install it (Debian and Ubuntu: sudo apt-get install docker.io), start it, and let this user use it: "

@@ -1,7 +1,5 @@
 """The first run: what this computer can do, where its earnings go, and the switch. Three clicks."""
 
-from collections.abc import Mapping
-
 from PySide6.QtCore import QSettings, Qt, QTimer, Signal
 from PySide6.QtWidgets import (
     QButtonGroup,
@@ -14,11 +12,11 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from desktop.gui.checkwords import CheckWords
 from desktop.gui.client import Calls
 from desktop.gui.errors import AnswerError
 from desktop.gui.identity import BackupSheet, RestoreSheet
-from desktop.gui.model import Check, SelfTest, Snapshot, plain, read
-from desktop.gui.sentences import money
+from desktop.gui.model import Check, Phase, SelfTest, Snapshot, plain, read
 from desktop.gui.widgets import Card, CheckMark, Switch, Text, button
 
 DONE = "welcome/done"
@@ -31,16 +29,19 @@ class Welcome(QWidget):
 
     done = Signal()
     toggle_asked = Signal()
+    restart_asked = Signal()
 
     def __init__(self, calls: Calls, settings: QSettings) -> None:
         super().__init__()
-        self._calls, self._settings = calls, settings
-        self._has_agent = self._has_test = False
+        self._calls, self._settings, self._words = calls, settings, CheckWords(self)
+        self._has_agent = self._has_test = self._anew = self._unreachable = False
         self._coordinator = ""
+        self._test = SelfTest(())
         self.setMinimumSize(1, 1)
         self.steps = QStackedWidget()
         for step in (self._checks_step(), self._wallet_step(), self._switch_step()):
             self.steps.addWidget(step)
+        self._judge(self._test)
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)
         column.addWidget(self.steps)
@@ -61,7 +62,7 @@ class Welcome(QWidget):
         ))  # fmt: skip
         self.lines = {name: _Line() for name in NAMES}
         for name, line in self.lines.items():
-            line.show_check(Check(name), self._name(name), "")
+            line.show_check(Check(name), self._words.name(name), "")
             card.body.addWidget(line)
         self.address = QLineEdit()
         self.address.setPlaceholderText("https://…")
@@ -70,14 +71,13 @@ class Welcome(QWidget):
         self.address_label.say(self.tr("The address of the network to lend to"))
         self.address.editingFinished.connect(self._set_coordinator)
         self.said = Text(dim=True)
-        self.again = button(self.tr("Check &again"), self.begin_test)
+        self.again = button(self.tr("Check &again"), self._look_again)
         self.first = button(self.tr("&Continue"), self._to_wallet, "main")
         for part in (self.address_label, self.address, self.said, self._row(self.again, self.first)):
             card.body.addWidget(part)
         for part in (self.address_label, self.address):
-            part.hide()  # Until the agent says that it has none.
+            part.hide()  # Until the agent says that it has none, or that nobody answers there.
         card.body.addStretch()
-        self._judge(SelfTest(()))
         return card
 
     def _wallet_step(self) -> QWidget:
@@ -113,10 +113,15 @@ class Welcome(QWidget):
         return card
 
     def _switch_step(self) -> QWidget:
-        card = self._step(3, self.tr("Ready."), self.tr(
+        card = self._step(3, "", self.tr(
             "It lends once nobody has used the computer for five minutes, on mains only, and steps aside for games. All of that"
             " can be changed in the settings."
         ))  # fmt: skip
+        self.ready, self.lacking = card.findChildren(Text)[1], Text()
+        self.still = {name: _Line() for name in NAMES}
+        for part in (self.lacking, *self.still.values()):
+            card.body.addWidget(part)
+            part.hide()
         row = QHBoxLayout()
         self.switch = Switch(self.tr("Lend this computer"))
         self.switch.clicked.connect(self._flip)
@@ -158,16 +163,43 @@ class Welcome(QWidget):
         """The agent answers: test what there is, once."""
         status = snapshot.status
         self._has_agent = status is not None
+        if not self.is_done and snapshot.detail and snapshot.phase in (Phase.OFF, Phase.TROUBLE):
+            self._say_trouble(snapshot.detail)
         if status is None or self.is_done:
             return
         self._coordinator = status.coordinator
-        for part in (self.address_label, self.address):
-            part.setVisible(not status.coordinator or (self.address.hasFocus() and self.address.isModified()))
+        self._show_address()
         if not self._has_test and self.isVisible():
             self.begin_test()
 
+    def _show_address(self) -> None:
+        """Where there is none, where nobody answers at it, and while it is being typed."""
+        typed = self.address.hasFocus() and self.address.isModified()
+        if self._unreachable and not typed and not self.address.text():
+            self.address.setText(self._coordinator)
+        for part in (self.address_label, self.address):
+            part.setVisible(not self._coordinator or self._unreachable or typed)
+
+    def _say_trouble(self, detail: str) -> None:
+        """The agent that tests does not run: why, and a button."""
+        self._look.stop()
+        self._has_test = False
+        for line in self.lines.values():
+            line.mark.set_state("waiting")
+        self.said.say(self.tr("Cottage's agent does not run, so nothing can be checked: {0}").format(plain(detail)))
+        self.again.setEnabled(True)
+        self.first.setEnabled(False)
+
+    def _look_again(self) -> None:
+        if self._has_agent:
+            self.begin_test()
+        else:
+            self.said.say(self.tr("Cottage's agent is starting."))
+            self.restart_asked.emit()
+
     def begin_test(self) -> None:
-        """Test anew."""
+        """Test anew; after the one that runs, where one does."""
+        self._anew = self._look.isActive()
         self._has_test = True
         self._look.start()
         self._calls.post("selftest", {}, self._take_test, self.said.say)
@@ -181,12 +213,20 @@ class Welcome(QWidget):
         for check in test.checks:
             if (line := self.lines.get(check.name)) is not None:
                 over = check.state not in ("waiting", "running")
-                line.show_check(check, self._name(check.name), self._words(check) if over else plain(check.text))
+                line.show_check(
+                    check, self._words.name(check.name), self._words.said(check) if over else plain(check.text)
+                )
+                if check.name == "coordinator" and over:
+                    self._unreachable = check.state == "bad" and check.code != "not set"
+                    self._show_address()
         self._judge(test)
         if not test.running:
             self._look.stop()
+            if self._anew:
+                self.begin_test()
 
     def _judge(self, test: SelfTest) -> None:
+        self._test = test
         over = bool(test.checks) and not test.running
         self.again.setEnabled(over)
         self.first.setEnabled(over)
@@ -196,8 +236,20 @@ class Welcome(QWidget):
             self.said.say(self.tr("This computer can lend."))
         else:
             self.said.say(self.tr("You can go on: it lends as soon as what is marked has been mended."))
+        self._say_whether_ready()
         if over and self.steps.currentIndex() == 0 and not self.address.isVisible() and self.isVisible():
             self.first.setFocus()
+
+    def _say_whether_ready(self) -> None:
+        """The last step names what still keeps this computer from lending."""
+        bad = {check.name: check for check in self._test.checks if check.state == "bad"}
+        self.ready.say(self.tr("Almost ready.") if bad else self.tr("Ready."))
+        self.lacking.say(self.tr("Lending begins by itself once this has been mended:"))
+        self.lacking.setVisible(bool(bad))
+        for name, line in self.still.items():
+            line.setVisible(name in bad)
+            if name in bad:
+                line.show_check(bad[name], self._words.name(name), self._words.said(bad[name]))
 
     def _set_coordinator(self) -> None:
         url = self.address.text().strip()
@@ -252,72 +304,6 @@ class Welcome(QWidget):
         self._look.stop()
         self._settings.setValue(DONE, True)
         self.done.emit()
-
-    # --- words ----------------------------------------------------------------------------------------------------------
-
-    def _name(self, name: str) -> str:
-        match name:
-            case "gpu":
-                return self.tr("Device")
-            case "sandbox":
-                return self.tr("Docker")
-            case "speed":
-                return self.tr("Speed")
-            case "disk":
-                return self.tr("Disk")
-            case "memory":
-                return self.tr("Memory")
-            case "coordinator":
-                return self.tr("Network")
-            case "line":
-                return self.tr("Line")
-            case _:
-                return self.tr("Earnings")
-
-    def _words(self, check: Check) -> str:
-        """What was found, in the owner's language; details that only the agent knows in its own."""
-        detail, text = {name: plain(value, 60) for name, value in check.detail.items()}, plain(check.text)
-        match check.name, check.code:
-            case "gpu", "found":
-                return detail.get("name", text)
-            case "gpu", code:
-                return self._no_gpu(code, text)
-            case "sandbox", "found":
-                return self.tr("Keeps jobs away from your files and your network")
-            case "sandbox", "no engine":
-                return self.tr("Docker does not run here: install it, start it, then check again. {0}").format(text)
-            case "sandbox", "no image":
-                return self.tr("The image that jobs run in is missing. {0}").format(text)
-            case "speed", "measured":
-                return self.tr("{0} GFLOP/s, measured").format(detail.get("gigaflops", ""))
-            case "disk", _:
-                return self.tr("{0} GB free, {1} GB for jobs").format(detail.get("free_gb"), detail.get("wanted_gb"))
-            case "memory", _:
-                return self.tr("{0} of {1} MB for jobs").format(detail.get("lent_mb"), detail.get("memory_mb"))
-            case "coordinator", "answers":
-                return self.tr("{0} computers are connected, {1} of them work").format(
-                    detail.get("online"), detail.get("busy")
-                )
-            case "line", "tested":
-                up, down = detail.get("up_mbit", "?"), detail.get("down_mbit", "?")
-                return self.tr("Up {0}, down {1} Mbit/s; router: {2}").format(up, down, detail.get("nat"))
-            case "earnings", "some" | "below power":
-                return self._range(detail)
-            case _:
-                return text
-
-    def _no_gpu(self, code: str, text: str) -> str:
-        if code == "gone":
-            return self.tr("The GPU that you chose is not in this computer; the processor earns far less.")
-        return self.tr("No NVIDIA GPU can be used; the processor earns far less. {0}").format(text)
-
-    def _range(self, detail: Mapping[str, str]) -> str:
-        try:
-            low, high, power = (money(int(detail[name])) for name in ("low", "high", "power"))
-        except (KeyError, ValueError):
-            return "–"
-        text = self.tr("Between {0} and {1} an hour, after {2} for electricity")
-        return text.format(low, high, power)
 
 
 class _Line(QWidget):

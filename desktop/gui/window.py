@@ -28,6 +28,7 @@ class MainWindow(QWidget):
     """Shows snapshots. Closing it hides it where ``stays_in_tray`` says that it can be brought back."""
 
     toggle_asked = Signal()
+    restart_asked = Signal()
     quit_asked = Signal()
     went_to_tray = Signal()
     seen = Signal(bool)
@@ -69,8 +70,10 @@ class MainWindow(QWidget):
         column.addLayout(top)
         column.addWidget(self.stack, 1)
         self.home.toggle_asked.connect(self.toggle_asked)
+        self.home.restart_asked.connect(self.restart_asked)
         self.home.update_asked.connect(self._update)
         self.welcome.toggle_asked.connect(self.toggle_asked)
+        self.welcome.restart_asked.connect(self.restart_asked)
         self.welcome.done.connect(lambda: self.go(HOME))
         self.home.earnings.more_asked.connect(lambda: self.go(EARNINGS))
         for page in (self.home.earnings, self.earnings):

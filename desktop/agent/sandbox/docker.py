@@ -381,4 +381,5 @@ def _explain(error: Exception) -> str:
 def _root_cause(error: BaseException) -> str:
     while error.__cause__ or error.__context__:
         error = error.__cause__ or error.__context__ or error
-    return printable(str(error)) or type(error).__name__
+    said = error.strerror if isinstance(error, OSError) else None
+    return printable(said or str(error)) or type(error).__name__

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from desktop.gui.sentences import moment
 from desktop.gui.welcome import DONE
 from desktop.gui.window import ACTIVITY, EARNINGS, HOME, SETTINGS, WELCOME
 from installer.desktop import translations
-from tests.desktop.gui.support import agent, documents, listener, status, task, wait_for
+from tests.desktop.gui.support import agent, documents, listener, save_picture, status, task, wait_for
 
 OpenDesktop = Callable[..., Desktop]
 Orders = list[tuple[str, Any]]
@@ -393,6 +394,90 @@ def test_the_first_run_takes_three_clicks(app: QApplication, home: Path, tmp_pat
         desktop.window.deleteLater()
         QApplication.sendPostedEvents(desktop.window, QEvent.Type.DeferredDelete)
         desktop.deleteLater()
+
+
+@pytest.fixture
+def first_run(app: QApplication, home: Path, tmp_path: Path) -> Iterator[Callable[..., Desktop]]:
+    """A window that nobody has used before, over an agent that ``command`` starts."""
+    opened: list[Desktop] = []
+
+    def make(*command: str) -> Desktop:
+        settings = QSettings(str(tmp_path / "first.ini"), QSettings.Format.IniFormat)
+        opened.append(Desktop(home, command or ("false",), settings))
+        return opened[-1]
+
+    yield make
+    for desktop in opened:
+        desktop.lending._timer.stop()
+        desktop.window.hide()
+        desktop.window.deleteLater()
+        QApplication.sendPostedEvents(desktop.window, QEvent.Type.DeferredDelete)
+        desktop.deleteLater()
+
+
+def _found(*bad: tuple[str, str], running: bool = False) -> bytes:
+    checks = [{"name": name, "state": "bad", "code": code, "text": "[Errno 2]"} for name, code in bad]
+    return json.dumps({"checks": [{"name": "gpu", "state": "good"}, *checks], "running": running}).encode()
+
+
+def test_the_last_step_of_the_first_run_names_what_still_keeps_from_lending(
+    first_run: Callable[..., Desktop], home: Path
+) -> None:
+    docs, orders = documents(selftest=_found(("sandbox", "no engine"), ("coordinator", "no answer"))), Orders()
+    docs["status"] = status(on=False, state="off", coordinator="http://wrong.test")
+    with listener(home / "agent.sock", agent(docs, orders)):
+        welcome = first_run().window.welcome
+        wait_for(welcome.first.isEnabled, "the self-test")
+        assert welcome.address.isVisible()
+        assert welcome.address.text() == "http://wrong.test", "a wrong address can be mended"
+        welcome.steps.setCurrentIndex(2)
+        assert welcome.ready.text() == "Almost ready."
+        assert welcome.still["sandbox"].isVisible()
+        assert welcome.still["coordinator"].isVisible()
+        assert not welcome.still["disk"].isVisible()
+        assert "docker.io" in welcome.still["sandbox"].text.text()
+        assert "[Errno" not in welcome.still["sandbox"].text.text()
+        save_picture(welcome.window(), "first_run_almost_ready")
+        docs["selftest"] = _found()
+        welcome.begin_test()
+        wait_for(lambda: welcome.ready.text() == "Ready.", "a better test")
+        assert not welcome.lacking.isVisible()
+        assert not welcome.address.isVisible()
+
+
+def test_an_address_typed_while_the_test_runs_is_tested_after_it(
+    first_run: Callable[..., Desktop], home: Path
+) -> None:
+    docs, orders = documents(selftest=_found(("coordinator", "not set"), running=True)), Orders()
+    docs["status"] = status(on=False, state="off", coordinator="")
+    with listener(home / "agent.sock", agent(docs, orders)):
+        welcome = first_run().window.welcome
+        wait_for(welcome.address.isVisible, "the field")
+        wait_for(lambda: ("selftest", {}) in orders, "the first test")
+        welcome.address.setFocus()
+        QTest.keyClicks(welcome.address, "http://right.test")
+        QTest.keyClick(welcome.address, Qt.Key.Key_Return)
+        wait_for(lambda: ("settings", {"coordinator": "http://right.test"}) in orders, "the address")
+        docs["selftest"] = _found()
+        before = orders.count(("selftest", {}))
+        wait_for(lambda: orders.count(("selftest", {})) > before, "a test of the new address")
+        wait_for(welcome.first.isEnabled, "its end")
+
+
+def test_a_first_run_whose_agent_cannot_start_says_why_and_has_a_button(
+    first_run: Callable[..., Desktop], home: Path
+) -> None:
+    program = home / "agent.py"
+    program.write_text("raise SystemExit('cottage node: the disk is full')\n")
+    desktop = first_run(sys.executable, str(program))
+    welcome = desktop.window.welcome
+    wait_for(lambda: "the disk is full" in welcome.said.text(), "the reason")
+    assert welcome.again.isEnabled()
+    assert not welcome.first.isEnabled()
+    save_picture(desktop.window, "first_run_agent_cannot_start")
+    program.write_text("raise SystemExit('cottage node: and still no room')\n")
+    QTest.mouseClick(welcome.again, Qt.MouseButton.LeftButton)
+    wait_for(lambda: "and still no room" in welcome.said.text(), "another try")
 
 
 def test_calls_are_answered_in_order_and_a_flood_is_refused(app: QApplication, home: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from PySide6.QtCore import QDateTime, QSettings, Qt
 from PySide6.QtTest import QTest
 
+from desktop.gui import lending
 from desktop.gui.app import Desktop
 from desktop.gui.model import Phase
 from desktop.gui.pausing import until_tomorrow
@@ -182,22 +183,51 @@ def test_an_agent_from_a_terminal_is_found_and_its_end_is_no_trouble(
         assert desktop.window.home.headline.text() == "Lending is off."
 
 
-def test_a_killed_agent_is_told_and_the_switch_starts_another(
+def another(home: Path, *before: int | None) -> bool:
+    return agent_of(home) not in (None, *before)
+
+
+def test_a_killed_agent_is_started_again_and_lends_but_not_for_ever(
+    open_desktop: OpenDesktop, home: Path, coordinator_thread: Any
+) -> None:
+    desktop = open_desktop(*settings(coordinator_thread))
+    until(desktop, "Lending is off.")
+    flip(desktop)
+    seen: list[int] = []
+    for _ in range(lending.REVIVALS + 1):
+        wait_for(lambda: another(home, *seen), "another agent")
+        until(desktop, "Waiting for a job.")
+        pid = agent_of(home)
+        assert pid is not None
+        seen.append(pid)
+        os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: desktop.window.home.headline.text() != "Waiting for a job.", "the end is seen")
+    until(desktop, "The agent does not run.")
+    assert str(home / "agent.log") in desktop.window.home.reason.accessibleName()
+    assert not desktop.window.home.switch.isChecked()
+    flip(desktop)
+    until(desktop, "Waiting for a job.")
+    assert another(home, *seen)
+
+
+def test_an_agent_that_does_not_answer_is_ended_and_started_again_by_a_button(
     open_desktop: OpenDesktop, home: Path, coordinator_thread: Any
 ) -> None:
     desktop = open_desktop(*settings(coordinator_thread))
     until(desktop, "Lending is off.")
     flip(desktop)
     until(desktop, "Waiting for a job.")
-    pid = agent_of(home)
+    pid, button = agent_of(home), desktop.window.home.anew
     assert pid is not None
-    os.kill(pid, signal.SIGKILL)
-    until(desktop, "The agent does not run.")
-    assert str(home / "agent.log") in desktop.window.home.reason.accessibleName()
-    assert not desktop.window.home.switch.isChecked()
-    flip(desktop)
+    assert not button.isVisible()
+    os.kill(pid, signal.SIGSTOP)
+    until(desktop, "The agent needs your attention.")
+    assert button.isVisible()
+    save_picture(desktop.window, "desktop_agent_hangs")
+    QTest.mouseClick(button, Qt.MouseButton.LeftButton)
     until(desktop, "Waiting for a job.")
-    assert agent_of(home) not in (None, pid)
+    assert another(home, pid)
+    assert not button.isVisible()
 
 
 def test_a_coordinator_that_goes_away_is_told_with_the_agents_reason(

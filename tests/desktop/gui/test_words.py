@@ -79,7 +79,7 @@ def test_the_window_speaks_german_where_its_owner_does(app: QApplication) -> Non
     done = subprocess.run(
         (sys.executable, "-c", code), cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
     )
-    assert done.stdout.strip() == "Das Leihen ist aus. | 1,24 | Abbrechen", done.stderr
+    assert done.stdout.strip() == "Das Verleihen ist aus. | 1,24 | Abbrechen", done.stderr
 
 
 def test_amounts_are_written_as_people_here_write_them(app: QApplication) -> None:

@@ -1,0 +1,88 @@
+"""The steps of the self-test in the owner's language."""
+
+from collections.abc import Mapping
+
+from PySide6.QtCore import QObject
+
+from desktop.gui.model import Check, plain
+from desktop.gui.sentences import Sentences, money
+
+
+class CheckWords(QObject):
+    """The words; details that only the agent knows stay in its own."""
+
+    def name(self, name: str) -> str:
+        """What a step is about."""
+        names = {
+            "gpu": self.tr("Device"),
+            "sandbox": self.tr("Docker"),
+            "speed": self.tr("Speed"),
+            "disk": self.tr("Disk"),
+            "memory": self.tr("Memory"),
+            "coordinator": self.tr("Network"),
+            "line": self.tr("Line"),
+        }
+        return names.get(name, self.tr("Earnings"))
+
+    def said(self, check: Check) -> str:
+        """What was found."""
+        detail, text = {name: plain(value, 60) for name, value in check.detail.items()}, plain(check.text)
+        if check.name in ("sandbox", "speed"):
+            said = self._of_jobs(detail, text)
+        elif check.name in ("coordinator", "line", "earnings"):
+            said = self._of_the_network(detail, text)
+        else:
+            said = self._of_the_machine(detail, text)
+        return said.get((check.name, check.code)) or said.get((check.name, "")) or text
+
+    def _of_the_machine(self, detail: Mapping[str, str], text: str) -> dict[tuple[str, str], str]:
+        disk = self.tr("{0} GB free, {1} GB for jobs").format(detail.get("free_gb"), detail.get("wanted_gb"))
+        memory = self.tr("{0} of {1} MB for jobs").format(detail.get("lent_mb"), detail.get("memory_mb"))
+        gone = self.tr("The GPU that you chose is not in this computer; the processor earns far less.")
+        none = self.tr("No NVIDIA GPU can be used; the processor earns far less. {0}").format(text)
+        return {
+            ("gpu", "found"): detail.get("name", text),
+            ("gpu", "gone"): gone,
+            ("gpu", ""): none,
+            ("disk", "full"): self.tr("{0}: make room").format(disk),
+            ("disk", ""): disk,
+            ("memory", "little"): self.tr("{0} MB are too little for any job").format(detail.get("memory_mb")),
+            ("memory", ""): memory,
+        }
+
+    def _of_jobs(self, detail: Mapping[str, str], text: str) -> dict[tuple[str, str], str]:
+        engine = Sentences(self).engine()
+        return {
+            ("sandbox", "found"): self.tr("Keeps jobs away from your files and your network"),
+            ("sandbox", "unprotected"): self.tr("Jobs run with your rights: for a demo only"),
+            ("sandbox", "unsafe"): self.tr("Jobs cannot be kept apart safely here: {0}").format(text),
+            ("sandbox", "no engine"): self.tr("Docker does not run here. {0}").format(engine),
+            ("sandbox", "no image"): self.tr("The image that jobs run in is missing. {0}").format(text),
+            ("speed", "measured"): self.tr("{0} GFLOP/s, measured").format(detail.get("gigaflops", "")),
+            ("speed", "not measured"): self.tr("It is measured once jobs can run here"),
+        }
+
+    def _of_the_network(self, detail: Mapping[str, str], text: str) -> dict[tuple[str, str], str]:
+        here = self.tr("{0} computers are connected, {1} of them work")
+        line = self.tr("Up {0}, down {1} Mbit/s; router: {2}")
+        up, down = detail.get("up_mbit", "?"), detail.get("down_mbit", "?")
+        return {
+            ("coordinator", "answers"): here.format(detail.get("online"), detail.get("busy")),
+            ("coordinator", "not set"): self.tr("The address of the network is missing"),
+            ("coordinator", "no answer"): self.tr("Nobody answers there: {0}").format(text),
+            ("line", "tested"): line.format(up, down, detail.get("nat")),
+            ("line", "no relay"): self.tr("No relay of the network is reached from here"),
+            ("line", "waits"): self.tr("It is tested once the network answers"),
+            ("line", "not tested"): self.tr("It could not be tested: {0}").format(text),
+            ("earnings", "some"): self._range(detail),
+            ("earnings", "below power"): self._range(detail),
+            ("earnings", "not known"): self.tr("Known once the speed is measured and the network has told its price"),
+        }
+
+    def _range(self, detail: Mapping[str, str]) -> str:
+        try:
+            low, high, power = (money(int(detail[name])) for name in ("low", "high", "power"))
+        except (KeyError, ValueError):
+            return "–"
+        text = self.tr("Between {0} and {1} an hour, after {2} for electricity")
+        return text.format(low, high, power)
