@@ -368,6 +368,17 @@
     </message>
 </context>
 <context>
+    <name>Desktop</name>
+    <message>
+        <source>Cottage keeps its key and settings in {0}, which cannot be used: {1}.</source>
+        <translation>Cottage bewahrt Schlüssel und Einstellungen in {0} auf, und das geht dort nicht: {1}.</translation>
+    </message>
+    <message>
+        <source>Give yourself the right to write there, or make room; then open Cottage again.</source>
+        <translation>Geben Sie sich dort das Recht zu schreiben, oder schaffen Sie Platz; öffnen Sie Cottage dann noch einmal.</translation>
+    </message>
+</context>
+<context>
     <name>EarningsCard</name>
     <message>
         <source>Earnings</source>

@@ -1,6 +1,6 @@
 """``cottage desktop``: the provider's window. The agent runs as a process of its own and is not needed to open the window.
 
-Exit codes: 0 closed; 2 an argument is unusable; 3 there is no screen.
+Exit codes: 0 closed; 2 an argument or the folder is unusable; 3 there is no screen.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from pathlib import Path
 import platformdirs
 from PySide6.QtCore import QObject, QSettings, Qt, QTimer
 from PySide6.QtGui import QGuiApplication, QIcon
-from PySide6.QtWidgets import QApplication
+from PySide6.QtWidgets import QApplication, QMessageBox
 
 from desktop.gui.client import Calls
 from desktop.gui.language import speak
@@ -28,7 +28,7 @@ from desktop.gui.window import SETTINGS, MainWindow
 from desktop.layout import NOTE, VERSIONS
 from transport.terminal import say
 
-EXIT_NO_SCREEN = 3
+EXIT_UNUSABLE, EXIT_NO_SCREEN = 2, 3
 
 
 class Desktop(QObject):
@@ -115,7 +115,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     home = (options.home or platformdirs.user_data_path("cottage") / "node").absolute()
     settings = user_settings()
     app = application(sys.argv[:1], str(settings.value(LANGUAGE, "system")))
-    only = OnlyOne(home)
+    try:
+        only = OnlyOne(home)
+    except OSError as error:
+        return _tell_unusable(home, error)
     if not only.is_first:
         return 0  # The window that is open has come forward.
     command = (*agent_program(), "run", "--stay", "--home", str(home), *options.agent)
@@ -133,6 +136,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         only.let_go()
         os.execv(program, [str(program), *hidden, *given])  # noqa: S606 - a program of ours, without a shell
     return code
+
+
+def _tell_unusable(home: Path, error: OSError) -> int:
+    """Nobody sees what a program says that was started by a double click; the exit code."""
+    why = QApplication.translate("Desktop", "Cottage keeps its key and settings in {0}, which cannot be used: {1}.")
+    what = QApplication.translate(
+        "Desktop", "Give yourself the right to write there, or make room; then open Cottage again."
+    )
+    said = why.format(home, error.strerror or error)
+    say(f"cottage desktop: {said}", error=True)
+    QMessageBox(QMessageBox.Icon.Critical, "Cottage", f"{said}\n\n{what}").exec()
+    return EXIT_UNUSABLE
 
 
 def end() -> None:

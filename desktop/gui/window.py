@@ -3,7 +3,7 @@
 
 from collections.abc import Callable
 
-from PySide6.QtCore import QByteArray, QEvent, QSettings, Qt, QTimer, Signal
+from PySide6.QtCore import QByteArray, QEvent, QMargins, QSettings, Qt, QTimer, Signal
 from PySide6.QtGui import QCloseEvent, QHideEvent, QKeySequence, QMoveEvent, QResizeEvent, QShortcut, QShowEvent
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QScrollArea, QStackedWidget, QVBoxLayout, QWidget
 
@@ -19,6 +19,7 @@ from desktop.gui.widgets import Choice, Text
 
 MIN_WIDTH, MIN_HEIGHT = 420, 360
 USUAL_WIDTH, USUAL_HEIGHT = 780, 820
+FRAME = QMargins(8, 40, 8, 8)  # More than any desktop draws around a window.
 SAVE_DELAY_MS = 500  # A drag moves the window sixty times a second.
 GEOMETRY = "window/geometry"
 HOME, EARNINGS, ACTIVITY, SETTINGS, WELCOME = range(5)
@@ -180,6 +181,18 @@ class MainWindow(QWidget):
         kept = self._settings.value(GEOMETRY)
         if not (isinstance(kept, QByteArray) and self.restoreGeometry(kept)):
             self.resize(USUAL_WIDTH, USUAL_HEIGHT)
+        self._fit()
+
+    def _fit(self) -> None:
+        """No larger than its screen has room for, with its frame: what lies below the edge cannot be scrolled to."""
+        room = self.screen().availableGeometry().marginsRemoved(FRAME)
+        self.resize(self.size().boundedTo(room.size()))
+        if self.screen().availableGeometry().contains(self.frameGeometry()):
+            return
+        corner = self.pos()
+        corner.setX(max(room.left(), min(corner.x(), room.right() - self.width())))
+        corner.setY(max(room.top(), min(corner.y(), room.bottom() - self.height())))
+        self.move(corner)
 
 
 def _scrolled(page: QWidget) -> QScrollArea:

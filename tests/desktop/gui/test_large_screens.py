@@ -6,10 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[3]
 _PROGRAM = """
 import json, sys
 from pathlib import Path
+
+import pytest
 from PySide6.QtCore import QSettings
 from PySide6.QtTest import QTest
 from desktop.gui.app import Desktop, application
@@ -50,3 +54,65 @@ def test_at_twice_the_size_no_page_is_wider_than_the_smallest_window(tmp_path: P
         assert (ratio, points) == (2.0, 2 * width), page
         assert width == 420, f"page {page} has widened the window to {width}"
         assert needed <= width, page
+
+
+_SIZES = """
+import json, sys
+from pathlib import Path
+
+import pytest
+from PySide6.QtCore import QSettings
+from PySide6.QtTest import QTest
+from desktop.gui.app import Desktop, application
+from desktop.gui.welcome import DONE
+from desktop.gui.window import ACTIVITY, EARNINGS, HOME, SETTINGS, WELCOME
+from tests.desktop.gui.support import agent, documents, listener, wait_for
+home, name = Path(sys.argv[1]), sys.argv[2]
+app = application(["cottage"], "de")
+settings = QSettings(str(home / "w.ini"), QSettings.Format.IniFormat)
+settings.setValue(DONE, True)
+with listener(home / "agent.sock", agent(documents())):
+    desktop = Desktop(home, ("false",), settings)
+    window, room = desktop.window, desktop.window.screen().availableGeometry()
+    wait_for(lambda: desktop.lending.snapshot.status is not None, "an answer")
+    seen = {"screen": [room.width(), room.height()], "window": [window.width(), window.height()], "hidden": []}
+    for page in (HOME, EARNINGS, ACTIVITY, SETTINGS, WELCOME):
+        window.go(page)
+        QTest.qWait(100)
+        area = window.areas.get(page)
+        if area is not None and area.widget().height() > area.viewport().height() and not area.verticalScrollBar().isVisible():
+            seen["hidden"].append(page)
+        if page in (HOME, WELCOME):
+            window.grab().save(str(Path("build/shots") / f"size_{name}_{page}.png"))
+    desktop.lending._timer.stop()
+    wait_for(lambda: not desktop.notices._calls._now, "the last answer")
+print(json.dumps(seen))
+"""
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "scale"),
+    [(800, 600, 1), (1366, 768, 1), (1920, 1080, 1), (1920, 1080, 1.5), (1920, 1080, 2)],
+)
+def test_a_new_window_fits_its_screen_and_everything_in_it_is_reached(
+    tmp_path: Path, width: int, height: int, scale: float
+) -> None:
+    screens = {"screens": [{"name": "one", "x": 0, "y": 0, "width": width, "height": height, "dpr": 1}]}
+    (tmp_path / "screens.json").write_text(json.dumps(screens))
+    (ROOT / "build" / "shots").mkdir(parents=True, exist_ok=True)
+    given = {
+        "QT_SCALE_FACTOR": str(scale),
+        "QT_QPA_PLATFORM": f"offscreen:configfile={tmp_path / 'screens.json'}",
+        "PYTHONPATH": str(ROOT),
+    }
+    words = (sys.executable, "-c", _SIZES, str(tmp_path), f"{width}x{height}x{scale:g}")
+    done = subprocess.run(
+        words, cwd=ROOT, env=os.environ | given, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    seen = json.loads(done.stdout)
+    assert seen["screen"] == [int(width / scale), int(height / scale)], "the screen that was asked for"
+    assert seen["hidden"] == []
+    assert seen["window"][0] <= seen["screen"][0]
+    assert seen["window"][1] <= seen["screen"][1] - 40, "with its frame"
+    assert seen["window"][1] >= min(820, seen["screen"][1] - 60), "and not smaller than it must be"

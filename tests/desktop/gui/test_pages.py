@@ -445,9 +445,7 @@ def test_the_last_step_of_the_first_run_names_what_still_keeps_from_lending(
         assert not welcome.address.isVisible()
 
 
-def test_an_address_typed_while_the_test_runs_is_tested_after_it(
-    first_run: Callable[..., Desktop], home: Path
-) -> None:
+def test_an_address_typed_while_the_test_runs_is_tested_after_it(first_run: Callable[..., Desktop], home: Path) -> None:
     docs, orders = documents(selftest=_found(("coordinator", "not set"), running=True)), Orders()
     docs["status"] = status(on=False, state="off", coordinator="")
     with listener(home / "agent.sock", agent(docs, orders)):

@@ -21,7 +21,7 @@ from desktop.gui.sentences import Mood
 from desktop.gui.theme import DARK, LIGHT, Theme, mood_icon
 from desktop.gui.welcome import DONE
 from desktop.gui.widgets import Text
-from desktop.gui.window import EARNINGS, HOME, USUAL_WIDTH, MainWindow
+from desktop.gui.window import EARNINGS, HOME, USUAL_HEIGHT, USUAL_WIDTH, MainWindow
 from tests.desktop.gui.conftest import ROOT
 from tests.desktop.gui.support import http, listener, save_picture, status, task, wait_for
 
@@ -277,6 +277,7 @@ def test_the_window_wears_the_colours_of_the_desktop(
 
 def test_a_window_of_the_usual_size_needs_no_scrolling(window: MainWindow) -> None:
     area = window.areas[HOME]
+    window.resize(USUAL_WIDTH, USUAL_HEIGHT)  # The screen of these tests is too small for it.
     wait_for(lambda: area.verticalScrollBar().maximum() == 0, "everything in sight")
     window.resize(window.minimumSize())
     wait_for(lambda: area.verticalScrollBar().maximum() > 0, "a scroll bar")
@@ -323,6 +324,21 @@ def test_the_program_opens_once_and_ends_when_it_is_asked_to(app: QApplication, 
         assert first.returncode == 0
         assert first.stderr is not None
         assert "Traceback" not in first.stderr.read()
+
+
+def test_a_folder_that_cannot_be_used_is_told_in_a_window(app: QApplication, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    asked = f"""
+import sys
+from PySide6.QtWidgets import QMessageBox
+from desktop.gui import app
+QMessageBox.exec = lambda box: print(box.text())
+sys.exit(app.main(["--home", {str(tmp_path / "file" / "node")!r}]))"""
+    done = subprocess.run((sys.executable, "-c", asked), cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    assert str(tmp_path / "file" / "node") in done.stdout
+    assert "Not a directory" in done.stdout
+    assert "Traceback" not in done.stderr
 
 
 def test_without_a_screen_the_program_says_how_to_lend(home: Path) -> None:
