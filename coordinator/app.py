@@ -33,6 +33,7 @@ from coordinator.services.disputes import Disputes, Judge, Referee
 from coordinator.services.doors import Doors
 from coordinator.services.drawing import Drawing
 from coordinator.services.files import Files
+from coordinator.services.forgetting import Forgetting
 from coordinator.services.handout import Handout
 from coordinator.services.jobs import JobService
 from coordinator.services.keeping import Keeping
@@ -59,6 +60,7 @@ from coordinator.services.settlement import Settlement
 from coordinator.services.staffing import Staffing
 from coordinator.services.stakes import Stakes
 from coordinator.services.trials import Generator, Trials
+from coordinator.services.unpaid import Unpaid
 from coordinator.services.upkeep import Upkeep
 from coordinator.services.uploads import UploadService
 from coordinator.services.verification import Verification
@@ -114,6 +116,8 @@ class Parts:
     stakes: Stakes
     doors: Doors
     keeping: Keeping
+    unpaid: Unpaid
+    forgetting: Forgetting
     checks: DatasetChecks | None = None
 
     async def recover(self) -> None:
@@ -144,6 +148,8 @@ class Parts:
             "relays": self.relays.watch,
             "notices": self.notices.run,
             "keeping": self.keeping.run,
+            "unpaid": self.unpaid.run,
+            "forgetting": self.forgetting.run,
             "ice-servers": self.handout.watch,
         } | ({} if self.checks is None else {"checks": self.checks.run})
 
@@ -207,6 +213,7 @@ def assemble(
         coordinator,
         test_wallet,
         conversation.traffic,
+        unpaid := Unpaid(context, desk, runs, settlement, artifacts),
     )
     handout = Handout(context, leases, nodes, relays, links)
     network = NetworkService(context, nodes, leases, chain, relays, coordinator, test_wallet is not None)
@@ -218,7 +225,8 @@ def assemble(
         context, desk, leases, nodes, runs, conversation, settlement, beacons, referee,
         Bonds(context, desk, chain, drawing), canaries, upkeep, jobs, network, market, books, leavings,
         NoticeService(context, config.mail is not None), notices, relays, handout, Patience(clock, context.metrics),
-        Stakes(context, nodes, leases, chain, coordinator), doors, Keeping(context, artifacts, checkpoints.folders),
+        Stakes(context, nodes, leases, chain, coordinator), doors, Keeping(context, artifacts, checkpoints.folders), unpaid,
+        Forgetting(context, lambda node: nodes.session(node) is not None),
     )  # fmt: skip
 
 

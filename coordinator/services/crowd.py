@@ -24,6 +24,7 @@ NEW_KEYS, NEW_KEY_SECONDS = (
     256.0,
     30.0,
 )  # Keys of an address that were never here: at once, and then one in so many seconds.
+ALL_NEW_KEYS, ALL_NEW_KEY_SECONDS = 16_384.0, 2.0  # Keys of everybody that were never here: 1 KB each, for a week.
 MAX_ADDRESSES = 50_000
 AGAIN_SECONDS = 60.0
 
@@ -47,6 +48,7 @@ class Crowd(Generic[S]):
 
     def __init__(self, clock: Clock) -> None:
         self._new_keys = Throttle(clock, 1 / NEW_KEY_SECONDS, NEW_KEYS, MAX_ADDRESSES)
+        self._all_new_keys = Throttle(clock, 1 / ALL_NEW_KEY_SECONDS, ALL_NEW_KEYS, 1)
         self._greeting: Counter[str] = Counter()
         self._here: Counter[str] = Counter()
         self._strangers: dict[str, OrderedDict[S, None]] = {}
@@ -87,6 +89,8 @@ class Crowd(Generic[S]):
             )
         if new and (wait := self._new_keys.take(address)):
             raise CrowdedError("many new keys have come from your address: keep a node's key, or come back later", wait)
+        if new and (wait := self._all_new_keys.take("")):
+            raise CrowdedError("many new keys are coming just now: come back later", wait)
 
     def came(self, one: S, address: str, *, known: bool) -> Sequence[S]:
         """One more is here; returns those of whom one has to make place for it, who waits longest first, or nobody."""

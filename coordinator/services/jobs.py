@@ -1,7 +1,6 @@
 """What submitters ask for: quotes, jobs, their funding, their end, and everything that can be read about them."""
 
 import asyncio
-import hashlib
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 
 import msgspec
@@ -33,6 +32,7 @@ from coordinator.services.quotes import quote
 from coordinator.services.rates import Rates
 from coordinator.services.runs import Runs
 from coordinator.services.settlement import Settlement, escrow_deadline
+from coordinator.services.unpaid import Unpaid
 from coordinator.services.views import Standing, TrafficOf
 from coordinator.services.work import Desk
 from coordinator.store.kinds import KINDS
@@ -46,12 +46,10 @@ from coordinator.store.records import (
     RoundRecord,
     RunRecord,
 )
-from ledger import events as ledger_events
 from ledger.client import job_bytes
 from ledger.errors import LedgerError
 from transport.text import untrusted
 from transport.wire import api
-from transport.wire.codec import encode_json
 from transport.wire.ids import Digest
 from transport.wire.job import JobSpec, ModelSpec, TokenizerSpec
 
@@ -77,6 +75,7 @@ class JobService:
         coordinator: str,
         test_wallet: str | None,
         traffic_of: TrafficOf,
+        unpaid: Unpaid,
     ) -> None:
         self._context = context
         self._desk = desk
@@ -91,6 +90,7 @@ class JobService:
         self._coordinator = coordinator
         self._test_wallet = test_wallet
         self._traffic_of = traffic_of
+        self._unpaid = unpaid
         self._rates = Rates(context, nodes)
         self._outlook = Outlook(context)
         self._origins = Origins(context, artifacts, checkpoints)
@@ -122,7 +122,8 @@ class JobService:
         if not self._artifacts.has(spec.dataset.artifact):
             raise NotFoundError(f"there is no dataset {spec.dataset.artifact}: upload it first", "dataset.artifact")
         await self._check_balance(submitter, spec)
-        prepared = await self._models.prepare(spec, await self.file_name(account_id, spec.dataset.artifact))
+        async with self._unpaid.making(account_id, spec.dataset.artifact):
+            prepared = await self._models.prepare(spec, await self.file_name(account_id, spec.dataset.artifact))
         final = await self._quote(spec, prepared.config)
         _refuse(spec, final)
         now = self._context.clock.time()
@@ -141,6 +142,7 @@ class JobService:
             account_id=account_id,
         )
         await self._store(made)
+        self._unpaid.made(made)
         return views.job_view(made, (), self._traffic_of, made.reason, Standing(now))
 
     async def funding(self, job: str) -> api.Funding:
@@ -343,17 +345,11 @@ class JobService:
             )
 
     async def _store(self, job: Job) -> None:
-        document = hashlib.sha256(encode_json(job.spec)).hexdigest()
-        memo = ledger_events.encode(ledger_events.Created(job=job.id, budget=job.spec.budget, document=document))
-        key = f"created:{job.id}"
         async with self._context.store.transaction() as tx:
             await tx.insert(job)
             text = f"the job is submitted; its price is {money(job.quote.price)}"
             event = await tx.insert(EventRecord(job.id, job.created, "created", untrusted(text)))
             await tx.insert(log_of(event))
-            await tx.insert(
-                OutboxRecord(key, job.id, "event", {"text": memo}, job.created, detail=untrusted("created"))
-            )
         self._context.bus.publish(job.id)
 
     async def _fund_from_test_wallet(self, job: str) -> None:

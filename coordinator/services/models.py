@@ -4,6 +4,7 @@ The coordinator never imports torch; what handles a stranger's data runs outside
 """
 
 import asyncio
+import errno
 import hashlib
 import json
 import os
@@ -22,8 +23,9 @@ import msgspec
 
 from coordinator.domain.dispute import Dispute
 from coordinator.domain.job import Job
-from coordinator.errors import InvalidError, UnavailableError
+from coordinator.errors import FullError, InvalidError, UnavailableError
 from coordinator.services.artifacts import ArtifactStore
+from coordinator.services.room import JOBS_BYTES, MIN_FREE_BYTES, Room
 from coordinator.services.weights import index_weights
 from coordinator.store.records import RoundRecord
 from transport.wire.api import TrialRequest
@@ -37,6 +39,8 @@ from transport.wire.weights import WEIGHT_INDEX
 
 MAX_HEADER = 4 << 20  # Of a safetensors file: names and places of its tensors.
 MAX_DIAGNOSIS = 16 << 10  # Bytes of a tool's complaint that are read.
+COPIES = 2  # A file that a tool makes is copied to its place before it is removed.
+RETRY_S = 600.0
 NAMELESS = "the dataset"  # An artifact's own name is a digest, which says nothing to anybody.
 EXIT_REFUSED = 3  # The tool's own word that its input is at fault; anything else is the tool's fault.
 
@@ -70,6 +74,7 @@ class TrainerTools:
         self._scratch = scratch
         self._seconds = seconds
         self._memory = memory_mb << 20
+        self._room = Room(scratch)
         scratch.mkdir(parents=True, exist_ok=True)
 
     async def prepare(self, spec: JobSpec, name: str = "") -> Prepared:
@@ -257,10 +262,11 @@ class TrainerTools:
     ) -> bytes:
         """Run a tool to its end; what it printed, but for lines that went to ``told``."""
         seconds = self._seconds if seconds is None else seconds
+        room = self._room.left(MIN_FREE_BYTES + JOBS_BYTES) // COPIES
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "trainer", *arguments,
             stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-            preexec_fn=self._limit, env=os.environ | {"TMPDIR": str(self._scratch)},
+            preexec_fn=lambda: self._limit(room), env=os.environ | {"TMPDIR": str(self._scratch)},
         )  # fmt: skip
         assert process.stdout is not None
         assert process.stderr is not None
@@ -282,11 +288,14 @@ class TrainerTools:
             raise InvalidError(_complaint(complaint), "prompt" if arguments[0] == "generate" else "dataset")
         if process.returncode != 0:
             tail = complaint[-500:].decode(errors="replace")
+            if os.strerror(errno.EFBIG) in tail:
+                raise FullError(f"the disk has no room for what {arguments[0]} makes of it: {room:,} bytes", RETRY_S)
             raise UnavailableError(f"trainer {arguments[0]} ended with {process.returncode}: {tail}")
         return printing.result()
 
-    def _limit(self) -> None:
+    def _limit(self, room: int) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (self._memory, self._memory))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
 
 
 def _unpack(archive: Path, folder: Path) -> None:

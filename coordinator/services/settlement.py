@@ -5,6 +5,7 @@ repeated one pays nothing more.
 """
 
 import asyncio
+import hashlib
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +31,7 @@ from ledger.errors import LedgerAnswerError, LedgerError, LedgerUnavailableError
 from ledger.program.codes import MAX_BATCH
 from ledger.states import EscrowState
 from transport.text import untrusted
+from transport.wire.codec import encode_json
 
 MAX_PAYEES_A_ROW = MAX_BATCH  # What one transaction pays; their token accounts and a lookup table are there by then.
 MAX_LANES = 16  # Jobs whose money moves at the same time: the ledger's endpoint limits connections.
@@ -237,6 +239,9 @@ class Settlement:
         if work.job.state is JobState.CREATED:
             work.change(escrow=int(state.deposited))
             work.advance(JobState.FUNDED, f"the job is funded: {money(state.deposited)} is in escrow")
+            # Who has not paid has nothing written on the ledger: each memo costs the coordinator a fee.
+            document = hashlib.sha256(encode_json(work.job.spec)).hexdigest()
+            work.memo("created", ledger_events.Created(job=work.job.id, budget=work.job.spec.budget, document=document))
             work.memo("funded", ledger_events.Funded(job=work.job.id, amount=state.deposited))
             return True
         if work.job.state in LIVE and work.job.escrow < state.deposited:

@@ -20,9 +20,7 @@ from ledger.errors import LedgerError
 
 MAX_ASSEMBLIES = 3  # Tries; a model that cannot be put together three times has damaged checkpoints.
 ESCROW_POLL_SECONDS = 3.0
-MAX_POLLED = (
-    20  # Escrows looked for at a time: of the newest jobs that wait for one, and of unfunded ended jobs in turn.
-)
+MAX_POLLED = 20  # Escrows looked for at a time: of jobs that wait for one, and of unfunded ended ones, in turn.
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +47,7 @@ class Upkeep:
         self._models = models
         self._active: dict[str, float] = {}
         self._ended_seen = 0
+        self._waiting_seen = 0
         self._to_assemble: asyncio.Queue[str] = asyncio.Queue()
         self._assembling: set[str] = set()
         desk.on_stored(self._notice)
@@ -92,11 +91,17 @@ class Upkeep:
         since = self._context.clock.time() - ESCROW_MARGIN  # Later, the submitter takes it back without anybody.
         unfunded: tuple[Where, ...] = (("state", "in", ENDED_EARLY), ("escrow", "=", 0), ("deadline", ">", since))
         async with self._context.store.transaction() as tx:
-            waiting = await tx.find(Job, ("state", "=", JobState.CREATED), newest=True, limit=MAX_POLLED)
+            created: Where = ("state", "=", JobState.CREATED)
+            waiting = await tx.find(Job, created, newest=True, limit=MAX_POLLED // 2)
+            older = await tx.find(
+                Job, created, newest=True, limit=MAX_POLLED // 2, offset=MAX_POLLED // 2 + self._waiting_seen
+            )
             ended = await tx.find(Job, *unfunded, newest=True, limit=MAX_POLLED, offset=self._ended_seen)
             at_work = await tx.find(Job, ("state", "in", tuple(sorted(LIVE - {JobState.CREATED}))))
         added = [job for job in at_work if not job.test_wallet and job.escrow < job.spec.budget][-MAX_POLLED:]
         await self._look(self._settlement.see_escrow, waiting)
+        found = await self._look(self._settlement.see_escrow, older)
+        self._waiting_seen = self._waiting_seen + len(older) - found if len(older) == MAX_POLLED // 2 else 0
         await self._look(self._settlement.see_deposit, added)
         found = await self._look(self._settlement.return_deposit, ended)  # Next time they are not among these.
         self._ended_seen = self._ended_seen + MAX_POLLED - found if len(ended) == MAX_POLLED else 0

@@ -11,29 +11,32 @@ import pytest
 from argon2 import PasswordHasher
 
 from coordinator.config import Config
-from coordinator.domain.account import LOCAL_ACCOUNT, ROLE_SCOPES, Principal, Role, Scope
+from coordinator.domain.account import LOCAL_ACCOUNT, ROLE_SCOPES, Account, Principal, Role, Scope
 from coordinator.domain.job import Job
+from coordinator.domain.lease import Lease
 from coordinator.errors import FullError, InvalidError, NotFoundError, TooManyError, UnauthorisedError
 from coordinator.services import accounts as accounts_module
 from coordinator.services import budgets as bounds
 from coordinator.services import challenges as challenges_module
 from coordinator.services import checks as checks_module
+from coordinator.services import crowd as crowds
 from coordinator.services import files as files_module
+from coordinator.services import forgetting, signin
 from coordinator.services import passwords as passwords_module
-from coordinator.services import signin
 from coordinator.services import uploads as uploads_module
 from coordinator.services.accounts import IDLE_S, Accounts
 from coordinator.services.artifacts import ArtifactStore
-from coordinator.services.budgets import Bodies, Budgets, Lane, Rate
+from coordinator.services.budgets import UNUSED_SECONDS, Bodies, Budgets, Lane, Rate
 from coordinator.services.challenges import Challenges
 from coordinator.services.checks import DatasetChecks
 from coordinator.services.files import Files
+from coordinator.services.nodes import RefusedError
 from coordinator.services.passwords import Passwords
 from coordinator.services.replays import Replays
 from coordinator.services.throttle import Throttle
 from coordinator.services.uploads import EMPTY_S, UploadService
 from coordinator.store.memory import MemoryStore
-from coordinator.store.records import KeyRecord, SessionRecord, TrailRecord
+from coordinator.store.records import KeyRecord, NodeRecord, SessionRecord, TrailRecord
 from coordinator.web.auth import Auth
 from tests.coordinator.bench import Bench
 from tests.coordinator.rerun import digest
@@ -308,6 +311,46 @@ async def test_uploads_that_nobody_goes_on_with_make_place_and_their_ends_are_no
     assert (await again.get(begun.id)).offset == 2, "another process goes on with them"
     assert len(list((tmp_path / "u").glob("*.json"))) == 2 + 2
     await again.terminate(last.id)
+
+
+async def test_who_never_did_anything_is_forgotten_and_who_did_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forgetting, "PAGE", 2)
+    monkeypatch.setattr(forgetting, "MAX_ACCOUNTS_A_LOOK", 4)
+    bench = Bench()
+    look = bench.parts.forgetting.look
+    gone, worked, paid, here = [(await bench.enter(number)) for number in range(1, 5)]
+    await bench.job(nodes=0)
+    async with bench.store.transaction() as tx:
+        await tx.insert(Lease("1" * 32, "2" * 32, worked.node, worked.payout, 1, 0, 0, 0.0))
+        await tx.update(msgspec.structs.replace(await tx.get(NodeRecord, paid.node), rounds=1))
+    for session in (gone, worked, paid):
+        bench.parts.nodes.leave(session)
+    accounts = Accounts(bench.store, bench.clock)
+    operator = await accounts.create("operator", Role.OPERATOR)
+    made = [await accounts.create(f"name {number}", Role.SUBMITTER) for number in range(5)]
+    await Files(bench.store, bench.clock).keep(made[1].id, digest("file"), NewUpload(1))
+    assert await look() == (0, 0)
+    bench.clock.t += UNUSED_SECONDS + 1
+    await accounts.begin_session(made[3].id, "password")
+    looks = [await look() for _ in range(3)]  # A few accounts at a time, in an order that their ids make.
+    assert [sum(counts) for counts in zip(*looks, strict=True)] == [1, 3]
+    async with bench.store.transaction() as tx:
+        assert {record.address for record in await tx.find(NodeRecord)} == {worked.node, paid.node, here.node}
+        assert {account.id for account in await tx.find(Account)} == {operator.id, made[1].id, made[3].id}
+        trail = await tx.find(TrailRecord)
+    assert {line.account_id for line in trail} == {operator.id, made[1].id, made[3].id}
+
+
+async def test_keys_that_were_never_here_have_a_rate_in_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crowds, "ALL_NEW_KEYS", 2.0)
+    bench = Bench()
+    for number in (1, 2):
+        await bench.enter(number, address=f"192.0.2.{number}")
+    with pytest.raises(RefusedError, match="many new keys are coming"):
+        await bench.enter(3, address="192.0.2.3")
+    await bench.enter(1, address="192.0.2.9")
+    bench.clock.t += crowds.ALL_NEW_KEY_SECONDS
+    await bench.enter(3, address="192.0.2.3")
 
 
 async def piece(data: bytes) -> AsyncIterator[bytes]:

@@ -111,7 +111,7 @@ async def test_a_deposit_after_the_cancel_goes_back_without_anybody_asking() -> 
     account, stored = bench.fake.escrows[job], await bench.stored(job)
     assert (account.refunded, account.ended) == (BUDGET, True)
     assert (stored.state, stored.escrow, stored.refunded) == (JobState.CANCELLED, BUDGET, BUDGET)
-    assert {receipt.kind for receipt in await bench.parts.jobs.receipts(job)} == {"event", "fund", "refund"}
+    assert {receipt.kind for receipt in await bench.parts.jobs.receipts(job)} == {"fund", "refund"}
     before = await texts(bench, job)
     await bench.parts.upkeep.look_for_escrows()
     assert await texts(bench, job) == before
