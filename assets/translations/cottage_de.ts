@@ -327,6 +327,10 @@
         <translation>{0} GFLOP/s, gemessen</translation>
     </message>
     <message>
+        <source>{0} GFLOP/s while other programs computed: close them and check again</source>
+        <translation>{0} GFLOP/s, während andere Programme rechneten: schließen Sie diese und prüfen Sie noch einmal</translation>
+    </message>
+    <message>
         <source>It is measured once jobs can run here</source>
         <translation>Wird gemessen, sobald hier Aufträge laufen können</translation>
     </message>

@@ -27,18 +27,30 @@ from transport.wire.ids import Mark, ShortText
 
 BENCH_TIMEOUT_S = 300.0  # It computes for seconds; a crowded machine and the first import of PyTorch may add minutes.
 MAX_REMEMBERED = 16
-MAX_AGE_S = 7 * 86_400.0  # A machine that was busy when it was measured gets another chance.
+MAX_AGE_S = 7 * 86_400.0
+BUSY_SHARE = 0.7
+BUSY_AGE_S = 600.0  # What was measured of a busy machine is believed for so long.
+ASKED_AGE_S = 30.0  # And what its owner wants measured again: two who ask at once measure once.
 LOCK_LOOK_S = 0.2
 
 
 class Benchmark(Told, frozen=True):
-    """What ``python -m trainer bench`` prints; fields it may have beside these are of no interest here."""
+    """What ``python -m trainer bench`` prints; fields it may have beside these are of no interest here.
+
+    ``share``: of the processor time that it could have had, what it got; less than 1 where other programs computed.
+    """
 
     flops: Annotated[float, Meta(gt=0, le=1e18)]
     env_class: Mark
     device: ShortText
     memory_mb: Annotated[int, Meta(ge=0, le=10**8)]
     threads: Annotated[int, Meta(ge=1, le=1024)]
+    share: Annotated[float, Meta(ge=0, le=1)] = 1.0
+
+    @property
+    def was_busy(self) -> bool:
+        """Other programs took so much that this says little of the machine."""
+        return self.share < BUSY_SHARE
 
 
 class _Remembered(msgspec.Struct, frozen=True):
@@ -52,10 +64,12 @@ def default_cache() -> Path:
 
 
 async def measure(
-    sandbox: Sandbox, identity: str, device: Device, threads: int, cache: Path, clock: Clock
+    sandbox: Sandbox, identity: str, device: Device, threads: int, cache: Path, clock: Clock, *, again: bool = False
 ) -> Benchmark:
     """The benchmark of this machine: from ``cache`` where code, device and threads are the same, else measured now.
 
+    Args:
+        again: its owner asks for a measurement.
     Raises:
         SandboxError: it cannot be run, or prints something else than a benchmark.
     """
@@ -64,7 +78,7 @@ async def measure(
         return await _measured(sandbox, device, threads)
     async with _alone(cache.with_suffix(".lock"), clock):
         known = _read(cache)
-        if key in known and 0 <= clock.time() - known[key].at <= MAX_AGE_S:
+        if key in known and 0 <= clock.time() - known[key].at <= _believed_s(known[key].result, again):
             return known[key].result
         result = await _measured(sandbox, device, threads)
         known.pop(key, None)
@@ -73,6 +87,12 @@ async def measure(
         draft.write_bytes(msgspec.json.encode(kept))
         draft.replace(cache)
         return result
+
+
+def _believed_s(result: Benchmark, again: bool) -> float:
+    if again:
+        return ASKED_AGE_S
+    return BUSY_AGE_S if result.was_busy else MAX_AGE_S
 
 
 async def _measured(sandbox: Sandbox, device: Device, threads: int) -> Benchmark:

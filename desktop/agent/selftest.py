@@ -44,15 +44,23 @@ class SelfTest(msgspec.Struct, frozen=True):
     at: float = 0.0
 
 
+@dataclass(frozen=True)
+class Speed:
+    """Operations a second; ``busy``: other programs computed meanwhile, so that the machine may be quicker."""
+
+    flops: float
+    busy: bool = False
+
+
 @dataclass
 class Means:
     """What the steps ask: replaced in tests where a machine lacks it.
 
-    ``measure``: operations a second, in the sandbox; raises SandboxError. ``line``: tests the line; raises NettestError.
+    ``measure``: how quick it is, in the sandbox; raises SandboxError. ``line``: tests the line; raises NettestError.
     """
 
     device: Callable[[], Device]
-    measure: Callable[[Device], Awaitable[float]]
+    measure: Callable[[Device], Awaitable[Speed]]
     line: Callable[[], Awaitable[NetTest]]
 
 
@@ -64,7 +72,7 @@ class Steps:
         self._home, self._settings, self._means = home, settings, means
         self._checks = {name: Check(name) for name in NAMES}
         self._device: Device | None = None
-        self._flops = 0.0
+        self._speed_found = Speed(0.0)
         self._prediction: Prediction | None = None
 
     def _whole(self, running: bool, at: float) -> SelfTest:
@@ -95,7 +103,7 @@ class Steps:
         """Is done together with the speed, which needs it."""
         assert self._device is not None
         try:
-            self._flops = await self._means.measure(self._device)
+            self._speed_found = await self._means.measure(self._device)
         except NoEngineError as error:
             return Check("sandbox", "bad", "no engine", str(error))
         except NoImageError as error:
@@ -107,9 +115,13 @@ class Steps:
         return Check("sandbox", "good", "found", "Docker holds jobs apart from your files and your network")
 
     async def _speed(self) -> Check:
-        if not self._flops:
+        speed = self._speed_found
+        if not speed.flops:
             return Check("speed", "bad", "not measured", "it is measured inside the sandbox")
-        gigaflops = f"{self._flops / 1e9:,.0f}"
+        gigaflops = f"{speed.flops / 1e9:,.{0 if speed.flops >= 1e10 else 1}f}"
+        if speed.busy:
+            text = f"{gigaflops} GFLOP/s while other programs computed: close them and check again"
+            return Check("speed", "warning", "busy", text, {"gigaflops": gigaflops})
         return Check("speed", "good", "measured", f"{gigaflops} GFLOP/s", {"gigaflops": gigaflops})
 
     async def _disk(self) -> Check:
@@ -138,8 +150,8 @@ class Steps:
             return Check("coordinator", "bad", "no answer", printable(str(error)))
         lent = self._device.gpu if self._device else ""
         watts = next((card.power_cap for card in await asyncio.to_thread(gpus) if lent and card.uuid == lent), None)
-        if self._flops:
-            self._prediction = predict(self._flops, network, watts, self._settings.electricity)
+        if self._speed_found.flops:
+            self._prediction = predict(self._speed_found.flops, network, watts, self._settings.electricity)
         detail = {"online": str(network.nodes_online), "busy": str(network.nodes_busy)}
         text = f"{network.nodes_online} computers are connected, {network.nodes_busy} of them work"
         return Check("coordinator", "good", "answers", text, detail)

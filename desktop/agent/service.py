@@ -27,7 +27,7 @@ from desktop.agent.gpu import Device
 from desktop.agent.limits import Limits
 from desktop.agent.log import LOGGER, printable
 from desktop.agent.nettest import LineTests
-from desktop.agent.selftest import Means, SelfTest, Steps
+from desktop.agent.selftest import Means, SelfTest, Speed, Steps
 from desktop.agent.status import Order
 from desktop.agent.updates.folder import Folder
 from desktop.agent.updates.keeper import UpdateOrder, Updates, UpdateView
@@ -285,18 +285,18 @@ class Service:
         self.desk.books.close()
 
     def _means(self, settings: Settings) -> Means:
-        return Means(lambda: start.chosen(settings.gpu), self._flops, self._line)
+        return Means(lambda: start.chosen(settings.gpu), self._speed, self._line)
 
-    async def _flops(self, device: Device) -> float:
+    async def _speed(self, device: Device) -> Speed:
         if self._agent is not None:
-            return self._agent.flops  # Measured when this stretch began; now jobs would disturb it.
+            return Speed(self._agent.flops)  # Measured when this stretch began; now jobs would disturb it.
         settings = self._home.settings()
         if not settings.coordinator:
             settings = start.without_coordinator(settings)
         completed = settings.completed(self.desk.address)
-        sandbox, bench = await start.measured(self._home, completed, device, self._arguments)
+        sandbox, bench = await start.measured(self._home, completed, device, self._arguments, again=True)
         await sandbox.aclose()
-        return bench.flops
+        return Speed(bench.flops, bench.was_busy)
 
     async def _line(self) -> NetTest:
         if self._agent is not None:

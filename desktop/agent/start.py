@@ -104,16 +104,17 @@ def chosen(gpu: int | str) -> Device:
 
 
 async def measured(
-    home: Home, settings: Settings, device: Device, worker_arguments: Sequence[str]
+    home: Home, settings: Settings, device: Device, worker_arguments: Sequence[str], *, again: bool = False
 ) -> tuple[Sandbox, Benchmark]:
-    """The sandbox for ``device``, and what it can do in there; raises SandboxError."""
+    """The sandbox for ``device``, and what it can do in there, measured ``again`` or remembered; raises SandboxError."""
     sandbox = make_sandbox(settings, home, device, worker_arguments)
     try:
         identity = await sandbox.check()
         left = await sandbox.sweep()
         if left:
             LOGGER.info("removed %d workers that an earlier agent left behind", left)
-        return sandbox, await measure(sandbox, identity, device, settings.threads, default_cache(), SystemClock())
+        cache, clock = default_cache(), SystemClock()
+        return sandbox, await measure(sandbox, identity, device, settings.threads, cache, clock, again=again)
     except BaseException:
         await sandbox.aclose()
         raise

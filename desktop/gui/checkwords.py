@@ -59,6 +59,9 @@ class CheckWords(QObject):
             ("sandbox", "no engine"): self.tr("Docker does not run here. {0}").format(engine),
             ("sandbox", "no image"): self.tr("The image that jobs run in is missing. {0}").format(text),
             ("speed", "measured"): self.tr("{0} GFLOP/s, measured").format(detail.get("gigaflops", "")),
+            ("speed", "busy"): self.tr("{0} GFLOP/s while other programs computed: close them and check again").format(
+                detail.get("gigaflops", "")
+            ),
             ("speed", "not measured"): self.tr("It is measured once jobs can run here"),
         }
 

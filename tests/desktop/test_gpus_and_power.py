@@ -17,7 +17,7 @@ from desktop.agent.power import LEAST_SHARE, PowerCap, next_share
 from desktop.agent.sandbox.base import Limits
 from desktop.agent.sandbox.process import ProcessSandbox
 from desktop.agent.sandbox.restrictions import container_options
-from desktop.agent.selftest import Means, Steps
+from desktop.agent.selftest import Means, Speed, Steps
 from desktop.agent.sensors.nvml import NvmlGpu
 from desktop.agent.start import chosen
 from tests.desktop.conftest import StartAgent, assignment, plan_of
@@ -73,8 +73,8 @@ async def test_a_chosen_card_that_is_gone_is_named_and_no_other_is_lent_in_its_p
     assert SECOND in device.note
     assert "cottage node settings --gpu" in device.note
 
-    async def unmeasured(_: Any) -> float:
-        return 0.0
+    async def unmeasured(_: Any) -> Speed:
+        return Speed(0.0)
 
     steps = Steps(Home.at(tmp_path), Settings(gpu=SECOND), Means(lambda: chosen(SECOND), unmeasured, None))  # type: ignore[arg-type]
     async for found in steps.results(0.0):

@@ -22,7 +22,7 @@ from desktop.agent.errors import NoAgentError, NoEngineError, NoImageError, Sand
 from desktop.agent.gpu import Device, processor
 from desktop.agent.lending.keeper import LendingChange
 from desktop.agent.predict import MAX_BUSY, Network, predict
-from desktop.agent.selftest import NAMES, Means, SelfTest, Steps
+from desktop.agent.selftest import NAMES, Means, SelfTest, Speed, Steps
 from desktop.agent.service import Service
 from tests.desktop.conftest import JOB, StartAgent, assignment, plan_of
 from tests.desktop.coordinator_double import Double
@@ -287,10 +287,10 @@ def test_the_activity_forgets_the_oldest_only(tmp_path: Path, monkeypatch: pytes
 
 
 async def found_by(home: Home, device: Device, flops: Any, line: Any) -> SelfTest:
-    async def measure(_: Device) -> float:
+    async def measure(_: Device) -> Speed:
         if isinstance(flops, Exception):
             raise flops
-        return float(flops)
+        return flops if isinstance(flops, Speed) else Speed(float(flops))
 
     async def test_line() -> NetTest:
         if isinstance(line, Exception):
@@ -320,6 +320,13 @@ async def test_the_self_test_says_of_each_step_what_it_found(home: Home, coordin
     away = {check.name: (check.state, check.code) for check in (await found_by(home, CARD, 1e12, LINE)).checks}
     assert away["coordinator"] == ("bad", "no answer")
     assert away["earnings"] == ("warning", "not known")
+
+
+async def test_a_speed_measured_on_a_busy_machine_is_told_as_that(home: Home, coordinator: Double) -> None:
+    test = await found_by(home, CARD, Speed(2.9e8, busy=True), LINE)
+    (speed,) = [check for check in test.checks if check.name == "speed"]
+    assert (speed.state, speed.code, speed.detail) == ("warning", "busy", {"gigaflops": "0.3"})
+    assert test.can_lend
 
 
 @pytest.mark.parametrize(

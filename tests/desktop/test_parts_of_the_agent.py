@@ -25,7 +25,7 @@ from desktop.agent.errors import (
 from desktop.agent.gpu import Device, detect, processor
 from desktop.agent.groups import main_error
 from desktop.agent.log import MAX_TEXT, printable
-from desktop.agent.measure import MAX_AGE_S, measure
+from desktop.agent.measure import ASKED_AGE_S, BUSY_AGE_S, MAX_AGE_S, measure
 from desktop.agent.plans import KEPT_PLANS, Plans, Verdict
 from desktop.agent.reports import MAX_UNACKNOWLEDGED, REPORTS_BURST, REPORTS_PER_S, Outbox, Pace
 from desktop.agent.sandbox.base import Limits
@@ -364,6 +364,29 @@ async def test_the_machine_is_measured_once_for_the_same_code_device_and_threads
     await clock.advance(MAX_AGE_S + 1)
     with pytest.raises(SandboxError):
         await measure(broken, "code", device, 1, cache, clock)
+
+
+async def test_a_busy_machine_is_measured_again_soon_and_its_owner_can_ask_for_it(tmp_path: Path) -> None:
+    said = tmp_path / "said.json"
+    working = ProcessSandbox(Limits(512, 1), command=("/bin/sh", "-c", f"cat {said}"))
+    cache, clock, device = tmp_path / "cache" / "bench.json", VirtualClock(), processor("")
+
+    def computes(flops: float, share: float) -> None:
+        found = {"flops": flops, "share": share, "env_class": "x", "device": "x", "memory_mb": 1, "threads": 1}
+        said.write_text(json.dumps(found))
+
+    computes(3e8, 0.2)
+    first = await measure(working, "code", device, 1, cache, clock)
+    assert first.was_busy
+    computes(9e9, 0.99)
+    assert await measure(working, "code", device, 1, cache, clock) == first
+    await clock.advance(BUSY_AGE_S + 1)
+    assert (await measure(working, "code", device, 1, cache, clock)).flops == 9e9
+    computes(8e9, 0.99)
+    assert (await measure(working, "code", device, 1, cache, clock, again=True)).flops == 9e9, "just measured"
+    await clock.advance(ASKED_AGE_S + 1)
+    assert (await measure(working, "code", device, 1, cache, clock)).flops == 9e9
+    assert (await measure(working, "code", device, 1, cache, clock, again=True)).flops == 8e9
 
 
 async def test_a_machine_is_measured_though_nothing_can_be_remembered(

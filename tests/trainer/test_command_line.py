@@ -101,6 +101,7 @@ def test_the_bench_measures_and_names_this_machine(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("trainer.environment.BENCH_SECONDS", 0.05)
     measured = bench(1, "cpu")
     assert measured["flops"] > 1e8
+    assert 0 < measured["share"] <= 1
     assert measured["memory_mb"] > 100
     assert measured["threads"] == 1
     assert measured["env_class"] == env_class(1, "cpu") != env_class(2, "cpu")
