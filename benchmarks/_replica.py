@@ -115,7 +115,7 @@ class Replica:
         """``steps`` steps of the job's own samples and learning rates; their losses."""
         spec, losses = self.training, []
         for step in range(steps):
-            windows, _ = tokens.sample(spec.seed, step, 0, spec.batch, spec.sampling)
+            windows, _ = tokens.sample(spec.seed, step, 0, spec.batch, spec.sampling, spec.shares)
             losses.append(self.step(windows, learning_rate(spec, step, steps)))
         return losses
 

@@ -1,7 +1,7 @@
 """Token files and which tokens a step reads; free of torch, so that preparing data starts quickly.
 
-A token file is a plain array of little-endian uint32. What step ``t`` of replica ``p`` reads follows from (seed, t, p) alone:
-it does not depend on how many replicas live, on the cut into stages or on the machine.
+A token file is a plain array of little-endian uint32. What step ``t`` of replica ``p`` reads follows from (seed, t, p) and the
+job's settings alone: it does not depend on how many replicas live, on the cut into stages or on the machine.
 """
 
 import hashlib
@@ -54,18 +54,25 @@ class TokenFile:
         return self._length
 
     def sample(
-        self, seed: int, step: int, replica: int, batch: int, sampling: Literal["random", "epochs"] = "random"
+        self,
+        seed: int,
+        step: int,
+        replica: int,
+        batch: int,
+        sampling: Literal["random", "epochs"] = "random",
+        shares: int | None = None,
     ) -> tuple[Windows, str]:
         """Windows of one inner step of one replica, and the digest of where they lie.
 
         Args:
             sampling: ``random``, anywhere in the file; ``epochs``, see ``epoch_starts``.
+            shares: ``epochs``: parts that the windows are dealt in, one a replica; None: every replica reads them all.
         Raises:
             DataError: a token id beyond the vocabulary, or the file was changed.
         """
         if sampling == "epochs":
             windows = (len(self) - 1) // self._sequence
-            starts = epoch_starts(seed, step, replica, batch, windows) * self._sequence
+            starts = epoch_starts(seed, step, replica, batch, windows, shares or 1) * self._sequence
         else:
             starts = sample_starts(seed, step, replica, batch, len(self) - self._sequence)
         return self._windows(starts), hashlib.sha256(starts.astype("<u8").tobytes()).hexdigest()
@@ -104,18 +111,21 @@ def sample_starts(seed: int, step: int, replica: int, batch: int, positions: int
     return (words % np.uint64(positions)).astype(np.int64)
 
 
-def epoch_starts(seed: int, step: int, replica: int, batch: int, windows: int) -> NDArray[np.int64]:
+def epoch_starts(seed: int, step: int, replica: int, batch: int, windows: int, shares: int = 1) -> NDArray[np.int64]:
     """Which of ``windows`` windows side by side a step reads: each once an epoch.
 
-    The order is another one in each epoch and for each replica. A replica walks through all of them, so its windows come
-    again, epoch after epoch.
+    Windows are dealt to ``shares`` replicas once, in an order that follows from the seed, so that all of them together read each
+    once. The order of a replica's own is another one in each epoch. They stay its own, and come again, epoch after epoch.
     """
+    shares = min(shares, windows)
+    place, every = replica % shares, windows
+    windows = len(range(place, every, shares))
     places = np.arange(step * batch, (step + 1) * batch, dtype=np.int64)
     found = np.empty(batch, dtype=np.int64)
     for epoch in np.unique(places // windows):
         here = places // windows == epoch
         found[here] = _shuffled(places[here] % windows, windows, f"cottage-epoch\0{seed}\0{replica}\0{epoch}")
-    return found
+    return found if shares == 1 else _shuffled(place + shares * found, every, f"cottage-shares\0{seed}")
 
 
 def _shuffled(places: NDArray[np.int64], count: int, name: str) -> NDArray[np.int64]:

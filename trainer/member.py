@@ -347,7 +347,12 @@ class Member:
         """One inner step and its leaf; returns the loss on the last stage."""
         trace.before_step(self.stage, self._keeper)
         windows, samples = self._files.train.sample(
-            self._training.seed, step, self._replica, self._training.batch, self._training.sampling
+            self._training.seed,
+            step,
+            self._replica,
+            self._training.batch,
+            self._training.sampling,
+            self._training.shares,
         )
         live = LiveBoundary(
             self._inbox, self._outbox, key, step, self._position.stage, self._replica, peers=self._position.peers,

@@ -67,7 +67,7 @@ class Rerun:
         """The samples of a step of the round, and their digest."""
         training = self._training
         return self._tokens.sample(
-            training.seed, self.number(step), self._command.replica, training.batch, training.sampling
+            training.seed, self.number(step), self._command.replica, training.batch, training.sampling, training.shares
         )
 
     def step(self, step: int) -> Redone:
@@ -363,7 +363,9 @@ def state_before(
     training = scratch.training
     for index in range(at, step):
         global_step = trace.first_step + index
-        windows, _ = tokens.sample(training.seed, global_step, replica, training.batch, training.sampling)
+        windows, _ = tokens.sample(
+            training.seed, global_step, replica, training.batch, training.sampling, training.shares
+        )
         recorded = Recorded(trace.payloads[index])
         accumulate(scratch, position, windows, recorded)
         update(scratch, position, recorded, trace.rate_index(index), total_steps)
@@ -380,7 +382,9 @@ def ending_of(
     training, sent = scratch.training, []
     scratch.restore(state_before(trace, first, scratch, position, tokens, replica, total_steps))
     for index in range(first, segment(first, trace.segment, len(trace.leaves))[1]):
-        windows, _ = tokens.sample(training.seed, trace.first_step + index, replica, training.batch, training.sampling)
+        windows, _ = tokens.sample(
+            training.seed, trace.first_step + index, replica, training.batch, training.sampling, training.shares
+        )
         recorder = Recorder(Recorded(trace.payloads[index]))
         accumulate(scratch, position, windows, recorder)
         update(scratch, position, recorder, trace.rate_index(index), total_steps)

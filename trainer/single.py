@@ -34,7 +34,10 @@ def train_single(
     configure(threads)
     began = time.perf_counter()
     files = open_files(Folder(folder), spec)
-    training = msgspec.structs.replace(spec.training, outer="diloco")  # No exchange, whatever the network's method is.
+    dealt = replicas if spec.training.sampling == "epochs" else None
+    training = msgspec.structs.replace(
+        spec.training, outer="diloco", shares=dealt
+    )  # No exchange, whatever the method is.
     layers = int(files.config.get("num_hidden_layers", files.config.get("n_layer", 0)))
     stage = Stage(files.config, Cut(0, layers, True, True), training, files.weights)
     parts, position, nobody = heldout_parts(files.heldout, training), Position(0, 1), Recorded({})
@@ -44,7 +47,9 @@ def train_single(
     for step in range(steps):
         losses = []
         for replica in range(replicas):
-            windows, _ = files.train.sample(training.seed, step, replica, training.batch, training.sampling)
+            windows, _ = files.train.sample(
+                training.seed, step, replica, training.batch, training.sampling, training.shares
+            )
             losses.append(accumulate(stage, position, windows, nobody, share=replicas) or 0.0)
         update(stage, position, nobody, step, steps)
         point = {"step": step, "steps": steps, "tokens": (step + 1) * per_step, "loss": sum(losses) / replicas}

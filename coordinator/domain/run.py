@@ -95,6 +95,7 @@ class Run(msgspec.Struct, frozen=True):
         points: stored points, oldest first, as far as they are remembered.
         rollbacks: times that the run went back before a forged round.
         undrawn: complete rounds, by epoch and number, whose audits wait for a block of the ledger.
+        shares: replicas that windows are dealt to, of jobs that read in epochs; None: each replica reads them all.
         crossing: what the plan settled for a job that left it open, fixed for the job: a step is re-run as it was made.
     """
 
@@ -130,6 +131,7 @@ class Run(msgspec.Struct, frozen=True):
     undrawn: tuple[tuple[int, int], ...] = ()
     crossing: CrossingPlan | None = None
     evaluators: int = EVALUATORS
+    shares: int | None = None
 
     @property
     def total_rounds(self) -> int:
@@ -151,7 +153,10 @@ class Run(msgspec.Struct, frozen=True):
 
 def training_of(run: Run | None, training: TrainingSpec) -> TrainingSpec:
     """What workers do: the document's, with what its plan has settled."""
-    return training if run is None or run.crossing is None else run.crossing.applied(training)
+    if run is None:
+        return training
+    settled = training if run.crossing is None else run.crossing.applied(training)
+    return settled if run.shares is None else msgspec.structs.replace(settled, shares=run.shares)
 
 
 def lateness_of(training: TrainingSpec) -> float | None:

@@ -28,6 +28,7 @@ from coordinator.services.watching import Watching
 from coordinator.services.work import Desk, Work
 from coordinator.store.ports import Where
 from coordinator.store.records import MetricRecord
+from transport.wire.job import without_settings
 from transport.wire.network import NetworkReport
 from transport.wire.node import (
     Accounts,
@@ -404,7 +405,7 @@ def _operations(work: Work, stage: int, leaves: int) -> float:
 
 
 def _assignment(work: Work, lease: Lease) -> Assign:
-    spec = work.job.spec
+    spec = without_settings(work.job.spec)
     return Assign(
         lease=lease.id,
         fence=lease.fence,

@@ -16,13 +16,14 @@ from coordinator.domain import dispute as disputes
 from coordinator.domain import trust
 from coordinator.domain.dispute import SIDES, Dispute, Side
 from coordinator.domain.job import Job
+from coordinator.domain.run import training_of
 from coordinator.domain.trust import Audit
 from coordinator.errors import CottageError, StoreAwayError
 from coordinator.services.context import Context
 from coordinator.services.deadlines import Deadlines
 from coordinator.services.nodes import Nodes
 from coordinator.services.work import Desk, Work
-from coordinator.store.records import DisputeRecord
+from coordinator.store.records import DisputeRecord, RunRecord
 from ledger import events as ledger_events
 from transport.wire.audit import BisectAnswer, ReplayStep
 from transport.wire.disputes import DisputeEvidence, SaidAnswer, digest_of
@@ -235,6 +236,9 @@ class Referee:
         for record in list(self._waiting.values()):
             async with self._context.store.transaction() as tx:
                 job, audit = await tx.get(Job, record.job), await tx.get(Audit, record.id)
+                runs = await tx.find(RunRecord, ("job", "=", record.job))
+            training = training_of(runs[0].run if runs else None, job.spec.training)  # As workers do it.
+            job = msgspec.structs.replace(job, spec=msgspec.structs.replace(job.spec, training=training))
             right, detail = await self._rule(job, audit, record.dispute)
             self._waiting.pop(record.id, None)
             try:

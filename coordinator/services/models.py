@@ -33,7 +33,7 @@ from transport.wire.audit import MAX_RECORD_BYTES
 from transport.wire.dataset import CheckRequest, DatasetReport
 from transport.wire.endings import ends_of
 from transport.wire.ids import Digest
-from transport.wire.job import JobSpec, TokenizerSpec
+from transport.wire.job import JobSpec, TokenizerSpec, without_settings
 from transport.wire.model import ENDS_WITH, ModelConfigError, resolve
 from transport.wire.weights import WEIGHT_INDEX
 
@@ -360,7 +360,7 @@ def _card(job: Job, rounds: Sequence[RoundRecord]) -> dict[str, Any]:
         "audits": job.audits,
         "paid": job.paid,
         "escrow": job.escrow,
-        "spec": msgspec.to_builtins(_without_files(job.spec)),
+        "spec": msgspec.to_builtins(without_settings(job.spec)),
     }
 
 
@@ -368,13 +368,6 @@ def _beside(spec: JobSpec) -> dict[str, Any]:
     """Small files of the folder that the model came from, by name."""
     files = {"tokenizer_config.json": spec.tokenizer.settings, "generation_config.json": spec.model.generation}
     return {name: content for name, content in files.items() if content is not None}
-
-
-def _without_files(spec: JobSpec) -> JobSpec:
-    """The document without what lies in the finished folder as files of their own."""
-    tokenizer = msgspec.structs.replace(spec.tokenizer, settings=None)
-    model = msgspec.structs.replace(spec.model, generation=None)
-    return msgspec.structs.replace(spec, tokenizer=tokenizer, model=model)
 
 
 def _pack(folder: Path, archive: Path) -> None:

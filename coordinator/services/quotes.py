@@ -123,6 +123,8 @@ class _Offer:
 
 def _document_problems(spec: JobSpec) -> list[str]:
     training = spec.training
+    if training.shares is not None:
+        return ["training.shares is settled when the job is planned, one for each replica: leave it out"]
     if training.batch % training.micro_batches:
         return [
             f"training.batch {training.batch} cannot be divided into {training.micro_batches} micro_batches: "

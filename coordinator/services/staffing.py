@@ -94,6 +94,7 @@ class Staffing:
             round_seconds=None if training.outer in TOGETHER else training.round_seconds,
             lateness=None if training.outer in TOGETHER else lateness_of(training),
             crossing=None if crossing is None else crossing.crossing,
+            shares=quote.replicas if training.sampling == "epochs" else None,
         )
         work.change(quote=msgspec.structs.replace(quote, limit=found.limit, rounds=rounds.rounds))
         work.advance(JobState.PLANNED, _planned(quote.stages, len(found.seats) // quote.stages))

@@ -41,6 +41,9 @@ REFUSED: dict[str, tuple[JobSpec, type[CottageError], str]] = {
     "a batch that cannot be divided": (
         changed(training=TrainingSpec(batch=7, micro_batches=2)), InvalidError, "batch 7 cannot be divided into 2",
     ),
+    "shares of the data that the plan deals": (
+        changed(training=TrainingSpec(sampling="epochs", shares=3)), InvalidError, "settled when the job is planned",
+    ),
     "a sequence longer than the model's positions": (
         changed(training=TrainingSpec(sequence=4096)), InvalidError, "4,096 is longer than the model's 1,024",
     ),

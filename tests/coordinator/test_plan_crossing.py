@@ -160,3 +160,20 @@ async def test_whoever_joins_or_audits_after_crashes_does_the_steps_as_they_were
     await check(world, job, stored)
     assert len(seen) == 1
     assert CrossingPlan.of(seen.pop())
+
+
+async def test_workers_of_a_job_in_epochs_have_a_share_of_the_windows_each() -> None:
+    bench = Bench()
+    document = spec(1, 3)
+    document = msgspec.structs.replace(document, training=msgspec.structs.replace(document.training, sampling="epochs"))
+    job = await bench.job(document)
+    async with bench.parts.desk.open(job) as work:
+        await bench.parts.settlement.queue_funding(work)
+    assigned = await until_assigned(bench, job)
+    assert {assign.spec.training.shares for assign in assigned} == {3}
+    async with bench.store.transaction() as tx:
+        run = (await tx.find(RunRecord, ("job", "=", job)))[0].run
+    assert training_of(run, document.training).shares == 3, "auditors run steps again as they were made"
+    assert (await bench.stored(job)).spec.training.shares is None
+    old = msgspec.structs.replace(run, shares=None)
+    assert training_of(old, document.training) == document.training, "runs that began before go on as they began"

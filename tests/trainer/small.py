@@ -148,7 +148,7 @@ class Pipeline:
 
     def step(self, step: int, total: int, conduct: Conduct | None = None) -> float:
         spec = self.stages[0].training
-        windows, _ = self.tokens.sample(spec.seed, step, self.replica, spec.batch, spec.sampling)
+        windows, _ = self.tokens.sample(spec.seed, step, self.replica, spec.batch, spec.sampling, spec.shares)
         losses: list[float | None] = [None] * len(self.stages)
         errors: list[TrainerError] = []
         self.recorders = [Recorder(Wire(index, self.lanes), self.caches[index]) for index in range(len(self.stages))]
@@ -229,7 +229,7 @@ def commit_round(
         step = first_step + index
         trace.before_step(own, keeper)
         loss = line.step(step, total)
-        _, samples = line.tokens.sample(spec.seed, step, line.replica, spec.batch, spec.sampling)
+        _, samples = line.tokens.sample(spec.seed, step, line.replica, spec.batch, spec.sampling, spec.shares)
         recorder = line.recorders[stage]
         leaf = StepLeaf(
             step=step, env_class=ENV, samples=samples,

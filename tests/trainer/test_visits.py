@@ -1,7 +1,9 @@
 """Activations as differences to a sample's last visit: caches on both sides, what they lose, and replays."""
 
 import hashlib
+import itertools
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from trainer.codecs.envelope import wrap
 from trainer.data import TokenFile, epoch_starts
 from trainer.errors import CodecError
 from trainer.visits import pack_entries, read_visit, unpack_entries, wanted_entries, write_visit
+from transport.wire.job import TrainingSpec, total_steps
 
 SHAPE = (3, 5, 8)
 TOTAL = 12
@@ -177,6 +180,33 @@ def test_every_window_comes_once_an_epoch_in_another_order(windows: int) -> None
         assert epochs[0] != epochs[1] != epochs[2]
     together = [int(at) for step in range(windows) for at in epoch_starts(7, step, 0, 3, windows)]
     assert together == found
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("windows", [1, 5, 8, 100, 1021])
+def test_replicas_together_read_the_data_once_with_tokens_for_one_pass(replicas: int, windows: int) -> None:
+    training = TrainingSpec(tokens=windows * 16, sequence=16, batch=4, sampling="epochs")
+    steps = total_steps(training, replicas)
+    read = [
+        [int(at) for step in range(steps) for at in epoch_starts(7, step, replica, 4, windows, replicas)]
+        for replica in range(replicas)
+    ]
+    seen = Counter(itertools.chain(*read))
+    assert seen.keys() == set(range(windows)), "all of it"
+    assert sum(seen.values()) - windows <= (4 + 1) * replicas, "only the last steps are filled up"
+    if windows >= replicas:
+        assert all(not set(one) & set(other) for one, other in itertools.combinations(read, 2)), "each has its own"
+        again = [int(at) for step in range(3 * steps) for at in epoch_starts(7, step, 0, 4, windows, replicas)]
+        assert set(again) == set(read[0]), "and keeps them, epoch after epoch"
+        assert max(Counter(again).values()) - min(Counter(again).values()) <= 1
+    if windows > 100 and replicas > 1:
+        assert sorted(set(read[0])) != list(range(0, windows, replicas)), "dealt in an order of its own"
+
+
+def test_the_order_of_shares_follows_from_the_seed_and_never_changes() -> None:
+    assert epoch_starts(7, 3, 1, 4, 1000, 1).tolist() == epoch_starts(7, 3, 1, 4, 1000).tolist()
+    assert epoch_starts(8, 3, 1, 4, 1000, 4).tolist() != epoch_starts(7, 3, 1, 4, 1000, 4).tolist()
+    assert epoch_starts(7, 3, 1, 4, 1000, 4).tolist() == [660, 635, 68, 726]  # Another order would void every replay.
 
 
 def test_the_order_of_epochs_never_changes() -> None:

@@ -172,10 +172,11 @@ async def test_int8_activations_quarter_the_bytes_and_still_replay(routed: MakeR
 CROSSINGS: list[dict[str, Any]] = [
     {"activations": "aq4", "sampling": "epochs", "boundary_gradients": "int4", "schedule": "zero-bubble"},
     {"activations": "int4", "boundary_gradients": "int4", "subspace": 8, "clip_norm": 1.0, "lookahead": 1},
+    {"activations": "aq4", "sampling": "epochs", "shares": 2, "boundary_gradients": "int4"},
 ]
 
 
-@pytest.mark.parametrize("ways", CROSSINGS, ids=["cached", "subspace"])
+@pytest.mark.parametrize("ways", CROSSINGS, ids=["cached", "subspace", "dealt"])
 async def test_every_way_of_crossing_works_between_workers_and_replays(
     ways: dict[str, Any], routed: MakeRouter, folder: Path
 ) -> None:

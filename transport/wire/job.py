@@ -190,6 +190,8 @@ class TrainingSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     with them ``micro_batches``, ``lookahead`` and ``recompute``, from the lines, speeds and memory that were measured."""
     sampling: Literal["random", "epochs"] = "random"
     """``epochs``: windows side by side, each once before any comes again; ``aq4`` lives on windows that come again."""
+    shares: Annotated[int, Meta(ge=1, le=256)] | None = None
+    """``epochs``: a run deals the windows to so many replicas; ``None``: each replica reads them all."""
     boundary_gradients: Literal["auto", "int8", "int4", "fp32"] = "auto"
     """Their gradients; fewer than four bits cost 19-67 % of loss. ``auto``: int8, or float32 beside float32 activations."""
     subspace: Annotated[int, Meta(ge=1, le=1 << 20)] | None = None
@@ -272,6 +274,14 @@ class JobSpec(Told, frozen=True, forbid_unknown_fields=True):
             raise ValueError("model.from_round is a checkpoint of a job: name the job in model.from_job")
         if self.training.lora is not None and self.model.weights is None and self.model.from_job is None:
             raise ValueError("training.lora adapts a model that has learnt already: give its weights in model.weights")
+
+
+def without_settings(spec: JobSpec) -> JobSpec:
+    """The document without what only the finished folder is for: a template and its like, of many kilobytes."""
+    tokenizer = msgspec.structs.replace(spec.tokenizer, settings=None)
+    return msgspec.structs.replace(
+        spec, tokenizer=tokenizer, model=msgspec.structs.replace(spec.model, generation=None)
+    )
 
 
 def total_steps(training: TrainingSpec, replicas: int) -> int:
