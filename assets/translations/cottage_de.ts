@@ -295,6 +295,10 @@
         <translation>Keine NVIDIA-GPU ist benutzbar; der Prozessor verdient weit weniger. {0}</translation>
     </message>
     <message>
+        <source>{0} graphics are not supported yet; the processor earns far less.</source>
+        <translation>Grafik von {0} wird noch nicht unterstützt; der Prozessor bringt weit weniger.</translation>
+    </message>
+    <message>
         <source>{0}: make room</source>
         <translation>{0}: schaffen Sie Platz</translation>
     </message>
@@ -721,6 +725,18 @@
     <message>
         <source>&amp;Pause</source>
         <translation>&amp;Pause</translation>
+    </message>
+    <message>
+        <source>&amp;Lend now, for 1 hour</source>
+        <translation>Jetzt ver&amp;leihen, für 1 Stunde</translation>
+    </message>
+    <message>
+        <source>For 1&amp;5 minutes</source>
+        <translation>Für 1&amp;5 Minuten</translation>
+    </message>
+    <message>
+        <source>For &amp;30 minutes</source>
+        <translation>Für &amp;30 Minuten</translation>
     </message>
     <message>
         <source>For &amp;1 hour</source>

@@ -21,6 +21,8 @@ GpuId = Annotated[str, Meta(pattern=r"^GPU-[0-9a-f-]{8,60}$")]
 Chosen = Annotated[int, Meta(ge=-1, le=63)] | GpuId
 """What an owner lends: one card by its identity, by its number of now, or with -1 the processor."""
 
+_NVIDIA, _MAKERS = "0x10de", {"0x1002": "AMD", "0x8086": "Intel"}  # PCI's numbers of vendors.
+
 
 @dataclass(frozen=True)
 class Device:
@@ -31,6 +33,7 @@ class Device:
         note: a sentence for the owner: why the processor is used, or what is known of the GPU.
         gpu: which one it is, "" for a processor.
         gone: the card that its owner has chosen is not here.
+        other: the maker of a card that cannot be used yet.
     """
 
     kind: Literal["cpu", "cuda"]
@@ -39,6 +42,7 @@ class Device:
     note: str
     gpu: str = ""
     gone: bool = False
+    other: str = ""
 
 
 NOTHING = Device("cpu", "", 0, "")
@@ -94,6 +98,10 @@ def detect(chosen: int | str = 0) -> Device:
         with driver():
             return _gpu(chosen)
     except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded) as error:
+        other = _other_maker()
+        if other and isinstance(error, pynvml.NVMLError_LibraryNotFound):
+            note = f"Graphics cards of {other} are not supported yet: jobs run on the processor, which earns far less."
+            return processor(note, other=other)
         return processor(_why_no_gpu(error))
     except pynvml.NVMLError as error:
         return processor(
@@ -123,9 +131,20 @@ def _why_no_gpu(error: pynvml.NVMLError) -> str:
     return "The NVIDIA driver is installed but not loaded: restart the machine. Until then jobs run on the processor."
 
 
-def processor(note: str, *, gone: bool = False) -> Device:
-    """The processor; ``note`` says why it is used, ``gone`` that a chosen card is missing."""
-    return Device("cpu", _processor_name(), total_memory_mb(), note, gone=gone)
+def _other_maker(drm: Path = Path("/sys/class/drm")) -> str:
+    """Who made this computer's card, if that is not NVIDIA; "" where it is not known. AMD before Intel, which has both."""
+    if platform.system() == "Darwin" and platform.machine() == "arm64":
+        return "Apple"
+    try:
+        vendors = {file.read_text().strip().lower() for file in drm.glob("card*/device/vendor")}
+    except OSError:
+        return ""
+    return "" if _NVIDIA in vendors else next((name for number, name in _MAKERS.items() if number in vendors), "")
+
+
+def processor(note: str, *, gone: bool = False, other: str = "") -> Device:
+    """The processor; ``note`` says why it is used, ``gone`` that a chosen card is missing, ``other`` as in ``Device``."""
+    return Device("cpu", _processor_name(), total_memory_mb(), note, gone=gone, other=other)
 
 
 def _processor_name() -> str:

@@ -97,7 +97,8 @@ class Steps:
         detail = {"name": device.name, "memory_mb": str(device.memory_mb)}
         if device.kind == "cuda":
             return Check("gpu", "good", "found", f"{device.name}. {device.note}", detail)
-        return Check("gpu", "warning", "gone" if device.gone else "processor", device.note, detail)
+        code = "gone" if device.gone else "other" if device.other else "processor"
+        return Check("gpu", "warning", code, device.note, detail | {"maker": device.other})
 
     async def _sandbox(self) -> Check:
         """Is done together with the speed, which needs it."""

@@ -59,6 +59,7 @@ class Desktop(QObject):
             part.quit_asked.connect(end)
         for pauses in (self.window.home.pauses, self.tray.pauses):
             pauses.pause_asked.connect(self.lending.pause)
+            pauses.here_asked.connect(self.lending.lend_now)
             pauses.resume_asked.connect(lambda: self.lending.pause(0))
             pauses.finish_asked.connect(self.lending.finish)
         QGuiApplication.styleHints().colorSchemeChanged.connect(lambda _: self._restyle())

@@ -43,6 +43,9 @@ class CheckWords(QObject):
         return {
             ("gpu", "found"): detail.get("name", text),
             ("gpu", "gone"): gone,
+            ("gpu", "other"): self.tr("{0} graphics are not supported yet; the processor earns far less.").format(
+                detail.get("maker", "")
+            ),
             ("gpu", ""): none,
             ("disk", "full"): self.tr("{0}: make room").format(disk),
             ("disk", ""): disk,

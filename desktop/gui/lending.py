@@ -111,6 +111,10 @@ class Lending(QObject):
         """Ask the agent to pause for so long; 0 ends a pause, and what was to be finished goes on."""
         self._order({"pause_s": seconds} if seconds else {"pause_s": 0, "finish": False})
 
+    def lend_now(self, seconds: int) -> None:
+        """Ask the agent to lend for so long although somebody is at the computer."""
+        self._order({"here_s": seconds})
+
     def finish(self) -> None:
         """Ask the agent to complete what runs and then to switch off."""
         self._order({"finish": True})

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from desktop.agent import cli, power, settings, status
+from desktop.agent import cli, gpu, power, settings, status
 from desktop.agent.config import Home, Settings
 from desktop.agent.gpu import detect
 from desktop.agent.power import LEAST_SHARE, PowerCap, next_share
@@ -253,3 +253,17 @@ async def test_a_worker_is_held_for_moments_under_a_cap_and_its_owner_reads_why(
         await coordinator.until(lambda: is_frozen(pid))  # For the game, and no pause of the cap lets it go on.
         await asyncio.sleep(5 * power.PERIOD_S)
         assert is_frozen(pid)
+
+
+@pytest.mark.parametrize(
+    ("vendors", "maker"),
+    [((), ""), (("0x1002", "0x8086"), "AMD"), (("0x8086",), "Intel"), (("0x10de", "0x8086"), ""), (("0x1af4",), "")],
+)
+def test_a_card_of_another_maker_is_named_as_not_supported_yet(
+    tmp_path: Path, vendors: tuple[str, ...], maker: str
+) -> None:
+    for number, vendor in enumerate(vendors):
+        folder = tmp_path / f"card{number}" / "device"
+        folder.mkdir(parents=True)
+        (folder / "vendor").write_text(f"{vendor}\n")
+    assert gpu._other_maker(tmp_path) == maker

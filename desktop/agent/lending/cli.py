@@ -1,4 +1,4 @@
-"""``cottage node pause|resume|finish|rules``: when this machine lends."""
+"""``cottage node pause|now|resume|finish|rules``: when this machine lends."""
 
 import argparse
 import asyncio
@@ -29,11 +29,13 @@ def add_words(words: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     """Add the words to ``cottage node``."""
     pause = words.add_parser("pause", help="stop lending for a while; it goes on by itself")
     pause.add_argument("length", nargs="?", default="1h", help="30m, 4h, 2d or tomorrow (1h)")
+    now = words.add_parser("now", help="lend for a while although somebody is at this computer")
+    now.add_argument("length", nargs="?", default="1h", help="30m, 4h, 2d or tomorrow (1h)")
     resume = words.add_parser("resume", help="end a pause, or a `finish`")
     finish = words.add_parser("finish", help="complete what runs, then stop")
     rules = words.add_parser("rules", help="when this machine lends: shown, or changed at once")
     _add_rules(rules)
-    for parser, action in ((pause, _pause), (resume, _resume), (finish, _finish), (rules, _rules)):
+    for parser, action in ((pause, _pause), (now, _now), (resume, _resume), (finish, _finish), (rules, _rules)):
         parser.add_argument("--home", type=Path, help="the agent's folder")
         parser.add_argument("--json", action="store_true", help="one JSON document")
         parser.set_defaults(run=action)
@@ -60,6 +62,10 @@ def _add_rules(parser: argparse.ArgumentParser) -> None:
 
 def _pause(options: argparse.Namespace) -> int:
     return _tell(options, LendingChange(pause_s=parse_length(options.length, time.time())))
+
+
+def _now(options: argparse.Namespace) -> int:
+    return _tell(options, LendingChange(here_s=parse_length(options.length, time.time())))
 
 
 def _resume(options: argparse.Namespace) -> int:

@@ -82,11 +82,13 @@ class RulesChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class LendingChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the owner asks for now.
 
-    ``pause_s``: 0 ends a pause; ``finish``: complete what runs, then stop; ``on``: the switch, which ``Desk`` sees to.
+    ``pause_s``: 0 ends a pause; ``here_s``: lend for so long although somebody is at the computer; ``finish``: complete what
+    runs, then stop; ``on``: the switch, which ``Desk`` sees to.
     """
 
     on: bool | None = None
     pause_s: Annotated[float, Meta(ge=0, le=MAX_PAUSE_S)] | None = None
+    here_s: Annotated[float, Meta(ge=0, le=MAX_PAUSE_S)] | None = None
     finish: bool | None = None
     rules: RulesChange | None = None
 
@@ -157,6 +159,8 @@ class Keeper:
         if change.pause_s is not None:
             until = self._clock.time() + change.pause_s if change.pause_s else 0.0
             wish = msgspec.structs.replace(wish, paused_until=until)
+        if change.here_s is not None:
+            wish = msgspec.structs.replace(wish, here_until=self._clock.time() + change.here_s, paused_until=0.0)
         if change.finish is not None:
             wish = msgspec.structs.replace(wish, finish=change.finish)
         store(self._file, rules, wish.paused_until)

@@ -140,7 +140,7 @@ def _causes(rules: Rules, wish: Wish, facts: Facts, memory: Memory) -> Iterator[
         yield Reason(Cause.OWNER, until=wish.paused_until)
     if rules.for_games and (game := _game(rules, facts)):
         yield Reason(Cause.GAME, game)
-    if rules.idle_minutes:
+    if rules.idle_minutes and facts.at >= wish.here_until:
         needed = rules.idle_minutes * 60
         if facts.idle_s is None:
             yield Reason(Cause.IDLE_UNKNOWN)

@@ -50,9 +50,11 @@ class Wish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         finish: complete what runs, then switch off.
         renew: complete what runs, then begin anew as the program that lies there now; the switch stays as it is.
         paused_until: Unix seconds; 0: not paused. It ends by itself.
+        here_until: Unix seconds until which it lends although somebody uses the computer.
     """
 
     on: bool = False
     finish: bool = False
     renew: bool = False
     paused_until: Annotated[float, Meta(ge=0)] = 0.0
+    here_until: Annotated[float, Meta(ge=0)] = 0.0

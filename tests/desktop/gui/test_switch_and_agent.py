@@ -95,7 +95,8 @@ def test_a_pause_is_asked_for_in_the_tray_and_ended_in_the_window(
     until(desktop, "Waiting for a job.")
     tray, window = desktop.tray.pauses, desktop.window.home.pauses
     assert not tray.resume.isVisible()
-    tray.actions()[0].trigger()
+    assert not tray.now.isVisible(), "nobody uses this computer"
+    tray.actions()[1].trigger()
     wait_for(lambda: desktop.window.home.headline.text().startswith("Paused until "), "the pause")
     assert "You asked for a pause" in desktop.window.home.reason.text()
     wait_for(lambda: len(double.goodbyes) == 1, "the goodbye")

@@ -108,6 +108,15 @@ async def test_who_sits_at_the_computer_when_the_agent_starts_is_not_disturbed(
         await coordinator.until(lambda: node.address in coordinator.nodes)
 
 
+async def test_who_is_there_may_have_it_lend_now(coordinator: Double, start_agent: StartAgent) -> None:
+    sensed = Sensed()
+    sensed.set(idle_s=1.0)
+    async with start_agent(readings=sensed) as node:
+        assert coordinator.hellos == []
+        await status.ask_lending(node.home.socket, LendingChange(here_s=3600))
+        await coordinator.until(lambda: node.address in coordinator.nodes)
+
+
 async def test_a_pause_is_asked_for_kept_over_a_restart_and_ended(coordinator: Double, start_agent: StartAgent) -> None:
     async with start_agent() as node:
         view = await status.ask_lending(node.home.socket, LendingChange(pause_s=3600))

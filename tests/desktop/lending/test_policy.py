@@ -263,3 +263,14 @@ def test_every_cause_has_words(cause: Cause) -> None:
 def test_settings_out_of_their_bounds_are_refused(document: bytes) -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.json.decode(document, type=Rules)
+
+
+def test_an_owner_who_is_there_may_have_it_lend_now_and_nothing_else_is_set_aside() -> None:
+    life = Life(wish=msgspec.structs.replace(ON, here_until=MONDAY + 3600))
+    assert life.after(0, idle_s=1.0).state is State.LENDING
+    assert life.after(0, idle_s=None).state is State.LENDING
+    game = life.after(0, idle_s=1.0, fullscreen="Baldur's Gate 3")
+    assert [reason.cause for reason in game.reasons] == [Cause.GAME]
+    life.after(LINGER_S[Cause.GAME] + 1, idle_s=1.0)
+    over = life.after(3600, idle_s=1.0)
+    assert [reason.cause for reason in over.reasons] == [Cause.IN_USE]
