@@ -62,9 +62,11 @@ class Bonds:
         except LedgerError as error:
             log.warning("bonded disputes cannot be looked for: %s", error)
             return
-        for state in waiting[:MAX_VERDICTS]:
-            if self._context.clock.time() >= state.deadline:
-                continue
+        now = self._context.clock.time()
+        open_ = [state for state in waiting if now < state.deadline]
+        # Bonds over nothing stay open until their deadlines: they come last, however many there are.
+        open_.sort(key=lambda state: (state.address in self._said, state.deadline))
+        for state in open_[:MAX_VERDICTS]:
             audit, place = audit_of(state.audit), addresses.place_of(state.audit)
             if audit is not None:
                 await self._decide(audit, state)

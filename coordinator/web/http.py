@@ -24,6 +24,7 @@ BODY: Final = web.RequestKey("body", bytes)  # A body that has been read already
 WHOSE: Final = web.RequestKey("whose", str)  # Whose bytes are counted together: an account's, or an address's.
 BODIES: Final = web.AppKey("bodies", Bodies)
 MAX_JSON_BYTES = 1 << 20  # A job with the largest config.json in use has 30 KB.
+CLOSED = 499  # As proxies write it down; nobody reads it.
 BODY_SECONDS = 60.0  # A document that takes longer is somebody holding a connection open.
 CHUNK_BYTES = 1 << 18
 
@@ -89,7 +90,7 @@ async def read_body(request: web.Request, limit: int = MAX_JSON_BYTES) -> bytes:
                 body += chunk
                 if len(body) > limit:
                     raise TooLargeError(f"a body of more than {limit:,} bytes: at most {limit:,} are taken here")
-    except (TimeoutError, ClientConnectionError, web.RequestPayloadError) as error:
+    except (TimeoutError, ClientConnectionError, ConnectionError, web.RequestPayloadError) as error:
         raise InvalidError("the body did not arrive whole: send it again") from error
     finally:
         bodies.free(whose, counted)
@@ -135,7 +136,8 @@ def protect(app: web.Application, error_page: ErrorPage) -> None:
         try:
             return await handler(request)
         except ConnectionError:
-            raise  # The other side has gone: there is nobody to answer.
+            # The other side has gone: there is nobody to answer, and nothing to log, which strangers could fill a disk with.
+            return web.Response(status=CLOSED)
         except Exception as error:  # The outermost boundary: whatever it is, log it and answer without its text.
             if isinstance(error, web.HTTPException) and error.status < 400:
                 raise
