@@ -78,6 +78,8 @@ class Bonds:
         async with self._context.store.transaction() as tx:
             known = await tx.find(Audit, ("id", "=", audit))
             found = await _outcome(tx, audit, state) if known else None
+        if not known:
+            self._cannot(state, f"there is no audit {audit}")
         if found is not None:
             await self._rule(known[0].job, audit, state, found)
 
@@ -101,7 +103,12 @@ class Bonds:
                 why = why or await self._drawing.accused(work, place, state.node, state.challenger)
         except NotFoundError as error:
             why = error.detail
-        if why and self._said.get(state.address) != why:
+        if why:
+            self._cannot(state, why)
+
+    def _cannot(self, state: DisputeState, why: str) -> None:
+        """Say once why a bond cannot be decided, and look at others first from now on."""
+        if self._said.get(state.address) != why:
             while len(self._said) >= MAX_REMEMBERED:
                 self._said.pop(next(iter(self._said)))
             self._said[state.address] = why
