@@ -181,7 +181,7 @@ def assemble(
     nodes = Nodes(context, leases, chain, coordinator, lambda node: relays.servers(relays.order(node), node))
     deadlines = Deadlines(context, nodes, links)
     disputes = Disputes(context, nodes, deadlines)
-    watching = Watching(context, nodes)
+    watching = Watching(config, nodes)
     drawing = Drawing(context, watching)
     verification = Verification(context, nodes, disputes, Boundaries(context, nodes, drawing), deadlines)
     promises = Promises(context, chain)

@@ -103,6 +103,7 @@ def _config(options: argparse.Namespace) -> Config:
         start_grace_seconds=options.start_grace_seconds,
         auditors=frozenset(options.auditor),
         own_auditor=not options.no_own_auditor,
+        unwatched=options.unwatched,
         audits_per_round=options.audits_per_round,
         store_every=options.store_every,
         settle_every=options.settle_every,
@@ -172,6 +173,8 @@ def _add_auditors(parser: argparse.ArgumentParser) -> None:
     ).add_argument
     named = "a `cottage auditor` of this address is the operator's; may be repeated"
     add("--auditor", type=_auditor, action="append", default=[], metavar="ADDRESS", help=named)
+    trusting = "take jobs, too, that none of them could run again: there nodes that agree with each other are paid"
+    add("--unwatched", action="store_true", help=trusting)
     add("--no-own-auditor", action="store_true", help="start none beside the coordinator, on one processor of its own")
 
 

@@ -62,6 +62,7 @@ class Config:
         stall_seconds: a round in which nothing at all is heard for as long is unblocked by force.
         auditors: the operator's own machines that only audit (``cottage auditor``): they get no seats, need no stake, and their
             looks make strangers' work payable. None: a network of people who know each other, who audit each other.
+        unwatched: strangers may also do work that none of these could run again; then other nodes decide what is paid of it.
         audits_per_round: steps re-run after each round at the least; nodes' own rates may ask for more.
         audit_floor: rate of audits of the most trusted node, in millionths of its rounds.
         audit_twice: audits that two auditors have to agree on, in millionths.
@@ -102,6 +103,7 @@ class Config:
     start_grace_seconds: float = 15.0
     stall_seconds: float = 120.0
     auditors: frozenset[NodeAddress] = frozenset()
+    unwatched: bool = False
     audits_per_round: int = 1
     audit_floor: int = FLOOR
     audit_twice: int = 100_000  # One in ten: an auditor that colludes does not know which.

@@ -245,7 +245,7 @@ class Auditor:
         first, anchor = opened.leaves[0], opened.leaves[0].anchor
         if opened.previous is not None and (opened.previous.after, opened.previous.anchor) != (first.before, anchor):
             return "the step does not begin where the one before ended"
-        if command.first_step == 0 and anchor != self._initial(stage.cut):
+        if command.round == 0 and anchor != self._initial(stage.cut):
             return "the first round does not begin with the job's initial weights"
         return self._compare_due(opened, self.rerun(command, opened, stage)) or _compare_start(command, opened, method)
 

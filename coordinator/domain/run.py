@@ -39,11 +39,10 @@ class Base(msgspec.Struct, frozen=True):
     """A point that the run can go back to: all stages' states are stored with the coordinator.
 
     Attributes:
-        done, next_step, progress: as in ``Run``, then.
+        done, progress: as in ``Run``, then.
     """
 
     done: int = 0
-    next_step: int = 0
     progress: int = 0
 
 
@@ -193,7 +192,7 @@ def begin(run: Run, holders: Sequence[Holder], now: float) -> Run:
     started = Round(
         epoch=epoch,
         number=run.done,
-        first_step=planned if run.round_seconds is None else run.next_step,
+        first_step=run.next_step,
         steps=steps,
         total_steps=run.total_steps,
         validate=validate,
@@ -203,7 +202,7 @@ def begin(run: Run, holders: Sequence[Holder], now: float) -> Run:
         started=now,
         together=run.together and not last,
         seconds=run.round_seconds,
-        rate_step=None if run.round_seconds is None else min(run.total_steps, run.progress // run.replicas),
+        rate_step=_rate_step(run, planned),
         lateness=run.lateness,
         store=_is_stored(run, steps),
     )
@@ -235,7 +234,7 @@ def close(run: Run) -> Run:
     stored = tuple(digest for stage in stages if (digest := checkpoint(over, stage)))
     if len(stored) < len(run.layers):
         return after
-    base = Base(after.done, after.next_step, after.progress)
+    base = Base(after.done, after.progress)
     points = (*after.points, Point(base, stored))[-MAX_POINTS:]
     return msgspec.structs.replace(after, checkpoints=stored, base=base, points=points)
 
@@ -253,7 +252,8 @@ def is_lost(run: Run, holders: Sequence[Holder]) -> bool:
 def go_back(run: Run, before: int | None = None) -> Run:
     """Begin again from the last stored point, or the last one that nothing of round ``before`` went into.
 
-    That is the very beginning where no such point is remembered. The round in flight, if any, is given up.
+    That is the very beginning where no such point is remembered. The round in flight, if any, is given up. ``next_step`` stays:
+    rounds that are done again take other samples, or whoever kept what it had sent could send it again and be paid twice.
     """
     points = run.points
     base, checkpoints = run.base, run.checkpoints
@@ -267,7 +267,6 @@ def go_back(run: Run, before: int | None = None) -> Run:
         points=points,
         round=None,
         done=base.done,
-        next_step=base.next_step,
         progress=base.progress,
         current=(),
         members=(),
@@ -308,6 +307,13 @@ def _carried(over: Round, current: tuple[str, ...]) -> dict[str, Digest]:
         if seat.lease in current and local is not None:
             carried[seat.lease] = local
     return carried
+
+
+def _rate_step(run: Run, planned: int) -> int | None:
+    """Where the learning rate's schedule stands, if not at the next step's global index."""
+    if run.round_seconds is not None:
+        return min(run.total_steps, run.progress // run.replicas)
+    return None if planned == run.next_step else planned
 
 
 def _steps(run: Run, replicas: int) -> int:

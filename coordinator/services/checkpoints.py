@@ -124,7 +124,7 @@ class Checkpoints:
         measured = next((record.validation_loss for record in rounds if record.number == done), None)
         return api.CheckpointView(
             round=done,
-            step=point.base.next_step,
+            step=sum(record.steps for record in before),
             tokens=sum(record.tokens for record in before),
             time=(before[-1].ended or 0.0) if before else 0.0,
             train_loss=before[-1].train_loss if before else None,

@@ -330,5 +330,7 @@ class Drawing:
 
     async def _is_watched(self, work: Work, record: RoundRecord, commit: CommitRecord) -> bool:
         lease = work.leases.get(commit.lease) or await work.tx.get(Lease, commit.lease)
+        if not (self._context.config.auditors and self._context.config.unwatched):
+            return bool(self._context.config.auditors)  # Plans have no work that nobody could look at.
         training, layers = training_of(work.run, work.job.spec.training), record.plan.layers
         return self._watching.watches(shape_of(work), training, layers, commit.stage, lease.env_class)

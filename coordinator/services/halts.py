@@ -163,7 +163,7 @@ def paced(pace: Pace, run: Run, now: float, started: float) -> Pace:
 def fraction_of(run: Run) -> float:
     """How much of the training is done, 0 to 1."""
     if run.round_seconds is None:
-        return min(1.0, run.next_step / max(1, run.total_steps))
+        return min(1.0, run.schedule.round(run.done)[0] / max(1, run.total_steps))
     return min(1.0, run.progress / max(1, run.total_steps * run.replicas))
 
 

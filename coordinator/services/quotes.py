@@ -14,6 +14,7 @@ from coordinator.services.artifacts import ArtifactStore
 from coordinator.services.nodes import Nodes
 from coordinator.services.payees import affordable, payable
 from coordinator.services.rates import Rate
+from coordinator.services.watching import Watching
 from transport.wire.api import Quote
 from transport.wire.crossing import check_subspace
 from transport.wire.endings import FIELD, EndingError, ending, ends_of
@@ -104,6 +105,10 @@ def quote(
     except NoPlacementError as error:
         problem = "; ".join([str(error), *reasons[1:]])
         return _priced(spec, shape, None, [*problems, problem], config_of, offer)
+    kinds = {candidate.node: candidate.env_class for candidate in here}
+    classes = {seat: kinds[node] for seat, node in found.seats.items()}
+    if unseen := Watching(config_of, nodes).unseen(shape, spec.training, found.layers, classes):
+        problems.append(unseen)
     return _priced(spec, shape, found, problems, config_of, offer)
 
 

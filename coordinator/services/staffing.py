@@ -53,6 +53,7 @@ class Staffing:
         self._watching = watching
         self._waiting: dict[str, float] = {}
         self._crowded: set[str] = set()
+        self._unseen: dict[str, str] = {}  # Of each job that waits for an auditor, why.
         self._deserted: dict[str, float] = {}
         self._warned: dict[
             str, frozenset[str]
@@ -77,9 +78,16 @@ class Staffing:
             break
         if found is None:
             return
+        by_node = {candidate.node: candidate for candidate in free}
+        classes = {seat: by_node[node].env_class for seat, node in found.seats.items()}
+        if why := self._watching.unseen(shape, training, found.layers, classes):
+            if self._unseen.get(work.job.id) != why:
+                work.note("limit", f"the job waits: {why}")
+            self._unseen[work.job.id] = why
+            return
+        self._unseen.pop(work.job.id, None)
         del self._waiting[work.job.id]
         rounds = period.planned(training, quote.replicas, found)
-        by_node = {candidate.node: candidate for candidate in free}
         crossing = placement.settle_crossing(shape, training, found, by_node, self._links.map)
         work.run = Run(
             layers=found.layers,

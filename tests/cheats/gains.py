@@ -13,7 +13,7 @@ from coordinator.domain.account import LOCAL_ACCOUNT
 from coordinator.domain.job import LIVE, Job
 from coordinator.domain.trust import Audit
 from coordinator.store.records import CommitRecord, NodeRecord, RoundRecord
-from tests.cheats.schemes import Forger, expected
+from tests.cheats.schemes import BETWEEN, Forger, Replayer, expected
 from tests.coordinator.fakes import spec
 from tests.sim.test_faults import gather_nodes, open_rows, read, submit, timeline
 from tests.sim.world import SimNode, World
@@ -180,6 +180,15 @@ def _cartel(
     return make
 
 
+def _replayers(owners: int, **replayer: Any) -> Callable[[], list[dict[str, Any]]]:
+    return lambda: [{"scheme": Replayer(**replayer)} for _ in range(owners)]
+
+
+def _with_a_goat() -> list[dict[str, Any]]:
+    """The first of them lies where most is thrown away for it, is sent out, and comes back as somebody else."""
+    return [{"scheme": Forger(how="one step", only=BETWEEN - 2, fresh=True)}, *_replayers(2)()]
+
+
 def _braggart() -> list[dict[str, Any]]:
     return [{"flops": 1e12, "scheme": Forger()}]
 
@@ -232,5 +241,16 @@ PLOTS = (
     ),
     Plot("one feeds the others of its replica noughts", _cartel(4, how="noughts", stage=0)),
     Plot("openings that kill whoever runs them again", _cartel(1, how="poison")),
+    # And these to somebody who came after, and read all of it.
+    Plot("three leave before a state is stored, and send the same rounds again", _replayers(3, leaves_before=20)),
+    Plot("one has the job go back, and its friends send the same rounds again", _with_a_goat),
+    Plot(
+        "becomes of another class once it is known",
+        _cartel(1, "cpu", 3, honest=21, turns_coat=True),
+        LONG,
+        formula=_after(21, 42),
+        honest=3,
+    ),
+    Plot("is paid to another wallet each time", _cartel(2, "cpu", wallets=True)),
     Plot("forges on while the operator is slow", _cartel(1, honest=21), LONG, {}, {"rerun": 15.0}, _after(21, 42)),
 )

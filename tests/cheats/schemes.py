@@ -2,10 +2,14 @@
 
 from dataclasses import dataclass, field
 
+import msgspec
+
 from coordinator.domain import rate as rates
 from coordinator.domain.draw import WHOLE
 from tests.coordinator.fakes import Lie
 from tests.sim.world import Scheme, SimNode
+from transport.identity import NodeKey
+from transport.wire.node import Goodbye
 from transport.wire.task import (
     BeginRound,
     OpenOuter,
@@ -17,6 +21,8 @@ from transport.wire.task import (
     TaskFailed,
 )
 
+BETWEEN = 4  # Rounds from one stored state to the next: ``Config.store_every``.
+OPENED_SECONDS = 6.0  # After which what was drawn is opened.
 ASKED = (ReplayStep, ReplayAcross, ReplayOuter)
 
 
@@ -33,6 +39,9 @@ class Forger(Scheme):
         fresh: it comes back under a new key and wallet whenever it was found, not only where it has to.
         stage: it forges where it has a seat of this stage only; friends elsewhere have nothing to do then, and say so to nobody.
         kills: forged rounds after which it has its tasks fail, again and again, until the job is given up.
+        only: it forges rounds of this place between two stored states only.
+        turns_coat: it says to be of another environment class once it has worked enough.
+        wallets: it is paid to another wallet whenever it comes back, which it does after each round that it has forged.
     """
 
     honest: int = 0
@@ -44,7 +53,11 @@ class Forger(Scheme):
     fresh: bool = False
     stage: int | None = None
     kills: int = 0
+    only: int | None = None
+    turns_coat: bool = False
+    wallets: bool = False
     failed: bool = False
+    moved: int = 0
     done: int = 0
     forged: set[tuple[int, int]] = field(default_factory=set)
 
@@ -52,6 +65,8 @@ class Forger(Scheme):
         """Forge once it has worked enough."""
         self.done += 1
         if begun.steps == 0 or self.done <= self.honest or begun.round < self.total - self.last:
+            return None
+        if self.only is not None and begun.round % BETWEEN != self.only:
             return None
         if self.stage is not None and all(task.assign.stage != self.stage for task in node.tasks.values()):
             return None
@@ -61,6 +76,14 @@ class Forger(Scheme):
     def leaves(self, node: SimNode, command: TaskCommand) -> bool:
         """Leave rather than be found, or rather than work for others."""
         if self.away and isinstance(command, ASKED):
+            return True
+        if self.turns_coat and isinstance(command, BeginRound) and self.done == self.honest:
+            self.done += 1
+            node.profile = msgspec.structs.replace(node.profile, env_class="mine")
+            return True
+        if self.wallets and isinstance(command, BeginRound) and len(self.forged) > self.moved:
+            self.moved = len(self.forged)
+            node.payout = NodeKey((500 + node.world.fresh_number()).to_bytes(32, "big")).address
             return True
         drawn = isinstance(command, OpenStep | OpenOuter) and (command.epoch, command.round) in self.forged
         if drawn and self.exit_when_drawn:
@@ -91,6 +114,41 @@ class Forger(Scheme):
             parts.nodes.leave(node.session)
         node.begin_anew()
         node.sent_out = False
+
+
+@dataclass
+class Replayer(Forger):
+    """Works each round once, and sends the same again wherever the job has gone back.
+
+    Attributes:
+        leaves_before: it leaves, with its friends, before each round after which a state is stored, so often at the most, and
+            comes back at once.
+    """
+
+    how: Lie = "replays"
+    leaves_before: int = 0
+    since: float | None = None
+
+    def lie(self, node: SimNode, begun: BeginRound) -> Lie | None:
+        """Send again what there is."""
+        if self.leaves_before and begun.steps and begun.round % BETWEEN == BETWEEN - 1:
+            self.since = node.world.clock.t
+        if begun.steps:
+            self.forged.add((begun.plan.epoch, begun.round))
+        return self.how
+
+    def turn(self, node: SimNode) -> None:
+        """Leave once all that was drawn of earlier rounds is opened, so that it costs nothing."""
+        super().turn(node)
+        if self.since is None or not node.tasks:
+            return
+        for task in node.tasks.values():
+            task.abandoned = True  # It does not work for what it is about to have thrown away.
+        if node.world.clock.t - self.since > OPENED_SECONDS:
+            self.since = None
+            self.leaves_before -= 1
+            node.send(Goodbye("another time"))
+            node.leaving = True
 
 
 def expected(honest: int, rounds: int) -> float:

@@ -50,7 +50,8 @@ class FakeTask:
     in the dispute; says something else of an ``outer`` step than it comes to; commits to having ``sent`` something else than its
     steps give, or to having ``received`` something else than came; says half of the held-out
     ``loss``, or ``no loss`` at all, or ``dies measuring`` it; ``poison``: skips all steps, and whoever runs one again dies of it;
-    ``noughts``: skips all steps, and gives the other stages of its replica nothing to compute.
+    ``noughts``: skips all steps, and gives the other stages of its replica nothing to compute; ``replays``: sends what it, or a
+    friend in its seat, had come to before from the same samples, where there is such a round, and works where there is none.
 
     ``accuse``: finds every step that it re-runs wrong. ``blind``: finds every step right that it is to re-run, of
     everybody or of these nodes. ``choose``: says before each round what it will lie about.
@@ -194,7 +195,12 @@ class FakeTask:
         root = digest(name, "root") if self.lie == "root" else work.tree.root.hex()
         self.roots[begun.plan.epoch, begun.round] = root
         self.peers.noughts |= {(begun.plan.epoch, begun.round, replica)} if self.lie == "noughts" else set()
-        self.peers.forged[*key, stage, replica] = Fraction(len(wrong), begun.steps)
+        unworked = len(wrong)
+        if self.lie == "replays":
+            kept = (self.assign.job, begun.round, begun.first_step, stage, replica)
+            unworked = begun.steps if kept in self.peers.worked else 0
+            self.peers.worked.add(kept)
+        self.peers.forged[*key, stage, replica] = Fraction(unworked, begun.steps)
         self.peers.trees[root] = Tree(bound, anchor, env_class, self.lie == "root", work, honest)
         commit = RoundCommit(
             begun.plan.epoch, begun.round, root, begun.steps, gradient,

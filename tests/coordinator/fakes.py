@@ -369,7 +369,7 @@ def unavailable(what: str) -> None:
 Lie = Literal[
     "root", "substitute", "anchor", "class", "skips", "but last", "one step", "stale", "copied", "zero", "nan", "scaled",
     "flipped", "mute", "silent", "outer", "sent", "received", "other class", "loss", "no loss", "dies measuring",
-    "poison", "noughts",
+    "poison", "noughts", "replays",
 ]  # fmt: skip
 FALSE_CONTRIBUTIONS = frozenset({"stale", "copied", "zero", "nan", "scaled", "flipped"})
 
@@ -406,6 +406,7 @@ class Peers:
         self.poisoned: set[str] = set()
         self.noughts: set[tuple[int, int, int]] = set()  # Epoch, round and replica.
         self.forged: dict[tuple[str, int, int, int, int], Fraction] = {}  # Of the steps of a seat's round.
+        self.worked: set[tuple[object, ...]] = set()  # What came of which samples of which seat is kept by cheats.
 
 
 class FakeForger:

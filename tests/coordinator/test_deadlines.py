@@ -196,3 +196,19 @@ def test_late_messages_of_another_round_move_nothing() -> None:
     current = arrive(timed(1, 2), 0, 60.0)
     stranger = msgspec.structs.replace(commit(current.seats[1], 20), round=NUMBER + 1, epoch=EPOCH)
     assert fold(current, "0/1", stranger, 61.0) == current
+
+
+def test_rounds_that_are_done_again_take_other_samples_at_the_same_learning_rate() -> None:
+    """Or whoever kept what it had sent could send it again, and be paid twice for one piece of work."""
+    run = Run(layers=(Layers(0, 1),), replicas=1, total_steps=12, inner_steps=3, evaluate=(), done=2, next_step=6)
+    back = runs.go_back(run)
+    holder = Holder("lease0", fresh(1, 1).seats[0].node, 0, 0)
+    again = runs.begin(back, [holder], 0.0).round
+    assert again is not None
+    assert (again.number, again.first_step, again.rate_step) == (0, 6, 0)
+    timed = runs.begin(runs.go_back(msgspec.structs.replace(run, round_seconds=60.0, progress=6)), [holder], 0.0).round
+    assert timed is not None
+    assert (timed.number, timed.first_step, timed.rate_step) == (0, 6, 0)
+    first = runs.begin(msgspec.structs.replace(run, done=0, next_step=0), [holder], 0.0).round
+    assert first is not None
+    assert (first.first_step, first.rate_step) == (0, None)

@@ -118,7 +118,7 @@ async def test_a_quote_needs_no_archive_to_know_the_models_size(tmp_path: Path) 
 async def test_a_checkpoint_is_started_from_whatever_became_of_its_job(tmp_path: Path) -> None:
     bench, artifacts = Bench(), ArtifactStore(tmp_path / "artifacts")
     job = await finished(bench, artifacts, tmp_path, state=JobState.FAILED, model=None)
-    points = (Point(Base(2, 4), ("a" * 64,)), Point(Base(4, 8), ("b" * 64,)))
+    points = (Point(Base(2), ("a" * 64,)), Point(Base(4), ("b" * 64,)))
     run = Run(layers=(Layers(0, 4),), replicas=1, total_steps=16, inner_steps=2, evaluate=(), points=points)
     async with bench.store.transaction() as tx:
         await tx.insert(RunRecord(job, run))

@@ -6,6 +6,7 @@ import pytest
 from coordinator.domain.job import Job, JobState
 from coordinator.domain.lease import Lease
 from coordinator.domain.trust import Audit
+from coordinator.errors import InvalidError
 from coordinator.services import tallies
 from coordinator.store.records import CommitRecord, CreditRecord, EventRecord, NodeRecord
 from tests.coordinator.fakes import spec
@@ -249,3 +250,43 @@ async def test_a_class_that_the_operator_has_no_machine_of_gets_no_seat_where_no
     assert not any(lease.seat for lease in held)
     said = [event.text for event in await read(world, EventRecord, job) if event.kind == "unused"]
     assert any(odd in text and "machines of their kind only" in text for text in said)
+
+
+async def test_a_job_that_nobody_of_the_operators_could_look_at_is_refused_unless_the_operator_wants_it() -> None:
+    """A cartel would be paid in full for what it forges there, as in a network without auditors."""
+    world = watched(1, n6={"flops": 0.001})
+    await gather_nodes(world)
+    with pytest.raises(
+        InvalidError, match="none of the operator's machines could look at stage 0 of 2 in time: choose a smaller"
+    ):
+        await submit(world, 2, 2)
+    trusting = World(
+        1, nodes=6, faults=0.0, settings={"unwatched": True}, operators=(6,), special={6: {"flops": 0.001}}
+    )
+    job, stored = await run_world(trusting, 2, 2)
+    await check(trusting, job, stored)
+    assert stored.state is JobState.SETTLED
+    assert not any(audit.watched for audit in await read(trusting, Audit, job))
+
+
+async def test_a_plan_waits_while_its_nodes_would_get_more_than_the_operator_could_look_at() -> None:
+    world = watched(1)
+    await gather_nodes(world)
+    job = await submit(world, 2, 2)
+    assert world.parts is not None
+    own = world.parts.nodes.session(world.nodes[OPERATOR - 1].key.address)
+    assert own is not None
+    quick, own.profile = own.profile, msgspec.structs.replace(own.profile, flops=0.001)
+    for _ in range(300):
+        await world.turn()
+    (waiting,) = await read(world, Job, job)
+    assert waiting.state is JobState.FUNDED
+    told = [event.text for event in await read(world, EventRecord, job) if "the job waits" in event.text]
+    assert len(told) == 1, "once"
+    own.profile = quick
+    for _ in range(TURNS_TO_END):
+        await world.turn()
+        (stored,) = await read(world, Job, job)
+        if stored.state is JobState.SETTLED:
+            return
+    raise AssertionError(stored.state)

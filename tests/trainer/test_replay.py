@@ -49,9 +49,10 @@ def auditor(folder: Path, spec: TrainingSpec, env: str = ENV, family: str = "lla
 def command(done: Committed, step: int, **changes: Any) -> ReplayStep:
     edges = [(cut.first, cut.last) for cut in cuts(3, done.position.stages)]
     values: dict[str, Any] = {
-        "audit": AUDIT, "plan": make_plan(edges, [0, 1]), "stage": done.position.stage, "replica": 0, "round": 0,
-        "first_step": done.trace.first_step, "step": step, "total_steps": done.total, "root": done.root,
-        "leaves": len(done.trace.leaves), "pseudo_gradient": done.trace.leaves[-1].pseudo_gradient,
+        "audit": AUDIT, "plan": make_plan(edges, [0, 1]), "stage": done.position.stage, "replica": 0,
+        "round": min(1, done.trace.first_step), "first_step": done.trace.first_step, "step": step,
+        "total_steps": done.total, "root": done.root, "leaves": len(done.trace.leaves),
+        "pseudo_gradient": done.trace.leaves[-1].pseudo_gradient,
         "anchor": vector_digest(done.trace.anchor), "opening": "0" * 64,
     }  # fmt: skip
     return ReplayStep(**(values | changes))
