@@ -7,10 +7,16 @@ import numpy as np
 import pytest
 import torch
 
+from cottage.demo.corpus import write_corpus
 from tests.trainer.segments import STEPS, Lie, Step, auditor, command, honest, segment, spec_of
-from tests.trainer.small import ENV, Pipeline, job_folder
+from tests.trainer.small import ENV, Pipeline, config_of, cuts, job_folder, training
+from trainer.data import TokenFile
+from trainer.formats.source import Dataset
+from trainer.prepare import prepare
 from trainer.stage import Stage
-from trainer.vain import _spared
+from trainer.vain import _spared, vain
+from transport.wire.job import ModelSpec, TokenizerSpec
+from transport.wire.model import resolve
 from transport.wire.task import AuditReport, ReplayAcross
 
 TOKENS = torch.arange(8 * 16).reshape(8, 16)
@@ -69,16 +75,34 @@ def test_equal_tokens_may_come_to_equal_vectors() -> None:
 
 
 @pytest.mark.parametrize("scale", [1.0, 4.0])
-def test_one_sequence_in_every_place_of_a_batch_is_found_also_scaled_or_shaken_a_little(scale: float) -> None:
+def test_one_sequence_in_every_place_of_a_batch_is_found_also_scaled(scale: float) -> None:
     scales = torch.tensor([scale**n for n in range(8)])[:, None, None]
-    shaken = normal()[:1] * scales * (1 + 0.01 * normal(2))
-    assert _spared(shaken, TOKENS) == "the same in different sequences"
-    one_of_them = torch.cat([shaken[:1], normal(3)[1:]])
+    same = normal()[:1] * scales
+    assert _spared(same, TOKENS) == "the same in different sequences"
+    one_of_them = torch.cat([same[:1], normal(3)[1:]])
     assert _spared(one_of_them, TOKENS) == ""
 
 
-def test_one_vector_in_every_place_of_a_sequence_is_found() -> None:
-    assert _spared(normal()[:, :1].expand(-1, 16, -1).contiguous(), TOKENS) == "the same in different places"
+def test_hidden_states_that_training_has_made_nearly_the_same_spare_nobody_anything() -> None:
+    common = normal()[:1, :1]
+    assert _spared(common + 0.003 * normal(2), TOKENS) == ""
+    assert _spared(common.expand(8, 16, -1) + 0.0005 * normal(2), TOKENS) == ""
+
+
+def test_honest_work_on_real_text_early_in_training_is_not_in_vain(tmp_path: Path) -> None:
+    """Its hidden states collapse before they part: 0.3 % lay between different tokens here, and a share was not paid for it."""
+    text = tmp_path / "text.txt"
+    write_corpus(text, 400_000)
+    prepare(Dataset.of(text), TokenizerSpec(kind="bpe", vocabulary=512), None, 0.05, 64, tmp_path / "data")
+    spec = training(sequence=64, tokens=64 * 4 * 40, learning_rate=3e-3, activations="fp32")
+    config = resolve(ModelSpec(config=config_of("llama") | {"hidden_size": 64, "num_hidden_layers": 4}), 512)
+    tokens = TokenFile(tmp_path / "data" / "train.bin", 64, 512)
+    line = Pipeline([Stage(config, cut, spec) for cut in cuts(4, 2)], tokens)
+    for step in range(40):
+        line.step(step, 40)
+        windows, _ = tokens.sample(spec.seed, step, 0, spec.batch, spec.sampling, spec.shares)
+        for stage, recorder in zip(line.stages, line.recorders, strict=True):
+            assert vain(stage, windows, recorder.received, recorder.sent) == "", step
 
 
 def test_noughts_and_what_is_no_number_are_found() -> None:
