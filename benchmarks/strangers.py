@@ -47,6 +47,7 @@ def main() -> None:
             "memory_grew_mb": round(figures.memory / 2**20, 1),
             "most_memory_mb": round(figures.most_memory / 2**20, 1),
             "most_open_files": figures.most_files,
+            "processor_s": {"coordinator": round(figures.processor, 1), "strangers": round(figures.of_storm, 1)},
             "operator_answered": len(figures.waits),
             "operator_waits_s": {str(part): round(figures.wait(part), 3) for part in (0.5, 0.9, 0.99)},
             "node_beats": figures.beats,

@@ -29,6 +29,7 @@ HELLO_SECONDS = 10.0  # To answer the challenge; signing takes a millisecond.
 CLOSE_SECONDS = 2.0
 RATE = 50.0  # Messages a second: four leases with progress, traffic and heartbeats need five.
 BURST = 400.0  # After a reconnect a node sends everything that was not acknowledged.
+TOKEN_BYTES = 16 << 10  # So what waits here of a node is some megabytes, also while the store is away.
 MAX_UNHANDLED = 512  # Messages of one node that wait for their turn; then its connection is read no further.
 MAX_REASON = 120  # Bytes that a close frame carries.
 
@@ -36,14 +37,14 @@ log = logging.getLogger(__name__)
 
 
 class _Bucket:
-    """Tokens for messages: ``RATE`` a second, ``BURST`` at most."""
+    """Tokens for messages: ``RATE`` a second, ``BURST`` at most. A large message takes one for each ``TOKEN_BYTES`` more."""
 
     def __init__(self, now: float) -> None:
         self._tokens = BURST
         self._at = now
 
-    def take(self, now: float) -> bool:
-        self._tokens = min(BURST, self._tokens + (now - self._at) * RATE) - 1
+    def take(self, now: float, size: int) -> bool:
+        self._tokens = min(BURST, self._tokens + (now - self._at) * RATE) - 1 - size // TOKEN_BYTES
         self._at = now
         return self._tokens >= 0
 
@@ -256,9 +257,9 @@ class NodeSocket:
             raise MessageError("messages are binary frames here, this one is text")
         if frame.type is not WSMsgType.BINARY or outgoing.closing is not None:
             return None
-        if not bucket.take(self._context.clock.now()):
+        if not bucket.take(self._context.clock.now(), len(frame.data)):
             self._context.metrics.count("messages_throttled_total")
-            outgoing.close(f"more than {RATE:g} messages a second: slow down")
+            outgoing.close(f"more than {RATE:g} messages of {TOKEN_BYTES:,} bytes a second: slow down")
             return None
         message: NodeMessage = decode(frame.data, NodeMessage, MAX_FRAME)
         return message

@@ -122,6 +122,8 @@ class Figures:
     memory: int = 0
     most_memory: int = 0
     most_files: int = 0
+    processor: float = 0.0
+    of_storm: float = 0.0
     lamports: int = 0
     waits: list[float] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
@@ -437,7 +439,10 @@ async def storm(
         tasks = [asyncio.create_task(one) for one in (honest.beat(), honest.ask())]
         await asyncio.wait_for(honest.here.wait(), 20)
         tasks.append(asyncio.create_task(_watch(process.pid, figures)))
-        before = (_bytes_of(data), await ledger.lamports(coordinator), _memory(process.pid))
+        before = (
+            _bytes_of(data), await ledger.lamports(coordinator), _memory(process.pid), _processor(process.pid),
+            time.process_time(),
+        )  # fmt: skip
         began = time.monotonic()
         everybody: list[Callable[[], Awaitable[None]]] = [world.nodes, world.sign_ups, world.work, world.bodies]
         await world.rage(seconds, refusals, [*everybody * actors, lambda: world.bonds(node.address)])
@@ -447,6 +452,8 @@ async def storm(
                 task.result()
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        figures.processor = _processor(process.pid) - before[3]
+        figures.of_storm = time.process_time() - before[4]
         figures.lamports = before[1] - await ledger.lamports(coordinator)
         figures.disk = _bytes_of(data) - before[0]
         figures.memory = figures.most_memory - before[2]
@@ -485,6 +492,12 @@ async def _watch(pid: int, figures: Figures) -> None:
 def _memory(pid: int) -> int:
     """Resident bytes."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _processor(pid: int) -> float:
+    """Seconds of a processor that it has had, its ended tools not among them."""
+    told = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(told[11]) + int(told[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _bytes_of(folder: Path) -> int:

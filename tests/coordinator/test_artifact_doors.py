@@ -12,6 +12,8 @@ import pytest
 from aiohttp import web
 
 from coordinator.app import Parts, add_interface
+from coordinator.domain.dispute import Dispute
+from coordinator.domain.trust import Audit
 from coordinator.errors import UnavailableError
 from coordinator.services.artifacts import ArtifactStore
 from coordinator.services.checks import DatasetChecks, Inspector
@@ -19,13 +21,14 @@ from coordinator.services.deliveries import Deliveries
 from coordinator.services.models import Prepared
 from coordinator.services.room import MIN_FREE_BYTES, Room
 from coordinator.services.uploads import UploadService
-from coordinator.store.records import DeliveryRecord
-from coordinator.web.auth import Auth
+from coordinator.store.records import DeliveryRecord, DisputeRecord
+from coordinator.web.auth import Access, Auth, access_of
+from coordinator.web.life import LifeRoutes
 from tests.coordinator.fakes import FakeModels, spec
 from tests.sim.test_faults import gather_nodes, submit
 from tests.sim.world import SimNode, World
 from transport.wire.artifacts import audit_answer, state_answer
-from transport.wire.audit import AskInputs, InputsAnswer, NoAnswer
+from transport.wire.audit import AskInputs, InputsAnswer, NoAnswer, ReplayStep
 from transport.wire.job import JobSpec
 from transport.wire.model import resolve
 from transport.wire.node import Command, CoordinatorMessage
@@ -243,6 +246,34 @@ async def test_a_digest_that_a_node_only_knows_is_not_bytes_that_it_stored(town:
     async with town.world.records.transaction() as tx:
         assert await deliveries.believed(tx, lease, said) == said
         assert (await deliveries.believed(tx, "c" * 32, said)).checkpoint is None, "under that lease alone"  # type: ignore[union-attr]
+
+
+async def test_what_a_dispute_publishes_names_openings_that_nobody_can_read(town: Town) -> None:
+    node, lease, asked = await town.left_open(OpenStep)
+    opening = b"all that a step was computed from" * 100
+    assert await town.put(opening, node, lease, audit_answer(asked.audit)) == 204
+    async with town.world.records.transaction() as tx:
+        (audit,) = await tx.find(Audit, ("id", "=", asked.audit))
+        shown = msgspec.structs.replace(audit, state="replaying", auditor_lease=lease, opening=sha(opening), afar=False)
+        replay = shown.command_for(lease)
+        assert isinstance(replay, ReplayStep)
+        challenger = town.stranger().key.address
+        over = Dispute(audit.id, audit.node, challenger, replay, 0, 0.0, phase="over", winner="prover", why="operation")
+        await tx.insert(DisputeRecord(audit.id, audit.job, True, over, 0.0, 1.0))
+    async with town.http.get(f"{town.base}/api/v1/disputes/{audit.id}") as answer:
+        evidence = (await answer.json())["evidence"]
+    assert evidence["replay"]["opening"] == sha(opening), "anybody knows its digest"
+    for one in town.world.nodes:
+        status, said = await town.get(sha(opening), town.token(one))
+        assert (status, opening in said) == (404, False), "the accused, its peers, other tenants' nodes, strangers"
+    for headers in ({}, {"Authorization": "Bearer nobodys"}):
+        assert (await town.get(sha(opening), headers))[0] == 403
+    assert sha(opening) in town.files(), "it does lie here"
+
+
+def test_what_an_audit_was_opened_with_is_for_the_jobs_owner_also_where_the_job_is_shared() -> None:
+    for handler in (LifeRoutes.records, LifeRoutes.record):
+        assert access_of(handler) == Access()
 
 
 async def test_where_the_disk_is_short_nothing_is_begun(town: Town) -> None:

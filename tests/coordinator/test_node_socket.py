@@ -183,6 +183,13 @@ async def test_a_flood_is_cut_off_and_the_others_go_on(house: House) -> None:
         assert house.parts.nodes.session(other.key.address) is not None
 
 
+def test_large_messages_wait_here_by_the_megabyte_at_most() -> None:
+    bucket = signal._Bucket(0.0)
+    taken = next(number for number in range(1_000) if not bucket.take(0.0, signal.MAX_FRAME))
+    assert taken == int(signal.BURST) // (1 + signal.MAX_FRAME // signal.TOKEN_BYTES)
+    assert taken * signal.MAX_FRAME < 8 << 20
+
+
 async def test_a_silent_stranger_is_let_go(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(signal, "HELLO_SECONDS", 0.05)
     async with dialled(house) as socket:
