@@ -80,7 +80,13 @@ class LeanShape(ModelShape):
     """
 
     def stage_memory_bytes(
-        self, parameters: int, is_last: bool, layers: int, batch_tokens: int, sequence: int = TRAINING.sequence
+        self,
+        parameters: int,
+        is_last: bool,
+        layers: int,
+        batch_tokens: int,
+        sequence: int = TRAINING.sequence,
+        vectors: int = 0,
     ) -> int:
         """As the class says; one layer and one micro-batch's logits in full."""
         kept = layers * 2 * self.hidden * batch_tokens

@@ -96,7 +96,9 @@ class Openings:
         first, _ = segment(command.step, trace.segment, len(trace.leaves))
         if first in trace.states and not command.ending:
             return trace.states[first], None
-        scratch = Stage(files.config, stage.cut, stage.training, files.weights, str(stage.device), initialise=False)
+        scratch = Stage(
+            files.config, stage.cut, stage.training, None, str(stage.device), initialise=False, beside=stage
+        )
         again = (scratch, kept.position, files.train, self._replica, kept.total_steps)
         state = state_before(trace, first, *again)
         if not command.ending:

@@ -80,11 +80,13 @@ class Stage:
         weights: Path | Folder | None = None,
         device: str = "cpu",
         initialise: bool = True,
+        beside: "Stage | None" = None,
     ) -> None:
         """Build the stage.
 
         Args:
             initialise: False leaves what learns zero, for a stage whose state is loaded next.
+            beside: one of the same cut, whose frozen parameters it shares.
         Raises:
             ModelConfigError: see ``build_module`` and ``adapt``. WeightsError: see ``initial_values``.
         """
@@ -104,7 +106,9 @@ class Stage:
         self.adam_steps = 0
         self._decay = torch.zeros(size, device=self.device)
         given = initialise or training.lora is not None
-        values = initial_values(self.module, cut, config, training, weights) if given else {}
+        values = {} if beside is None else beside.frozen()
+        if given and beside is None:
+            values = initial_values(self.module, cut, config, training, weights)
         self._bind(values)
         self._muon_slots = tuple(slot for slot in self.slots if training.optimizer == "muon" and is_hidden_matrix(slot))
         self._adam_spans = _between(self._muon_slots, size)
@@ -121,6 +125,10 @@ class Stage:
         if initialise:
             self.load_named(values)
             self.constrain(self.parameters)
+
+    def frozen(self) -> dict[str, Tensor]:
+        """The parameters that never change, by full name."""
+        return {full_name(n, self.cut): v.data for n, v in self.module.named_parameters() if not v.requires_grad}
 
     @property
     def parameter_count(self) -> int:

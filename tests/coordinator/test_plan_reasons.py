@@ -20,7 +20,8 @@ from transport.wire.api import Agreement
 from transport.wire.audit import state_interval
 from transport.wire.crossing import recorded_bytes
 from transport.wire.ids import NodeAddress
-from transport.wire.job import TrainingSpec
+from transport.wire.job import LoraSpec, TrainingSpec
+from transport.wire.model import inspect_config
 from transport.wire.network import MAX_RELAYS, NetworkReport, PeerMeasure, RelayMeasure
 from transport.wire.rounds import EXCHANGE_SHARE
 from transport.wire.task import Layers
@@ -131,6 +132,22 @@ def test_what_audits_ask_for_lies_in_main_memory_and_not_on_a_card() -> None:
     assert choose(SHAPE, TRAINING, [card, node(2, memory_mb=memory)], 1, None).seats == {(0, 0): card.node}
     with pytest.raises(NoPlacementError, match=f"needs about {WHOLE:,} MB"):
         choose(SHAPE, TRAINING, [node(2, memory_mb=memory)], 1, 1)
+
+
+def test_adapters_fit_where_the_model_they_belong_to_could_not_learn() -> None:
+    billion = inspect_config(
+        {
+            "model_type": "llama", "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
+            "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 32_000,
+        }
+    )  # fmt: skip
+    training = TrainingSpec(sequence=256, batch=4, micro_batches=4)
+    for card in (False, True):
+        machine = msgspec.structs.replace(node(1, memory_mb=16_000), card=card)
+        with pytest.raises(NoPlacementError, match="needs about"):
+            choose(billion, training, [machine], 1, 1)
+        adapters = msgspec.structs.replace(training, lora=LoraSpec(rank=16))
+        assert choose(billion, adapters, [machine], 1, 1).seats == {(0, 0): machine.node}
 
 
 def test_memory_is_kept_for_the_states_of_three_rounds_for_showing_one_and_for_what_a_replica_carries() -> None:

@@ -62,6 +62,8 @@ class Sizes:
         active_layer_parameters: those of a layer that a token meets: with experts fewer than there are.
         kept_values: numbers that a layer keeps for its backward pass, a token, in float32; ``score_values`` further ones for
             each token of the sequence, where attention keeps its scores.
+        linears: a decoder layer's linear layers by the last part of their names, with inputs plus outputs of each: what
+            adapters are put beside.
     """
 
     family: str
@@ -79,6 +81,7 @@ class Sizes:
     active_layer_parameters: int
     kept_values: int
     score_values: int = 0
+    linears: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,7 @@ class Family:
     partial: float | None = None
 
 
+_ROUTER = "mlp.gate.weight"
 _ROPE = frozenset({"rope_theta", "rope_scaling"})  # Where configs had it before transformers 5.
 _AROUND = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
 
@@ -208,6 +212,11 @@ def measure(name: str, config: Mapping[str, Any]) -> Sizes:
         active_layer_parameters=layer - unused,
         kept_values=_kept(name, config, family, dims),
         score_values=2 * dims.heads * eager,
+        linears=tuple(
+            (key.split(".")[-2], sum(shape))
+            for key, shape in made.layer.items()
+            if key.endswith(".weight") and len(shape) == 2 and key != _ROUTER
+        ),
     )
 
 
@@ -275,7 +284,7 @@ def _rotary_layer(name: str, config: Mapping[str, Any], d: _Dims) -> dict[str, S
 def _feed_forward(name: str, config: Mapping[str, Any], d: _Dims) -> dict[str, Shape]:
     if d.experts:
         return {
-            "mlp.gate.weight": (d.experts, d.hidden),
+            _ROUTER: (d.experts, d.hidden),
             "mlp.experts.gate_up_proj": (d.experts, 2 * d.inner, d.hidden),
             "mlp.experts.down_proj": (d.experts, d.hidden, d.inner),
         }

@@ -12,7 +12,7 @@ from typing import Any
 from transport.wire import keys
 from transport.wire.classes import CLASSES
 from transport.wire.families import Sizes, Tensors, in_force, measure, tensors
-from transport.wire.job import ModelSpec
+from transport.wire.job import LoraSpec, ModelSpec
 from transport.wire.values import MAX_VOCABULARY, integer
 from transport.wire.values import ModelConfigError as ModelConfigError
 
@@ -49,6 +49,8 @@ ENDS_WITH = keys.OWN + "ends_with"
 """In the config of a job: the token that ends its documents."""
 DTYPES: Mapping[str, str] = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 """Types of published weights, as configs and as safetensors name them."""
+VECTORS = 13
+"""Of a stage's length, in training, in the memory of its process."""
 _FLOAT32 = 4
 
 
@@ -74,6 +76,20 @@ class ModelShape(Sizes):
         edges = self.embedding_parameters * is_first + self.head_parameters * is_last
         return (last - first) * self.layer_parameters + edges
 
+    def stage_learns(
+        self, first: int, last: int, is_first: bool, is_last: bool, lora: LoraSpec | None
+    ) -> tuple[int, int]:
+        """Scalars of a stage that learn, and that are frozen: without adapters all learn; raises as ``stage_parameters``."""
+        whole = self.stage_parameters(first, last, is_first, is_last)
+        return (whole, 0) if lora is None else ((last - first) * lora.rank * sum(self._adapted(lora)), whole)
+
+    def adapter_values(self, lora: LoraSpec | None) -> int:
+        """Values that a layer's adapters keep of a token for the backward pass."""
+        return 0 if lora is None else lora.rank * len(self._adapted(lora))
+
+    def _adapted(self, lora: LoraSpec) -> list[int]:
+        return [width for name, width in self.linears if not lora.targets or name in lora.targets]
+
     def stage_operations(self, first: int, last: int, is_last: bool, sequence: int) -> int:
         """Floating-point operations a token of forward and backward: matrix products only, attention included.
 
@@ -83,20 +99,27 @@ class ModelShape(Sizes):
         return (last - first) * (6 * self.active_layer_parameters + attention // 2) + 6 * self.head_parameters * is_last
 
     def stage_memory_bytes(
-        self, parameters: int, is_last: bool, layers: int, batch_tokens: int, sequence: int = 0
+        self,
+        parameters: int,
+        is_last: bool,
+        layers: int,
+        batch_tokens: int,
+        sequence: int = 0,
+        vectors: int = VECTORS,
     ) -> int:
         """Estimated memory of a stage in training, with ``batch_tokens`` tokens in flight.
 
-        Thirteen vectors of the stage's length: parameters, gradients, two moments, which of them decay, anchor, outer momentum,
+        Thirteen vectors of what learns: parameters, gradients, two moments, which of them decay, anchor, outer momentum,
         a state that is handed over and what an optimizer's step takes for a moment; what layers keep for the backward pass
         (counted on torch's saved tensors, float32, no recomputation); and the logits. What is kept for audits is not in it.
 
         Args:
             sequence: tokens of a sequence, for families whose attention keeps its scores.
+            vectors: how many there are, where it is not all of them.
         """
         kept = self.kept_values + self.score_values * sequence
         per_token = layers * kept + (3 * self.vocabulary if is_last else 0)
-        return _FLOAT32 * (parameters * 13 + per_token * batch_tokens)
+        return _FLOAT32 * (parameters * vectors + per_token * batch_tokens)
 
     def check_sequence(self, sequence: int) -> None:
         """Refuse sequences longer than the positions that the model knows.

@@ -7,7 +7,7 @@ import msgspec
 
 from coordinator.domain.placement.cost import load_of, pace
 from coordinator.domain.placement.fleet import Fleet, survey
-from coordinator.domain.placement.layers import FLOAT32, fixed_memory
+from coordinator.domain.placement.layers import FLOAT32, needs
 from coordinator.domain.placement.node import Candidate, Network, Placement
 from transport.wire.crossing import Choice, Edge, choose_crossing
 from transport.wire.ids import NodeAddress
@@ -101,11 +101,5 @@ def _room(
     shape: ModelShape, training: TrainingSpec, counts: Sequence[int], stage: int, memory: int, card: bool
 ) -> tuple[int, int, int]:
     """Bytes that are left for tokens in flight, bytes of a token, and bytes of its layers' inputs alone."""
-    last, layers = stage == len(counts) - 1, counts[stage]
-    parameters = shape.stage_parameters(0, layers, stage == 0, last)
-    none, one = (shape.stage_memory_bytes(parameters, last, layers, tokens, training.sequence) for tokens in (0, 1))
-    return (
-        max(0, memory - fixed_memory(shape, training, parameters, card) - none),
-        one - none,
-        FLOAT32 * layers * shape.hidden,
-    )
+    none, one = (needs(shape, training, counts, stage, tokens, card) for tokens in (0, 1))
+    return max(0, memory - none), one - none, FLOAT32 * counts[stage] * shape.hidden

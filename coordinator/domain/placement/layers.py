@@ -5,9 +5,10 @@ from heapq import heapify, heappop, heappush
 
 from coordinator.domain.placement.node import MEGABYTE, NoPlacementError
 from transport.wire.audit import KEPT_ROUNDS, state_interval
+from transport.wire.boundary import comparable_across, shares_norm
 from transport.wire.crossing import most_in_flight, recorded_bytes
 from transport.wire.job import TOGETHER, TrainingSpec
-from transport.wire.model import ModelShape
+from transport.wire.model import VECTORS, ModelShape
 from transport.wire.task import Layers
 
 FLOAT32 = 4
@@ -15,6 +16,10 @@ _STATE = 3  # Vectors: parameters and two moments.
 BASE_MEMORY = 450 * MEGABYTE  # A trainer without a stage, and what its allocator keeps (`benchmarks/stage_speed.py`).
 BASE_CARD = 600 * MEGABYTE  # On a graphics card: its context and libraries. Not measured.
 _AGAIN = 5  # Vectors: a second stage, on which an audited round is run again up to a state that was not kept.
+_ON_CARD = 6  # Vectors: parameters, gradients, two moments, which of them decay, and what an optimizer's step takes for a moment.
+_DOUBLES = (
+    1  # Vectors more, of a card: its gradients in double precision for their norm, when the optimizer's is not there.
+)
 _EXCHANGE = 3  # Vectors: two replicas' gradients and their mean, where replicas exchange at every step.
 _OUTER = 6  # Vectors: anchors and momenta of the rounds before, what an outer step takes for a moment; an optimizer's takes none.
 
@@ -113,20 +118,54 @@ def fixed_memory(shape: ModelShape, training: TrainingSpec, parameters: int, car
     """Bytes of a worker that do not grow with the tokens in flight, beside ``ModelShape.stage_memory_bytes``.
 
     The process itself, what outer steps take, what a replica carries from round to round, states and payloads of the rounds
-    that can be audited and of the one under way, and what showing one of them takes. On a graphics card (``card``) lies none of
-    that but the process's own part.
+    that can be audited and of the one under way, and what showing one of them takes. Of all that a graphics card (``card``) has
+    the process's own part, and a second stage where showing takes one.
+
+    Args:
+        parameters: that learn.
     """
-    if card:
-        return BASE_CARD
     steps = training.inner_steps
     payloads = recorded_bytes(shape, training, training.batch * training.sequence)
-    interval = state_interval(steps, _STATE * FLOAT32 * parameters, payloads, training.commit_every)
+    interval = _interval(shape, training, parameters)
+    exchange = _EXCHANGE if training.outer in TOGETHER else 0
+    if card:
+        second = _AGAIN * _runs_again(shape, training, parameters)
+        return BASE_CARD + FLOAT32 * parameters * (second + exchange)
     states = -(-steps // interval)
     rounds = KEPT_ROUNDS + 1
-    showing = _STATE if interval == training.commit_every else _AGAIN
-    exchange = _EXCHANGE if training.outer in TOGETHER else 0
+    showing = _AGAIN if interval != training.commit_every else _STATE
     vectors = _OUTER + _carried_vectors(training) + rounds * states * _STATE + showing + exchange
     return BASE_MEMORY + FLOAT32 * parameters * vectors + rounds * steps * payloads
+
+
+def _interval(shape: ModelShape, training: TrainingSpec, parameters: int) -> int:
+    """Steps between the states of a round that a worker keeps."""
+    payloads = recorded_bytes(shape, training, training.batch * training.sequence)
+    return state_interval(training.inner_steps, _STATE * FLOAT32 * parameters, payloads, training.commit_every)
+
+
+def _runs_again(shape: ModelShape, training: TrainingSpec, parameters: int) -> bool:
+    """Whether a card may have to run a segment again on a second stage while it is in the middle of a step.
+
+    To find a state that was not kept, or what a segment came to, which auditors of other classes want to see.
+    """
+    return comparable_across(training) or _interval(shape, training, parameters) != training.commit_every
+
+
+def needs(shape: ModelShape, training: TrainingSpec, counts: Sequence[int], stage: int, tokens: int, card: bool) -> int:
+    """Bytes of a worker with so many ``tokens`` in flight, of each of which its layers keep everything.
+
+    Args:
+        counts: layers of each stage.
+    """
+    last, layers = stage == len(counts) - 1, counts[stage]
+    learnt, frozen = shape.stage_learns(0, layers, stage == 0, last, training.lora)
+    vectors = (_ON_CARD + _DOUBLES * shares_norm(training)) if card else VECTORS
+    if card and _runs_again(shape, training, learnt):
+        tokens *= 2  # Those of the second stage, too.
+    grows = shape.stage_memory_bytes(learnt, last, layers, tokens, training.sequence, vectors)
+    grows += FLOAT32 * layers * shape.adapter_values(training.lora) * tokens
+    return fixed_memory(shape, training, learnt, card) + grows + FLOAT32 * frozen
 
 
 def _carried_vectors(training: TrainingSpec) -> int:
@@ -141,8 +180,6 @@ def _carried_vectors(training: TrainingSpec) -> int:
 
 
 def _memory(shape: ModelShape, training: TrainingSpec, stages: int, stage: int, layers: int, card: bool = False) -> int:
-    last = stage == stages - 1
-    parameters = shape.stage_parameters(0, layers, stage == 0, last)
     micro = -(-training.batch // training.micro_batches)
     in_flight = min(training.micro_batches, most_in_flight(stages, stage, training.lookahead))
     if training.recompute:  # Of those under way the layers' inputs, of one micro-batch everything.
@@ -150,6 +187,5 @@ def _memory(shape: ModelShape, training: TrainingSpec, stages: int, stage: int, 
         in_flight = 1
     else:
         kept = 0
-    tokens = micro * in_flight * training.sequence
-    grows = shape.stage_memory_bytes(parameters, last, layers, tokens, training.sequence)
-    return fixed_memory(shape, training, parameters, card) + kept + grows
+    counts = [layers] * stages
+    return kept + needs(shape, training, counts, stage, micro * in_flight * training.sequence, card)
