@@ -25,6 +25,8 @@ LEAVES_HOURS = 24  # A home leaves about once a day.
 
 LAMPORTS = 10**9  # Of one SOL.
 SIGNATURE_LAMPORTS = 5_000  # What a transaction with one signature costs.
+ROUND_SIGNATURES = 3  # The coordinator's of a round: two memos, and a part of its payouts.
+JOB_SIGNATURES = 8  # And of a job: memos of its beginning and end, the last payouts, the refund.
 FEE_PART = Fraction(
     1, 20
 )  # Of a payout that its fee may take; smaller ones wait for more, at the latest for the job's end.
@@ -109,6 +111,12 @@ def worth_promising(amount: int, fee_lamports: int, price_of_sol: int) -> bool:
 def worth_claiming(amount: int, fee_lamports: int, price_of_sol: int) -> bool:
     """Whether a payout that its payee asks for is more than its fee."""
     return amount * LAMPORTS > fee_lamports * price_of_sol
+
+
+def ledger_cost(rounds: int, price_of_sol: int) -> int:
+    """What a job of so many rounds costs its coordinator on the ledger, in millionths of the token, rounded up."""
+    lamports = SIGNATURE_LAMPORTS * (ROUND_SIGNATURES * rounds + JOB_SIGNATURES)
+    return -(-lamports * price_of_sol // LAMPORTS)
 
 
 def price(total_operations: int, per_petaflop: int, minimum: int) -> int:

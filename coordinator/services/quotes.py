@@ -151,8 +151,9 @@ def _priced(
     replicas = max(p for _, p in found.seats) + 1 if found else spec.parallel.replicas or 1
     tokens = total_steps(training, replicas) * training.batch * training.sequence * replicas
     operations = pricing.operations(shape.parameters, tokens)
-    price = pricing.price(operations, offer.rate, config.minimum_price)
     rounds = period.planned(training, replicas, found)
+    least = max(config.minimum_price, pricing.ledger_cost(rounds.rounds, config.sol_price))
+    price = pricing.price(operations, offer.rate, least)
     short = _short_budget(spec, price, rounds.rounds)
     problems = [*problems, *([short] if short and not _pauses(spec, price, rounds.rounds) else [])]
     seconds = period.seconds(training, rounds, found) + rounds.rounds * ROUND_OVERHEAD_S if found else 0.0
@@ -190,7 +191,7 @@ def _priced(
         reasons=(
             *offer.reasons,
             *([short] if short and not problems else []),
-            *_range_reasons(price, low, replicas, config, len(offer.outcomes)),
+            *_range_reasons(price, low, replicas, least, len(offer.outcomes)),
         ),
         hours_low=forecast.hours(seconds, takes.low),
         hours_high=forecast.hours(seconds, takes.high),
@@ -215,11 +216,11 @@ def _short_budget(spec: JobSpec, price: int, rounds: int) -> str:
     return f"{below}: raise it to {money(price)}, or say over_budget: pause to train as far as it goes"
 
 
-def _range_reasons(price: int, low: int, replicas: int, config: Config, seen: int) -> tuple[str, ...]:
+def _range_reasons(price: int, low: int, replicas: int, least_price: int, seen: int) -> tuple[str, ...]:
     """Why a job may pay less than its price, and never more."""
     top = (
-        "the least that a job costs here"
-        if price == config.minimum_price
+        "the least that a job of so many rounds costs here"
+        if price == least_price
         else "every replica takes part in every round"
     )
     reasons = [f"{money(price)} at most: {top}, and nothing makes it more"]

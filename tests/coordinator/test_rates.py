@@ -28,6 +28,20 @@ async def rate(bench: Bench) -> int:
     return (await Rates(bench.parts.context, bench.parts.nodes).now()).per_petaflop
 
 
+async def test_a_job_of_many_small_rounds_costs_what_they_cost_on_the_ledger() -> None:
+    bench = Bench(config=replace(CONFIG, minimum_price=0, sol_price=150_000_000))
+    for number in range(1, 5):
+        await bench.enter(number)
+    few, many = await bench.parts.jobs.quote(spec()), await bench.parts.jobs.quote(spec(tokens=1 << 20))
+    assert many.rounds > 10 * few.rounds
+    for quote in (few, many):
+        signatures = pricing.ROUND_SIGNATURES * quote.rounds + pricing.JOB_SIGNATURES
+        lamports = signatures * pricing.SIGNATURE_LAMPORTS
+        assert quote.price * pricing.LAMPORTS >= lamports * 150_000_000
+    assert "the least that a job of so many rounds costs" in " ".join(many.reasons)
+    assert pricing.ledger_cost(1_000, 0) == 0
+
+
 async def test_a_quote_names_the_networks_price_a_range_and_reasons() -> None:
     bench = await crowd([0, 0, 0, 0])
     quote = await bench.parts.jobs.quote(spec())
