@@ -7,6 +7,8 @@ missing. So whoever was interrupted asks again, and nothing is ever done twice.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import replace
 
 from solders.compute_budget import set_compute_unit_limit
 from solders.instruction import Instruction
@@ -82,17 +84,27 @@ class Payouts:
         return [str(key) for key in keys]
 
     async def prepare(
-        self, submitter: str, job: bytes, payouts: Mapping[str, Amount], nonce: str = "", tables: Sequence[str] = ()
+        self,
+        submitter: str,
+        job: bytes,
+        payouts: Mapping[str, Amount],
+        nonce: str = "",
+        tables: Sequence[str] = (),
+        had: AbstractSet[str] = frozenset(),
     ) -> PreparedTransaction | None:
         """What comes next on the way to paying nodes from a job's escrow.
+
+        Who has closed its token account is left out. It is given one once, or each payout would give the rent away again.
 
         Args:
             payouts: payee to what it shall have received for this job *in total*; at most MAX_BATCH.
             nonce: address of the nonce account to carry; empty for a blockhash.
             tables: the lookup tables of the job, oldest first.
+            had: payees who have had a token account, beside those whom this escrow has paid.
         Returns:
             A transaction with ``step`` ``wallets``, ``grow``, ``admit`` or ``table``, after which to ask again; one without,
-            which pays everybody; None where everybody has received as much already, in blocks that can never be undone.
+            which pays everybody; None where everybody who can be paid has received as much already, in blocks that can never be
+            undone. ``made``: payees whom it gives a token account.
         Raises:
             NoEscrowError: the job has no open escrow.
             InsufficientFundsError: the escrow holds less than what is due, or its cap allows less.
@@ -102,16 +114,17 @@ class Payouts:
         if len(payouts) > MAX_BATCH:
             raise LedgerAnswerError(f"{len(payouts)} payees in one settlement: at most {MAX_BATCH} fit")
         escrow = self._market.escrow(parse_address(submitter), check_job(job))
-        state, due = await self._due(escrow, payouts)
-        if not due:
-            if (await self._due(escrow, payouts, final=True))[1]:
+        state, due, new = await self._payable(escrow, payouts, had)
+        if not (due or new):
+            _, due, new = await self._payable(escrow, payouts, had, final=True)
+            if due or new:
                 raise LedgerUnavailableError(f"what escrow {escrow} has paid can still be undone: ask again")
             return None
         window = await self._sender.window(nonce)
-        wallets = await self._connection.accounts([self._market.wallet(payee) for payee, _ in due])
-        new = [payee for (payee, _), wallet in zip(due, wallets, strict=True) if wallet is None]
         if new:
-            return self._signed(window, self._creations(new[:MAX_WALLETS_A_TRANSACTION]), "wallets")
+            new = new[:MAX_WALLETS_A_TRANSACTION]
+            made = self._signed(window, self._creations(new), "wallets")
+            return replace(made, made=tuple(map(str, new)))
         strangers = [payee for payee, _ in due if self._market.wallet(payee) not in state.payees]
         if strangers:
             return self._admission(window, escrow, state, strangers)
@@ -175,6 +188,28 @@ class Payouts:
         if left >= 0:
             raise LedgerUnavailableError(f"lookup table {table} can be closed in {left + 1} slots")
         return self._signed(await self._sender.window(nonce), [close_table(self._owner, key)], "", key)
+
+    async def left_out(self, submitter: str, job: bytes, payouts: Mapping[str, Amount]) -> AbstractSet[str]:
+        """Those of these payees who have not received as much, in blocks that can never be undone.
+
+        Raises:
+            NoEscrowError: the job has no open escrow.
+        """
+        escrow = self._market.escrow(parse_address(submitter), check_job(job))
+        state, _ = await self._escrow(escrow, final=True)
+        paid = {who: state.payees.get(self._market.wallet(parse_address(who)), 0) for who in payouts}
+        return {who for who, total in payouts.items() if paid[who] < total}
+
+    async def _payable(
+        self, escrow: Pubkey, payouts: Mapping[str, Amount], had: AbstractSet[str], *, final: bool = False
+    ) -> tuple[EscrowAccount, list[tuple[Pubkey, int]], list[Pubkey]]:
+        """The escrow, payments that are due to who has a token account, and payees who are to get their first one."""
+        state, due = await self._due(escrow, payouts, final=final)
+        wallets = await self._connection.accounts([self._market.wallet(payee) for payee, _ in due], final=final)
+        able = [payment for payment, wallet in zip(due, wallets, strict=True) if wallet is not None]
+        without = [payee for (payee, _), wallet in zip(due, wallets, strict=True) if wallet is None]
+        new = [key for key in without if str(key) not in had and not state.payees.get(self._market.wallet(key))]
+        return state, able, new
 
     async def _due(
         self, escrow: Pubkey, payouts: Mapping[str, Amount], *, final: bool = False
@@ -307,6 +342,4 @@ def _cover(wanted: Sequence[Pubkey], tables: Sequence[Table]) -> tuple[list[Tabl
 
 def _with(signed: PreparedTransaction, step: str, table: Pubkey | None) -> PreparedTransaction:
     address = "" if table is None else str(table)
-    return PreparedTransaction(
-        signed.signature, signed.wire, signed.last_valid_block_height, signed.nonce, step, address
-    )
+    return replace(signed, step=step, table=address)

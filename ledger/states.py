@@ -24,6 +24,7 @@ class PreparedTransaction:
         nonce: address of the nonce account that it carries; empty where it carries a blockhash.
         step: what it prepares the ground for; empty where it is the thing itself.
         table: address of the lookup table that the step makes or uses.
+        made: payees to whom the step gives a token account.
     """
 
     signature: str
@@ -32,6 +33,7 @@ class PreparedTransaction:
     nonce: str = ""
     step: str = ""
     table: str = ""
+    made: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

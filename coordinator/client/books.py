@@ -11,7 +11,17 @@ from transport.wire.evidence import RoundEvidence
 
 AuditState = Literal["drawn", "opening", "showing", "replaying", "passed", "failed", "void"]
 AUDIT_STATES: tuple[AuditState, ...] = ("drawn", "opening", "showing", "replaying", "passed", "failed", "void")
-KINDS: tuple[ledger.EntryKind, ...] = ("fund", "event", "settle", "promise", "refund", "slash", "verdict", "table")
+KINDS: tuple[ledger.EntryKind, ...] = (
+    "fund",
+    "accept",
+    "event",
+    "settle",
+    "promise",
+    "refund",
+    "slash",
+    "verdict",
+    "table",
+)
 
 
 class Books:

@@ -21,7 +21,7 @@ import msgspec
 from coordinator.domain.job import Job
 from coordinator.services.chain import Chain, Outcome
 from coordinator.services.context import Context
-from coordinator.store.records import OutboxRecord
+from coordinator.store.records import NodeRecord, OutboxRecord
 from ledger.errors import (
     LedgerAnswerError,
     LedgerError,
@@ -29,8 +29,9 @@ from ledger.errors import (
     TransactionExpiredError,
     TransactionFailedError,
 )
+from ledger.money import Amount
 from ledger.program.layout import Ruling
-from ledger.states import PreparedTransaction
+from ledger.states import Asked, PreparedTransaction
 
 MAX_ATTEMPTS = 5  # An executed and refused transaction will be refused again; a few tries cover a changed balance.
 REFUSAL_SECONDS = (
@@ -40,6 +41,7 @@ REST_SECONDS = 2.0  # Before something is tried again that was refused beforehan
 CONFIRM_POLLS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2)  # Embedded: 5-8 ms. A cluster's answer is fetched at the next turn.
 
 _DURABLE = (
+    "accept",
     "settle",
     "promise",
     "refund",
@@ -71,6 +73,9 @@ class Carrier:
         self._free: deque[str] = deque()
         self._refused: dict[int, float] = {}
         self._resting: dict[int, float] = {}
+        self._made: dict[
+            int, tuple[str, ...]
+        ] = {}  # Payees to whom a row's steps gave, or are giving, a token account.
 
     def forget(self) -> None:
         """Learn anew what is in memory alone."""
@@ -115,8 +120,12 @@ class Carrier:
                 continue
             if outcome in ("confirmed", "pending"):
                 return Carried("confirmed" if outcome == "confirmed" else "waiting", row)
-            if outcome == "failed" and row.attempts >= MAX_ATTEMPTS:
+            # Whether an escrow is accepted, its submitter can decide anew each time; money is due whatever is said of it.
+            for_good = outcome == "failed" or (outcome == "refused" and row.kind == "accept")
+            if for_good and row.attempts >= MAX_ATTEMPTS:
                 return Carried("refused", row, "the ledger refused it each time")
+            if row.step == "wallets":
+                self._made.pop(row.id, None)  # They were not made.
             self._context.metrics.count("ledger_retried_total")
             if outcome == "refused":
                 self._resting[row.id] = self._context.clock.time() + REST_SECONDS
@@ -127,6 +136,7 @@ class Carrier:
         self._release(row.nonce)
         self._refused.pop(row.id, None)
         self._resting.pop(row.id, None)
+        self._made.pop(row.id, None)
 
     async def _sign(self, job: Job, row: OutboxRecord) -> OutboxRecord | Carried:
         """Prepare a row's transaction and store it before anybody sends it."""
@@ -144,6 +154,8 @@ class Carrier:
             self._keep(row, nonce)
             return Carried("confirmed", row)
         self._refused.pop(row.id, None)
+        if prepared.made:
+            self._made[row.id] = (*self._made.get(row.id, ()), *prepared.made)
         return await self._store(
             msgspec.structs.replace(
                 row, state="sent", signature=prepared.signature, wire=prepared.wire, amount=amount,
@@ -165,15 +177,19 @@ class Carrier:
         match row.kind:
             case "event":
                 return await chain.prepare_memo(str(row.payload["text"]), job.submitter, job.id), 0
+            case "accept":
+                note = str(row.payload["text"])
+                return await chain.prepare_acceptance(job.submitter, job.id, _asked(row), note, nonce), 0
             case "fund" if "total" in row.payload:
                 return await chain.prepare_deposit(job.id, int(row.payload["total"])), row.amount
             case "fund":
                 return await chain.prepare_fund(job.id, row.amount, int(row.payload["deadline"])), row.amount
             case "settle":
-                tables = await self._tables(job, row)
-                return await chain.prepare_settlement(job.submitter, job.id, _totals(row), nonce, tables), row.amount
+                tables, had = await self._tables(job, row), await self._had(row)
+                paying = await chain.prepare_settlement(job.submitter, job.id, totals_of(row), nonce, tables, had)
+                return paying, row.amount
             case "promise":
-                return await chain.prepare_promise(job.submitter, job.id, _totals(row), nonce), row.amount
+                return await chain.prepare_promise(job.submitter, job.id, totals_of(row), nonce), row.amount
             case "refund":
                 return await chain.prepare_refund(job.submitter, job.id, nonce), row.amount
             case "slash":
@@ -188,6 +204,13 @@ class Carrier:
         async with self._context.store.transaction() as tx:
             rows = await tx.find(OutboxRecord, ("job", "=", job.id), ("kind", "=", "settle"))
         return [name for name in dict.fromkeys([*(other.lookup for other in rows), row.lookup]) if name]
+
+    async def _had(self, row: OutboxRecord) -> frozenset[str]:
+        """Payees who have had a token account: they were paid before, or this row gave them one. It is given once."""
+        payees = tuple(row.payload)
+        async with self._context.store.transaction() as tx:
+            paid = await tx.find(NodeRecord, ("payout", "in", payees), ("earned", ">", 0))
+        return frozenset({*(node.payout for node in paid), *self._made.get(row.id, ())})
 
     async def _prepare_slash(self, row: OutboxRecord, nonce: str) -> tuple[PreparedTransaction, int]:
         node = str(row.payload["node"])
@@ -270,5 +293,11 @@ def _prepared(row: OutboxRecord) -> PreparedTransaction:
     return PreparedTransaction(row.signature, row.wire, row.last_height, row.nonce, row.step, row.lookup)
 
 
-def _totals(row: OutboxRecord) -> dict[str, int]:
+def totals_of(row: OutboxRecord) -> dict[str, int]:
+    """What each payee of a settlement or promise shall have received in total."""
     return {payee: int(total) for payee, total in row.payload.items()}
+
+
+def _asked(row: OutboxRecord) -> Asked:
+    terms = {name: int(row.payload[name]) for name in ("deadline", "cap", "amount", "max_payees")}
+    return Asked(terms["deadline"], Amount(terms["cap"]), Amount(terms["amount"]), terms["max_payees"])

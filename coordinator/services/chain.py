@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -9,7 +10,7 @@ from ledger.addresses import subject_bytes
 from ledger.client import DisputeState, Earnings, Ledger, PreparedTransaction, StakeState, job_bytes
 from ledger.errors import LedgerError
 from ledger.money import Amount
-from ledger.states import EscrowState
+from ledger.states import Asked, EscrowState
 
 Outcome = Literal["pending", "confirmed", "failed", "expired"]
 
@@ -52,6 +53,11 @@ class Chain(Protocol):
     async def prepare_fund(self, job: str, amount: int, deadline: int) -> PreparedTransaction:
         """Open a job's escrow from the test wallet."""
 
+    async def prepare_acceptance(
+        self, submitter: str, job: str, asked: Asked, note: str, nonce: str = ""
+    ) -> PreparedTransaction:
+        """Have the program compare an escrow with what was asked for; ``note``: the memo that goes with it."""
+
     async def prepare_deposit(self, job: str, total: int) -> PreparedTransaction | None:
         """Bring what the test wallet has deposited for a job to ``total`` in all; None where it has as much already."""
 
@@ -59,9 +65,21 @@ class Chain(Protocol):
         """Addresses of the coordinator's nonce accounts, which are created where they are missing."""
 
     async def prepare_settlement(
-        self, submitter: str, job: str, payouts: Mapping[str, int], nonce: str = "", tables: Sequence[str] = ()
+        self,
+        submitter: str,
+        job: str,
+        payouts: Mapping[str, int],
+        nonce: str = "",
+        tables: Sequence[str] = (),
+        had: AbstractSet[str] = frozenset(),
     ) -> PreparedTransaction | None:
-        """What comes next on the way to these cumulative amounts, maybe a ``step`` only; None where all have them for good."""
+        """What comes next on the way to these cumulative amounts, maybe a ``step`` only; None where all have them for good.
+
+        ``had``: payees who have had a token account; who has closed it is left out.
+        """
+
+    async def left_out(self, submitter: str, job: str, payouts: Mapping[str, int]) -> AbstractSet[str]:
+        """Those of these payees who have not received as much, in blocks that can never be undone."""
 
     async def prepare_promise(
         self, submitter: str, job: str, cumulative: Mapping[str, int], nonce: str = ""
@@ -164,6 +182,12 @@ class LedgerChain:
             self._test_seed, job_bytes(job), self._coordinator, Amount(amount), deadline
         )
 
+    async def prepare_acceptance(
+        self, submitter: str, job: str, asked: Asked, note: str, nonce: str = ""
+    ) -> PreparedTransaction:
+        """Accept a job's escrow."""
+        return await self._ledger.prepare_acceptance(self._seed, submitter, job_bytes(job), asked, note, nonce)
+
     async def prepare_deposit(self, job: str, total: int) -> PreparedTransaction | None:
         """Add to a job's escrow from the test wallet."""
         return await self._ledger.prepare_deposit(self._test_seed, job_bytes(job), Amount(total))
@@ -173,10 +197,20 @@ class LedgerChain:
         return await self._payouts.nonces(NONCES)
 
     async def prepare_settlement(
-        self, submitter: str, job: str, payouts: Mapping[str, int], nonce: str = "", tables: Sequence[str] = ()
+        self,
+        submitter: str,
+        job: str,
+        payouts: Mapping[str, int],
+        nonce: str = "",
+        tables: Sequence[str] = (),
+        had: AbstractSet[str] = frozenset(),
     ) -> PreparedTransaction | None:
         """Pay cumulative amounts."""
-        return await self._payouts.prepare(submitter, job_bytes(job), _amounts(payouts), nonce, tables)
+        return await self._payouts.prepare(submitter, job_bytes(job), _amounts(payouts), nonce, tables, had)
+
+    async def left_out(self, submitter: str, job: str, payouts: Mapping[str, int]) -> AbstractSet[str]:
+        """Those who were not paid."""
+        return await self._payouts.left_out(submitter, job_bytes(job), _amounts(payouts))
 
     async def prepare_promise(
         self, submitter: str, job: str, cumulative: Mapping[str, int], nonce: str = ""

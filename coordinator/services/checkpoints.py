@@ -10,11 +10,12 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 
-from coordinator.domain.job import Job
+from coordinator.domain.job import Job, JobState
 from coordinator.domain.run import Point, Run
 from coordinator.errors import NotFoundError
 from coordinator.services.artifacts import ArtifactStore
 from coordinator.services.context import Context
+from coordinator.services.escrows import check_delivery
 from coordinator.services.models import ModelWorkshop
 from coordinator.store.ports import Where
 from coordinator.store.records import RoundRecord, RunRecord
@@ -67,7 +68,11 @@ class Checkpoints:
             NotFoundError: there is no such checkpoint. UnavailableError: it could not be put together.
         """
         stored, rounds, point = await self.point(job, round_)
-        if stored.model is not None and (round_ is None or round_ == stored.rounds_done):
+        if (
+            stored.state is JobState.SETTLED
+            and stored.model is not None
+            and (round_ is None or round_ == stored.rounds_done)
+        ):
             return stored.model  # The job is over: its model is made of the newest checkpoint.
         key = (job, point.base.done)
         async with self._making:
@@ -90,8 +95,14 @@ class Checkpoints:
         return known if self._context.clock.time() - at < FOLDER_SECONDS else None
 
     async def point(self, job: str, round_: int | None) -> tuple[Job, Sequence[RoundRecord], Point]:
-        """A stored point of a run, with the job and its complete rounds."""
+        """A stored point of a run, with the job and its complete rounds.
+
+        Raises:
+            NotFoundError: there is none. ConflictError: the job's work is not paid, and could not be any more.
+        """
         stored, run, rounds = await self._load(job)
+        async with self._context.store.transaction() as tx:
+            await check_delivery(tx, stored, self._context.clock.time())
         points = () if run is None else run.points
         found = [point for point in points if round_ is None or point.base.done == round_]
         if not found:

@@ -17,6 +17,7 @@ from coordinator.services.chain import Chain
 from coordinator.services.checkpoints import Checkpoints
 from coordinator.services.choices import find_choices
 from coordinator.services.context import Context
+from coordinator.services.escrows import escrow_deadline
 from coordinator.services.files import Files
 from coordinator.services.halts import spent
 from coordinator.services.links import Links
@@ -31,7 +32,7 @@ from coordinator.services.ports import MAX_ROWS, Window
 from coordinator.services.quotes import quote
 from coordinator.services.rates import Rates
 from coordinator.services.runs import Runs
-from coordinator.services.settlement import Settlement, escrow_deadline
+from coordinator.services.settlement import Settlement
 from coordinator.services.unpaid import Unpaid
 from coordinator.services.views import Standing, TrafficOf
 from coordinator.services.work import Desk
@@ -162,17 +163,20 @@ class JobService:
         )
 
     async def fund(self, job: str) -> api.JobView:
-        """See the escrow; the test wallet opens it first."""
+        """See the escrow, which the test wallet opens first, and wait until it is accepted."""
         stored = await self._job(job)
         if stored.test_wallet and stored.state is JobState.CREATED:
             await self._check_balance(stored.submitter, stored.spec)
-            await self._fund_from_test_wallet(job)
+            async with self._desk.open(job) as work:
+                await self._settlement.queue_funding(work)
+            await self._until_funded(job)
         elif stored.escrow < stored.spec.budget and stored.state in LIVE and not stored.test_wallet:
             see = self._settlement.see_escrow if stored.escrow == 0 else self._settlement.see_deposit
             try:
                 await see(stored)
             except LedgerError as error:
                 raise UnavailableError(f"the ledger does not answer: {error}; try again") from error
+            await self._until_funded(job)
         return await self.get(job)
 
     async def cancel(self, job: str) -> api.JobView:
@@ -352,12 +356,10 @@ class JobService:
             await tx.insert(log_of(event))
         self._context.bus.publish(job.id)
 
-    async def _fund_from_test_wallet(self, job: str) -> None:
+    async def _until_funded(self, job: str) -> None:
         changes = self._context.bus.changes(job)
         try:
             async with self._context.clock.timeout(FUND_SECONDS):
-                async with self._desk.open(job) as work:
-                    await self._settlement.queue_funding(work)
                 while (await self._job(job)).state is JobState.CREATED:
                     await anext(changes)
         except TimeoutError:

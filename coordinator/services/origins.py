@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from coordinator.domain.job import Job
+from coordinator.domain.job import Job, JobState
 from coordinator.errors import ConflictError, InvalidError, NotFoundError
 from coordinator.services.artifacts import ArtifactStore
 from coordinator.services.checkpoints import Checkpoints
@@ -42,7 +42,7 @@ class Origins:
             found = await tx.find(Job, ("id", "=", job))
         if not found:
             raise NotFoundError(f"there is no job {job}: look it up in the list of jobs", FIELD)
-        if model.from_round is None and found[0].model is None:
+        if model.from_round is None and (found[0].model is None or found[0].state is not JobState.SETTLED):
             raise ConflictError(
                 f"job {job} is {found[0].state} and has no model yet: start from one that is done, or from a checkpoint",
                 FIELD,

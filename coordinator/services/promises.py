@@ -33,11 +33,16 @@ class Promises:
         self._context = context
         self._chain = chain
 
-    async def queue(self, work: Work, waiting: Sequence[CommitRecord]) -> None:
-        """Promise verified shares that wait to be paid, if together they are worth the one fee; once each."""
+    async def queue(self, work: Work, waiting: Sequence[CommitRecord], *, always: bool = False) -> None:
+        """Promise verified shares that wait to be paid, if together they are worth the one fee; once each.
+
+        ``always``: whatever it costs, since they cannot be paid otherwise.
+        """
         new = [commit for commit in waiting if commit.promised is None]
         amount = sum(commit.amount for commit in new)
-        if not pricing.worth_promising(amount, pricing.SIGNATURE_LAMPORTS, self._context.config.sol_price):
+        if amount == 0 or not (
+            always or pricing.worth_promising(amount, pricing.SIGNATURE_LAMPORTS, self._context.config.sol_price)
+        ):
             return
         fresh = {_key(commit) for commit in new}
         totals: dict[str, int] = defaultdict(int)

@@ -14,6 +14,7 @@ from coordinator.domain.round import Round, Seat
 from coordinator.domain.run import Run
 from coordinator.services.context import Context
 from coordinator.services.drawing import Drawing
+from coordinator.services.escrows import closing, owed
 from coordinator.services.evidence import seal_commitments
 from coordinator.services.halts import Halts, fraction_of, paced
 from coordinator.services.heldout import HeldOut
@@ -435,13 +436,21 @@ class Runs:
     # --- the end --------------------------------------------------------------------------------------------------------
 
     async def _close(self, work: Work) -> None:
-        """All audits over: let the nodes go and settle; settled once model and money are there."""
+        """All audits over: let the nodes go and settle; settled once the model is there and everybody's money is safe."""
         if work.audits or await self._unconcluded(work):
+            if work.now > closing(work.job):
+                reason = "its last audits were not over in time: what is verified has to be paid before its escrow ends"
+                await self.stop(work, JobState.FAILED, reason)
             return
         for lease in list(work.leases):
             work.end(lease, "stopped", "the job is done")
         await self._settlement.finish(work)
-        if work.job.model is not None and await self._settlement.is_done(work):
+        if not await self._settlement.is_done(work):
+            return
+        if left := await owed(work.tx, work.job.id):
+            reason = f"{money(left)} of its work could be neither paid nor promised, so its model is not handed out"
+            work.advance(JobState.FAILED, reason)
+        elif work.job.model is not None:
             work.advance(JobState.SETTLED, f"the job is done: the model is ready, and it cost {money(work.job.paid)}")
             event = ledger_events.Settled(job=work.job.id, paid=work.job.paid, refunded=work.job.refunded)
             work.memo("settled", event)

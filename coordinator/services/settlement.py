@@ -9,6 +9,8 @@ import hashlib
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Literal
 
 import msgspec
 
@@ -16,17 +18,16 @@ from coordinator.client.text import money
 from coordinator.domain import pricing
 from coordinator.domain.job import LIVE, Job, JobState, Wish
 from coordinator.errors import FundsError
-from coordinator.services.carrier import Carrier
+from coordinator.services.carrier import Carrier, totals_of
 from coordinator.services.chain import Chain, Deposit
 from coordinator.services.context import Context
+from coordinator.services.escrows import asked_of, escrow_deadline, owed, payable, problem, sum_of, unsecured
 from coordinator.services.naming import listed
-from coordinator.services.payees import ROOM
 from coordinator.services.promises import Promises
 from coordinator.services.work import Desk, Work
 from coordinator.store.ports import Where
 from coordinator.store.records import CommitRecord, NodeRecord, OutboxKind, OutboxRecord
 from ledger import events as ledger_events
-from ledger.client import Consent
 from ledger.errors import LedgerAnswerError, LedgerError, LedgerUnavailableError
 from ledger.program.codes import MAX_BATCH
 from ledger.states import EscrowState
@@ -40,14 +41,18 @@ POLL_SECONDS = 0.5
 CLAIM_SECONDS = 600.0  # Between two claims of a payee.
 MAX_CLAIMS = 5_000  # Within that time: about one transaction in eight of the coordinator's capacity.
 
-ESCROW_MARGIN = 6 * 3600  # After the deadline of the job, for the last audits and payouts.
+MAX_ACCEPTANCES = (
+    3  # Rows of a job: each is refused several times before it is given up, which its submitter may provoke.
+)
 
 _OPEN = ("queued", "sent")
-_MONEY = ("settle", "promise", "refund", "fund")
+_SEEN = ("fund", "accept", "refund")  # Kinds after which the escrow is read.
+_MONEY = ("settle", "promise", "refund", "fund", "accept")
 ENDED_EARLY = (JobState.CANCELLED, JobState.FAILED)
 
 _ATTEMPTS: Mapping[OutboxKind, str] = {
     "fund": "opening the escrow",
+    "accept": "accepting the escrow",
     "settle": "paying the nodes",
     "promise": "promising earnings",
     "refund": "the refund",
@@ -172,23 +177,49 @@ class Settlement:
         if state is None or state.ended or state.deposited <= job.escrow:
             missing = money(job.spec.budget - job.escrow)
             raise FundsError(f"the escrow of job {job.id} holds no more than before: deposit {missing}", field="escrow")
-        if state.cap < state.deposited:
+        if payable(state) <= job.escrow:
             cap, held = money(state.cap), money(state.deposited)
             raise FundsError(f"escrow {state.address} lets at most {cap} be paid: raise its cap to {held}", "escrow")
         await self._take_note(job, state)
 
     async def see_escrow(self, job: Job) -> None:
-        """Look on the ledger for the job's escrow and take note of it.
+        """Look on the ledger for the job's escrow, and have the program accept it: then the job is funded.
 
         Raises:
-            FundsError: there is none, or it does not serve this job.
+            FundsError: there is none, or it does not serve this job, or the program has refused it too often.
             LedgerError: the ledger does not answer.
         """
         state = await self._chain.escrow(job.submitter, job.id)
-        problem = self._problem(job, state)
-        if state is None or problem:
-            raise FundsError(problem, field="escrow")
-        await self._take_note(job, state)
+        if state is None:
+            address = self._chain.escrow_address(job.submitter, job.id)
+            missing = money(job.spec.budget)
+            raise FundsError(f"there is no escrow {address} for job {job.id} yet: open it with {missing}", "escrow")
+        if found := problem(job, state, self._coordinator):
+            raise FundsError(found, field="escrow")
+        async with self._desk.open(job.id) as work:
+            if work.job.state is JobState.CREATED and not await self._accept(work, state):
+                refused = f"the program has refused escrow {state.address} {MAX_ACCEPTANCES} times"
+                raise FundsError(f"{refused}: cancel the job, which returns the deposit, and submit it again", "escrow")
+
+    async def _accept(self, work: Work, state: EscrowState) -> bool:
+        """Queue the acceptance of an escrow with the memo of the funding; False: it was refused too often."""
+        job = work.job
+        tried = await work.tx.find(OutboxRecord, ("job", "=", job.id), ("kind", "=", "accept"))
+        if any(row.state != "failed" for row in tried):
+            return True
+        if len(tried) >= MAX_ACCEPTANCES:
+            return False
+        if not tried:  # Who has not paid has nothing written on the ledger: each memo costs the coordinator a fee.
+            document = hashlib.sha256(encode_json(job.spec)).hexdigest()
+            work.memo("created", ledger_events.Created(job=job.id, budget=job.spec.budget, document=document))
+        asked, memo = asked_of(job), ledger_events.Funded(job=job.id, amount=state.deposited)
+        payload: dict[str, str | int] = {
+            "deadline": asked.deadline, "cap": asked.cap, "amount": asked.amount, "max_payees": asked.max_payees,
+            "text": ledger_events.encode(memo),
+        }  # fmt: skip
+        key, detail = f"accept:{job.id}:{len(tried)}", f"of wallet {job.submitter}"
+        await work.store_now(OutboxRecord(key, job.id, "accept", payload, work.now, detail=untrusted(detail)))
+        return True
 
     async def return_deposit(self, job: Job) -> bool:
         """Give back what has come into the escrow of a job that had ended without one; whether something had.
@@ -202,32 +233,6 @@ class Settlement:
         await self._take_note(job, state)
         return True
 
-    def _problem(self, job: Job, state: EscrowState | None) -> str:
-        if state is None:
-            address = self._chain.escrow_address(job.submitter, job.id)
-            return f"there is no escrow {address} for job {job.id} yet: open it with {money(job.spec.budget)}"
-        if state.coordinator != self._coordinator:
-            return f"escrow {state.address} names coordinator {state.coordinator}: it must name {self._coordinator}"
-        if state.ended:
-            return f"escrow {state.address} has been refunded: submit the job again"
-        if state.max_payees < ROOM:
-            room = f"room for {state.max_payees} payees, and {ROOM} are needed"
-            return f"escrow {state.address} has {room}: cancel the job, which returns the deposit, and submit it again"
-        if state.consent != Consent.ADMIT | Consent.END:
-            needed = "admit payees and return what is left"
-            return f"escrow {state.address} does not let its coordinator {needed}: cancel the job and submit it again"
-        due = min(job.quote.price, job.spec.budget)  # A budget below the price pauses the job where it ends.
-        what = "price" if due == job.quote.price else "budget"
-        if state.cap < due:
-            cap = money(state.cap)
-            return f"escrow {state.address} lets at most {cap} be paid, the {what} is {money(due)}: raise its cap"
-        if state.deposited < due:
-            missing, held = money(due - state.deposited), money(state.deposited)
-            return f"escrow {state.address} holds {held}, the {what} is {money(due)}: add {missing}"
-        if state.deadline < job.deadline:
-            return f"escrow {state.address} ends at {state.deadline}, before the job's deadline {int(job.deadline)}"
-        return ""
-
     async def _take_note(self, job: Job, state: EscrowState) -> None:
         deposits = await self._chain.deposits(job.submitter, job.id)
         async with self._desk.open(job.id) as work:
@@ -235,21 +240,17 @@ class Settlement:
                 await _receive(work, state, deposits)
 
     async def _fund(self, work: Work, state: EscrowState) -> bool:
-        """Follow up on an escrow that was seen; whether it was news."""
+        """Follow up on an escrow that was seen; whether it was news. That of a job that waits for it was accepted."""
         if work.job.state is JobState.CREATED:
-            work.change(escrow=int(state.deposited))
+            work.change(escrow=payable(state))
             work.advance(JobState.FUNDED, f"the job is funded: {money(state.deposited)} is in escrow")
-            # Who has not paid has nothing written on the ledger: each memo costs the coordinator a fee.
-            document = hashlib.sha256(encode_json(work.job.spec)).hexdigest()
-            work.memo("created", ledger_events.Created(job=work.job.id, budget=work.job.spec.budget, document=document))
-            work.memo("funded", ledger_events.Funded(job=work.job.id, amount=state.deposited))
             return True
-        if work.job.state in LIVE and work.job.escrow < state.deposited:
-            more = int(state.deposited) - work.job.escrow
-            work.change(escrow=int(state.deposited), warned=False)
+        if work.job.state in LIVE and work.job.escrow < payable(state):
+            more = payable(state) - work.job.escrow
+            work.change(escrow=payable(state), warned=False)
             if work.job.halt == "budget":  # A pause that has not begun is not needed; one that has ends by itself.
                 work.change(halt="", wish=Wish.NONE)
-            work.note("funded", f"{money(more)} came into escrow: {money(state.deposited)} are there in all")
+            work.note("funded", f"{money(more)} came into escrow: {money(payable(state))} are there in all")
             return True
         if work.job.state in ENDED_EARLY and work.job.escrow == 0:
             work.change(escrow=int(state.deposited))  # Funded while it was being cancelled, or later: give it back.
@@ -314,6 +315,8 @@ class Settlement:
         for row in rows:
             # Money of a job moves in order: the refund ends what payouts are made from. The rest needs not wait for it.
             lanes[row.job, "money" if row.kind in _MONEY else row.kind].append(row)
+        for lane in lanes.values():
+            lane.sort(key=lambda row: row.kind == "refund")  # Also what has turned out to be owed since goes before it.
         gate = asyncio.Semaphore(MAX_LANES)
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self._carry_lane(gate, lane), name="carry") for lane in lanes.values()]
@@ -349,10 +352,12 @@ class Settlement:
         """Bring one row on; whether it is over."""
         async with self._context.store.transaction() as tx:
             job = await tx.get(Job, row.job)
-        opening = row.kind == "fund" and "total" not in row.payload
+        opening = row.kind == "accept" or (row.kind == "fund" and "total" not in row.payload)
         if row.state == "queued" and opening and job.state is not JobState.CREATED:
             await self._give_up(row, f"the job is {job.state} already")
             return True
+        if row.state == "queued" and row.kind == "refund" and (waits := await self._secure(row)):
+            return waits == "given up"
         carried = await self._carrier.carry(job, row)
         match carried.state:
             case "waiting":
@@ -363,6 +368,26 @@ class Settlement:
                 await self._give_up(carried.row, carried.reason)
         self._carrier.over(carried.row)
         return True
+
+    async def _secure(self, row: OutboxRecord) -> Literal["", "waiting", "given up"]:
+        """Promise what could not be paid before the rest goes back; whether the refund has to wait, or must not be."""
+        async with self._desk.open(row.job) as work:
+            left = await owed(work.tx, row.job)
+            if not left:
+                return ""
+            promises = await work.tx.find(OutboxRecord, ("job", "=", row.job), ("kind", "=", "promise"))
+            if any(promise.state in _OPEN for promise in promises):
+                return "waiting"
+            if not any(promise.state == "failed" and promise.id > row.id for promise in promises):
+                shares = [msgspec.structs.replace(c, settlement=None) for c in await unsecured(work.tx, row.job)]
+                await self._promises.queue(work, [await work.tx.update(share) for share in shares], always=True)
+                return "waiting"
+            submitter = work.job.submitter
+        state = await self._chain.escrow(submitter, row.job)
+        if state is None or state.ended:
+            return ""  # Its submitter has taken it back: that is taken note of.
+        await self._give_up(row, f"{money(left)} of verified work can be neither paid nor promised, so all of it stays")
+        return "given up"
 
     async def _give_up(self, row: OutboxRecord, reason: str) -> None:
         self._context.metrics.count("ledger_failed_total")
@@ -378,23 +403,29 @@ class Settlement:
 
     async def _confirmed(self, job: Job, row: OutboxRecord) -> None:
         self._context.metrics.count("ledger_confirmed_total")
-        state = await self._chain.escrow(job.submitter, job.id) if row.kind in ("fund", "refund") else None
-        behind = (
-            state is None or state.ended != (row.kind == "refund") or state.deposited < int(row.payload.get("total", 0))
-        )
-        if row.kind in ("fund", "refund") and behind:
+        state = await self._chain.escrow(job.submitter, job.id) if row.kind in _SEEN else None
+        if row.kind in _SEEN and (state is None or _is_behind(row, state)):
             raise LedgerUnavailableError(f"the ledger's endpoint is behind the {row.kind} of job {job.id}: ask again")
         told = await self._promises.told(job, row) if row.kind == "promise" else {}
+        deposits = await self._chain.deposits(job.submitter, job.id) if row.kind == "accept" else ()
+        left_out = frozenset[str]()
+        if row.kind == "settle":
+            left_out = frozenset(await self._chain.left_out(job.submitter, job.id, totals_of(row)))
         async with self._desk.open(row.job) as work:
             if row.kind == "refund" and state is not None:
                 row = _refunded(work, row, state)
                 await self._close_tables(work)
+            elif row.kind == "settle":
+                row = msgspec.structs.replace(row, amount=await self._paid(work, row, left_out))
             await work.tx.update(msgspec.structs.replace(row, state="confirmed"))
             match row.kind:
+                case "fund" if state is not None and work.job.state is JobState.CREATED:
+                    await self._accept(work, state)
                 case "fund" if state is not None:
                     await self._fund(work, state)
-                case "settle":
-                    await self._paid(work, row)
+                case "accept" if state is not None and not state.ended:
+                    if await self._fund(work, state):
+                        await _receive(work, state, deposits)
                 case "promise":
                     work.note("promised", f"{money(row.amount)} was promised {row.detail}")
                     work.promised = told
@@ -413,16 +444,35 @@ class Settlement:
             payload: dict[str, str | int] = {"table": table}
             await work.store_now(OutboxRecord(f"table:{table}", work.job.id, "table", payload, work.now))
 
-    async def _paid(self, work: Work, row: OutboxRecord) -> None:
-        work.change(paid=work.job.paid + row.amount)
-        work.note("paid", f"{money(row.amount)} was paid {row.detail}")
+    async def _paid(self, work: Work, row: OutboxRecord, left_out: AbstractSet[str]) -> int:
+        """Take note of a payout, and return its amount; who has closed its token account is promised its part."""
+        covered = await work.tx.find(CommitRecord, ("job", "=", row.job), ("settlement", "=", row.id))
+        unpaid = [commit for commit in covered if commit.payout in left_out]
+        for place, commit in enumerate(unpaid):
+            unpaid[place] = await work.tx.update(msgspec.structs.replace(commit, settlement=None))
+        if any(commit.promised is None for commit in unpaid):
+            nodes, lost = listed(list(dict.fromkeys(commit.node for commit in unpaid))), money(sum_of(unpaid))
+            work.note("promised", f"{lost} cannot be paid to {nodes}, whose token account is closed: it can be claimed")
+            await self._promises.queue(work, unpaid, always=True)
+        paid = [commit for commit in covered if commit.payout not in left_out]
+        if not paid:
+            return 0
+        amount = sum_of(paid)
+        work.change(paid=work.job.paid + amount)
+        work.note("paid", f"{money(amount)} was paid {row.detail}")
         earned: dict[str, int] = defaultdict(int)
-        for commit in await work.tx.find(CommitRecord, ("job", "=", row.job), ("settlement", "=", row.id)):
+        for commit in paid:
             earned[commit.node] += commit.amount
         for node, amount in sorted(earned.items()):
             record = await work.tx.get(NodeRecord, node)
             await work.tx.update(msgspec.structs.replace(record, earned=record.earned + amount))
         work.settled = True
+        return amount
+
+
+def _is_behind(row: OutboxRecord, state: EscrowState) -> bool:
+    """Whether an escrow was read as it was before the row, which is confirmed."""
+    return (row.kind == "refund" and not state.ended) or state.deposited < int(row.payload.get("total", 0))
 
 
 def _refunded(work: Work, row: OutboxRecord, state: EscrowState) -> OutboxRecord:
@@ -458,8 +508,3 @@ def _rounds(commits: Sequence[CommitRecord]) -> str:
     """Rounds of commits as people count them, from 1."""
     first, last = min(commit.round for commit in commits) + 1, max(commit.round for commit in commits) + 1
     return f"round {first}" if first == last else f"rounds {first} to {last}"
-
-
-def escrow_deadline(job: Job) -> int:
-    """When the submitter may take the escrow back alone."""
-    return int(job.deadline) + ESCROW_MARGIN

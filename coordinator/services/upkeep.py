@@ -9,10 +9,11 @@ from coordinator.domain.lease import Lease
 from coordinator.errors import CottageError, FundsError, StoreAwayError
 from coordinator.services.context import Context
 from coordinator.services.conversation import Conversation
+from coordinator.services.escrows import ESCROW_MARGIN
 from coordinator.services.leases import Leases
 from coordinator.services.models import ModelWorkshop
 from coordinator.services.runs import Runs
-from coordinator.services.settlement import ENDED_EARLY, ESCROW_MARGIN, Settlement
+from coordinator.services.settlement import ENDED_EARLY, Settlement
 from coordinator.services.work import Desk, Work
 from coordinator.store.ports import Where
 from coordinator.store.records import RoundRecord

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from coordinator.domain.job import LIVE, Job
+from coordinator.domain.job import LIVE, Job, JobState
 from coordinator.domain.lease import Lease
 from coordinator.domain.run import Run
 from coordinator.domain.trust import Audit
@@ -76,7 +76,7 @@ def job_view(job: Job, leases: Sequence[Lease], traffic_of: TrafficOf, reason: s
         bytes_naive=sum(t.naive for t in traffic),
         bytes_artifacts=sum(t.artifacts for t in traffic),
         audits=job.audits,
-        model=job.model,
+        model=job.model if job.state is JobState.SETTLED else None,  # Before, its payment could still go back.
         eta_seconds=None if ready is None else max(0.0, ready.likely - job.pace.at),
         sentence=untrusted(standing.sentence(job, leases, place.position, reason, place.looks)),
         queue_position=place.position,

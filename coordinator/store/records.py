@@ -125,7 +125,7 @@ class DisputeRecord(msgspec.Struct, frozen=True):
     version: int = 0
 
 
-OutboxKind = Literal["fund", "event", "settle", "promise", "refund", "slash", "verdict", "table"]
+OutboxKind = Literal["fund", "accept", "event", "settle", "promise", "refund", "slash", "verdict", "table"]
 
 
 class OutboxRecord(Told, frozen=True):
@@ -134,7 +134,7 @@ class OutboxRecord(Told, frozen=True):
     Attributes:
         payload: settle, promise: payee -> cumulative amount; slash: node, reason, challenger, accuser, and bps, of the stake
             at most (without it, all that the cap allows); verdict: node, accuser, audit, evidence; event: the memo's text;
-            table: its address.
+            accept: the same, and the terms that were asked for; table: its address.
         amount: what this row moves, beyond what earlier rows moved.
         nonce: the nonce account of the signed transaction, and of every one that takes its place.
         step: what the signed transaction prepares; empty where it is the thing itself.

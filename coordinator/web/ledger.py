@@ -17,7 +17,7 @@ from transport.wire.disputes import DisputeDetail, DisputeView
 from transport.wire.evidence import RoundEvidence
 from transport.wire.ids import ID_PATTERN, is_id
 
-KINDS = ("fund", "event", "settle", "promise", "refund", "slash", "verdict", "table")
+KINDS = ("fund", "accept", "event", "settle", "promise", "refund", "slash", "verdict", "table")
 AUDIT_STATES = ("drawn", "opening", "showing", "replaying", "passed", "failed", "void")
 MAX_ID = 2**62
 MAX_ROUND = 10**6

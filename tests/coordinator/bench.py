@@ -1,5 +1,6 @@
 """A coordinator without sockets: memory store, a clock that stands still, nodes that only exist."""
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -30,7 +31,7 @@ from tests.coordinator.fakes import (
 )
 from tests.sim.world import HOST, NONCE, SimClock
 from transport.identity import NodeKey
-from transport.wire.api import NewJob
+from transport.wire.api import JobView, NewJob
 from transport.wire.job import JobSpec
 from transport.wire.node import PROTOCOL, CoordinatorMessage, HeldLease, Hello
 from transport.wire.task import Layers, Plan
@@ -87,6 +88,14 @@ class Bench:
             if self.parts.nodes.session(NodeKey(number.to_bytes(32, "big")).address) is None:
                 await self.enter(number)
         return (await self.parts.jobs.create(NewJob(document or spec()))).id
+
+    async def fund(self, job: str) -> JobView:
+        """``jobs.fund`` while the coordinator carries what it queues."""
+        funding = asyncio.ensure_future(self.parts.jobs.fund(job))
+        while not funding.done():
+            await self.parts.settlement.drain()
+            await asyncio.sleep(0)
+        return await funding
 
     async def verified(self, shares: list[dict[str, int]], escrow: int = BUDGET) -> str:
         """A job whose rounds are trained and verified: ``shares[round]`` says who earned what."""

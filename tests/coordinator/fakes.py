@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
@@ -21,7 +22,7 @@ from ledger.money import Amount
 from ledger.program.interface import Market
 from ledger.program.layout import Ruling
 from ledger.promises import Earnings, earnings_of
-from ledger.states import DisputeState, EscrowState, PreparedTransaction, StakeState
+from ledger.states import Asked, DisputeState, EscrowState, PreparedTransaction, StakeState
 from tests.coordinator.rerun import Committed
 from tests.coordinator.rerun import digest as digest
 from transport.identity import NodeKey
@@ -112,6 +113,7 @@ class Account:
     promised: dict[str, int] = field(default_factory=dict)
     refunded: int = 0
     ended: bool = False
+    accepted: bool = False
 
     @property
     def balance(self) -> int:
@@ -160,6 +162,7 @@ class FakeChain:
             address="escrow", submitter=submitter, coordinator=COORDINATOR, job=b"", deposited=Amount(account.deposited),
             paid=Amount(sum(account.paid.values())), refunded=Amount(account.refunded), balance=Amount(account.balance),
             deadline=account.deadline, ended=account.ended, closed=False, max_payees=64, paid_to={},
+            accepted=account.accepted,
         )  # fmt: skip
 
     def escrow_address(self, submitter: str, job: str) -> str:
@@ -190,6 +193,12 @@ class FakeChain:
     async def prepare_fund(self, job: str, amount: int, deadline: int) -> PreparedTransaction:
         return self._prepare(f"fund {job}", lambda: self._fund(job, amount, deadline))
 
+    async def prepare_acceptance(
+        self, submitter: str, job: str, asked: Asked, note: str, nonce: str = ""
+    ) -> PreparedTransaction:
+        self._open(job)
+        return self._prepare(f"accept {job}", lambda: self._accept(job, asked, note))
+
     async def prepare_deposit(self, job: str, total: int) -> PreparedTransaction | None:
         missing = total - self._open(job).deposited
         return self._prepare(f"deposit {job} {total}", lambda: self._add(job, missing)) if missing > 0 else None
@@ -198,10 +207,20 @@ class FakeChain:
         return ()
 
     async def prepare_settlement(
-        self, submitter: str, job: str, payouts: Mapping[str, int], nonce: str = "", tables: Sequence[str] = ()
+        self,
+        submitter: str,
+        job: str,
+        payouts: Mapping[str, int],
+        nonce: str = "",
+        tables: Sequence[str] = (),
+        had: AbstractSet[str] = frozenset(),
     ) -> PreparedTransaction | None:
         self._open(job)
         return self._prepare(f"settle {job} {sorted(payouts.items())}", lambda: self._settle(job, dict(payouts)))
+
+    async def left_out(self, submitter: str, job: str, payouts: Mapping[str, int]) -> AbstractSet[str]:
+        paid = self.escrows[job].paid
+        return {payee for payee, total in payouts.items() if paid.get(payee, 0) < total}
 
     async def prepare_promise(
         self, submitter: str, job: str, cumulative: Mapping[str, int], nonce: str = ""
@@ -313,6 +332,13 @@ class FakeChain:
     def _add(self, job: str, amount: int) -> None:
         self.wallets[WALLET] -= amount
         self._open(job).deposited += amount
+
+    def _accept(self, job: str, asked: Asked, note: str) -> None:
+        account = self._open(job)
+        assert account.deadline >= asked.deadline, "an escrow ends before it was asked to"
+        assert account.deposited >= asked.amount, "an escrow holds less than was asked for"
+        account.accepted = True
+        self.memos.append(note)
 
     def _settle(self, job: str, payouts: Mapping[str, int]) -> None:
         account = self._open(job)

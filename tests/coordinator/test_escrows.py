@@ -12,8 +12,8 @@ from coordinator.domain.run import Run
 from coordinator.errors import FundsError
 from coordinator.services import jobs as jobs_module
 from coordinator.services.chain import Deposit
+from coordinator.services.escrows import ESCROW_MARGIN
 from coordinator.services.payees import MAX_PAYEES, ROOM, payable, payees_of
-from coordinator.services.settlement import ESCROW_MARGIN
 from coordinator.services.upkeep import MAX_POLLED
 from coordinator.store.records import EventRecord
 from ledger.client import Consent
@@ -58,7 +58,7 @@ async def test_an_outside_deposit_has_a_receipt() -> None:
     bench = Bench()
     job = await outside_job(bench)
     bench.fake.pay(job, BUDGET, OUTSIDE)
-    await bench.parts.jobs.fund(job)
+    await bench.fund(job)
     await bench.parts.upkeep.look_for_escrows()
     found = [receipt for receipt in await bench.parts.jobs.receipts(job) if receipt.kind == "fund"]
     assert [(r.signature, r.state, r.amount) for r in found] == [(f"deposit-{job}", "confirmed", BUDGET)]
@@ -74,8 +74,8 @@ async def test_the_test_wallet_has_one_receipt_whoever_sees_its_escrow_first() -
     await drain(bench, 1)
     bench.fake.fault = lambda _what: None
     await bench.parts.upkeep.look_for_escrows()
-    assert (await bench.stored(job)).state is JobState.FUNDED
     await drain(bench)
+    assert (await bench.stored(job)).state is JobState.FUNDED
     assert [row.state for row in await bench.rows(job, "fund")] == ["confirmed"]
 
 
@@ -88,7 +88,7 @@ async def test_a_deposit_that_the_history_does_not_know_is_receipted_without_a_s
         return [Deposit("first", 4, 1.0)]
 
     bench.fake.deposits = forgetful  # type: ignore[method-assign, assignment]
-    await bench.parts.jobs.fund(job)
+    await bench.fund(job)
     rows = await bench.rows(job, "fund")
     assert [(row.signature, row.amount, row.state) for row in rows] == [
         ("first", 4, "confirmed"),
@@ -123,7 +123,7 @@ async def test_a_deposit_that_was_too_small_goes_back_after_the_cancel() -> None
     job = await outside_job(bench)
     bench.fake.pay(job, 5, OUTSIDE)
     with pytest.raises(FundsError, match=r"holds ¤ 0\.000005"):
-        await bench.parts.jobs.fund(job)
+        await bench.fund(job)
     await bench.parts.jobs.cancel(job)
     await bench.parts.upkeep.look_for_escrows()
     await drain(bench)
@@ -223,7 +223,7 @@ async def test_an_escrow_that_ties_the_coordinators_hands_is_refused(terms: dict
 
     bench.fake.escrow = tied  # type: ignore[method-assign, assignment]
     with pytest.raises(FundsError, match=why):
-        await bench.parts.jobs.fund(job)
+        await bench.fund(job)
 
 
 async def test_an_escrow_with_room_for_too_few_payees_is_refused_and_given_back() -> None:
@@ -238,7 +238,7 @@ async def test_an_escrow_with_room_for_too_few_payees_is_refused_and_given_back(
 
     bench.fake.escrow = narrow  # type: ignore[method-assign, assignment]
     with pytest.raises(FundsError, match=f"room for 3 payees, and {ROOM} are needed: cancel the job"):
-        await bench.parts.jobs.fund(job)
+        await bench.fund(job)
     assert (await bench.parts.jobs.funding(job)).max_payees == ROOM
     await bench.parts.jobs.cancel(job)
     await bench.parts.upkeep.look_for_escrows()
@@ -250,7 +250,7 @@ async def crowded(bench: Bench, returning: int) -> str:
     """A job that as many accounts have worked for as its escrow pays, the node ``returning``'s among them; its seat is free."""
     job = await outside_job(bench)
     bench.fake.pay(job, BUDGET, OUTSIDE)
-    await bench.parts.jobs.fund(job)
+    await bench.fund(job)
     async with bench.parts.desk.open(job) as work:
         await bench.parts.runs.advance(work)
         for number in range(MAX_PAYEES):
@@ -307,7 +307,7 @@ async def test_the_timeline_says_why_a_node_is_gone() -> None:
     bench = Bench()
     job = await outside_job(bench)
     bench.fake.pay(job, BUDGET, OUTSIDE)
-    await bench.parts.jobs.fund(job)
+    await bench.fund(job)
     async with bench.parts.desk.open(job) as work:
         await bench.parts.runs.advance(work)
         seated = next(lease.node for lease in work.leases.values() if lease.seat)
@@ -322,7 +322,7 @@ async def test_a_worker_that_never_gets_ready_is_given_up_with_a_line_in_the_tim
     bench = Bench()
     job = await outside_job(bench)
     bench.fake.pay(job, BUDGET, OUTSIDE)
-    await bench.parts.jobs.fund(job)
+    await bench.fund(job)
     async with bench.parts.desk.open(job) as work:
         await bench.parts.runs.advance(work)
     bench.clock.t += bench.parts.context.config.start_seconds + 1

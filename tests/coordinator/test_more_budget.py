@@ -67,12 +67,12 @@ async def test_a_deposit_of_the_submitters_own_wallet_is_seen_and_receipted(ledg
     bench = await bench_on(ledger)
     job = (await bench.parts.jobs.create(NewJob(SHORT, outside.address))).id
     await ledger.open_escrow(outside.seed, job_bytes(job), COORDINATOR, Amount(FIRST), 2**40)
-    await bench.parts.jobs.fund(job)
+    await bench.fund(job)
     await pause_for_budget(bench, job)
     await bench.parts.jobs.add_budget(job, MORE)
     assert (await bench.parts.jobs.funding(job)).missing == MORE
     with pytest.raises(FundsError, match=r"no more than before: deposit ¤ 0\.60"):
-        await bench.parts.jobs.fund(job)
+        await bench.fund(job)
     prepared = await ledger.prepare_deposit(outside.seed, job_bytes(job), Amount(PRICE))
     assert prepared is not None
     await ledger.confirm(prepared)

@@ -15,6 +15,7 @@ from coordinator.domain.lease import Lease
 from coordinator.errors import FundsError
 from coordinator.services.carrier import MAX_ATTEMPTS
 from coordinator.services.chain import Chain, LedgerChain
+from coordinator.services.escrows import escrow_deadline
 from coordinator.services.settlement import CLAIM_SECONDS, MAX_PAYEES_A_ROW, Settlement
 from coordinator.store.memory import MemoryStore
 from coordinator.store.ports import Store, Transaction
@@ -185,15 +186,21 @@ async def test_an_escrow_that_does_not_serve_the_job_is_refused_with_the_reason(
     bench.fake.escrows[job.id] = Account(WALLET, job.quote.price - 1, 2**40)
     with pytest.raises(FundsError, match=r"the price is .*: add ¤ 0\.000001"):
         await bench.parts.settlement.see_escrow(job)
-    bench.fake.escrows[job.id] = Account(WALLET, BUDGET, 5)
-    with pytest.raises(FundsError, match="ends at 5, before the job's deadline"):
-        await bench.parts.settlement.see_escrow(job)
+    asked = escrow_deadline(job)
+    for deadline in (5, int(job.deadline), asked - 1):
+        bench.fake.escrows[job.id] = Account(WALLET, BUDGET, deadline)
+        with pytest.raises(FundsError, match=f"ends at {deadline}, before {asked}, as was asked for"):
+            await bench.parts.settlement.see_escrow(job)
     bench.fake.escrows[job.id] = Account(WALLET, BUDGET, 2**40, ended=True)
     with pytest.raises(FundsError, match="has been refunded"):
         await bench.parts.settlement.see_escrow(job)
-    bench.fake.escrows[job.id] = Account(WALLET, BUDGET, 2**40)
+    bench.fake.escrows[job.id] = Account(WALLET, BUDGET, asked)
     await bench.parts.settlement.see_escrow(job)
+    assert (await bench.stored(job.id)).state is JobState.CREATED, "the program has not accepted it yet"
+    await drain(bench)
     assert (await bench.stored(job.id)).state is JobState.FUNDED
+    assert bench.fake.escrows[job.id].accepted
+    assert sum('"funded"' in memo for memo in bench.fake.memos) == 1
 
 
 async def test_money_that_arrives_for_a_cancelled_job_goes_back() -> None:

@@ -40,7 +40,7 @@ async def test_a_job_goes_from_created_to_settled(house: House) -> None:
         assert house.peers.violations == []
         assert {audit.state for audit in audits} == {"passed"}
         receipts = await house.parts.jobs.receipts(job.id)
-        assert {receipt.kind for receipt in receipts} == {"fund", "event", "settle", "refund"}
+        assert {receipt.kind for receipt in receipts} == {"fund", "accept", "event", "settle", "refund"}
         said = [event.text for event in await house.parts.jobs.events(job.id, 0)]
         assert not [text for text in said if ADDRESS.search(text)], "people read names"
         assert len(set(said)) == len(said), "nothing is said twice"

@@ -216,7 +216,7 @@ class CommitView(View, frozen=True):
 class Receipt(View, frozen=True):
     """One ledger transaction of the job; ``id`` as in the ledger's list."""
 
-    kind: Literal["fund", "event", "settle", "promise", "refund", "slash", "verdict", "table"]
+    kind: Literal["fund", "accept", "event", "settle", "promise", "refund", "slash", "verdict", "table"]
     signature: str
     state: Literal["queued", "sent", "confirmed", "failed"]
     amount: int

@@ -11,7 +11,7 @@ from transport.text import Untrusted, View
 from transport.wire.api import AuditView, NodeView
 from transport.wire.ids import Digest, JobId, NodeAddress
 
-EntryKind = Literal["fund", "event", "settle", "promise", "refund", "slash", "verdict", "table"]
+EntryKind = Literal["fund", "accept", "event", "settle", "promise", "refund", "slash", "verdict", "table"]
 
 
 class LedgerEntry(View, frozen=True):

@@ -22,7 +22,7 @@ FILTERS: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("payouts", ("settle", "promise"), "Payouts"),
     ("escrows", ("fund", "refund"), "Deposits and refunds"),
     ("slashes", ("slash", "verdict"), "Slashes"),
-    ("records", ("event", "table"), "Records"),
+    ("records", ("accept", "event", "table"), "Records"),
 )
 
 

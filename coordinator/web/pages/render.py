@@ -66,6 +66,7 @@ CHECK_LOOKS: Final = {
 }
 ENTRY_LOOKS: Final = {
     "deposit": ("download", ""),
+    "acceptance": ("check", ""),
     "payout": ("coin", "good"),
     "refund": ("upload", ""),
     "slash": ("cross", "bad"),
@@ -76,7 +77,7 @@ ENTRY_LOOKS: Final = {
 }
 ENTRY_WORDS: Final = {
     "fund": "deposit", "settle": "payout", "promise": "promise", "refund": "refund", "slash": "slash", "verdict": "verdict",
-    "event": "record", "table": "payees",
+    "accept": "acceptance", "event": "record", "table": "payees",
 }  # fmt: skip
 EVENT_ICONS: Final = {
     "created": "pen",
