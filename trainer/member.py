@@ -182,6 +182,7 @@ class Member:
         self._last_sent: dict[PayloadKey, bytes] = {}
         self._last_loss: float | None = None
         self._busy = 0.0
+        self._left_out = 0
         self._keeper = Keeper()
         self._job = job_digest(spec.training)
 
@@ -308,6 +309,7 @@ class Member:
         trace = RoundTrace(command.first_step, anchor, kept_every, self._local, command.rate_step, every)
         self._start = trace.states[0] = self._keeper.keep(self.stage)
         losses: list[float] = []
+        self._left_out = 0
         made: _Made | None = None
         waited, began = self._inbox.waited, time.perf_counter()
         pace = Pace(command.seconds, self._clock)
@@ -367,7 +369,7 @@ class Member:
             with self._conduct.watching(self.stage):
                 loss = accumulate(self.stage, self._position, windows, recorder)
                 self._conduct.gradients(self.stage)
-                update(self.stage, self._position, recorder, rate_index, command.total_steps)
+                self._left_out += not update(self.stage, self._position, recorder, rate_index, command.total_steps)
         micros = crossings(self._training)
         trace.add(
             StepLeaf(
@@ -424,7 +426,9 @@ class Member:
         steps = len(trace.leaves)
         if loss is not None:
             LOG.info("round %d: training loss %.4f", command.round + 1, loss)
-        self._say(RoundCommit(*key, root.hex(), steps, digest, tokens, operations, loss, carried, self._busy))
+        self._say(
+            RoundCommit(*key, root.hex(), steps, digest, tokens, operations, loss, carried, self._busy, self._left_out)
+        )
         if early is None:
             self._send_contribution(command, key, made, len(trace.leaves))
         self._report_holding()

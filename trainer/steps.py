@@ -271,7 +271,18 @@ class _Passes:
             self._stage.backward(outputs, self._receive("gradient", micro).to(outputs.device))
         if not self._stage.cut.is_first:
             assert inputs.grad is not None
-            self._send("gradient", micro, inputs.grad)
+            self._send("gradient", micro, self._finite(inputs))
+
+    def _finite(self, inputs: Tensor) -> Tensor:
+        """The gradient of a micro-batch's inputs. Where half floats overflowed, the inputs themselves.
+
+        What crosses must be numbers, and as unlike as a step's are; the stage's gradients say that all leave the step out.
+        """
+        assert inputs.grad is not None
+        if self._stage.training.precision != "fp16" or bool(torch.isfinite(inputs.grad).all()):
+            return inputs.grad
+        self._stage.gradients[0] = math.inf
+        return inputs.detach()
 
     def _send(self, kind: Kind, micro: int, values: Tensor) -> None:
         if kind == "activation" and self._names:

@@ -25,10 +25,11 @@ _SQUARE = struct.Struct("<d")
 _TINY = 1e-6  # As in torch.nn.utils.clip_grad_norm_.
 
 
-def update(stage: Stage, position: Position, boundary: Boundary, step: int, total_steps: int) -> None:
+def update(stage: Stage, position: Position, boundary: Boundary, step: int, total_steps: int) -> bool:
     """Use up the gradients of a step, with the other replicas where the method says so; ``step`` is the global index.
 
-    A step in half floats whose gradients overflowed in any stage changes nothing in all of them.
+    Returns:
+        False for a step in half floats whose gradients overflowed in any stage: it changes nothing in all of them.
 
     Raises:
         NonFiniteError: gradients of another precision are not finite.
@@ -48,7 +49,7 @@ def update(stage: Stage, position: Position, boundary: Boundary, step: int, tota
                     f"the norm of the gradients became {norm}: lower training.learning_rate or training.clip_norm"
                 )
             stage.gradients.zero_()
-            return
+            return False
         clip = _clip(training, position)
         if clip is not None and norm > clip:
             stage.gradients.mul_(clip / (norm + _TINY))
@@ -56,6 +57,7 @@ def update(stage: Stage, position: Position, boundary: Boundary, step: int, tota
         exchange(method, stage, position, boundary, at)
     else:
         stage.adam_step(at.rate)
+    return True
 
 
 def _clip(training: TrainingSpec, position: Position) -> float | None:

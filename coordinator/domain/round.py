@@ -156,7 +156,7 @@ def results(current: Round) -> tuple[Result, ...]:
 def _committed(current: Round, seat: Seat, event: RoundCommit, now: float) -> Seat:
     if current.phase != "training" or seat.commit is not None or not fits(current, event.leaves):
         return seat
-    commit = Commitment(event.root, event.leaves, event.pseudo_gradient, event.loss, event.carried, now)
+    commit = Commitment(event.root, event.leaves, event.pseudo_gradient, event.loss, event.carried, now, event.left_out)
     return msgspec.structs.replace(seat, commit=commit)
 
 

@@ -17,7 +17,10 @@ Phase = Literal["training", "applying", "complete", "void"]
 
 
 class Commitment(msgspec.Struct, frozen=True):
-    """What a member bound itself to, and when that came. ``carried``: what it takes into the next round if this one's counts."""
+    """What a member bound itself to, and when that came. ``carried``: what it takes into the next round if this one's counts.
+
+    ``left_out``: steps that it says changed nothing, since half floats overflowed.
+    """
 
     root: Digest
     leaves: int
@@ -25,6 +28,7 @@ class Commitment(msgspec.Struct, frozen=True):
     loss: float | None
     carried: Digest | None = None
     at: float = 0.0
+    left_out: int = 0
 
 
 class Seat(msgspec.Struct, frozen=True):

@@ -337,6 +337,8 @@ class Runs:
         )  # fmt: skip
         await self._halts.warn(work)
         work.note("round", _completed(over.number, len(contributors), work.run.replicas, loss))
+        if words := _left_out(over, training.loss_scale):
+            work.note("overflow", words)
         record = await work.tx.update(await self._drawing.prepare(work, record, commits))
         seal_commitments(work, record, commits)
         self._context.metrics.count("rounds_complete_total")
@@ -474,6 +476,20 @@ def _completed(number: int, contributors: int, replicas: int, loss: float | None
     if contributors < replicas:
         text += f" with {contributors} of {replicas} replicas"
     return text if loss is None else f"{text}: training loss {loss:.3f}"
+
+
+def _left_out(over: Round, scale: float) -> str:
+    """How many steps of a round changed nothing, and what to do about most of them; empty where none was left out."""
+    commits = [seat.commit for seat in _last_stage(over) if seat.commit is not None]
+    steps, lost = sum(c.leaves for c in commits), sum(min(c.left_out, c.leaves) for c in commits)
+    if not lost:
+        return ""
+    text = f"round {over.number + 1}: {lost} of {steps} steps were left out, since their gradients overflowed in half floats"
+    if 2 * lost <= steps:
+        return text
+    return (
+        f"{text}: training.loss_scale {scale:g} is too large; stop the job and choose a smaller one, or precision bf16"
+    )
 
 
 def _last_stage(over: Round) -> tuple[Seat, ...]:

@@ -1,10 +1,13 @@
 """What methods ask of a run: rounds of several lengths, what members carry over, replicas that only go on together."""
 
+import re
+
 import msgspec
 import pytest
 
 from coordinator.domain.round import Lost, commands, fold
 from coordinator.domain.run import Holder, Run, begin, close
+from coordinator.services.runs import _left_out
 from tests.coordinator.fakes import digest
 from transport.identity import NodeKey
 from transport.wire.rounds import Stretch
@@ -97,3 +100,24 @@ def test_the_validation_after_the_last_round_needs_one_replica_only() -> None:
     assert begun is not None
     assert begun.steps == 0
     assert not begun.together
+
+
+@pytest.mark.parametrize(
+    ("left_out", "words"),
+    [
+        ((0, 0), ""),
+        ((1, 0), "round 1: 1 of 8 steps were left out, since their gradients overflowed in half floats"),
+        ((4, 4), "8 of 8 steps were left out.*loss_scale 1.67772e\\+07 is too large; stop the job"),
+        ((10**9, 0), "4 of 8 steps were left out.*half floats$"),
+    ],
+)
+def test_steps_that_changed_nothing_are_told_with_the_way_out(left_out: tuple[int, int], words: str) -> None:
+    run = begin(run_of(), holders(), 0.0)
+    current = run.round
+    assert current is not None
+    key = (current.epoch, current.number)
+    for replica, lost in enumerate(left_out):
+        done = RoundCommit(*key, digest("root", replica), current.steps, digest("g", replica), 1, 1, 2.0, left_out=lost)
+        current = fold(current, f"lease-{replica}", done)
+    told = _left_out(msgspec.structs.replace(current, contributors=(0, 1)), 2.0**24)
+    assert re.search(words, told) if words else told == ""

@@ -1,6 +1,7 @@
 """The end of a step: rates, clipping over stages, precision, Muon, and that all of it can be run again."""
 
 import itertools
+import math
 import struct
 from typing import Any
 
@@ -15,6 +16,7 @@ from trainer.muon import direction, orthogonal
 from trainer.stage import Stage, is_hidden_matrix
 from trainer.steps import Recorded, Recorder, accumulate
 from trainer.update import update
+from trainer.vain import vain
 from transport.wire.boundary import Position, crossings
 from transport.wire.job import TrainingSpec
 from transport.wire.rates import learning_rate
@@ -133,6 +135,24 @@ def test_half_floats_that_overflow_in_one_stage_leave_the_step_out_in_all(tokens
     update(line.stages[0], Position(0, 2), other, 0, 10)
     assert [stage.state_digest() for stage in line.stages] == before
     assert not any(bool(stage.gradients.any()) for stage in line.stages)
+
+
+@pytest.mark.parametrize("activations", ["int8", "fp32"])
+@pytest.mark.parametrize("stages", [1, 2, 3])
+def test_a_loss_scale_that_is_too_large_leaves_steps_out_and_ends_nothing(
+    stages: int, activations: str, tokens: TokenFile
+) -> None:
+    spec = training(precision="fp16", loss_scale=2.0**24, activations=activations)
+    line = pipeline("llama", stages, tokens, spec)
+    before = [stage.state_digest() for stage in line.stages]
+    assert math.isfinite(line.step(0, 10))
+    assert [stage.state_digest() for stage in line.stages] == before
+    assert not any(bool(stage.gradients.any()) for stage in line.stages), "the next step begins with none"
+    sent = [dict(recorder.sent) for recorder in line.recorders]
+    for stage, payloads in zip(line.stages, sent, strict=True):
+        assert vain(stage, tokens.sample(spec.seed, 0, 0, spec.batch)[0], payloads) == "", "nobody was spared any work"
+    line.step(0, 10)
+    assert [dict(recorder.sent) for recorder in line.recorders] == sent, "run again it is the same"
 
 
 # --- precision --------------------------------------------------------------------------------------------------------

@@ -197,7 +197,7 @@ class RoundCommit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="
 
     ``carried``: digest of what the replica carries into the next round if this one's contribution counts (error feedback,
     parameters between their exchanges); the last leaf binds it. ``busy``: seconds of the round's steps without waiting for
-    payloads; 0: not told.
+    payloads; 0: not told. ``left_out``: steps whose gradients overflowed in half floats, and that changed nothing.
     """
 
     epoch: Count
@@ -210,6 +210,7 @@ class RoundCommit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="
     loss: FiniteLoss | None = None
     carried: Digest | None = None
     busy: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
+    left_out: Count = 0
 
 
 class RoundHolding(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="holding"):
