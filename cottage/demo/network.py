@@ -17,6 +17,7 @@ PRICE_PER_PETAFLOP = (
     1_000_000_000  # A thousand tokens for 10^15 operations: a demo's few seconds then cost whole tokens.
 )
 LEASE_SECONDS = 8.0
+AGENT = ("-m", "cottage", "node")
 
 
 @dataclass
@@ -81,21 +82,18 @@ class Network:
         opened = ["--open"] if self.open_to_all else []
         return ["-m", "cottage", "serve", *opened, *(word for pair in values.items() for word in pair)]
 
-    async def add_provider(self, name: str, extra: Sequence[str] = ()) -> Provider:
-        """A node with a key and a wallet of its own; its agent puts down the stake."""
+    async def add_provider(self, name: str, extra: Sequence[str] = (), program: Sequence[str] = AGENT) -> Provider:
+        """A node with a key and a wallet of its own; its agent, Python with the words of ``program``, puts down the stake."""
         home = self.options.folder / "nodes" / name
         home.mkdir(parents=True)
         key = NodeKey.load_or_generate(home / "node.key")
         provider = Provider(name, home, key)
         self.providers.append(provider)
-        provider.role = await self.household.start(
-            f"node-{name}", ["-m", "cottage", *self._agent_words(provider), *extra]
-        )
+        provider.role = await self.household.start(f"node-{name}", [*program, *self._agent_words(provider), *extra])
         return provider
 
     def _agent_words(self, provider: Provider) -> Sequence[str]:
         return [
-            "node",
             "run",
             "--always",
             "--coordinator",

@@ -61,6 +61,7 @@ class Gain:
     Attributes:
         forged: what the rounds were worth of which the cheats did not do the work, parts counting as parts.
         paid: of these. ``unearned``: what they were paid beyond the work that they did.
+        slashed: keys of the cheats that lost stake, and of others.
         place: what honest nodes would have been paid in as many seats over the whole jobs.
         honest_paid: of what honest nodes worked in complete rounds, the part that was paid.
     """
@@ -71,6 +72,7 @@ class Gain:
     place: float = 0.0
     honest_worked: float = 0.0
     honest_paid: float = 0.0
+    slashed: int = 0
     honest_slashed: int = 0
     honest_banned: int = 0
     looks: int = 0
@@ -103,6 +105,7 @@ async def gain(plot: Plot, seed: int) -> Gain:
         others = {r.address: r for r in await tx.find(NodeRecord) if r.address not in keys}
     return replace(
         found,
+        slashed=sum(node in world.chain.slashed for node in keys),
         honest_slashed=sum(node in world.chain.slashed for node in others),
         honest_banned=sum(record.banned for record in others.values()),
     )

@@ -140,7 +140,8 @@ def command(done: Committed, **changes: Any) -> ReplayStep:
     last = done.trace.leaves[-1]
     values: dict[str, Any] = {
         "audit": "a" * 32, "plan": make_plan([(cut.first, cut.last) for cut in cuts(3, 2)], [0]), "stage": STAGE, "replica": 0,
-        "round": 0, "first_step": done.trace.first_step, "step": STEPS - 1, "total_steps": TOTAL, "root": done.root,
+        "round": min(1, done.trace.first_step), "first_step": done.trace.first_step, "step": STEPS - 1,
+        "total_steps": TOTAL, "root": done.root,
         "leaves": len(done.trace.leaves), "pseudo_gradient": last.pseudo_gradient,
         "anchor": vector_digest(done.trace.anchor), "opening": "0" * 64, "carried": last.carried,
     }  # fmt: skip
