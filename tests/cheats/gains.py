@@ -61,6 +61,7 @@ class Gain:
     Attributes:
         forged: what the rounds were worth of which the cheats did not do the work, parts counting as parts.
         paid: of these. ``unearned``: what they were paid beyond the work that they did.
+        again: complete rounds that were done once more.
         slashed: keys of the cheats that lost stake, and of others.
         place: what honest nodes would have been paid in as many seats over the whole jobs.
         honest_paid: of what honest nodes worked in complete rounds, the part that was paid.
@@ -76,6 +77,7 @@ class Gain:
     honest_slashed: int = 0
     honest_banned: int = 0
     looks: int = 0
+    again: int = 0
 
     @property
     def part(self) -> float:
@@ -157,6 +159,7 @@ async def _counted(world: World, job: str, keys: set[str], cheats: int, so_far: 
         honest_worked=so_far.honest_worked + worked,
         honest_paid=so_far.honest_paid + honest,
         looks=so_far.looks + sum(any(v.own for v in audit.verdicts) for audit in audits),
+        again=so_far.again + len(rounds) - len({record.number for record in rounds}),
     )
 
 

@@ -317,7 +317,7 @@ class World:
         self.chain = FakeChain(self._ledger_fault, lambda: self._fault("slow block", 0.2))
         self.peers = Peers()
         self.config = Config(
-            data=Path("unused"), ledger_url="http://ledger.test", lease_seconds=10.0, heartbeat_seconds=2.0,
+            data=Path(), ledger_url="http://ledger.test", lease_seconds=10.0, heartbeat_seconds=2.0,
             start_grace_seconds=5.0, start_seconds=60.0, stall_seconds=20.0, audit_seconds=15.0,
             audit_patience_seconds=5.0, settle_every=2, validations=1, min_stake=1_000,
         )  # fmt: skip
