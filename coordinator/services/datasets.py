@@ -5,6 +5,7 @@ own, with limits (``services.checks``).
 """
 
 import math
+import re
 from pathlib import Path
 
 import msgspec
@@ -17,6 +18,8 @@ CHUNK_BYTES = 1 << 20
 MAX_TOKENIZER_BYTES = 64 << 20  # The largest public tokenizers (250,000 entries with merges) have 33 MB.
 MAX_SAFETENSORS_HEADER = 25 << 20  # A quarter of what the format's own reader takes: 100,000 tensors.
 MAX_TENSOR_AXES = 8  # Language models have three at most; without a bound a header could ask for a product of millions.
+NAMELESS_WEIGHTS = "the weights file"  # An artifact's own name is a digest, which says nothing to anybody.
+_ADAPTER = re.compile(r"(?:^|[._])lora_(?:A|B|embedding_A|embedding_B|magnitude_vector)(?:\.|$)")
 _TOKENIZER_MODELS = frozenset({"BPE", "Unigram", "WordLevel", "WordPiece"})
 _TENSOR_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 
@@ -68,14 +71,22 @@ def check_form(path: Path, form: DatasetFormat, name: str = "") -> None:
         raise InvalidError(f"{size:,} bytes are no whole number of {form} token ids", "dataset")
 
 
-def check_weights(path: Path) -> None:
-    """See that a safetensors file is one; raises as ``read_safetensors``."""
-    read_safetensors(path)
+def check_weights(path: Path, name: str = NAMELESS_WEIGHTS) -> None:
+    """See that a safetensors file is one, and a model's; raises as ``read_safetensors``."""
+    for key, tensor in read_safetensors(path, name)[1].items():
+        if _ADAPTER.search(key):
+            raise InvalidError(
+                f"{name} holds an adapter (tensor {key[:80]!r} of shape {tensor.shape}), not a model: merge it into its base "
+                "model (merge_and_unload of peft), and upload what save_pretrained writes then",
+                "weights",
+            )
 
 
-def read_safetensors(path: Path) -> tuple[int, dict[str, StoredTensor]]:
+def read_safetensors(path: Path, name: str = NAMELESS_WEIGHTS) -> tuple[int, dict[str, StoredTensor]]:
     """Where the data of a safetensors file begin, and its tensors: of known types, in place, none overlapping or missing.
 
+    Args:
+        name: what its owner calls the file, for messages.
     Raises:
         InvalidError: the header or a tensor in it does not describe the file.
     """
@@ -83,15 +94,20 @@ def read_safetensors(path: Path) -> tuple[int, dict[str, StoredTensor]]:
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > min(size - 8, MAX_SAFETENSORS_HEADER):
-            raise InvalidError(f"not a safetensors file: its header would have {length:,} of {size:,} bytes", "weights")
+            raise InvalidError(
+                f"{name} is no safetensors file: its header would have {length:,} of {size:,} bytes", "weights"
+            )
         header = file.read(length)
     try:
         entries = _HEADER.decode(header)
         _METADATA.decode(entries.pop("__metadata__", msgspec.Raw(b"{}")))
         tensors = {name: _TENSOR.decode(entry) for name, entry in entries.items()}
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidError(f"the safetensors header cannot be read: {error}", "weights") from error
-    _check_layout(tensors, size - 8 - length)
+        raise InvalidError(f"{name} has a damaged safetensors header: save and upload it anew", "weights") from error
+    try:
+        _check_layout(tensors, size - 8 - length)
+    except InvalidError as error:
+        raise InvalidError(f"{name}: {error.detail}", error.field) from error
     return 8 + length, tensors
 
 
@@ -125,7 +141,11 @@ def _check_layout(tensors: dict[str, StoredTensor], size: int) -> None:
         begin, stop = tensor.data_offsets
         width = _TENSOR_BYTES.get(tensor.dtype)
         if width is None:
-            raise InvalidError(f"tensor {shown!r} has the type {tensor.dtype[:20]!r}: use F32, F16 or BF16", "weights")
+            raise InvalidError(
+                f"tensor {shown!r} has the type {tensor.dtype[:20]!r} and the shape {tensor.shape[:MAX_TENSOR_AXES]}: "
+                "use F32, F16 or BF16",
+                "weights",
+            )
         if len(tensor.shape) > MAX_TENSOR_AXES or max(tensor.shape, default=0) > size:
             raise InvalidError(
                 f"tensor {shown!r} has more axes or longer ones than a file of {size:,} bytes", "weights"

@@ -98,9 +98,9 @@ class JobService:
 
     # --- a job's beginning and end ----------------------------------------------------------------------------------------
 
-    async def quote(self, spec: JobSpec) -> api.Quote:
-        """Price and plan on the network as it is."""
-        found = await self._quote(spec, None)
+    async def quote(self, spec: JobSpec, account_id: str = LOCAL_ACCOUNT) -> api.Quote:
+        """Price and plan on the network as it is; files are called what the account calls them."""
+        found = await self._quote(spec, None, await self._weight_names(spec, account_id))
         async with self._context.store.transaction() as tx:
             return msgspec.structs.replace(found, limit=readable(found.limit, await names_in(tx, [found.limit])))
 
@@ -119,12 +119,14 @@ class JobService:
             return await self.get(job)
         spec = await self._origins.started(new.spec)
         submitter = self._submitter(new)
-        _refuse(spec, await self.quote(spec))
+        _refuse(spec, await self.quote(spec, account_id))
         if not self._artifacts.has(spec.dataset.artifact):
             raise NotFoundError(f"there is no dataset {spec.dataset.artifact}: upload it first", "dataset.artifact")
         await self._check_balance(submitter, spec)
         async with self._unpaid.making(account_id, spec.dataset.artifact):
-            prepared = await self._models.prepare(spec, await self.file_name(account_id, spec.dataset.artifact))
+            named = await self._weight_names(spec, account_id)
+            name = await self.file_name(account_id, spec.dataset.artifact)
+            prepared = await self._models.prepare(spec, name, named)
         final = await self._quote(spec, prepared.config)
         _refuse(spec, final)
         now = self._context.clock.time()
@@ -399,12 +401,18 @@ class JobService:
         looks = await tx.find(Audit, *replaying, ("look", "=", True)) if job.state in LOOKED_AT else []
         return Standing(self._context.clock.time(), await spent(tx, job.id), position, checkpoint, len(looks))
 
-    async def _quote(self, spec: JobSpec, config: dict[str, object] | None) -> api.Quote:
+    async def _weight_names(self, spec: JobSpec, account_id: str) -> Mapping[str, str]:
+        return {digest: await self.file_name(account_id, digest) for digest in spec.model.weight_files}
+
+    async def _quote(
+        self, spec: JobSpec, config: dict[str, object] | None, called: Mapping[str, str] | None = None
+    ) -> api.Quote:
         if spec.model.from_job is not None and config is None and spec.model.config is None:
             config = (await self._origins.of(spec.model)).config
         rate = await self._rates.now()
         known = await self._outlook.outcomes()
-        return quote(spec, config, self._context.config, self._nodes, self._artifacts, self._links.map, rate, known)
+        map_ = self._links.map
+        return quote(spec, config, self._context.config, self._nodes, self._artifacts, map_, rate, known, called)
 
     async def _names(self, texts: Iterable[str]) -> Mapping[str, str]:
         async with self._context.store.transaction() as tx:

@@ -60,7 +60,7 @@ class Prepared:
 class ModelWorkshop(Protocol):
     """What the coordinator wants of the trainer's tools."""
 
-    async def prepare(self, spec: JobSpec, name: str = "") -> Prepared:
+    async def prepare(self, spec: JobSpec, name: str = "", called: Mapping[str, str] | None = None) -> Prepared:
         """Make the token files of a job's dataset; InvalidError where the data or the model cannot be used."""
 
     async def assemble(self, job: Job, checkpoints: Sequence[str], rounds: Sequence[RoundRecord]) -> str:
@@ -78,11 +78,12 @@ class TrainerTools:
         self._room = Room(scratch)
         scratch.mkdir(parents=True, exist_ok=True)
 
-    async def prepare(self, spec: JobSpec, name: str = "") -> Prepared:
+    async def prepare(self, spec: JobSpec, name: str = "", called: Mapping[str, str] | None = None) -> Prepared:
         """Tokenise the dataset; nothing is kept where anything is wrong.
 
         Args:
             name: what its owner calls the dataset, for messages.
+            called: what the owner calls the files of weights, by digest.
         Raises:
             NotFoundError: an artifact that the job names is not here.
             InvalidError: dataset, tokenizer or model are not usable; the text is the tool's.
@@ -108,7 +109,7 @@ class TrainerTools:
             files = {name: await self._artifacts.put_file(out / name) for name in names}
             if spec.model.weight_files:
                 weights = [(digest, self._artifacts.path(digest)) for digest in spec.model.weight_files]
-                (out / WEIGHT_INDEX).write_bytes(await asyncio.to_thread(index_weights, weights))
+                (out / WEIGHT_INDEX).write_bytes(await asyncio.to_thread(index_weights, weights, called))
                 files[WEIGHT_INDEX] = await self._artifacts.put_file(out / WEIGHT_INDEX)
         return Prepared(files, config)
 

@@ -36,7 +36,7 @@ class Jobs(Protocol):
     Lists of a job begin with the oldest. Without a window they are what a page shows: the newest 5,000.
     """
 
-    async def quote(self, spec: JobSpec) -> api.Quote:
+    async def quote(self, spec: JobSpec, account_id: str = LOCAL_ACCOUNT) -> api.Quote:
         """Price and plan on the network as it is; problems are in the quote, not raised."""
 
     async def check_owner(self, job: str, account_id: str) -> None:

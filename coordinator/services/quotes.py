@@ -1,7 +1,7 @@
 """What a job would take on the network as it is, and whether it can be taken at all."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from coordinator.client.text import money
@@ -15,6 +15,7 @@ from coordinator.services.nodes import Nodes
 from coordinator.services.payees import affordable, payable
 from coordinator.services.rates import Rate
 from coordinator.services.watching import Watching
+from coordinator.services.weights import check_fit
 from transport.wire.api import Quote
 from transport.wire.crossing import check_subspace
 from transport.wire.endings import FIELD, EndingError, ending, ends_of
@@ -72,6 +73,7 @@ def quote(
     network: Network | None = None,
     rate: Rate | None = None,
     outcomes: Sequence[Outcome] = (),
+    called: Mapping[str, str] | None = None,
 ) -> Quote:
     """Price and plan; everything that forbids the job is in ``problems``.
 
@@ -80,6 +82,7 @@ def quote(
         config: the model's final config; None works one out from the document.
         network: what was measured of lines and ways.
         outcomes: of earlier jobs, for the ranges.
+        called: what the submitter calls the files of weights, by digest.
     """
     try:
         stated = config is None or spec.tokenizer.file is not None
@@ -88,6 +91,8 @@ def quote(
         shape = inspect_config(known)
         shape.check_sequence(spec.training.sequence)
         check_subspace(shape, spec.training, weights=spec.model.weights is not None)
+        if config is None and all(artifacts.has(digest) for digest in spec.model.weight_files):
+            _check_weights(spec, known, artifacts, called or {})
     except (ModelConfigError, CottageError) as error:
         return _impossible(str(error), len(nodes.everybody()))
     problems = list(_document_problems(spec))
@@ -110,6 +115,18 @@ def quote(
     if unseen := Watching(config_of, nodes).unseen(shape, spec.training, found.layers, classes):
         problems.append(unseen)
     return _priced(spec, shape, found, problems, config_of, offer)
+
+
+def _check_weights(
+    spec: JobSpec, config: Mapping[str, object], artifacts: ArtifactStore, called: Mapping[str, str]
+) -> None:
+    """See that uploaded weights are the config's; what is not here yet, preparing the job asks for."""
+    files = [
+        (called.get(digest) or f"file {number} of the weights", artifacts.path(digest))
+        for number, digest in enumerate(spec.model.weight_files, 1)
+    ]
+    if files:
+        check_fit(config, files)
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ from coordinator.errors import (
     UnavailableError,
 )
 from coordinator.services.artifacts import ArtifactStore, no_room
-from coordinator.services.datasets import check_form, check_tokenizer, check_weights
+from coordinator.services.datasets import NAMELESS_WEIGHTS, check_form, check_tokenizer, check_weights
 from coordinator.services.room import JOBS_BYTES, MIN_FREE_BYTES, Room
 from transport.clock import Clock, SystemClock
 from transport.wire.api import NewUpload, Upload
@@ -381,7 +381,7 @@ def _check(path: Path, new: NewUpload) -> None:
         case "dataset":
             check_form(path, new.format, new.name)
         case "weights":
-            check_weights(path)
+            check_weights(path, new.name or NAMELESS_WEIGHTS)
         case "tokenizer":
             check_tokenizer(path)
 

@@ -1,28 +1,87 @@
-"""The index of a job's weights: every tensor with its place and digest, so that nodes fetch only what their stage needs."""
+"""A job's weights: whether they are its model's, and the index of them, so that nodes fetch only what their stage needs.
+
+The index has every tensor with its place and digest.
+"""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import msgspec
+import numpy as np
 
 from coordinator.errors import InvalidError
-from coordinator.services.datasets import CHUNK_BYTES, read_safetensors
+from coordinator.services.datasets import CHUNK_BYTES, NAMELESS_WEIGHTS, StoredTensor, check_weights, read_safetensors
+from transport.wire.model import STARTS_TIED, tensors_of
+from transport.wire.stored import Part, ways
 from transport.wire.weights import MAX_INDEX_BYTES, IndexedTensor, WeightIndex
 
+_EXPONENT = {"F32": ("<u4", 0x7F800000), "F16": ("<u2", 0x7C00), "BF16": ("<u2", 0x7F80), "F64": ("<u8", 0x7FF << 52)}
+"""Of the types that a model can start from: as unsigned integers, and the bits that are all set in NaN and Inf only."""
 
-def index_weights(files: Sequence[tuple[str, Path]]) -> bytes:
+
+def check_fit(config: Mapping[str, Any], files: Sequence[tuple[str, Path]]) -> None:
+    """See that files hold every tensor of the model that a resolved config describes, in its shape, as floats.
+
+    Tensors that the model has not, as buffers of older versions, are not looked at.
+
+    Args:
+        files: what their owner calls each file of the model, and its place.
+    Raises:
+        InvalidError: naming file, tensor, and the shape that it has and should have; or as ``read_safetensors``.
+    """
+    found: dict[str, tuple[str, StoredTensor]] = {}
+    for name, path in files:
+        check_weights(path, name)
+        found |= {key: (name, tensor) for key, tensor in read_safetensors(path, name)[1].items()}
+    for parameter, shape in tensors_of(config).all().items():
+        stored = ways(parameter, shape, config, bool(config[STARTS_TIED]))
+        parts = next((way for way in stored if all(part.key in found for part in way)), None)
+        if parts is None:
+            where = f"{files[0][0]} has no" if len(files) == 1 else f"none of the {len(files)} files of weights has a"
+            example = next(iter(found), "")[:80]
+            raise InvalidError(
+                f"{where} tensor {parameter} of shape {_shown(shape)}, which the config asks for (there is {example!r}, "
+                "for one): upload all files of the model that this config belongs to",
+                "weights",
+            )
+        for part in parts:
+            _check_part(part, part.shape(shape), *found[part.key])
+
+
+def _check_part(part: Part, wanted: tuple[int, ...], file: str, tensor: StoredTensor) -> None:
+    if tuple(tensor.shape) != wanted:
+        raise InvalidError(
+            f"tensor {part.key} of {file} has the shape {_shown(tensor.shape)}, the config makes it {_shown(wanted)}: "
+            "upload the config.json and the weights of one model",
+            "weights",
+        )
+    if tensor.dtype not in _EXPONENT:
+        raise InvalidError(
+            f"tensor {part.key} of {file} has the type {tensor.dtype!r}, of shape {_shown(wanted)}: use F32, F16 or BF16",
+            "weights",
+        )
+
+
+def _shown(shape: Sequence[int]) -> str:
+    return f"[{', '.join(map(str, shape))}]"
+
+
+def index_weights(files: Sequence[tuple[str, Path]], called: Mapping[str, str] | None = None) -> bytes:
     """Read weights once and describe them, as a ``WeightIndex`` in JSON.
 
     Args:
         files: digest and place of each file of one model.
+        called: what their owner calls the files, by digest, for messages.
     Raises:
-        InvalidError: a header does not describe its file, or two files have a tensor of the same name.
+        InvalidError: a header does not describe its file, two files have a tensor of the same name, or one is not finite.
     """
+    called = called or {}
     tensors: dict[str, IndexedTensor] = {}
-    for number, (_, path) in enumerate(files):
-        begins, found = read_safetensors(path)
+    for number, (digest, path) in enumerate(files):
+        owner_name = called.get(digest) or NAMELESS_WEIGHTS
+        begins, found = read_safetensors(path, owner_name)
         with path.open("rb") as file:
             for name, tensor in found.items():
                 if name in tensors:
@@ -30,7 +89,12 @@ def index_weights(files: Sequence[tuple[str, Path]]) -> bytes:
                 begin, end = (begins + offset for offset in tensor.data_offsets)
                 file.seek(begin)
                 tensors[name] = IndexedTensor(
-                    number, begin, end, tensor.dtype, tuple(tensor.shape), _digest(file, end - begin)
+                    number,
+                    begin,
+                    end,
+                    tensor.dtype,
+                    tuple(tensor.shape),
+                    _digest(file, end - begin, tensor, f"tensor {name[:80]} of {owner_name}"),
                 )
     made = msgspec.json.encode(WeightIndex(tuple(digest for digest, _ in files), tensors))
     if len(made) > MAX_INDEX_BYTES:
@@ -40,9 +104,16 @@ def index_weights(files: Sequence[tuple[str, Path]]) -> bytes:
     return made
 
 
-def _digest(file: BinaryIO, size: int) -> str:
+def _digest(file: BinaryIO, size: int, tensor: StoredTensor, what: str) -> str:
+    """The SHA-256 of a tensor's bytes; InvalidError where a number in it is NaN or infinite."""
     hasher = hashlib.sha256()
+    unsigned, exponent = _EXPONENT.get(tensor.dtype, ("u1", 0))
     while size > 0 and (chunk := file.read(min(size, CHUNK_BYTES))):
         hasher.update(chunk)
+        if exponent and bool(np.any(np.frombuffer(chunk, unsigned) & exponent == exponent)):
+            raise InvalidError(
+                f"{what}, of shape {_shown(tensor.shape)}, holds values that are NaN or infinite: repair the file",
+                "weights",
+            )
         size -= len(chunk)
     return hasher.hexdigest()

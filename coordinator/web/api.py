@@ -147,7 +147,7 @@ class Api:
         """POST quote."""
         spec = await read_document(request, JobSpec)
         await own_origin(request, self._jobs, spec)
-        return answer(await self._jobs.quote(spec))
+        return answer(await self._jobs.quote(spec, principal(request).account_id))
 
     @costs(PRICES, CHOICES)
     async def choices(self, request: web.Request) -> web.Response:

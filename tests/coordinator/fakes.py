@@ -73,7 +73,7 @@ class FakeModels:
     def __init__(self) -> None:
         self.assembled: list[tuple[str, ...]] = []
 
-    async def prepare(self, spec: JobSpec, name: str = "") -> Prepared:
+    async def prepare(self, spec: JobSpec, name: str = "", called: Mapping[str, str] | None = None) -> Prepared:
         names = ("train.bin", "heldout.bin", "tokenizer.json", "config.json")
         return Prepared({name: digest(name) for name in names}, resolve(spec.model, 259))
 

@@ -1,7 +1,7 @@
 """The nodes' files over HTTP: whoever asks, by whatever route, has bytes by a right and never by a digest."""
 
 import hashlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -49,7 +49,7 @@ class Kitchen(FakeModels):
         super().__init__()
         self.store = ArtifactStore(folder / "artifacts")
 
-    async def prepare(self, spec: JobSpec, name: str = "") -> Prepared:
+    async def prepare(self, spec: JobSpec, name: str = "", called: Mapping[str, str] | None = None) -> Prepared:
         made = {}
         for file in ("train.bin", "heldout.bin", "tokenizer.json", "config.json"):
             made[file] = await self.put(f"{file} of {spec.name}".encode())

@@ -1,5 +1,7 @@
 """Bad jobs and nodes are refused at the door: the message names the value and the way out, and nothing is stored."""
 
+from collections.abc import Mapping
+
 import msgspec
 import pytest
 
@@ -102,7 +104,7 @@ async def test_a_dataset_that_was_not_uploaded_is_named() -> None:
 
 async def test_data_that_cannot_be_prepared_leaves_nothing_behind() -> None:
     class Refusing:
-        async def prepare(self, spec: JobSpec, name: str = "") -> None:
+        async def prepare(self, spec: JobSpec, name: str = "", called: Mapping[str, str] | None = None) -> None:
             raise InvalidError("row 7 is not JSON", "dataset")
 
     bench = Bench(models=Refusing())

@@ -24,6 +24,12 @@ class Part:
     key: str
     index: tuple[int | slice, ...] = ()
 
+    def shape(self, whole: tuple[int, ...]) -> tuple[int, ...]:
+        """Of the file's tensor, where the parameter is ``whole``."""
+        taken = zip(self.index, whole, strict=False)
+        kept = [len(range(size)[place]) for place, size in taken if isinstance(place, slice)]
+        return (*kept, *whole[len(self.index) :])
+
 
 def written(name: str, shape: tuple[int, ...], config: Mapping[str, Any]) -> tuple[Part, ...]:
     """What a finished model's file has in place of parameter ``name``, as the family's repositories have it."""

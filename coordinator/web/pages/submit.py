@@ -259,7 +259,7 @@ class Submit:
             return None, ""
         try:
             await own_origin(request, self._jobs, filled.spec)
-            quote = await self._jobs.quote(filled.spec)
+            quote = await self._jobs.quote(filled.spec, principal(request).account_id)
         except CottageError as error:
             return None, error.detail
         return quote, ""

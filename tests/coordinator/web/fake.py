@@ -114,7 +114,7 @@ class Cluster:
 
     # ports.Jobs
 
-    async def quote(self, spec: JobSpec) -> api.Quote:
+    async def quote(self, spec: JobSpec, account_id: str = LOCAL_ACCOUNT) -> api.Quote:
         parameters = _parameters(spec)
         operations = 6.0 * parameters * spec.training.tokens
         price = max(1, math.ceil(operations * PRICE_PER_PETAFLOP / 10**15))
