@@ -154,6 +154,11 @@ class Parts:
         } | ({} if self.checks is None else {"checks": self.checks.run})
 
 
+def _endless() -> int:
+    """Where there is no room to be kept, as in worlds without a disk."""
+    return 1 << 62
+
+
 def assemble(
     config: Config,
     clock: Clock,
@@ -213,7 +218,7 @@ def assemble(
         coordinator,
         test_wallet,
         conversation.traffic,
-        unpaid := Unpaid(context, desk, runs, settlement, artifacts),
+        unpaid := Unpaid(context, desk, runs, settlement, artifacts, None if room is not None else _endless),
     )
     handout = Handout(context, leases, nodes, relays, links)
     network = NetworkService(context, nodes, leases, chain, relays, coordinator, test_wallet is not None)

@@ -21,5 +21,6 @@ SHARES: dict[ShareState, str] = {
     "distant": "not paid: the operator's computer came to something too far off; that proves nothing against this one",
     "unlooked": "not paid: the job ended before anybody had looked at it",
     "vain": "not paid: what came in left nothing to compute; another computer may have sent it that",
+    "pipeline": "not paid: another computer's part of the round was false or not shown, and this one is not known enough yet",
     "expelled": "not paid: this computer was sent away, and with that its unpaid work of the job is void",
 }

@@ -866,6 +866,10 @@
         <translation>Nicht bezahlt: Dieser Computer wurde weggeschickt; seine unbezahlte Arbeit an diesem Auftrag verfällt.</translation>
     </message>
     <message>
+        <source>Not paid: another computer&apos;s part of the round was false, or was not shown, and this one is not known well enough yet.</source>
+        <translation>Nicht bezahlt: Der Teil eines anderen Computers an der Runde war falsch oder wurde nicht gezeigt, und diesen hier kennt man noch nicht gut genug.</translation>
+    </message>
+    <message>
         <source>This computer stood by, without a part of the model. That is not paid.</source>
         <translation>Dieser Computer stand bereit, ohne einen Teil des Modells. Das wird nicht bezahlt.</translation>
     </message>

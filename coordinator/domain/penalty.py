@@ -72,6 +72,11 @@ def falls(audit: Audit) -> bool:
     return audit.state == "failed" or audit.blame in ("distant", "unlooked")
 
 
+def spoils(audit: Audit) -> bool:
+    """Whether nobody knows what others of the pipeline were given to work with: its part was false, or never seen."""
+    return falls(audit) and audit.outer is None and audit.blame not in ("vain", "blind")
+
+
 def tampering_costs(last: float, granted: float, now: float) -> int:
     """What it costs of its stake, in ten-thousandths, that somebody has just reached into a job on a node.
 

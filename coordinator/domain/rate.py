@@ -1,13 +1,14 @@
 """How often a node's commitments are drawn, and how often one of the operator's own auditors looks. docs/TRUST.md derives both.
 
 A *look* is an audit by a machine that nobody else controls. What a node's verified work for one account was worth since its last
-fault is its *credit* with that account. A round that pays ``share`` is looked at with probability
+fault is its *credit* with that account. A round that pays the node's pipeline ``pot`` is looked at with probability
 
-    h  =  T * share / (T * share + credit)            T = 21
+    h  =  T * pot / (T * pot + credit)            T = 21
 
 that is all of a new node's rounds, and half of them at a credit of 21 such rounds. Whoever does a part of its work and forges the
 rest is then paid, on average, at most 1 + 1 / (T - 1) times what it has done, whatever it does when, and whatever others say of
-it: no round adds more than 1.05 times its honest part to what it was paid and what its standing is ``worth`` to a cheat.
+it: no round adds more than 1.05 times its honest part to what it was paid and what its standing is ``worth`` to a cheat. The
+pipeline's pot and not the node's own share, since one that sends nothing of worth may spare all others of it their work, too.
 
 Beside it, where nodes have stakes: with probability ``p`` one step of a commitment is re-run, three times in four any of them
 (``draw.LAST``). Whoever forges a fraction ``f`` of the steps gains ``f * share`` and is found with at least ``3/4 p f``; then it
@@ -41,11 +42,13 @@ class Standing(msgspec.Struct, frozen=True):
             be: that is void with an earlier fault, so it is never too much.
         share: what the round pays it.
         faults: audits that failed by its doing, ever, and those that found it too far off.
+        pot: what the round pays all of its pipeline, where that is more.
     """
 
     credit: int = 0
     share: int = 1
     faults: int = 0
+    pot: int = 0
 
     @property
     def rounds(self) -> int:
@@ -85,7 +88,7 @@ def rate(standing: Standing, exposure: Exposure | None, floor: int = FLOOR) -> i
 
 def look(standing: Standing) -> int:
     """Probability that one of the operator's auditors looks at the node's round, in millionths; the greater whole one."""
-    bet = TRUST * max(1, standing.share)
+    bet = TRUST * max(1, standing.share, standing.pot)
     return -(-WHOLE * bet // (bet + standing.credit))
 
 
@@ -96,6 +99,11 @@ def looked_at(due: int, drawn: int) -> int:
         due: probability that the round is looked at (``look``). ``drawn``: that a step of it is drawn.
     """
     return min(WHOLE, -(-WHOLE * due // max(1, drawn)))
+
+
+def surety(share: int) -> int:
+    """Credit that it takes to be paid ``share`` for work beside a lie, and that is gone then: what it was worth to a cheat."""
+    return (TRUST - 1) * share
 
 
 def worth(standing: Standing) -> Fraction:

@@ -1,11 +1,15 @@
 """Shares become payable once the audits of their rounds are over, one after another for each node; then rounds are concluded.
 
+Where the operator looks, those of one pipeline wait for each other: what one of them sends may spare the others their work.
 A node's standing decides how often it is looked at, so what it did after a round that a look is still due of is not payable
 before that look: or somebody who is found at last would have been paid for what it forged meanwhile. Everything on an open desk.
 """
 
+from collections.abc import Collection
+
 import msgspec
 
+from coordinator.domain import penalty
 from coordinator.domain.job import JobState
 from coordinator.services import credit
 from coordinator.services.context import Context
@@ -41,7 +45,10 @@ class Conclusion:
         for record in records:
             in_round = {audit.node for audit in open_audits if (audit.epoch, audit.round) == _key(record)}
             busy |= in_round
-            left = await self._verify(work, record, busy, _key(record) in undrawn)
+            open_at = {
+                audit.replica for audit in open_audits if (audit.epoch, audit.round) == _key(record) and not audit.outer
+            }
+            left = await self._verify(work, record, busy, open_at, _key(record) in undrawn)
             if not (left or in_round or _key(record) in undrawn):
                 await seal_outcome(work, await work.tx.update(msgspec.structs.replace(record, concluded=True)))
         await correct_outcomes(work)
@@ -59,8 +66,14 @@ class Conclusion:
             if commit.node in elsewhere or (commit.epoch, commit.round) in undrawn:
                 await reject(work, commit, "unlooked")
 
-    async def _verify(self, work: Work, record: RoundRecord, busy: set[str], undrawn: bool) -> bool:
-        """Verify the shares of a round whose nodes have nothing open; whether others are left. Adds their nodes to ``busy``."""
+    async def _verify(
+        self, work: Work, record: RoundRecord, busy: set[str], open_at: Collection[int], undrawn: bool
+    ) -> bool:
+        """Verify the shares of a round whose nodes have nothing open; whether others are left. Adds their nodes to ``busy``.
+
+        Args:
+            open_at: replicas of the round of which a step is still audited.
+        """
         where: tuple[Where, ...] = (
             ("job", "=", work.job.id),
             ("epoch", "=", record.epoch),
@@ -68,12 +81,17 @@ class Conclusion:
         )
         pending = await work.tx.find(CommitRecord, *where, ("state", "=", "pending"))
         due = [commit for commit in pending if not undrawn and commit.node not in busy]
+        due = [commit for commit in due if not (commit.look and commit.replica in open_at)]
         elsewhere = await credit.looked_at_elsewhere(work, {commit.node for commit in due if commit.look})
         if elsewhere:
             self._held.add(work.job.id)
         due = [commit for commit in due if commit.node not in elsewhere]
         audits = await credit.audits_of(work, record) if due else []
+        spoilt = {audit.replica for audit in audits if audit.over and penalty.spoils(audit)}
         for commit in due:
+            if commit.look and commit.replica in spoilt and not await credit.stand_surety(work, commit):
+                await reject(work, commit, "pipeline")
+                continue
             await work.tx.update(msgspec.structs.replace(commit, state="verified"))
             work.change(verified=work.job.verified + commit.amount)
             await credit.earn(work, commit, [audit for audit in audits if audit.lease == commit.lease])

@@ -33,7 +33,11 @@ async def standing_of(work: Work, commit: CommitRecord, watched: bool) -> Standi
     share = max(1, commit.amount)
     if not watched and not any(credit.exact for credit in known):
         amount = min(amount, rates.TRUST * share)  # Others have seen nothing but what is far off, if that.
-    return Standing(amount, share, record.faults)
+    if not watched:
+        return Standing(amount, share, record.faults)
+    of_round: tuple[Where, ...] = (("job", "=", commit.job), ("epoch", "=", commit.epoch), ("round", "=", commit.round))
+    pipeline = await work.tx.find(CommitRecord, *of_round, ("replica", "=", commit.replica))
+    return Standing(amount, share, record.faults, sum(member.amount for member in pipeline))
 
 
 async def of_nodes(work: Work, nodes: Collection[NodeAddress]) -> dict[NodeAddress, int]:
@@ -60,6 +64,24 @@ async def earn(work: Work, commit: CommitRecord, audits: Collection[Audit]) -> N
     record = await work.tx.get(NodeRecord, commit.node)
     await work.tx.update(msgspec.structs.replace(record, rounds=record.rounds + 1))
     work.stood[commit.node] = record.rounds + 1
+
+
+async def stand_surety(work: Work, commit: CommitRecord) -> bool:
+    """Whether a node is paid for work beside somebody whose part of the round turned out false, or was never seen.
+
+    It may have been spared its work by that. The operator's machine has come to the same bits, or the node's standing answers
+    for it and is less by that: an honest node is looked at more often, and who is in it with the other gains nothing.
+    """
+    record = await work.tx.get(RoundRecord, commit.job, commit.epoch, commit.round)
+    own = [audit for audit in await audits_of(work, record) if audit.lease == commit.lease and audit.outer is None]
+    if any(v.own and not v.afar and v.verdict == "match" for audit in own if audit.over for v in audit.verdicts):
+        return True
+    needed = rates.surety(commit.amount)
+    for known in await _find(work, commit.node, watched=True):
+        if known.amount >= needed:
+            await work.tx.update(msgspec.structs.replace(known, amount=known.amount - needed))
+            return True
+    return False
 
 
 async def lose(work: Work, node: NodeAddress, everywhere: bool) -> None:

@@ -102,6 +102,8 @@ class Drawing:
         beacon = msgspec.structs.replace(record.beacon, slot=slot, block=block)
         record = await work.tx.update(msgspec.structs.replace(record, beacon=beacon, seed=seed.hex()))
         members = {(member.stage, member.replica): member for member in drawable}
+        looked: set[tuple[int, int]] = set()
+        shown: dict[int, int] = {}
         for drawn in draws.draw(seed, drawable, beacon.least, beacon.twice):
             commit, member = seats[drawn.stage, drawn.replica], members[drawn.stage, drawn.replica]
             outer = None if drawn.step < commit.leaves else _outer_claim(record, commit, commits)
@@ -110,8 +112,14 @@ class Drawing:
             due = outer is not None or (lot is not None and lot.step == drawn.step)
             look = due and self._looks(commit, member.rate)
             audit = await self._open(work, record, commit, drawn, seed, outer=outer, look=look)
+            if outer is None:
+                shown[drawn.replica] = drawn.step
+                looked |= {(drawn.stage, drawn.replica)} if look else set()
             if look and outer is None and lot is not None and lot.last:
                 await self._look_anywhere(work, record, commit, audit)
+        for place, mate in seats.items():
+            if mate.replica in shown and mate.look > WHOLE // 2 and place not in looked:
+                await self._look_beside(work, record, mate, shown[mate.replica])
 
     def _looks(self, commit: CommitRecord, rate: int) -> bool:
         """Whether the operator's auditor looks at what was drawn, by the coordinator's own chance: nobody can know before."""
@@ -123,6 +131,15 @@ class Drawing:
         step = int.from_bytes(self._context.entropy(8), "big") % commit.leaves
         first, stop = segment(audit.step, work.job.spec.training.commit_every, commit.leaves)
         if not first <= step < stop:
+            drawn = Drawn(commit.stage, commit.replica, step)
+            await self._open(work, record, commit, drawn, self._context.entropy(32), look=True)
+
+    async def _look_beside(self, work: Work, record: RoundRecord, commit: CommitRecord, step: int) -> None:
+        """Look at a node that is not proven, too, where another one of its pipeline is drawn.
+
+        Should that one's part turn out false, or never be shown, this one is paid once its own was found right.
+        """
+        if commit.drawable and step < commit.leaves:
             drawn = Drawn(commit.stage, commit.replica, step)
             await self._open(work, record, commit, drawn, self._context.entropy(32), look=True)
 

@@ -62,6 +62,7 @@ class Unpaid:
         artifacts: ArtifactStore,
         disk: Callable[[], int] | None = None,
     ) -> None:
+        """``disk``: bytes of the disk that the files lie on; that of the coordinator's folder unless given."""
         self._context = context
         self._desk = desk
         self._runs = runs

@@ -82,6 +82,11 @@ class PayWords(QObject):
                 return self.tr(
                     "Not paid: the operator's computer came to something too far off, which proves nothing against this one."
                 )
+            case "pipeline":
+                return self.tr(
+                    "Not paid: another computer's part of the round was false, or was not shown, and this one is not known"
+                    " well enough yet."
+                )
             case "vain":
                 return self.tr(
                     "Not paid: what came in left nothing to compute. Another computer may have sent it that."

@@ -246,6 +246,14 @@ PLOTS = (
         honest=1,
     ),
     Plot("one feeds the others of its replica noughts", _cartel(4, how="noughts", stage=0)),
+    Plot("one feeds the others of its replica what only looks like work", _cartel(4, how="faint", stage=0)),
+    Plot("the same, and leaves when it is drawn", _cartel(4, how="faint", stage=0, exit_when_drawn=True)),
+    Plot(
+        "the same after 21 honest rounds each",
+        _cartel(4, how="faint", stage=0, honest=21),
+        LONG,
+        formula=_after(21, 42),
+    ),
     Plot("openings that kill whoever runs them again", _cartel(1, how="poison")),
     # And these to somebody who came after, and read all of it.
     Plot("three leave before a state is stored, and send the same rounds again", _replayers(3, leaves_before=20)),

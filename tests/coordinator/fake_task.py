@@ -50,7 +50,8 @@ class FakeTask:
     in the dispute; says something else of an ``outer`` step than it comes to; commits to having ``sent`` something else than its
     steps give, or to having ``received`` something else than came; says half of the held-out
     ``loss``, or ``no loss`` at all, or ``dies measuring`` it; ``poison``: skips all steps, and whoever runs one again dies of it;
-    ``noughts``: skips all steps, and gives the other stages of its replica nothing to compute; ``replays``: sends what it, or a
+    ``noughts``: skips all steps, and gives the other stages of its replica nothing to compute; ``faint``:
+    the same with something that only looks like work; ``replays``: sends what it, or a
     friend in its seat, had come to before from the same samples, where there is such a round, and works where there is none.
 
     ``accuse``: finds every step that it re-runs wrong. ``blind``: finds every step right that it is to re-run, of
@@ -181,7 +182,7 @@ class FakeTask:
         env_class = "of its own" if self.lie == "class" else self.env_class
         name = digest(key, stage, replica)
         wrong: frozenset[int] = frozenset()
-        if self.lie in ("skips", "sent", "other class", "poison", "noughts"):
+        if self.lie in ("skips", "sent", "other class", "poison", "noughts", "faint"):
             wrong = frozenset(range(begun.steps))
         elif self.lie == "but last":
             wrong = frozenset(range(begun.steps - 1))

@@ -211,6 +211,38 @@ def test_no_plan_pays_a_cheat_more_than_a_twentieth_beyond_its_work(plan: list[t
     assert paid <= worked * Fraction(rates.TRUST, rates.TRUST - 1)
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(1, 4),
+    st.lists(st.tuples(st.integers(1, 1_000), st.sampled_from([0, 1, 2, 4])), max_size=4),
+    st.integers(0, 1),
+    st.integers(0, 200_000),
+)
+def test_no_plan_pays_a_whole_pipeline_more_though_one_spares_the_others_their_work(
+    friends: int, plan: list[tuple[int, int]], again: int, before: int
+) -> None:
+    """One forges quarters of a round and its friends need no work for them; found, theirs is paid as far as they answer for it.
+
+    Against pay, work and what their standings are worth: all friends do the same, so that one of them stands for each.
+    """
+    ways: dict[tuple[int, int], Fraction] = {(before, before): Fraction(1)}
+    paid, worked = Fraction(0), Fraction(0)
+    for share, quarters in plan * (1 + again):
+        after: dict[tuple[int, int], Fraction] = {}
+        for (liar, friend), chance in ways.items():
+            look = rates.look(Standing(liar, share, pot=share * (1 + friends)))
+            found = chance * Fraction(look * quarters, 4 * WHOLE)
+            answers = friend >= rates.surety(share)
+            left = friend - rates.surety(share) + share if answers else friend
+            for state, way in (((liar + share, friend + share), chance - found), ((0, left), found)):
+                after[state] = after.get(state, Fraction(0)) + way
+            paid += (chance - found) * share * (1 + friends) + found * answers * share * friends
+            worked += chance * (1 - Fraction(quarters, 4)) * share * (1 + friends)
+        ways = after
+    had = Fraction(before * (1 + friends), rates.TRUST - 1)
+    assert paid <= worked * Fraction(rates.TRUST, rates.TRUST - 1) + had
+
+
 def test_who_forges_everything_after_honest_rounds_is_paid_for_a_twentieth_of_them() -> None:
     """The sum over all rounds of the chance that none of them was looked at, up to the millionth that rates are rounded to."""
     for honest in (0, 1, 5, 21, 100):
