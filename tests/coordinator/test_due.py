@@ -9,7 +9,7 @@ from coordinator.domain import due
 from coordinator.domain.due import Effort, Means
 from coordinator.domain.lease import Lease
 from coordinator.domain.trust import Audit, Side
-from coordinator.services.deadlines import Deadlines
+from coordinator.services.deadlines import Deadlines, most_bytes
 from coordinator.services.work import Work
 from tests.coordinator.bench import CONFIG, Bench
 from tests.coordinator.fakes import digest, spec
@@ -139,7 +139,7 @@ async def test_bytes_that_a_stage_cannot_come_to_bring_no_more_time() -> None:
     asked = Asked()
     async with asked.bench.parts.desk.open(await asked.open()) as work:
         asked.line(1e5)
-        most = [asked.deadlines._most(work, asked.audit(work, audit)) for audit in (AUDIT, OUTER)]
+        most = [most_bytes(work, asked.audit(work, audit)) for audit in (AUDIT, OUTER)]
         for audit, bytes_ in zip((AUDIT, OUTER), most, strict=True):
             audit = msgspec.structs.replace(asked.audit(work, audit), made=OPENING, size=2**62)
             work.audits[audit.id] = audit
