@@ -67,7 +67,7 @@ async def test_a_coordinator_elsewhere_is_asked_through_the_proxy_which_is_named
         ("data.csv", b"id,body\n1,to be\n2,or not\n", "csv", ""),
         ("data.csv", b'{"body": "to be"}\n' * 9, "jsonl", "data.csv is JSON lines, whatever its ending says"),
         ("data.txt", b'[{"body": "to be"}]', "json", "data.txt is one JSON document, whatever its ending says"),
-        ("data", gzip.compress(b"to be\n" * 99), "text", ""),
+        ("data", gzip.compress(b"to be\n" * 99, mtime=0), "text", ""),
         ("data.jsonl.gz", b'{"body": "to be"}\n' * 9, "jsonl", "data.jsonl.gz is not packed, whatever its ending says"),
         ("page.html", b"<!DOCTYPE html>\n<html>" * 9, "text", "page.html is HTML: its tags are trained on, too"),
     ],
