@@ -2,13 +2,13 @@
 
 from dataclasses import replace
 
-import msgspec
 import pytest
 
+from coordinator.domain.account import LOCAL_ACCOUNT
 from coordinator.domain.draw import WHOLE
 from coordinator.domain.job import Job as StoredJob
 from coordinator.domain.lease import Lease
-from coordinator.store.records import EventRecord, NodeRecord, RoundRecord
+from coordinator.store.records import CreditRecord, EventRecord, NodeRecord, RoundRecord
 from tests.coordinator.fakes import spec
 from tests.sim.test_everybody_leaves import calm, seats, to_the_end, until_rounds
 from tests.sim.test_faults import check, gather_nodes, read, submit
@@ -63,7 +63,7 @@ async def test_with_nobody_to_take_its_seat_it_stays_and_is_looked_at_more() -> 
     await gather_nodes(world)
     async with world.records.transaction() as tx:
         for record in await tx.find(NodeRecord):  # Known for long, so that conduct asks for little.
-            await tx.update(msgspec.structs.replace(record, passed=1_000))
+            await tx.insert(CreditRecord(record.address, LOCAL_ACCOUNT, watched=False, amount=10**12, exact=True))
     job = await submit(world, 2, 2, LONG)
     await until_rounds(world, job, 2)
     leaving = sorted(await seats(world, job))[0]
