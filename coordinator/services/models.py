@@ -41,7 +41,7 @@ MAX_HEADER = 4 << 20  # Of a safetensors file: names and places of its tensors.
 MAX_DIAGNOSIS = 16 << 10  # Bytes of a tool's complaint that are read.
 COPIES = 2  # A file that a tool makes is copied to its place before it is removed.
 RETRY_S = 600.0
-NICE = 10  # Answers come first.
+NICE = 3  # Answers come first, but somebody waits for what tools find: half of an answer's share, not a tenth.
 NAMELESS = "the dataset"  # An artifact's own name is a digest, which says nothing to anybody.
 EXIT_REFUSED = 3  # The tool's own word that its input is at fault; anything else is the tool's fault.
 

@@ -7,6 +7,7 @@ import pytest
 from tests.cheats.catalogue import BREAKING, CATALOGUE, HONEST, Cheat, Fate, fate
 
 WORLDS = 3
+SEEN_BY_CHANCE = 10  # Worlds of a cheat that is found by chance alone.
 
 
 def fates(cheat: Cheat, worlds: int = WORLDS) -> list[Fate]:
@@ -15,7 +16,7 @@ def fates(cheat: Cheat, worlds: int = WORLDS) -> list[Fate]:
 
 @pytest.mark.parametrize("cheat", CATALOGUE, ids=lambda cheat: cheat.name.replace(" ", "-"))
 def test_whoever_cheats_is_caught_unpaid_for_what_was_found_and_nobody_else_pays(cheat: Cheat) -> None:
-    found = fates(cheat)
+    found = fates(cheat, SEEN_BY_CHANCE if cheat.ends == "expelled" else WORLDS)
     assert all(world.settled for world in found), "the submitter gets a model all the same"
     assert not any(world.honest_slashed or world.honest_banned for world in found)
     assert not any(world.paid_forged for world in found)
@@ -25,7 +26,10 @@ def test_whoever_cheats_is_caught_unpaid_for_what_was_found_and_nobody_else_pays
         assert not caught
         assert all(world.slashed == 0 and not world.banned for world in found)
         return
-    assert len(caught) >= WORLDS - 1, "once in a while a job ends before anybody looks"
+    if cheat.ends == "expelled":  # Only canaries show it, and they go to others, too: 24 of 30 were caught.
+        assert len(caught) >= SEEN_BY_CHANCE // 2
+    else:
+        assert len(caught) >= WORLDS - 1, "once in a while a job ends before anybody looks"
     match cheat.ends:
         case "slashed":
             assert all(world.slashed == 500_000 and world.banned for world in caught)

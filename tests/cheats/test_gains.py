@@ -14,7 +14,6 @@ QUICK = frozenset(
         "leaves when it is drawn",
         "earns its standing in jobs of its own",
         "is paid to another wallet each time",
-        "one feeds the others of its replica what only looks like work",
     }
 )
 WORLDS = 3
