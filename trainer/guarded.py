@@ -3,12 +3,13 @@
 import logging
 from collections.abc import Callable
 
-from trainer.errors import TrainerError
+from trainer.errors import InputError, TrainerError
 from trainer.outbox import Outbox
+from transport.errors import SealedFileError
 from transport.text import untrusted
 from transport.wire.codec import MessageError
 from transport.wire.model import ModelConfigError
-from transport.wire.task import TaskFailed
+from transport.wire.task import FailureCause, TaskFailed
 
 LOG = logging.getLogger("cottage.worker")
 
@@ -18,10 +19,25 @@ def guarded(outbox: Outbox, work: Callable[[], None]) -> bool:
     try:
         work()
     except (TrainerError, ModelConfigError, MessageError) as error:
-        outbox.report(TaskFailed(untrusted(error)))
+        outbox.report(TaskFailed(untrusted(error), cause=cause_of(error)))
         return False
     except Exception as error:  # Nobody else would see it.
         LOG.exception("computing failed")
         outbox.report(TaskFailed(untrusted(f"{type(error).__name__}: {error}")))
         return False
     return True
+
+
+def cause_of(error: BaseException) -> FailureCause:
+    """Whose fault it is: "inputs" where the job's own files cannot be used on any machine.
+
+    A file that this machine cannot read, has no memory for, or has other bytes of, is the machine's, whatever was made of it.
+    """
+    if not isinstance(error, InputError | ModelConfigError):
+        return "machine"
+    below: BaseException | None = error
+    while below is not None:
+        if isinstance(below, OSError | MemoryError | SealedFileError):
+            return "machine"
+        below = below.__cause__
+    return "inputs"

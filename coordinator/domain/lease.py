@@ -13,10 +13,10 @@ from transport.wire.ids import NodeAddress
 from transport.wire.node import HeldLease
 from transport.wire.task import Traffic
 
-LeaseEnd = Literal["stopped", "expired", "failed", "stalled", "replaced", "rejected", "left"]
+LeaseEnd = Literal["stopped", "expired", "failed", "inputs", "stalled", "replaced", "rejected", "left"]
 
-FAULTS: frozenset[LeaseEnd] = frozenset({"failed", "stalled"})
-"""Ends that speak against the node: after several it is left in peace for a while."""
+FAULTS: frozenset[LeaseEnd] = frozenset({"failed", "inputs", "stalled"})
+"""Ends that speak against the node: after several it is left in peace for a while. One of "inputs" blames the job's files."""
 
 
 class Lease(Told, frozen=True):

@@ -21,7 +21,7 @@ from coordinator.services.heldout import HeldOut
 from coordinator.services.looks import Looks
 from coordinator.services.nodes import Nodes
 from coordinator.services.settlement import Settlement
-from coordinator.services.staffing import Staffing, holders, seats_ready, shape_of, too_many_faults
+from coordinator.services.staffing import Staffing, blamed_files, holders, seats_ready, shape_of, too_many_faults
 from coordinator.services.verification import Verification
 from coordinator.services.work import Work
 from coordinator.store.ports import Where
@@ -170,7 +170,8 @@ class Runs:
             elif work.run is not None and work.run.restarts > MAX_RESTARTS:
                 reason = f"round {work.run.done + 1} failed {work.run.restarts} times in a row"
             else:
-                reason = await too_many_faults(work, self._context.config.auditors)
+                own = self._context.config.auditors
+                reason = await blamed_files(work, self._nodes.everybody(), own) or await too_many_faults(work, own)
         if reason:
             await self.stop(work, JobState.FAILED, reason)
         return bool(reason)

@@ -414,6 +414,33 @@ async def too_many_faults(work: Work, auditors: Collection[str]) -> str:
     )
 
 
+async def blamed_files(work: Work, everybody: Sequence[Candidate], auditors: Collection[str]) -> str:
+    """Why the job must be given up, or an empty text: before any round was complete, nodes found its own files of no use.
+
+    One owner's word is enough only where nobody else could take the seat. It is not believed where another node holds the same
+    stage and was ready with it, as the files are the same. In ``everybody`` are the nodes that are here, busy or not.
+    """
+    fresh = [lease for lease in work.ended if lease.end == "inputs" and lease.node not in auditors]
+    if not fresh or (work.run is not None and work.run.done):
+        return ""
+    earlier = await work.tx.find(Lease, ("job", "=", work.job.id), ("end", "=", "inputs"))
+    told = {lease.id: lease for lease in (*earlier, *fresh) if lease.node not in auditors}
+    blames = [lease for lease in told.values() if lease.env_class or "ready" not in _beside(work, lease)]
+    owners = {lease.payout for lease in blames}
+    others = {c.owner for c in affordable(everybody, work.job.quote.rate)}
+    others |= {lease.payout for lease in work.leases.values() if lease.node not in auditors}
+    alone = not others - owners and not any(_beside(work, lease) for lease in blames)
+    if not owners or (len(owners) == 1 and not alone):
+        return ""
+    nodes = sorted({lease.node for lease in blames})
+    return f"the job's own files cannot be used, as {listed(nodes)} found: {fresh[-1].reason}"
+
+
+def _beside(work: Work, blame: Lease) -> set[str]:
+    """How the leases of other nodes stand that read the same files as this one."""
+    return {x.state for x in work.leases.values() if x.stage == blame.stage and x.node != blame.node}
+
+
 def seats_ready(work: Work) -> tuple[bool, bool]:
     """Whether every seat that is held is ready, and whether some replica is whole."""
     assert work.run is not None

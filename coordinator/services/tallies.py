@@ -93,7 +93,9 @@ def state_of(
 def _seat(lease: Lease, seated: bool) -> SeatState:
     if not seated:
         return "spare"
-    return lease.end or "stopped" if lease.state == "ended" else "held"
+    if lease.state != "ended":
+        return "held"
+    return "failed" if lease.end == "inputs" else lease.end or "stopped"
 
 
 def row_of(rows: Mapping[int, OutboxRecord], number: object) -> OutboxRecord | None:

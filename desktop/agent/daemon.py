@@ -277,7 +277,10 @@ class Agent:
             )
         else:
             self._note("job ended", f"job {name!r} ended after {seconds / 60:.0f} minutes", job=assign.job, name=name)
-        self._failures = self._failures + 1 if failed and task.bridge.progress is None else 0
+        if not failed or task.bridge.progress is not None:
+            self._failures = 0
+        elif task.cause == "machine":  # What a job brought says nothing of this machine.
+            self._failures += 1
         if task.tampered:
             self._gave_up = warned.tampered(trouble)
             await task.acknowledged()

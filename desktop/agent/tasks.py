@@ -33,7 +33,16 @@ from desktop.agent.weights import StageWeights
 from transport.clock import Clock
 from transport.text import untrusted
 from transport.wire.node import Assign, HeldLease, Report
-from transport.wire.task import KeptState, Progress, TaskCommand, TaskFailed, TaskReady, TaskReport, WorkerLog
+from transport.wire.task import (
+    FailureCause,
+    KeptState,
+    Progress,
+    TaskCommand,
+    TaskFailed,
+    TaskReady,
+    TaskReport,
+    WorkerLog,
+)
 from transport.wire.weights import WEIGHT_INDEX
 from transport.wire.worker import Setup
 
@@ -74,6 +83,7 @@ class HeldTask:
     state: TaskState = "fetching"
     reason: str = ""
     tampered: bool = False
+    cause: FailureCause = "machine"
     pid: int | None = None
     bridge: Bridge = field(init=False)
     outbox: Outbox = field(init=False)
@@ -186,7 +196,7 @@ class HeldTask:
             await self._pace.wait()
         if isinstance(body, TaskFailed):
             self._told_failure = True
-            self.state, self.reason = "failed", printable(body.reason)
+            self.state, self.reason, self.cause = "failed", printable(body.reason), body.cause
         if isinstance(body, TaskReady):
             LOGGER.info("%s: the worker is ready (%s parameters)", self, f"{body.parameters:,}")
         report = self.outbox.add(body) if reliable else self.outbox.lossy(body)

@@ -8,6 +8,7 @@ import msgspec
 from tests.coordinator.fakes import FALSE_CONTRIBUTIONS, Lie, Peers, Tree
 from tests.coordinator.rerun import Committed
 from tests.coordinator.rerun import digest as digest
+from transport.text import untrusted
 from transport.wire.boundary import crossings, position_of
 from transport.wire.node import Assign
 from transport.wire.task import (
@@ -39,6 +40,10 @@ from transport.wire.task import (
     Validation,
 )
 
+BLAME = untrusted(
+    "model.safetensors: tensor lm_head.weight is (8, 4), the config makes it (16, 4): one of them is wrong"
+)
+
 
 class FakeTask:
     """A worker that keeps the rules of the wire. ``act`` takes a command; ``work`` does what has become possible since.
@@ -52,7 +57,8 @@ class FakeTask:
     ``loss``, or ``no loss`` at all, or ``dies measuring`` it; ``poison``: skips all steps, and whoever runs one again dies of it;
     ``noughts``: skips all steps, and gives the other stages of its replica nothing to compute; ``faint``:
     the same with something that only looks like work; ``replays``: sends what it, or a
-    friend in its seat, had come to before from the same samples, where there is such a round, and works where there is none.
+    friend in its seat, had come to before from the same samples, where there is such a round, and works where there is none;
+    ``blames`` the job's files before it has read them.
 
     ``accuse``: finds every step that it re-runs wrong. ``blind``: finds every step right that it is to re-run, of
     everybody or of these nodes. ``choose``: says before each round what it will lie about.
@@ -89,6 +95,8 @@ class FakeTask:
         self.stopped = False
 
     def start(self) -> list[TaskReport]:
+        if self.lie == "blames":
+            return [TaskFailed(BLAME, cause="inputs")]
         return [TaskReady(self.env_class, 1000)]
 
     def act(self, command: TaskCommand) -> list[TaskReport]:

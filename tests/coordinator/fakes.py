@@ -395,7 +395,7 @@ def unavailable(what: str) -> None:
 Lie = Literal[
     "root", "substitute", "anchor", "class", "skips", "but last", "one step", "stale", "copied", "zero", "nan", "scaled",
     "flipped", "mute", "silent", "outer", "sent", "received", "other class", "loss", "no loss", "dies measuring",
-    "poison", "noughts", "faint", "replays",
+    "poison", "noughts", "faint", "replays", "blames",
 ]  # fmt: skip
 FALSE_CONTRIBUTIONS = frozenset({"stale", "copied", "zero", "nan", "scaled", "flipped"})
 

@@ -225,6 +225,26 @@ async def test_five_failures_in_a_row_end_lending_until_its_owner_says_otherwise
         assert {(job.standing, *(r.why for r in job.reasons)) for job in summary.jobs} == {("not paid", "failed")}
 
 
+async def test_jobs_that_cannot_be_used_anywhere_stop_nobody(
+    home: Home, coordinator: Double, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(home, monkeypatch):
+        await status.ask_lending(home.socket, LendingChange(on=True))
+        address = await until_online(home, coordinator)
+        scripts = [*["unusable"] * (MAX_FAILURES + 1), *["failing"] * (MAX_FAILURES - 1), "unusable", "failing"]
+        for count, script in enumerate(scripts):
+            told = await status.ask(home.socket)
+            assert (told.on, told.trouble) == (True, "")
+            await coordinator.assign(address, assignment(coordinator, plan_of((0, 0, address)), 0, 0, script))
+            async with asyncio.timeout(20):
+                while len(await failures(home)) <= count:
+                    await asyncio.sleep(0.02)
+        async with asyncio.timeout(20):
+            while (told := await status.ask(home.socket)).on:
+                await asyncio.sleep(0.02)
+        assert told.trouble.startswith(f"{MAX_FAILURES} jobs in a row failed")
+
+
 async def failures(home: Home) -> list[str]:
     events = (await status.ask_for(home.socket, "activity", Events)).events
     return [event.text for event in events if event.kind == "job failed"]

@@ -67,6 +67,7 @@ __all__ = [
     "BisectAnswer",
     "BisectQuery",
     "Challenge",
+    "FailureCause",
     "KeptState",
     "Layers",
     "LeafShown",
@@ -260,14 +261,20 @@ class Challenge(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="ch
     step: StepIndex
 
 
+FailureCause = Literal["machine", "inputs"]
+
+
 class TaskFailed(Told, frozen=True, forbid_unknown_fields=True, tag="failed"):
     """The worker cannot go on: it ran out of memory, its input is unusable, its process died.
 
-    ``tampered``: somebody on its computer reached into its sandbox, as the agent saw and says of its own owner.
+    ``tampered``: somebody on its computer reached into its sandbox, as the agent saw and says of its own owner. ``cause``: whose
+    fault the worker takes it for, the machine's or that of the job's own files. A worker that a job has taken over may say
+    "inputs", too: that spares its machine, and speaks against its job.
     """
 
     reason: LongText
     tampered: bool = False
+    cause: FailureCause = "machine"
 
 
 TAMPER_AGAIN_S = 30 * 86_400.0  # Within this after another time, somebody's hand in a sandbox costs stake, too.

@@ -1,0 +1,65 @@
+"""Whose fault a worker takes its end for: the job's own files, or the machine that reads them."""
+
+import pytest
+
+from trainer import errors
+from trainer.errors import DataError, InputError, TrainerError
+from trainer.guarded import cause_of, guarded
+from transport.errors import SealedFileError
+from transport.wire.codec import MessageError
+from transport.wire.model import ModelConfigError
+
+OF_THE_JOB = [InputError, *InputError.__subclasses__(), ModelConfigError]
+OTHERS = [
+    value
+    for value in vars(errors).values()
+    if isinstance(value, type) and issubclass(value, TrainerError) and not issubclass(value, InputError)
+]
+MACHINES = [OSError(28, "No space left on device"), MemoryError(), SealedFileError("other bytes")]
+
+
+def made(kind: type[Exception], text: str = "wte.weight is wrong") -> Exception:
+    """One of a class, with the arguments that it takes."""
+    if issubclass(kind, InputError):
+        return kind("bad", text)
+    return errors.RankLostError([1], text) if kind is errors.RankLostError else kind(text)
+
+
+def raised(error: Exception, below: BaseException | None) -> Exception:
+    error.__cause__ = below
+    return error
+
+
+@pytest.mark.parametrize("kind", OF_THE_JOB)
+def test_what_a_job_brings_is_the_jobs(kind: type[Exception]) -> None:
+    assert cause_of(made(kind)) == "inputs"
+    assert cause_of(raised(made(kind), ValueError("a library's word"))) == "inputs"
+
+
+@pytest.mark.parametrize("kind", OF_THE_JOB)
+@pytest.mark.parametrize("below", MACHINES, ids=lambda error: type(error).__name__)
+def test_a_file_that_this_machine_cannot_read_is_the_machines(kind: type[Exception], below: BaseException) -> None:
+    assert cause_of(raised(made(kind), below)) == "machine"
+    deeper = raised(DataError("bad", "a file"), below)
+    assert cause_of(raised(made(kind), deeper)) == "machine"
+
+
+@pytest.mark.parametrize("kind", [*OTHERS, MessageError, OSError, MemoryError, RuntimeError])
+def test_everything_else_is_the_machines(kind: type[Exception]) -> None:
+    assert cause_of(made(kind)) == "machine"
+
+
+@pytest.mark.parametrize("kind", [*OF_THE_JOB, *OTHERS, MemoryError, RuntimeError])
+def test_a_workers_last_report_names_the_cause(kind: type[Exception]) -> None:
+    reports: list[object] = []
+
+    class Box:
+        def report(self, body: object) -> None:
+            reports.append(body)
+
+    def work() -> None:
+        raise made(kind)
+
+    assert not guarded(Box(), work)  # type: ignore[arg-type]
+    [failed] = reports
+    assert failed.cause == ("inputs" if kind in OF_THE_JOB else "machine")  # type: ignore[attr-defined]
