@@ -61,6 +61,10 @@ UNUSED_SECONDS = 30 * 86_400.0  # An account without anything of its own, in whi
 
 MAX_UNPAID_JOBS = 32  # Of an account: not funded yet, or ended within a day without paying anybody.
 MAX_UNPAID_JOBS_OF_ALL = 4_096
+MAX_FAULTY_JOBS = (
+    3  # Of an account, failed by their own files within the time below: each had machines start for nothing.
+)
+FAULTY_SECONDS = 86_400.0
 FUND_SECONDS = 86_400.0  # A job that nobody funds ends after a day, and is gone a day later.
 MAX_PREPARED_AT_ONCE = 2  # Datasets that are tokenised: a process of up to 8 GB each.
 MAX_PREPARED_EACH = 2  # Of an account, running or waiting.

@@ -30,6 +30,7 @@ FORGIVEN_SECONDS = 600.0  # but a stalled round blames whole replicas, so after 
 MAX_REASONS = 3  # Why nodes have no seat, in the timeline; a large network has many that are simply not needed.
 OPENINGS_SECONDS = 5.0  # Moves hold the next round for so long at most, until the last one's steps are opened.
 UNSEEN = "what they compute in this job can be looked at by machines of their kind only, and the operator has none"
+OWN_FAULT = "the job's own files cannot be used"  # So begins the reason of a job that failed by them.
 MAX_FAULTS_PER_JOB = 12  # So many failures on several machines are the job's, not theirs.
 
 
@@ -433,7 +434,7 @@ async def blamed_files(work: Work, everybody: Sequence[Candidate], auditors: Col
     if not owners or (len(owners) == 1 and not alone):
         return ""
     nodes = sorted({lease.node for lease in blames})
-    return f"the job's own files cannot be used, as {listed(nodes)} found: {fresh[-1].reason}"
+    return f"{OWN_FAULT}, as {listed(nodes)} found: {fresh[-1].reason}"
 
 
 def _beside(work: Work, blame: Lease) -> set[str]:

@@ -18,8 +18,10 @@ from coordinator.errors import CottageError, FullError, StoreAwayError, TooManyE
 from coordinator.services.artifacts import ArtifactStore
 from coordinator.services.budgets import (
     ALL_SHARE,
+    FAULTY_SECONDS,
     FILE_SHARE,
     FUND_SECONDS,
+    MAX_FAULTY_JOBS,
     MAX_PREPARED_AT_ONCE,
     MAX_PREPARED_EACH,
     MAX_PREPARED_WAITING,
@@ -30,6 +32,7 @@ from coordinator.services.budgets import (
 from coordinator.services.context import Context
 from coordinator.services.runs import Runs
 from coordinator.services.settlement import ENDED_EARLY, Settlement
+from coordinator.services.staffing import OWN_FAULT
 from coordinator.services.work import Desk
 from coordinator.store.ports import Where
 from coordinator.store.records import EventRecord, LogRecord, NoticeRecord, OutboxRecord
@@ -80,7 +83,8 @@ class Unpaid:
         """Make a job's files inside, once it is the account's turn.
 
         Raises:
-            TooManyError: the account has too many unpaid jobs, or too many are being made ready.
+            TooManyError: the account has too many unpaid jobs, or too many that failed by their own files lately, or too many
+                are being made ready.
             FullError: all accounts have, or there is no room for the files.
             NotFoundError: the dataset is not here.
         """
@@ -95,6 +99,7 @@ class Unpaid:
 
     async def _may(self, account_id: str, dataset_bytes: int) -> bool:
         """See that there is room for one more; whether its account is known."""
+        await self._pause_after_faults(account_id)
         size = dataset_bytes * TOKEN_BYTES
         jobs = await self._known_jobs()
         own = [made.size for made in jobs.values() if made.account_id == account_id]
@@ -116,6 +121,20 @@ class Unpaid:
         if not known and (len(others) >= MAX_UNPAID_JOBS_OF_ALL or sum(others) + size > total // ALL_SHARE):
             raise FullError(f"{len(others):,} jobs wait here for somebody to pay for them: try again later", RETRY_S)
         return known
+
+    async def _pause_after_faults(self, account_id: str) -> None:
+        """TooManyError while as many jobs of the account as may have failed by their own files within a day."""
+        now = self._context.clock.time()
+        of_account: tuple[Where, ...] = (("account_id", "=", account_id), ("state", "=", JobState.FAILED))
+        async with self._context.store.transaction() as tx:
+            failed = await tx.find(Job, *of_account, ("ended", ">", now - FAULTY_SECONDS))
+        ends = sorted((job.ended or now for job in failed if job.reason.startswith(OWN_FAULT)), reverse=True)
+        if len(ends) >= MAX_FAULTY_JOBS:
+            raise TooManyError(
+                f"{len(ends)} jobs of yours failed within a day since their own files cannot be used: their pages say why; "
+                "mend the files meanwhile",
+                ends[MAX_FAULTY_JOBS - 1] + FAULTY_SECONDS - now,
+            )
 
     def made(self, job: Job) -> None:
         """A job was made, and is not paid for."""

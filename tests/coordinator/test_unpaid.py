@@ -13,7 +13,8 @@ from coordinator.domain.job import Job, JobState
 from coordinator.errors import FullError, NotFoundError, TooManyError
 from coordinator.services import unpaid as unpaid_module
 from coordinator.services.artifacts import ArtifactStore
-from coordinator.services.budgets import FUND_SECONDS, MAX_PREPARED_EACH
+from coordinator.services.budgets import FAULTY_SECONDS, FUND_SECONDS, MAX_FAULTY_JOBS, MAX_PREPARED_EACH
+from coordinator.services.staffing import OWN_FAULT
 from coordinator.services.unpaid import DAY, Unpaid
 from coordinator.store.records import EventRecord, LogRecord, OutboxRecord
 from tests.coordinator.bench import Bench
@@ -73,6 +74,34 @@ async def test_an_account_and_all_strangers_have_so_many_jobs_that_nobody_pays_f
     await jobs.look()
     async with jobs.making(EVE, dataset):
         pass
+
+
+async def test_an_account_whose_jobs_failed_by_their_own_files_waits_a_day_since_the_third_last(tmp_path: Path) -> None:
+    bench = Bench()
+    jobs = unpaid(bench, tmp_path, 10**9)
+    dataset = await ArtifactStore(tmp_path / "artifacts").put(piece(b"words"), None, 100)
+
+    async def fail(account_id: str, reason: str, ago: float) -> None:
+        ended = bench.clock.time() - ago
+        await job_of(bench, account_id, state=JobState.FAILED, reason=reason, ended=ended, paid=1)
+
+    async def make(account_id: str) -> None:
+        async with jobs.making(account_id, dataset):
+            pass
+
+    for _ in range(MAX_FAULTY_JOBS):
+        await fail(BOB, "the deadline of 5 hours has passed", 60.0)
+        await fail(EVE, f"{OWN_FAULT}: a tensor", FAULTY_SECONDS + 1.0)
+    for number in range(MAX_FAULTY_JOBS):
+        await make(ADA)
+        await fail(ADA, f"{OWN_FAULT}: a tensor", 600.0 - 60.0 * number)
+    with pytest.raises(TooManyError, match="3 jobs of yours failed within a day") as refused:
+        await make(ADA)
+    assert refused.value.retry_s == pytest.approx(FAULTY_SECONDS - 600.0)
+    for account_id in (BOB, EVE):
+        await make(account_id)
+    await bench.clock.sleep(FAULTY_SECONDS - 599.0)
+    await make(ADA)
 
 
 async def test_what_is_made_ready_has_a_share_of_the_disk(tmp_path: Path) -> None:
