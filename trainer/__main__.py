@@ -67,15 +67,16 @@ def _prepare(options: argparse.Namespace) -> int:
     from trainer.jsonfile import read_json
     from trainer.prepare import prepare
 
-    spec, tokenizer_file = TokenizerSpec(), options.tokenizer_file
+    spec, tokenizer_file, called = TokenizerSpec(), options.tokenizer_file, ""
     if options.tokenizer:
         document = read_json(options.tokenizer)
-        path = document.pop("path", None)
+        path, called = document.pop("path", None), str(document.pop("called", ""))
         tokenizer_file = Path(path) if isinstance(path, str) else tokenizer_file
         spec = convert(document, TokenizerSpec)
     wanted = {"text_field": options.text_field, "faulty": options.faulty, "encoding": options.encoding}
     dataset = Dataset.of(options.dataset, options.format, options.name or "", **wanted)
-    manifest = prepare(dataset, spec, tokenizer_file, options.heldout, options.sequence, options.out, options.end)
+    lengths = options.heldout, options.sequence
+    manifest = prepare(dataset, spec, tokenizer_file, *lengths, options.out, options.end, called)
     print(json.dumps(vars(manifest)))
     return 0
 
@@ -93,7 +94,7 @@ def _check(options: argparse.Namespace) -> int:
         print(json.dumps({"read": read}), flush=True)
 
     dataset = Dataset(options.dataset, request.dataset, options.name or options.dataset.name)
-    report = check(dataset, request, options.tokenizer_file, options.scratch, progress)
+    report = check(dataset, request, options.tokenizer_file, options.scratch, progress, options.tokenizer_name)
     options.out.write_bytes(msgspec.json.encode(report))
     return 0
 
@@ -243,6 +244,7 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--name", help="what people call the dataset; its file's own name")
     check.add_argument("--request", type=Path, required=True, help="JSON of a CheckRequest")
     check.add_argument("--tokenizer-file", type=Path, help="the tokenizer.json that the request names")
+    check.add_argument("--tokenizer-name", default="", help="what messages call it")
     check.add_argument("--scratch", type=Path, required=True, help="an existing folder for hashes of rows")
     check.add_argument("--out", type=Path, required=True, help="JSON of the report")
     check.set_defaults(verb=_check)

@@ -53,6 +53,7 @@ def prepare(
     sequence: int,
     out: Path,
     ends: Sequence[int] = (),
+    called: str = "",
 ) -> Manifest:
     """Write ``out``'s four files.
 
@@ -61,6 +62,7 @@ def prepare(
         heldout: share of the pieces that is held out, in (0, 0.5].
         sequence: tokens of a training sequence; both files hold at least one.
         ends: ids that the model's files name as ends.
+        called: what its owner calls ``tokenizer_file``.
     Raises:
         DataError: the dataset or the tokenizer cannot be used. Nothing is left in ``out`` but what was there.
     """
@@ -75,7 +77,7 @@ def prepare(
             "missing-file",
             f"a dataset of token ids ({form}) needs its own tokenizer: give tokenizer.kind file, or bytes",
         )
-    made = make_tokenizer(tokenizer, tokenizer_file, read)
+    made = make_tokenizer(tokenizer, tokenizer_file, read, called=called)
     end = ending_of(tokenizer, made, ends).token
     out.mkdir(parents=True, exist_ok=True)
     writers = _Writer(out / "train.bin.part"), _Writer(out / "heldout.bin.part")
@@ -182,17 +184,19 @@ def make_tokenizer(
     file: Path | None,
     read: Callable[[], Iterator[str]],
     characters: int = MAX_TOKENIZER_TRAINING_CHARACTERS,
+    called: str = "",
 ) -> Tokenizer:
     """The tokenizer that a job asks for.
 
     Args:
         file: the uploaded ``tokenizer.json`` where ``spec.kind`` is "file".
         read: begins the dataset's pieces anew; one that is trained on the data reads them up to ``characters``.
+        called: what its owner calls ``file``, for messages; its own name unless given.
     Raises:
         DataError: the file is missing, gigantic, or no tokenizer.
     """
     if spec.kind == "file":
-        return _read_tokenizer(file)
+        return _read_tokenizer(file, called)
     made = Tokenizer(models.BPE(byte_fallback=False))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
@@ -230,17 +234,34 @@ def _first_characters(texts: Iterator[str], left: int) -> Iterator[str]:
         yield text
 
 
-def _read_tokenizer(file: Path | None) -> Tokenizer:
+def _read_tokenizer(file: Path | None, called: str) -> Tokenizer:
     if file is None:
         raise DataError("missing-file", "tokenizer kind 'file' needs the uploaded tokenizer.json")
+    name = called or file.name
     try:
-        if file.stat().st_size > MAX_TOKENIZER_BYTES:
-            raise DataError("too-large", f"{file.name} has more than {MAX_TOKENIZER_BYTES:,} bytes")
+        size = file.stat().st_size
+    except OSError as error:
+        raise DataError("missing-file", f"{name} cannot be read: {error.strerror}") from error
+    if size > MAX_TOKENIZER_BYTES:
+        raise DataError("too-large", f"{name} has more than {MAX_TOKENIZER_BYTES:,} bytes")
+    try:
         tokenizer = Tokenizer.from_file(str(file))
-    except DataError:
-        raise
     except Exception as error:  # The library raises plain Exception for any broken tokenizer file.
-        raise DataError("bad-tokenizer", f"{file.name} is no tokenizer.json: {error}") from error
+        raise DataError("bad-tokenizer", f"{name} is no tokenizer.json: {_lack(file)}") from error
     tokenizer.no_truncation()  # Some were saved with the length of somebody's batches, which documents are not cut to.
     tokenizer.no_padding()
     return tokenizer
+
+
+def _lack(file: Path) -> str:
+    """What a file that is no tokenizer lacks, and the way out."""
+    try:
+        document = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return "it is not JSON, or was cut; upload the tokenizer.json of the model's own folder"
+    model = document.get("model") if isinstance(document, dict) else None
+    if not isinstance(model, dict):
+        return (
+            "it has no vocabulary under 'model'; that is in tokenizer.json, not in tokenizer_config.json or vocab.json"
+        )
+    return "a part of it is incomplete, or of a kind that is not known here; save it anew with transformers' save_pretrained"

@@ -2,16 +2,16 @@
 
 import json
 import re
+from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
 from transport.console import Terminal
 from transport.content import HEAD_BYTES, WORDS, Content, ContentError, recognise, remarks, settle
 from transport.terminal import say
-from transport.wire.job import DatasetFormat
+from transport.wire.job import MAX_SHARDS, DatasetFormat
 
 CHOICES = ("auto", *WORDS)
-_SHARD = re.compile(r".*-[0-9]{5}-of-[0-9]{5}\.safetensors")
+_SHARD = re.compile(r"(.*)-([0-9]{5})-of-([0-9]{5})\.safetensors")
 
 
 class DatasetError(Exception):
@@ -53,6 +53,9 @@ def shards(path: Path) -> tuple[list[Path], list[Path]]:
     """The files of a model's weights to upload, and those in the same folder that hold the same weights once more.
 
     A folder may have shards, named by an index, beside one consolidated file: of both, the shards are taken.
+
+    Raises:
+        DatasetError: a shard that the index or the other shards' numbers name is not there.
     """
     if not path.is_dir():
         return [path], []
@@ -65,13 +68,29 @@ def shards(path: Path) -> tuple[list[Path], list[Path]]:
         or [one for one in found if one.name == "model.safetensors"]
     )
     chosen = chosen or found
+    names = {one.name for one in chosen}
+    lacking = sorted(named - names) if named & names else missing_shards(names)
+    if lacking:
+        more = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
+        raise DatasetError(f"{path} has not {lacking[0]}{more}, a part of the same weights: download all of them")
     return chosen, [one for one in found if one not in chosen]
 
 
-def _named(index: Path) -> Any:
+def missing_shards(names: Collection[str]) -> list[str]:
+    """Shards that belong to numbered ones among ``names``, as ``model-00001-of-00003.safetensors``, and are not there."""
+    wanted = {
+        f"{found[1]}-{number:05}-of-{found[3]}.safetensors"
+        for found in map(_SHARD.fullmatch, names)
+        if found and int(found[3]) <= MAX_SHARDS
+        for number in range(1, int(found[3]) + 1)
+    }
+    return sorted(wanted - set(names))
+
+
+def _named(index: Path) -> set[str]:
     """The files that an index names; none where there is none that can be read."""
     try:
         weights = json.loads(index.read_bytes())["weight_map"]
-        return set(weights.values())
+        return {name for name in weights.values() if isinstance(name, str)}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return set()

@@ -126,6 +126,8 @@ class JobService:
         async with self._unpaid.making(account_id, spec.dataset.artifact):
             named = await self._weight_names(spec, account_id)
             name = await self.file_name(account_id, spec.dataset.artifact)
+            if (file := spec.tokenizer.file) is not None:
+                named = {**named, file: await self.file_name(account_id, file)}
             prepared = await self._models.prepare(spec, name, named)
         final = await self._quote(spec, prepared.config)
         _refuse(spec, final)

@@ -43,6 +43,7 @@ COPIES = 2  # A file that a tool makes is copied to its place before it is remov
 RETRY_S = 600.0
 NICE = 3  # Answers come first, but somebody waits for what tools find: half of an answer's share, not a tenth.
 NAMELESS = "the dataset"  # An artifact's own name is a digest, which says nothing to anybody.
+NAMELESS_TOKENIZER = "the tokenizer's file"
 EXIT_REFUSED = 3  # The tool's own word that its input is at fault; anything else is the tool's fault.
 
 _THREADS = re.compile(r"\|threads-(\d{1,4})$")
@@ -83,7 +84,7 @@ class TrainerTools:
 
         Args:
             name: what its owner calls the dataset, for messages.
-            called: what the owner calls the files of weights, by digest.
+            called: what the owner calls the files of weights and of the tokenizer, by digest.
         Raises:
             NotFoundError: an artifact that the job names is not here.
             InvalidError: dataset, tokenizer or model are not usable; the text is the tool's.
@@ -92,7 +93,7 @@ class TrainerTools:
         with tempfile.TemporaryDirectory(dir=self._scratch) as folder:
             out = Path(folder)
             tokenizer = out / "tokenizer-spec.json"
-            tokenizer.write_bytes(msgspec.json.encode(self._tokenizer(spec.tokenizer)))
+            tokenizer.write_bytes(msgspec.json.encode(self._tokenizer(spec.tokenizer, called or {})))
             arguments = [
                 "prepare", "--dataset", str(dataset), "--name", name or NAMELESS, "--format", spec.dataset.format,
                 "--encoding", spec.dataset.encoding, "--text-field", spec.dataset.text_field, "--tokenizer", str(tokenizer),
@@ -219,6 +220,7 @@ class TrainerTools:
             ]
             if request.tokenizer.file is not None:
                 arguments += ["--tokenizer-file", str(self._artifacts.path(request.tokenizer.file))]
+                arguments += ["--tokenizer-name", NAMELESS_TOKENIZER]
             await self._run(arguments, lambda line: progress(int(json.loads(line)["read"])))
             return msgspec.json.decode(report.read_bytes(), type=DatasetReport)
 
@@ -249,7 +251,7 @@ class TrainerTools:
                 running.cancel()
                 await asyncio.wait([running])
 
-    def _tokenizer(self, spec: TokenizerSpec) -> dict[str, Any]:
+    def _tokenizer(self, spec: TokenizerSpec, called: Mapping[str, str]) -> dict[str, Any]:
         document: dict[str, Any] = msgspec.to_builtins(spec)
         if spec.kind == "file":
             if spec.file is None:
@@ -257,6 +259,7 @@ class TrainerTools:
                     "tokenizer.kind is file: upload a tokenizer.json and name it in tokenizer.file", "tokenizer"
                 )
             document["path"] = str(self._artifacts.path(spec.file))
+            document["called"] = called.get(spec.file) or NAMELESS_TOKENIZER
         return document
 
     async def _run(

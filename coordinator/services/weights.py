@@ -11,6 +11,7 @@ from typing import Any, BinaryIO
 import msgspec
 import numpy as np
 
+from coordinator.client.datasets import missing_shards
 from coordinator.errors import InvalidError
 from coordinator.services.datasets import CHUNK_BYTES, NAMELESS_WEIGHTS, StoredTensor, check_weights, read_safetensors
 from transport.wire.model import STARTS_TIED, tensors_of
@@ -41,9 +42,11 @@ def check_fit(config: Mapping[str, Any], files: Sequence[tuple[str, Path]]) -> N
         if parts is None:
             where = f"{files[0][0]} has no" if len(files) == 1 else f"none of the {len(files)} files of weights has a"
             example = next(iter(found), "")[:80]
+            lacking = missing_shards([name for name, _ in files])
+            others = f"{lacking[0]} among them" if lacking else "all that this config belongs to"
             raise InvalidError(
                 f"{where} tensor {parameter} of shape {_shown(shape)}, which the config asks for (there is {example!r}, "
-                "for one): upload all files of the model that this config belongs to",
+                f"for one): upload all files of the model, {others}",
                 "weights",
             )
         for part in parts:

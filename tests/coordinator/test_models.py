@@ -38,6 +38,20 @@ async def document(artifacts: ArtifactStore, tmp_path: Path, content: bytes) -> 
     return msgspec.structs.replace(spec(), dataset=DatasetSpec(await artifacts.put_file(path)))
 
 
+@pytest.mark.parametrize(("called", "name"), [("my own.json", "my own.json"), ("", "the tokenizer's file")])
+async def test_a_tokenizer_that_is_none_is_told_of_by_its_name(tmp_path: Path, called: str, name: str) -> None:
+    artifacts, workshop = tools(tmp_path)
+    asked = await document(artifacts, tmp_path, b"all work and no play\n" * 500)
+    (tmp_path / "tokenizer.json").write_bytes(b"{}")
+    file = await artifacts.put_file(tmp_path / "tokenizer.json")
+    asked = msgspec.structs.replace(asked, tokenizer=TokenizerSpec("file", file=file))
+    with pytest.raises(InvalidError) as refused:
+        await workshop.prepare(asked, "data.txt", {file: called})
+    assert refused.value.detail.startswith(f"{name} is no tokenizer.json: it has no vocabulary")
+    with pytest.raises(InvalidError, match=r"^the tokenizer's file is no tokenizer\.json: it has no vocabulary"):
+        await workshop.inspect(CheckRequest(asked.dataset, asked.tokenizer), lambda _: None, "data.txt")
+
+
 async def test_a_dataset_becomes_the_files_of_every_worker(tmp_path: Path) -> None:
     artifacts, workshop = tools(tmp_path)
     prepared = await workshop.prepare(await document(artifacts, tmp_path, b"all work and no play\n" * 500))

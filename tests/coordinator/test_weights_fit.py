@@ -81,6 +81,11 @@ def test_a_missing_shard_is_told_of(tmp_path: Path) -> None:
     half = {key: value for key, value in fits.items() if "layers.2." not in key}
     with pytest.raises(InvalidError, match=r"none of the 2 files of weights has a tensor model\.layers\.2\."):
         check_fit(config, [("a", kept(tmp_path, half)), ("b", kept(tmp_path, half))])
+    named = [(f"model-0000{number}-of-00003.safetensors", kept(tmp_path, half)) for number in (1, 3)]
+    with pytest.raises(
+        InvalidError, match=r"model\.layers\.2\..* all files of the model, model-00002-of-00003\.safetensors among"
+    ):
+        check_fit(config, named)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])

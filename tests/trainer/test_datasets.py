@@ -1,6 +1,7 @@
 """Datasets made ready, and every way in which one can be unusable."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from trainer.__main__ import EXIT_BAD_INPUT, main
 from trainer.data import MAX_HELDOUT_TOKENS, TokenFile, heldout_parts, micro_batches, sample_starts
 from trainer.errors import DataError
 from trainer.formats.source import Dataset
-from trainer.prepare import Manifest, prepare
+from trainer.prepare import Manifest, make_tokenizer, prepare
 from trainer.text import pieces
 from transport.wire.job import TokenizerSpec, TrainingSpec
 
@@ -154,6 +155,24 @@ def test_a_broken_tokenizer_is_refused(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(DataError) as caught:
         run(tmp_path, TEXT, tokenizer=TokenizerSpec(kind="file"), tokenizer_file=tmp_path / "t.json")
     assert caught.value.code == "bad-tokenizer"
+    assert caught.value.detail.startswith("t.json is no tokenizer.json: ")
+
+
+@pytest.mark.parametrize(
+    ("content", "lack"),
+    [
+        (b'{"model": {"type": "BPE", "voc', "it is not JSON, or was cut"),
+        (b'{"chat_template": ""}', "it has no vocabulary under 'model'"),
+        (b'{"model": {"type": "Nonsense"}}', "a part of it is incomplete, or of a kind that is not known here"),
+    ],
+)
+def test_a_broken_tokenizer_is_called_as_its_owner_calls_it(tmp_path: Path, content: bytes, lack: str) -> None:
+    file = tmp_path / ("5a" * 32)
+    file.write_bytes(content)
+    with pytest.raises(DataError) as caught:
+        make_tokenizer(TokenizerSpec(kind="file"), file, lambda: iter(()), called="my own.json")
+    assert caught.value.detail.startswith(f"my own.json is no tokenizer.json: {lack}")
+    assert not re.search(r"5a5a|line \d|column \d|variant", caught.value.detail)
 
 
 def test_a_long_text_without_line_ends_is_cut_all_the_same(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -55,7 +56,12 @@ Progress = Callable[[int], None]
 
 
 def check(
-    dataset: Dataset, request: CheckRequest, tokenizer_file: Path | None, scratch: Path, progress: Progress
+    dataset: Dataset,
+    request: CheckRequest,
+    tokenizer_file: Path | None,
+    scratch: Path,
+    progress: Progress,
+    called: str = "",
 ) -> DatasetReport:
     """Read a dataset once and say what it holds.
 
@@ -63,16 +69,19 @@ def check(
         tokenizer_file: the uploaded ``tokenizer.json`` where the request has one.
         scratch: folder for hashes of rows, 16 bytes each.
         progress: called now and then with the bytes read.
+        called: what ``tokenizer_file`` is called in messages.
     Raises:
         DataError: the whole file cannot be read, or the tokenizer cannot be used.
     """
     content, size = dataset.look(), dataset.size
     form = dataset.format(content)
     if form in TOKENISED:
-        return _check_ids(dataset, form, request, tokenizer_file, remarks(content, dataset.name, form))
+        known = partial(make_tokenizer, request.tokenizer, tokenizer_file, lambda: iter(()), called=called)
+        return _check_ids(dataset, form, request, known, remarks(content, dataset.name, form))
     skipping = replace(dataset, spec=msgspec.structs.replace(dataset.spec, faulty="skip"))
     next(numbered(dataset), None)  # A file that is none is refused before anything is trained on it.
-    tokenizer = make_tokenizer(request.tokenizer, tokenizer_file, lambda: pieces(skipping), TRAINED_CHARACTERS)
+    read = partial(pieces, skipping)
+    tokenizer = make_tokenizer(request.tokenizer, tokenizer_file, read, TRAINED_CHARACTERS, called)
     end = Ending(None) if form == "text" else ending_of(request.tokenizer, tokenizer, request.ends)
     with Repeats(scratch) as equal, Repeats(scratch) as alike:
         reader = _Reader(dataset, form, request, equal, alike, _Tokens(tokenizer, size, end.token))
@@ -293,14 +302,14 @@ def _shown(text: str) -> str:
 
 
 def _check_ids(
-    dataset: Dataset, form: DatasetFormat, request: CheckRequest, tokenizer_file: Path | None, said: Sequence[str]
+    dataset: Dataset, form: DatasetFormat, request: CheckRequest, known: Callable[[], Tokenizer], said: Sequence[str]
 ) -> DatasetReport:
     """Token ids: every one must be in the vocabulary; there is no text to look at."""
     if request.tokenizer.kind == "bpe":
         raise DataError(
             "missing-file", "token ids need the tokenizer that they were made with: tokenizer.kind file, or bytes"
         )
-    tokenizer = make_tokenizer(request.tokenizer, tokenizer_file, lambda: iter(()))
+    tokenizer = known()
     vocabulary = tokenizer.get_vocab_size(with_added_tokens=True)
     rows = tokens = 0
     samples = list[Place]()

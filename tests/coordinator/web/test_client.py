@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from coordinator.client import ArchiveError, Client, ProblemError
 from coordinator.client.archive import unpack
 from coordinator.client.cli import main
-from coordinator.client.datasets import shards
+from coordinator.client.datasets import DatasetError, shards
 from coordinator.client.text import amount, count, duration, parse_amount, ratio, short, size, speed
 from coordinator.web.pages.chart import nice_ticks
 from coordinator.web.pages.curves import loss_chart
@@ -159,6 +159,19 @@ def test_of_the_same_weights_twice_one_is_taken_and_the_other_named(tmp_path: Pa
         chosen, left = shards(folder_of(tmp_path / str(number), *names, index=index))
         assert sorted(path.name for path in chosen) == sorted(taken)
         assert {path.name for path in left} == set(names) - set(taken)
+
+
+def test_a_shard_that_is_not_there_is_named(tmp_path: Path) -> None:
+    one, two, three = (f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3))
+    cases: list[tuple[tuple[str, ...], tuple[str, ...], str]] = [
+        ((one, three), (), f"has not {two}, a part"),
+        ((one, three), (one, two, three), f"has not {two}, a part"),
+        ((two, "model.safetensors"), (), f"has not {one} and 1 more, a part"),
+        (("first.safetensors",), ("first.safetensors", "second.safetensors"), "has not second.safetensors, a part"),
+    ]
+    for number, (names, index, words) in enumerate(cases):
+        with pytest.raises(DatasetError, match=re.escape(words)):
+            shards(folder_of(tmp_path / str(number), *names, index=index))
 
 
 async def test_a_server_that_is_no_address_is_wrong_use(capsys: pytest.CaptureFixture[str]) -> None:
