@@ -213,7 +213,7 @@ class Lending(QObject):
 
     def _is_to_revive(self) -> bool:
         """Somebody ended an agent of this window that had worked; three times in ten minutes are no accident."""
-        if self._stopping or not (self._answered and self._process.is_ours) or self._process.reason():
+        if self._stopping or not (self._answered and self._process.crashed) or self._process.reason():
             return False
         now = self._clock.elapsed()
         if len(self._revived) == REVIVALS and now - self._revived[0] < REVIVAL_MS:

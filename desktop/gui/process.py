@@ -30,7 +30,7 @@ class AgentProcess(QObject):
         self._log = log
         self._leave = leave
         self._pid = 0
-        self._is_ours = False
+        self._is_ours = self._crashed = False
         self._children: list[subprocess.Popen[bytes]] = []
         self._log_start = 0
         self._held: Held | None = None
@@ -44,6 +44,11 @@ class AgentProcess(QObject):
     def is_ours(self) -> bool:
         """It was started here, rather than found."""
         return self._is_ours
+
+    @property
+    def crashed(self) -> bool:
+        """The process that was started here and has ended did so by no wish of its own: by a signal, or with an error."""
+        return self._crashed
 
     def start(self, command: Sequence[str]) -> None:
         """Start ``command`` apart from this program and its session.
@@ -142,6 +147,8 @@ class AgentProcess(QObject):
             return  # No log, or not ours: nothing grows.
 
     def _gone(self) -> None:
+        codes = [child.poll() for child in self._children if child.pid == self._pid]
+        self._crashed = any(code not in (0, None) for code in codes)
         self._reap()
         self.let_go()
         self.ended.emit()
