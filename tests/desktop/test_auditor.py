@@ -211,6 +211,16 @@ async def test_a_refusal_is_said_and_it_knocks_again(coordinator: Double, tmp_pa
         assert "Traceback" not in program.log.read_text()
 
 
+async def test_a_job_whose_files_cannot_be_used_gives_the_auditor_no_rest(coordinator: Double, tmp_path: Path) -> None:
+    async with auditor(tmp_path, coordinator.url) as program:
+        await coordinator.until(lambda: coordinator.nodes)
+        plan = plan_of((0, 0, SOMEBODY))
+        await coordinator.assign(program.address, assignment(coordinator, plan, None, None, "unusable"))
+        await program.says("the job's own files cannot be used: wte.weight is (8, 4), the config makes it (16, 4)")
+        assert "failed in a row" not in program.log.read_text()
+        await lease_of(coordinator, program)
+
+
 async def test_a_worker_that_fails_is_told_and_the_next_lease_waits_a_little(
     coordinator: Double, tmp_path: Path
 ) -> None:
