@@ -31,12 +31,12 @@ COMMAND_LIMIT_S = 300
 
 
 class UndrawnNetwork(Network):
-    """A network whose coordinator audits nothing unless it is asked to, and whose nodes take their time."""
+    """A network of nodes alone, whose coordinator audits nothing unless it is asked to, and whose nodes take their time."""
 
     def _coordinator_arguments(self, folder: Path, ready: Path, port: int) -> Sequence[str]:
         words = super()._coordinator_arguments(folder, ready, port)
         assert words[:3] == ["-m", "cottage", "serve"]
-        return [str(Path(__file__).with_name("undrawn.py")), *words[3:]]
+        return [str(Path(__file__).with_name("undrawn.py")), *words[3:], "--no-own-auditor"]
 
     async def add_provider(self, name: str, extra: Sequence[str] = ()) -> Provider:
         return await super().add_provider(name, [*extra, f"--worker-argument=--pace={PACE_S}"])
