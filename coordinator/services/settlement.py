@@ -463,9 +463,9 @@ class Settlement:
         earned: dict[str, int] = defaultdict(int)
         for commit in paid:
             earned[commit.node] += commit.amount
-        for node, amount in sorted(earned.items()):
+        for node, part in sorted(earned.items()):
             record = await work.tx.get(NodeRecord, node)
-            await work.tx.update(msgspec.structs.replace(record, earned=record.earned + amount))
+            await work.tx.update(msgspec.structs.replace(record, earned=record.earned + part))
         work.settled = True
         return amount
 
