@@ -100,8 +100,7 @@ class Penalties:
     async def ban(self, work: Work, node: str, audit: Audit, why: str, slash: bool) -> None:
         """Unpaid work of the job is void, the stake may be slashed, the node leaves everything that it holds."""
         for commit in await work.tx.find(CommitRecord, ("job", "=", work.job.id), ("node", "=", node)):
-            if not commit.bound:
-                await reject(work, commit, "expelled")
+            await reject(work, commit, "expelled")
         reason = f"audit {audit.id}: {why}"
         for lease in [lease for lease in work.leases.values() if lease.node == node]:
             work.end(lease.id, "rejected", reason)
@@ -201,7 +200,9 @@ def why_of(audit: Audit) -> Unpaid:
 
 
 async def reject(work: Work, commit: CommitRecord, why: Unpaid) -> None:
-    """A share will not be paid: of this job, or one that waits in another job of the account."""
+    """A share will not be paid: of this job, or one that waits in another job of the account. What is paid stays paid."""
+    if commit.bound:
+        return
     if commit.state == "verified":
         work.change(verified=work.job.verified - commit.amount)
     if commit.state in ("pending", "verified"):
