@@ -25,7 +25,7 @@ from ledger.local.chain import SLOT_SECONDS
 from ledger.merkle import Proof, earning, leads_to
 from ledger.money import Amount
 from tests.coordinator.bench import CONFIG, Bench
-from tests.coordinator.fakes import BUDGET, COORDINATOR, WALLET, Account
+from tests.coordinator.fakes import BUDGET, COORDINATOR, WALLET, Account, spec
 from tests.ledger.served import served
 from tests.money.faulty import Weather
 from tests.money.killed import was_killed
@@ -34,6 +34,7 @@ from tests.money.storm import payee as earner
 from tests.money.test_money_under_fault import ROUGH
 from transport.identity import NodeKey
 from transport.wire.codec import encode_json
+from transport.wire.job import JobSpec
 from transport.wire.node import Promised
 
 DEAR = 1_000_000_000_000  # Of a SOL: a fee is five tokens, so what waits must be 50 to be promised, and 100 to be paid alone.
@@ -52,6 +53,10 @@ class Pay(Bench):
         self.ledger = ledger
         chain = LedgerChain(ledger, "http://ledger.test", SEED, b"w" * 32, COORDINATOR)
         super().__init__(dataclasses.replace(CONFIG, settle_every=1, sol_price=DEAR), chain=chain, **options)
+
+    async def job(self, document: JobSpec | None = None, nodes: int = 4) -> str:
+        """With a budget for what its rounds cost on the ledger."""
+        return await super().job(document or msgspec.structs.replace(spec(), budget=BUDGET_NEEDED), nodes)
 
     async def opened(self, world: Any, shares: list[dict[str, int]]) -> str:
         job = await self.verified(shares, escrow=BUDGET_NEEDED)
