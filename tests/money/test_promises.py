@@ -46,17 +46,24 @@ def payee(number: int) -> NodeKey:
     return NodeKey((500 + number).to_bytes(32, "big"))  # Whom the bench's node of the same number pays into.
 
 
-class Pay(Bench):
-    """The service on the real ledger, with fees that matter."""
+class Dear(Bench):
+    """The service with fees that matter."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(dataclasses.replace(CONFIG, settle_every=1, sol_price=DEAR), **options)
+
+    async def job(self, document: JobSpec | None = None, nodes: int = 4) -> str:
+        """With a budget for what its rounds cost on the ledger."""
+        return await super().job(document or msgspec.structs.replace(spec(), budget=BUDGET_NEEDED // 4), nodes)
+
+
+class Pay(Dear):
+    """The same on the real ledger."""
 
     def __init__(self, ledger: Ledger, **options: Any) -> None:
         self.ledger = ledger
         chain = LedgerChain(ledger, "http://ledger.test", SEED, b"w" * 32, COORDINATOR)
-        super().__init__(dataclasses.replace(CONFIG, settle_every=1, sol_price=DEAR), chain=chain, **options)
-
-    async def job(self, document: JobSpec | None = None, nodes: int = 4) -> str:
-        """With a budget for what its rounds cost on the ledger."""
-        return await super().job(document or msgspec.structs.replace(spec(), budget=BUDGET_NEEDED), nodes)
+        super().__init__(chain=chain, **options)
 
     async def opened(self, world: Any, shares: list[dict[str, int]]) -> str:
         job = await self.verified(shares, escrow=BUDGET_NEEDED)
@@ -223,7 +230,7 @@ async def test_what_was_promised_cannot_be_void_any_more_and_the_rest_can(place:
 
 
 async def test_a_promise_that_the_ledger_refuses_leaves_its_shares_as_they_were() -> None:
-    bench = Bench(dataclasses.replace(CONFIG, settle_every=1, sol_price=DEAR))
+    bench = Dear()
     job = await bench.verified([{payee(1).address: 3 * SMALL}])
     bench.fake.escrows[job] = Account(WALLET, BUDGET * 10, 2**40)
     async with bench.parts.desk.open(job) as work:
@@ -285,7 +292,7 @@ async def test_a_coordinator_that_is_killed_after_its_promise_is_not_needed_for_
             await ledger.faucet(COORDINATOR, Amount(0), 10**13)
             await ledger.faucet(WALLET, Amount(10**10), 10**13)
             store = await SqlStore.open(database)
-            bench = Bench(dataclasses.replace(CONFIG, settle_every=1, sol_price=DEAR), store=store)
+            bench = Dear(store=store)
             owed = {earner(1): SMALL, earner(2): SMALL}
             job = await bench.verified([owed], escrow=BUDGET_NEEDED)
             await ledger.open_escrow(b"w" * 32, job_bytes(job), COORDINATOR, Amount(BUDGET_NEEDED), 2**40)
