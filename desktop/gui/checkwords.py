@@ -11,6 +11,10 @@ from desktop.gui.sentences import Sentences, money
 class CheckWords(QObject):
     """The words; details that only the agent knows stay in its own."""
 
+    def __init__(self, parent: QObject) -> None:
+        super().__init__(parent)
+        self._sentences = Sentences(self)
+
     def name(self, name: str) -> str:
         """What a step is about."""
         names = {
@@ -54,7 +58,7 @@ class CheckWords(QObject):
         }
 
     def _of_jobs(self, detail: Mapping[str, str], text: str) -> dict[tuple[str, str], str]:
-        engine = Sentences(self).engine()
+        engine = self._sentences.engine()
         return {
             ("sandbox", "found"): self.tr("Keeps jobs away from your files and your network"),
             ("sandbox", "unprotected"): self.tr("Jobs run with your rights: for a demo only"),

@@ -7,7 +7,7 @@ import pytest
 from tests.cheats.catalogue import BREAKING, CATALOGUE, HONEST, Cheat, Fate, fate
 
 WORLDS = 3
-SEEN_BY_CHANCE = 10  # Worlds of a cheat that is found by chance alone.
+SEEN_BY_CHANCE = 18  # Worlds of a cheat that is found by chance alone.
 
 
 def fates(cheat: Cheat, worlds: int = WORLDS) -> list[Fate]:
@@ -27,7 +27,7 @@ def test_whoever_cheats_is_caught_unpaid_for_what_was_found_and_nobody_else_pays
         assert all(world.slashed == 0 and not world.banned for world in found)
         return
     if cheat.ends == "expelled":  # Only canaries show it, and they go to others, too: 24 of 30 were caught.
-        assert len(caught) >= SEEN_BY_CHANCE // 2
+        assert len(caught) >= SEEN_BY_CHANCE * (WORLDS - 1) // WORLDS
     else:
         assert len(caught) >= WORLDS - 1, "once in a while a job ends before anybody looks"
     match cheat.ends:
