@@ -16,7 +16,7 @@ demo: setup
 	$(BIN)/cottage demo --dir build/demo $(ARGS)
 
 test: setup
-	$(BIN)/python -m pytest -n 2 -m "not e2e" $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not e2e" $(ARGS)
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m e2e $(ARGS)
 
 check: lint

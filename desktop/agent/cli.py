@@ -315,9 +315,8 @@ def _logs(options: argparse.Namespace) -> int:
         with contextlib.closing(Activity(home.activity)) as activity:
             say(support.report(home, activity, "").rstrip("\n"))
         return 0
-    for line in support.last_lines(home, options.lines):
-        say(untrusted(line.rstrip("\n")))
-    for line in support.new_lines(home) if options.follow else ():
+    lines = support.followed_lines if options.follow else support.last_lines
+    for line in lines(home, options.lines):
         say(untrusted(line.rstrip("\n")))
     return 0
 

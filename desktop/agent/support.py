@@ -1,5 +1,6 @@
 """What an owner may send to somebody who helps: versions, settings, what happened, the log; without what is nobody's business."""
 
+import contextlib
 import getpass
 import os
 import platform
@@ -71,42 +72,52 @@ def _lines(home: Home, activity: Activity, version: str) -> Iterator[str]:
 def last_lines(home: Home, count: int) -> deque[str]:
     """The end of the agent's log, over its files."""
     lines = deque[str](maxlen=max(count, 0))
-    for file in (
-        *sorted(home.path.glob(f"{home.log.name}.*"), reverse=True),
-        home.log,
-    ):  # The oldest has the highest number.
-        try:
-            with file.open(errors="replace") as text:
-                lines.extend(text)
-        except FileNotFoundError:
-            continue
+    for file in (*_older(home), home.log):
+        with contextlib.suppress(FileNotFoundError), file.open(errors="replace") as text:
+            lines.extend(text)
     return lines
 
 
-def new_lines(home: Home, seconds: float = 0.5) -> Iterator[str]:
-    """What the agent's log says from now on, without end, also where the log begins a new file; ``seconds`` between looks."""
-    file, rest = _at_its_end(home.log), ""
+def followed_lines(home: Home, count: int, seconds: float = 0.5) -> Iterator[str]:
+    """The log's last ``count`` lines and then, without end, what it says, also in its next file; ``seconds`` between looks.
+
+    The end is read from the file that is followed, so that no line falls between the two.
+    """
+    file, rest = _opened(home.log), ""
+    lines = deque[str](maxlen=max(count, 0))
+    for older in _older(home):
+        if file is None or _identity(older) != _identity(file.fileno()):  # It may have become an older one just now.
+            with contextlib.suppress(FileNotFoundError), older.open(errors="replace") as text:
+                lines.extend(text)
+    if file is not None:
+        *whole, rest = file.read().split("\n")
+        lines.extend(whole)
+    yield from lines
     while True:
         new = "" if file is None else file.read()
         if not new:
             newest = _identity(home.log)
             if newest is not None and (file is None or newest != _identity(file.fileno())):
                 if file is not None:
+                    new = file.read()  # Written between the last look and the new file.
                     file.close()
-                file = home.log.open(errors="replace")
-                continue
-            time.sleep(seconds)
+                file = _opened(home.log)
+            else:
+                time.sleep(seconds)
         *whole, rest = (rest + new).split("\n")
         yield from whole
 
 
-def _at_its_end(path: Path) -> TextIO | None:
+def _older(home: Home) -> list[Path]:
+    """The log's earlier files, the oldest first: it has the highest number."""
+    return sorted(home.path.glob(f"{home.log.name}.*"), reverse=True)
+
+
+def _opened(path: Path) -> TextIO | None:
     try:
-        file = path.open(errors="replace")
+        return path.open(errors="replace")
     except FileNotFoundError:
         return None
-    file.seek(0, os.SEEK_END)
-    return file
 
 
 def _identity(path: Path | int) -> tuple[int, int] | None:

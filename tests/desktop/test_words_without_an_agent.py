@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from desktop.agent import cli
+from desktop.agent import cli, support
 from desktop.agent.config import Home, Settings
 
 ROOT = Path(__file__).parents[2]
@@ -58,3 +58,27 @@ def test_a_log_is_followed_into_its_next_file(followed: tuple[Path, subprocess.P
     assert program.stdout.readline() == "fourth \N{REPLACEMENT CHARACTER}]0;owned\N{REPLACEMENT CHARACTER}\n"
     program.send_signal(signal.SIGINT)
     assert program.wait(10) == 0
+
+
+def test_what_is_written_while_the_end_of_a_log_is_shown_is_not_lost(tmp_path: Path) -> None:
+    home = Home.at(tmp_path)
+    home.log.write_text("first\nsecond\n")
+    lines = support.followed_lines(home, 1, seconds=0.01)
+    assert next(lines) == "second"
+    with home.log.open("a") as file:
+        file.write("third\nfour")
+    assert next(lines) == "third"
+    with home.log.open("a") as file:
+        file.write("th\n")
+    home.log.rename(home.log.with_name(f"{home.log.name}.1"))
+    home.log.write_text("fifth\n")
+    assert [next(lines), next(lines)] == ["fourth", "fifth"]
+
+
+def test_a_log_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> None:
+    home = Home.at(tmp_path)
+    home.log.with_name(f"{home.log.name}.1").write_text("old\n")
+    lines = support.followed_lines(home, 5, seconds=0.01)
+    assert next(lines) == "old\n"
+    home.log.write_text("new\n")
+    assert next(lines) == "new"
