@@ -11,7 +11,16 @@ import yaml
 from installer.desktop.parts import PARTS
 
 ROOT = Path(__file__).resolve().parents[2]
-FILE = ROOT / ".github" / "workflows" / "packages.yml"
+HOSTED = ROOT / ".github"
+FILE = HOSTED / "workflows" / "packages.yml"
+# Each file that the host reads, and which of the published schemas it holds by.
+SCHEMAS = {
+    "vendor.github-workflows": sorted(HOSTED.glob("workflows/*.yml")),
+    "vendor.github-issue-forms": sorted(
+        set(HOSTED.glob("ISSUE_TEMPLATE/*.yml")) - {HOSTED / "ISSUE_TEMPLATE/config.yml"}
+    ),
+    "vendor.github-issue-config": [HOSTED / "ISSUE_TEMPLATE/config.yml"],
+}
 SYSTEMS = {"ubuntu": "linux", "windows": "win32", "macos": "darwin"}
 # What Windows' Python lacks: a test that is run there must do without.
 LACKING = ("fcntl", "pwd", "grp", "resource", "termios", "syslog")
@@ -28,10 +37,21 @@ def workflow() -> Any:
     return yaml.safe_load(FILE.read_text())
 
 
-def test_the_workflow_is_one_by_the_published_schema() -> None:
-    command = (sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.github-workflows", str(FILE))
+@pytest.mark.parametrize("schema", SCHEMAS)
+def test_what_the_host_reads_is_as_the_published_schema_has_it(schema: str) -> None:
+    assert SCHEMAS[schema]
+    command = (sys.executable, "-m", "check_jsonschema", "--builtin-schema", schema, *map(str, SCHEMAS[schema]))
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_pull_request_runs_the_checks_and_the_whole_suite() -> None:
+    told = yaml.safe_load((HOSTED / "workflows" / "tests.yml").read_text())
+    assert "pull_request" in told[True]  # YAML 1.1 reads the key "on" so.
+    run = [step.get("run") for job in told["jobs"].values() for step in job["steps"]]
+    assert "make check" in run
+    assert ".ci/run" in run
+    assert (ROOT / ".ci" / "run").stat().st_mode & 0o111
 
 
 def test_every_system_that_there_are_parts_for_is_built_with_options_that_there_are(workflow: Any) -> None:
