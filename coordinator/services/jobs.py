@@ -10,7 +10,7 @@ from coordinator.domain.account import LOCAL_ACCOUNT
 from coordinator.domain.job import LIVE, NEXT, Action, Job, JobState, raised
 from coordinator.domain.lease import Lease
 from coordinator.domain.trust import Audit
-from coordinator.errors import ConflictError, FundsError, InvalidError, NotFoundError, UnavailableError
+from coordinator.errors import ConflictError, CottageError, FundsError, InvalidError, NotFoundError, UnavailableError
 from coordinator.services import views
 from coordinator.services.artifacts import ArtifactStore
 from coordinator.services.chain import Chain
@@ -22,6 +22,7 @@ from coordinator.services.files import Files
 from coordinator.services.halts import spent
 from coordinator.services.links import Links
 from coordinator.services.logs import log_of
+from coordinator.services.modelfiles import ModelFiles
 from coordinator.services.models import ModelWorkshop
 from coordinator.services.naming import names_in, readable
 from coordinator.services.nodes import Nodes
@@ -29,7 +30,7 @@ from coordinator.services.origins import Origins
 from coordinator.services.outlook import Outlook
 from coordinator.services.payees import ROOM
 from coordinator.services.ports import MAX_ROWS, Window
-from coordinator.services.quotes import quote
+from coordinator.services.quotes import impossible, quote
 from coordinator.services.rates import Rates
 from coordinator.services.runs import Runs
 from coordinator.services.settlement import Settlement
@@ -53,6 +54,7 @@ from transport.text import untrusted
 from transport.wire import api
 from transport.wire.ids import Digest
 from transport.wire.job import JobSpec, ModelSpec, TokenizerSpec
+from transport.wire.model import ModelConfigError
 
 LOOKED_AT = frozenset({JobState.PLANNED, JobState.RUNNING, JobState.VERIFYING})
 FUND_SECONDS = 30.0  # The embedded ledger answers within one; a cluster confirms within a few.
@@ -95,6 +97,7 @@ class JobService:
         self._rates = Rates(context, nodes)
         self._outlook = Outlook(context)
         self._origins = Origins(context, artifacts, checkpoints)
+        self._model_files = ModelFiles(artifacts)
 
     # --- a job's beginning and end ----------------------------------------------------------------------------------------
 
@@ -122,14 +125,17 @@ class JobService:
         _refuse(spec, await self.quote(spec, account_id))
         if not self._artifacts.has(spec.dataset.artifact):
             raise NotFoundError(f"there is no dataset {spec.dataset.artifact}: upload it first", "dataset.artifact")
+        for digest in spec.model.weight_files:
+            if not self._artifacts.has(digest):
+                raise NotFoundError(f"there is no file of weights {digest}: upload it first", "model.weights")
         await self._check_balance(submitter, spec)
+        named = await self._weight_names(spec, account_id)
         async with self._unpaid.making(account_id, spec.dataset.artifact):
-            named = await self._weight_names(spec, account_id)
             name = await self.file_name(account_id, spec.dataset.artifact)
             if (file := spec.tokenizer.file) is not None:
                 named = {**named, file: await self.file_name(account_id, file)}
             prepared = await self._models.prepare(spec, name, named)
-        final = await self._quote(spec, prepared.config)
+        final = await self._quote(spec, prepared.config, named)
         _refuse(spec, final)
         now = self._context.clock.time()
         made = Job(
@@ -411,10 +417,13 @@ class JobService:
     ) -> api.Quote:
         if spec.model.from_job is not None and config is None and spec.model.config is None:
             config = (await self._origins.of(spec.model)).config
+        try:
+            model = await self._model_files.of(spec, config, called or {})
+        except (ModelConfigError, CottageError) as error:
+            return impossible(str(error), len(self._nodes.everybody()))
         rate = await self._rates.now()
         known = await self._outlook.outcomes()
-        map_ = self._links.map
-        return quote(spec, config, self._context.config, self._nodes, self._artifacts, map_, rate, known, called)
+        return quote(spec, model, self._context.config, self._nodes, self._links.map, rate, known)
 
     async def _names(self, texts: Iterable[str]) -> Mapping[str, str]:
         async with self._context.store.transaction() as tx:

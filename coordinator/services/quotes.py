@@ -1,7 +1,6 @@
 """What a job would take on the network as it is, and whether it can be taken at all."""
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from coordinator.client.text import money
@@ -9,92 +8,44 @@ from coordinator.config import Config
 from coordinator.domain import forecast, period, placement, pricing
 from coordinator.domain.forecast import Outcome
 from coordinator.domain.placement import Network, NoPlacementError, Placement
-from coordinator.errors import CottageError, InvalidError
-from coordinator.services.artifacts import ArtifactStore
+from coordinator.errors import CottageError
+from coordinator.services.modelfiles import Model
 from coordinator.services.nodes import Nodes
 from coordinator.services.payees import affordable, payable
 from coordinator.services.rates import Rate
 from coordinator.services.watching import Watching
-from coordinator.services.weights import check_fit
 from transport.wire.api import Quote
 from transport.wire.crossing import check_subspace
-from transport.wire.endings import FIELD, EndingError, ending, ends_of
 from transport.wire.job import JobSpec, total_steps
-from transport.wire.model import ModelConfigError, ModelShape, inspect_config, resolve
+from transport.wire.model import ModelConfigError, ModelShape, inspect_config
 
 OPENING_LAMPORTS = 5_000  # One signature. The escrow's rent comes back when it is closed.
 ROUND_OVERHEAD_S = 1.0  # Commitments and outer step at the end of each round.
-BYTES_VOCABULARY = 259
-MAX_TOKENIZER_BYTES = 64 << 20
-
-
-def vocabulary_of(spec: JobSpec, artifacts: ArtifactStore) -> tuple[int, str]:
-    """Token ids that the job's tokenizer will have, at most; and what is doubtful about how it ends documents, or "".
-
-    Raises:
-        NotFoundError, InvalidError: an uploaded tokenizer is missing or unreadable, or has no such end as the job names.
-    """
-    if spec.tokenizer.kind == "bytes":
-        return BYTES_VOCABULARY, ""
-    if spec.tokenizer.kind == "bpe":
-        return spec.tokenizer.vocabulary, ""
-    if spec.tokenizer.file is None:
-        raise InvalidError("tokenizer.kind is file: upload a tokenizer.json and name it in tokenizer.file", "tokenizer")
-    path = artifacts.path(spec.tokenizer.file)
-    if path.stat().st_size > MAX_TOKENIZER_BYTES:
-        raise InvalidError(
-            f"the tokenizer has {path.stat().st_size:,} bytes: {MAX_TOKENIZER_BYTES:,} at most", "tokenizer"
-        )
-    try:
-        document = json.loads(path.read_bytes())
-        stated = document["model"]["vocab"]
-        pieces = (
-            stated.items() if isinstance(stated, dict) else ((piece[0], number) for number, piece in enumerate(stated))
-        )
-        added = {int(token["id"]): str(token["content"]) for token in document.get("added_tokens", ())}
-        vocabulary = {token: int(number) for token, number in pieces} | {
-            token: number for number, token in added.items()
-        }
-        count = 1 + max(vocabulary.values())
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise InvalidError(f"the tokenizer cannot be read: {error!r}", "tokenizer") from error
-    try:
-        return count, ending(spec.tokenizer, ends_of(spec.model), vocabulary, added).warning
-    except EndingError as error:
-        raise InvalidError(str(error), FIELD) from error
 
 
 def quote(
     spec: JobSpec,
-    config: dict[str, object] | None,
+    model: Model,
     config_of: Config,
     nodes: Nodes,
-    artifacts: ArtifactStore,
     network: Network | None = None,
     rate: Rate | None = None,
     outcomes: Sequence[Outcome] = (),
-    called: Mapping[str, str] | None = None,
 ) -> Quote:
     """Price and plan; everything that forbids the job is in ``problems``.
 
     Args:
+        model: what is known of it from its files.
         rate: the network's price of operations; None for the operator's own.
-        config: the model's final config; None works one out from the document.
         network: what was measured of lines and ways.
         outcomes: of earlier jobs, for the ranges.
-        called: what the submitter calls the files of weights, by digest.
     """
     try:
-        stated = config is None or spec.tokenizer.file is not None
-        vocabulary, doubt = vocabulary_of(spec, artifacts) if stated else (0, "")
-        known = resolve(spec.model, vocabulary) if config is None else config
-        shape = inspect_config(known)
+        shape = inspect_config(model.config)
         shape.check_sequence(spec.training.sequence)
         check_subspace(shape, spec.training, weights=spec.model.weights is not None)
-        if config is None and all(artifacts.has(digest) for digest in spec.model.weight_files):
-            _check_weights(spec, known, artifacts, called or {})
     except (ModelConfigError, CottageError) as error:
-        return _impossible(str(error), len(nodes.everybody()))
+        return impossible(str(error), len(nodes.everybody()))
     problems = list(_document_problems(spec))
     rate = rate or Rate(config_of.price_per_petaflop, "")
     everybody = nodes.everybody()
@@ -102,7 +53,7 @@ def quote(
     reasons = [rate.reason] if rate.reason else []
     if len(willing) < len(everybody):
         reasons.append(f"{len(everybody) - len(willing)} nodes ask more than that and are not chosen")
-    told = (*reasons, doubt) if doubt else tuple(reasons)
+    told = (*reasons, *model.doubts)
     offer = _Offer(rate.per_petaflop, len(willing), told, tuple(outcomes), all(c.card for c in willing))
     try:
         here = payable(willing, frozenset())
@@ -115,18 +66,6 @@ def quote(
     if unseen := Watching(config_of, nodes).unseen(shape, spec.training, found.layers, classes):
         problems.append(unseen)
     return _priced(spec, shape, found, problems, config_of, offer)
-
-
-def _check_weights(
-    spec: JobSpec, config: Mapping[str, object], artifacts: ArtifactStore, called: Mapping[str, str]
-) -> None:
-    """See that uploaded weights are the config's; what is not here yet, preparing the job asks for."""
-    files = [
-        (called.get(digest) or f"file {number} of the weights", artifacts.path(digest))
-        for number, digest in enumerate(spec.model.weight_files, 1)
-    ]
-    if files:
-        check_fit(config, files)
 
 
 @dataclass(frozen=True)
@@ -260,5 +199,6 @@ def _range_reasons(price: int, low: int, replicas: int, least_price: int, seen: 
     return tuple(reasons)
 
 
-def _impossible(problem: str, available: int) -> Quote:
+def impossible(problem: str, available: int) -> Quote:
+    """A quote of what cannot be built."""
     return Quote(0.0, 0, 0, 0, 0, available, 0, 0.0, 0, 0, 0, (), "the model cannot be built", (problem,))

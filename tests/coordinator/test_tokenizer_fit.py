@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from coordinator.services.artifacts import ArtifactStore
+from coordinator.services.modelfiles import ModelFiles
 from tests.coordinator.bench import Bench
 from tests.coordinator.fakes import spec
 from tests.support.special_tokens import KNOWN, Known, written
@@ -28,7 +29,7 @@ async def quoted(tmp_path: Path, known: Known, end: str | None = None, **config:
     for number in range(1, 5):
         await bench.enter(number)
     store = ArtifactStore(tmp_path / "artifacts")
-    bench.parts.jobs._artifacts = store
+    bench.parts.jobs._model_files = ModelFiles(store)
     file: Digest = await store.put_file(written(known, tmp_path / "tokenizer"))
     weights = "0" * 64 if "vocab_size" in config else None
     job: JobSpec = msgspec.structs.replace(

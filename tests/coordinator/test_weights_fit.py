@@ -2,6 +2,7 @@
 
 import json
 import random
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,15 +13,19 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import save
 
-from coordinator.errors import CottageError, InvalidError
-from coordinator.services.artifacts import ArtifactStore
+from coordinator.domain.job import JobState
+from coordinator.errors import CottageError, InvalidError, NotFoundError
+from coordinator.services import modelfiles
+from coordinator.services.artifacts import ArtifactStore, file_digest
+from coordinator.services.modelfiles import ModelFiles
 from coordinator.services.uploads import _check
 from coordinator.services.weights import check_fit, index_weights
 from tests.coordinator.bench import Bench
 from tests.coordinator.fakes import spec
 from tests.trainer.small import FAMILY_CONFIGS, VOCABULARY
-from transport.wire.api import NewUpload
-from transport.wire.job import ModelSpec
+from transport.wire.api import NewJob, NewUpload
+from transport.wire.families import FAMILY
+from transport.wire.job import JobSpec, ModelSpec
 from transport.wire.model import resolve, tensors_of
 from transport.wire.stored import ways, written
 from transport.wire.weights import safetensors_header
@@ -75,6 +80,164 @@ def test_any_tensor_that_is_missing_or_of_another_shape_is_named(family: str, tm
         assert refused.value.detail.startswith(said)
 
 
+BUFFERS = {
+    "gpt2": ("attn.bias", "attn.masked_bias", "crossattention.bias"),
+    "gpt_neox": ("attention.bias", "attention.masked_bias", "attention.rotary_emb.inv_freq"),
+}
+"""What older versions stored of a layer and nobody computes with."""
+
+
+@pytest.mark.parametrize("family", FAMILY_CONFIGS)
+def test_what_nobody_computes_with_passes_without_a_word(family: str, tmp_path: Path) -> None:
+    config, layer = resolved(family), FAMILY[family].prefix + FAMILY[family].layers + "1."
+    own = BUFFERS.get(family, ("self_attn.rotary_emb.inv_freq", "self_attn.q_proj._extra_state"))
+    left = {layer + name: np.ones(3, np.float32) for name in own}
+    assert check_fit(config, [(FILE, kept(tmp_path, made_for(config) | left))]) == ""
+
+
+@pytest.mark.parametrize("family", FAMILY_CONFIGS)
+def test_tensors_of_a_larger_model_or_another_one_are_refused_by_name(family: str, tmp_path: Path) -> None:
+    config, fits, known = resolved(family), made_for(resolved(family)), FAMILY[family]
+    layers = tensors_of(config).layers
+    first = next(name for name in fits if name.startswith(f"{known.prefix}{known.layers}0."))
+    norm = next(
+        name
+        for name in fits
+        if ("norm" in name and name.endswith("weight") and "layers" not in name) or "ln_f.w" in name
+    )
+    foreign = [
+        first.replace(f"{known.layers}0.", f"{known.layers}{layers}."),
+        first.removeprefix(known.prefix).replace("0.", f"{layers + 7}.", 1),
+        f"{known.prefix}{known.layers}0.self_attn.q_norm_of_another_family.weight",
+        norm.replace(".weight", ".gain"),
+        "lm_head.bias",
+    ]
+    for name in foreign:
+        with pytest.raises(InvalidError) as refused:
+            check_fit(config, [(FILE, kept(tmp_path, fits | {name: np.ones(3, np.float32)}))])
+        said = refused.value.detail
+        assert said.startswith(f"{FILE} has tensors that belong to another model than the config's")
+        assert repr(name) in said
+        above = name in foreign[:2]
+        assert (f"and the config has {layers})" in said) == above
+
+
+def test_tensors_beside_the_model_are_a_doubt_with_three_names(tmp_path: Path) -> None:
+    config = resolved("gemma3_text")
+    one = {"score.weight": np.ones((2, 32), np.float32)}
+    said = check_fit(config, [(FILE, kept(tmp_path, made_for(config) | one))])
+    assert said.startswith(
+        "the weights hold 1 tensor that this model has not, 'score.weight': it is left out, of training"
+    )
+    tower = {f"vision_tower.encoder.layers.{n}.mlp.fc1.bias": np.ones(3, np.float32) for n in range(1, 9)} | {
+        "\u202e": one["score.weight"]
+    }
+    said = check_fit(config, [(FILE, kept(tmp_path, made_for(config) | tower))])
+    assert said.startswith("the weights hold 9 tensors that this model has not, ")
+    assert "and 6 more: they are left out" in said
+    assert "\u202e" not in said
+
+
+async def here(tmp_path: Path) -> tuple[Bench, ArtifactStore]:
+    """A bench of four nodes, whose files are real."""
+    bench, store = Bench(), ArtifactStore(tmp_path / "artifacts")
+    for number in range(1, 5):
+        await bench.enter(number)
+    bench.parts.jobs._artifacts = store
+    bench.parts.jobs._model_files = ModelFiles(store)
+    return bench, store
+
+
+def of_llama(*weights: str) -> JobSpec:
+    config = FAMILY_CONFIGS["llama"] | {"vocab_size": VOCABULARY}
+    return msgspec.structs.replace(spec(), model=ModelSpec(config=config, weights=weights))
+
+
+async def test_what_is_doubtful_about_weights_stands_in_quote_and_job(tmp_path: Path) -> None:
+    bench, store = await here(tmp_path)
+    tensors = made_for(resolved("llama")) | {"v_head.weight": np.ones(3, np.float32)}
+    digest = await store.put_file(kept(tmp_path, tensors))
+    quote = await bench.parts.jobs.quote(of_llama(digest))
+    assert quote.problems == ()
+    [told] = [reason for reason in quote.reasons if "'v_head.weight'" in reason]
+    (tmp_path / "data").write_bytes(b"a")
+    data = await store.put_file(tmp_path / "data")
+    job = msgspec.structs.replace(of_llama(digest), dataset=msgspec.structs.replace(spec().dataset, artifact=data))
+    made = await bench.parts.jobs.create(NewJob(job))
+    assert told in made.quote.reasons
+
+
+async def test_weights_that_come_later_are_compared_before_a_job_is_made(tmp_path: Path) -> None:
+    bench, store = await here(tmp_path)
+    fits = made_for(resolved("llama"))
+    (tmp_path / "first").write_bytes(save({k: v for k, v in fits.items() if "layers" not in k}))
+    (tmp_path / "bad").write_bytes(save({k: v[..., :1] for k, v in fits.items() if "layers" in k}))
+    first, later = await store.put_file(tmp_path / "first"), file_digest(tmp_path / "bad")
+    (tmp_path / "data").write_bytes(b"a")
+    data = await store.put_file(tmp_path / "data")
+    job = msgspec.structs.replace(
+        of_llama(first, later), dataset=msgspec.structs.replace(spec().dataset, artifact=data)
+    )
+    quote = await bench.parts.jobs.quote(job)
+    assert quote.problems == ()
+    assert any(reason.startswith("1 of 2 files of weights are not uploaded yet") for reason in quote.reasons)
+    with pytest.raises(NotFoundError, match=later):
+        await bench.parts.jobs.create(NewJob(job))
+    await store.put_file(tmp_path / "bad")
+    assert "has the shape" in (await bench.parts.jobs.quote(job)).problems[0]
+    with pytest.raises(InvalidError, match="has the shape"):
+        await bench.parts.jobs.create(NewJob(job))
+    assert await bench.parts.jobs.list(10, None) == []
+
+
+async def test_a_job_that_starts_from_anothers_model_is_compared_with_that_ones_config(tmp_path: Path) -> None:
+    bench, store = await here(tmp_path)
+    (tmp_path / "data").write_bytes(b"a")
+    data = msgspec.structs.replace(spec().dataset, artifact=await store.put_file(tmp_path / "data"))
+    origin = await bench.job(msgspec.structs.replace(spec(), dataset=data))
+    config = resolved("llama")
+    async with bench.parts.desk.open(origin) as work:
+        work.job = msgspec.structs.replace(work.job, state=JobState.SETTLED, model="1" * 64, config=config)
+    fits = made_for(config)
+    good = await store.put_file(kept(tmp_path, fits))
+    bad = await store.put_file(kept(tmp_path, {k: v for k, v in fits.items() if "layers.1" not in k}))
+    for weights, problem in ((good, ""), (bad, "has no tensor model.layers.1.")):
+        job = msgspec.structs.replace(spec(), model=ModelSpec(from_job=origin, weights=weights))
+        problems = (await bench.parts.jobs.quote(job)).problems
+        assert len(problems) == bool(problem)
+        assert problem in "".join(problems)
+
+
+async def test_files_are_read_once_in_a_thread_and_refusals_are_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench, store = await here(tmp_path)
+    threads: list[bool] = []
+
+    def counted(*args: Any) -> str:
+        threads.append(threading.current_thread() is threading.main_thread())
+        return check_fit(*args)
+
+    monkeypatch.setattr(modelfiles, "check_fit", counted)
+    fits = made_for(resolved("llama"))
+    good = await store.put_file(kept(tmp_path, fits))
+    bad = await store.put_file(kept(tmp_path, {"a": fits["model.norm.weight"]}))
+    for digest in (good, bad):
+        before, threads[:] = len(threads), []
+        quotes = [await bench.parts.jobs.quote(of_llama(digest)) for _ in range(3)]
+        other = msgspec.structs.replace(of_llama(digest), budget=10**9)
+        assert len({quote.problems for quote in quotes}) == 1
+        await bench.parts.jobs.quote(other)
+        assert threads == [False], before
+    threads.clear()
+    await bench.parts.jobs.quote(
+        msgspec.structs.replace(
+            of_llama(good), model=ModelSpec(config=of_llama().model.config | {"num_hidden_layers": 2}, weights=good)
+        )
+    )
+    assert threads == [False], "another config is another question"
+
+
 def test_a_missing_shard_is_told_of(tmp_path: Path) -> None:
     config = resolved("llama")
     fits = made_for(config)
@@ -91,11 +254,26 @@ def test_a_missing_shard_is_told_of(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 def test_a_value_that_is_not_finite_is_found_while_the_index_is_made(tmp_path: Path, value: float, dtype: type) -> None:
-    tensor = np.full((3, 5), np.finfo(dtype).max, dtype)
+    tensor: NDArray[Any] = np.full((3, 5), np.finfo(np.float32 if dtype is np.float64 else dtype).max, dtype)
+    tensor[0] = -tensor[0]
     assert index_weights([("1" * 64, kept(tmp_path, {"w": tensor}))])
     tensor[2, 4] = value
     with pytest.raises(InvalidError, match=rf"^tensor w of {FILE}, of shape \[3, 5\], holds values that are NaN"):
         index_weights([("1" * 64, kept(tmp_path, {"w": tensor}))], {"1" * 64: FILE})
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_a_double_that_is_infinite_as_a_float_is_found(tmp_path: Path, sign: float) -> None:
+    infinite = float(np.finfo(np.float32).max) + 2.0**103  # Half way to what would be the next.
+    for value, fits in ((np.nextafter(infinite, 0.0), True), (infinite, False), (1e300, False)):
+        tensor = np.full((2, 2), sign * value)
+        with np.errstate(over="ignore"):
+            assert np.isfinite(tensor.astype(np.float32)).all() == fits
+        if fits:
+            assert index_weights([("1" * 64, kept(tmp_path, {"w": tensor}))])
+            continue
+        with pytest.raises(InvalidError, match="NaN or infinite in float32"):
+            index_weights([("1" * 64, kept(tmp_path, {"w": tensor}))])
 
 
 Spoiler = Callable[[Made, str, random.Random], bytes]
@@ -147,18 +325,12 @@ SPOILERS: list[tuple[Spoiler, bool]] = [
 async def test_a_hundred_bad_jobs_are_refused_before_money_moves(seed: int, tmp_path: Path) -> None:
     chance = random.Random(seed)
     spoil, of_tensor = SPOILERS[seed % len(SPOILERS)]
-    config = FAMILY_CONFIGS["llama"] | {"vocab_size": VOCABULARY}
     fits = made_for(resolved("llama"))
     (tmp_path / "bad").write_bytes(spoil(fits, chance.choice(sorted(fits)), chance))
-    bench = Bench()
-    for number in range(1, 5):
-        await bench.enter(number)
-    store = ArtifactStore(tmp_path / "artifacts")
-    bench.parts.jobs._artifacts = store
+    bench, store = await here(tmp_path)
     digest = await store.put_file(tmp_path / "bad")
     await bench.parts.jobs._files.keep("local", digest, NewUpload(5, FILE, "weights"))
-    job = msgspec.structs.replace(spec(), model=ModelSpec(config=config, weights=digest))
-    quote = await bench.parts.jobs.quote(job, "local")
+    quote = await bench.parts.jobs.quote(of_llama(digest), "local")
     [problem] = quote.problems
     assert FILE in problem
     assert not of_tensor or ("tensor " in problem and "shape [" in problem)

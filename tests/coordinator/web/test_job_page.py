@@ -27,6 +27,17 @@ async def running(house: House, rounds: int = 4) -> JobView:
     return await house.cluster.get(job.id)
 
 
+async def test_what_was_said_with_the_price_stands_on_the_page(house: House, http: aiohttp.ClientSession) -> None:
+    job = await running(house, 0)
+    found = house.cluster._find(job.id)
+    said = ("the weights hold 1 tensor that this model has not, '<b>.weight'", "another reason")
+    found.view = msgspec.structs.replace(found.view, quote=msgspec.structs.replace(job.quote, reasons=said))
+    async with http.get(f"{house.url}/jobs/{job.id}", headers=HTML) as response:
+        text = await response.text()
+    assert "<b>.weight" not in text
+    assert all(reason in html.unescape(text) for reason in said)
+
+
 async def press(house: House, http: aiohttp.ClientSession, job: str, word: str, **fields: str) -> tuple[int, str]:
     """Send a form of the job's page, with the token that the page has."""
     async with http.get(f"{house.url}/jobs/{job}", headers=HTML) as response:
