@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable
 
-from trainer.errors import InputError, TrainerError
+from trainer.errors import InputError, NonFiniteError, TrainerError
 from trainer.outbox import Outbox
 from transport.errors import SealedFileError
 from transport.text import untrusted
@@ -29,10 +29,12 @@ def guarded(outbox: Outbox, work: Callable[[], None]) -> bool:
 
 
 def cause_of(error: BaseException) -> FailureCause:
-    """Whose fault it is: "inputs" where the job's own files cannot be used on any machine.
+    """Whose fault it is: "inputs" where the job's own files cannot be used on any machine, "numbers" where training diverged.
 
     A file that this machine cannot read, has no memory for, or has other bytes of, is the machine's, whatever was made of it.
     """
+    if isinstance(error, NonFiniteError):
+        return "numbers"
     if not isinstance(error, InputError | ModelConfigError):
         return "machine"
     below: BaseException | None = error

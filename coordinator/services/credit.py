@@ -47,6 +47,13 @@ async def of_nodes(work: Work, nodes: Collection[NodeAddress]) -> dict[NodeAddre
     return {record.node: record.amount for record in found}
 
 
+async def have_credit(work: Work, nodes: Collection[NodeAddress], watched: bool) -> bool:
+    """Whether one of the nodes has credit with the job's account; ``watched``: of work that the operator's auditors look at."""
+    of_account: tuple[Where, ...] = (("account_id", "=", work.job.account_id), ("watched", "=", watched))
+    found = await work.tx.find(CreditRecord, ("node", "in", tuple(sorted(nodes))), *of_account)
+    return any(record.amount > 0 for record in found)
+
+
 async def earn(work: Work, commit: CommitRecord, audits: Collection[Audit]) -> None:
     """A commitment of a node was verified.
 

@@ -52,6 +52,13 @@ class Looks:
             if chosen is not None:
                 work.grant(chosen.node, chosen.owner, None)
                 work.note("auditor", f"the operator's machine {chosen.node} comes to look at what was drawn")
+        elif not held and not work.run.done and any(lease.end == "inputs" for lease in work.ended):
+            free = await self._free(work)
+            if free:
+                work.grant(free[0].node, free[0].owner, None)
+                work.note(
+                    "auditor", f"the operator's machine {free[0].node} comes to look at the files that a node blames"
+                )
 
     def gauges(self) -> dict[tuple[str, str], float]:
         """How many looks are waited for: (metric, labels) -> number."""

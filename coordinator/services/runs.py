@@ -9,19 +9,20 @@ from coordinator.domain import pricing, trust
 from coordinator.domain import round as rounds
 from coordinator.domain import run as runs
 from coordinator.domain.job import Action, Job, JobState, Wish
-from coordinator.domain.lease import Lease
+from coordinator.domain.lease import FAULTS, Lease
 from coordinator.domain.round import Round, Seat
 from coordinator.domain.run import Run
 from coordinator.services.context import Context
 from coordinator.services.drawing import Drawing
 from coordinator.services.escrows import closing, owed
 from coordinator.services.evidence import seal_commitments
+from coordinator.services.faults import blamed_files, too_many_faults
 from coordinator.services.halts import Halts, fraction_of, paced
 from coordinator.services.heldout import HeldOut
 from coordinator.services.looks import Looks
 from coordinator.services.nodes import Nodes
 from coordinator.services.settlement import Settlement
-from coordinator.services.staffing import Staffing, blamed_files, holders, seats_ready, shape_of, too_many_faults
+from coordinator.services.staffing import Staffing, holders, seats_ready, shape_of
 from coordinator.services.verification import Verification
 from coordinator.services.work import Work
 from coordinator.store.ports import Where
@@ -170,11 +171,16 @@ class Runs:
             elif work.run is not None and work.run.restarts > MAX_RESTARTS:
                 reason = f"round {work.run.done + 1} failed {work.run.restarts} times in a row"
             else:
-                own = self._context.config.auditors
-                reason = await blamed_files(work, self._nodes.everybody(), own) or await too_many_faults(work, own)
+                reason = await self._own_doing(work)
         if reason:
             await self.stop(work, JobState.FAILED, reason)
         return bool(reason)
+
+    async def _own_doing(self, work: Work) -> str:
+        if all(lease.end not in FAULTS for lease in work.ended):
+            return ""
+        own, able = self._context.config.auditors, self._staffing.able(work)
+        return await blamed_files(work, able, own) or await too_many_faults(work, able, own)
 
     # --- rounds ---------------------------------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """Who sits where: the first plan of a job, seats that became empty, spares."""
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from math import inf
 
@@ -14,6 +14,7 @@ from coordinator.domain.lease import FAULTS, Lease
 from coordinator.domain.placement import Candidate, NoPlacementError, Placement
 from coordinator.domain.run import Holder, Run, evaluations, lateness_of, training_of, whole_replicas
 from coordinator.services.context import Context
+from coordinator.services.faults import too_many_at_once
 from coordinator.services.links import Links
 from coordinator.services.naming import listed
 from coordinator.services.nodes import Nodes
@@ -30,8 +31,6 @@ FORGIVEN_SECONDS = 600.0  # but a stalled round blames whole replicas, so after 
 MAX_REASONS = 3  # Why nodes have no seat, in the timeline; a large network has many that are simply not needed.
 OPENINGS_SECONDS = 5.0  # Moves hold the next round for so long at most, until the last one's steps are opened.
 UNSEEN = "what they compute in this job can be looked at by machines of their kind only, and the operator has none"
-OWN_FAULT = "the job's own files cannot be used"  # So begins the reason of a job that failed by them.
-MAX_FAULTS_PER_JOB = 12  # So many failures on several machines are the job's, not theirs.
 
 
 def shape_of(work: Work) -> ModelShape:
@@ -54,7 +53,7 @@ class Staffing:
         self._watching = watching
         self._waiting: dict[str, float] = {}
         self._crowded: set[str] = set()
-        self._unseen: dict[str, str] = {}  # Of each job that waits for an auditor, why.
+        self._told: dict[str, str] = {}  # Of each job that waits for something, what was said of it.
         self._deserted: dict[str, float] = {}
         self._warned: dict[
             str, frozenset[str]
@@ -66,6 +65,9 @@ class Staffing:
 
         All replicas of the quote are waited for a little; then as many as there are nodes for will do.
         """
+        if why := await too_many_at_once(work):
+            self._wait(work, why)
+            return
         quote, training = work.job.quote, work.job.spec.training
         free = payable(await self._willing(work, self._nodes.candidates()), frozenset())
         since = self._waiting.setdefault(work.job.id, self._context.clock.now())
@@ -82,11 +84,9 @@ class Staffing:
         by_node = {candidate.node: candidate for candidate in free}
         classes = {seat: by_node[node].env_class for seat, node in found.seats.items()}
         if why := self._watching.unseen(shape, training, found.layers, classes):
-            if self._unseen.get(work.job.id) != why:
-                work.note("limit", f"the job waits: {why}")
-            self._unseen[work.job.id] = why
+            self._wait(work, why)
             return
-        self._unseen.pop(work.job.id, None)
+        self._told.pop(work.job.id, None)
         del self._waiting[work.job.id]
         rounds = period.planned(training, quote.replicas, found)
         crossing = placement.settle_crossing(shape, training, found, by_node, self._links.map)
@@ -112,6 +112,11 @@ class Staffing:
             work.note("crossing", crossing.reason)
         self._reasons(work, found)
         self._seat(work, [(by_node[node], seat) for seat, node in sorted(found.seats.items())])
+
+    def _wait(self, work: Work, why: str) -> None:
+        if self._told.get(work.job.id) != why:
+            work.note("limit", f"the job waits: {why}")
+        self._told[work.job.id] = why
 
     def _reasons(self, work: Work, found: Placement) -> None:
         """Say what bounds the plan, and why nodes that are free are not in it."""
@@ -298,6 +303,16 @@ class Staffing:
         for event in ledger_events.assignments(work.job.id, attempt, [c.node for c, _ in seating]):
             work.memo(f"assigned:{attempt}:{event.nodes[0]}", event)
 
+    def able(self, work: Work) -> list[Candidate]:
+        """Nodes that are here, busy or not, and could take one of the job's seats at its price."""
+        training, memory = work.job.spec.training, self._memory(work) if work.run is not None else None
+        return [
+            c
+            for c in affordable(self._nodes.everybody(), work.job.quote.rate)
+            if self._watching.seats(training, c.env_class)
+            and (memory is None or any(c.holds(memory, stage) for stage in range(len(memory[False]))))
+        ]
+
     async def _willing(self, work: Work, candidates: Sequence[Candidate]) -> list[Candidate]:
         """Those that work for the job's price, can be looked at in it, have not failed it lately, and were not sent out of it."""
         if not candidates:
@@ -390,56 +405,6 @@ def _planned(stages: int, replicas: int) -> str:
     if replicas == 1:
         return f"{nodes} nodes are chosen: each holds one stage of the model"
     return f"{nodes} nodes are chosen: {replicas} replicas of the model, each in {stages} stages"
-
-
-async def too_many_faults(work: Work, auditors: Collection[str]) -> str:
-    """Why the job must be given up, or an empty text: tasks kept failing since the last complete round.
-
-    Args:
-        auditors: of the operator, whose failures are not the job's.
-    """
-    fresh = [lease for lease in work.ended if lease.end in FAULTS and lease.node not in auditors]
-    if not fresh:
-        return ""
-    earlier = await work.tx.find(
-        Lease,
-        ("job", "=", work.job.id),
-        ("end", "in", tuple(sorted(FAULTS))),
-        ("ended", ">", work.run.advanced if work.run else 0.0),
-    )
-    count = sum(lease.node not in auditors for lease in earlier) + len(fresh)
-    if count < MAX_FAULTS_PER_JOB:
-        return ""
-    return (
-        f"{count} tasks failed since a round was last completed, at last on node {fresh[-1].node}: {fresh[-1].reason}"
-    )
-
-
-async def blamed_files(work: Work, everybody: Sequence[Candidate], auditors: Collection[str]) -> str:
-    """Why the job must be given up, or an empty text: before any round was complete, nodes found its own files of no use.
-
-    One owner's word is enough only where nobody else could take the seat. It is not believed where another node holds the same
-    stage and was ready with it, as the files are the same. In ``everybody`` are the nodes that are here, busy or not.
-    """
-    fresh = [lease for lease in work.ended if lease.end == "inputs" and lease.node not in auditors]
-    if not fresh or (work.run is not None and work.run.done):
-        return ""
-    earlier = await work.tx.find(Lease, ("job", "=", work.job.id), ("end", "=", "inputs"))
-    told = {lease.id: lease for lease in (*earlier, *fresh) if lease.node not in auditors}
-    blames = [lease for lease in told.values() if lease.env_class or "ready" not in _beside(work, lease)]
-    owners = {lease.payout for lease in blames}
-    others = {c.owner for c in affordable(everybody, work.job.quote.rate)}
-    others |= {lease.payout for lease in work.leases.values() if lease.node not in auditors}
-    alone = not others - owners and not any(_beside(work, lease) for lease in blames)
-    if not owners or (len(owners) == 1 and not alone):
-        return ""
-    nodes = sorted({lease.node for lease in blames})
-    return f"{OWN_FAULT}, as {listed(nodes)} found: {fresh[-1].reason}"
-
-
-def _beside(work: Work, blame: Lease) -> set[str]:
-    """How the leases of other nodes stand that read the same files as this one."""
-    return {x.state for x in work.leases.values() if x.stage == blame.stage and x.node != blame.node}
 
 
 def seats_ready(work: Work) -> tuple[bool, bool]:

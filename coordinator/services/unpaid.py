@@ -30,9 +30,9 @@ from coordinator.services.budgets import (
     Lane,
 )
 from coordinator.services.context import Context
+from coordinator.services.faults import faulty_jobs
 from coordinator.services.runs import Runs
 from coordinator.services.settlement import ENDED_EARLY, Settlement
-from coordinator.services.staffing import OWN_FAULT
 from coordinator.services.work import Desk
 from coordinator.store.ports import Where
 from coordinator.store.records import EventRecord, LogRecord, NoticeRecord, OutboxRecord
@@ -125,10 +125,9 @@ class Unpaid:
     async def _pause_after_faults(self, account_id: str) -> None:
         """TooManyError while as many jobs of the account as may have failed by their own files within a day."""
         now = self._context.clock.time()
-        of_account: tuple[Where, ...] = (("account_id", "=", account_id), ("state", "=", JobState.FAILED))
         async with self._context.store.transaction() as tx:
-            failed = await tx.find(Job, *of_account, ("ended", ">", now - FAULTY_SECONDS))
-        ends = sorted((job.ended or now for job in failed if job.reason.startswith(OWN_FAULT)), reverse=True)
+            failed = await faulty_jobs(tx, account_id, now)
+        ends = sorted((job.ended or now for job in failed), reverse=True)
         if len(ends) >= MAX_FAULTY_JOBS:
             raise TooManyError(
                 f"{len(ends)} jobs of yours failed within a day since their own files cannot be used: their pages say why; "

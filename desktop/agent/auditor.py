@@ -192,8 +192,8 @@ class Auditor:
         self._hand_on()
         if task.state != "failed":
             return
-        if task.cause == "inputs":
-            LOGGER.warning("the job's own files cannot be used: %s", task.reason)
+        if task.cause != "machine":
+            LOGGER.warning("the job itself cannot go on: %s", task.reason)
             return
         self._failures += 1
         rest = backoff(self._failures, random.random)

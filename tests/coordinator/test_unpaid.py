@@ -14,7 +14,7 @@ from coordinator.errors import FullError, NotFoundError, TooManyError
 from coordinator.services import unpaid as unpaid_module
 from coordinator.services.artifacts import ArtifactStore
 from coordinator.services.budgets import FAULTY_SECONDS, FUND_SECONDS, MAX_FAULTY_JOBS, MAX_PREPARED_EACH
-from coordinator.services.staffing import OWN_FAULT
+from coordinator.services.faults import OWN_FAULT
 from coordinator.services.unpaid import DAY, Unpaid
 from coordinator.store.records import EventRecord, LogRecord, OutboxRecord
 from tests.coordinator.bench import Bench

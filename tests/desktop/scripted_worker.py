@@ -7,7 +7,7 @@ checkpoint  answers ApplyRound with its state, and tells the digest of the state
 flood       reports without end;  garbage, huge, stranger, forged: breaks the protocol in that way
 hungry      takes memory without end
 doubting    finds every step wrong that it re-runs;  pondering: finds it right, seconds later;  hasty: at once;  silent: never
-failing     reports TaskFailed;  unusable: the same, and blames the job's files
+failing     reports TaskFailed;  unusable, diverging: the same, and blames the job's files, or numbers
 dying       exits with code 7;  hanging: ignores SIGTERM and a closed socket
 """
 
@@ -127,6 +127,8 @@ class Worker:
                 await self.report(TaskFailed("the dataset is not what it seems"))
             case "unusable":
                 await self.report(TaskFailed("wte.weight is (8, 4), the config makes it (16, 4)", cause="inputs"))
+            case "diverging":
+                await self.report(TaskFailed("the loss became nan", cause="numbers"))
             case "dying":
                 sys.stderr.write("the last words of this worker")
                 sys.exit(7)

@@ -216,7 +216,7 @@ async def test_a_job_whose_files_cannot_be_used_gives_the_auditor_no_rest(coordi
         await coordinator.until(lambda: coordinator.nodes)
         plan = plan_of((0, 0, SOMEBODY))
         await coordinator.assign(program.address, assignment(coordinator, plan, None, None, "unusable"))
-        await program.says("the job's own files cannot be used: wte.weight is (8, 4), the config makes it (16, 4)")
+        await program.says("the job itself cannot go on: wte.weight is (8, 4), the config makes it (16, 4)")
         assert "failed in a row" not in program.log.read_text()
         await lease_of(coordinator, program)
 

@@ -231,7 +231,8 @@ async def test_jobs_that_cannot_be_used_anywhere_stop_nobody(
     async with serving(home, monkeypatch):
         await status.ask_lending(home.socket, LendingChange(on=True))
         address = await until_online(home, coordinator)
-        scripts = [*["unusable"] * (MAX_FAILURES + 1), *["failing"] * (MAX_FAILURES - 1), "unusable", "failing"]
+        theirs = (["unusable", "diverging"] * MAX_FAILURES)[: MAX_FAILURES + 1]
+        scripts = [*theirs, *["failing"] * (MAX_FAILURES - 1), "diverging", "failing"]
         for count, script in enumerate(scripts):
             told = await status.ask(home.socket)
             assert (told.on, told.trouble) == (True, "")

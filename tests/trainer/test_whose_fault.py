@@ -3,17 +3,20 @@
 import pytest
 
 from trainer import errors
-from trainer.errors import DataError, InputError, TrainerError
+from trainer.errors import DataError, InputError, NonFiniteError, TrainerError
 from trainer.guarded import cause_of, guarded
 from transport.errors import SealedFileError
 from transport.wire.codec import MessageError
 from transport.wire.model import ModelConfigError
 
 OF_THE_JOB = [InputError, *InputError.__subclasses__(), ModelConfigError]
+OF_ITS_NUMBERS = [NonFiniteError, *NonFiniteError.__subclasses__()]
 OTHERS = [
     value
     for value in vars(errors).values()
-    if isinstance(value, type) and issubclass(value, TrainerError) and not issubclass(value, InputError)
+    if isinstance(value, type)
+    and issubclass(value, TrainerError)
+    and not issubclass(value, InputError | NonFiniteError)
 ]
 MACHINES = [OSError(28, "No space left on device"), MemoryError(), SealedFileError("other bytes")]
 
@@ -49,7 +52,12 @@ def test_everything_else_is_the_machines(kind: type[Exception]) -> None:
     assert cause_of(made(kind)) == "machine"
 
 
-@pytest.mark.parametrize("kind", [*OF_THE_JOB, *OTHERS, MemoryError, RuntimeError])
+@pytest.mark.parametrize("kind", OF_ITS_NUMBERS)
+def test_numbers_that_grew_beyond_a_float_are_no_machines_fault(kind: type[Exception]) -> None:
+    assert cause_of(made(kind)) == "numbers"
+
+
+@pytest.mark.parametrize("kind", [*OF_THE_JOB, *OF_ITS_NUMBERS, *OTHERS, MemoryError, RuntimeError])
 def test_a_workers_last_report_names_the_cause(kind: type[Exception]) -> None:
     reports: list[object] = []
 
@@ -62,4 +70,5 @@ def test_a_workers_last_report_names_the_cause(kind: type[Exception]) -> None:
 
     assert not guarded(Box(), work)  # type: ignore[arg-type]
     [failed] = reports
-    assert failed.cause == ("inputs" if kind in OF_THE_JOB else "machine")  # type: ignore[attr-defined]
+    whose = "inputs" if kind in OF_THE_JOB else "numbers" if kind in OF_ITS_NUMBERS else "machine"
+    assert failed.cause == whose  # type: ignore[attr-defined]
