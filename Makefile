@@ -10,14 +10,18 @@ FAST   := tests/wire tests/cottage $(addprefix tests/coordinator/test_,lifecycle
           $(addprefix tests/transport/test_,merkle_tree.py node_keys.py virtual_clock.py message_frames.py ice_rules.py)
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test check lint bench fuzz bench-transport bench-training bench-utilisation chaos payouts soak desktop setup clean
+.PHONY: demo test test-long check lint bench fuzz bench-transport bench-training bench-utilisation chaos payouts soak desktop setup clean
 
 demo: setup
 	$(BIN)/cottage demo --dir build/demo $(ARGS)
 
 test: setup
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not e2e" $(ARGS)
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m e2e $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not e2e and not long" $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "e2e and not long" $(ARGS)
+
+# What is long by nature: hundreds of worlds, the catalogue of cheats, kills for half an hour. docs/TESTING.md says what it covers.
+test-long: setup
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m long $(ARGS)
 
 check: lint
 	$(BIN)/python -m pytest -q -n 2 -m "not e2e and not slow and not docker and not browser" $(FAST)

@@ -44,7 +44,7 @@ def test_a_round_that_is_done_again_is_not_paid_for_what_was_kept_of_it() -> Non
     assert world.unearned <= 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("plot", PLOTS, ids=lambda plot: plot.name.replace(" ", "-"))
 def test_forged_work_pays_no_more_than_the_formula_says(plot: Plot) -> None:
     """Three worlds say little of a mean, and enough of a hole: each of these brought half of an honest node's pay or more."""

@@ -30,6 +30,7 @@ from tests.coordinator.test_lifecycle import JOB
 from tests.coordinator.test_serve import ledger_url as ledger_url
 from tests.coordinator.test_serve import start as start_process
 from tests.support.postgres import Postgres, needs_postgres
+from tests.support.seeds import seeds
 from transport.clock import SystemClock
 from transport.wire.api import JobView
 
@@ -146,7 +147,7 @@ class Flaky:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(1, of=3))
 async def test_a_job_survives_a_store_that_is_away_every_tenth_time(
     config: Config, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,7 @@ from coordinator.services.stakes import POLL_SECONDS
 from coordinator.store.records import CommitRecord, EventRecord, NodeRecord, OutboxRecord, RoundRecord
 from tests.coordinator.fakes import WALLET, Lie, spec
 from tests.sim.world import CrashError, World
+from tests.support.seeds import seeds
 from transport.wire.api import NewJob
 from transport.wire.job import JobSpec
 from transport.wire.task import EVASION_BPS
@@ -167,14 +168,14 @@ def world_of(seed: int) -> tuple[World, int, int]:
     return World(seed, nodes=stages * replicas + seed % 4), stages, replicas
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", seeds(12, of=30))
 async def test_a_job_ends_and_its_money_is_exact_whatever_happens(seed: int) -> None:
     world, stages, replicas = world_of(seed)
     job, stored = await run_world(world, stages, replicas)
     await check(world, job, stored)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("hundred", range(1, 6))
 async def test_hundreds_of_worlds(hundred: int) -> None:
     for seed in range(hundred * 100, hundred * 100 + 100):
@@ -183,7 +184,7 @@ async def test_hundreds_of_worlds(hundred: int) -> None:
         await check(world, job, stored)
 
 
-@pytest.mark.parametrize("seed", range(11))
+@pytest.mark.parametrize("seed", seeds(3, of=11))
 @pytest.mark.parametrize("lie", ["root", "substitute", "anchor"])
 async def test_a_liar_is_caught_unpaid_and_slashed_and_nobody_else_is(lie: Lie, seed: int) -> None:
     world = World(seed, nodes=7, faults=0.3, special={7: {"lie": lie}})  # The quickest gets a seat.
@@ -201,7 +202,7 @@ async def test_a_liar_is_caught_unpaid_and_slashed_and_nobody_else_is(lie: Lie, 
     assert all(row is not None and rows[row].created <= banned for row in paid), "nothing is paid after the ban"
 
 
-@pytest.mark.parametrize("seed", range(11))
+@pytest.mark.parametrize("seed", seeds(4, of=11))
 async def test_a_class_that_nobody_has_is_no_way_out_of_audits_and_costs_stake_the_second_time(seed: int) -> None:
     world = World(seed, nodes=7, faults=0.0, special={7: {"lie": "class"}})
     job, stored = await run_world(world, 2, 2)
@@ -239,7 +240,7 @@ async def test_a_false_accuser_harms_nobody_where_a_second_auditor_is(seed: int)
     assert not any(audit.state == "failed" for audit in audits if audit.node != accuser)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(6, of=20))
 async def test_a_job_cancelled_at_any_moment_pays_what_is_verified_and_refunds_the_rest(seed: int) -> None:
     world = World(seed, nodes=5)
     await gather_nodes(world)

@@ -83,6 +83,7 @@ def test_no_command_prints_what_a_terminal_acts_on(
     status: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr("coordinator.client.line.backoff", lambda *_asked: 0.0)
     printed = 0
     for text in (ALL[:1500], *(TEXTS[name] for name in ("forged-log-line", "rich-markup"))):
         with coordinator(text, status) as url:
