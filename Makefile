@@ -10,7 +10,7 @@ FAST   := tests/wire tests/cottage $(addprefix tests/coordinator/test_,lifecycle
           $(addprefix tests/transport/test_,merkle_tree.py node_keys.py virtual_clock.py message_frames.py ice_rules.py)
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test test-long check lint bench fuzz bench-transport bench-training bench-utilisation chaos payouts soak desktop setup clean
+.PHONY: demo test test-long check lint bench fuzz bench-transport bench-training bench-utilisation chaos payouts soak desktop docs setup clean
 
 demo: setup
 	$(BIN)/cottage demo --dir build/demo $(ARGS)
@@ -19,7 +19,7 @@ test: setup
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not e2e and not long" $(ARGS)
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "e2e and not long" $(ARGS)
 
-# What is long by nature: hundreds of worlds, the catalogue of cheats, kills for half an hour. docs/TESTING.md says what it covers.
+# What is long by nature: hundreds of worlds, the catalogue of cheats, kills for half an hour. docs/benchmarks/testing.md says what it covers.
 test-long: setup
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m long $(ARGS)
 
@@ -71,6 +71,11 @@ soak: setup
 desktop: setup
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[installer]'
 	$(BIN)/python -m installer.desktop.build $(ARGS)
+
+# The documents as a site, in build/docs, the reference made from the code; ends at a link that leads nowhere. ARGS=serve shows it while you write.
+docs: setup
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs $(or $(ARGS),build --strict)
 
 setup: $(STAMP)
 

@@ -108,7 +108,7 @@ class Homes:
         return self._city[node]
 
     def loss(self, one: str, other: str) -> float:
-        """None: what is lost is sent again at line rate; see docs/LINKS.md for what that costs."""
+        """None: what is lost is sent again at line rate; see docs/benchmarks/links.md for what that costs."""
         return 0.0
 
 

@@ -3,8 +3,8 @@
     python benchmarks/cheats.py [--worlds 20] [--honest-audits 10000] [--only WORDS] [--workers 2]
 
 Real services on a virtual clock (``tests.cheats``); figures are counts, so the machine's load does not matter. The first table
-gives, for each cheat, the rounds that it lived as measured beside what the formula of docs/TRUST.md says; the second what each
-plot is paid for work that it has not done, beside what honest nodes in as many seats are paid, where the operator looks.
+gives, for each cheat, the rounds that it lived as measured beside the formula of docs/explanation/trust.md; the second what
+each plot is paid for work that it has not done, beside what honest nodes in as many seats are paid, where the operator looks.
 """
 
 import argparse

@@ -41,7 +41,7 @@ MAX_UNITS = 1_400_000
 START = 1_900_000_000.0
 JOB, AUDIT, REASON = b"\1" * 32, b"\2" * 32, b"\3" * 32
 TABLE_SIZE = 250  # Addresses a lookup table, of the 256 that fit: five settlements whole.
-DOCS = Path(__file__).parent.parent / "docs" / "LEDGER.md"
+DOCS = Path(__file__).parent.parent / "docs" / "reference" / "ledger.md"
 BEGIN, END = "<!-- costs: begin -->", "<!-- costs: end -->"
 
 

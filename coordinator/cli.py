@@ -169,7 +169,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_auditors(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group(
-        "auditors", "the operator's own machines, which look at strangers' work; see docs/OPERATIONS.md"
+        "auditors", "the operator's own machines, which look at strangers' work; see docs/how-to/operate.md"
     ).add_argument
     named = "a `cottage auditor` of this address is the operator's; may be repeated"
     add("--auditor", type=_auditor, action="append", default=[], metavar="ADDRESS", help=named)
@@ -179,7 +179,7 @@ def _add_auditors(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_sign_in(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("sign-in", "who may use the coordinator; see docs/ACCOUNTS.md").add_argument
+    add = parser.add_argument_group("sign-in", "who may use the coordinator; see docs/how-to/accounts.md").add_argument
     add(
         "--open",
         action="store_true",
@@ -202,7 +202,7 @@ def _public_url(text: str) -> str:
 
 def _add_notices(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group(
-        "notices", "what submitters are told of their jobs by mail and webhook; see docs/OPERATIONS.md"
+        "notices", "what submitters are told of their jobs by mail and webhook; see docs/how-to/operate.md"
     ).add_argument
     add("--smtp", metavar="HOST:PORT", help="server that takes mail; without it none is sent")
     add("--smtp-from", metavar="ADDRESS", default="", help="whom mails are from; needed with --smtp")
@@ -234,7 +234,7 @@ def _mail(options: argparse.Namespace) -> MailConfig | None:
 
 def _add_relays(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group(
-        "relays", "what carries traffic between homes that cannot reach each other; see docs/OPERATIONS.md"
+        "relays", "what carries traffic between homes that cannot reach each other; see docs/how-to/operate.md"
     ).add_argument
     add("--relay", type=_relay, action="append", default=[], metavar="ADDRESS",
         help="a `cottage relay` of this address may announce itself; may be repeated")  # fmt: skip

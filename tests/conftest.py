@@ -25,7 +25,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """A machine that does something else for a moment must not decide; what is broken fails each time. See docs/TESTING.md."""
+    """A machine that is busy for a moment must not decide; what is broken fails each time. See docs/benchmarks/testing.md."""
     for item in items:
         if item.path.relative_to(TESTS).parts[0] in WALL_CLOCK:
             item.add_marker(pytest.mark.wall_clock)

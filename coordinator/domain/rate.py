@@ -1,4 +1,4 @@
-"""How often a node's commitments are drawn, and how often one of the operator's own auditors looks. docs/TRUST.md derives both.
+"""How often a node's commitments are drawn, and how often the operator's own auditors look: docs/explanation/trust.md.
 
 A *look* is an audit by a machine that nobody else controls. What a node's verified work for one account was worth since its last
 fault is its *credit* with that account. A round that pays the node's pipeline ``pot`` is looked at with probability

@@ -3,7 +3,7 @@
 Accounts are free, so a bound of one is none. An account is *known* once verified work of a job of its own was paid for, or when
 it is the operator's. Those that are not share a second budget beside their own: what a crowd of new accounts costs is what the
 sum says, and whoever is known goes on beside it.
-``docs/THREAT_MODEL.md`` has the table, with what is bound elsewhere (connections,
+``docs/explanation/threat-model.md`` has the table, with what is bound elsewhere (connections,
 nodes, transfers, sign-ins).
 
 Rates are counted in memory, of as many accounts as ``throttle`` remembers; what is kept is counted where it is kept.

@@ -49,7 +49,7 @@ RETRY_SOON = 5.0  # Where the database is away, which it is for seconds.
 UNNAMED_RETRY = 30.0  # An auditor waits for its operator, who has to start the coordinator again.
 AWAY_SECONDS = 30 * 86_400.0  # An auditor of the operator's that was here no longer ago is expected back.
 MAX_ACCOUNTS_KEPT = 200  # Of one connection, so that it is not told twice what it knows.
-MAX_NODES_ONLINE = 20_000  # Beyond it one process answers heartbeats late; see docs/OPERATIONS.md for several.
+MAX_NODES_ONLINE = 20_000  # Beyond it one process answers heartbeats late; see docs/how-to/operate.md for several.
 
 
 def candidate_of(node: str, payout: str, profile: NodeProfile, flops: float | None = None) -> Candidate:

@@ -42,6 +42,9 @@ _SCHEMAS = {
 _ID = {"type": "string", "pattern": ID_PATTERN}
 TAGS = {
     "quote": "What a job would take and cost.",
+    "choices": "The same with one thing changed.",
+    "checks": "Datasets looked through, row by row.",
+    "compare": "Jobs side by side.",
     "jobs": "Jobs from their submission to their model.",
     "uploads": "Datasets, weights and tokenizers on their way in.",
     "artifacts": "Files under their SHA-256; nodes use them.",
@@ -49,6 +52,9 @@ TAGS = {
     "nodes": "Machines that are lent.",
     "relays": "Relays between homes.",
     "ledger": "Where the money is.",
+    "disputes": "Steps that two computers differ in.",
+    "account": "Keys, and what was done with an account.",
+    "notices": "Where an account is told of its jobs.",
     "service": "The coordinator itself.",
 }
 ABOUT = """\

@@ -1,5 +1,7 @@
 """The door of the web layer: everything that the application answers over HTTP, except the nodes' WebSocket."""
 
+from typing import Any
+
 from aiohttp import web
 
 from coordinator.services.replays import Replays
@@ -16,7 +18,7 @@ from coordinator.web.notices import NoticeRoutes
 from coordinator.web.once import Once
 from coordinator.web.pages.account import AccountPages
 from coordinator.web.pages.site import Site
-from coordinator.web.route import register
+from coordinator.web.route import Route, register
 from coordinator.web.services import Services
 from coordinator.web.stream import Streams
 from coordinator.web.transfers import Authorise, Transfers
@@ -31,26 +33,36 @@ def setup(app: web.Application, services: Services, authorise: Authorise, auth: 
         auth: knows who a request is from.
         replays: remembers what was answered to changing requests.
     """
-    jobs, uploads, artifacts = services.jobs, services.uploads, services.artifacts
     site = Site(services)
     protect(app, site.error_page)
-    install(app, auth, {"job": jobs.check_owner, "upload": uploads.check_owner}, jobs.is_shared)
-    streams = Streams(jobs, services.network, reader_of=_reader)
-    interface = Api(jobs, services.network, streams)
+    install(
+        app, auth, {"job": services.jobs.check_owner, "upload": services.uploads.check_owner}, services.jobs.is_shared
+    )
+    streams = Streams(services.jobs, services.network, reader_of=_reader)
+    document, routes = interface(services, authorise, auth, streams)
+    site.reference.show(document)
+    register(app, routes, Once(replays, lambda request: principal(request).account_id))
+    site.register(app)
+    AccountPages(auth, site.renderer).register(app)
+    app.on_shutdown.append(streams.close)
+
+
+def interface(
+    services: Services, authorise: Authorise, auth: Auth, streams: Streams
+) -> tuple[dict[str, Any], list[Route]]:
+    """The REST interface: its OpenAPI document, and every route of it."""
+    jobs, artifacts = services.jobs, services.artifacts
+    api = Api(jobs, services.network, streams)
     routes = [
-        *Transfers(jobs, uploads, artifacts, authorise, services.doors).routes(),
+        *Transfers(jobs, services.uploads, artifacts, authorise, services.doors).routes(),
         *Checks(services.checks, jobs).routes(),
-        *interface.routes(),
+        *api.routes(),
         *LifeRoutes(jobs, services.leavings, artifacts).routes(),
         *NoticeRoutes(services.notices).routes(),
         *LedgerRoutes(services.books).routes(),
         *AccountRoutes(auth).routes(),
     ]
-    site.reference.show(interface.describe_with(routes, release()))
-    register(app, routes, Once(replays, lambda request: principal(request).account_id))
-    site.register(app)
-    AccountPages(auth, site.renderer).register(app)
-    app.on_shutdown.append(streams.close)
+    return api.describe_with(routes, release()), routes
 
 
 def _reader(request: web.Request) -> str:

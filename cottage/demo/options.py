@@ -73,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="cottage demo",
         description="A ledger, a coordinator and provider nodes on this PC train a small language model on the source of "
         "Python's own library, verify each other's work and are paid for it.",
-        epilog="The keys of the --json document are explained in docs/DEMO.md.",
+        epilog="The keys of the --json document are explained in docs/reference/demo.md.",
     )
     parser.add_argument("--nodes", type=int, default=4, help="provider nodes (4)")
     parser.add_argument("--stages", type=int, default=2, help="pipeline stages (2); nodes // stages are the replicas")

@@ -107,7 +107,7 @@ def _close(left: float | None, right: float | None) -> bool:
 
 
 def document(outcome: Outcome) -> dict[str, Any]:
-    """The ``--json`` document; docs/DEMO.md explains its keys."""
+    """The ``--json`` document; docs/reference/demo.md explains its keys."""
     job = outcome.job
     plain = msgspec.to_builtins
     return {

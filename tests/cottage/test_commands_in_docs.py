@@ -13,7 +13,7 @@ import pytest
 from cottage.cli import main
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted(path for path in (ROOT / "docs").rglob("*.md") if path.parent.name != "decisions")]
 _BLOCK = re.compile(r"^ {4}(cottage .+)$", re.MULTILINE)
 _INLINE = re.compile(r"`(cottage [^`\n]+)`")
 _WORDY = ("node", "ledger", "accounts")  # Roles whose first word is one of several.
@@ -36,7 +36,7 @@ def help_of(*words: str) -> str:
     return said.getvalue() if status == 0 else ""
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: "/".join(page.with_suffix("").parts[-2:]))
 def test_every_command_of_a_page_exists_with_its_options(page: Path) -> None:
     for command in commands(page):
         with contextlib.suppress(ValueError):  # A mark in a sentence is no quotation mark.

@@ -81,7 +81,7 @@ def give_more_memory(container: Any) -> None:
 
 
 def save(name: str, milliseconds: float, reason: str) -> None:
-    """For docs/SANDBOX.md."""
+    """For docs/explanation/sandbox.md."""
     TABLE.parent.mkdir(parents=True, exist_ok=True)
     table = json.loads(TABLE.read_text()) if TABLE.exists() else {}
     table[name] = {"ended_after_ms": round(milliseconds), "seen": reason.removeprefix(f"{TAMPERED}: ")}

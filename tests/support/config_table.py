@@ -1,4 +1,4 @@
-"""Writes the table of docs/MODELS.md, what becomes of each key of a config: ``python -m tests.support.config_table``."""
+"""Writes the table of docs/reference/models.md, each key of a config: ``python -m tests.support.config_table``."""
 
 import json
 import textwrap
@@ -8,7 +8,7 @@ from transport.wire import keys
 from transport.wire.classes import CLASSES, VERSION
 from transport.wire.families import FAMILY
 
-PAGE = Path(__file__).parents[2] / "docs/MODELS.md"
+PAGE = Path(__file__).parents[2] / "docs/reference/models.md"
 BEGIN, END = "<!-- begin: the table of keys, written by tests/support/config_table.py -->", "<!-- end -->"
 
 

@@ -1,4 +1,4 @@
-"""Datasets in every format, and the table of what each format can: the tests try each cell, ``docs/DATASETS.md`` shows it."""
+"""Datasets in every format, and the table of what each format can, as ``docs/reference/datasets.md`` shows it."""
 
 import bz2
 import csv

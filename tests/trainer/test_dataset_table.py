@@ -1,4 +1,4 @@
-"""Every cell of the table in docs/DATASETS.md: what each format of a dataset can."""
+"""Every cell of the table in docs/reference/datasets.md: what each format of a dataset can."""
 
 import json
 import tracemalloc
@@ -20,7 +20,7 @@ from transport.content import HEAD_BYTES, recognise, remarks, settle
 from transport.wire.dataset import CheckRequest, DatasetReport
 from transport.wire.job import TOKENISED, TokenizerSpec
 
-DOCS = Path(__file__).parents[2] / "docs" / "DATASETS.md"
+DOCS = Path(__file__).parents[2] / "docs" / "reference" / "datasets.md"
 TEXTS = [f"Row {number} of a story, with words; and a few more of them." for number in range(60)]
 IDS = [np.random.default_rng(number).integers(0, 60_000, 50) for number in range(60)]
 

@@ -103,7 +103,7 @@ class ReplayStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="r
 
 
 def loss_tolerance(precision: Literal["fp32", "bf16", "fp16"]) -> float:
-    """How far apart the losses of honest machines of different environment classes may lie, relative; see docs/TRUST.md."""
+    """How far apart losses of honest machines of different environment classes may lie, relative: docs/explanation/trust.md."""
     return 0.0001 if precision == "fp32" else 0.001
 
 

@@ -118,7 +118,7 @@ _DROPOUT = frozenset(
         "summary_first_dropout",
     }
 )
-"""Nothing is dropped while training here, since a step has to be run again to the same bits; see docs/MODELS.md."""
+"""Nothing is dropped while training here, since a step has to be run again to the same bits; see docs/reference/models.md."""
 TOKEN_IDS = frozenset({"bos_token_id", "eos_token_id", "pad_token_id"})
 HARMLESS = (
     BASE.keys()

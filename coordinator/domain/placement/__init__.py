@@ -13,7 +13,7 @@
 
 Memory, measured speed, measured links. Stages are cut in proportion to the speed of the slowest node that will hold them;
 replicas of a stage go to distinct owners where that is possible. How the model of cost was checked, and its limits:
-docs/PLANNER.md.
+docs/explanation/planner.md.
 """
 
 from coordinator.domain.placement.choose import MAX_OPEN_REPLICAS, MIN_ROUNDS, Options, choose

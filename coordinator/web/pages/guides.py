@@ -1,6 +1,9 @@
-"""The project's own documents as pages: ``docs/*.md``, rendered once."""
+"""The documents for people who use a coordinator as pages: parts of ``docs``, rendered once."""
 
+import posixpath
 import re
+import unicodedata
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -15,22 +18,39 @@ from coordinator.web.auth import public
 from coordinator.web.pages.render import WEB_FOLDER, Renderer
 
 DOCS_FOLDER: Final = WEB_FOLDER / "docs"
-# In this order; whatever else is in the folder follows.
-_ORDER: Final = ("demo", "lending", "training", "trust", "proofs", "watching", "payments", "ledger", "links")
+# What users are shown, by kind and in this order. What developers read (measurements, decisions, the code's map) is not.
+SHOWN: Final[Mapping[str, tuple[str, ...]]] = {
+    "Tutorials": ("tutorials/*.md",),
+    "How to": ("how-to/*.md",),
+    "Reference": ("reference/datasets.md", "reference/models.md", "reference/lending.md", "reference/ledger.md"),
+    "What stands behind it": ("explanation/trust.md", "explanation/payments.md", "explanation/sandbox.md"),
+}
 _FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,80}")
-_LOCAL = re.compile(r"(?:\./)?([A-Za-z0-9_/-]+)\.md(#.*)?")
+_LOCAL = re.compile(r"(?![a-z]+:|/)([^#]+)(#.*)?")
 SUMMARY_LENGTH = 220
 
 
 @dataclass(frozen=True)
 class Guide:
-    """A document: its name in addresses, heading, first sentence, HTML, and the headings below with their anchors."""
+    """A document: its name in addresses, kind, heading, first sentence, HTML, and the headings below with their anchors."""
 
     name: str
+    kind: str
     title: str
     summary: str
     body: Markup
     headings: tuple[tuple[str, str], ...] = field(default=())
+
+
+def shown(folder: Path = DOCS_FOLDER) -> dict[Path, str]:
+    """The files that are shown, each with its kind, in their order. A file's stem is its name in addresses."""
+    return {
+        path: kind
+        for kind, patterns in SHOWN.items()
+        for pattern in patterns
+        for path in sorted(folder.glob(pattern))
+        if path.stem != "index"
+    }
 
 
 class Guides:
@@ -39,11 +59,12 @@ class Guides:
     def __init__(self, renderer: Renderer, folder: Path = DOCS_FOLDER) -> None:
         self._renderer = renderer
         self._folder = folder
-        guides = [_read(path, "") for path in folder.glob("*.md")]
-        rank = {name: place for place, name in enumerate(_ORDER)}
-        self._guides = sorted(guides, key=lambda guide: (rank.get(guide.name, len(rank)), guide.name))
-        self._decisions = [_read(path, "decisions/") for path in sorted((folder / "decisions").glob("*.md"))]
-        self._by_name = {guide.name: guide for guide in (*self._guides, *self._decisions)}
+        files = shown(folder)
+        names = {path.relative_to(folder).as_posix(): path.stem for path in files} | {"reference/rest.md": "api"}
+        self._guides = [
+            _read(path, kind, path.relative_to(folder).parent.as_posix(), names) for path, kind in files.items()
+        ]
+        self._by_name = {guide.name: guide for guide in self._guides}
 
     def register(self, app: web.Application) -> None:
         """Add the pages to ``app``."""
@@ -54,7 +75,7 @@ class Guides:
     @public
     async def index(self, request: web.Request) -> web.Response:
         """All documents."""
-        return self._renderer.page(request, "docs.html", guides=self._guides, decisions=self._decisions)
+        return self._renderer.page(request, "docs.html", kinds=list(SHOWN), guides=self._guides)
 
     @public
     async def guide(self, request: web.Request) -> web.Response:
@@ -74,20 +95,27 @@ class Guides:
         return web.FileResponse(path)
 
 
-def _read(path: Path, below: str) -> Guide:
-    """A document, and its links made to work among the pages. ``below``: the folder it stands in, with a slash."""
+def _read(path: Path, kind: str, below: str, names: Mapping[str, str]) -> Guide:
+    """A document, and its links made to work among the pages.
+
+    Args:
+        path: the file.
+        kind: what sort of document it is.
+        below: the folder that it stands in, relative to all documents.
+        names: of each document that is shown, its file relative to all documents and its name in addresses.
+    """
     markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
     tokens = markdown.parse(path.read_text())
-    title, summary, headings = path.stem, "", []
+    title, summary = path.stem, ""
+    headings: list[tuple[str, str]] = []
     for place, token in enumerate(tokens[:-1]):
-        for child in token.children or ():
-            _point(child, below)
+        _point(token.children or (), below, names)
         if token.attrs.pop("style", "") == "text-align:right":  # The pages take no styles but the sheet's own.
             token.attrSet("class", "number")
         words = _words(tokens[place + 1])
-        if token.type == "heading_open" and token.tag == "h2":
+        if token.type == "heading_open" and token.tag in ("h2", "h3"):
             token.attrSet("id", _anchor(words))
-            headings.append((_anchor(words), words))
+            headings.extend([(_anchor(words), words)] if token.tag == "h2" else ())
         elif token.type == "paragraph_open" and token.level == 0 and not summary:
             summary = words
     if tokens and tokens[0].tag == "h1":
@@ -98,23 +126,27 @@ def _read(path: Path, below: str) -> Guide:
         "<pre>", '<pre tabindex="0" role="region" aria-label="Commands or code">'
     )  # It scrolls sideways.
     html = re.sub(r"<table>(.*?)</table>", _scrolling, html, flags=re.DOTALL)
-    return Guide(below + path.stem.casefold(), title, _short(summary), Markup(html), tuple(headings))  # noqa: S704 - html: off
+    return Guide(path.stem, kind, title, _short(summary), Markup(html), tuple(headings))  # noqa: S704 - html: off
 
 
 def _scrolling(found: re.Match[str]) -> str:
     return f'<div class="scroll" tabindex="0" role="region" aria-label="Table"><table>{found[1]}</table></div>'
 
 
-def _point(token: Token, below: str) -> None:
-    """Make a link to another document one to its page, and a picture's one to the picture."""
-    if token.type == "link_open" and (found := _LOCAL.fullmatch(str(token.attrGet("href")))):
-        name = found[1].casefold()
-        token.attrSet("href", f"/docs/{'' if name.startswith('decisions/') else below}{name}{found[2] or ''}")
-    elif token.type == "link_open" and token.attrGet("href") == "decisions":
-        token.attrSet("href", "/docs#decisions")
-    elif token.type == "image":
-        token.attrSet("src", "/docs/" + str(token.attrGet("src")).removeprefix("../"))
-        token.attrSet("loading", "lazy")
+def _point(tokens: Iterable[Token], below: str, names: Mapping[str, str]) -> None:
+    """Make a link to another document one to its page, where it has one, else plain words; and a picture's one to the picture."""
+    plain = False
+    for token in tokens:
+        if token.type == "link_open" and (found := _LOCAL.fullmatch(str(token.attrGet("href")))):
+            name = names.get(posixpath.normpath(posixpath.join(below, found[1])))
+            plain = name is None
+            token.attrSet("href", f"/docs/{name}{found[2] or ''}")
+            token.hidden = plain
+        elif token.type == "link_close":
+            token.hidden, plain = plain, False
+        elif token.type == "image":
+            token.attrSet("src", "/docs/" + str(token.attrGet("src")).removeprefix("../"))
+            token.attrSet("loading", "lazy")
 
 
 def _words(token: Token) -> str:
@@ -123,7 +155,9 @@ def _words(token: Token) -> str:
 
 
 def _anchor(heading: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", heading.casefold()).strip("-")
+    """As MkDocs makes them, so that a link with an anchor holds in both places."""
+    plain = unicodedata.normalize("NFKD", heading).encode("ascii", "ignore").decode()
+    return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", plain).strip().lower())
 
 
 def _short(text: str) -> str:

@@ -2,8 +2,8 @@
 
 The engine tells everything that goes through it as events: ``exec``, ``attach``, copies out and in, ``commit``, ``export``,
 changed limits, a network that is connected. What does not go through it (``nsenter``, reading the engine's folders, a
-debugger: root on this computer) is not seen: docs/THREAT_MODEL.md. Reading logs and statistics makes no event, and shows
-nothing of a job.
+debugger: root on this computer) is not seen: docs/explanation/threat-model.md. Reading logs and statistics makes no event, and
+shows nothing of a job.
 """
 
 import contextlib

@@ -10,7 +10,7 @@ import pytest
 from markupsafe import escape
 
 from coordinator import errors
-from coordinator.web.pages.guides import DOCS_FOLDER
+from coordinator.web.pages.guides import DOCS_FOLDER, SHOWN, shown
 from coordinator.web.pages.reference import CODES
 from tests.coordinator.web.conftest import House
 from tests.coordinator.web.test_api import archive
@@ -34,14 +34,34 @@ async def test_the_reference_names_every_operation_and_every_link_in_it_leads_so
 
 
 async def test_every_document_is_shown_at_its_own_address(house: House, http: aiohttp.ClientSession) -> None:
-    files = [*DOCS_FOLDER.glob("*.md"), *DOCS_FOLDER.glob("decisions/*.md")]
-    assert len(files) > 30
+    files = shown()
+    assert {kind: pages for kind in SHOWN if not (pages := [file for file in files if files[file] == kind])} == {}
+    assert len({file.stem for file in files}) == len(files)
     for file in files:
-        name = file.relative_to(DOCS_FOLDER).with_suffix("")
+        name = file.stem
         (heading,) = re.findall(r"^# (.+)$", file.read_text(), re.M)[:1]
-        async with http.get(f"{house.url}/docs/{str(name).casefold()}") as response:
-            shown = re.findall(r"<h1>(.*?)</h1>", await response.text())
-        assert shown[:1] == [str(escape(heading.replace("`", "")))], f"{name} is hidden behind another page"
+        async with http.get(f"{house.url}/docs/{name}") as response:
+            headings = re.findall(r"<h1>(.*?)</h1>", await response.text())
+        assert headings[:1] == [str(escape(heading.replace("`", "")))], f"{name} is hidden behind another page"
+
+
+async def test_what_developers_read_is_no_page_and_links_to_it_are_words(
+    house: House, http: aiohttp.ClientSession
+) -> None:
+    for name in (
+        "architecture",
+        "threat-model",
+        "testing",
+        "0024-a-job-rests-only-where-everything-is-safe",
+        "decisions",
+    ):
+        async with http.get(f"{house.url}/docs/{name}") as response:
+            assert response.status == 404
+    async with http.get(f"{house.url}/docs/lend") as response:
+        page = await response.text()
+    assert "decision 26" in page
+    assert ">decision 26<" not in page
+    assert ".md" not in "".join(re.findall(r'href="([^"]*)"', page))
 
 
 @pytest.mark.parametrize(
@@ -52,7 +72,7 @@ def test_every_code_of_an_error_is_explained_with_its_status(kind: type[errors.C
 
 
 async def test_the_example_of_the_documents_runs(house: House, tmp_path: Path) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", (DOCS_FOLDER / "PROGRAMS.md").read_text(), re.S)
+    (code,) = re.findall(r"```python\n(.*?)```", (DOCS_FOLDER / "how-to" / "programs.md").read_text(), re.S)
     names: dict[str, Any] = {}
     exec(code, names)
     (tmp_path / "corpus.txt").write_text("to be or not to be\n" * 200)
