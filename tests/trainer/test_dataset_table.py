@@ -25,9 +25,10 @@ TEXTS = [f"Row {number} of a story, with words; and a few more of them." for num
 IDS = [np.random.default_rng(number).integers(0, 60_000, 50) for number in range(60)]
 
 
-def each(feature: str) -> pytest.MarkDecorator:
+def each(feature: str, long: Sequence[str] = ()) -> pytest.MarkDecorator:
     assert feature in FEATURES
-    return pytest.mark.parametrize("kind", cells(feature), ids=lambda kind: kind.words)
+    kinds = [pytest.param(kind, marks=[pytest.mark.long] * (kind.words in long)) for kind in cells(feature)]
+    return pytest.mark.parametrize("kind", kinds, ids=lambda kind: kind.words)
 
 
 def content(kind: Kind) -> Sequence[Any]:
@@ -97,7 +98,7 @@ def test_what_is_packed_reads_as_what_is_not(packing: str, kind: Kind, tmp_path:
         read(path, kind)
 
 
-@each("larger than memory")
+@each("larger than memory", long=("token ids, JSON lines", "JSON: an object with a list"))
 def test_a_file_is_read_in_a_fraction_of_its_size(kind: Kind, tmp_path: Path) -> None:
     if kind.form in TOKENISED:
         data, count = kind.write([np.arange(100_000) % 60_000] * 100), 10_000_000

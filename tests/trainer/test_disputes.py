@@ -155,7 +155,13 @@ def judged(arguments: list[str], code: int = 0) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("family", "stage", "stride"), [("gpt2", 0, 1), ("llama", 0, 2), ("gpt2", 1, 7), ("llama", 1, 11)]
+    ("family", "stage", "stride"),
+    [
+        pytest.param("gpt2", 0, 1, marks=pytest.mark.long),
+        pytest.param("llama", 0, 2, marks=pytest.mark.long),
+        ("gpt2", 1, 7),
+        ("llama", 1, 11),
+    ],
 )
 def test_a_changed_bit_in_any_operation_is_found_there_and_judged(
     family: str, stage: int, stride: int, folder: Path, tokens: TokenFile

@@ -17,7 +17,7 @@ from tests.trainer.small import job_folder, training
 from transport.wire.job import TrainingSpec
 
 STEPS, REPLICAS = 96, 4
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 
 def spec(**changes: Any) -> TrainingSpec:

@@ -74,7 +74,7 @@ async def lost_within(program: Program, begin: float) -> float:
             return float(event["at"] - begin)
 
 
-@pytest.mark.parametrize("which", ["wan", "lan"])
+@pytest.mark.parametrize("which", ["wan", pytest.param("lan", marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     ("nat", "sender"),
     [
@@ -106,7 +106,7 @@ async def test_a_router_that_restarts_forgets_its_mappings_and_the_transfer_goes
         await arrived_whole(left, right)
 
 
-@pytest.mark.parametrize("program", list(RelayProgram))
+@pytest.mark.parametrize("program", [RelayProgram.COTTAGE, pytest.param(RelayProgram.COTURN, marks=pytest.mark.long)])
 async def test_the_second_relay_takes_over_when_the_first_vanishes(program: RelayProgram) -> None:
     async with homes(2, link=HOME, nat=Nat.SYMMETRIC, relays=2, program=program) as bed:
         servers = [server for relay in bed.relays for server in relay.servers("udp")]
@@ -163,6 +163,7 @@ async def test_a_cut_cable_is_known_on_both_sides_within_five_seconds_and_healed
     assert max(known) < KNOWN_S
 
 
+@pytest.mark.long
 async def test_five_percent_of_loss_is_no_false_alarm_for_half_a_minute(bed: Homes) -> None:
     for home in (1, 2):
         bed.set_link(home, Link(up=20e6, down=100e6, rtt_ms=60, loss=0.05, jitter_ms=10))
