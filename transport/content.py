@@ -83,6 +83,7 @@ _OTHERS: Final[Mapping[bytes, str]] = {
     b"GIF8": "a picture, not text",
 }
 _IDS = (".bin", ".u16", ".u32")
+LFS_POINTER: Final = b"version https://git-lfs.github.com/spec/"
 _PICKLE = re.compile(rb"\x80[\x02-\x05].")
 _MARKS: Final[Mapping[bytes, str]] = {
     b"\xef\xbb\xbf": "utf-8",
@@ -325,6 +326,8 @@ def _other(head: bytes) -> str:
         certain = not magic.isalnum() or has_controls(head[:4096].decode("latin-1"))  # "ORC" begins many a story.
         if head.startswith(magic) and certain:
             return f"this is {what}"
+    if head.startswith(LFS_POINTER):
+        return "this is a pointer of Git LFS, not the file that it stands for: fetch that (git lfs pull)"
     if _PICKLE.match(head):
         return "this is a Python pickle, which is never opened here: write its texts as JSON lines"
     if head[257:262] == b"ustar":
@@ -352,7 +355,13 @@ def _formats(text: str, whole: bool, last: str, text_field: str) -> tuple[Datase
         return (found,)
     if begin.startswith("[") and (found := _arrays(begin, whole)):
         return (found,)
-    return _table_or_text(text, whole, last, text_field)
+    formats = _table_or_text(text, whole, last, text_field)
+    if formats == ("text",) and begin and (promised := ENDINGS.get(last, frozenset())) - {"text"}:
+        # A spoilt file, or a wrong name: somebody must say.
+        return "text", "json" if "json" in promised else next(
+            form for form in get_args(DatasetFormat) if form in promised
+        )
+    return formats
 
 
 def _lines(text: str, whole: bool) -> list[str]:

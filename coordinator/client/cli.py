@@ -20,7 +20,7 @@ from coordinator.client.client import Client, JobUpdate
 from coordinator.client.compare import compare_table, comparison
 from coordinator.client.datasets import DatasetError, format_of, shards
 from coordinator.client.errors import AddressError, ClientError, ProblemError, UnreachableError
-from coordinator.client.folders import TOKENIZER, model_files, tokenizer_files
+from coordinator.client.folders import CONFIG, TOKENIZER, model_files, tokenizer_files
 from coordinator.client.login import LoginFileError, remember, token_for
 from coordinator.client.looks import (
     audits_table,
@@ -367,13 +367,17 @@ async def _upload_weights(client: Client, document: dict[str, Any], options: arg
     path, part = options.weights, document.setdefault("model", {})
     if not isinstance(part, dict):
         raise UsageError(f"{options.document}: model is {part!r}, not a table")
-    chosen, again = shards(path)
-    if not chosen:
-        raise UsageError(f"{path} holds no *.safetensors: name the folder of a model, or its model.safetensors")
-    if again:
-        left, taken = ", ".join(one.name for one in again), ", ".join(one.name for one in chosen[:3])
+    chosen, others = shards(path)
+    if path.is_dir() and not part.keys() & {"preset", "config", "from_job"} and not (path / CONFIG).is_file():
+        raise UsageError(
+            f"{path} holds weights and no {CONFIG}: download that too, or give model.config in the document"
+        )
+    if others:
+        left, taken = ", ".join(one.name for one in others), ", ".join(one.name for one in chosen[:3])
         more = " ..." if len(chosen) > 3 else ""
-        say(f"cottage: {left} would be the same weights once more: {taken}{more} are taken", error=True)
+        say(
+            f"cottage: {left} {'is' if len(others) == 1 else 'are'} left out: the weights are {taken}{more}", error=True
+        )
     found = [await _upload(client, shard, "weights", part, options, out) for shard in chosen]
     part["weights"] = found[0] if len(found) == 1 else found
     if path.is_dir():

@@ -50,16 +50,18 @@ def _chosen(content: Content, name: str, out: Terminal) -> str:
 
 
 def shards(path: Path) -> tuple[list[Path], list[Path]]:
-    """The files of a model's weights to upload, and those in the same folder that hold the same weights once more.
+    """The files of a model's weights to upload, and others in the same folder, as the same weights once more or an adapter.
 
     A folder may have shards, named by an index, beside one consolidated file: of both, the shards are taken.
 
     Raises:
-        DatasetError: a shard that the index or the other shards' numbers name is not there.
+        DatasetError: there are none, or a shard that the index or the other shards' numbers name is not there.
     """
     if not path.is_dir():
         return [path], []
     found = sorted(path.glob("*.safetensors"))
+    if not found:
+        raise DatasetError(f"{path} holds no *.safetensors: {_instead(path)}")
     named = _named(path / "model.safetensors.index.json")
     numbered = [one for one in found if _SHARD.fullmatch(one.name)]
     chosen = (
@@ -73,7 +75,26 @@ def shards(path: Path) -> tuple[list[Path], list[Path]]:
     if lacking:
         more = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
         raise DatasetError(f"{path} has not {lacking[0]}{more}, a part of the same weights: download all of them")
+    if (path / "adapter_config.json").exists() and [one.name for one in chosen] == ["adapter_model.safetensors"]:
+        raise DatasetError(
+            f"{path} holds an adapter, not a model: merge it into its base model (merge_and_unload of peft), and name the folder "
+            "that save_pretrained writes then"
+        )
+    if gone := next((one for one in chosen if not one.exists()), None):
+        raise DatasetError(f"{gone} is a link to a file that is not there: download the model anew")
     return chosen, [one for one in found if one not in chosen]
+
+
+def _instead(folder: Path) -> str:
+    """What to do about a folder without safetensors, from what it has."""
+    below = sorted(one.parent.name for one in folder.glob("*/*.safetensors"))
+    if below:
+        return f"its folder {below[0]} does, name that"
+    if any(folder.glob("*.gguf")):
+        return "a GGUF file cannot be trained further, take the model that it was made of"
+    if any(one for kind in ("*.bin", "*.pt", "*.pth") for one in folder.glob(kind)):
+        return "transformers reads the model that is there, and save_pretrained writes it as safetensors"
+    return "name the folder of a model, or its model.safetensors"
 
 
 def missing_shards(names: Collection[str]) -> list[str]:

@@ -62,6 +62,6 @@ def _text(path: Path) -> str:
     if (size := path.stat().st_size) > MAX_FILE_BYTES:
         raise DatasetError(f"{path} has {size:,} bytes, and such a file {MAX_FILE_BYTES:,} at most: move it elsewhere")
     try:
-        return path.read_text("utf-8")
+        return path.read_text("utf-8-sig")
     except UnicodeDecodeError as error:
         raise DatasetError(f"{path} is not UTF-8: {error}") from error

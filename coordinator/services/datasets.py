@@ -11,17 +11,29 @@ from pathlib import Path
 import msgspec
 
 from coordinator.errors import InvalidError, TooLargeError
-from transport.content import HEAD_BYTES, ContentError, recognise, settle
+from transport.content import HEAD_BYTES, LFS_POINTER, ContentError, encoding_of, first_control, recognise, settle
 from transport.wire.job import DatasetFormat
 
 CHUNK_BYTES = 1 << 20
 MAX_TOKENIZER_BYTES = 64 << 20  # The largest public tokenizers (250,000 entries with merges) have 33 MB.
 MAX_SAFETENSORS_HEADER = 25 << 20  # A quarter of what the format's own reader takes: 100,000 tensors.
+LOOKED_AT = 4096  # Bytes of what should be weights and is not.
 MAX_TENSOR_AXES = 8  # Language models have three at most; without a bound a header could ask for a product of millions.
 NAMELESS_WEIGHTS = "the weights file"  # An artifact's own name is a digest, which says nothing to anybody.
 _ADAPTER = re.compile(r"(?:^|[._])lora_(?:A|B|embedding_A|embedding_B|magnitude_vector)(?:\.|$)")
 _TOKENIZER_MODELS = frozenset({"BPE", "Unigram", "WordLevel", "WordPiece"})
-_TENSOR_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
+_TENSOR_BYTES = {
+    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1,
+    "BOOL": 1, "C64": 8,
+}  # fmt: skip
+_SAVE_ANEW = "load the model with transformers, and save_pretrained writes safetensors"
+_OTHER_WEIGHTS = {
+    b"PK\x03\x04": f"it is a file of torch.save: {_SAVE_ANEW}",
+    b"\x80\x02": f"it is a pickle, which is never opened here: {_SAVE_ANEW}",
+    b"GGUF": "it is a GGUF file, which cannot be trained further: take the model that it was made of",
+    b"\x89HDF": f"it is an HDF5 file: {_SAVE_ANEW}",
+    LFS_POINTER: "it is a pointer of Git LFS, not the weights: fetch them (git lfs pull)",
+}
 
 
 class StoredTensor(msgspec.Struct, frozen=True):
@@ -71,15 +83,17 @@ def check_form(path: Path, form: DatasetFormat, name: str = "") -> None:
         raise InvalidError(f"{size:,} bytes are no whole number of {form} token ids", "dataset")
 
 
-def check_weights(path: Path, name: str = NAMELESS_WEIGHTS) -> None:
-    """See that a safetensors file is one, and a model's; raises as ``read_safetensors``."""
-    for key, tensor in read_safetensors(path, name)[1].items():
+def check_weights(path: Path, name: str = NAMELESS_WEIGHTS) -> dict[str, StoredTensor]:
+    """The tensors of a safetensors file that is one, and a model's; raises as ``read_safetensors``."""
+    _, found = read_safetensors(path, name)
+    for key, tensor in found.items():
         if _ADAPTER.search(key):
             raise InvalidError(
                 f"{name} holds an adapter (tensor {key[:80]!r} of shape {tensor.shape}), not a model: merge it into its base "
                 "model (merge_and_unload of peft), and upload what save_pretrained writes then",
                 "weights",
             )
+    return found
 
 
 def read_safetensors(path: Path, name: str = NAMELESS_WEIGHTS) -> tuple[int, dict[str, StoredTensor]]:
@@ -94,9 +108,9 @@ def read_safetensors(path: Path, name: str = NAMELESS_WEIGHTS) -> tuple[int, dic
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > min(size - 8, MAX_SAFETENSORS_HEADER):
-            raise InvalidError(
-                f"{name} is no safetensors file: its header would have {length:,} of {size:,} bytes", "weights"
-            )
+            file.seek(0)
+            what = _otherwise(file.read(LOOKED_AT), size)
+            raise InvalidError(f"{name} is no safetensors file: {what}", "weights")
         header = file.read(length)
     try:
         entries = _HEADER.decode(header)
@@ -109,6 +123,18 @@ def read_safetensors(path: Path, name: str = NAMELESS_WEIGHTS) -> tuple[int, dic
     except InvalidError as error:
         raise InvalidError(f"{name}: {error.detail}", error.field) from error
     return 8 + length, tensors
+
+
+def _otherwise(begin: bytes, size: int) -> str:
+    """What a file is that is no safetensors file, and what to do about it."""
+    for magic, what in _OTHER_WEIGHTS.items():
+        if begin.startswith(magic):
+            return what
+    if encoding_of(begin) == ("utf-8", 0) and not first_control(begin.decode("utf-8", "ignore")):
+        return (
+            f"it has {size:,} bytes of text, such as the page of an error: download it anew" if size else "it is empty"
+        )
+    return "it does not begin with a header of its tensors: it is another format, or damaged; save or download it anew"
 
 
 def check_tokenizer(path: Path) -> None:
@@ -135,6 +161,8 @@ def check_tokenizer(path: Path) -> None:
 
 
 def _check_layout(tensors: dict[str, StoredTensor], size: int) -> None:
+    if not tensors:
+        raise InvalidError("there is no tensor in it: save the model anew", "weights")
     end = 0
     for name, tensor in sorted(tensors.items(), key=lambda item: item[1].data_offsets):
         shown = name[:80]
@@ -157,7 +185,7 @@ def _check_layout(tensors: dict[str, StoredTensor], size: int) -> None:
                 "weights",
             )
         end = stop
-    if end != size or not tensors:
+    if end != size:
         raise InvalidError(
             f"the tensors describe {end:,} bytes and the file has {size:,}: it is cut or padded", "weights"
         )

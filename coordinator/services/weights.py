@@ -49,8 +49,12 @@ def check_fit(config: Mapping[str, Any], files: Sequence[tuple[str, Path]]) -> s
     """
     found: dict[str, tuple[str, StoredTensor]] = {}
     for name, path in files:
-        check_weights(path, name)
-        found |= {key: (name, tensor) for key, tensor in read_safetensors(path, name)[1].items()}
+        for key, tensor in check_weights(path, name).items():
+            if key in found:
+                raise InvalidError(
+                    f"tensor {key[:80]!r} is in {found[key][0]} and in {name}: give each shard once", "weights"
+                )
+            found[key] = (name, tensor)
     taken: set[str] = set()
     for parameter, shape in tensors_of(config).all().items():
         stored = ways(parameter, shape, config, bool(config[STARTS_TIED]))

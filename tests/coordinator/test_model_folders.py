@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from coordinator.client import cli
+from coordinator.client.cli import UsageError
 from coordinator.client.datasets import DatasetError
 from coordinator.client.folders import MAX_FILE_BYTES, tokenizer_files
 from coordinator.client.options import parser
@@ -63,6 +64,21 @@ async def test_a_folder_brings_config_tokenizer_and_settings(
     told = capsys.readouterr().err
     for name in ("config.json", "generation_config.json", "tokenizer_config.json"):
         assert name in told
+
+
+async def test_a_folder_without_its_config_is_told_before_anything_is_uploaded(tmp_path: Path) -> None:
+    weights = str(folder(tmp_path, config=None))
+    with pytest.raises(UsageError, match=r"holds weights and no config\.json: download that too"):
+        await document(tmp_path, {}, "--weights", weights)
+    made, _ = await document(tmp_path, {"model": {"config": CONFIG}}, "--weights", weights)
+    assert made["model"]["config"] == CONFIG
+
+
+async def test_a_byte_order_mark_before_a_config_is_looked_over(tmp_path: Path) -> None:
+    made = folder(tmp_path)
+    (made / "config.json").write_bytes(b"\xef\xbb\xbf" + (made / "config.json").read_bytes())
+    found, _ = await document(tmp_path, {}, "--weights", str(made))
+    assert found["model"]["config"] == CONFIG
 
 
 async def test_what_the_document_says_stands(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from coordinator.domain.job import JobState
 from coordinator.errors import CottageError, InvalidError, NotFoundError
 from coordinator.services import modelfiles
 from coordinator.services.artifacts import ArtifactStore, file_digest
+from coordinator.services.datasets import read_safetensors
 from coordinator.services.modelfiles import ModelFiles
 from coordinator.services.uploads import _check
 from coordinator.services.weights import check_fit, index_weights
@@ -49,8 +50,8 @@ def made_for(config: dict[str, Any], way: str = "written") -> Made:
     return {part.key: np.zeros(part.shape(shape), np.float32) for part, shape in parts}
 
 
-def kept(tmp_path: Path, tensors: Made) -> Path:
-    path = tmp_path / "file"
+def kept(tmp_path: Path, tensors: Made, name: str = "file") -> Path:
+    path = tmp_path / name
     path.write_bytes(save(tensors))
     return path
 
@@ -241,10 +242,13 @@ async def test_files_are_read_once_in_a_thread_and_refusals_are_remembered(
 def test_a_missing_shard_is_told_of(tmp_path: Path) -> None:
     config = resolved("llama")
     fits = made_for(config)
-    half = {key: value for key, value in fits.items() if "layers.2." not in key}
+    first = {key: value for key, value in fits.items() if "layers" not in key}
+    other = {key: value for key, value in fits.items() if "layers" in key and "layers.2." not in key}
+    parts = kept(tmp_path, first, "first"), kept(tmp_path, other, "other")
     with pytest.raises(InvalidError, match=r"none of the 2 files of weights has a tensor model\.layers\.2\."):
-        check_fit(config, [("a", kept(tmp_path, half)), ("b", kept(tmp_path, half))])
-    named = [(f"model-0000{number}-of-00003.safetensors", kept(tmp_path, half)) for number in (1, 3)]
+        check_fit(config, list(zip("ab", parts, strict=True)))
+    names = (f"model-0000{number}-of-00003.safetensors" for number in (1, 3))
+    named = list(zip(names, parts, strict=True))
     with pytest.raises(
         InvalidError, match=r"model\.layers\.2\..* all files of the model, model-00002-of-00003\.safetensors among"
     ):
@@ -336,6 +340,37 @@ async def test_a_hundred_bad_jobs_are_refused_before_money_moves(seed: int, tmp_
     assert not of_tensor or ("tensor " in problem and "shape [" in problem)
     assert digest not in problem
     assert "Error" not in problem
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"PK\x03\x04" + bytes(300), "a file of torch.save"),
+        (b"\x80\x02}q\x00." + bytes(300), "a pickle, which is never opened"),
+        (b"GGUF\x03\0\0\0" + bytes(300), "a GGUF file"),
+        (b"\x89HDF\r\n\x1a\n" + bytes(300), "an HDF5 file"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\n", "a pointer of Git LFS"),
+        (b"<html>Sign in, please</html>", "has 28 bytes of text, such as the page of an error"),
+        (b"Not found", "9 bytes of text"),
+        (b"", "it is empty"),
+        (b"\0" * 5, "does not begin with a header"),
+        (b"\xff" * 900, "does not begin with a header"),
+        (save({}), "there is no tensor in it"),
+    ],
+)
+def test_what_is_no_safetensors_file_is_told_as_what_it_is(content: bytes, words: str, tmp_path: Path) -> None:
+    (tmp_path / "bad").write_bytes(content)
+    with pytest.raises(InvalidError) as refused:
+        read_safetensors(tmp_path / "bad", FILE)
+    assert refused.value.detail.startswith(FILE)
+    assert words in refused.value.detail
+
+
+def test_a_tensor_in_two_files_is_told_with_both(tmp_path: Path) -> None:
+    config = resolved("llama")
+    files = [(name, kept(tmp_path, made_for(config))) for name in ("a copy", "the model")]
+    with pytest.raises(InvalidError, match="is in a copy and in the model: give each shard once"):
+        check_fit(config, files)
 
 
 def test_an_upload_is_refused_under_its_own_name(tmp_path: Path) -> None:

@@ -53,6 +53,15 @@ LETTERS = b"".join(struct.pack("<H", CHANCE.randrange(65)) for _ in range(20_000
         (WIDE_IDS, "train.bin", "uint32 uint16"),
         (GPT_IDS, "train.u16", "uint16"),
         (b"", "", "text"),
+        (b"", "a.jsonl", "text"),
+        (b"{'text': 'one'}\n{'text': 'two'}\n", "a.jsonl", "text jsonl"),
+        (b"// made by us\n" + ROWS.encode(), "a.jsonl.gz", "text jsonl"),
+        (b'"one text"\n', "a.json", "text json"),
+        (b'[["one", "two"], ["three", "four"]]', "a.json", "text json"),
+        (b"<!DOCTYPE html><p>Sign in</p>\n", "a.parquet", "text parquet"),
+        (b"Entry not found", "a.npy", "text npy"),
+        (b"Once upon a time\n", "a.md", "text"),
+        (b"Once upon a time\n", "a.story", "text"),
     ],
 )
 def test_a_file_is_what_its_beginning_says(content: bytes, name: str, formats: str) -> None:
@@ -75,6 +84,13 @@ def test_utf_16_and_32_are_read_with_a_mark_and_utf_16_without(text: str, encodi
         found = recognise((text * 30).encode(encoding), True)
         assert found.encoding.replace("-le", "").replace("-be", "") in (encoding[:6], "utf-8")
         assert found.formats == (("jsonl",) if text is ROWS else ("text",))
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.jsonl", "a.txt", ""])
+def test_a_pointer_of_git_lfs_is_no_dataset(name: str) -> None:
+    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
+    with pytest.raises(ContentError, match="a pointer of Git LFS, not the file"):
+        settle(recognise(pointer, True, name), name)
 
 
 def test_an_encoding_that_was_named_is_looked_through() -> None:

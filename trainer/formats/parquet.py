@@ -156,7 +156,8 @@ def _type_of(schema: Any, field: str, name: str) -> Any:
     if kind is None or not steps:
         paths = _text_paths(schema, "")
         listed = ", ".join(map(shown, paths[:MAX_LISTED])) + (" and others" if len(paths) > MAX_LISTED else "")
-        detail = f"{name} has no column {field!r}: those with text are {listed or 'none'}; name one of them"
+        advice = f"those with text are {listed}; name one of them" if listed else "none of its columns holds text"
+        detail = f"{name} has no column {field!r}: {advice}"
         raise DataError("bad-parquet", detail)
     return kind
 

@@ -174,6 +174,33 @@ def test_a_shard_that_is_not_there_is_named(tmp_path: Path) -> None:
             shards(folder_of(tmp_path / str(number), *names, index=index))
 
 
+def test_a_folder_without_weights_says_what_to_do_from_what_it_has(tmp_path: Path) -> None:
+    adapter = "adapter_model.safetensors"
+    cases: list[tuple[tuple[str, ...], str]] = [
+        ((), "holds no *.safetensors: name the folder of a model, or its model.safetensors"),
+        (
+            ("pytorch_model.bin",),
+            "holds no *.safetensors: transformers reads the model that is there, and save_pretrained writes",
+        ),
+        (("consolidated.00.pth",), "save_pretrained writes it as safetensors"),
+        (("model.q4.gguf",), "a GGUF file cannot be trained further"),
+        ((adapter, "adapter_config.json"), "holds an adapter, not a model: merge it"),
+    ]
+    for number, (names, words) in enumerate(cases):
+        with pytest.raises(DatasetError, match=re.escape(words)):
+            shards(folder_of(tmp_path / str(number), *names))
+    folder_of(tmp_path / "above")
+    folder_of(tmp_path / "above" / "snapshot", "model.safetensors")
+    with pytest.raises(DatasetError, match="its folder snapshot does, name that"):
+        shards(tmp_path / "above")
+    linked = folder_of(tmp_path / "linked")
+    (linked / "model.safetensors").symlink_to("gone")
+    with pytest.raises(DatasetError, match=r"model\.safetensors is a link to a file that is not there"):
+        shards(linked)
+    both = folder_of(tmp_path / "both", adapter, "adapter_config.json", "model.safetensors")
+    assert [[path.name for path in paths] for paths in shards(both)] == [["model.safetensors"], [adapter]]
+
+
 async def test_a_server_that_is_no_address_is_wrong_use(capsys: pytest.CaptureFixture[str]) -> None:
     assert await cottage("jobs", "--server", "http://::1:8470") == 2
     assert "--server: 'http://::1:8470' is no address of a server" in capsys.readouterr().err
