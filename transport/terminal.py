@@ -32,8 +32,8 @@ def say_json(value: Any, indent: int = 0) -> None:
 
 def escaped(document: str) -> str:
     """A JSON document with every character that does not show written as its code."""
-    if document.isascii():
-        return document  # JSON writes the control characters of ASCII as codes already.
+    if document.isascii() and "\x7f" not in document:
+        return document  # JSON writes the other control characters of ASCII as codes already.
     return "".join(char if char == "\n" or _shows(char) else _code(char) for char in document)
 
 

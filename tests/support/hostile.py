@@ -34,7 +34,7 @@ def hostile(kind: Any, text: str, name: str = "") -> Any:
     if origin is Annotated:
         return _annotated(parts, text, name)
     if origin is Literal:
-        return parts[0]
+        return "file" if "file" in parts else parts[0]  # What has all the fields of its struct.
     if kind is str:
         return text
     if kind in (int, float):

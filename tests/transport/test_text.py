@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec import Meta
 from rich.live import Live
@@ -218,6 +218,7 @@ def test_plain_lines_errors_and_documents_are_clean(name: str, capsys: pytest.Ca
 
 
 @given(st.text(max_size=50))
+@example("\x7f")
 def test_json_that_is_printed_means_what_it_meant(text: str) -> None:
     document = msgspec.json.encode({"text": text}).decode()
     assert json.loads(terminal.escaped(document)) == {"text": text}
