@@ -22,12 +22,12 @@ from trainer.conduct import Conduct
 from trainer.data import TokenFile
 from trainer.environment import configure
 from trainer.outer import OuterState, local_digest, outer_method
-from trainer.outer.choice import PSEUDO_GRADIENT_CODECS
 from trainer.replay import Auditor
 from trainer.stage import Stage, vector_digest
 from transport.wire.codec import decode_json, encode_json
 from transport.wire.job import TrainingSpec
 from transport.wire.task import ReplayAcross, ReplayStep
+from transport.wire.updates import UPDATES
 
 STEPS, TOTAL, STAGE = 10, 200, 1
 HONEST = "honest"
@@ -169,7 +169,7 @@ def elsewhere(folder: Path, how: str, threads: int = 1, **environment: str) -> d
 
 def contributions() -> dict[str, list[str]]:
     """What every method and codec makes of the same state in two rounds: digests, by what the job asks for."""
-    asked: list[dict[str, Any]] = [{"pseudo_gradient": codec} for codec in PSEUDO_GRADIENT_CODECS]
+    asked: list[dict[str, Any]] = [{"pseudo_gradient": codec} for codec in UPDATES]
     asked += [{"pseudo_gradient": "int4", "error_feedback": 0.9}, {"outer": "averaging"}]
     asked += [{"outer": "sparseloco", "outer_momentum": 0.0}]
     asked += [{"outer": "streaming", "fragments": 2, "mixing": 0.5, "inner_steps": 5}]

@@ -1,14 +1,16 @@
 """Tensors as bytes: what comes back, and what is refused."""
 
 import struct
+from typing import get_args
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.codecs import BLOCK, GRADIENT_BLOCK, CodecName, decode, encode, encoded_size
+from trainer.codecs import BLOCK, GRADIENT_BLOCK, CodecName, coarse, decode, encode, encoded_size, registry
 from trainer.errors import CodecError, NonFiniteError
+from transport.wire.updates import UPDATES, UpdateName
 
 CODECS: list[CodecName] = [
     "fp32", "fp16", "int8-token", "int8-block", "int4-block", "int4-gradient", "int4-squares", "int2-block",
@@ -224,3 +226,20 @@ def test_gradients_too_small_for_half_floats_keep_their_digits_in_four_bits() ->
 def test_half_floats_refuse_what_they_cannot_hold() -> None:
     with pytest.raises(NonFiniteError):
         encode(torch.tensor([1e6]), "fp16")
+
+
+@pytest.mark.parametrize("name", get_args(UpdateName))
+def test_what_a_document_can_name_is_a_codec_that_takes_the_bytes_which_plans_count(name: UpdateName) -> None:
+    update = UPDATES[name]
+    values = torch.randn(64 * 1024, generator=torch.Generator().manual_seed(5))
+    assert len(encode(values, registry.CODECS[update.codec])) / values.numel() == pytest.approx(
+        update.value_bytes, rel=0.1
+    )
+
+
+def test_two_codecs_of_one_code_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coarse, "NAMED", (coarse.Coarse("mine", 0, 1.8),))
+    with pytest.raises(ValueError, match="code 0: there is one of that name or code"):
+        registry._named()
+    monkeypatch.undo()
+    assert registry._named() == registry.CODECS

@@ -21,7 +21,7 @@ codec              what it is for                                               
 =================  ================================================================================  ==============
 
 Codecs with parameters (``trainer.codecs.sparse``, ``frequency``, ``varint``) are objects that are passed instead of a name. A new
-named codec is one class with the members of ``framing.Codec`` and one line in ``registry``.
+named codec is a file with a class that has the members of ``framing.Codec``, listed as ``NAMED``.
 """
 
 from torch import Tensor

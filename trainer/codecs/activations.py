@@ -119,3 +119,6 @@ def _width(shape: tuple[int, ...]) -> int:
 
 def _rows(shape: tuple[int, ...]) -> int:
     return math.prod(shape[:-1])
+
+
+NAMED = (Steps4("int4-token", 33),)

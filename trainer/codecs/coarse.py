@@ -72,3 +72,6 @@ class Coarse:
         symbols = torch.from_numpy(decompress(body[_HEAD:], math.prod(shape), table))
         meaning = torch.cat((magnitudes.flip(0).neg(), torch.zeros(1), magnitudes))
         return meaning[symbols.long()].view(shape)
+
+
+NAMED = (Coarse("coarse", 7, 1.8), Coarse("coarser", 8, 2.7))

@@ -12,6 +12,9 @@ from torch import Tensor
 from trainer.codecs.bits import pack, packed_size, unpack
 from trainer.codecs.framing import raw, read, read_scales, refuse_non_finite
 
+BLOCK = 64
+"""Values under one scale; parameters begin at multiples of it, so a block never spans two tensors."""
+GRADIENT_BLOCK = 256
 LARGEST_OF_4_BITS = torch.tensor(7.0)  # -8 stays unused: both signs have the same levels.
 
 
@@ -208,3 +211,15 @@ def _rows(values: Tensor, width: int) -> Tensor:
 
 def _scaled(rows: Tensor, scales: Tensor, shape: tuple[int, ...]) -> Tensor:
     return rows.mul(scales.unsqueeze(1)).view(-1)[: math.prod(shape)].view(shape)
+
+
+NAMED = (
+    Floats("fp32", 0, torch.float32),
+    Int8("int8-token", 1, None),
+    Int8("int8-block", 2, BLOCK),
+    Floats("fp16", 3, torch.float16),
+    Int4("int4-block", 4, BLOCK),
+    Int4("int4-gradient", 5, GRADIENT_BLOCK),
+    Int2("int2-block", 6, BLOCK),
+    Squares4("int4-squares", 9, GRADIENT_BLOCK),
+)

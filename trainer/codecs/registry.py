@@ -1,14 +1,15 @@
-"""The codecs that a job document can name."""
+"""The codecs that have a name: those that the files of this folder list as ``NAMED``."""
 
+import importlib
+import pkgutil
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Literal
 
-import torch
-
-from trainer.codecs.activations import Steps4
-from trainer.codecs.coarse import Coarse
-from trainer.codecs.dense import Floats, Int2, Int4, Int8, Squares4
+from trainer.codecs.dense import BLOCK, GRADIENT_BLOCK
 from trainer.codecs.framing import Codec
+
+__all__ = ["BLOCK", "CODECS", "GRADIENT_BLOCK", "CodecName"]
 
 CodecName = Literal[
     "fp32",
@@ -23,22 +24,23 @@ CodecName = Literal[
     "coarser",
     "int4-token",
 ]
+"""Those that this code names itself. A job document's are in ``transport.wire.updates``."""
 
-BLOCK = 64
-"""Values under one scale; parameters begin at multiples of it, so a block never spans two tensors."""
-GRADIENT_BLOCK = 256
 
-CODECS: Mapping[CodecName, Codec] = {
-    "fp32": Floats("fp32", 0, torch.float32),
-    "int8-token": Int8("int8-token", 1, None),
-    "int8-block": Int8("int8-block", 2, BLOCK),
-    "fp16": Floats("fp16", 3, torch.float16),
-    "int4-block": Int4("int4-block", 4, BLOCK),
-    "int4-gradient": Int4("int4-gradient", 5, GRADIENT_BLOCK),
-    "int2-block": Int2("int2-block", 6, BLOCK),
-    "coarse": Coarse("coarse", 7, 1.8),
-    "coarser": Coarse("coarser", 8, 2.7),
-    "int4-squares": Squares4("int4-squares", 9, GRADIENT_BLOCK),
-    "int4-token": Steps4("int4-token", 33),
-}
+def _named() -> dict[str, Codec]:
+    """What the files of this folder offer under ``NAMED``, by name."""
+    found: dict[str, Codec] = {}
+    for file in pkgutil.iter_modules([str(Path(__file__).parent)]):
+        if file.name == "registry":
+            continue
+        for codec in getattr(importlib.import_module(f"trainer.codecs.{file.name}"), "NAMED", ()):
+            if codec.name in found or codec.code in {other.code for other in found.values()}:
+                raise ValueError(
+                    f"codec {codec.name!r}, code {codec.code}: there is one of that name or code; choose another"
+                )
+            found[codec.name] = codec
+    return found
+
+
+CODECS: Mapping[str, Codec] = _named()
 """Codes 16 to 31 are those of sparse codecs, which are made with their density; 32 and up those of activations."""

@@ -4,12 +4,11 @@
 ``step_method`` make those that a job asks for.
 """
 
-from trainer.outer.choice import PSEUDO_GRADIENT_CODECS, outer_method, step_method
+from trainer.outer.choice import outer_method, step_method
 from trainer.outer.every_step import StepMethod
 from trainer.outer.method import Contribution, Layout, Local, OuterMethod, OuterState, local_digest
 
 __all__ = [
-    "PSEUDO_GRADIENT_CODECS",
     "Contribution",
     "Layout",
     "Local",

@@ -1,8 +1,8 @@
 """The method that a job document asks for."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from trainer.codecs import CodecName
+from trainer.codecs import CODECS
 from trainer.codecs.sparse import TopK
 from trainer.outer.checks import Combining
 from trainer.outer.demo import DeMo
@@ -13,30 +13,20 @@ from trainer.outer.method import Layout, OuterMethod
 from trainer.outer.streaming import Streaming
 from trainer.stage import Slot
 from transport.wire.job import DGC_DENSITY, SPARSE_DENSITY, TrainingSpec
+from transport.wire.updates import UPDATES
 
-PSEUDO_GRADIENT_CODECS: Mapping[str, CodecName] = {
-    "fp32": "fp32",
-    "int8": "int8-block",
-    "int4": "int4-block",
-    "int2": "int2-block",
-    "coarse": "coarse",
-    "coarser": "coarser",
-}
 SPARSE_FEEDBACK = 0.95  # SparseLoCo, arXiv 2508.15706, section 4.
-COARSE_FEEDBACK = 1.0  # The codecs lose half of a vector's length and more: all of it is sent later.
+FEEDBACK = 1.0  # Of codecs that lose half of a vector's length and more: all of it is sent later.
 
 
 def outer_method(training: TrainingSpec, slots: Sequence[Slot], size: int) -> OuterMethod:
     """The method of a job on a stage whose flat vectors have ``size`` values."""
     layout = Layout(tuple(slots), size)
-    codec = PSEUDO_GRADIENT_CODECS[training.pseudo_gradient]
+    update = UPDATES[training.pseudo_gradient]
+    codec = CODECS[update.codec]
     rate, momentum, feedback = training.outer_learning_rate, training.outer_momentum, training.error_feedback
-    if (
-        training.pseudo_gradient in ("coarse", "coarser")
-        and training.outer in ("diloco", "averaging")
-        and feedback is None
-    ):
-        feedback = COARSE_FEEDBACK
+    if update.feedback and training.outer in ("diloco", "averaging") and feedback is None:
+        feedback = FEEDBACK
     combining = Combining(training.aggregation, training.check_updates)
     match training.outer:
         case "diloco":

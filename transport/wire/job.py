@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from transport.text import Told, Untrusted
 from transport.wire.ids import Digest, JobId, ShortText
+from transport.wire.updates import UpdateName
 
 MAX_SHARDS = 256  # Files of one model; the largest public ones have 191.
 MAX_SETTINGS_BYTES = 128 << 10  # Of a model's small files; the longest chat templates have 30 KB.
@@ -169,8 +170,8 @@ class TrainingSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     loss_scale: Annotated[float, Meta(ge=1, le=2**24)] = 4096.0
     """``fp16``: what the loss is multiplied by for the backward pass."""
     outer: OuterName = "diloco"
-    pseudo_gradient: Literal["int8", "int4", "int2", "coarse", "coarser", "fp32"] = "int8"
-    """How updates between replicas are written: ``trainer.codecs``; ``coarse`` takes about 1.2 bits a value, ``coarser`` 0.6."""
+    pseudo_gradient: UpdateName = "int8"
+    """How updates between replicas are written: ``coarse`` takes about 1.2 bits a value, ``coarser`` 0.6."""
     density: Annotated[float, Meta(gt=0, le=0.5)] | None = None
     """Sparse methods: the part of the values that is sent; ``None``: 0.03 (``sparseloco``) or 0.001 (``dgc``)."""
     error_feedback: Annotated[float, Meta(ge=0, le=1)] | None = None

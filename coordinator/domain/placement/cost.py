@@ -24,18 +24,10 @@ from transport.wire.crossing import boundary_bytes
 from transport.wire.job import DGC_DENSITY, SPARSE_DENSITY, TOGETHER, TrainingSpec
 from transport.wire.model import ModelShape
 from transport.wire.task import Layers
+from transport.wire.updates import UPDATES
 
 COMPUTE_SHARE = 0.75  # Of its measured speed; the measurement is the quickest step of a small model on an idle machine.
 FLOAT32 = 4.0
-BYTES_PER_SCALAR: Mapping[str, float] = {
-    "fp32": FLOAT32,
-    "int8": 1 + 2 / 64,
-    "int4": 0.5 + 2 / 64,
-    "int2": 0.25 + 2 / 64,
-    "coarse": 0.15,  # These two vary; as measured in training.
-    "coarser": 0.08,
-}
-"""Of a pseudo-gradient: values, and a scale of two bytes for each block of 64."""
 RECOMPUTED = 4 / 3  # Forward, forward again, and a backward pass of twice that, in place of three.
 STEP_BYTES: Mapping[str, float] = {"gradients": 0.5 + 2 / 256, "demo": FLOAT32 / 421}
 """Of a gradient that is exchanged in every step; demo's is 421 times less than float32, as measured."""
@@ -90,7 +82,7 @@ def load_of(shape: ModelShape, training: TrainingSpec) -> Load:
     """The load of a job as its document has it."""
     tokens = training.batch * training.sequence
     micro = tokens / training.micro_batches
-    scalar = BYTES_PER_SCALAR[training.pseudo_gradient]
+    scalar = UPDATES[training.pseudo_gradient].value_bytes
     if training.outer == "sparseloco":
         scalar = (training.density or SPARSE_DENSITY) * (scalar + INDEX_BYTES)
     if training.outer in TOGETHER:

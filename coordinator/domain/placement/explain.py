@@ -3,9 +3,10 @@
 import math
 from collections.abc import Sequence
 
-from coordinator.domain.placement.cost import BYTES_PER_SCALAR, Load, Pace, Round, exchange_of, pace
+from coordinator.domain.placement.cost import Load, Pace, Round, exchange_of, pace
 from coordinator.domain.placement.fleet import Fleet
 from transport.wire.rounds import EXCHANGE_SHARE, carried
+from transport.wire.updates import UPDATES
 
 LONG = 0.5  # Of a step spent in filling the pipeline: then the schedule is what to change, not a machine.
 
@@ -71,8 +72,8 @@ def _exchange(fleet: Fleet, load: Load, counts: Sequence[int], rows: Sequence[Se
     step = timed.stepping / load.period
     enough, _ = carried(timed.exchange, step)
     smaller = ""
-    if load.scalar_bytes > BYTES_PER_SCALAR["int4"]:
-        fewer, _ = carried(timed.exchange * BYTES_PER_SCALAR["int4"] / load.scalar_bytes, step)
+    if load.scalar_bytes > UPDATES["int4"].value_bytes:
+        fewer, _ = carried(timed.exchange * UPDATES["int4"].value_bytes / load.scalar_bytes, step)
         smaller = f", with training.pseudo_gradient int4 {fewer:,}"
     return (
         f"the exchange of pseudo-gradients over {_line(fleet, node, side)}: {timed.exchange:,.0f} s after "

@@ -10,6 +10,7 @@ from transport.wire.crossing import most_in_flight, recorded_bytes
 from transport.wire.job import TOGETHER, TrainingSpec
 from transport.wire.model import VECTORS, ModelShape
 from transport.wire.task import Layers
+from transport.wire.updates import UPDATES
 
 FLOAT32 = 4
 _STATE = 3  # Vectors: parameters and two moments.
@@ -173,7 +174,7 @@ def _carried_vectors(training: TrainingSpec) -> int:
 
     Making a residual takes one more; streaming's outer steps take one less than others, for they are of a fragment.
     """
-    lossy = training.error_feedback is not None or training.pseudo_gradient in ("coarse", "coarser")
+    lossy = training.error_feedback is not None or UPDATES[training.pseudo_gradient].feedback
     if training.outer in ("diloco", "averaging") and lossy:
         return 4
     return 2 if training.outer == "streaming" else 0

@@ -24,6 +24,7 @@ from transport.wire.job import (
     TokenizerSpec,
     TrainingSpec,
 )
+from transport.wire.updates import UPDATES
 
 NO_DATASET = "0" * 64  # Stands in a quote for a dataset that is not uploaded yet: the price does not depend on it.
 OWN_CONFIG = "config"
@@ -143,14 +144,7 @@ SELECTS = (
     Select(
         "training.pseudo_gradient",
         "Exchange between replicas",
-        (
-            ("int8", "int8: a quarter of the bytes"),
-            ("int4", "int4: an eighth of the bytes"),
-            ("int2", "int2: a fourteenth of the bytes, with error feedback"),
-            ("coarse", "coarse: a little over one bit a value, with error feedback"),
-            ("coarser", "coarser: half that, with error feedback"),
-            ("fp32", "float32: exact"),
-        ),
+        tuple((name, f"{name}: {update.about}") for name, update in UPDATES.items()),
     ),
     Select(
         "training.decay",
