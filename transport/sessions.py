@@ -9,6 +9,7 @@ pass plain HTTP on.
 import asyncio
 import ipaddress
 import os
+import ssl
 import sys
 import urllib.request
 from collections.abc import Mapping
@@ -40,6 +41,20 @@ class Proxy:
     def __str__(self) -> str:
         """For people: without its password."""
         return f"{self.url.origin()} ({self.source})"
+
+
+def why(error: BaseException) -> str:
+    """Why nobody was reached, in the system's words where it has some; the library's name address and options once more."""
+    below = getattr(error, "os_error", None) or getattr(error, "certificate_error", None) or error
+    if isinstance(below, ssl.SSLCertVerificationError):
+        return f"its certificate is not good: {below.verify_message}"
+    if isinstance(below, ssl.SSLError):
+        return f"no TLS: {getattr(below, 'reason', '') or below}"
+    if isinstance(below, OSError) and below.errno is not None:
+        return (
+            os.strerror(below.errno) if below.errno > 0 else str(below.strerror)
+        )  # A resolver's numbers are negative.
+    return str(below) or type(below).__name__
 
 
 def proxy_for(url: URL) -> Proxy | None:

@@ -24,6 +24,7 @@ _LABEL = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
 _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
 _ZONE = re.compile(r"[A-Za-z0-9._~-]{1,40}")
 _UNBRACKETED = re.compile(r"^[a-z+]+://[^/\[\]@]*:[^/\[\]@]*:", re.IGNORECASE)
+_PORT = re.compile(r"^[a-z+]+://[^/\[\]]*:[0-9]+(?:[/?#]|$)", re.IGNORECASE)
 _SECRET = re.compile(r"//[^/@]*@")
 
 Ip = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -45,6 +46,8 @@ def parse_url(text: str, schemes: Collection[str] = HTTP, *, users: bool = False
     except ValueError as error:
         six = "[" in text or _UNBRACKETED.match(text)
         way = "an address of IPv6 stands in brackets, as in http://[::1]:8470" if six else f"write it as {wanted}"
+        if not six and _PORT.search(text):
+            way = "ports are numbers of 1 to 65535"
         raise UrlError(f"{shown} is no address of a server: {way}") from error
     if len(text) > MAX_URL or any(character.isspace() or not character.isprintable() for character in text):
         raise UrlError(

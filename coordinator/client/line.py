@@ -13,7 +13,7 @@ import msgspec
 from coordinator.client.errors import AddressError, ClientError, ProblemError, UnreachableError
 from transport.clock import backoff
 from transport.errors import UrlError
-from transport.sessions import ProxyError, open_session, through
+from transport.sessions import ProxyError, open_session, through, why
 from transport.urls import parse_url
 from transport.wire import api, codec
 
@@ -160,9 +160,7 @@ class Line:
             raise UnreachableError(f"{self._base} cannot be reached: {error}") from error
         except _TRANSIENT as error:
             way = through(parse_url(self._base))
-            raise UnreachableError(
-                f"{self._base} does not answer{way} ({error or type(error).__name__}): is it running?"
-            ) from error
+            raise UnreachableError(f"{self._base} does not answer{way} ({why(error)}): is it running?") from error
         except (aiohttp.ClientError, ValueError) as error:
             raise UnreachableError(f"{self._base} does not answer as a coordinator does: {error}") from error
 

@@ -96,6 +96,20 @@ def test_what_the_config_names_goes_before_what_the_tokenizer_might_mean(data: P
     assert made(data, file, FILE, {"eos_token_id": 200})[0].end == "</s>", "an ordinary token ends nothing"
 
 
+def test_an_end_among_the_other_tokens_is_taken_where_config_and_spelling_agree(data: Path, tmp_path: Path) -> None:
+    file = written(Known(("<unk>", "</s>"), "</s>", {}), tmp_path / "tokenizer")
+    document = json.loads(file.read_text())
+    document["added_tokens"] = []
+    file.write_text(json.dumps(document))
+    number = document["model"]["vocab"]["</s>"]
+    manifest, tokens = made(data, file, config={"eos_token_id": [number, 10**6]})
+    assert manifest.end == "</s>"
+    assert np.count_nonzero(tokens == number) == DOCUMENTS
+    for other in ({}, {"eos_token_id": number + 1}):  # The default of a class names a token that is none.
+        manifest, _ = made(data, file, config=other)
+        assert manifest.end is None
+
+
 def test_an_end_that_the_tokenizer_has_not_is_refused_with_those_that_it_has(data: Path, tmp_path: Path) -> None:
     file = written(ODD, tmp_path / "tokenizer")
     with pytest.raises(DataError, match=r"tokenizer.end '<eos>' is no token .*special tokens are '<a>', '<b>', '<c>'"):

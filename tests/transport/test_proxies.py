@@ -1,9 +1,11 @@
 """The one rule for proxies, and what a session says when a proxy fails."""
 
+import socket
 import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, cast
 
 import aiohttp
 import pytest
@@ -12,7 +14,7 @@ from aiohttp import web
 from tests.support.proxy import VARIABLES, proxying
 from tests.testbed.relay import make_certificate
 from transport import sessions
-from transport.sessions import ProxyError, open_session, proxy_for, through
+from transport.sessions import ProxyError, open_session, proxy_for, through, why
 from transport.urls import parse_url
 
 pytestmark = pytest.mark.usefixtures("no_proxies")
@@ -214,3 +216,25 @@ async def test_a_proxy_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatc
             ProxyError, match=r"the proxy http://127.0.0.1:9 \(HTTP_PROXY\) cannot be reached: .*refused"
         ):
             await http.get("http://cottage.test/")
+
+
+async def test_why_nobody_was_reached_is_said_in_the_systems_words() -> None:
+    async with open_session() as http:
+        with pytest.raises(aiohttp.ClientConnectionError) as refused:
+            await http.get("http://127.0.0.1:9")
+    assert "ssl:default" in str(refused.value), "what nobody should read"
+    assert why(refused.value) == "Connection refused"
+    key = cast(Any, refused.value)._conn_key
+    for below, words in (
+        (socket.gaierror(-2, "Name or service not known"), "Name or service not known"),
+        (ssl.SSLError(1, "[SSL: WRONG_VERSION_NUMBER] wrong version number (_ssl.c:1)"), "no TLS: "),
+        (OSError("Multiple exceptions: a, b"), "Multiple exceptions: a, b"),
+    ):
+        assert why(aiohttp.ClientConnectorError(key, below)).startswith(words)
+    unsure = ssl.SSLCertVerificationError(1, "certificate verify failed")
+    unsure.verify_message = "certificate has expired"
+    assert (
+        why(aiohttp.ClientConnectorCertificateError(key, unsure))
+        == "its certificate is not good: certificate has expired"
+    )
+    assert why(TimeoutError()) == "TimeoutError"

@@ -74,7 +74,12 @@ def ending(spec: TokenizerSpec, ids: Sequence[int], vocabulary: Mapping[str, int
     if spec.kind != "file":
         return Ending(END_OF_TEXT)
     own = token_text((spec.settings or {}).get("eos_token"))
-    named = [added[one] for one in ids if one in added] + ([own] if own in vocabulary and own is not None else [])
+    plain = (
+        set(ids) - added.keys()
+    )  # Made by hand or by older tools, a tokenizer may have its end among the other tokens.
+    spelt = {number: token for token, number in vocabulary.items() if number in plain and token in DOCUMENT_ENDS}
+    ends = {**added, **spelt}
+    named = [ends[one] for one in ids if one in ends] + ([own] if own in vocabulary and own is not None else [])
     known = [token for token in DOCUMENT_ENDS if token in special]
     for found, by in ((named, "the model's files"), (known, "the tokenizer")):
         fit = [token for token in dict.fromkeys(found) if token not in TURN_ENDS]
