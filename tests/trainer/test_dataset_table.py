@@ -226,5 +226,5 @@ def test_another_encoding_is_offered_with_how_it_reads_and_taken_when_it_is_name
 def test_every_feature_is_tried() -> None:
     tried = Path(__file__).read_text()
     for feature in FEATURES:
-        assert f'@each("{feature}")' in tried or feature in PACK
+        assert f'@each("{feature}"' in tried or feature in PACK
     assert len(KINDS) == 12
