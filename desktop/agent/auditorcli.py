@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import get_args
 
 import platformdirs
 
@@ -27,6 +28,7 @@ from transport.console import Terminal
 from transport.ending import on_end
 from transport.terminal import complain
 from transport.wire.codec import MessageError, convert
+from transport.wire.node import SandboxKind
 
 LAST_WORDS_S = 30.0  # For an end in order once whoever started this one has gone; a worker gets some seconds.
 
@@ -102,7 +104,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--threads", type=int, default=1, help="processors' worth of computing, and part of the class (%(default)s)")
     add("--memory-mb", type=int, default=0, help="memory for steps that are run again (half)")
     add("--gpu", type=int, default=0, metavar="N", help="which GPU; -1: the processor (the first, where there is one)")
-    add("--sandbox", choices=("docker", "process"), default="docker",
+    add("--sandbox", choices=get_args(SandboxKind), default="docker",
         help="docker: in containers, as nodes run jobs; process: with this user's rights (%(default)s)")  # fmt: skip
     add("--image", default=DEFAULT_IMAGE, help="the sandbox image (%(default)s)")
     add("--log-json", action="store_true", help="log one JSON object for each event")

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 from rich.table import Table
@@ -37,6 +38,7 @@ from transport.nettest import words as line_words
 from transport.terminal import complain, say, say_json
 from transport.text import untrusted
 from transport.wire.codec import MessageError, convert
+from transport.wire.node import SandboxKind
 
 _SANDBOX_HELP = (
     "docker: jobs see neither your files nor your network; "
@@ -121,7 +123,7 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
     add("--coordinator", metavar="URL", help="whom to work for")
     add("--name", help="how this machine is called on the network page (its host name)")
     add("--payout", metavar="ADDRESS", help="the wallet that is paid (the node's own)")
-    add("--sandbox", choices=("docker", "process"), help=_SANDBOX_HELP)
+    add("--sandbox", choices=get_args(SandboxKind), help=_SANDBOX_HELP)
     add("--image", help=f"the sandbox image ({DEFAULT_IMAGE})")
     add("--threads", type=int, help="processors' worth of computing (all)")
     add("--memory-mb", type=int, help="memory for jobs (half)")

@@ -6,7 +6,7 @@ import platform
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 import platformdirs
@@ -20,6 +20,7 @@ from transport.errors import TransportError, UrlError
 from transport.identity import NodeKey, parse_address
 from transport.urls import parse_url
 from transport.wire.codec import MessageError, decode_json, encode_json
+from transport.wire.node import SandboxKind
 
 MIN_MEMORY_MB = 512  # PyTorch alone takes 300.
 MAX_LIMIT = 10**15  # Bytes: a petabyte a month or a second is as good as no limit.
@@ -42,7 +43,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     coordinator: Annotated[str, Meta(max_length=2000)] = ""
     name: Annotated[str, Meta(max_length=100, pattern=r"^[^\x00-\x1f]*$")] = ""
     payout: Annotated[str, Meta(max_length=44)] = ""
-    sandbox: Literal["docker", "process"] = "docker"
+    sandbox: SandboxKind = "docker"
     threads: Annotated[int, Meta(ge=0, le=1024)] = 0
     memory_mb: Annotated[int, Meta(ge=0, le=10**8)] = 0
     image: Annotated[str, Meta(min_length=1, max_length=300)] = DEFAULT_IMAGE

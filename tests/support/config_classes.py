@@ -173,4 +173,4 @@ def _key(key: Key) -> str:
 
 if __name__ == "__main__":
     OUT.write_text(text(), "utf-8")
-    subprocess.run(["ruff", "format", "-q", str(OUT)], check=True)
+    subprocess.run([sys.executable, "-m", "ruff", "format", "-q", str(OUT)], check=True)

@@ -49,6 +49,8 @@ MAX_ACCOUNTS = 32  # Jobs whose end a node may have missed, the newest.
 MAX_LEASES = 64  # A node with eight GPUs holds eight leases; audits and spares leave the rest.
 MAX_ENVELOPE = 128 * 1024  # An SDP of 64 KB, signed.
 MAX_ICE_SERVERS = MAX_RELAYS  # A node uses one relay and one STUN server of them; the rest stand by.
+SandboxKind = Literal["docker", "process"]
+"""How jobs are kept apart from the owner's files and network: ``desktop.agent.sandbox``."""
 
 
 class NodeProfile(Told, frozen=True, forbid_unknown_fields=True):
@@ -64,7 +66,7 @@ class NodeProfile(Told, frozen=True, forbid_unknown_fields=True):
     memory_mb: Annotated[int, Meta(ge=1, le=10**8)]
     flops: Annotated[float, Meta(ge=0, le=1e18)]
     env_class: Mark
-    sandbox: Literal["docker", "process"]
+    sandbox: SandboxKind
     agent_version: Mark = ""
     floor: Annotated[int, Meta(ge=0, le=10**12)] = 0
     auditor: bool = False

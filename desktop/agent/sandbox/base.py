@@ -4,7 +4,9 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
+
+from transport.wire.node import SandboxKind
 
 SOCKET_NAME = "worker.sock"
 WORKER = ("worker", "--socket")  # Arguments of ``python -m trainer``; the socket's path follows.
@@ -70,7 +72,7 @@ class Sandbox(Protocol):
         stdio: workers speak over their standard streams (``Worker.connection``) rather than over a socket in their folder.
     """
 
-    kind: Literal["docker", "process"]
+    kind: SandboxKind
     stdio: bool
 
     async def check(self) -> str:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import docker
 import requests
@@ -32,6 +32,7 @@ from desktop.agent.sandbox.restrictions import (
     own_groups,
 )
 from desktop.agent.sandbox.tamper import WAYS, Watch
+from transport.wire.node import SandboxKind
 
 T = TypeVar("T")
 
@@ -136,7 +137,7 @@ class DockerWorker:
 class DockerSandbox:
     """Runs ``entry`` + arguments in containers of one image."""
 
-    kind: Literal["docker", "process"] = "docker"
+    kind: SandboxKind = "docker"
 
     def __init__(
         self,

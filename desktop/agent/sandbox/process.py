@@ -12,11 +12,11 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
 from desktop.agent.errors import SandboxError
 from desktop.agent.sandbox.base import MAX_LOG_BYTES, SOCKET_NAME, WORKER, Exit, Limits
 from transport.clock import within
+from transport.wire.node import SandboxKind
 
 assert sys.platform != "win32", "``start.make_sandbox`` refuses it there: Windows has no groups of processes to end"
 
@@ -84,7 +84,7 @@ class ProcessWorker:
 class ProcessSandbox:
     """Runs ``command`` + arguments as a child of the agent, with the agent's own rights."""
 
-    kind: Literal["docker", "process"] = "process"
+    kind: SandboxKind = "process"
     stdio = False
 
     def __init__(
