@@ -163,7 +163,9 @@ def accumulate(
     if not stage.cut.is_last:
         return None
     if not math.isfinite(step.total):
-        raise NonFiniteError(f"the loss became {step.total}: lower training.learning_rate")
+        raise NonFiniteError(
+            f"the loss became {step.total}: lower training.learning_rate, or look at the weights that it starts from"
+        )
     return step.total / int(windows[:, 1:].size)
 
 

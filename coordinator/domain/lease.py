@@ -13,10 +13,11 @@ from transport.wire.ids import NodeAddress
 from transport.wire.node import HeldLease
 from transport.wire.task import Traffic
 
-LeaseEnd = Literal["stopped", "expired", "failed", "inputs", "stalled", "replaced", "rejected", "left"]
+LeaseEnd = Literal["stopped", "expired", "failed", "inputs", "numbers", "stalled", "replaced", "rejected", "left"]
 
-FAULTS: frozenset[LeaseEnd] = frozenset({"failed", "inputs", "stalled"})
-"""Ends that speak against the node: after several it is left in peace for a while. One of "inputs" blames the job's files."""
+FAULTS: frozenset[LeaseEnd] = frozenset({"failed", "inputs", "numbers", "stalled"})
+"""Ends that speak against the node: after several it is left in peace for a while. One of "inputs" blames the job's files,
+one of "numbers" its numbers, which grew beyond what a float holds."""
 
 
 class Lease(Told, frozen=True):

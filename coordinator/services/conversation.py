@@ -240,7 +240,7 @@ class Conversation:
                 work.note("fault", f"node {work.leases[lease].node} failed: {body.reason}")
                 if body.tampered:
                     work.tampered.append(work.leases[lease])
-                work.end(lease, "inputs" if body.cause == "inputs" and not body.tampered else "failed", body.reason)
+                work.end(lease, "failed" if body.cause == "machine" or body.tampered else body.cause, body.reason)
             case Challenge():
                 pass  # Takes reading the round, so ``_store`` sees to it.
             case Progress() | Traffic() | WorkerLog():

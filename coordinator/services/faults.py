@@ -26,6 +26,7 @@ from coordinator.store.ports import Transaction, Where
 
 OWN_FAULT = "the job's own files cannot be used"  # So begins the reason of a job that failed by them.
 NOBODY = "nobody who is here can use the job's files"  # So, that of one that nobody else is left to try.
+DIVERGED = "training diverges on every machine"
 TRYING = (JobState.PLANNED, JobState.RUNNING)
 MIN_OWNERS = 3  # Of whom one has standing.
 MAX_FAULTS_PER_JOB = 12  # So many failures on several machines are the job's, not theirs.
@@ -106,6 +107,31 @@ async def blamed_files(work: Work, able: Sequence[Candidate], auditors: Collecti
         return _sentence(OWN_FAULT, blames, fresh)
     alone = not _others(work, able, owners, auditors) and not any(_beside(work, lease) for lease in blames)
     return _sentence(NOBODY, blames, fresh) if owners and alone else ""
+
+
+async def diverged(work: Work, able: Sequence[Candidate], auditors: Collection[str]) -> str:
+    """Why the job must be given up, or an empty text: its numbers grow beyond what a float holds, wherever it is tried.
+
+    The next node would come to the same, so three owners, of whom one has standing, or all who are here are enough; each twice,
+    since a machine may fail once.
+
+    Args:
+        able: nodes that are here, busy or not, and could take a seat.
+        auditors: of the operator, whose word here is about looks.
+    """
+    fresh = [lease for lease in work.ended if lease.end == "numbers" and lease.node not in auditors]
+    if not fresh:
+        return ""
+    since: Where = ("ended", ">", work.run.advanced if work.run else 0.0)
+    earlier = await work.tx.find(Lease, ("job", "=", work.job.id), ("end", "=", "numbers"), since)
+    told = [lease for lease in _once(earlier, fresh) if lease.node not in auditors]
+    owners = {
+        owner for owner, count in Counter(lease.payout for lease in told).items() if count >= MAX_FAULTS_PER_OWNER
+    }
+    enough = len(owners) >= MIN_OWNERS and await have_credit(work, {lease.node for lease in told}, bool(auditors))
+    if owners and (enough or not _others(work, able, owners, auditors)):
+        return _sentence(DIVERGED, told, fresh)
+    return ""
 
 
 def _once(earlier: Iterable[Lease], fresh: Iterable[Lease]) -> list[Lease]:

@@ -16,7 +16,7 @@ from coordinator.services.context import Context
 from coordinator.services.drawing import Drawing
 from coordinator.services.escrows import closing, owed
 from coordinator.services.evidence import seal_commitments
-from coordinator.services.faults import blamed_files, too_many_faults
+from coordinator.services.faults import blamed_files, diverged, too_many_faults
 from coordinator.services.halts import Halts, fraction_of, paced
 from coordinator.services.heldout import HeldOut
 from coordinator.services.looks import Looks
@@ -180,7 +180,11 @@ class Runs:
         if all(lease.end not in FAULTS for lease in work.ended):
             return ""
         own, able = self._context.config.auditors, self._staffing.able(work)
-        return await blamed_files(work, able, own) or await too_many_faults(work, able, own)
+        return (
+            await blamed_files(work, able, own)
+            or await diverged(work, able, own)
+            or await too_many_faults(work, able, own)
+        )
 
     # --- rounds ---------------------------------------------------------------------------------------------------------
 

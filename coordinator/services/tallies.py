@@ -95,7 +95,11 @@ def _seat(lease: Lease, seated: bool) -> SeatState:
         return "spare"
     if lease.state != "ended":
         return "held"
-    return "failed" if lease.end == "inputs" else lease.end or "stopped"
+    match lease.end:
+        case "inputs" | "numbers":
+            return "failed"
+        case how:
+            return how or "stopped"
 
 
 def row_of(rows: Mapping[int, OutboxRecord], number: object) -> OutboxRecord | None:

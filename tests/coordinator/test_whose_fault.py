@@ -12,10 +12,12 @@ from coordinator.domain.lease import Lease, LeaseEnd
 from coordinator.domain.placement import Candidate
 from coordinator.services.budgets import MAX_FAULTY_JOBS
 from coordinator.services.faults import (
+    DIVERGED,
     MAX_FAULTS_PER_JOB,
     NOBODY,
     OWN_FAULT,
     blamed_files,
+    diverged,
     too_many_at_once,
     too_many_faults,
 )
@@ -129,6 +131,27 @@ async def test_where_nobody_else_can_try_the_job_ends_without_a_mark() -> None:
     files, _ = await blamed(LIARS, LIARS)
     assert files.startswith(f"{NOBODY}, as node eve and node mallory found")
     assert not files.startswith(OWN_FAULT)
+
+
+async def test_numbers_that_grow_beyond_a_float_on_every_machine_end_the_job_after_two_tries_each() -> None:
+    bench = Bench()
+
+    async def said(nodes: Sequence[str], able: Sequence[str]) -> str:
+        async with bench.parts.desk.open(await bench.job()) as work:
+            work.ended = [lease(node, number, "numbers") for number, node in enumerate(nodes)]
+            reason = await diverged(work, here(*able), frozenset())
+            work.ended = []
+        return reason
+
+    assert await said(LIARS, LIARS) == "", "a machine may fail once"
+    reason = await said(LIARS * 2, LIARS)
+    assert reason.startswith(f"{DIVERGED}, as node eve and node mallory found: ")
+    assert await said(LIARS * 2, [*LIARS, THIRD]) == ""
+    assert await said([*LIARS, THIRD] * 2, [*LIARS, THIRD, FOURTH]) == ""
+    async with bench.store.transaction() as tx:
+        await tx.insert(CreditRecord(THIRD, LOCAL_ACCOUNT, watched=False, amount=1))
+    assert (await said([*LIARS, THIRD] * 2, [*LIARS, THIRD, FOURTH])).startswith(DIVERGED)
+    assert await said(LIARS * 9, [*LIARS, THIRD]) == ""
 
 
 async def test_failures_of_few_owners_end_a_job_only_where_nobody_else_is_here() -> None:

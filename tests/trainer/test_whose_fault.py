@@ -1,13 +1,21 @@
 """Whose fault a worker takes its end for: the job's own files, or the machine that reads them."""
 
-import pytest
+from pathlib import Path
 
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tests.trainer.small import LLAMA, SEQUENCE, VOCABULARY, Pipeline, cuts, job_folder, training
 from trainer import errors
+from trainer.data import TokenFile
 from trainer.errors import DataError, InputError, NonFiniteError, TrainerError
 from trainer.guarded import cause_of, guarded
+from trainer.stage import Stage
 from transport.errors import SealedFileError
 from transport.wire.codec import MessageError
-from transport.wire.model import ModelConfigError
+from transport.wire.job import ModelSpec
+from transport.wire.model import ModelConfigError, resolve, tensors_of
 
 OF_THE_JOB = [InputError, *InputError.__subclasses__(), ModelConfigError]
 OF_ITS_NUMBERS = [NonFiniteError, *NonFiniteError.__subclasses__()]
@@ -45,6 +53,17 @@ def test_a_file_that_this_machine_cannot_read_is_the_machines(kind: type[Excepti
     assert cause_of(raised(made(kind), below)) == "machine"
     deeper = raised(DataError("bad", "a file"), below)
     assert cause_of(raised(made(kind), deeper)) == "machine"
+
+
+def test_weights_that_are_numbers_and_overflow_are_no_machines_fault(tmp_path: Path) -> None:
+    config = resolve(ModelSpec(config=LLAMA | {"vocab_size": VOCABULARY}, weights="0" * 64), 259)
+    names = tensors_of(config).all().items()
+    save_file({name: torch.full(shape, 1e19) for name, shape in names}, tmp_path / "model.safetensors")
+    stage = Stage(config, cuts(3, 1)[0], training(), tmp_path / "model.safetensors")
+    tokens = TokenFile(job_folder(tmp_path / "job") / "train.bin", SEQUENCE, VOCABULARY)
+    with pytest.raises(NonFiniteError) as failed:
+        Pipeline([stage], tokens).step(0, 8)
+    assert cause_of(failed.value) == "numbers"
 
 
 @pytest.mark.parametrize("kind", [*OTHERS, MessageError, OSError, MemoryError, RuntimeError])
