@@ -15,25 +15,13 @@ KINDS = ("tutorials", "how-to", "explanation")
 PAGES = sorted(page for kind in KINDS for page in (DOCS / kind).rglob("*.md"))
 # Sentences that were longer when this test was made. A page that is not here has none; a number only ever falls.
 LEFT: dict[str, int] = {
-    "explanation/architecture.md": 11,
-    "explanation/payments.md": 9,
-    "explanation/planner.md": 18,
-    "explanation/proofs.md": 5,
-    "explanation/sandbox.md": 11,
+    "explanation/planner.md": 5,
     "explanation/threat-model.md": 43,
     "explanation/trust.md": 51,
-    "how-to/accounts.md": 1,
-    "how-to/check-the-money.md": 5,
-    "how-to/lend.md": 25,
-    "how-to/operate.md": 9,
-    "how-to/own-script.md": 1,
-    "how-to/programs.md": 4,
-    "how-to/relay.md": 2,
-    "how-to/submit.md": 3,
 }
 
 _FENCE = re.compile(r"^(```|~~~).*?^\1", re.DOTALL | re.MULTILINE)
-_NOT_PROSE = re.compile(r"^(?: {4}.*|\s*\|.*|#.*|!\[.*|<!--.*)$", re.MULTILINE)
+_NOT_PROSE = re.compile(r"^(?: {4}.*|\s*\|.*|#.*|>.*|!\[.*|<!--.*)$", re.MULTILINE)
 _PARAGRAPH = re.compile(r"\n\s*\n|\n\s*(?:[-*]|\d+\.)\s")
 _END = re.compile(r"(?<=[.!?])[\"')*`]*\s+(?=[\"'(*`\[A-Z0-9])")
 
