@@ -146,7 +146,8 @@ def _read_vocabulary(spec: JobSpec, path: Path) -> tuple[int, str]:
         }
         count = 1 + max(vocabulary.values())
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
-        raise InvalidError(f"the tokenizer cannot be read: {error!r}", "tokenizer") from error
+        detail = "the tokenizer has no table of tokens that can be read: save_pretrained of transformers writes tokenizer.json"
+        raise InvalidError(detail, "tokenizer") from error
     try:
         return count, ending(spec.tokenizer, ends_of(spec.model), vocabulary, added).warning
     except EndingError as error:

@@ -16,11 +16,13 @@ from coordinator.domain.run import Base, Point, Run
 from coordinator.errors import ConflictError, InvalidError, NotFoundError
 from coordinator.services.artifacts import ArtifactStore
 from coordinator.services.checkpoints import Checkpoints
+from coordinator.services.modelfiles import ModelFiles
 from coordinator.services.models import ModelWorkshop
 from coordinator.services.origins import Origins
 from coordinator.store.records import RoundRecord, RunRecord
 from tests.coordinator.bench import Bench
 from tests.coordinator.fakes import spec
+from transport.wire.api import NewJob
 from transport.wire.job import JobSpec, LoraSpec, ModelSpec, TokenizerSpec
 from transport.wire.model import ENDS_WITH, resolve
 from transport.wire.task import Layers
@@ -40,7 +42,7 @@ async def finished(bench: Bench, artifacts: ArtifactStore, folder: Path, **chang
         packed.writestr("config.json", json.dumps(CONFIG))
 
     async def tokenizer() -> AsyncIterator[bytes]:
-        yield b'{"model": {"type": "BPE"}}'
+        yield b'{"model": {"type": "BPE", "vocab": {"a": 0}}}'
 
     job = await bench.job()
     files = {"tokenizer.json": await artifacts.put(tokenizer(), None, 1000)}
@@ -153,3 +155,15 @@ async def test_what_is_no_whole_model_yet_cannot_be_started_from(tmp_path: Path)
     job = await finished(bench, artifacts, tmp_path, spec=adapted)
     with pytest.raises(InvalidError, match="trained an adapter"):
         await origins.started(starting_from(job))
+
+
+async def test_weights_out_of_an_archive_are_compared_with_its_config_before_a_job_is_made(tmp_path: Path) -> None:
+    bench, artifacts = Bench(), ArtifactStore(tmp_path / "artifacts")
+    job = await finished(bench, artifacts, tmp_path)
+    jobs = bench.parts.jobs
+    jobs._origins = Origins(bench.parts.context, artifacts, stored(bench, artifacts))
+    jobs._model_files = ModelFiles(artifacts)
+    assert (await jobs.quote(starting_from(job))).problems == (), "a price needs no archive"
+    with pytest.raises(InvalidError, match=r"has no tensor model\.embed_tokens\.weight of shape"):
+        await jobs.create(NewJob(starting_from(job)))
+    assert [view.id for view in await jobs.list(10, None)] == [job]
