@@ -16,8 +16,7 @@ PAGES = sorted(page for kind in KINDS for page in (DOCS / kind).rglob("*.md"))
 # Sentences that were longer when this test was made. A page that is not here has none; a number only ever falls.
 LEFT: dict[str, int] = {
     "explanation/planner.md": 5,
-    "explanation/threat-model.md": 1,
-    "explanation/trust.md": 51,
+    "explanation/trust.md": 2,
 }
 
 _FENCE = re.compile(r"^(```|~~~).*?^\1", re.DOTALL | re.MULTILINE)
