@@ -7,7 +7,7 @@ import pytest
 
 from tests.chaos.storm import Outcome, Storm, Weather
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = pytest.mark.long
 
 SHORT = Weather(power_cuts=0.25)
 # A node that starts again misses a third of these 24 short rounds, so fewer tokens are read. The long run is held to 1 %.
