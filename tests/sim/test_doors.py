@@ -9,7 +9,7 @@ from coordinator.domain.job import Job as StoredJob
 from coordinator.domain.trust import Audit
 from coordinator.domain.wanted import named_by
 from coordinator.errors import GoneError, NotFoundError, TooLargeError
-from coordinator.services import quotes
+from coordinator.services import modelfiles
 from coordinator.services.doors import GRACE_SECONDS
 from coordinator.store.records import DeliveryRecord, DisputeRecord, RunRecord
 from tests.coordinator.fakes import digest, spec
@@ -65,7 +65,7 @@ class Told:
 @pytest.fixture(autouse=True)
 def weights_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Worlds have names of files and no files; ``tests/coordinator/test_weights_fit.py`` has what is in them."""
-    monkeypatch.setattr(quotes, "check_fit", lambda config, files: None)
+    monkeypatch.setattr(modelfiles, "check_fit", lambda config, files: "")
 
 
 def with_weights(name: str, tokens: int = 4096, **fields: int) -> JobSpec:
