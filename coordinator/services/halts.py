@@ -72,6 +72,8 @@ class Halts:
         """Whether no round may begin; grants the wish once nothing stands against it any more."""
         run = work.run
         if work.job.wish is Wish.NONE and run is not None and run.round is None and not await self.covers(work):
+            if not self._verification.settled(work):
+                return True  # A share that is not paid leaves money for another round: what is open decides.
             work.change(wish=Wish.PAUSE, halt="budget")
             work.note("pausing", f"the budget of {money(work.job.spec.budget)} is used up: the job pauses")
         if run is not None and run.finished and run.round is None:
