@@ -187,6 +187,8 @@ def audit_view(audit: Audit, detail: Untrusted) -> api.AuditView:
         state=audit.state,
         detail=detail,
         blame=audit.blame,
+        deadline=audit.deadline if audit.unopened else None,
+        away=audit.away if audit.unopened else None,
     )
 
 

@@ -176,7 +176,11 @@ class RoundView(msgspec.Struct, frozen=True):
 
 
 class AuditView(View, frozen=True):
-    """An audit. ``blame``: why it failed; ``gone``: the node left before it opened the step, which proves no lie."""
+    """An audit. ``blame``: why it failed; ``gone``: the node left before it opened the step, which proves no lie.
+
+    ``deadline``: until when the node has to open the step, in Unix seconds; null once it is here. ``away``: since when the
+    node's line is away; the deadline moves out by as long.
+    """
 
     audit: str
     round: int
@@ -190,6 +194,8 @@ class AuditView(View, frozen=True):
     blame: Literal[
         "", "gone", "refused", "misstated", "unconfirmed", "wrong", "blind", "distant", "unlooked", "vain"
     ] = ""
+    deadline: float | None = None
+    away: float | None = None
 
 
 class CommitView(View, frozen=True):

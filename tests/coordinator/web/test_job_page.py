@@ -75,6 +75,24 @@ async def test_a_job_is_paused_goes_on_gets_more_budget_and_stops_with_its_model
             assert response.status == 403, f"{word} without the page's token"
 
 
+async def test_an_audit_says_until_when_its_node_opens_and_since_when_it_is_away(
+    house: House, http: aiohttp.ClientSession
+) -> None:
+    job = await running(house)
+    audits = house.cluster._find(job.id).audits
+    for state, away, words in (
+        ("opening", None, r"The node opens the step until <time[^>]*>1970-01-01 01:00"),
+        ("opening", 3_000.0, r"Its node is away since <time[^>]*>1970-01-01 00:50[^<]*</time>: it may come back"),
+    ):
+        deadline = 3_600.0
+        audits[-1] = msgspec.structs.replace(audits[-1], state=state, detail="", deadline=deadline, away=away)
+        async with http.get(f"{house.url}/jobs/{job.id}", headers=HTML) as response:
+            assert re.search(words, await response.text())
+        async with http.get(f"{house.api}/jobs/{job.id}/audits") as response:
+            told = {audit["audit"]: audit for audit in await response.json()}[audits[-1].audit]
+        assert (told["deadline"], told["away"]) == (deadline, away)
+
+
 async def test_a_shared_page_has_no_buttons_files_or_log_for_others(house: House, http: aiohttp.ClientSession) -> None:
     job = await running(house)
     await press(house, http, job.id, "share", shared="1")
