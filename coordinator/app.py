@@ -54,6 +54,7 @@ from coordinator.services.patience import Patience
 from coordinator.services.promises import Promises
 from coordinator.services.relays import Relays
 from coordinator.services.replays import Replays
+from coordinator.services.returns import Returns
 from coordinator.services.room import Room
 from coordinator.services.runs import Runs
 from coordinator.services.settlement import Settlement
@@ -188,7 +189,8 @@ def assemble(
     disputes = Disputes(context, nodes, deadlines)
     watching = Watching(config, nodes)
     drawing = Drawing(context, watching)
-    verification = Verification(context, nodes, disputes, Boundaries(context, nodes, drawing), deadlines)
+    boundaries = Boundaries(context, nodes, leases, drawing)
+    verification = Verification(context, nodes, leases, disputes, boundaries, deadlines)
     promises = Promises(context, chain)
     settlement = Settlement(context, desk, chain, coordinator, promises)
     looks = Looks(context, desk, nodes, leases)
@@ -199,10 +201,11 @@ def assemble(
     beacons = Beacons(context, desk, drawing, runs, chain)
     logs = JobLogs(context)
     doors = Doors(context, nodes, deliveries or Deliveries(store, clock), room)
+    returns = Returns(desk, leases, nodes, doors, runs.advance)
     conversation = Conversation(
-        context, desk, leases, nodes, runs, verification, links, settlement, promises, logs, watching, doors
+        context, desk, leases, nodes, runs, verification, links, settlement, promises, logs, watching, doors, returns
     )
-    upkeep = Upkeep(context, desk, leases, conversation, runs, settlement, models)
+    upkeep = Upkeep(context, desk, leases, conversation, runs, settlement, models, returns)
     checkpoints = Checkpoints(context, artifacts, models)
     jobs = JobService(
         context,

@@ -99,6 +99,7 @@ def _config(options: argparse.Namespace) -> Config:
         public_url=options.public_url,
         behind_proxy=options.behind_proxy,
         lease_seconds=options.lease_seconds,
+        return_seconds=options.return_seconds,
         heartbeat_seconds=min(options.heartbeat_seconds, options.lease_seconds / 3),
         start_grace_seconds=options.start_grace_seconds,
         auditors=frozenset(options.auditor),
@@ -141,6 +142,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--no-test-wallet", action="store_true", help="every job is funded by its submitter's own wallet")
     add("--lease-seconds", type=_positive, default=default.lease_seconds, help="silence after which a node has left")
+    away = "an audit waits as long, in sum, for a node whose line is away, and takes its opening when it is back (%(default)s)"
+    add("--return-seconds", type=_seconds, default=default.return_seconds, help=away)
     add("--heartbeat-seconds", type=_positive, default=default.heartbeat_seconds, help="at most a third of a lease")
     add("--start-grace-seconds", type=_seconds, default=default.start_grace_seconds, help="wait for late replicas")
     add("--audits-per-round", type=_count, default=default.audits_per_round, help="steps re-run after each round")

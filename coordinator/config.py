@@ -70,6 +70,7 @@ class Config:
         disputes: a finding against a prover is played down to one operation before anybody loses stake.
         audit_seconds: for opening a step, and for re-running it, at the least: see ``domain.due``.
         audit_patience_seconds: for an auditor to be found.
+        return_seconds: for which the time of an audit stands still, in sum, while its prover is away; 0: who is lost has left.
         store_every: rounds between two states of a job that are stored here; its nodes keep the newest for each other.
         settle_every: rounds between two settlements.
         sol_price: of one SOL, by which a payout is worth its fee or waits; 0: fees are nothing, as on the embedded ledger.
@@ -111,6 +112,7 @@ class Config:
     disputes: bool = True
     audit_seconds: float = 120.0
     audit_patience_seconds: float = 15.0
+    return_seconds: float = 600.0
     store_every: int = 4  # A state is 8 bytes a parameter: in every round it would be more than all pseudo-gradients.
     settle_every: int = 4
     spares: int = 2

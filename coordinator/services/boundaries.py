@@ -9,18 +9,21 @@ from coordinator.domain.run import training_of
 from coordinator.domain.trust import Audit
 from coordinator.services.context import Context
 from coordinator.services.drawing import Drawing
+from coordinator.services.leases import Leases
 from coordinator.services.nodes import Nodes
 from coordinator.services.work import Work
 from coordinator.store.ports import Where
+from transport.wire.audit import KEPT_ROUNDS
 from transport.wire.task import LeafShown
 
 
 class Boundaries:
     """The comparisons of a job."""
 
-    def __init__(self, context: Context, nodes: Nodes, drawing: Drawing) -> None:
+    def __init__(self, context: Context, nodes: Nodes, leases: Leases, drawing: Drawing) -> None:
         self._context = context
         self._nodes = nodes
+        self._leases = leases
         self._drawing = drawing
 
     def shown(self, work: Work, lease: str, report: LeafShown) -> None:
@@ -32,14 +35,16 @@ class Boundaries:
     async def advance(self, work: Work) -> None:
         """Compare wherever everybody has shown its leaf, or time is up."""
         for waiting in [audit for audit in work.audits.values() if audit.state == "opening"]:
-            audit = work.audits[waiting.id] = boundary.present(waiting, work.leases)
-            awaited = [work.leases[side.lease].node for side in audit.sides if side.awaited]
+            own = {waiting.lease} if self._leases.may_return(waiting.lease, work.ended) else set()
+            audit = work.audits[waiting.id] = boundary.present(waiting, {*work.leases, *own})
+            holders = {lease.id: lease.node for lease in work.leases.values()} | {audit.lease: audit.node}
+            awaited = [holders[side.lease] for side in audit.sides if side.awaited]
             answered = audit.opening is not None or audit.made is not None
             # Leaves are small: nobody waits for them as long as for an opening.
             deadline = min(audit.deadline, audit.asked + self._context.config.audit_seconds)
             if not answered or not all(self._nodes.late(node, deadline, work.now) for node in awaited):
                 continue
-            here = [lease.id for lease in work.leases.values() if self._nodes.session(lease.node) is not None]
+            here = [lease for lease, node in holders.items() if self._nodes.session(node) is not None]
             await self._compare(work, boundary.overdue(boundary.present(audit, here)))
 
     async def _compare(self, work: Work, audit: Audit) -> None:
@@ -52,7 +57,10 @@ class Boundaries:
             what = "says otherwise what crossed" if side.seat in audit.apart else "shows no leaf about what crossed"
             seat = f"stage {side.stage} of replica {side.replica}"
             work.note("audit", f"round {audit.round + 1}: {seat} {what} between it and {audit.place}")
-            await self._drawing.beside(work, audit, side)
+            if work.run is not None and audit.round >= work.run.done - KEPT_ROUNDS:
+                await self._drawing.beside(
+                    work, audit, side
+                )  # Later, as where a prover was away, nobody has its records.
 
     async def judge(self, work: Work, audit: Audit) -> None:
         """Say so where an audit that has just passed and one beside it leave nobody to blame."""

@@ -19,6 +19,7 @@ from coordinator.services.links import Links
 from coordinator.services.logs import JobLogs
 from coordinator.services.nodes import Nodes, Session
 from coordinator.services.promises import Promises
+from coordinator.services.returns import Returns
 from coordinator.services.runs import Runs
 from coordinator.services.settlement import Settlement
 from coordinator.services.staffing import UNSEEN, shape_of
@@ -56,6 +57,7 @@ from transport.wire.task import (
     StepOpened,
     TaskFailed,
     TaskReady,
+    TaskReport,
     Traffic,
     Validation,
     WorkerLog,
@@ -95,8 +97,10 @@ class Conversation:
         logs: JobLogs,
         watching: Watching,
         doors: Doors,
+        returns: Returns,
     ) -> None:
         self._context = context
+        self._returns = returns
         self._settlement = settlement
         self._promises = promises
         self._desk = desk
@@ -126,6 +130,7 @@ class Conversation:
                     work.note("lost", f"node {session.node} has started anew, without what it was working on")
                     work.end(lease.id, "left", "the agent came back without this task")
                 await self._runs.advance(work)
+        await self._returns.attend(session.node)
         session.begun.set()
         for promised in await self._promises.of_payee(session.payout):
             session.send(promised)
@@ -178,13 +183,14 @@ class Conversation:
                 self._context.bus.publish(job)
 
     async def _report(self, session: Session, report: Report, *more: Report) -> None:
-        lease = self._leases.get(report.lease)
+        lease = self._leases.get(report.lease) or self._leases.returned(report.lease)
         if lease is None or (lease.node, lease.fence) != (session.node, report.fence):
             self._context.metrics.count("reports_stale_total")
             session.send(Beat(self._context.config.heartbeat_seconds, (report.lease,)))
             return
         if report.seq == 0:
-            self._lossy(lease, report)
+            if self._leases.get(lease.id) is not None:
+                self._lossy(lease, report)
             return
         stored = await self._store(session, lease, (report, *more))
         if stored is not None:
@@ -195,7 +201,8 @@ class Conversation:
         stored, taken = None, 0
         async with self._desk.open(known.job) as work:
             for report in reports:
-                lease = work.leases.get(known.id)
+                own = work.leases if known.id in work.leases else work.returned
+                lease = own.get(known.id)
                 if lease is None:
                     break
                 stored = lease.seq
@@ -207,10 +214,13 @@ class Conversation:
                     stored = None
                     break
                 traffic = self._traffic.get(lease.id, lease.traffic)
-                work.leases[lease.id] = msgspec.structs.replace(lease, seq=report.seq, traffic=traffic)
+                own[lease.id] = msgspec.structs.replace(lease, seq=report.seq, traffic=traffic)
                 body = await self._doors.believed(work.tx, lease.id, report.body)
-                self._take(work, lease.id, msgspec.structs.replace(report, body=body))
-                if isinstance(report.body, Challenge):
+                if own is work.returned:
+                    self._take_late(work, lease.id, body)
+                else:
+                    self._take(work, lease.id, msgspec.structs.replace(report, body=body))
+                if isinstance(report.body, Challenge) and own is work.leases:
                     await self._runs.challenge(work, lease.id, report.body)
                 stored, taken = report.seq, taken + 1
             if taken:
@@ -247,6 +257,18 @@ class Conversation:
                 self._lossy(work.leases[lease], report)
             case _:
                 assert_never(body)
+
+    def _take_late(self, work: Work, lease: str, body: TaskReport) -> None:
+        """What the holder of a lease says that had run out before it came back: only what was drawn of it counts."""
+        match body:
+            case OpeningMade() | StepOpened():
+                self._verification.opened(work, lease, body)
+            case LeafShown():
+                self._verification.shown(work, lease, body)
+            case TaskFailed():
+                self._leases.forget(lease)
+            case _:
+                self._context.metrics.count("reports_stale_total")
 
     def _ready(self, work: Work, lease: Lease, body: TaskReady) -> None:
         if lease.state != "starting":
@@ -298,6 +320,7 @@ class Conversation:
         peer.send(Signal(session.node, signal.envelope))
 
     async def _goodbye(self, session: Session, reason: str) -> None:
+        self._leases.forget_all(session.node)
         for lease in self._leases.of_node(session.node):
             async with self._desk.open(lease.job) as work:
                 work.note("lost", f"node {session.node} has left" + (f": {reason}" if reason else ""))
@@ -311,7 +334,7 @@ class Conversation:
             self._traffic.pop(lease.id, None)
             self._doors.ended(lease)
             session = self._nodes.session(lease.node)
-            if session is not None:
+            if session is not None and not self._leases.may_return(lease.id):
                 session.stop(lease, lease.reason)
         for lease in work.leases.values():
             session = self._nodes.session(lease.node)
@@ -323,6 +346,7 @@ class Conversation:
             self._doors.told(work, lease, commands)
             if lease.state == "ready":
                 session.tell(lease, commands)
+        self._returns.tell(work)
         moved = work.money or work.rounds_ended or work.reopened or work.settled or work.job.state not in LIVE
         if moved or work.ended:
             self._stir(work.job.id, None if moved else {lease.node for lease in work.ended})

@@ -77,6 +77,13 @@ class Doors:
         asked = {one.answers for one in held.wanted}
         held.bound = {answers: digest for answers, digest in held.bound.items() if answers in asked}
 
+    def opens(self, work: Work, lease: Lease, commands: Sequence[TaskCommand]) -> None:
+        """A lease ran out, and its holder is back: it stores what it was asked for, and reads nothing."""
+        self.told(work, lease, commands)
+        held = self._held[lease.id]
+        held.until, held.files = None, frozenset()
+        held.told.clear()
+
     def ended(self, lease: Lease) -> None:
         """A lease is over: nothing is stored under it any more, and soon nothing is read."""
         self._forget()

@@ -411,7 +411,7 @@ class Nodes:
         now = self._context.clock.time()
         async with self._context.store.transaction() as tx:
             before = await tx.find(NodeRecord, ("address", "=", hello.node))
-            known = hello.node in self._context.config.auditors or bool(self._leases.of_node(hello.node))
+            known = hello.node in self._context.config.auditors or self._leases.holds(hello.node)
             known = known or any(self._is_known(record) for record in before)
             try:
                 self._crowd.check(address, new=not before, known=known)

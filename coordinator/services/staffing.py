@@ -13,6 +13,7 @@ from coordinator.domain.job import JobState
 from coordinator.domain.lease import FAULTS, Lease
 from coordinator.domain.placement import Candidate, NoPlacementError, Placement
 from coordinator.domain.run import Holder, Run, evaluations, lateness_of, training_of, whole_replicas
+from coordinator.domain.trust import Audit
 from coordinator.services.context import Context
 from coordinator.services.faults import too_many_at_once
 from coordinator.services.links import Links
@@ -365,7 +366,12 @@ class Staffing:
 def _awaits_openings(work: Work) -> bool:
     """Whether somebody still has to open a step, or may have to once its round is drawn."""
     undrawn = work.run is not None and work.run.undrawn
-    return bool(undrawn) or any(audit.state in ("opening", "showing") for audit in work.audits.values())
+    return bool(undrawn) or any(_is_asked(work, audit) for audit in work.audits.values())
+
+
+def _is_asked(work: Work, audit: Audit) -> bool:
+    """Whether somebody who has a seat still has to open a step; who has lost it may come back, and needs none for that."""
+    return audit.state in ("drawn", "opening", "showing") and audit.lease in work.leases
 
 
 def _movable(
@@ -377,8 +383,7 @@ def _movable(
     unless that is stored.
     """
     own = {node: seat for seat, node in holders.items()}
-    unanswered = ("drawn", "opening", "showing")
-    asked = {(audit.stage, audit.replica) for audit in work.audits.values() if audit.state in unanswered}
+    asked = {(audit.stage, audit.replica) for audit in work.audits.values() if _is_asked(work, audit)}
     stay = set(moves) if work.run is not None and work.run.undrawn else asked & set(moves)
     stored = work.run is not None and work.run.done == work.run.base.done  # Then whoever comes takes it from here.
     for stage in set() if stored else {stage for stage, _ in moves}:

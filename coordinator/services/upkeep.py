@@ -12,6 +12,7 @@ from coordinator.services.conversation import Conversation
 from coordinator.services.escrows import ESCROW_MARGIN
 from coordinator.services.leases import Leases
 from coordinator.services.models import ModelWorkshop
+from coordinator.services.returns import Returns
 from coordinator.services.runs import Runs
 from coordinator.services.settlement import ENDED_EARLY, Settlement
 from coordinator.services.work import Desk, Work
@@ -38,8 +39,10 @@ class Upkeep:
         runs: Runs,
         settlement: Settlement,
         models: ModelWorkshop,
+        returns: Returns,
     ) -> None:
         self._context = context
+        self._returns = returns
         self._desk = desk
         self._leases = leases
         self._conversation = conversation
@@ -70,6 +73,7 @@ class Upkeep:
             self._context.metrics.count("leases_expired_total")
             async with self._desk.open(held.job) as work:
                 await self._expire(held, work)
+        await self._returns.attend()
         for job in sorted(self._active, key=lambda job: (self._active[job], job)):  # Who came first is served first.
             await self._guarded(job, self._advance)
         await self._conversation.flush()

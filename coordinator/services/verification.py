@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from coordinator.domain import auditors, due, trust
+from coordinator.domain import auditors, due, returning, trust
 from coordinator.domain.job import JobState
 from coordinator.domain.trust import Audit, Auditor
 from coordinator.services import credit
@@ -19,6 +19,7 @@ from coordinator.services.context import Context
 from coordinator.services.deadlines import Deadlines
 from coordinator.services.disputes import Disputes
 from coordinator.services.drawing import auditor_of
+from coordinator.services.leases import Leases
 from coordinator.services.nodes import Nodes
 from coordinator.services.penalties import Penalties
 from coordinator.services.watching import LONGEST
@@ -44,9 +45,16 @@ class Verification:
     """Draws, drives and concludes the audits of a job."""
 
     def __init__(
-        self, context: Context, nodes: Nodes, disputes: Disputes, boundaries: Boundaries, deadlines: Deadlines
+        self,
+        context: Context,
+        nodes: Nodes,
+        leases: Leases,
+        disputes: Disputes,
+        boundaries: Boundaries,
+        deadlines: Deadlines,
     ) -> None:
         self._context = context
+        self._leases = leases
         self._deadlines = deadlines
         self._nodes = nodes
         self._disputes = disputes
@@ -91,16 +99,17 @@ class Verification:
         """Give every open audit its full time again: nobody could answer while the coordinator was away."""
         deadline = work.now + self._context.config.audit_seconds
         for audit in list(work.audits.values()):
-            work.audits[audit.id] = msgspec.structs.replace(audit, asked=work.now, deadline=deadline)
+            work.audits[audit.id] = returning.again(audit, work.now, deadline)
         self._disputes.extend(work)
 
     def may_begin(self, work: Work, number: int) -> bool:
         """Whether beginning round ``number`` leaves provers the records that they still have, or may have, to open.
 
-        Rounds that are done again come after all that is still to be opened of the same numbers.
+        Rounds that are done again come after all that is still to be opened of the same numbers. Whose lease has run out begins
+        no other round, so what it has to open stays with it.
         """
-        awaited = [audit.round for audit in work.audits.values() if audit.state == "opening"]
-        coming = [audit.round for audit in work.audits.values() if audit.state == "showing"]
+        awaited = [a.round for a in work.audits.values() if a.state == "opening" and a.lease in work.leases]
+        coming = [a.round for a in work.audits.values() if a.unopened and a.round not in awaited]
         undrawn = [] if work.run is None else [drawn for _, drawn in work.run.undrawn]
         looks = sum(auditors.awaits_look(audit) for audit in work.audits.values())
         if looks >= auditors.MOST_LOOKS:
@@ -154,8 +163,8 @@ class Verification:
         if audit.canary and work.job.state is JobState.VERIFYING:
             return msgspec.structs.replace(audit, state="void", detail="the job ended")  # Nobody is kept for a test.
         audit = self._deadlines.look(work, audit)
-        if audit.unopened and audit.lease not in work.leases:
-            return trust.prover_gone(audit)
+        if audit.unopened and (audit := self._attended(work, audit)).over:
+            return audit
         if audit.auditor is not None and (
             audit.auditor_lease not in work.leases or self._nodes.late(audit.auditor, audit.deadline, work.now)
         ):
@@ -171,11 +180,22 @@ class Verification:
         if audit.state == "opening" and not audit.unopened:
             return audit  # Leaves are waited for.
         asked = audit.node if audit.unopened else audit.auditor
-        late = work.now > audit.deadline if asked is None else self._nodes.late(asked, audit.deadline, work.now)
+        deadline = returning.due(audit, work.now, config.return_seconds) if audit.unopened else audit.deadline
+        late = work.now > deadline if asked is None else self._nodes.late(asked, deadline, work.now)
         if late and audit.unopened and self._nodes.session(audit.node) is None:
             # Silence is that of somebody who is here: this one may have spoken unheard.
             return trust.prover_gone(audit)
         return trust.overdue(audit) if late else audit
+
+    def _attended(self, work: Work, audit: Audit) -> Audit:
+        """What is still to be opened, after a look at whether its prover is here, or may come back."""
+        live, most = audit.lease in work.leases, self._context.config.return_seconds
+        if not live and (self._nodes.is_banned(audit.node) or not self._leases.may_return(audit.lease, work.ended)):
+            return trust.prover_gone(audit)
+        here = self._nodes.session(audit.node) is not None and (live or self._leases.is_back(audit.lease))
+        audit = returning.seen(audit, here=here, now=work.now, most=most)
+        lost = not live and returning.over(audit, work.now, most) and not self._leases.back()
+        return trust.prover_gone(audit) if lost else audit
 
     async def _choose(self, work: Work, audit: Audit, ready: Sequence[Auditor]) -> Auditor | None:
         """Who is asked next, of those who are here; the operator's have few steps at a time, those that wait longest."""

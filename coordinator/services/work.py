@@ -35,7 +35,8 @@ class Work:
     """A job's state within one transaction.
 
     Attributes:
-        leases: the live ones. ``granted`` and ``ended``: what this work did to them.
+        leases: the live ones. ``granted`` and ``ended``: what this work did to them. ``returned``: those that ran out, and whose
+            holders are back to open what was drawn of them.
         audits: those that are not over. ``concluded``: those that have just ended.
         expelled: nodes that this work banned.
         stood: node -> rounds of its work that were verified since its last fault, where that has changed.
@@ -61,11 +62,13 @@ class Work:
         run: Run | None,
         leases: Sequence[Lease],
         audits: Sequence[Audit],
+        returned: Sequence[Lease] = (),
     ) -> None:
         self.tx = tx
         self.job = job
         self.run = run
         self.leases = {lease.id: lease for lease in leases}
+        self.returned = {lease.id: lease for lease in returned}
         self.audits = {audit.id: audit for audit in audits}
         self.now = context.clock.time()
         self.ended: list[Lease] = []
@@ -184,12 +187,17 @@ class Work:
         told: list[TaskCommand] = []
         if self.run is not None and self.run.round is not None:
             told += rounds.commands(self.run.round, lease)
-        told += [command for audit in self.audits.values() if (command := audit.command_for(lease)) is not None]
-        told += [asked for audit in self.audits.values() if (asked := audit.question_for(lease)) is not None]
+        told += self.openings(lease)
         node = self.leases[lease].node if lease in self.leases else None
         for record in self.disputes.values():
             sides = [side for side in SIDES if getattr(record.dispute, side) == node]
             told += [query for side in sides if (query := query_for(record.dispute, side)) is not None]
+        return tuple(told)
+
+    def openings(self, lease: str) -> tuple[TaskCommand, ...]:
+        """What the holder of a lease must have been asked, by now, about audits."""
+        told = [command for audit in self.audits.values() if (command := audit.command_for(lease)) is not None]
+        told += [asked for audit in self.audits.values() if (asked := audit.question_for(lease)) is not None]
         return tuple(told)
 
     @property
@@ -242,10 +250,14 @@ class Desk:
         runs = await tx.find(RunRecord, ("job", "=", job))
         leases = await tx.find(Lease, ("job", "=", job), ("state", "in", ("starting", "ready")))
         audits = await tx.find(Audit, ("job", "=", job), ("state", "in", ("drawn", "opening", "showing", "replaying")))
-        work = Work(self._context, tx, stored, runs[0].run if runs else None, leases, audits)
+        back = tuple(lease.id for lease in self._leases.back_with() if lease.job == job)
+        returned = await tx.find(Lease, ("id", "in", back)) if back else []
+        work = Work(self._context, tx, stored, runs[0].run if runs else None, leases, audits, returned)
         for record in await tx.find(DisputeRecord, ("job", "=", job), ("over", "=", False)):
             work.disputes[record.id] = record
-        before = _Before(stored, runs[0] if runs else None, dict(work.leases), dict(work.audits), dict(work.disputes))
+        before = _Before(
+            stored, runs[0] if runs else None, dict(work.leases), dict(work.returned), dict(work.audits), dict(work.disputes)
+        )  # fmt: skip
         return work, before
 
 
@@ -253,6 +265,7 @@ class _Before(msgspec.Struct, frozen=True):
     job: Job
     run: RunRecord | None
     leases: dict[str, Lease]
+    returned: dict[str, Lease]
     audits: dict[str, Audit]
     disputes: dict[str, DisputeRecord]
 
@@ -270,6 +283,7 @@ async def _save(work: Work, before: _Before) -> None:
     await _save_all(work.tx, {record.id: record for record in work.ended_disputes}, before.disputes)
     work.disputes |= await _save_all(work.tx, work.disputes, before.disputes)
     work.leases |= await _save_all(work.tx, work.leases, before.leases)
+    await _save_all(work.tx, work.returned, before.returned)
     work.audits |= await _save_all(work.tx, work.audits, before.audits)
     for added in (*work.events, *map(log_of, work.events), *work.outbox, *work.metrics):
         await work.tx.insert(added)

@@ -17,6 +17,7 @@ PRICE_PER_PETAFLOP = (
     1_000_000_000  # A thousand tokens for 10^15 operations: a demo's few seconds then cost whole tokens.
 )
 LEASE_SECONDS = 8.0
+RETURN_SECONDS = 30.0  # Who is killed here does not come back.
 AGENT = ("-m", "cottage", "node")
 
 
@@ -75,6 +76,7 @@ class Network:
             "--ready-file": str(ready),
             "--ledger-url": self.ledger_url,
             "--lease-seconds": str(LEASE_SECONDS),
+            "--return-seconds": str(RETURN_SECONDS),
             "--audits-per-round": str(self.options.audits),
             "--price-per-petaflop": str(PRICE_PER_PETAFLOP),
             "--min-stake": str(parse_amount(STAKE)),

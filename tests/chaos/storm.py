@@ -35,6 +35,7 @@ POLL_SECONDS = 0.25
 LOOPBACK = "127.0.0.1"
 READY_SECONDS = 900.0  # A dozen agents that start at once on two busy cores.
 DOWN_SECONDS = (0.5, 6.0)
+RETURN_SECONDS = 20.0  # Who is killed comes back without its worker, or not at all.
 SILENT_SECONDS = (1.0, 4.0)  # Beyond the heartbeat's limit.
 PRICE_PER_PETAFLOP = 1_000_000_000
 VOCABULARY = 300
@@ -247,7 +248,7 @@ class Storm:
             "--data": folder, "--host": self.host, "--port": urlsplit(self.web).port or 0, "--ready-file": folder / "url",
             "--ledger-url": ledger_url,
             "--lease-seconds": weather.lease_seconds, "--heartbeat-seconds": weather.heartbeat_seconds,
-            "--audits-per-round": weather.audits, "--price-per-petaflop": PRICE_PER_PETAFLOP,
+            "--return-seconds": RETURN_SECONDS, "--audits-per-round": weather.audits, "--price-per-petaflop": PRICE_PER_PETAFLOP,
             "--min-stake": parse_amount(STAKE), "--store-every": weather.store_every,
         }  # fmt: skip
         words = [

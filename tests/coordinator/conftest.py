@@ -97,6 +97,7 @@ def config(tmp_path: Path) -> Config:
         tick_seconds=0.05,
         start_grace_seconds=0.2,
         audit_seconds=5.0,
+        return_seconds=2.0,
         audit_patience_seconds=0.3,
         settle_every=2,
         validations=0,

@@ -82,7 +82,10 @@ async def test_who_was_cut_off_at_the_deadline_has_left_and_was_not_silent() -> 
     bench = Bench()
     session = await asked(bench)
     bench.parts.nodes.leave(session)
+    assert (await looked(bench)).away == bench.clock.t
     attend(bench, CONFIG.audit_seconds + 1.0)
+    assert (await looked(bench)).state == "opening", "its time stands still"
+    attend(bench, CONFIG.return_seconds)
     assert (await looked(bench)).blame == "gone"
     again = await bench.enter(NODE, HELD)
     assert told(bench, again.node) == []

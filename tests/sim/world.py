@@ -230,6 +230,10 @@ class SimNode:
                 if isinstance(message.body, StopTask):
                     self.sent_out = self.sent_out or message.body.reason.startswith("audit")
                     self.drop(message.lease)
+                elif self.scheme is not None and (seconds := self.scheme.cuts(self, message.body)):
+                    self.world._leave(self)
+                    self.cut()
+                    self.away_until = self.world.clock.t + seconds
                 elif self.scheme is not None and self.scheme.leaves(self, message.body):
                     self.send(Goodbye("another time"))
                     self.leaving = True
@@ -291,6 +295,10 @@ class Scheme:
         """Whether it says goodbye instead of doing what it is told."""
         return False
 
+    def cuts(self, _node: SimNode, _command: TaskCommand) -> float:
+        """For how long it cuts its line, instead of doing what it is told; its worker lives on."""
+        return 0.0
+
     def turn(self, node: SimNode) -> None:
         """It may do something at any time."""
 
@@ -319,7 +327,7 @@ class World:
         self.config = Config(
             data=Path(), ledger_url="http://ledger.test", lease_seconds=10.0, heartbeat_seconds=2.0,
             start_grace_seconds=5.0, start_seconds=60.0, stall_seconds=20.0, audit_seconds=15.0,
-            audit_patience_seconds=5.0, settle_every=2, validations=1, min_stake=1_000,
+            audit_patience_seconds=5.0, return_seconds=60.0, settle_every=2, validations=1, min_stake=1_000,
         )  # fmt: skip
         self.config = dataclasses.replace(self.config, **(settings or {}))
         self.judge, self.forger = ScriptedJudge(), FakeForger(self.peers)
