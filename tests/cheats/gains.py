@@ -219,6 +219,13 @@ PLOTS = (
         LONG,
         formula=_after(21, 42),
     ),
+    Plot("has its line cut when it is drawn", _cartel(1, "cpu", cut_when_drawn=25.0)),
+    Plot(
+        "has its line cut when it is drawn, after 21 honest rounds",
+        _cartel(1, "cpu", cut_when_drawn=25.0, honest=21),
+        LONG,
+        formula=_after(21, 42),
+    ),
     Plot("a fresh key after every catch", _cartel(1, "cpu", fresh=True)),
     Plot("forges after 21 honest rounds", _cartel(1, "cpu", honest=21), LONG, formula=_after(21, 42)),
     Plot("a cartel of three that forges after 21", _cartel(3, honest=21), LONG, formula=_after(21, 42)),

@@ -34,6 +34,7 @@ class Forger(Scheme):
         honest: rounds that it works each time before it forges.
         how: what it forges of a round.
         exit_when_drawn: it leaves instead of opening what is drawn of a forged round.
+        cut_when_drawn: seconds for which it cuts its line instead of opening what is drawn of a forged round, again and again.
         away: it leaves when it is asked to audit.
         last: it forges in so many last of the job's ``total`` rounds only.
         fresh: it comes back under a new key and wallet whenever it was found, not only where it has to.
@@ -47,6 +48,7 @@ class Forger(Scheme):
     honest: int = 0
     how: Lie = "skips"
     exit_when_drawn: bool = False
+    cut_when_drawn: float = 0.0
     away: bool = False
     last: int = 0
     total: int = 0
@@ -85,10 +87,17 @@ class Forger(Scheme):
             self.moved = len(self.forged)
             node.payout = NodeKey((500 + node.world.fresh_number()).to_bytes(32, "big")).address
             return True
-        drawn = isinstance(command, OpenStep | OpenOuter) and (command.epoch, command.round) in self.forged
+        drawn = self._is_found_by(command)
         if drawn and self.exit_when_drawn:
             self.found(node)
         return drawn and self.exit_when_drawn
+
+    def cuts(self, node: SimNode, command: TaskCommand) -> float:
+        """Have its line cut rather than be found."""
+        return self.cut_when_drawn if self._is_found_by(command) else 0.0
+
+    def _is_found_by(self, command: TaskCommand) -> bool:
+        return isinstance(command, OpenStep | OpenOuter) and (command.epoch, command.round) in self.forged
 
     def found(self, node: SimNode) -> None:
         """An audit has failed by its doing, as everybody can read: its standing is gone."""

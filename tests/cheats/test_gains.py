@@ -12,6 +12,7 @@ QUICK = frozenset(
         "a cartel of three owners with an invented class",
         "alone with an invented class",
         "leaves when it is drawn",
+        "has its line cut when it is drawn",
         "earns its standing in jobs of its own",
         "is paid to another wallet each time",
     }
