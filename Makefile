@@ -4,10 +4,10 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 TORCH  := $(shell grep '^torch==' constraints.txt)
 # What `make check` runs: the pure parts, in seconds. `make test` runs everything.
-FAST   := tests/wire tests/cottage $(addprefix tests/coordinator/test_,lifecycle.py rounds.py placement.py pricing.py \
-          trust.py leases.py naming.py store.py measured_network.py plan_cost.py plan_reasons.py replan.py) $(addprefix tests/ledger/test_,money.py book.py events.py) \
-          $(addprefix tests/trainer/test_,schedules.py boxes.py) \
-          $(addprefix tests/transport/test_,merkle_tree.py node_keys.py virtual_clock.py message_frames.py ice_rules.py)
+FAST   := tests/protocol tests/cottage tests/coordinator/planner tests/coordinator/test_store.py \
+          $(addprefix tests/coordinator/jobs/test_,lifecycle.py rounds.py leases.py naming.py) tests/coordinator/audits/test_trust.py \
+          $(addprefix tests/ledger/test_,money.py book.py events.py) tests/trainer/stage/test_schedules.py tests/trainer/worker/test_boxes.py \
+          tests/common/test_virtual_clock.py tests/transport/messages/test_message_frames.py tests/transport/ice/test_ice_rules.py
 STAMP  := $(VENV)/.installed
 
 .PHONY: demo test test-long check lint bench fuzz bench-transport bench-training bench-utilisation chaos payouts soak desktop docs setup clean

@@ -6,9 +6,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from desktop.agent import cli, start
-from desktop.agent.config import Home, Settings
-from desktop.agent.gpu import Device
+from desktop.agent.app import startup
+from desktop.agent.base.config import Home, Settings
+from desktop.agent.base.gpu import Device
+from desktop.agent.cli import cli
 from desktop.agent.sandbox.base import Limits, Sandbox
 from desktop.agent.sandbox.process import ProcessSandbox
 
@@ -22,5 +23,5 @@ def cheating(settings: Settings, _home: Home, device: Device, worker_arguments: 
 
 
 if __name__ == "__main__":
-    start.make_sandbox = cheating
+    startup.make_sandbox = cheating
     sys.exit(cli.main())

@@ -9,9 +9,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from protocol.task import AuditReport
 from trainer import __main__ as program
-from trainer import environment, replay, worker
-from transport.wire.task import AuditReport
+from trainer.audit import environment, replay
+from trainer.worker import worker
 
 CLASS = "invented"
 BOAST = 4.0  # Times its speed: quick nodes are seated first.

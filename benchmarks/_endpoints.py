@@ -95,13 +95,13 @@ async def _fill(wire: Wire, total: int, room: Callable[[], Awaitable[None]], sen
 
 
 async def cottage(role: str, options: Options, wire: Wire) -> None:
-    from transport import heap
-    from transport.ice import IceServer
-    from transport.identity import NodeKey
-    from transport.lane import Lane
-    from transport.peer import PeerNet
+    from common import gc_tuning
+    from protocol.identity import NodeKey
+    from transport.ice.ice import IceServer
+    from transport.messages.lanes import Lane
+    from transport.peer.peer import PeerNet
 
-    heap.settle()  # As the agent does.
+    gc_tuning.settle()  # As the agent does.
     keys = [NodeKey(bytes.fromhex(seed)) for seed in options["seeds"]]
     key, other = keys if role == "send" else reversed(keys)
 

@@ -10,19 +10,19 @@ import torch
 from _common import FOLDER
 
 from cottage.demo.corpus import write_corpus
-from trainer.cache import Caches
+from protocol.boundary import Kind, Position
+from protocol.job.job import ModelSpec, TokenizerSpec, TrainingSpec
+from protocol.job.learning_rate import learning_rate
+from protocol.models.model import resolve
 from trainer.codecs.envelope import wrap
-from trainer.crossing import wrapped_kinds
-from trainer.data import TokenFile, Windows, heldout_parts
+from trainer.data.data import TokenFile, Windows, heldout_parts
+from trainer.data.prepare import prepare
 from trainer.formats.source import Dataset
-from trainer.model import Cut
-from trainer.prepare import prepare
-from trainer.stage import Stage
-from trainer.steps import Recorded, Recorder, accumulate, heldout_loss
-from transport.wire.boundary import Kind, Position
-from transport.wire.job import ModelSpec, TokenizerSpec, TrainingSpec
-from transport.wire.model import resolve
-from transport.wire.rates import learning_rate
+from trainer.stage.activation_cache import Caches
+from trainer.stage.boundary_codec import wrapped_kinds
+from trainer.stage.model import Cut
+from trainer.stage.stage import Stage
+from trainer.stage.steps import Recorded, Recorder, accumulate, heldout_loss
 
 VOCABULARY = 259
 PATIENCE = 900.0  # Seconds until a stage whose neighbour failed gives up.

@@ -67,11 +67,11 @@ class User:
     """What a user's script has: a model, AdamW, samples."""
 
     def __init__(self, order: Figures, replica: int) -> None:
-        from trainer.data import TokenFile
-        from trainer.environment import configure
-        from trainer.model import Cut
-        from trainer.stage import Stage, StageState
-        from transport.wire.job import TrainingSpec
+        from protocol.job.job import TrainingSpec
+        from trainer.audit.environment import configure
+        from trainer.data.data import TokenFile
+        from trainer.stage.model import Cut
+        from trainer.stage.stage import Stage, StageState
 
         configure(1)
         self.order, self.replica = order, replica
@@ -101,8 +101,8 @@ class User:
         self.judged = [heldout.sample(0, part, 0, 32)[0] for part in range(order["judged"] // 32)]
 
     def step(self, step: int, model: nn.Module) -> None:
-        from trainer.precision import computing
-        from transport.wire.rates import learning_rate
+        from protocol.job.learning_rate import learning_rate
+        from trainer.stage.precision import computing
 
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.training, step, self.order["steps"])

@@ -18,19 +18,19 @@ import torch
 from _training_recipes import Recipe
 from torch import Tensor
 
+from protocol.boundary import Position
+from protocol.job.job import TrainingSpec
+from protocol.job.rounds import schedule
+from trainer.audit.environment import configure
 from trainer.codecs import CodecName, decode, encode
-from trainer.data import TokenFile, Windows
-from trainer.environment import configure
-from trainer.model import Cut
+from trainer.data.data import TokenFile, Windows
 from trainer.outer import Local, OuterState, outer_method
 from trainer.outer.checks import mean_update
 from trainer.outer.every_step import GRADIENT_CODEC
-from trainer.stage import Stage, StageState
-from trainer.steps import Recorded, accumulate
-from trainer.update import update
-from transport.wire.boundary import Position
-from transport.wire.job import TrainingSpec
-from transport.wire.rounds import schedule
+from trainer.outer.inner_update import update
+from trainer.stage.model import Cut
+from trainer.stage.stage import Stage, StageState
+from trainer.stage.steps import Recorded, accumulate
 
 REPLICAS = 4
 SEQUENCE, BATCH, VOCABULARY = 128, 4, 259

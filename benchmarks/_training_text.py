@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from cottage.demo.corpus import write_corpus
+from protocol.job.job import TokenizerSpec
+from trainer.data.prepare import prepare
 from trainer.formats.source import Dataset
-from trainer.prepare import prepare
-from transport.wire.job import TokenizerSpec
 
 CORPUS_BYTES = 24_000_000  # No token of the longest run is seen twice.
 HELDOUT = 0.05

@@ -2,8 +2,8 @@
 
 The last of two stages of a small model does a segment of ten steps here, honestly and in each way of lying, early (from the first
 step) and later. Each is then run again by processes of other classes: other numbers of threads, other instruction sets of torch,
-MKL and oneDNN. Printed is the distance that ``trainer.across`` finds: the largest of an honest segment, and of each lie how many
-times the tolerance it is away, where that is least.
+MKL and oneDNN. Printed is the distance that ``trainer.audit.tolerance`` finds: the largest of an honest segment, and of
+each lie how many times the tolerance it is away, where that is least.
 
     python benchmarks/across.py [--later 20] [--only fp32 bf16]
 """
@@ -17,8 +17,8 @@ from _common import publish
 
 from tests.trainer.segments import LIES, elsewhere, honest, segment, spec_of, write
 from tests.trainer.small import job_folder
-from trainer.across import tolerances
-from trainer.environment import configure
+from trainer.audit.environment import configure
+from trainer.audit.tolerance import tolerances
 
 CLAIM = "honest machines of other classes stay within the tolerance, lies that change a step do not"
 PLAIN = {"ATEN_CPU_CAPABILITY": "default", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2", "ONEDNN_MAX_CPU_ISA": "SSE41"}

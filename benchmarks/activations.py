@@ -23,13 +23,13 @@ import torch
 from _common import FOLDER, publish
 from _replica import Replica, byte_text, heldout, llama
 
+from protocol.job.job import TrainingSpec
+from trainer.audit.environment import configure
 from trainer.codecs import CodecName, encode
 from trainer.codecs.envelope import wrap
-from trainer.data import TokenFile
-from trainer.environment import configure
-from trainer.model import Cut
-from trainer.stage import Stage
-from transport.wire.job import TrainingSpec
+from trainer.data.data import TokenFile
+from trainer.stage.model import Cut
+from trainer.stage.stage import Stage
 
 LAYERS, STAGES = 4, 4
 REPEATED = 256

@@ -22,8 +22,8 @@ from coordinator.domain.placement import NoPlacementError, Options, Placement, c
 from coordinator.domain.placement.cost import COMPUTE_SHARE, Load, Round, estimate, load_of, pace
 from coordinator.domain.placement.fleet import Fleet, survey
 from coordinator.domain.placement.search import Chance
-from transport.wire.job import TrainingSpec
-from transport.wire.model import ModelShape, inspect_config
+from protocol.job.job import TrainingSpec
+from protocol.models.model import ModelShape, inspect_config
 
 sys.path.insert(0, str(ROOT))
 from tests.support.dtfm import WORLD

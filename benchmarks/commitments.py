@@ -3,8 +3,8 @@
 The last of two stages of the demo's model (``tiny-llama``) does the demo's steps, 20 a round, on payloads that came once. A round
 with commitments and one without are done side by side in one process: they take turns step by step, and who goes first changes
 each time, so that what else the machine does meets both alike. Both the processor's time, of all threads, and the clock's are
-counted; so is hashing the round's anchor and momentum. What makes the commitments is what ``trainer.member`` makes them with. The
-goal: less than 3 % of a step.
+counted; so is hashing the round's anchor and momentum. What makes the commitments is what ``trainer.worker.member`` makes
+them with. The goal: less than 3 % of a step.
 
     python benchmarks/commitments.py [--rounds 32] [--every 1 10]
 """
@@ -21,20 +21,20 @@ import numpy as np
 import torch
 from _common import publish
 
-from trainer.data import Windows
-from trainer.environment import configure
-from trainer.keeper import Keeper
-from trainer.model import Cut
+from protocol.audit import KEPT_ROUNDS, StepLeaf, state_interval
+from protocol.boundary import PayloadKey, Position, crossings
+from protocol.job.job import ModelSpec, TrainingSpec
+from protocol.models.boundary_bytes import recorded_bytes
+from protocol.models.model import resolve
+from trainer.audit.environment import configure
+from trainer.audit.trace import RoundTrace, job_digest
+from trainer.data.data import Windows
 from trainer.outer import OuterState
-from trainer.stage import Stage
-from trainer.steps import Recorded, Recorder, accumulate, digests
-from trainer.trace import RoundTrace, job_digest
-from trainer.update import update
-from transport.wire.audit import KEPT_ROUNDS, StepLeaf, state_interval
-from transport.wire.boundary import PayloadKey, Position, crossings
-from transport.wire.crossing import recorded_bytes
-from transport.wire.job import ModelSpec, TrainingSpec
-from transport.wire.model import resolve
+from trainer.outer.inner_update import update
+from trainer.stage.model import Cut
+from trainer.stage.snapshots import Keeper
+from trainer.stage.stage import Stage
+from trainer.stage.steps import Recorded, Recorder, accumulate, digests
 
 VOCABULARY = 2048
 TOTAL = 10_000

@@ -3,7 +3,8 @@
     python benchmarks/fuzz.py                              # a minute of one processor for each of the targets
     python benchmarks/fuzz.py --seconds 600 --only archive
 
-Targets and their seeds are in ``tests/wire/targets.py``; atheris comes with ``pip install cottage[bench]``. What reached new code
+Targets and their seeds are in ``tests/protocol/targets.py``; atheris comes with ``pip install cottage[bench]``. What
+reached new code
 stays in build/fuzz/TARGET and is where the next run begins. A fault is kept as build/fuzz/TARGET.fault-*: it belongs
 into ``tests/corpus`` with a test. Python code is followed line by line, the insides of C libraries (msgspec, torch) are not.
 Writes build/bench/fuzz.json; ends with 1 where a parser did anything else than its one error.
@@ -26,7 +27,7 @@ from _common import ROOT, publish
 FOLDER = ROOT / "build" / "fuzz"
 MEMORY = Path("/dev/shm")
 HANG_S, MAX_MB, MAX_BYTES = 5, 1500, 4096  # Of one case; torch alone takes 400 MB.
-FOLLOWED = ["transport", "coordinator", "desktop", "trainer.codecs", "zipfile", "tests.wire.targets"]
+FOLLOWED = ["transport", "coordinator", "desktop", "trainer.codecs", "zipfile", "tests.protocol.targets"]
 NEWS = re.compile(r"#(\d+)\s+\S+\s+cov: (\d+) ft: (\d+) corp: (\d+)")
 
 
@@ -40,7 +41,7 @@ def main() -> None:
     if options.child:
         fuzz(options.child, rest)
         return
-    from tests.wire.targets import TARGETS
+    from tests.protocol.targets import TARGETS
 
     if unknown := sorted(set(options.only or ()) - TARGETS.keys()):
         parser.error(f"no target {', '.join(unknown)}: choose among {', '.join(TARGETS)}")
@@ -99,7 +100,7 @@ def fuzz(name: str, arguments: list[str]) -> None:
     import atheris
 
     with atheris.instrument_imports(include=FOLLOWED):
-        from tests.wire import targets
+        from tests.protocol import targets
     target = targets.TARGETS[name]
     corpus = Path(arguments[-1])
     for number, seed in enumerate(target.seeds()):

@@ -12,7 +12,7 @@ from _training_runs import REPLICAS, Runner, Setting
 from _training_text import prepared
 
 from trainer.codecs import CodecName, decode, encode
-from trainer.outer.method import mean_update
+from trainer.outer.checks import mean_update
 
 CODECS: tuple[CodecName, ...] = ("int8-block", "int4-block", "int4-gradient", "int4-squares")
 STEP = 50  # After the warm start; any will do.

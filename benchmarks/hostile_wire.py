@@ -13,7 +13,7 @@ import time
 
 from _common import publish
 
-from tests.wire.storm import WireStorm, peak_mb
+from tests.protocol.storm import WireStorm, peak_mb
 
 FIRST = 20_000  # Cases after which the memory is what it should remain.
 MAX_GROWTH_MB = 16.0  # The largest message has 1 MB; a parser may hold some of them at once.

@@ -20,14 +20,14 @@ from _common import ROOT, publish
 
 sys.path.insert(0, str(ROOT))  # Run as a program, only this folder is looked in.
 
+from common.untrusted_text import untrusted
 from coordinator.client import Client
 from coordinator.client.text import money
 from cottage.demo.options import Options, parse
 from cottage.demo.run import Run
 from cottage.demo.screen import LineScreen
 from ledger.client import Ledger
-from transport.text import untrusted
-from transport.wire.job import DatasetSpec, JobSpec, ModelSpec, ParallelSpec, TokenizerSpec, TrainingSpec
+from protocol.job.job import DatasetSpec, JobSpec, ModelSpec, ParallelSpec, TokenizerSpec, TrainingSpec
 
 HONEST = 3
 CHEATS = {"cartel": 2, "loner": 1}

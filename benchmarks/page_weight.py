@@ -16,7 +16,7 @@ from _common import publish
 from playwright.async_api import Browser, async_playwright
 
 from tests.coordinator.web.conftest import House
-from tests.coordinator.web.test_browser import ARGUMENTS, CHROMIUM, addresses
+from tests.coordinator.web.pages.test_browser import ARGUMENTS, CHROMIUM, addresses
 
 REPEATS = 3
 SLOW = {"offline": False, "latency": 150, "downloadThroughput": 1.6e6 / 8, "uploadThroughput": 0.75e6 / 8}

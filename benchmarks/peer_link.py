@@ -16,10 +16,10 @@ from _common import publish
 from aiortc import RTCConfiguration, RTCDataChannel, RTCPeerConnection
 from home_links import between, both, transfer
 
+from protocol.identity import NodeKey
 from tests.testbed.homes import Homes
-from transport.identity import NodeKey
-from transport.lane import Lane
-from transport.peer import PeerNet
+from transport.messages.lanes import Lane
+from transport.peer.peer import PeerNet
 
 MEGABYTES = 24
 REPETITIONS = 3

@@ -30,13 +30,13 @@ import numpy as np
 from _common import publish
 from _replica import even_cuts, llama
 
-from trainer.data import Windows
-from trainer.environment import configure
-from trainer.model import Cut
-from trainer.stage import Stage
-from trainer.steps import Recorded, Recorder, accumulate
-from transport.wire.boundary import Kind, Position
-from transport.wire.job import TrainingSpec
+from protocol.boundary import Kind, Position
+from protocol.job.job import TrainingSpec
+from trainer.audit.environment import configure
+from trainer.data.data import Windows
+from trainer.stage.model import Cut
+from trainer.stage.stage import Stage
+from trainer.stage.steps import Recorded, Recorder, accumulate
 
 WIDTH, LAYERS, SEQUENCE, ROWS = 192, 8, 128, 4
 RATE = 1e-3

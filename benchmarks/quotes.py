@@ -16,11 +16,11 @@ import msgspec
 from _common import publish
 
 from coordinator.domain.job import LIVE, Job
+from protocol.job.job import JobSpec
+from protocol.rest.api import NewJob
 from tests.coordinator.fakes import spec
 from tests.sim.test_faults import gather_nodes
 from tests.sim.world import World
-from transport.wire.api import NewJob
-from transport.wire.job import JobSpec
 
 GOAL = 0.9
 NODES = 8

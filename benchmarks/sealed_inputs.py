@@ -17,10 +17,10 @@ import torch
 from _common import publish
 from safetensors.torch import save_file
 
-from trainer.data import TokenFile
-from trainer.inputs import InputFile
-from trainer.tensors import open_tensors
-from transport.sealed import SealedFile, fresh_key, seal
+from common.encrypted_files import SealedFile, fresh_key, seal
+from trainer.data.data import TokenFile
+from trainer.files.inputs import InputFile
+from trainer.files.tensors import open_tensors
 
 SEQUENCE, BATCH, STEPS, REPEATS = 1024, 32, 200, 5
 VOCABULARY = 50_000

@@ -25,8 +25,8 @@ from _common import ROOT, publish
 
 sys.path.insert(0, str(ROOT))  # Run as a program, only this folder is looked in.
 
-from coordinator.services.chain import LedgerChain
-from coordinator.services.settlement import POLL_SECONDS
+from coordinator.services.payments.chain import LedgerChain
+from coordinator.services.payments.settlement import POLL_SECONDS
 from coordinator.store.records import NodeRecord, OutboxRecord
 from coordinator.store.sql import SqlStore
 from ledger.client import Ledger, LedgerConfig, job_bytes

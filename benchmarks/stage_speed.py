@@ -35,18 +35,18 @@ from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from coordinator.domain.placement import MEGABYTE, stage_memory
+from protocol.boundary import Position
+from protocol.job.job import DatasetSpec, JobSpec, ModelSpec, TrainingSpec
+from protocol.job.learning_rate import learning_rate
+from protocol.models.model import inspect_config
+from protocol.task import OpenStep, StepOpened
 from tests.trainer.router import Place, Process, Router, make_plan
-from trainer.data import Windows, micro_batches
-from trainer.environment import configure
-from trainer.model import Cut
-from trainer.stage import BETAS, EPSILON, Stage
-from trainer.steps import Recorded, accumulate
-from trainer.update import update
-from transport.wire.boundary import Position
-from transport.wire.job import DatasetSpec, JobSpec, ModelSpec, TrainingSpec
-from transport.wire.model import inspect_config
-from transport.wire.rates import learning_rate
-from transport.wire.task import OpenStep, StepOpened
+from trainer.audit.environment import configure
+from trainer.data.data import Windows, micro_batches
+from trainer.outer.inner_update import update
+from trainer.stage.model import Cut
+from trainer.stage.stage import BETAS, EPSILON, Stage
+from trainer.stage.steps import Recorded, accumulate
 
 SEQUENCE, TOTAL = 256, 1000
 SHAPES = {"5 M": (256, 6), "26 M": (512, 8)}  # Width and layers.

@@ -178,14 +178,14 @@ async def serve_ours() -> None:
     import msgspec
     from aiohttp import web
 
-    from coordinator import heap
-    from coordinator.services.artifacts import ArtifactStore
+    from common import gc_tuning
+    from coordinator.services.artifacts.artifacts import ArtifactStore
     from coordinator.web.http import protect
     from coordinator.web.stream import Limits, Streams
+    from protocol.rest.api import NewJob
     from tests.coordinator.web.fake import Cluster
     from tests.coordinator.web.fake_services import Registry
     from tests.coordinator.web.test_api import spec
-    from transport.wire.api import NewJob
 
     with tempfile.TemporaryDirectory() as folder:
         cluster = Cluster(ArtifactStore(Path(folder)), balance=10**15)
@@ -202,7 +202,7 @@ async def serve_ours() -> None:
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0, backlog=2048).start()
 
-        heap.settle()  # As ``cottage serve`` does.
+        gc_tuning.settle()  # As ``cottage serve`` does.
 
         def say(name: str, text: str) -> None:
             cluster._say(cluster._find(name), "round", text)

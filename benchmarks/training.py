@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from transport.wire.job import TrainingSpec
+from protocol.job.job import TrainingSpec
 
 Figures = dict[str, Any]
 HERE = FOLDER / "training"

@@ -3,7 +3,8 @@
 Coordinator, ledger, agents, workers, messages and lines are the real ones (``tests/testbed``: lines of 100 Mbit/s down and 20 up
 with 30 and 50 ms, then lines without limits). Two cores hold no four computing nodes, so each worker's passes are drawn out:
 a micro-batch is computed for real, and then slept until it has taken ``--pace`` seconds forward and twice that backward
-(``trainer.pacing``), as a card of a fixed speed would. The model must therefore be small; activations cross as float32, so that
+(``trainer.worker.throttle``), as a card of a fixed speed would. The model must therefore be small; activations cross as
+float32, so that
 lines are as full as with a larger one in 8 bits. An audit is not drawn out; spares make it, two since some are made twice, with
 the processor time that the others leave: they would be computers of their own.
 
@@ -37,11 +38,11 @@ from _common import publish
 from coordinator.client import Client
 from cottage.demo.network import STAKE, Provider
 from cottage.demo.processes import Role
+from protocol.job.job import DatasetSpec, JobSpec, ModelSpec, ParallelSpec, TokenizerSpec, TrainingSpec
 from tests.chaos.storm import Storm, Weather
 from tests.testbed.homes import homes
 from tests.testbed.link import Link
 from tests.testbed.nat import Nat
-from transport.wire.job import DatasetSpec, JobSpec, ModelSpec, ParallelSpec, TokenizerSpec, TrainingSpec
 
 STAGES, REPLICAS = 2, 2
 LINES = {

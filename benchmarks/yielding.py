@@ -18,6 +18,7 @@ from typing import Any
 
 from _common import publish
 
+from common.clock import SystemClock
 from desktop.agent.lending.keeper import LOOK_S, Keeper
 from desktop.agent.lending.policy import Decision
 from desktop.agent.sandbox.base import Limits
@@ -27,7 +28,6 @@ from desktop.agent.sensors.linux import LinuxMachine, X11Screen
 from desktop.agent.sensors.nvml import NvmlGpu
 from tests.desktop.screens import screen
 from tests.desktop.sensors.test_linux import WINDOW
-from transport.clock import SystemClock
 
 TRIALS = 40
 POLL_S = 0.002

@@ -12,61 +12,63 @@ from typing import Any
 
 from aiohttp import web
 
+from common.clock import Clock, SystemClock
+from common.urls import url_of
 from coordinator.config import Config
 from coordinator.domain.account import Scope
 from coordinator.ownauditor import OwnAuditor, lacks
-from coordinator.services.artifacts import ArtifactStore
-from coordinator.services.beacons import Beacons
-from coordinator.services.bonds import Bonds
-from coordinator.services.books import BookService
-from coordinator.services.boundaries import Boundaries
-from coordinator.services.budgets import Budgets
-from coordinator.services.canaries import Canaries, Forger
-from coordinator.services.chain import Chain, LedgerChain
-from coordinator.services.checkpoints import Checkpoints
-from coordinator.services.checks import DatasetChecks
-from coordinator.services.context import Context
-from coordinator.services.conversation import Conversation
-from coordinator.services.deadlines import Deadlines
-from coordinator.services.deliveries import Deliveries
-from coordinator.services.disputes import Disputes, Judge, Referee
-from coordinator.services.doors import Doors
-from coordinator.services.drawing import Drawing
-from coordinator.services.files import Files
-from coordinator.services.forgetting import Forgetting
-from coordinator.services.handout import Handout
-from coordinator.services.jobs import JobService
-from coordinator.services.keeping import Keeping
-from coordinator.services.leases import Leases
-from coordinator.services.leavings import Leavings
-from coordinator.services.links import Links
-from coordinator.services.logs import JobLogs
-from coordinator.services.looks import Looks
-from coordinator.services.market import MarketService, nobody_looks
-from coordinator.services.models import ModelWorkshop, TrainerTools
-from coordinator.services.network import NetworkService
-from coordinator.services.nodes import Nodes
-from coordinator.services.notices import Notices, OpenSession
-from coordinator.services.noticing import NoticeService
-from coordinator.services.openings import Openings
-from coordinator.services.outside import outside_session
-from coordinator.services.patience import Patience
-from coordinator.services.promises import Promises
-from coordinator.services.relays import Relays
-from coordinator.services.replays import Replays
-from coordinator.services.returns import Returns
-from coordinator.services.room import Room
-from coordinator.services.runs import Runs
-from coordinator.services.settlement import Settlement
-from coordinator.services.staffing import Staffing
-from coordinator.services.stakes import Stakes
-from coordinator.services.trials import Generator, Trials
-from coordinator.services.unpaid import Unpaid
-from coordinator.services.upkeep import Upkeep
-from coordinator.services.uploads import UploadService
-from coordinator.services.verification import Verification
-from coordinator.services.watching import Watching
-from coordinator.services.work import Desk
+from coordinator.services.accounts.budgets import Budgets
+from coordinator.services.accounts.expiry import Forgetting
+from coordinator.services.accounts.notification_settings import NoticeService
+from coordinator.services.artifacts.access import Doors
+from coordinator.services.artifacts.artifacts import ArtifactStore
+from coordinator.services.artifacts.checkpoints import Checkpoints
+from coordinator.services.artifacts.dataset_checks import DatasetChecks
+from coordinator.services.artifacts.deliveries import Deliveries
+from coordinator.services.artifacts.disk_space import Room
+from coordinator.services.artifacts.file_ownership import Files
+from coordinator.services.artifacts.inference import Generator, Trials
+from coordinator.services.artifacts.models import ModelWorkshop, TrainerTools
+from coordinator.services.artifacts.outputs import Leavings
+from coordinator.services.artifacts.retention import Keeping
+from coordinator.services.artifacts.step_openings import Openings
+from coordinator.services.artifacts.uploads import UploadService
+from coordinator.services.audits.answer_times import Deadlines
+from coordinator.services.audits.auditor_capacity import Watching
+from coordinator.services.audits.boundaries import Boundaries
+from coordinator.services.audits.canaries import Canaries, Forger
+from coordinator.services.audits.disputes import Disputes, Judge, Referee
+from coordinator.services.audits.operator_audits import Looks
+from coordinator.services.audits.returns import Returns
+from coordinator.services.audits.sampling import Drawing
+from coordinator.services.audits.verification import Verification
+from coordinator.services.core.context import Context
+from coordinator.services.core.egress import outside_session
+from coordinator.services.core.leases import Leases
+from coordinator.services.core.logs import JobLogs
+from coordinator.services.core.notifications import Notices, OpenSession
+from coordinator.services.core.store_retry import Patience
+from coordinator.services.core.unit_of_work import Desk
+from coordinator.services.drivers.bonded_disputes import Bonds
+from coordinator.services.drivers.draw_blocks import Beacons
+from coordinator.services.drivers.maintenance import Upkeep
+from coordinator.services.drivers.node_protocol import Conversation
+from coordinator.services.jobs.idempotency import Replays
+from coordinator.services.jobs.jobs import JobService
+from coordinator.services.jobs.unpaid import Unpaid
+from coordinator.services.network.link_telemetry import Links
+from coordinator.services.network.nodes import Nodes
+from coordinator.services.network.relay_assignment import Handout
+from coordinator.services.network.relays import Relays
+from coordinator.services.payments.chain import Chain, LedgerChain
+from coordinator.services.payments.promises import Promises
+from coordinator.services.payments.settlement import Settlement
+from coordinator.services.payments.stakes import Stakes
+from coordinator.services.training.runs import Runs
+from coordinator.services.training.staffing import Staffing
+from coordinator.services.views.ledger_views import BookService
+from coordinator.services.views.market_views import MarketService, nobody_looks
+from coordinator.services.views.network_views import NetworkService
 from coordinator.store.ports import Store
 from coordinator.store.sql import SqlStore
 from coordinator.web import routes
@@ -77,9 +79,7 @@ from coordinator.web.signal import NodeSocket
 from ledger.client import Ledger, LedgerConfig
 from ledger.errors import LedgerError
 from ledger.money import Amount
-from transport.clock import Clock, SystemClock
-from transport.identity import NodeKey
-from transport.urls import url_of
+from protocol.identity import NodeKey
 
 TEST_FUNDS = Amount(1_000_000_000_000)  # A million tokens: more than any test on one PC will spend.
 TEST_LAMPORTS = 1_000_000_000_000

@@ -9,21 +9,21 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from common import gc_tuning
+from common.errors import BadAddressError, IceConfigError, KeyFileError, UrlError
+from common.log_lines import log_to
+from common.shutdown_signals import on_end
+from common.terminal import complain, say
+from common.urls import is_loopback, parse_url, split
 from coordinator.app import serve
 from coordinator.config import Config, MailConfig, TurnRelay
 from coordinator.errors import InvalidError, StoreAwayError, StoreError
-from coordinator.services.relays import check_relay_url
+from coordinator.services.network.relays import check_relay_url
 from ledger.errors import LedgerError
-from transport import heap
-from transport.ending import on_end
-from transport.errors import BadAddressError, IceConfigError, KeyFileError, UrlError
-from transport.ice import IceServer, parse_ice
-from transport.identity import parse_address
-from transport.loglines import log_to
-from transport.terminal import complain, say
-from transport.urls import is_loopback, parse_url, split
-from transport.wire.network import MAX_RELAYS
-from transport.wire.plan import MAX_REPLICAS
+from protocol.identity import parse_address
+from protocol.network import MAX_RELAYS
+from protocol.plan import MAX_REPLICAS
+from transport.ice.ice import IceServer, parse_ice
 
 MAX_URLS = 8  # Of one relay: UDP, TCP and TLS, each over IPv4 and IPv6, and two to spare.
 BYTES_PER_MEGABIT = 125_000
@@ -74,7 +74,7 @@ async def _run(config: Config, ready_file: Path | None) -> None:
     on_end(stopping.set)
 
     def ready(url: str) -> None:
-        heap.settle()
+        gc_tuning.settle()
         logging.getLogger("coordinator").info("serving on %s", url)
         if ready_file is not None:
             draft = ready_file.with_name(f".{ready_file.name}.draft")

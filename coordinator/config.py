@@ -5,9 +5,9 @@ from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
 from typing import Literal
 
-from coordinator.domain.rate import FLOOR
-from coordinator.domain.run import EVALUATORS
-from transport.wire.ids import NodeAddress
+from coordinator.domain.audits.rate import FLOOR
+from coordinator.domain.rounds.run import EVALUATORS
+from protocol.ids import NodeAddress
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Config:
         audit_twice: audits that two auditors have to agree on, in millionths.
         canaries: audits that passed after which another auditor is given the same step made false, in millionths.
         disputes: a finding against a prover is played down to one operation before anybody loses stake.
-        audit_seconds: for opening a step, and for re-running it, at the least: see ``domain.due``.
+        audit_seconds: for opening a step, and for re-running it, at the least: see ``domain.audits.answer_time``.
         audit_patience_seconds: for an auditor to be found.
         return_seconds: for which the time of an audit stands still, in sum, while its prover is away; 0: who is lost has left.
         store_every: rounds between two states of a job that are stored here; its nodes keep the newest for each other.

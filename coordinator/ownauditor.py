@@ -18,8 +18,8 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
-from transport.clock import Clock, within
-from transport.identity import NodeKey
+from common.clock import Clock, within
+from protocol.identity import NodeKey
 
 FOLDER, KEY = "auditor", "node.key"
 NICENESS = 10  # Whatever else this machine does comes first, the coordinator before all.

@@ -5,17 +5,17 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from transport.terminal import say
+from common.terminal import say
 
 _ROLES: dict[str, tuple[str, str, bool]] = {
     # word: (module with main(argv), what it does, keep the word in argv)
     "demo": ("cottage.demo.main", "a whole network on this PC: trains a model, verifies the work, pays for it", False),
     "serve": ("coordinator.cli", "run a coordinator", True),
-    "auditor": ("desktop.agent.auditorcli", "look at others' work for a coordinator's operator", False),
+    "auditor": ("desktop.agent.cli.auditor_cli", "look at others' work for a coordinator's operator", False),
     "accounts": ("coordinator.admin.cli", "who may use a coordinator: list, add, password, role, disable, key", False),
     "relay": ("cottage.relay", "carry packets between homes that cannot reach each other directly", False),
     "nettest": ("cottage.nettest", "what this home's line is good for: router, round trips, rates", False),
-    "node": ("desktop.agent.cli", "lend this machine: run, status, earnings, limits, nettest, selftest", False),
+    "node": ("desktop.agent.cli.cli", "lend this machine: run, status, earnings, limits, nettest, selftest", False),
     "desktop": ("desktop.gui.app", "the provider's window and tray", False),
     "quote": ("coordinator.client.cli", "what a job would cost", True),
     "submit": ("coordinator.client.cli", "submit a job", True),
@@ -88,8 +88,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _extra(module: str) -> str:
     return {
         "desktop.gui.app": "desktop",
-        "desktop.agent.cli": "agent",
-        "desktop.agent.auditorcli": "agent",
+        "desktop.agent.cli.cli": "agent",
+        "desktop.agent.cli.auditor_cli": "agent",
         "cottage.relay": "relay",
         "cottage.nettest": "agent",
     }.get(module, "coordinator")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import argcomplete
 from argcomplete.shell_integration import shellcode
 
-from transport.terminal import say
+from common.terminal import say
 
 USE = {
     "bash": "cottage completion bash > ~/.local/share/bash-completion/completions/cottage",

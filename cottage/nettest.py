@@ -13,20 +13,20 @@ from pathlib import Path
 import msgspec
 import platformdirs
 
-from desktop.agent.testscreen import show, show_link, with_bar
-from transport.clock import SystemClock
-from transport.console import Terminal
-from transport.errors import IceConfigError, TransportError
-from transport.ice import turn_credentials
-from transport.identity import NodeKey
+from common.clock import SystemClock
+from common.console import Terminal
+from common.errors import IceConfigError, TransportError
+from common.terminal import complain, say, say_json
+from desktop.agent.cli.nettest_screen import show, show_link, with_bar
+from protocol.codec import MessageError, decode_json
+from protocol.identity import NodeKey
+from transport.ice.ice import turn_credentials
 from transport.nettest.errors import NettestError
 from transport.nettest.offer import ask_relays
 from transport.nettest.pair import invite, visit
 from transport.nettest.phase import TOTAL_S
 from transport.nettest.run import run
 from transport.nettest.target import Target, targets
-from transport.terminal import complain, say, say_json
-from transport.wire.codec import MessageError, decode_json
 
 EXIT_SILENT = 1
 EXIT_USAGE = 2

@@ -8,19 +8,19 @@ import sys
 from collections.abc import Awaitable, Sequence
 from pathlib import Path
 
+from common.clock import SystemClock
+from common.console import Terminal
+from common.errors import KeyFileError
+from common.log_lines import log_to
+from common.shutdown_signals import on_end
+from common.terminal import complain, say
 from cottage.relay_options import Choice, parse
 from cottage.relay_screen import show
-from transport.clock import SystemClock
-from transport.console import Terminal
-from transport.ending import on_end
-from transport.errors import KeyFileError
-from transport.identity import NodeKey
-from transport.loglines import log_to
+from protocol.identity import NodeKey
 from transport.relay import coturn, metrics
 from transport.relay.announce import Announcer, Identity, Meter
 from transport.relay.errors import OptionsError, RelayError
 from transport.relay.server import RelayServer
-from transport.terminal import complain, say
 
 EXIT_USAGE = 2
 EXIT_UNUSABLE = 5

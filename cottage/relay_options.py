@@ -13,7 +13,8 @@ from pathlib import Path
 
 import platformdirs
 
-from transport.errors import UrlError
+from common.errors import UrlError
+from common.urls import join, split
 from transport.relay.announce import check_coordinator
 from transport.relay.datagrams import family_of
 from transport.relay.errors import OptionsError
@@ -29,7 +30,6 @@ from transport.relay.options import (
     check_ip,
 )
 from transport.relay.policy import Network
-from transport.urls import join, split
 
 MAX_URLS = 8  # As many as an announcement names (RelayReport.urls).
 BYTES_PER_MBIT = 125_000

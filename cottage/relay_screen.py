@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
+from common.console import Terminal
 from cottage.relay_options import BYTES_PER_MBIT, Choice
-from transport.console import Terminal
 
 
 def show(console: Terminal, choice: Choice, urls: Sequence[str], figures: str, address: str = "") -> None:

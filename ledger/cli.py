@@ -12,6 +12,8 @@ from typing import Any
 
 from rich.table import Table
 
+from common.console import Terminal
+from common.terminal import say, say_json
 from ledger.addresses import job_bytes, parse_address
 from ledger.client import EscrowState, Ledger, LedgerConfig, LedgerEvent
 from ledger.deploy import main as deploy
@@ -19,8 +21,6 @@ from ledger.errors import AddressError, LedgerError, NoEscrowError
 from ledger.local.__main__ import main as serve
 from ledger.money import show
 from ledger.states import StakeState
-from transport.console import Terminal
-from transport.terminal import say, say_json
 
 EXIT_OK, EXIT_FAILED = 0, 1
 # Fields that hold smallest units and are shown as tokens.

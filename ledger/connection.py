@@ -29,11 +29,11 @@ from solders.transaction_status import (
     TransactionErrorFieldless,
 )
 
+from common.errors import UrlError
+from common.http_sessions import ProxyError, proxy_for
+from common.urls import parse_url
 from ledger.errors import AddressError, LedgerAnswerError, LedgerUnavailableError, TransactionFailedError
 from ledger.failures import explain
-from transport.errors import UrlError
-from transport.sessions import ProxyError, proxy_for
-from transport.urls import parse_url
 
 REQUEST_TIMEOUT_S = 20.0  # A public cluster under load answers within seconds; beyond this it is down.
 PAGE = 1000  # Signatures in one answer: the most that Solana gives.
@@ -256,7 +256,7 @@ class Connection:
 
 
 class _Client(AsyncClient):
-    """The library's client on the way that ``transport.sessions`` names: its own follows the environment even to loopback."""
+    """The library's client on the way that ``common.http_sessions`` names: its own follows the environment even to loopback."""
 
     def __init__(self, url: str, proxy: str | None) -> None:
         # Whoever names a proxy keeps the library from reading the environment; it is used by nobody.

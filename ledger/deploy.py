@@ -23,6 +23,7 @@ from solders.message import MessageV0
 from solders.pubkey import Pubkey
 from solders.transaction import VersionedTransaction
 
+from common.terminal import say
 from ledger.addresses import parse_address
 from ledger.connection import Connection
 from ledger.errors import AddressError, DeployError, LedgerError, TransactionExpiredError
@@ -34,7 +35,6 @@ from ledger.program.interface import Market
 from ledger.program.layout import read_terms
 from ledger.program.link import Version, link
 from ledger.sender import CONFIRM_TIMEOUT_S, Sender
-from transport.terminal import say
 
 MAX_AT_ONCE = 8  # Transactions under way together: quick, and below what public endpoints take for flooding.
 MAX_ROUNDS = 20  # Of writing what is still missing: a cluster that drops half of everything needs seven.

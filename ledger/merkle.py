@@ -1,6 +1,6 @@
 """The Merkle trees that the market program checks: lists of payees, and cumulative earnings.
 
-The hashes are those of ``transport.merkle`` (leaves, inner nodes and roots under prefixes 0, 1, 2; the shape of RFC 6962);
+The hashes are those of ``protocol.merkle`` (leaves, inner nodes and roots under prefixes 0, 1, 2; the shape of RFC 6962);
 the ledger imports no other room, and needs beside them the *peaks* of a list that grows: the roots of its complete
 subtrees, one for each bit of its length, from which longer lists follow while every earlier leaf stays where it is.
 """

@@ -12,8 +12,8 @@ import pytest
 
 from tests.test_banned_calls import ROOMS, ROOT, dotted
 
-OWNER = "transport/urls.py"
-MAKERS = {"transport/sessions.py", "ledger/connection.py"}  # The latter hands a proxy to a library's client.
+OWNER = "common/urls.py"
+MAKERS = {"common/http_sessions.py", "ledger/connection.py"}  # The latter hands a proxy to a library's client.
 SESSIONS = re.compile(
     r"(^|\.)(ClientSession|AsyncClient|AsyncHTTPTransport|urlopen|HTTPS?Connection)$|^requests\.(get|post|Session)$"
 )

@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
+from common.log_lines import log_to
+from protocol.codec import MessageError, convert, decode_json
+from protocol.job.job import DatasetFormat, Encoding, JobSpec, TokenizerSpec
+from protocol.models.model import ModelConfigError
+from protocol.rest.api import TrialRequest
 from trainer.errors import InputError, TrainerError
-from transport.loglines import log_to
-from transport.wire.api import TrialRequest
-from transport.wire.codec import MessageError, convert, decode_json
-from transport.wire.job import DatasetFormat, Encoding, JobSpec, TokenizerSpec
-from transport.wire.model import ModelConfigError
 
 EXIT_BAD_INPUT = 3
 
@@ -50,22 +50,22 @@ def _refuse(code: str, detail: str) -> int:
 
 
 def _worker(options: argparse.Namespace) -> int:
-    from trainer.worker import Worker
+    from trainer.worker.worker import Worker
 
     return asyncio.run(Worker(options.lie, options.pace).run(options.socket))
 
 
 def _bench(options: argparse.Namespace) -> int:
-    from trainer.environment import bench
+    from trainer.audit.environment import bench
 
     print(json.dumps(bench(options.threads, options.device)))
     return 0
 
 
 def _prepare(options: argparse.Namespace) -> int:
+    from trainer.data.prepare import prepare
+    from trainer.files.json_file import read_json
     from trainer.formats.source import Dataset
-    from trainer.jsonfile import read_json
-    from trainer.prepare import prepare
 
     spec, tokenizer_file, called = TokenizerSpec(), options.tokenizer_file, ""
     if options.tokenizer:
@@ -84,9 +84,9 @@ def _prepare(options: argparse.Namespace) -> int:
 def _check(options: argparse.Namespace) -> int:
     import msgspec
 
+    from protocol.rest.dataset import CheckRequest
     from trainer.check.report import check
     from trainer.formats.source import Dataset
-    from transport.wire.dataset import CheckRequest
 
     request = decode_json(options.request.read_bytes(), CheckRequest)
 
@@ -100,7 +100,7 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _single(options: argparse.Namespace) -> int:
-    from trainer.single import train_single
+    from trainer.export.single_process import train_single
 
     spec = decode_json(options.job.read_bytes(), JobSpec)
 
@@ -114,8 +114,8 @@ def _single(options: argparse.Namespace) -> int:
 
 
 def _assemble(options: argparse.Namespace) -> int:
-    from trainer.assemble import assemble
-    from trainer.jsonfile import read_json
+    from trainer.export.assemble import assemble
+    from trainer.files.json_file import read_json
 
     card = read_json(options.card) if options.card else {}
     beside = read_json(options.beside) if options.beside else {}
@@ -125,7 +125,7 @@ def _assemble(options: argparse.Namespace) -> int:
 
 
 def _forge(options: argparse.Namespace) -> int:
-    from trainer.canary import forge
+    from trainer.audit.canary import forge
 
     forged, root = forge(options.opening.read_bytes(), options.leaves, options.step)
     options.out.write_bytes(forged)
@@ -134,7 +134,7 @@ def _forge(options: argparse.Namespace) -> int:
 
 
 def _sample(options: argparse.Namespace) -> int:
-    from trainer.finished import sample_text
+    from trainer.export.inference import sample_text
 
     print(
         sample_text(options.model, options.prompt, options.tokens, options.seed, options.temperature, options.threads)
@@ -143,7 +143,7 @@ def _sample(options: argparse.Namespace) -> int:
 
 
 def _generate(options: argparse.Namespace) -> int:
-    from trainer.generate import generate
+    from trainer.export.generate import generate
 
     request = decode_json(options.request.read_bytes(), TrialRequest)
     generate(options.model, request, options.threads, lambda piece: print(json.dumps(piece), flush=True))
@@ -151,14 +151,14 @@ def _generate(options: argparse.Namespace) -> int:
 
 
 def _evaluate(options: argparse.Namespace) -> int:
-    from trainer.finished import evaluate
+    from trainer.export.inference import evaluate
 
     print(json.dumps(evaluate(options.model, options.heldout, options.sequence, options.threads)))
     return 0
 
 
 def _judge(options: argparse.Namespace) -> int:
-    from trainer.judge import judge_inputs, judge_record
+    from trainer.worker.judge import judge_inputs, judge_record
 
     limits = (options.memory_mb, options.seconds)
     if options.inputs is not None:
@@ -185,7 +185,7 @@ def _judge(options: argparse.Namespace) -> int:
 def _audit(options: argparse.Namespace) -> int:
     import msgspec
 
-    from trainer.judge import audit
+    from trainer.worker.judge import audit
 
     report = audit(options.replay, options.opening, options.job, options.folder, options.threads, options.device)
     print(msgspec.json.encode(report).decode())

@@ -10,15 +10,15 @@ from pathlib import Path
 
 from rich.table import Table
 
+from common.clock import SystemClock
+from common.console import Terminal
+from common.terminal import complain, say, say_json
 from coordinator.config import Config
 from coordinator.domain.account import ROLE_SCOPES, Account, Principal, Role, Scope
 from coordinator.errors import CottageError
-from coordinator.services.accounts import Accounts
-from coordinator.services.passwords import Passwords
+from coordinator.services.accounts.accounts import Accounts
+from coordinator.services.accounts.passwords import Passwords
 from coordinator.store.sql import SqlStore
-from transport.clock import SystemClock
-from transport.console import Terminal
-from transport.terminal import complain, say, say_json
 
 EXIT_REFUSED = 1
 DAY_S = 86_400.0

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from coordinator.client.line import Line
-from transport.wire import api
-from transport.wire.account import AccountView, KeyView, SessionView, TrailView
+from protocol.rest import api
+from protocol.rest.account import AccountView, KeyView, SessionView, TrailView
 
 
 class Account:

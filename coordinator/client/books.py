@@ -5,9 +5,9 @@ from typing import Literal
 from urllib.parse import urlencode
 
 from coordinator.client.line import Line
-from transport.wire import ledger
-from transport.wire.disputes import DisputeDetail, DisputeView
-from transport.wire.evidence import RoundEvidence
+from protocol.disputes import DisputeDetail, DisputeView
+from protocol.evidence import RoundEvidence
+from protocol.rest import ledger
 
 AuditState = Literal["drawn", "opening", "showing", "replaying", "passed", "failed", "void"]
 AUDIT_STATES: tuple[AuditState, ...] = ("drawn", "opening", "showing", "replaying", "passed", "failed", "void")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from common.terminal import say
 from coordinator.client.client import Client
 from coordinator.client.errors import ClientError, complain
 from coordinator.client.options import DEFAULT_SERVER, SERVER_VARIABLE
@@ -20,9 +21,8 @@ from ledger.client import Ledger, LedgerConfig
 from ledger.deploy import read_keypair
 from ledger.errors import AddressError, LedgerError, NoEscrowError
 from ledger.money import ZERO, Amount, show
-from transport.terminal import say
-from transport.wire.codec import MessageError, decode_json, encode_json
-from transport.wire.ledger import PromiseView
+from protocol.codec import MessageError, decode_json, encode_json
+from protocol.rest.ledger import PromiseView
 
 EXIT_NOT_DUE, EXIT_USAGE, EXIT_UNREACHABLE = 1, 2, 3
 

@@ -16,6 +16,8 @@ import msgspec
 from rich.live import Live
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
+from common.console import Terminal
+from common.terminal import complain, say, say_json
 from coordinator.client.client import Client, JobUpdate
 from coordinator.client.compare import compare_table, comparison
 from coordinator.client.datasets import DatasetError, format_of, shards
@@ -42,9 +44,7 @@ from coordinator.client.show import (
     quote_table,
 )
 from coordinator.client.text import money
-from transport.console import Terminal
-from transport.terminal import complain, say, say_json
-from transport.wire import api
+from protocol.rest import api
 
 EXIT_REFUSED, EXIT_USAGE, EXIT_UNREACHABLE, EXIT_INTERRUPTED = 1, 2, 3, 130
 EXIT_SIGNED_OUT = 4

@@ -10,17 +10,17 @@ from urllib.parse import urlencode
 
 import msgspec
 
+from common.untrusted_text import untrusted
 from coordinator.client.account import Account
 from coordinator.client.archive import unpack
 from coordinator.client.books import Books
 from coordinator.client.errors import ClientError, ProblemError, UnreachableError
 from coordinator.client.files import TUS, Progress, digest_of, download_file, upload_file
 from coordinator.client.line import ATTEMPTS, WORK_S, Line, Sleep, decode, is_passing
-from transport.text import untrusted
-from transport.wire import api
-from transport.wire.dataset import Check, CheckRequest
-from transport.wire.job import DatasetFormat, JobSpec
-from transport.wire.records import AuditRecords
+from protocol.job.job import DatasetFormat, JobSpec
+from protocol.rest import api
+from protocol.rest.dataset import Check, CheckRequest
+from protocol.rest.records import AuditRecords
 
 LARGEST_PAGE = 200  # Of jobs.
 LOG_LINES = 1_000  # Of a log in one answer.

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from coordinator.client.text import SIGN, amount, count, duration, ratio, size
-from transport.wire import api
+from protocol.rest import api
 
 MARKS = 8  # Rows of a curve: enough to see where one run overtakes another.
 

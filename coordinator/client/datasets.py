@@ -5,10 +5,10 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 
-from transport.console import Terminal
-from transport.content import HEAD_BYTES, WORDS, Content, ContentError, recognise, remarks, settle
-from transport.terminal import say
-from transport.wire.job import MAX_SHARDS, DatasetFormat
+from common.console import Terminal
+from common.terminal import say
+from protocol.file_formats import HEAD_BYTES, WORDS, Content, ContentError, recognise, remarks, settle
+from protocol.job.job import MAX_SHARDS, DatasetFormat
 
 CHOICES = ("auto", *WORDS)
 _SHARD = re.compile(r"(.*)-([0-9]{5})-of-([0-9]{5})\.safetensors")

@@ -7,7 +7,7 @@ ClientError
 └── ArchiveError       a model archive that is damaged or would write outside its folder
 """
 
-from transport import terminal
+from common import terminal
 
 
 def complain(error: Exception, status: int) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from coordinator.client.errors import ArchiveError, ClientError, ProblemError, UnreachableError
 from coordinator.client.line import ATTEMPTS, WORK_S, Line, is_passing
-from transport.wire import api
+from protocol.rest import api
 
 PIECE_BYTES = 8 << 20  # Sent in one request: what a cut costs at most, on a line that notices it late.
 CHUNK_BYTES = 1 << 20

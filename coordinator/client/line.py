@@ -10,12 +10,13 @@ from typing import Any, Final, TypeVar
 import aiohttp
 import msgspec
 
+from common.clock import backoff
+from common.errors import UrlError
+from common.http_sessions import ProxyError, open_session, through, why
+from common.urls import parse_url
 from coordinator.client.errors import AddressError, ClientError, ProblemError, UnreachableError
-from transport.clock import backoff
-from transport.errors import UrlError
-from transport.sessions import ProxyError, open_session, through, why
-from transport.urls import parse_url
-from transport.wire import api, codec
+from protocol import codec
+from protocol.rest import api
 
 MAX_ANSWER_BYTES = 64 << 20
 MAX_EVENT_BYTES = 4 << 20

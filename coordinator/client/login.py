@@ -6,8 +6,8 @@ from pathlib import Path
 import msgspec
 import platformdirs
 
-from transport.errors import UrlError
-from transport.urls import parse_url
+from common.errors import UrlError
+from common.urls import parse_url
 
 TOKEN_VARIABLE = "COTTAGE_TOKEN"  # noqa: S105 - the name of a variable
 CONFIG_VARIABLE = "COTTAGE_CONFIG"

@@ -10,14 +10,14 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
+from common.console import Terminal
 from coordinator.client.client import Client
 from coordinator.client.show import STYLES
 from coordinator.client.text import amount, count, money, short
-from transport.console import Terminal
-from transport.content import WORDS
-from transport.wire import api, ledger
-from transport.wire.account import TrailView
-from transport.wire.dataset import Check, DatasetReport
+from protocol.file_formats import WORDS
+from protocol.rest import api, ledger
+from protocol.rest.account import TrailView
+from protocol.rest.dataset import Check, DatasetReport
 
 _LOUD = {"error": "red", "warning": "yellow", "notice": ""}
 

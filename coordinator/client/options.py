@@ -10,8 +10,8 @@ from coordinator.client.books import AUDIT_STATES, KINDS
 from coordinator.client.datasets import CHOICES
 from coordinator.client.login import TOKEN_VARIABLE
 from coordinator.client.text import parse_amount
-from transport.wire.api import JobNotice
-from transport.wire.job import Encoding
+from protocol.job.job import Encoding
+from protocol.rest.api import JobNotice
 
 DEFAULT_SERVER = "http://127.0.0.1:8470"
 SERVER_VARIABLE = "COTTAGE_SERVER"

@@ -22,8 +22,8 @@ from coordinator.client.text import (
     size,
     work,
 )
-from transport.wire import api
-from transport.wire.account import KeyView
+from protocol.rest import api
+from protocol.rest.account import KeyView
 
 STYLES: dict[str, str] = {
     "settled": "green",

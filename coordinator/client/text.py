@@ -1,7 +1,7 @@
 """Figures as people read them; the same on the pages and on the command line."""
 
 from ledger.money import show
-from transport.wire.api import Agreement, JobStateName
+from protocol.rest.api import Agreement, JobStateName
 
 SIGN = "¤"  # The ledger's token, whichever it is: Unicode's sign for a currency that is not specified.
 _UNIT = 1_000_000

@@ -19,12 +19,12 @@ from typing import Literal
 
 import msgspec
 
+from common.untrusted_text import Told, Untrusted
 from coordinator.domain.account import LOCAL_ACCOUNT
 from coordinator.errors import ConflictError, IllegalTransitionError
-from transport.text import Told, Untrusted
-from transport.wire.api import Agreement, Quote
-from transport.wire.ids import Digest, NodeAddress
-from transport.wire.job import JobSpec
+from protocol.ids import Digest, NodeAddress
+from protocol.job.job import JobSpec
+from protocol.rest.api import Agreement, Quote
 
 
 class JobState(enum.StrEnum):

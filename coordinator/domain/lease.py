@@ -8,10 +8,10 @@ from typing import Literal
 
 import msgspec
 
-from transport.text import Told, Untrusted
-from transport.wire.ids import NodeAddress
-from transport.wire.node import HeldLease
-from transport.wire.task import Traffic
+from common.untrusted_text import Told, Untrusted
+from protocol.ids import NodeAddress
+from protocol.node import HeldLease
+from protocol.task import Traffic
 
 LeaseEnd = Literal["stopped", "expired", "failed", "inputs", "numbers", "stalled", "replaced", "rejected", "left"]
 

@@ -9,8 +9,8 @@ from typing import TypeVar
 
 import msgspec
 
-from transport.wire.ids import NodeAddress
-from transport.wire.network import MAX_PEERS_MEASURED, NetworkReport, PeerMeasure
+from protocol.ids import NodeAddress
+from protocol.network import MAX_PEERS_MEASURED, NetworkReport, PeerMeasure
 
 T = TypeVar("T")
 

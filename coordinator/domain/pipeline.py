@@ -7,7 +7,7 @@ nothing for any other pair of stages, so each pairing is a matching of its own, 
 from collections.abc import Callable, Sequence
 from itertools import combinations, pairwise
 
-from transport.wire.ids import NodeAddress
+from protocol.ids import NodeAddress
 
 MAX_STEPS = (
     300_000  # Of the matchings: a tenth of a second. 9 stages of 16 replicas; larger pipelines keep their order.

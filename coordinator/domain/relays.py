@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from transport.wire.ids import NodeAddress
+from protocol.ids import NodeAddress
 
 CHOSEN = 2  # One to use and one that stands by.
 FAR_SECONDS = (

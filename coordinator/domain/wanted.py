@@ -8,10 +8,10 @@ from typing import Literal, assert_never
 import msgspec
 
 from coordinator.domain.job import Job
-from transport.wire.artifacts import inputs_answer, state_answer
-from transport.wire.audit import AskInputs
-from transport.wire.ids import Digest
-from transport.wire.task import (
+from protocol.artifacts import inputs_answer, state_answer
+from protocol.audit import AskInputs
+from protocol.ids import Digest
+from protocol.task import (
     AbandonRound,
     ApplyRound,
     BeginRound,
@@ -33,7 +33,7 @@ class Wanted(msgspec.Struct, frozen=True):
     """An artifact that is awaited of a lease's holder.
 
     Attributes:
-        answers: names the question (``transport.wire.artifacts``); its first answer is its only one.
+        answers: names the question (``protocol.artifacts``); its first answer is its only one.
         kind: what it is, in words.
         most: bytes, more than it can have.
         artifact: its digest, where the holder has bound itself to one; None: not yet.

@@ -6,8 +6,8 @@ from typing import Literal
 
 from ledger.history import LedgerEvent
 from ledger.states import EscrowState
-from transport.wire.disputes import DisputeEvidence
-from transport.wire.evidence import RootOf, RoundEvidence
+from protocol.disputes import DisputeEvidence
+from protocol.evidence import RootOf, RoundEvidence
 
 Verdict = Literal["pass", "fail", "note"]
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from common.terminal import say
 from coordinator.client.client import Client
 from coordinator.client.errors import ClientError, complain
 from coordinator.client.login import token_for
@@ -28,8 +29,7 @@ from ledger.errors import AddressError, AmountError, LedgerError, NoDisputeError
 from ledger.money import Amount, parse, show
 from ledger.program.layout import Ruling
 from ledger.states import DisputeState
-from transport.terminal import say
-from transport.wire.evidence import CommitmentLeaf, RoundEvidence
+from protocol.evidence import CommitmentLeaf, RoundEvidence
 
 EXIT_WRONG, EXIT_USAGE, EXIT_UNREACHABLE, EXIT_NOT_HERE = 1, 2, 3, 4
 POLL_S = 5.0

@@ -8,8 +8,7 @@ from coordinator.domain import pricing
 from coordinator.proof import disputes, draws
 from coordinator.proof.case import Case, Finding, OnLedger, Published
 from ledger.history import LedgerEvent
-from transport.merkle import MerkleTree, verify_proof
-from transport.wire.evidence import (
+from protocol.evidence import (
     ACROSS,
     AuditLeaf,
     CommitmentLeaf,
@@ -21,6 +20,7 @@ from transport.wire.evidence import (
     leaves_of,
     root_of,
 )
+from protocol.merkle import MerkleTree, verify_proof
 
 Seat = tuple[int, int]
 WHATS: tuple[RootOf, ...] = ("commitments", "outcome")

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
+from common.console import Terminal
+from common.terminal import say_json
 from coordinator.client.errors import ClientError, complain
 from coordinator.client.options import DEFAULT_SERVER, SERVER_VARIABLE
 from coordinator.proof.case import Finding
@@ -20,8 +22,6 @@ from coordinator.proof.checks import failed, findings
 from coordinator.proof.gather import gather
 from ledger.addresses import job_id
 from ledger.errors import AddressError, LedgerError
-from transport.console import Terminal
-from transport.terminal import say_json
 
 EXIT_UNTRUE, EXIT_USAGE, EXIT_UNREACHABLE = 1, 2, 3
 TRIES = 3  # A job that is running moves on between two questions: what fails once is asked again.

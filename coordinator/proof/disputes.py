@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
-from coordinator.domain import dispute as rules
-from coordinator.domain.dispute import Dispute
+from coordinator.domain.audits import dispute as rules
+from coordinator.domain.audits.dispute import Dispute
 from coordinator.proof.case import Finding, OnLedger, Published
-from transport.wire.disputes import DisputeEvidence, digest_of
+from protocol.disputes import DisputeEvidence, digest_of
 
 
 def check(chain: OnLedger, said: Published) -> Iterator[Finding]:

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 
-from coordinator.domain import draw as draws
-from coordinator.domain.draw import Drawable, Drawn
+from coordinator.domain.audits import sampling as draws
+from coordinator.domain.audits.sampling import Drawable, Drawn
 from coordinator.proof.case import Finding, OnLedger, Verdict
-from transport.wire.evidence import DrawLeaf, RoundEvidence
+from protocol.evidence import DrawLeaf, RoundEvidence
 
 
 def check(chain: OnLedger, found: RoundEvidence, early: bool) -> Iterator[Finding]:

@@ -8,8 +8,8 @@ from coordinator.proof.case import Case, OnLedger, Published
 from ledger.addresses import job_bytes
 from ledger.client import Ledger, LedgerConfig
 from ledger.errors import AddressError, NoEscrowError
-from transport.wire.codec import encode_json
-from transport.wire.disputes import DisputeEvidence
+from protocol.codec import encode_json
+from protocol.disputes import DisputeEvidence
 
 _EARLY = frozenset({"failed", "cancelled"})
 _OVER = _EARLY | {"settled"}

@@ -10,10 +10,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from coordinator.client.client import Client
-from transport.wire.audit import AuditReport, ReplayStep, outer_claim
-from transport.wire.codec import decode_json, encode_json
-from transport.wire.evidence import CommitmentLeaf
-from transport.wire.records import OPENING, AuditRecords
+from protocol.audit import AuditReport, ReplayStep, outer_claim
+from protocol.codec import decode_json, encode_json
+from protocol.evidence import CommitmentLeaf
+from protocol.rest.records import OPENING, AuditRecords
 
 SECONDS = 3_600.0  # A segment of ten steps of a model that fits one machine takes minutes.
 RECORDS = "records.json"

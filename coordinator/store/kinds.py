@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 
 from coordinator.domain.account import Account
+from coordinator.domain.audits.trust import Audit
 from coordinator.domain.job import Job
 from coordinator.domain.lease import Lease
-from coordinator.domain.trust import Audit
 from coordinator.store.records import (
     ChallengeRecord,
     CommitRecord,

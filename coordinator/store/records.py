@@ -1,21 +1,21 @@
-"""Records that exist only because they are stored; ``domain.job.Job``, ``domain.lease.Lease`` and ``domain.trust.Audit`` are
-stored as they are. Amounts in millionths of the token, times in Unix seconds.
+"""Records that exist only because they are stored; ``domain.job.Job``, ``domain.lease.Lease`` and
+``domain.audits.trust.Audit`` are stored as they are. Amounts in millionths of the token, times in Unix seconds.
 """
 
 from typing import Literal
 
 import msgspec
 
+from common.untrusted_text import Told, Untrusted
 from coordinator.domain.account import Scope
-from coordinator.domain.dispute import Dispute
-from coordinator.domain.draw import Beacon
-from coordinator.domain.run import Run
-from transport.text import Told, Untrusted
-from transport.wire.api import Agreement, NoticeKind
-from transport.wire.audit import OuterRecord
-from transport.wire.ids import Digest, NodeAddress
-from transport.wire.node import NodeProfile, Unpaid
-from transport.wire.task import Plan
+from coordinator.domain.audits.dispute import Dispute
+from coordinator.domain.audits.sampling import Beacon
+from coordinator.domain.rounds.run import Run
+from protocol.audit import OuterRecord
+from protocol.ids import Digest, NodeAddress
+from protocol.node import NodeProfile, Unpaid
+from protocol.rest.api import Agreement, NoticeKind
+from protocol.task import Plan
 
 
 class RunRecord(msgspec.Struct, frozen=True):
@@ -236,7 +236,7 @@ class NodeRecord(Told, frozen=True):
     """A node that has been here.
 
     Attributes:
-        rounds: of its work that were verified since its last fault. ``faults``: as in ``domain.rate.Standing``.
+        rounds: of its work that were verified since its last fault. ``faults``: as in ``domain.audits.rate.Standing``.
         tampered: when its agent last told that somebody reached into a job there; 0: never.
         evaded: when it last did not show what was drawn of it; 0: never.
     """

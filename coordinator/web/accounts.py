@@ -12,7 +12,7 @@ from coordinator.web.documents import read_document
 from coordinator.web.http import API, answer
 from coordinator.web.parameters import Query
 from coordinator.web.route import Route
-from transport.wire.account import AccountView, KeyView, NewKey, SessionView, TrailView
+from protocol.rest.account import AccountView, KeyView, NewKey, SessionView, TrailView
 
 MAX_ID = 2**62
 DAY_S = 86_400.0

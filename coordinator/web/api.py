@@ -8,8 +8,8 @@ from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
 
 from coordinator.errors import UnavailableError
-from coordinator.services import ports
-from coordinator.services.budgets import LOOKS, PRICES
+from coordinator.services.accounts.budgets import LOOKS, PRICES
+from coordinator.services.jobs import ports
 from coordinator.web import openapi
 from coordinator.web import pagination as pages
 from coordinator.web.auth import costs, principal, public, shared
@@ -20,10 +20,11 @@ from coordinator.web.parameters import Query
 from coordinator.web.route import Route
 from coordinator.web.stream import Streams
 from coordinator.web.transfers import job_id
-from transport.wire import api, codec
-from transport.wire.job import JobSpec
-from transport.wire.network import RelayEnvelope, RelayOrder, RelayQuestion
-from transport.wire.node import IceServers
+from protocol import codec
+from protocol.job.job import JobSpec
+from protocol.network import RelayEnvelope, RelayOrder, RelayQuestion
+from protocol.node import IceServers
+from protocol.rest import api
 
 MAX_POINTS = 5_000  # Points or events in one answer: half a megabyte of JSON.
 MAX_AFTER = 10**15

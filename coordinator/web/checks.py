@@ -3,14 +3,14 @@
 from aiohttp import web
 
 from coordinator.domain.account import Scope
-from coordinator.services import ports
-from coordinator.services.checks import DatasetChecks
+from coordinator.services.artifacts.dataset_checks import DatasetChecks
+from coordinator.services.jobs import ports
 from coordinator.web.auth import costs, needs, principal
 from coordinator.web.documents import read_document
 from coordinator.web.http import API, answer, integer
 from coordinator.web.parameters import Query
 from coordinator.web.route import Route
-from transport.wire.dataset import Check, CheckRequest
+from protocol.rest.dataset import Check, CheckRequest
 
 MAX_WAIT = 20  # Seconds; proxies cut what is silent for 30.
 _WAIT = Query("wait", f"Seconds that the answer may take to hold the end, at most {MAX_WAIT}.")

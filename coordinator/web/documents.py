@@ -9,13 +9,13 @@ import yaml
 from aiohttp import web
 
 from coordinator.errors import InvalidError, TooLargeError
-from coordinator.services import ports
-from coordinator.services.files import sources
+from coordinator.services.artifacts.file_ownership import sources
+from coordinator.services.jobs import ports
 from coordinator.web.auth import principal
 from coordinator.web.http import MAX_JSON_BYTES, read_body
-from transport.wire import codec
-from transport.wire.api import NewJob
-from transport.wire.job import JobSpec
+from protocol import codec
+from protocol.job.job import JobSpec
+from protocol.rest.api import NewJob
 
 T = TypeVar("T")
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from coordinator.services import ports
+from coordinator.services.jobs import ports
 
 LOOKS_A_SECOND = 8.0  # On average: a busy job changes a hundred times a second, and nobody reads faster.
 LOOKS_AT_ONCE = 4  # Beyond the average, one right after the other: what happens now and then is told at once.

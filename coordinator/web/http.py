@@ -11,12 +11,12 @@ import msgspec
 from aiohttp import ClientConnectionError, hdrs, web
 from aiohttp.typedefs import Handler
 
+from common.untrusted_text import untrusted
 from coordinator.errors import CottageError, FullError, InvalidError, StoreAwayError, TooLargeError, TooManyError
-from coordinator.services.budgets import Bodies
+from coordinator.services.accounts.budgets import Bodies
 from coordinator.web.packing import pack
-from transport.text import untrusted
-from transport.wire import codec
-from transport.wire.api import Problem
+from protocol import codec
+from protocol.rest.api import Problem
 
 API = "/api/v1"
 PROBLEM = "application/problem+json"

@@ -5,17 +5,17 @@ import re
 from aiohttp import web
 
 from coordinator.errors import InvalidError, NotFoundError
-from coordinator.services import ports
+from coordinator.services.jobs import ports
 from coordinator.web import pagination as pages
 from coordinator.web.auth import public
 from coordinator.web.http import API, answer
 from coordinator.web.parameters import Query
 from coordinator.web.route import Route
 from coordinator.web.transfers import job_id
-from transport.wire import ledger
-from transport.wire.disputes import DisputeDetail, DisputeView
-from transport.wire.evidence import RoundEvidence
-from transport.wire.ids import ID_PATTERN, is_id
+from protocol.disputes import DisputeDetail, DisputeView
+from protocol.evidence import RoundEvidence
+from protocol.ids import ID_PATTERN, is_id
+from protocol.rest import ledger
 
 KINDS = ("fund", "accept", "event", "settle", "promise", "refund", "slash", "verdict", "table")
 AUDIT_STATES = ("drawn", "opening", "showing", "replaying", "passed", "failed", "void")

@@ -8,10 +8,11 @@ from typing import Any, cast
 import msgspec
 from aiohttp import hdrs, web
 
+from common.untrusted_text import untrusted
 from coordinator.domain.job import Action
 from coordinator.errors import CottageError, InvalidError
-from coordinator.services import ports
-from coordinator.services.artifacts import ArtifactStore
+from coordinator.services.artifacts.artifacts import ArtifactStore
+from coordinator.services.jobs import ports
 from coordinator.web import pagination as pages
 from coordinator.web.auth import principal
 from coordinator.web.documents import read_document
@@ -20,10 +21,9 @@ from coordinator.web.ledger import audit_id
 from coordinator.web.parameters import Query
 from coordinator.web.route import Route
 from coordinator.web.transfers import job_id
-from transport.text import untrusted
-from transport.wire import api
-from transport.wire.ids import is_id
-from transport.wire.records import AuditRecords
+from protocol.ids import is_id
+from protocol.rest import api
+from protocol.rest.records import AuditRecords
 
 _JOB = f"{API}/jobs/{{job}}"
 _CHANGES = (403, 404, 409, 422, 503)

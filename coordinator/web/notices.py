@@ -3,13 +3,13 @@
 from aiohttp import web
 
 from coordinator.domain.account import Scope
-from coordinator.services import ports
+from coordinator.services.jobs import ports
 from coordinator.web import pagination as pages
 from coordinator.web.auth import needs, principal
 from coordinator.web.documents import read_document
 from coordinator.web.http import API, answer, read_body
 from coordinator.web.route import Route
-from transport.wire import api
+from protocol.rest import api
 
 _NOTICES = f"{API}/notices"
 _CHANGES = (403, 409, 422, 503)

@@ -10,7 +10,7 @@ from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
 
 from coordinator.errors import ConflictError, InvalidError
-from coordinator.services.replays import Replays
+from coordinator.services.jobs.idempotency import Replays
 from coordinator.web.http import BODY, read_body
 from coordinator.web.parameters import Query
 

@@ -12,8 +12,8 @@ from coordinator.web.auth.gate import SESSION_COOKIE
 from coordinator.web.http import PROBLEM
 from coordinator.web.parameters import Query
 from coordinator.web.route import Route
-from transport.wire.api import Problem
-from transport.wire.ids import ID_PATTERN
+from protocol.ids import ID_PATTERN
+from protocol.rest.api import Problem
 
 EVENTS = "text/event-stream"
 CHECKSUM_MISMATCH = 460  # Of tus 1.0.0; no status of HTTP.

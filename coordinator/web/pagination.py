@@ -16,10 +16,10 @@ from aiohttp import hdrs, web
 from msgspec import Meta
 
 from coordinator.errors import InvalidError
-from coordinator.services.ports import Window
+from coordinator.services.jobs.ports import Window
 from coordinator.web.http import answer, integer
 from coordinator.web.parameters import Query
-from transport.wire.ids import JobId
+from protocol.ids import JobId
 
 Number = Annotated[int, Meta(ge=0, lt=2**62)]
 Behind = Annotated[int, Meta(gt=-(2**62), le=0)]  # The newest first.

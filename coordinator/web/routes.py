@@ -4,7 +4,7 @@ from typing import Any
 
 from aiohttp import web
 
-from coordinator.services.replays import Replays
+from coordinator.services.jobs.idempotency import Replays
 from coordinator.version import release
 from coordinator.web.accounts import AccountRoutes
 from coordinator.web.api import Api

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from coordinator.services import ports
-from coordinator.services.artifacts import ArtifactStore
-from coordinator.services.checks import DatasetChecks
-from coordinator.services.uploads import UploadService
+from coordinator.services.artifacts.artifacts import ArtifactStore
+from coordinator.services.artifacts.dataset_checks import DatasetChecks
+from coordinator.services.artifacts.uploads import UploadService
+from coordinator.services.jobs import ports
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The nodes' WebSocket, ``/api/v1/node``: limits and framing here, meaning in ``services.conversation``."""
+"""The nodes' WebSocket, ``/api/v1/node``: limits and framing here, meaning in ``services.drivers.node_protocol``."""
 
 import asyncio
 import contextlib
@@ -9,17 +9,17 @@ from functools import partial
 
 from aiohttp import WSMsgType, web
 
+from common.clock import within
+from common.untrusted_text import untrusted
 from coordinator.errors import StoreAwayError
-from coordinator.services.context import Context
-from coordinator.services.conversation import Conversation, together
-from coordinator.services.nodes import RETRY_SOON, Nodes, RefusedError, Session
-from coordinator.services.patience import Patience
+from coordinator.services.core.context import Context
+from coordinator.services.core.store_retry import Patience
+from coordinator.services.drivers.node_protocol import Conversation, together
+from coordinator.services.network.nodes import RETRY_SOON, Nodes, RefusedError, Session
 from coordinator.web.auth import public
 from coordinator.web.auth.gate import address_of
-from transport.clock import within
-from transport.text import untrusted
-from transport.wire.codec import MessageError, decode, encode
-from transport.wire.node import Challenge, CoordinatorMessage, Heartbeat, Hello, NodeMessage, Refused, Report
+from protocol.codec import MessageError, decode, encode
+from protocol.node import Challenge, CoordinatorMessage, Heartbeat, Hello, NodeMessage, Refused, Report
 
 PATH = "/api/v1/node"
 MAX_FRAME = 256 * 1024  # The largest message is a signalling envelope of 128 KB.

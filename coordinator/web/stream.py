@@ -17,7 +17,7 @@ from typing import Any
 from aiohttp import hdrs, web
 
 from coordinator.errors import UnavailableError
-from coordinator.services import ports
+from coordinator.services.jobs import ports
 from coordinator.web.feed import TERMINAL, Feed, JobSource, Mark, NetworkSource, Source
 
 HEART_S = 15.0  # A comment is written when nothing else was for so long: it shows that the line is alive, and finds out whether.

@@ -15,17 +15,17 @@ from coordinator.errors import (
     NotFoundError,
     UnavailableError,
 )
-from coordinator.services import ports
-from coordinator.services.artifacts import ArtifactStore
-from coordinator.services.uploads import UploadService
+from coordinator.services.artifacts.artifacts import ArtifactStore
+from coordinator.services.artifacts.uploads import UploadService
+from coordinator.services.jobs import ports
 from coordinator.web.auth import public
 from coordinator.web.auth.gate import address_of
 from coordinator.web.http import API, read_chunks
 from coordinator.web.parameters import Query
 from coordinator.web.route import Route
 from coordinator.web.tus import Tus
-from transport.wire.artifacts import ANSWERS_PATTERN, is_answer
-from transport.wire.ids import ID_PATTERN, NodeAddress, is_id
+from protocol.artifacts import ANSWERS_PATTERN, is_answer
+from protocol.ids import ID_PATTERN, NodeAddress, is_id
 
 MAX_TRANSFERS_PER_NODE = 8  # A node moves its checkpoint and an opening; more at once is a fault or an attack.
 _BINARY = "application/octet-stream"

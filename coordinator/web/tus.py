@@ -17,15 +17,15 @@ from aiohttp import hdrs, web
 
 from coordinator.domain.account import Scope
 from coordinator.errors import CottageError, InvalidError
-from coordinator.services.budgets import UPLOADS
-from coordinator.services.uploads import Checksum, UploadService
+from coordinator.services.accounts.budgets import UPLOADS
+from coordinator.services.artifacts.uploads import Checksum, UploadService
 from coordinator.web.auth import costs, needs, principal, public
 from coordinator.web.documents import read_document
 from coordinator.web.http import API, answer, read_chunks
 from coordinator.web.parameters import Query
 from coordinator.web.route import Route
-from transport.wire import codec
-from transport.wire.api import NewUpload, Upload
+from protocol import codec
+from protocol.rest.api import NewUpload, Upload
 
 VERSION: Final = "1.0.0"
 EXTENSIONS: Final = "creation,checksum,termination,expiration"

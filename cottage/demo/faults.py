@@ -6,7 +6,7 @@ from typing import Protocol
 
 from cottage.demo.network import Network
 from cottage.demo.screen import Screen, place
-from transport.wire import api
+from protocol.rest import api
 
 FIRST_ROUND = 2  # Two rounds are complete then: there is something to lose.
 DOWN_SECONDS = 3.0

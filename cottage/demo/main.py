@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
+from common.console import Terminal
+from common.shutdown_signals import on_end
+from common.terminal import say, say_json
 from cottage.demo.options import Options, parse
 from cottage.demo.processes import RoleError
 from cottage.demo.report import checks, document, show
 from cottage.demo.run import DemoError, Run
 from cottage.demo.screen import LineScreen, LiveScreen, Screen
-from transport.console import Terminal
-from transport.ending import on_end
-from transport.terminal import say, say_json
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130

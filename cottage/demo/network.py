@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from common.urls import parse_url
 from cottage.demo.options import Options
 from cottage.demo.processes import Household, Role, wait_for_file
 from ledger.client import Ledger, LedgerConfig
 from ledger.money import parse as parse_amount
-from transport.identity import NodeKey
-from transport.urls import parse_url
+from protocol.identity import NodeKey
 
 STAKE = "50"  # Tokens; from the embedded ledger's faucet.
 STARTING_SECONDS = 60.0  # Importing a role's packages from a cold disk took 20 s on two busy cores.

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from transport.clock import within
+from common.clock import within
 
 STOP_SECONDS = 15.0  # An agent says goodbye and ends its worker; a worker may be within a step.
 LOG_TAIL = 12

@@ -7,11 +7,11 @@ import msgspec
 from rich.table import Table
 from rich.text import Text
 
+from common.console import Terminal
 from coordinator.client.text import amount, short
 from coordinator.client.text import money as money_text
 from cottage.demo.screen import place, wire_text
-from transport.console import Terminal
-from transport.wire import api
+from protocol.rest import api
 
 LOSS_TOLERANCE = 2e-3  # int8 never touches validation; the rest is float32 summed in another order.
 

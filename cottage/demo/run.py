@@ -10,6 +10,7 @@ from types import TracebackType
 
 import msgspec
 
+from common.untrusted_text import untrusted
 from coordinator.client import Client
 from coordinator.client.text import money, size
 from cottage.demo.corpus import write_corpus
@@ -21,10 +22,9 @@ from cottage.demo.report import Losses, Money, Outcome
 from cottage.demo.screen import Screen
 from ledger.client import Ledger, job_bytes
 from ledger.money import Amount
-from transport.identity import NodeKey
-from transport.text import untrusted
-from transport.wire import api
-from transport.wire.job import DatasetSpec, JobSpec, ModelSpec, ParallelSpec, TokenizerSpec, TrainingSpec
+from protocol.identity import NodeKey
+from protocol.job.job import DatasetSpec, JobSpec, ModelSpec, ParallelSpec, TokenizerSpec, TrainingSpec
+from protocol.rest import api
 
 VOCABULARY = 2048
 ANY_BUDGET = 10**15  # For the quote; the job itself gets what the quote says.

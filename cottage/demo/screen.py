@@ -11,10 +11,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from common.console import Terminal
+from common.terminal import say
 from coordinator.client.text import amount, size
-from transport.console import Terminal
-from transport.terminal import say
-from transport.wire import api
+from protocol.rest import api
 
 _BARS = "▁▂▃▄▅▆▇█"
 _STATE_MARKS = {

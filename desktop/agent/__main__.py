@@ -2,7 +2,7 @@
 
 import sys
 
-from desktop.agent.cli import main
+from desktop.agent.cli.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

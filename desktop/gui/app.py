@@ -15,18 +15,18 @@ from PySide6.QtCore import QObject, QSettings, Qt, QTimer
 from PySide6.QtGui import QGuiApplication, QIcon
 from PySide6.QtWidgets import QApplication, QMessageBox
 
+from common.terminal import say
 from desktop.gui.client import Calls
 from desktop.gui.language import speak
 from desktop.gui.lending import Lending
 from desktop.gui.model import Snapshot
 from desktop.gui.notices import Notices
-from desktop.gui.settings import LANGUAGE, THEME
+from desktop.gui.pages.settings import LANGUAGE, THEME
 from desktop.gui.single import OnlyOne
 from desktop.gui.theme import DARK, LIGHT, Theme, palette_of, style_of
 from desktop.gui.tray import Tray
 from desktop.gui.window import SETTINGS, MainWindow
 from desktop.layout import NOTE, VERSIONS
-from transport.terminal import say
 
 EXIT_UNUSABLE, EXIT_NO_SCREEN = 2, 3
 

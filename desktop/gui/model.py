@@ -7,8 +7,8 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
+from common.untrusted_text import Untrusted, View, untrusted
 from desktop.gui.errors import AnswerError
-from transport.text import Untrusted, View, untrusted
 
 MAX_TASKS = 64  # As many leases as a node may hold.
 MAX_REFUSAL = 1000
@@ -135,7 +135,7 @@ class Status(View, frozen=True):
 
 
 class PayReason(View, frozen=True):
-    """Why a job stands as it does: ``why`` as ``desktop.agent.earnings`` has it, of so many shares and so much."""
+    """Why a job stands as it does: ``why`` as ``desktop.agent.earnings.earnings`` has it, of so many shares and so much."""
 
     why: ShortText
     shares: Count = 0
@@ -144,7 +144,7 @@ class PayReason(View, frozen=True):
 
 
 class JobEarnings(View, frozen=True):
-    """What one job has brought; ``standing`` and ``reasons`` as ``desktop.agent.earnings`` has them."""
+    """What one job has brought; ``standing`` and ``reasons`` as ``desktop.agent.earnings.earnings`` has them."""
 
     job: ShortText
     verified: Units

@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 from PySide6.QtCore import QObject, QSettings
 
-from desktop.gui.activity import ActivityPage
 from desktop.gui.client import Calls
 from desktop.gui.errors import AnswerError
 from desktop.gui.model import Event, Events, Snapshot, read
+from desktop.gui.pages.activity import ActivityPage
 
 NOTICES: dict[str, bool] = {"needs you": True, "job failed": True, "paid": True, "job ended": False, "paused": False}
 """Each kind, and whether it is on from the beginning."""

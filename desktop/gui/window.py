@@ -7,14 +7,14 @@ from PySide6.QtCore import QByteArray, QEvent, QMargins, QSettings, Qt, QTimer, 
 from PySide6.QtGui import QCloseEvent, QHideEvent, QKeySequence, QMoveEvent, QResizeEvent, QShortcut, QShowEvent
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QScrollArea, QStackedWidget, QVBoxLayout, QWidget
 
-from desktop.gui.activity import ActivityPage
 from desktop.gui.client import Calls
 from desktop.gui.errors import AnswerError
-from desktop.gui.home import HomePage
 from desktop.gui.model import Snapshot, Summary, read
-from desktop.gui.money import EarningsPage, WithdrawSheet
-from desktop.gui.settings import SettingsPages
-from desktop.gui.welcome import Welcome
+from desktop.gui.pages.activity import ActivityPage
+from desktop.gui.pages.home import HomePage
+from desktop.gui.pages.money import EarningsPage, WithdrawSheet
+from desktop.gui.pages.settings import SettingsPages
+from desktop.gui.pages.welcome import Welcome
 from desktop.gui.widgets import Choice, Text
 
 MIN_WIDTH, MIN_HEIGHT = 420, 360

@@ -21,9 +21,9 @@ import msgspec
 from coordinator.config import Config
 from coordinator.web.routes import interface
 from cottage.cli import _ROLES, main
-from desktop.agent.config import Settings
+from desktop.agent.base.config import Settings
 from desktop.agent.lending.rules import Rules
-from transport.wire.job import JobSpec
+from protocol.job.job import JobSpec
 
 _MARK = re.compile(r"<!-- generated: ([a-z-]+) -->")
 _SCHEMA = "#/components/schemas/"

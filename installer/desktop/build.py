@@ -18,11 +18,11 @@ from pathlib import Path
 
 import msgspec
 
-from desktop.agent.images import FILE as STATEMENT
 from desktop.agent.sandbox import statement
 from desktop.agent.updates.release import FILE, Release, checked_url, platform_name
-from transport.identity import parse_address
-from transport.wire.codec import decode_json, encode_json
+from desktop.agent.updates.sandbox_images import FILE as STATEMENT
+from protocol.codec import decode_json, encode_json
+from protocol.identity import parse_address
 
 ROOT = Path(__file__).resolve().parents[2]
 VERSION = str(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"])

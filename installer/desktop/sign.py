@@ -19,10 +19,10 @@ import sys
 import time
 from pathlib import Path
 
+from common.errors import TransportError
 from desktop.agent.updates.manifest import MANIFEST, Manifest, Package, parts
-from transport.errors import TransportError
-from transport.identity import NodeKey
-from transport.wire.codec import MessageError, convert
+from protocol.codec import MessageError, convert
+from protocol.identity import NodeKey
 
 DAYS = 30  # A program that is held back by somebody notices within this time.
 _NAME = re.compile(r"^Cottage-(\d+\.\d+\.\d+)-([a-z0-9]+-[a-z0-9_]+)\.tar\.gz$|^Cottage-Setup-(\d+\.\d+\.\d+)\.exe$")

@@ -2,6 +2,6 @@
 
 import sys
 
-from desktop.agent.cli import main
+from desktop.agent.cli.cli import main
 
 sys.exit(main())

@@ -27,9 +27,11 @@ from installer.image import host
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = Path(__file__).resolve().parent
 BASE = "cottage-python"
-CODE = ("transport", "trainer")
+CODE = ("common", "protocol", "transport", "trainer")
 ENGINE_TIMEOUT_S = 900  # Fetching PyTorch over a home line takes minutes.
 _ON_BASE = """FROM {base}
+COPY common /opt/cottage/common
+COPY protocol /opt/cottage/protocol
 COPY transport /opt/cottage/transport
 COPY trainer /opt/cottage/trainer
 ENV PATH=/usr/local/bin LD_LIBRARY_PATH=/usr/local/lib PYTHONHOME=/usr/local PYTHONPATH=/opt/cottage:/opt/site

@@ -20,11 +20,11 @@ from typing import Any
 
 import msgspec
 
+from common.errors import TransportError
 from desktop.agent.errors import UnsignedImageError
 from desktop.agent.sandbox.statement import Image, sign
-from transport.errors import TransportError
-from transport.identity import NodeKey
-from transport.wire.codec import MessageError, convert
+from protocol.codec import MessageError, convert
+from protocol.identity import NodeKey
 
 DAYS = 180  # Images change with releases; the update manifest notices sooner that somebody holds releases back.
 MAX_JSON = 1 << 20

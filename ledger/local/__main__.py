@@ -19,13 +19,13 @@ from pathlib import Path
 
 from aiohttp import web
 
+from common.log_lines import log_to
+from common.terminal import say
+from common.urls import join, url_of
 from ledger.local.genesis import open_chain
 from ledger.local.rpc import Rpc
 from ledger.local.server import build_app
 from ledger.local.store import Store
-from transport.loglines import log_to
-from transport.terminal import say
-from transport.urls import join, url_of
 
 EXIT_UNUSABLE, EXIT_STORE_FAILED = 1, 3
 SHUTDOWN_S = 1.0  # Requests take milliseconds; idle keep-alive connections need no longer goodbye.

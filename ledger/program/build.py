@@ -15,10 +15,10 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from common.terminal import say
 from ledger.program.elf import read_object
 from ledger.program.errors import BuildError
 from ledger.program.link import Version, link
-from transport.terminal import say
 
 HERE = Path(__file__).parent
 SOURCES = (

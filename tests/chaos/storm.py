@@ -26,9 +26,9 @@ from cottage.demo.processes import Household, Role, wait_for_file
 from ledger.client import Ledger, LedgerConfig, job_bytes
 from ledger.money import Amount
 from ledger.money import parse as parse_amount
-from transport.identity import NodeKey
-from transport.wire import api
-from transport.wire.job import DatasetSpec, JobSpec, ModelSpec, ParallelSpec, TokenizerSpec, TrainingSpec
+from protocol.identity import NodeKey
+from protocol.job.job import DatasetSpec, JobSpec, ModelSpec, ParallelSpec, TokenizerSpec, TrainingSpec
+from protocol.rest import api
 
 ANY_BUDGET = 10**15
 POLL_SECONDS = 0.25

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from coordinator.client import Client
+from protocol.rest.api import JobView
 from tests.chaos.storm import Storm
 from tests.chaos.test_stopped_and_started_again import CUT_AFTER, NEVER, WEATHER, course, until, weights
-from transport.wire.api import JobView
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 

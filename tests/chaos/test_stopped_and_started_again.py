@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from coordinator.client import Client
+from protocol.rest import api
 from tests.chaos.storm import ENDED, Storm, Weather
-from transport.wire import api
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 

@@ -3,17 +3,17 @@
 One world is one job of 2 stages and 2 replicas (20 rounds of 2 steps) on seven nodes, one of which, the quickest, cheats. It is
 run whole: placement, rounds, draws from the ledger's blocks, openings, re-runs, disputes, slashes and payouts are the
 coordinator's own; only the arithmetic of a step is scripted (``tests.coordinator.rerun``). That the real arithmetic shows each of
-these lies to a real auditor is tested in ``tests/trainer/test_replay.py`` and, with processes, in ``tests/e2e``.
+these lies to a real auditor is tested in ``tests/trainer/audit/test_replay.py`` and, with processes, in ``tests/e2e``.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from coordinator.domain import rate as rates
-from coordinator.domain.draw import LAST, WHOLE
-from coordinator.domain.penalty import EVASIONS
-from coordinator.domain.trust import Audit
+from coordinator.domain.audits import rate as rates
+from coordinator.domain.audits.penalty import EVASIONS
+from coordinator.domain.audits.sampling import LAST, WHOLE
+from coordinator.domain.audits.trust import Audit
 from coordinator.store.records import CommitRecord, NodeRecord, RoundRecord
 from tests.sim.test_faults import read, run_world
 from tests.sim.world import World

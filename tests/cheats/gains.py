@@ -10,8 +10,8 @@ from typing import Any
 
 from coordinator.domain import pricing
 from coordinator.domain.account import LOCAL_ACCOUNT
+from coordinator.domain.audits.trust import Audit
 from coordinator.domain.job import LIVE, Job
-from coordinator.domain.trust import Audit
 from coordinator.store.records import CommitRecord, NodeRecord, RoundRecord
 from tests.cheats.schemes import BETWEEN, Forger, Replayer, expected
 from tests.coordinator.fakes import spec

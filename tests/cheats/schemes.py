@@ -4,13 +4,11 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from coordinator.domain import rate as rates
-from coordinator.domain.draw import WHOLE
-from tests.coordinator.fakes import Lie
-from tests.sim.world import Scheme, SimNode
-from transport.identity import NodeKey
-from transport.wire.node import Goodbye
-from transport.wire.task import (
+from coordinator.domain.audits import rate as rates
+from coordinator.domain.audits.sampling import WHOLE
+from protocol.identity import NodeKey
+from protocol.node import Goodbye
+from protocol.task import (
     BeginRound,
     OpenOuter,
     OpenStep,
@@ -20,6 +18,8 @@ from transport.wire.task import (
     TaskCommand,
     TaskFailed,
 )
+from tests.coordinator.fakes import Lie
+from tests.sim.world import Scheme, SimNode
 
 BETWEEN = 4  # Rounds from one stored state to the next: ``Config.store_every``.
 OPENED_SECONDS = 6.0  # After which what was drawn is opened.

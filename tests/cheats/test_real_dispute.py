@@ -9,23 +9,23 @@ from typing import cast
 
 import msgspec
 
-from coordinator.domain import dispute as disputes
-from coordinator.domain.bisection import most_questions
-from coordinator.domain.dispute import SIDES, Dispute, Side
+from coordinator.domain.audits import dispute as disputes
+from coordinator.domain.audits.bisection import most_questions
+from coordinator.domain.audits.dispute import SIDES, Dispute, Side
 from coordinator.domain.job import Job
-from coordinator.services.artifacts import ArtifactStore
-from coordinator.services.models import TrainerTools
+from coordinator.services.artifacts.artifacts import ArtifactStore
+from coordinator.services.artifacts.models import TrainerTools
+from protocol.audit import BisectQuery, InputsAnswer
+from protocol.identity import NodeKey
+from tests.trainer.audit.test_disputes import flip
+from tests.trainer.audit.test_replay import auditor, command
 from tests.trainer.small import Committed, commit_round, job, pipeline, training
-from tests.trainer.test_disputes import flip
-from tests.trainer.test_replay import auditor, command
-from trainer.data import TokenFile
-from trainer.environment import env_class
-from trainer.folder import load_config
-from trainer.inputs import Folder
+from trainer.audit.environment import env_class
+from trainer.data.data import TokenFile
+from trainer.data.folder import load_config
+from trainer.files.inputs import Folder
 from trainer.operations.tracer import Meddle, record_of
-from trainer.player import Player
-from transport.identity import NodeKey
-from transport.wire.audit import BisectQuery, InputsAnswer
+from trainer.worker.dispute_player import Player
 
 STEPS = 3
 

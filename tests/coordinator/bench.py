@@ -10,13 +10,18 @@ import msgspec
 from coordinator.app import Parts, assemble
 from coordinator.config import Config
 from coordinator.domain.job import Job, JobState
-from coordinator.services.artifacts import ArtifactStore
-from coordinator.services.chain import Chain
-from coordinator.services.models import ModelWorkshop
-from coordinator.services.nodes import Session
+from coordinator.services.artifacts.artifacts import ArtifactStore
+from coordinator.services.artifacts.models import ModelWorkshop
+from coordinator.services.network.nodes import Session
+from coordinator.services.payments.chain import Chain
 from coordinator.store.memory import MemoryStore
 from coordinator.store.ports import Store
 from coordinator.store.records import CommitRecord, NodeRecord, OutboxRecord, RoundRecord
+from protocol.identity import NodeKey
+from protocol.job.job import JobSpec
+from protocol.node import PROTOCOL, CoordinatorMessage, HeldLease, Hello
+from protocol.rest.api import JobView, NewJob
+from protocol.task import Layers, Plan
 from tests.coordinator.fakes import (
     BUDGET,
     COORDINATOR,
@@ -30,11 +35,6 @@ from tests.coordinator.fakes import (
     spec,
 )
 from tests.sim.world import HOST, NONCE, SimClock
-from transport.identity import NodeKey
-from transport.wire.api import JobView, NewJob
-from transport.wire.job import JobSpec
-from transport.wire.node import PROTOCOL, CoordinatorMessage, HeldLease, Hello
-from transport.wire.task import Layers, Plan
 
 CONFIG = Config(data=Path("unused"), ledger_url="http://ledger.test", settle_every=2)
 

@@ -14,33 +14,20 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from common.clock import SystemClock
 from coordinator.app import Parts, add_interface, assemble
 from coordinator.config import Config
-from coordinator.services.artifacts import ArtifactStore
-from coordinator.services.checks import DatasetChecks, Inspector
-from coordinator.services.models import ModelWorkshop
-from coordinator.services.uploads import UploadService
+from coordinator.services.artifacts.artifacts import ArtifactStore
+from coordinator.services.artifacts.dataset_checks import DatasetChecks, Inspector
+from coordinator.services.artifacts.models import ModelWorkshop
+from coordinator.services.artifacts.uploads import UploadService
 from coordinator.store.ports import Store
 from coordinator.store.sql import SqlStore
 from coordinator.web.auth import Auth
 from coordinator.web.signal import PATH, NodeSocket
-from tests.coordinator.fake_task import FakeTask
-from tests.coordinator.fakes import (
-    COORDINATOR,
-    WALLET,
-    AllDelivered,
-    FakeArtifacts,
-    FakeChain,
-    FakeModels,
-    Lie,
-    Peers,
-    profile,
-)
-from tests.support.postgres import Postgres
-from transport.clock import SystemClock
-from transport.identity import NodeKey
-from transport.wire.codec import decode, encode
-from transport.wire.node import (
+from protocol.codec import decode, encode
+from protocol.identity import NodeKey
+from protocol.node import (
     PROTOCOL,
     Acknowledged,
     Assign,
@@ -60,7 +47,20 @@ from transport.wire.node import (
     Signal,
     Welcome,
 )
-from transport.wire.task import Progress, StopTask, TaskReport, Traffic, WorkerLog
+from protocol.task import Progress, StopTask, TaskReport, Traffic, WorkerLog
+from tests.coordinator.fake_task import FakeTask
+from tests.coordinator.fakes import (
+    COORDINATOR,
+    WALLET,
+    AllDelivered,
+    FakeArtifacts,
+    FakeChain,
+    FakeModels,
+    Lie,
+    Peers,
+    profile,
+)
+from tests.support.postgres import Postgres
 
 
 @dataclass

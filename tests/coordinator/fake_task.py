@@ -5,13 +5,10 @@ from fractions import Fraction
 
 import msgspec
 
-from tests.coordinator.fakes import FALSE_CONTRIBUTIONS, Lie, Peers, Tree
-from tests.coordinator.rerun import Committed
-from tests.coordinator.rerun import digest as digest
-from transport.text import untrusted
-from transport.wire.boundary import crossings, position_of
-from transport.wire.node import Assign
-from transport.wire.task import (
+from common.untrusted_text import untrusted
+from protocol.boundary import crossings, position_of
+from protocol.node import Assign
+from protocol.task import (
     AbandonRound,
     ApplyRound,
     AuditReport,
@@ -39,6 +36,9 @@ from transport.wire.task import (
     Traffic,
     Validation,
 )
+from tests.coordinator.fakes import FALSE_CONTRIBUTIONS, Lie, Peers, Tree
+from tests.coordinator.rerun import Committed
+from tests.coordinator.rerun import digest as digest
 
 BLAME = untrusted(
     "model.safetensors: tensor lm_head.weight is (8, 4), the config makes it (16, 4): one of them is wrong"

@@ -11,9 +11,9 @@ from typing import Literal
 from solders.pubkey import Pubkey
 
 from coordinator.domain.job import Job
-from coordinator.services.chain import Deposit, Outcome
-from coordinator.services.deliveries import Deliveries
-from coordinator.services.models import Prepared
+from coordinator.services.artifacts.deliveries import Deliveries
+from coordinator.services.artifacts.models import Prepared
+from coordinator.services.payments.chain import Deposit, Outcome
 from coordinator.store.ports import Transaction
 from coordinator.store.records import RoundRecord
 from ledger.addresses import audit_bytes
@@ -23,15 +23,15 @@ from ledger.program.interface import Market
 from ledger.program.layout import Ruling
 from ledger.promises import Earnings, earnings_of
 from ledger.states import Asked, DisputeState, EscrowState, PreparedTransaction, StakeState
-from tests.coordinator.rerun import Committed
-from tests.coordinator.rerun import digest as digest
-from transport.identity import NodeKey
-from transport.wire.job import DatasetSpec, JobSpec, ModelSpec, ParallelSpec, TokenizerSpec, TrainingSpec
-from transport.wire.model import resolve
-from transport.wire.node import NodeProfile
-from transport.wire.task import (
+from protocol.identity import NodeKey
+from protocol.job.job import DatasetSpec, JobSpec, ModelSpec, ParallelSpec, TokenizerSpec, TrainingSpec
+from protocol.models.model import resolve
+from protocol.node import NodeProfile
+from protocol.task import (
     OuterRecord,
 )
+from tests.coordinator.rerun import Committed
+from tests.coordinator.rerun import digest as digest
 
 COORDINATOR = NodeKey(b"c" * 32).address
 WALLET = NodeKey(b"w" * 32).address

@@ -4,10 +4,9 @@ import hashlib
 from dataclasses import dataclass
 from functools import cached_property
 
-from coordinator.domain.dispute import Dispute
+from coordinator.domain.audits.dispute import Dispute
 from coordinator.domain.job import Job
-from transport.merkle import MerkleTree
-from transport.wire.audit import (
+from protocol.audit import (
     FIRST,
     RESULT,
     AskInputs,
@@ -28,8 +27,9 @@ from transport.wire.audit import (
     sent_digest,
     state_chain,
 )
-from transport.wire.boundary import PayloadKey, Position
-from transport.wire.codec import decode, encode
+from protocol.boundary import PayloadKey, Position
+from protocol.codec import decode, encode
+from protocol.merkle import MerkleTree
 
 
 def digest(*parts: object) -> str:

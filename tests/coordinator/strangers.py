@@ -28,17 +28,17 @@ import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coordinator import cli
-from coordinator.services import budgets, challenges, crowd, signin, unpaid
-from coordinator.services.signin import WalletChallenge, signed_text
+from coordinator.services.accounts import budgets, challenges, signin
+from coordinator.services.accounts.signin import WalletChallenge, signed_text
+from coordinator.services.jobs import unpaid
+from coordinator.services.network import admission
 from coordinator.web.auth.gate import SESSION_COOKIE
 from ledger.client import Ledger, LedgerConfig
 from ledger.errors import LedgerError
 from ledger.money import Amount
-from tests.coordinator.fakes import profile, spec
-from transport.identity import NodeKey
-from transport.wire.api import NewJob
-from transport.wire.codec import decode, encode
-from transport.wire.node import (
+from protocol.codec import decode, encode
+from protocol.identity import NodeKey
+from protocol.node import (
     PROTOCOL,
     Beat,
     Challenge,
@@ -48,6 +48,8 @@ from transport.wire.node import (
     Hello,
     Welcome,
 )
+from protocol.rest.api import NewJob
+from tests.coordinator.fakes import profile, spec
 
 PATIENCE = 5
 ACT_SECONDS = 2.0  # What a stranger has begun is cut as long after the end.
@@ -68,8 +70,8 @@ def shrink(scale: float) -> None:
         for name in ("burst", "all_burst"):
             object.__setattr__(rate, name, max(2.0, getattr(rate, name) * scale))
     signin.ALL_SIGN_UPS *= scale
-    crowd.ALL_NEW_KEYS *= scale
-    crowd.MAX_STRANGERS = max(2, int(crowd.MAX_STRANGERS * scale))
+    admission.ALL_NEW_KEYS *= scale
+    admission.MAX_STRANGERS = max(2, int(admission.MAX_STRANGERS * scale))
     challenges.MAX_CHALLENGES = int(challenges.MAX_CHALLENGES * scale)
     unpaid.MAX_UNPAID_JOBS_OF_ALL = max(2, int(unpaid.MAX_UNPAID_JOBS_OF_ALL * scale))
 
@@ -95,7 +97,7 @@ class Bounds:
             return max(2.0, burst * scale) + seconds / each + 1
 
         accounts = most(signin.ALL_SIGN_UPS, signin.ALL_SIGN_UP_S)
-        nodes = most(crowd.ALL_NEW_KEYS, crowd.ALL_NEW_KEY_SECONDS)
+        nodes = most(admission.ALL_NEW_KEYS, admission.ALL_NEW_KEY_SECONDS)
         begun = challenges.MAX_CHALLENGES * scale
         jobs = float(
             max(2, int(unpaid.MAX_UNPAID_JOBS_OF_ALL * scale))

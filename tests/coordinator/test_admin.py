@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from common.clock import SystemClock
 from coordinator.admin.cli import main
 from coordinator.domain.account import Role, Scope
 from coordinator.errors import UnauthorisedError
-from coordinator.services.accounts import Accounts
+from coordinator.services.accounts.accounts import Accounts
 from coordinator.store.sql import SqlStore
-from transport.clock import SystemClock
 
 
 async def accounts_of(folder: Path) -> tuple[SqlStore, Accounts]:

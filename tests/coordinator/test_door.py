@@ -7,12 +7,12 @@ import pytest
 
 from coordinator.domain.job import Job
 from coordinator.errors import ConflictError, CottageError, FundsError, InvalidError, NotFoundError, UnavailableError
-from coordinator.services.escrows import escrow_deadline
+from coordinator.services.payments.escrows import escrow_deadline
+from protocol.identity import NodeKey
+from protocol.job.job import JobSpec, ModelSpec, TrainingSpec
+from protocol.rest.api import NewJob
 from tests.coordinator.bench import Bench
 from tests.coordinator.fakes import BUDGET, COORDINATOR, spec, unavailable
-from transport.identity import NodeKey
-from transport.wire.api import NewJob
-from transport.wire.job import JobSpec, ModelSpec, TrainingSpec
 
 
 def changed(**fields: object) -> JobSpec:

@@ -9,10 +9,10 @@ import pytest
 from coordinator.config import Config
 from coordinator.domain.lease import Lease
 from coordinator.store.records import CommitRecord, NodeRecord
+from protocol.rest.api import JobView, NewJob
+from protocol.task import BeginRound
 from tests.coordinator.conftest import House, ScriptedNode, nodes, opened, until
 from tests.coordinator.fakes import BUDGET, FakeChain, spec
-from transport.wire.api import JobView, NewJob
-from transport.wire.task import BeginRound
 
 pytestmark = pytest.mark.wall_clock
 

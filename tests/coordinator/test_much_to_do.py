@@ -9,13 +9,13 @@ import pytest
 from coordinator.config import Config
 from coordinator.domain.lease import Lease
 from coordinator.web import signal
+from protocol.codec import MessageError
+from protocol.node import NodeMessage, Report
+from protocol.rest.api import NewJob
+from protocol.task import AuditReport, TaskFailed
 from tests.coordinator.bench import CONFIG, Bench
 from tests.coordinator.conftest import House, nodes, opened, until
 from tests.coordinator.fakes import FakeChain, spec
-from transport.wire.api import NewJob
-from transport.wire.codec import MessageError
-from transport.wire.node import NodeMessage, Report
-from transport.wire.task import AuditReport, TaskFailed
 
 pytestmark = pytest.mark.wall_clock
 

@@ -16,9 +16,9 @@ from aiohttp import web
 from coordinator.client import Client
 from ledger.local.rpc import Rpc
 from ledger.local.server import build_app
+from protocol.identity import NodeKey
 from tests.coordinator.conftest import until
 from tests.ledger.world import World
-from transport.identity import NodeKey
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from sqlalchemy import Connection, create_engine, inspect
 
 from coordinator.domain.job import Job, JobState
 from coordinator.domain.lease import Lease
-from coordinator.domain.round import Round
-from coordinator.domain.run import Holder, Run, begin
+from coordinator.domain.rounds.round import Round
+from coordinator.domain.rounds.run import Holder, Run, begin
 from coordinator.errors import ConflictError, NotFoundError
 from coordinator.store.kinds import KINDS
 from coordinator.store.memory import MemoryStore
@@ -23,10 +23,10 @@ from coordinator.store.ports import Store
 from coordinator.store.records import EventRecord, MetricRecord, NodeRecord, OutboxRecord, RunRecord
 from coordinator.store.sql import MIGRATIONS, SqlStore, migrate
 from coordinator.store.tables import metadata
+from protocol.task import Layers, Traffic
 from tests.coordinator.fakes import WALLET, profile, spec
-from tests.coordinator.test_lifecycle import JOB
+from tests.coordinator.jobs.test_lifecycle import JOB
 from tests.support.postgres import needs_postgres
-from transport.wire.task import Layers, Traffic
 
 
 @pytest.fixture(params=["memory", "sqlite in memory", "sqlite file", pytest.param("postgresql", marks=needs_postgres)])

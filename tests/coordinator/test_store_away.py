@@ -14,25 +14,25 @@ import aiohttp
 import pytest
 from yarl import URL
 
+from common.clock import SystemClock
 from coordinator.config import Config
 from coordinator.domain.lease import Lease
 from coordinator.errors import ConflictError, StoreAwayError, StoreError
 from coordinator.metrics import Metrics
-from coordinator.services import patience
-from coordinator.services.patience import Patience
+from coordinator.services.core import store_retry
+from coordinator.services.core.store_retry import Patience
 from coordinator.store import faults, sql
 from coordinator.store.ports import Store, Transaction
 from coordinator.store.sql import SqlStore
+from protocol.rest.api import JobView
 from tests.coordinator.conftest import House, nodes, opened, until
 from tests.coordinator.fakes import FakeChain
+from tests.coordinator.jobs.test_lifecycle import JOB
 from tests.coordinator.test_faults import start
-from tests.coordinator.test_lifecycle import JOB
 from tests.coordinator.test_serve import ledger_url as ledger_url
 from tests.coordinator.test_serve import start as start_process
 from tests.support.postgres import Postgres, needs_postgres
 from tests.support.seeds import seeds
-from transport.clock import SystemClock
-from transport.wire.api import JobView
 
 BUSY_S = 240.0  # On a machine that others keep busy.
 
@@ -151,7 +151,7 @@ class Flaky:
 async def test_a_job_survives_a_store_that_is_away_every_tenth_time(
     config: Config, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patience, "MAX_PAUSE", 0.1)
+    monkeypatch.setattr(store_retry, "MAX_PAUSE", 0.1)
     made: list[Flaky] = []
 
     def over(store: Store) -> Store:

@@ -4,9 +4,9 @@ import re
 from collections import Counter
 
 from coordinator.client.text import money
+from protocol.rest.api import NewJob
 from tests.coordinator.conftest import House, nodes, until
 from tests.coordinator.fakes import BUDGET, spec
-from transport.wire.api import NewJob
 
 ADDRESS = re.compile(r"[1-9A-HJ-NP-Za-km-z]{40,44}")
 

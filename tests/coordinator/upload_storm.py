@@ -16,10 +16,17 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from coordinator.errors import CottageError
-from coordinator.services.artifacts import ArtifactStore
-from coordinator.services.uploads import EMPTY_S, IDLE_S, MAX_OPEN_OF_ACCOUNT, STALE_S, Checksum, UploadService
-from transport.wire.api import NewUpload
-from transport.wire.job import DatasetFormat
+from coordinator.services.artifacts.artifacts import ArtifactStore
+from coordinator.services.artifacts.uploads import (
+    EMPTY_S,
+    IDLE_S,
+    MAX_OPEN_OF_ACCOUNT,
+    STALE_S,
+    Checksum,
+    UploadService,
+)
+from protocol.job.job import DatasetFormat
+from protocol.rest.api import NewUpload
 
 MAX_BYTES = 3000
 MAX_OPEN, MAX_OPEN_BYTES = MAX_OPEN_OF_ACCOUNT + 4, 30_000  # So small that a crowd meets each of the three limits.

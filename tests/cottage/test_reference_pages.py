@@ -12,7 +12,7 @@ import pytest
 
 from coordinator.config import Config
 from cottage.cli import _ROLES
-from transport.wire.job import JobSpec, TrainingSpec
+from protocol.job.job import JobSpec, TrainingSpec
 
 PAGES = Path(__file__).parents[2] / "docs" / "reference"
 

@@ -4,8 +4,8 @@ import msgspec
 import pytest
 
 from cottage.demo.report import Losses, Money, Outcome, checks, document
-from transport.wire import api
-from transport.wire.job import DatasetSpec, JobSpec, ModelSpec
+from protocol.job.job import DatasetSpec, JobSpec, ModelSpec
+from protocol.rest import api
 
 NODE, LIAR = "1" * 32, "2" * 32
 SPEC = JobSpec(name="x", model=ModelSpec(preset="tiny-llama"), dataset=DatasetSpec(artifact="0" * 64), budget=100)

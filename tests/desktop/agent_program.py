@@ -12,9 +12,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from desktop.agent import auditor, auditorcli, cli, service, start
-from desktop.agent.config import Home, Settings
-from desktop.agent.gpu import Device
+from desktop.agent.app import auditor, service, startup
+from desktop.agent.base.config import Home, Settings
+from desktop.agent.base.gpu import Device
+from desktop.agent.cli import auditor_cli, cli
 from desktop.agent.sandbox.base import Limits, Sandbox
 from desktop.agent.sandbox.docker import DockerSandbox
 from desktop.agent.sandbox.process import ProcessSandbox
@@ -61,12 +62,12 @@ def stand_still(*_: object) -> None:
 
 
 if __name__ == "__main__":
-    start.make_sandbox = scripted
+    startup.make_sandbox = scripted
     if "COTTAGE_PROGRAM" in os.environ:
         believe(os.environ["COTTAGE_PROGRAM"], os.environ["COTTAGE_VERSION"])
     if sys.argv[1] == "auditor":
-        auditorcli.LAST_WORDS_S = 2.0  # type: ignore[attr-defined]
+        auditor_cli.LAST_WORDS_S = 2.0  # type: ignore[attr-defined]
         auditor.RETRY_S, auditor.STUCK_S = 1.0, 15.0  # type: ignore[attr-defined]
         signal.signal(signal.SIGUSR1, stand_still)
-        sys.exit(auditorcli.main(sys.argv[2:]))
+        sys.exit(auditor_cli.main(sys.argv[2:]))
     sys.exit(cli.main())

@@ -12,20 +12,20 @@ from typing import Any
 
 import pytest
 
-from desktop.agent.config import Home, Settings
-from desktop.agent.daemon import Agent
-from desktop.agent.desk import Desk, Handles
-from desktop.agent.gpu import NOTHING, Device, processor
+from common.clock import Clock, SystemClock
+from desktop.agent.app.agent import Agent
+from desktop.agent.app.owner_api import Desk, Handles
+from desktop.agent.app.parts import Parts
+from desktop.agent.app.selftest import Means
+from desktop.agent.base.config import Home, Settings
+from desktop.agent.base.gpu import NOTHING, Device, processor
 from desktop.agent.lending.keeper import Readings
-from desktop.agent.parts import Parts
 from desktop.agent.sandbox.base import Limits, Sandbox
 from desktop.agent.sandbox.process import ProcessSandbox
-from desktop.agent.selftest import Means
+from protocol.job.job import DatasetSpec, JobSpec, ModelSpec
+from protocol.node import Assign, NodeProfile
+from protocol.task import Layers, Member, Plan
 from tests.desktop.coordinator_double import Double
-from transport.clock import Clock, SystemClock
-from transport.wire.job import DatasetSpec, JobSpec, ModelSpec
-from transport.wire.node import Assign, NodeProfile
-from transport.wire.task import Layers, Member, Plan
 
 SCRIPT = Path(__file__).with_name("scripted_worker.py")
 JOB = "0123456789abcdef" * 2

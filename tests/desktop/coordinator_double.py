@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 
 from aiohttp import WSMsgType, web
 
-from transport import identity
-from transport.urls import url_of
-from transport.wire.artifacts import is_answer
-from transport.wire.codec import decode, decode_json, encode, encode_json
-from transport.wire.network import NetworkReport, RelayQuestion
-from transport.wire.node import (
+from common.urls import url_of
+from protocol import identity
+from protocol.artifacts import is_answer
+from protocol.codec import decode, decode_json, encode, encode_json
+from protocol.network import NetworkReport, RelayQuestion
+from protocol.node import (
     Acknowledged,
     Assign,
     Beat,

@@ -21,9 +21,9 @@ import sys
 import threading
 from pathlib import Path
 
-from transport.sealed import SealedFile
-from transport.wire.stdio import open_stdio
-from transport.wire.task import (
+from common.encrypted_files import SealedFile
+from protocol.stdio import open_stdio
+from protocol.task import (
     ApplyRound,
     AuditReport,
     BeginRound,
@@ -38,7 +38,7 @@ from transport.wire.task import (
     TaskReady,
     Validation,
 )
-from transport.wire.worker import (
+from protocol.worker import (
     AgentMessage,
     PeerDeliver,
     PeerSend,

@@ -10,16 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from desktop.agent import cli, gpu, power, settings, status
-from desktop.agent.config import Home, Settings
-from desktop.agent.gpu import detect
-from desktop.agent.power import LEAST_SHARE, PowerCap, next_share
+from desktop.agent.app import settings, status
+from desktop.agent.app.selftest import Means, Speed, Steps
+from desktop.agent.app.startup import chosen
+from desktop.agent.base import gpu
+from desktop.agent.base.config import Home, Settings
+from desktop.agent.base.gpu import detect
+from desktop.agent.cli import cli
+from desktop.agent.hardware import power
+from desktop.agent.hardware.power import LEAST_SHARE, PowerCap, next_share
 from desktop.agent.sandbox.base import Limits
 from desktop.agent.sandbox.process import ProcessSandbox
 from desktop.agent.sandbox.restrictions import container_options
-from desktop.agent.selftest import Means, Speed, Steps
 from desktop.agent.sensors.nvml import NvmlGpu
-from desktop.agent.start import chosen
 from tests.desktop.conftest import StartAgent, assignment, plan_of
 from tests.desktop.coordinator_double import Double
 from tests.desktop.lending.test_keeper import Sensed, is_frozen

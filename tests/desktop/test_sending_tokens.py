@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from desktop.agent import status
+from desktop.agent.app import status
+from desktop.agent.app.status import Withdrawal, WithdrawOrder
 from desktop.agent.errors import SettingsError
-from desktop.agent.status import Withdrawal, WithdrawOrder
 from ledger.client import Ledger, LedgerConfig
 from ledger.money import Amount
+from protocol.identity import NodeKey
+from protocol.node import LedgerInfo
+from tests.desktop.app.test_agent_as_a_process import agent_program, words_of
 from tests.desktop.coordinator_double import Double
-from tests.desktop.test_agent_as_a_process import agent_program, words_of
 from tests.ledger.served import served
-from transport.identity import NodeKey
-from transport.wire.node import LedgerInfo
 
 
 async def order(home: Path, what: WithdrawOrder) -> Withdrawal:

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from desktop.agent import paywords
-from desktop.agent.earnings import Earnings, Reason, Why, standing_of
+from common.untrusted_text import untrusted
+from desktop.agent.earnings import pay_sentences
+from desktop.agent.earnings.earnings import Earnings, Reason, Why, standing_of
 from desktop.gui.model import PayReason
 from desktop.gui.paywords import PayWords
-from transport.text import untrusted
-from transport.wire.api import JobStateName
-from transport.wire.node import Due, Earned, SeatState, ShareState, Tally, Unpaid
+from protocol.node import Due, Earned, SeatState, ShareState, Tally, Unpaid
+from protocol.rest.api import JobStateName
 
 JOB = "ab" * 16
 STATES: tuple[JobStateName, ...] = get_args(JobStateName)
@@ -39,7 +39,7 @@ def row(account: Earned | None, working: bool = False, trouble: str = "", heard:
 def test_without_a_share_a_row_says_what_became_of_seat_and_job(state: JobStateName, seat: SeatState) -> None:
     standing, reasons = row(told(state, seat))
     assert len(reasons) == 1
-    assert paywords.said(reasons[0])
+    assert pay_sentences.said(reasons[0])
     assert standing == "not paid" if state in OVER else standing in ("pending", "not paid")
     if state == "cancelled" and seat == "stopped":
         assert reasons[0].why == "no round: cancelled"
@@ -74,7 +74,7 @@ def test_no_row_waits_for_nothing_and_none_is_silent(
         assert (standing == "pending") == bool(moving), "after its end a job waits for payments alone"
     assert reasons or (standing == "paid" and set(shares) == {"paid"} and not failed)
     for reason in reasons:
-        assert len(paywords.said(reason)) > 10
+        assert len(pay_sentences.said(reason)) > 10
     assert {reason.why for reason in reasons} >= shares.keys() - {"paid"}, "each kind of share is explained"
 
 
@@ -89,7 +89,7 @@ def test_what_nobody_has_told_and_a_coordinator_that_is_away_are_said() -> None:
 
 @pytest.mark.parametrize("why", REASONS)
 def test_agent_and_window_have_words_for_every_reason(why: Why, qapp_if_any: None) -> None:
-    assert paywords.said(Reason(why, detail=untrusted("x")))
+    assert pay_sentences.said(Reason(why, detail=untrusted("x")))
     said = PayWords().said(PayReason(why, 2, 5, "x"))
     assert said
     assert "does not know yet" not in said

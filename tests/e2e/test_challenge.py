@@ -16,7 +16,7 @@ from ledger.addresses import Place
 from ledger.client import Ledger
 from ledger.money import Amount
 from ledger.program.layout import Ruling
-from transport.identity import NodeKey
+from protocol.identity import NodeKey
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 

@@ -18,8 +18,8 @@ from cottage.demo.screen import LineScreen
 from ledger.client import Ledger, job_bytes
 from ledger.money import Amount
 from ledger.money import parse as parse_amount
-from tests.coordinator.web.test_browser import CHROMIUM, PICTURES, chromium  # noqa: F401 - the browser is a fixture
-from tests.coordinator.web.test_signin_browser import Wallet
+from tests.coordinator.web.pages.test_browser import CHROMIUM, PICTURES, chromium  # noqa: F401 - the browser is a fixture
+from tests.coordinator.web.pages.test_signin_browser import Wallet
 
 PAIRS = [("red", "rose"), ("blue", "sea"), ("green", "meadow"), ("grey", "stone"), ("black", "coal"), ("white", "snow")]
 OTHER_PAIRS = [(colour, PAIRS[place - 1][1]) for place, (colour, _) in enumerate(PAIRS)]

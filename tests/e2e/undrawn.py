@@ -2,7 +2,7 @@
 
 import sys
 
-from coordinator.domain import rate
+from coordinator.domain.audits import rate
 from cottage.cli import main
 
 

@@ -17,10 +17,10 @@ import pytest
 from desktop.agent.updates.release import Release
 from installer.desktop import build, sign
 from installer.image import build as image
+from protocol.codec import encode_json
 from tests.desktop.updates.support import KEY, Server, manifest_of
 from tests.support.docker import IMAGE
 from tests.support.wait import until_true
-from transport.wire.codec import encode_json
 
 LACKING = [name for name in ("makeself", "setpriv") if shutil.which(name) is None]
 LACKING += [] if os.geteuid() == 0 else ["root, to become an ordinary user"]

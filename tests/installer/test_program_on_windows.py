@@ -13,9 +13,9 @@ from desktop.agent.updates.manifest import Manifest
 from desktop.agent.updates.release import FILE, Release
 from installer.desktop import build
 from installer.desktop.sign import described, manifest_of
+from protocol.codec import encode_json
 from tests.desktop.updates.support import KEY, Server
 from tests.support.windows import LACKING, PYTHON, Windows, seen
-from transport.wire.codec import encode_json
 
 LACKS = [*LACKING, *([] if shutil.which("makensis") else ["makensis"])]
 LISTED = r"HKCU\Software\Microsoft\Windows\CurrentVersion\Uninstall\Cottage"

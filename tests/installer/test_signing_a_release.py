@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from common.errors import TransportError
 from desktop.agent.errors import UpdateError
 from desktop.agent.updates.folder import Folder
 from desktop.agent.updates.manifest import MANIFEST, Seen, judge
 from desktop.agent.updates.release import Release, platform_name
 from installer.desktop import build
+from protocol.codec import encode_json
 from tests.desktop.updates.support import installed
-from transport.errors import TransportError
-from transport.wire.codec import encode_json
 
 NOW = 0.0
 

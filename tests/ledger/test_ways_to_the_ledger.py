@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 from aiohttp import web
 
+from common.urls import parse_url, url_of
 from ledger.client import Ledger, LedgerConfig
 from ledger.errors import AddressError, LedgerUnavailableError
 from ledger.local.rpc import Rpc
 from ledger.local.server import build_app
+from protocol.identity import NodeKey
 from tests.ledger.world import World
 from tests.support.addresses import link_local
 from tests.support.proxy import proxying
-from transport.identity import NodeKey
-from transport.urls import parse_url, url_of
 
 pytestmark = pytest.mark.usefixtures("no_proxies")
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.sim.world import CrashError
 
-SERVICE = "coordinator/services/settlement.py"
+SERVICE = "coordinator/services/payments/settlement.py"
 
 
 class Fuse:

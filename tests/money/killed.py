@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from coordinator.services.chain import LedgerChain
+from coordinator.services.payments.chain import LedgerChain
 from coordinator.store.records import OutboxRecord
 from coordinator.store.sql import SqlStore
 from ledger.client import Ledger, LedgerConfig, job_bytes

@@ -13,19 +13,19 @@ from aiohttp import web
 from solders.pubkey import Pubkey
 
 from coordinator.domain import pricing
-from coordinator.services.chain import LedgerChain
+from coordinator.services.payments.chain import LedgerChain
 from coordinator.store.memory import MemoryStore
 from coordinator.store.records import NodeRecord, OutboxRecord
 from ledger.book import Account, Posting, check_zero
 from ledger.client import Ledger, LedgerConfig, job_bytes
 from ledger.local.chain import SLOT_SECONDS
 from ledger.money import Amount
+from protocol.identity import NodeKey
 from tests.coordinator import bench as benches
 from tests.coordinator.bench import CONFIG, Bench
 from tests.coordinator.fakes import COORDINATOR, WALLET, profile
 from tests.money.crash import Fuse, run_until_crash
 from tests.money.faulty import CALM, FINAL_SLOTS, FaultyRpc, ForkingWorld, Weather, build_proxy
-from transport.identity import NodeKey
 
 SEED, WALLET_SEED = b"c" * 32, b"w" * 32
 MAX_DRAINS = 20_000  # Of one storm; it ends long before, or hangs for ever.

@@ -12,22 +12,22 @@ import pytest
 from solders.keypair import Keypair
 
 from coordinator.domain.job import JobState
-from coordinator.domain.run import Run
+from coordinator.domain.rounds.run import Run
 from coordinator.errors import ConflictError, FundsError
-from coordinator.services.chain import LedgerChain
-from coordinator.services.escrows import asked_of, escrow_deadline
+from coordinator.services.payments.chain import LedgerChain
+from coordinator.services.payments.escrows import asked_of, escrow_deadline
 from coordinator.store.records import CommitRecord, OutboxRecord, RoundRecord
 from ledger.client import Ledger, job_bytes
 from ledger.errors import LedgerError
 from ledger.local.chain import SLOT_SECONDS
 from ledger.money import Amount
 from ledger.states import EscrowState
+from protocol.identity import NodeKey
+from protocol.task import Layers, Plan
 from tests.coordinator.bench import CONFIG, Bench
 from tests.coordinator.fakes import BUDGET, COORDINATOR, WALLET, digest
 from tests.money.faulty import FINAL_SLOTS
 from tests.money.storm import SEED, sea
-from transport.identity import NodeKey
-from transport.wire.task import Layers, Plan
 
 DEAR = 10**10  # Of a SOL: a fee is 50,000 units, so two shares of SHARE are worth a promise, and no payout.
 SHARE = 400_000

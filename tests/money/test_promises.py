@@ -14,16 +14,20 @@ import pytest
 from solders.pubkey import Pubkey
 
 from coordinator.client.claim import SavedPromise, main
-from coordinator.domain.trust import Audit
+from coordinator.domain.audits.trust import Audit
 from coordinator.errors import NotFoundError
-from coordinator.services.carrier import MAX_ATTEMPTS
-from coordinator.services.chain import LedgerChain
+from coordinator.services.payments.chain import LedgerChain
+from coordinator.services.payments.outbox_dispatcher import MAX_ATTEMPTS
 from coordinator.store.records import CommitRecord
 from coordinator.store.sql import SqlStore
 from ledger.client import Ledger, LedgerConfig, job_bytes
 from ledger.local.chain import SLOT_SECONDS
 from ledger.merkle import Proof, earning, leads_to
 from ledger.money import Amount
+from protocol.codec import encode_json
+from protocol.identity import NodeKey
+from protocol.job.job import JobSpec
+from protocol.node import Promised
 from tests.coordinator.bench import CONFIG, Bench
 from tests.coordinator.fakes import BUDGET, COORDINATOR, WALLET, Account, spec
 from tests.ledger.served import served
@@ -32,10 +36,6 @@ from tests.money.killed import was_killed
 from tests.money.storm import FINAL_SLOTS, SEED, Size, Storm, sea, storm
 from tests.money.storm import payee as earner
 from tests.money.test_money_under_fault import ROUGH
-from transport.identity import NodeKey
-from transport.wire.codec import encode_json
-from transport.wire.job import JobSpec
-from transport.wire.node import Promised
 
 DEAR = 1_000_000_000_000  # Of a SOL: a fee is five tokens, so what waits must be 50 to be promised, and 100 to be paid alone.
 SMALL, LARGE = 30_000_000, 400_000_000

@@ -5,15 +5,15 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from common.clock import SystemClock
+from common.errors import DeliveryFailedError
+from protocol.codec import encode_json
 from tests.transport.conftest import Node, Received, Switchboard
-from transport.clock import SystemClock
-from transport.errors import DeliveryFailedError
-from transport.lane import Lane
+from transport.messages.lanes import Lane
 from transport.nettest import peer as peer_module
 from transport.nettest.errors import NettestError
 from transport.nettest.peer import ECHO, LOAD, PREFIX, RECEIVE, RESULT, SEND, PeerTests
 from transport.nettest.result import PeerTest
-from transport.wire.codec import encode_json
 
 LIMIT_S = 40.0
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protocol.identity import NodeKey
 from tests.nettest.conftest import targets_of
-from transport.identity import NodeKey
 from transport.nettest.errors import NettestError
 from transport.nettest.mailbox import MAX_PARTS, PART_BYTES, TOKEN_BYTES, Invitation, Mailbox, opened
 from transport.relay.server import RelayServer

@@ -5,6 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protocol.codec import decode, encode
+from protocol.network import NetworkReport
 from transport.nettest import words
 from transport.nettest.errors import NoRelayError, SpeedError
 from transport.nettest.nat import Filtering, Mapping, Nat, classify
@@ -12,8 +14,6 @@ from transport.nettest.ping import summarise
 from transport.nettest.result import NetTest, PeerTest, RelayResult
 from transport.nettest.speed import Trace, steady_rate
 from transport.nettest.target import targets
-from transport.wire.codec import decode, encode
-from transport.wire.network import NetworkReport
 
 HOME, ROUTER = ("192.168.1.2", 5000), ("9.9.9.9", 6000)
 A, A_PORT, B, B_PORT = ("1.1.1.1", 3478), ("1.1.1.1", 3479), ("2.2.2.2", 3478), ("2.2.2.2", 3479)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.domain.trust import Audit
+from coordinator.domain.audits.trust import Audit
 from coordinator.proof import challenge
 from coordinator.proof.checks import failed, findings
 from coordinator.proof.gather import gather
@@ -23,7 +23,7 @@ WHO = address_of(DOUBTER)
 
 @pytest.fixture(autouse=True)
 def nothing_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coordinator.services.drawing.rates.rate", lambda *_: 0)
+    monkeypatch.setattr("coordinator.services.audits.sampling.rates.rate", lambda *_: 0)
 
 
 @pytest.fixture

@@ -20,9 +20,9 @@ from coordinator.proof.gather import gather
 from ledger.client import job_bytes
 from ledger.history import LedgerEvent
 from ledger.money import Amount
+from protocol.evidence import ACROSS, RoundEvidence, leaves_of, root_of
 from tests.coordinator.fakes import WALLET
 from tests.proof.town import COORDINATOR_SEED, Town, town
-from transport.wire.evidence import ACROSS, RoundEvidence, leaves_of, root_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 STRANGER = "4Nd1mBQtrMJVYVfKf2PJy9NZUZdTAsp7D4xWLs4gDB4T"

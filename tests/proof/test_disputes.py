@@ -18,10 +18,10 @@ from coordinator.proof.gather import gather
 from ledger.addresses import audit_bytes, audit_of
 from ledger.money import Amount
 from ledger.program.layout import Ruling
+from protocol.disputes import DisputeEvidence, DisputeView, digest_of
+from protocol.task import Challenge
 from tests.proof.town import MAX_TURNS, OVER, Town, town
 from tests.sim.world import SimNode
-from transport.wire.disputes import DisputeEvidence, DisputeView, digest_of
-from transport.wire.task import Challenge
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 BOND, LIAR = 10_000_000, 2
@@ -203,7 +203,7 @@ async def test_the_pages_show_each_question_and_the_operation_that_was_left(
 async def test_a_false_accusation_loses_its_bond_to_whom_it_accused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("coordinator.services.drawing.rates.rate", lambda *_: 0)
+    monkeypatch.setattr("coordinator.services.audits.sampling.rates.rate", lambda *_: 0)
     async with town(tmp_path, {SPARE: {"accuse": True}}, audits=0) as place:
         _, one = await disputed(place, asks=place.nodes[SPARE - 1])
         assert one.winner == "prover"

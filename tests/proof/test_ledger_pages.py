@@ -10,9 +10,9 @@ import pytest_asyncio
 
 from coordinator.client import Client
 from coordinator.store.records import NodeRecord
+from protocol.evidence import leaves_of, root_of
 from tests.coordinator.fakes import BUDGET
 from tests.proof.town import Town, town
-from transport.wire.evidence import leaves_of, root_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 HOSTILE = "</title><script>alert(1)</script><img src=x onerror=alert(1)>{{7*7}}"

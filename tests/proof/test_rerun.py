@@ -9,19 +9,19 @@ import pytest
 
 from coordinator.proof import rerun
 from coordinator.proof.rerun import RECORDS, RerunError
+from protocol.codec import encode_json
+from protocol.evidence import CommitmentLeaf
+from protocol.identity import NodeKey
+from protocol.rest.records import OPENING, AuditRecords
 from tests.trainer import small
+from tests.trainer.audit.test_replay import command
 from tests.trainer.conftest import folder as folder
 from tests.trainer.conftest import tokens as tokens
 from tests.trainer.small import Committed, commit_round, job, pipeline, training
-from tests.trainer.test_replay import command
-from trainer.data import TokenFile
-from trainer.environment import env_class
-from trainer.folder import load_config
-from trainer.inputs import Folder
-from transport.identity import NodeKey
-from transport.wire.codec import encode_json
-from transport.wire.evidence import CommitmentLeaf
-from transport.wire.records import OPENING, AuditRecords
+from trainer.audit.environment import env_class
+from trainer.data.data import TokenFile
+from trainer.data.folder import load_config
+from trainer.files.inputs import Folder
 
 STEPS, STEP = 3, 1
 NODE = NodeKey(bytes([1]) * 32).address

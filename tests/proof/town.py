@@ -16,11 +16,11 @@ from aiohttp import web
 
 from coordinator.app import add_interface, assemble
 from coordinator.config import Config
-from coordinator.services.artifacts import ArtifactStore
-from coordinator.services.chain import LedgerChain
-from coordinator.services.checks import DatasetChecks, Inspector
-from coordinator.services.models import ModelWorkshop
-from coordinator.services.uploads import UploadService
+from coordinator.services.artifacts.artifacts import ArtifactStore
+from coordinator.services.artifacts.dataset_checks import DatasetChecks, Inspector
+from coordinator.services.artifacts.models import ModelWorkshop
+from coordinator.services.artifacts.uploads import UploadService
+from coordinator.services.payments.chain import LedgerChain
 from coordinator.store.memory import MemoryStore
 from coordinator.web.auth import Auth
 from ledger.client import Ledger, LedgerConfig
@@ -29,12 +29,12 @@ from ledger.local.rpc import Rpc
 from ledger.local.server import build_app
 from ledger.local.store import Store
 from ledger.money import Amount
+from protocol.codec import decode
+from protocol.node import NodeMessage
+from protocol.rest.api import NewJob
 from tests.coordinator.fakes import COORDINATOR, WALLET, AllDelivered, FakeArtifacts, FakeModels, Peers, spec
 from tests.coordinator.rerun import ScriptedJudge
 from tests.sim.world import SimClock, SimNode, World
-from transport.wire.api import NewJob
-from transport.wire.codec import decode
-from transport.wire.node import NodeMessage
 
 COORDINATOR_SEED, WALLET_SEED = b"c" * 32, b"w" * 32
 STAKE = 2_000_000

@@ -15,9 +15,9 @@ import pytest
 from aioice import stun, turn
 from aioice.stun import Class, Method
 
+from common.clock import SystemClock
 from tests.testbed.relay import make_certificate
-from transport.clock import SystemClock
-from transport.ice import turn_credentials
+from transport.ice.ice import turn_credentials
 from transport.relay import coturn, message
 from transport.relay.message import Address, Attribute
 from transport.relay.options import RelayOptions

@@ -10,16 +10,16 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from common.clock import SystemClock, VirtualClock
+from protocol import identity
+from protocol.codec import decode_json
+from protocol.identity import NodeKey
+from protocol.network import MAX_USERS, RelayEnvelope, RelayOrder, RelayReport
 from tests.relay.conftest import SECRET, asker, code, peer, relay_options, until
-from transport import identity
-from transport.clock import SystemClock, VirtualClock
-from transport.identity import NodeKey
 from transport.relay.announce import CONTEXT, PATH, Announcer, Identity, check_coordinator
 from transport.relay.errors import AnnounceError, OptionsError
 from transport.relay.server import RelayServer
 from transport.relay.usage import Users
-from transport.wire.codec import decode_json
-from transport.wire.network import MAX_USERS, RelayEnvelope, RelayOrder, RelayReport
 
 
 @dataclass

@@ -8,6 +8,7 @@ import pytest
 from aioice import stun
 from aioice.stun import Class, Method
 
+from common.clock import VirtualClock
 from tests.relay.conftest import (
     REALM,
     UDP_TRANSPORT,
@@ -21,8 +22,7 @@ from tests.relay.conftest import (
     relay_options,
     until,
 )
-from transport.clock import VirtualClock
-from transport.ice import turn_credentials
+from transport.ice.ice import turn_credentials
 from transport.relay import message
 from transport.relay.message import Attribute
 from transport.relay.options import Quota

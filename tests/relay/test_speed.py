@@ -25,7 +25,7 @@ from tests.relay.conftest import (
     relay_options,
     until,
 )
-from transport.ice import IceServer
+from transport.ice.ice import IceServer
 from transport.nettest.errors import SpeedError
 from transport.nettest.speed import measure
 from transport.nettest.stream import RelayStream, begin_trial, connect

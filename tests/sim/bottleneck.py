@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
-from transport.sctp.control import AckSample, Controller
+from transport.sctp.congestion.control import AckSample, Controller
 
 PACKET_BYTES = 1448
 REORDERING_PACKETS = 3  # RFC 9002, section 6.1.1

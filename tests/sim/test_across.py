@@ -1,9 +1,9 @@
 """A node that is alone in its environment class is looked at by machines of others, which can only lower its trust."""
 
-from coordinator.domain.draw import WHOLE
+from coordinator.domain.audits.rate import AFAR
+from coordinator.domain.audits.sampling import WHOLE
+from coordinator.domain.audits.trust import Audit
 from coordinator.domain.job import Job, JobState
-from coordinator.domain.rate import AFAR
-from coordinator.domain.trust import Audit
 from coordinator.store.records import CommitRecord, CreditRecord, EventRecord, NodeRecord, RoundRecord
 from tests.sim.test_draws import everybody
 from tests.sim.test_faults import check, read, run_world

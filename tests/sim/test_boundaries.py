@@ -5,12 +5,12 @@ Nothing is drawn here: an honest member is challenged, and the liar sits beside 
 
 import pytest
 
-from coordinator.domain.trust import Audit
+from coordinator.domain.audits.trust import Audit
 from coordinator.store.records import EventRecord, RoundRecord
+from protocol.task import Challenge
 from tests.sim.test_challenges import ASKING, LIAR, NEVER
 from tests.sim.test_faults import gather_nodes, read, submit
 from tests.sim.world import World
-from transport.wire.task import Challenge
 
 
 async def beside(lie: str | None) -> tuple[World, str]:
@@ -34,8 +34,8 @@ async def beside(lie: str | None) -> tuple[World, str]:
 
 @pytest.fixture(autouse=True)
 def nothing_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coordinator.domain.rate.look", lambda _standing: 0)
-    monkeypatch.setattr("coordinator.domain.rate.MARGIN", 0)
+    monkeypatch.setattr("coordinator.domain.audits.rate.look", lambda _standing: 0)
+    monkeypatch.setattr("coordinator.domain.audits.rate.MARGIN", 0)
 
 
 async def fates(world: World, job: str) -> dict[str, Audit]:

@@ -2,11 +2,11 @@
 
 import pytest
 
-from coordinator.domain.trust import Audit
+from coordinator.domain.audits.trust import Audit
 from coordinator.store.records import OutboxRecord, RoundRecord
+from protocol.task import Challenge
 from tests.sim.test_faults import gather_nodes, read, submit
 from tests.sim.world import World
-from transport.wire.task import Challenge
 
 LIAR, ASKING = 7, 1
 NEVER = {"disputes": True, "canaries": 0, "audits_per_round": 0, "audit_floor": 0}
@@ -39,8 +39,8 @@ async def asked(
 
 @pytest.fixture(autouse=True)
 def nothing_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coordinator.domain.rate.look", lambda _standing: 0)
-    monkeypatch.setattr("coordinator.domain.rate.MARGIN", 0)
+    monkeypatch.setattr("coordinator.domain.audits.rate.look", lambda _standing: 0)
+    monkeypatch.setattr("coordinator.domain.audits.rate.MARGIN", 0)
 
 
 async def test_a_lie_that_was_not_drawn_is_found_by_whoever_doubts_it_and_slashed() -> None:

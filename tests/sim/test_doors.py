@@ -5,22 +5,22 @@ from collections import defaultdict
 import msgspec
 import pytest
 
+from coordinator.domain.audits.trust import Audit
 from coordinator.domain.job import Job as StoredJob
-from coordinator.domain.trust import Audit
 from coordinator.domain.wanted import named_by
 from coordinator.errors import GoneError, NotFoundError, TooLargeError
-from coordinator.services import modelfiles
-from coordinator.services.doors import GRACE_SECONDS
+from coordinator.services.artifacts import model_files
+from coordinator.services.artifacts.access import GRACE_SECONDS
 from coordinator.store.records import DeliveryRecord, DisputeRecord, RunRecord
+from protocol.artifacts import audit_answer, inputs_answer, state_answer
+from protocol.audit import AskInputs
+from protocol.job.job import JobSpec
+from protocol.node import Assign, Command, CoordinatorMessage
+from protocol.task import ApplyRound, BeginRound, BisectQuery, OpenOuter, OpenStep, ReplayStep
 from tests.coordinator.fakes import digest, spec
 from tests.sim.test_everybody_leaves import calm
 from tests.sim.test_faults import gather_nodes, read, submit
 from tests.sim.world import SimNode, World
-from transport.wire.artifacts import audit_answer, inputs_answer, state_answer
-from transport.wire.audit import AskInputs
-from transport.wire.job import JobSpec
-from transport.wire.node import Assign, Command, CoordinatorMessage
-from transport.wire.task import ApplyRound, BeginRound, BisectQuery, OpenOuter, OpenStep, ReplayStep
 
 OTHERS = digest("a private dataset of somebody else")
 
@@ -64,8 +64,8 @@ class Told:
 
 @pytest.fixture(autouse=True)
 def weights_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Worlds have names of files and no files; ``tests/coordinator/test_weights_fit.py`` has what is in them."""
-    monkeypatch.setattr(modelfiles, "check_fit", lambda config, files: "")
+    """Worlds have names of files and no files; ``tests/coordinator/artifacts/test_weights_fit.py`` has what is in them."""
+    monkeypatch.setattr(model_files, "check_fit", lambda config, files: "")
 
 
 def with_weights(name: str, tokens: int = 4096, **fields: int) -> JobSpec:

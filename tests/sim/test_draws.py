@@ -3,16 +3,16 @@
 import msgspec
 import pytest
 
-from coordinator.domain import draw as draws
-from coordinator.domain.draw import WHOLE
+from coordinator.domain.audits import sampling as draws
+from coordinator.domain.audits.sampling import WHOLE
+from coordinator.domain.audits.trust import Audit
 from coordinator.domain.job import Job, JobState
-from coordinator.domain.trust import Audit
-from coordinator.services.drawing import drawable_of
-from coordinator.services.verification import OPENING_LAG, SHOWING_LAG
+from coordinator.services.audits.sampling import drawable_of
+from coordinator.services.audits.verification import OPENING_LAG, SHOWING_LAG
 from coordinator.store.records import CommitRecord, EventRecord, NodeRecord, RoundRecord, RunRecord
+from protocol.task import TaskFailed
 from tests.sim.test_faults import check, gather_nodes, read, run_world, submit
 from tests.sim.world import World
-from transport.wire.task import TaskFailed
 
 
 async def test_anybody_can_repeat_every_draw_from_what_was_committed_and_the_ledgers_blocks() -> None:

@@ -7,20 +7,20 @@ from collections import Counter
 import pytest
 
 from coordinator.domain.account import LOCAL_ACCOUNT
+from coordinator.domain.audits.penalty import EVASIONS
+from coordinator.domain.audits.trust import Audit
 from coordinator.domain.job import LIVE, NEXT, JobState
 from coordinator.domain.job import Job as StoredJob
 from coordinator.domain.lease import Lease
-from coordinator.domain.penalty import EVASIONS
-from coordinator.domain.trust import Audit
 from coordinator.errors import ConflictError
-from coordinator.services.stakes import POLL_SECONDS
+from coordinator.services.payments.stakes import POLL_SECONDS
 from coordinator.store.records import CommitRecord, EventRecord, NodeRecord, OutboxRecord, RoundRecord
+from protocol.job.job import JobSpec
+from protocol.rest.api import NewJob
+from protocol.task import EVASION_BPS
 from tests.coordinator.fakes import WALLET, Lie, spec
 from tests.sim.world import CrashError, World
 from tests.support.seeds import seeds
-from transport.wire.api import NewJob
-from transport.wire.job import JobSpec
-from transport.wire.task import EVASION_BPS
 
 TURNS_WITH_FAULTS = 6_000
 ROUNDS = 20

@@ -3,13 +3,13 @@
 from typing import Any
 
 from coordinator.domain.job import Job, JobState
-from coordinator.services.views import Standing as Place
-from coordinator.services.views import job_view, round_view
+from coordinator.services.views.resources import Standing as Place
+from coordinator.services.views.resources import job_view, round_view
 from coordinator.store.records import EventRecord, MetricRecord, NodeRecord, RoundRecord, RunRecord
+from protocol.rest.api import Agreement
 from tests.sim.test_draws import everybody
 from tests.sim.test_faults import check, read, run_world
 from tests.sim.world import World
-from transport.wire.api import Agreement
 
 ODD = 5  # The quickest, so it has a seat.
 MANY = {"validations": 4, "min_stake": 1_000}

@@ -3,11 +3,11 @@
 import msgspec
 import pytest
 
+from coordinator.domain.audits.trust import Audit
 from coordinator.domain.job import Job, JobState
 from coordinator.domain.lease import Lease
-from coordinator.domain.trust import Audit
 from coordinator.errors import InvalidError
-from coordinator.services import tallies
+from coordinator.services.payments import tallies
 from coordinator.store.records import CommitRecord, CreditRecord, EventRecord, NodeRecord
 from tests.coordinator.fakes import spec
 from tests.sim.test_faults import TURNS_TO_END, check, gather_nodes, read, run_world, submit
@@ -91,7 +91,7 @@ async def test_a_second_auditor_comes_to_help_where_many_looks_wait() -> None:
 
 
 async def test_rounds_wait_once_as_many_looks_wait_as_the_disk_may_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coordinator.domain.auditors.MOST_LOOKS", 10)
+    monkeypatch.setattr("coordinator.domain.audits.auditors.MOST_LOOKS", 10)
     world = watched(6, n6={"rerun": 10.0})
     await gather_nodes(world)
     job = await submit(world, 2, 2)

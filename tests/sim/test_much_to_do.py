@@ -4,14 +4,14 @@ from typing import Any
 
 import pytest
 
+from coordinator.domain.audits.trust import Audit
 from coordinator.domain.lease import Lease
-from coordinator.domain.trust import Audit
+from protocol.codec import decode
+from protocol.node import Heartbeat, NodeMessage, Report
+from protocol.task import AuditReport, BisectAnswer, LeafShown, StepOpened
 from tests.sim.test_challenges import LIAR, asked
 from tests.sim.test_faults import read
 from tests.sim.world import SimNode, World
-from transport.wire.codec import decode
-from transport.wire.node import Heartbeat, NodeMessage, Report
-from transport.wire.task import AuditReport, BisectAnswer, LeafShown, StepOpened
 
 
 class BusyWorld(World):
@@ -44,8 +44,8 @@ def _answers(encoded: bytes) -> bool:
 
 @pytest.fixture(autouse=True)
 def nothing_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coordinator.domain.rate.look", lambda _standing: 0)
-    monkeypatch.setattr("coordinator.domain.rate.MARGIN", 0)
+    monkeypatch.setattr("coordinator.domain.audits.rate.look", lambda _standing: 0)
+    monkeypatch.setattr("coordinator.domain.audits.rate.MARGIN", 0)
 
 
 async def test_an_honest_node_whose_opening_waits_for_its_turn_is_not_let_go() -> None:

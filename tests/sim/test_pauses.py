@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
+from coordinator.domain.audits.trust import Audit
 from coordinator.domain.job import LIVE, Action, JobState
 from coordinator.domain.job import Job as StoredJob
 from coordinator.domain.lease import Lease
-from coordinator.domain.trust import Audit
 from coordinator.errors import ConflictError, FundsError
 from coordinator.store.records import CommitRecord, EventRecord, RoundRecord
 from tests.coordinator.fakes import spec

@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from coordinator.domain.audits.trust import Audit
 from coordinator.domain.lease import Lease
-from coordinator.domain.trust import Audit
 from coordinator.store.records import CommitRecord
 from tests.sim.test_faults import check, read, run_world
 from tests.sim.world import Scheme, SimNode, World

@@ -14,12 +14,10 @@ from functools import partial
 import msgspec
 import pytest
 
-from coordinator.domain.deadline import LATENESS
-from coordinator.domain.round import Lost, Round, RoundEvent, Seat, commands, fold, look
-from tests.coordinator.fakes import digest
-from tests.support.seeds import seeds
-from transport.identity import NodeKey
-from transport.wire.task import (
+from coordinator.domain.rounds.round import Lost, Round, RoundEvent, Seat, commands, fold, look
+from coordinator.domain.rounds.straggler_deadline import LATENESS
+from protocol.identity import NodeKey
+from protocol.task import (
     AbandonRound,
     ApplyRound,
     BeginRound,
@@ -29,6 +27,8 @@ from transport.wire.task import (
     RoundHolding,
     TaskCommand,
 )
+from tests.coordinator.fakes import digest
+from tests.support.seeds import seeds
 
 SECONDS = 60.0
 LEASE = 8.0  # A dead member is noticed after so long.

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from coordinator.domain.account import LOCAL_ACCOUNT
-from coordinator.domain.draw import WHOLE
+from coordinator.domain.audits.sampling import WHOLE
 from coordinator.domain.job import Job as StoredJob
 from coordinator.domain.lease import Lease
 from coordinator.store.records import CreditRecord, EventRecord, NodeRecord, RoundRecord

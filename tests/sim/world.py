@@ -16,29 +16,15 @@ from typing import Any, cast
 
 from coordinator.app import Parts, assemble
 from coordinator.config import Config
-from coordinator.services.artifacts import ArtifactStore
-from coordinator.services.models import ModelWorkshop
-from coordinator.services.nodes import RefusedError, Session
+from coordinator.services.artifacts.artifacts import ArtifactStore
+from coordinator.services.artifacts.models import ModelWorkshop
+from coordinator.services.network.nodes import RefusedError, Session
 from coordinator.store.memory import MemoryStore
 from coordinator.store.ports import Transaction
 from ledger.errors import LedgerUnavailableError
-from tests.coordinator.fake_task import FakeTask
-from tests.coordinator.fakes import (
-    COORDINATOR,
-    WALLET,
-    AllDelivered,
-    FakeArtifacts,
-    FakeChain,
-    FakeForger,
-    FakeModels,
-    Lie,
-    Peers,
-    profile,
-)
-from tests.coordinator.rerun import ScriptedJudge
-from transport.identity import NodeKey
-from transport.wire.codec import decode, encode
-from transport.wire.node import (
+from protocol.codec import decode, encode
+from protocol.identity import NodeKey
+from protocol.node import (
     PROTOCOL,
     Acknowledged,
     Assign,
@@ -53,7 +39,7 @@ from transport.wire.node import (
     Report,
     Unanswered,
 )
-from transport.wire.task import (
+from protocol.task import (
     AuditReport,
     BeginRound,
     Progress,
@@ -65,6 +51,20 @@ from transport.wire.task import (
     Traffic,
     WorkerLog,
 )
+from tests.coordinator.fake_task import FakeTask
+from tests.coordinator.fakes import (
+    COORDINATOR,
+    WALLET,
+    AllDelivered,
+    FakeArtifacts,
+    FakeChain,
+    FakeForger,
+    FakeModels,
+    Lie,
+    Peers,
+    profile,
+)
+from tests.coordinator.rerun import ScriptedJudge
 
 NONCE, HOST = b"n" * 32, "sim"
 

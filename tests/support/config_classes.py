@@ -1,4 +1,4 @@
-"""Writes ``transport/wire/classes.py`` from transformers' own config classes: ``python -m tests.support.config_classes``.
+"""Writes ``protocol/models/hf_classes.py`` from transformers' own config classes: ``python -m tests.support.config_classes``.
 
 The coordinator never imports transformers, so what its classes have stands in a file; a test compares the two.
 """
@@ -21,9 +21,9 @@ from transformers.generation.configuration_utils import GenerationConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from transport.wire.classes import ConfigClass, Key
+from protocol.models.hf_classes import ConfigClass, Key
 
-OUT = Path(__file__).parents[2] / "transport/wire/classes.py"
+OUT = Path(__file__).parents[2] / "protocol/models/hf_classes.py"
 FAMILIES = (
     "llama",
     "mistral",
@@ -49,7 +49,8 @@ _ROPES: dict[str, dict[str, float]] = {
 }
 _HEAD = '''"""What transformers' own config classes have: every key, the kinds of JSON that it takes, and its default.
 
-Written by a program: ``python -m tests.support.config_classes``. ``transport.wire.keys`` says what is done about each key.
+Written by a program: ``python -m tests.support.config_classes``. ``protocol.models.config_keys`` says what is done about
+each key.
 """
 
 from collections.abc import Mapping

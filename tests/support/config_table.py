@@ -4,9 +4,9 @@ import json
 import textwrap
 from pathlib import Path
 
-from transport.wire import keys
-from transport.wire.classes import CLASSES, VERSION
-from transport.wire.families import FAMILY
+from protocol.models import config_keys
+from protocol.models.families import FAMILY
+from protocol.models.hf_classes import CLASSES, VERSION
 
 PAGE = Path(__file__).parents[2] / "docs/reference/models.md"
 BEGIN, END = "<!-- begin: the table of keys, written by tests/support/config_table.py -->", "<!-- end -->"
@@ -14,29 +14,34 @@ BEGIN, END = "<!-- begin: the table of keys, written by tests/support/config_tab
 
 def cell(family: str, key: str) -> str:
     """One family and one key; empty where only a config without the key is trained."""
-    if key in keys.taken(family):
+    if key in config_keys.taken(family):
         return "taken"
     if key in CLASSES[family].aliases:
         return f"= {CLASSES[family].aliases[key]}"
-    if key in keys.SAME.get(family, {}):
-        return f"as {keys.SAME[family][key][0]}"
+    if key in config_keys.SAME.get(family, {}):
+        return f"as {config_keys.SAME[family][key][0]}"
     if key == "head_dim" and family != "gpt2":
         return "width / heads"
-    if key in keys.FIXED:
-        return " or ".join(f"`{json.dumps(value)}`" for value in keys.FIXED[key])
-    return "any" if key in keys.HARMLESS else ""
+    if key in config_keys.FIXED:
+        return " or ".join(f"`{json.dumps(value)}`" for value in config_keys.FIXED[key])
+    return "any" if key in config_keys.HARMLESS else ""
 
 
 def table() -> str:
     """The table, a row a key; then the keys that are the same thing to all families."""
-    rows = sorted({*keys.FIXED, *(key for family in FAMILY for key in {*keys.taken(family), *CLASSES[family].aliases})})
+    rows = sorted(
+        {
+            *config_keys.FIXED,
+            *(key for family in FAMILY for key in {*config_keys.taken(family), *CLASSES[family].aliases}),
+        }
+    )
     cells = {key: [cell(family, key) for family in FAMILY] for key in rows}
     alike = {key: row[0] for key, row in cells.items() if len(set(row)) == 1}
     lines = [f"Of transformers {VERSION}:", "", f"| key | {' | '.join(FAMILY)} |", "|---" * (len(FAMILY) + 1) + "|"]
     lines += [f"| `{key}` | {' | '.join(row)} |" for key, row in cells.items() if key not in alike]
     taken = ", ".join(f"`{key}`" for key, value in alike.items() if value == "taken")
     fixed = "; ".join(f"`{key}`: {value}" for key, value in alike.items() if value != "taken")
-    harmless = ", ".join(f"`{key}`" for key in sorted(keys.HARMLESS - set(rows)))
+    harmless = ", ".join(f"`{key}`" for key in sorted(config_keys.HARMLESS - set(rows)))
     rest = (
         f"Taken by all families: {taken}.",
         f"By none, and only these values leave its arithmetic alone: {fixed}.",

@@ -4,7 +4,7 @@ from coordinator.domain.placement.cost import Load
 from coordinator.domain.placement.fleet import Fleet
 from coordinator.domain.placement.node import Candidate
 from coordinator.domain.placement.search import Chance
-from transport.identity import NodeKey
+from protocol.identity import NodeKey
 
 MEGABIT = 1e6 / 8
 SPEEDS = ((1.0, 0.2), (2.0, 0.3), (4.0, 0.3), (8.0, 0.2))  # Relative; a laptop to a large card.

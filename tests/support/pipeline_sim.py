@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from coordinator.domain.placement.cost import Load
 from coordinator.domain.placement.fleet import Fleet
-from trainer.schedule import Action, one_forward_one_backward
+from trainer.stage.schedule import Action, one_forward_one_backward
 
 FORWARD_SHARE = 1 / 3  # A backward pass costs two forward passes.
 

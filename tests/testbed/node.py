@@ -20,12 +20,12 @@ import sys
 import time
 from typing import Any
 
-from transport.errors import PeerUnreachableError
-from transport.ice import IceServer
-from transport.identity import NodeKey
-from transport.lane import Lane
-from transport.limits import PeerLimits
-from transport.peer import PeerNet
+from common.errors import PeerUnreachableError
+from protocol.identity import NodeKey
+from transport.ice.ice import IceServer
+from transport.messages.lanes import Lane
+from transport.messages.limits import PeerLimits
+from transport.peer.peer import PeerNet
 
 SAMPLE_S = 0.02
 

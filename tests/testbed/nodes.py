@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from protocol.identity import NodeKey
 from tests.testbed.homes import Host
-from transport.ice import IceServer
-from transport.identity import NodeKey
+from transport.ice.ice import IceServer
 
 LIMIT_S = 45.0  # For anything that a test waits for, on a machine that does other things.
 END_LIMIT_S = 10.0

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from transport.ice import IceServer, turn_credentials
+from transport.ice.ice import IceServer, turn_credentials
 
 PORT = 3478
 TLS_PORT = 443  # The one that a company's firewall lets out.

@@ -8,8 +8,8 @@ import pytest
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 from tests.trainer.small import SEQUENCE, VOCABULARY, job_folder
-from trainer.data import TokenFile
-from trainer.environment import configure
+from trainer.audit.environment import configure
+from trainer.data.data import TokenFile
 
 
 @pytest.fixture(autouse=True)

@@ -5,16 +5,16 @@ from pathlib import Path
 
 import torch
 
+from protocol.boundary import Position
+from protocol.job.job import TrainingSpec
+from protocol.job.learning_rate import learning_rate
 from tests.trainer.small import SEQUENCE, VOCABULARY, config_of
-from trainer.data import TokenFile, heldout_parts
-from trainer.model import Cut
+from trainer.data.data import TokenFile, heldout_parts
 from trainer.outer import Local, OuterState, outer_method, step_method
 from trainer.outer.every_step import Moment
-from trainer.stage import Stage
-from trainer.steps import Recorded, accumulate, heldout_loss
-from transport.wire.boundary import Position
-from transport.wire.job import TrainingSpec
-from transport.wire.rates import learning_rate
+from trainer.stage.model import Cut
+from trainer.stage.stage import Stage
+from trainer.stage.steps import Recorded, accumulate, heldout_loss
 
 ALONE = Position(0, 1)
 NOBODY = Recorded({})

@@ -18,10 +18,9 @@ from typing import Any
 
 import msgspec
 
-from trainer.__main__ import main
-from transport.wire.ids import NodeAddress
-from transport.wire.job import JobSpec
-from transport.wire.task import (
+from protocol.ids import NodeAddress
+from protocol.job.job import JobSpec
+from protocol.task import (
     ApplyRound,
     BeginRound,
     Layers,
@@ -36,7 +35,7 @@ from transport.wire.task import (
     TaskReady,
     Validation,
 )
-from transport.wire.worker import (
+from protocol.worker import (
     PeerDeliver,
     PeerSend,
     Setup,
@@ -47,10 +46,11 @@ from transport.wire.worker import (
     read_frame,
     write_frame,
 )
+from trainer.__main__ import main
 
 WAIT_SECONDS = 300.0
 _FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(["trainer.worker", "transformers.models.llama.modeling_llama"])
+_FORKS.set_forkserver_preload(["trainer.worker.worker", "transformers.models.llama.modeling_llama"])
 NODE: NodeAddress = "1" * 32
 Place = tuple[int, int]
 """(stage, replica)"""

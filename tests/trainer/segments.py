@@ -16,18 +16,18 @@ from typing import Any
 import numpy as np
 import torch
 
+from protocol.codec import decode_json, encode_json
+from protocol.job.job import TrainingSpec
+from protocol.job.updates import UPDATES
+from protocol.task import ReplayAcross, ReplayStep
 from tests.trainer.router import make_plan
 from tests.trainer.small import ENV, Committed, Pipeline, commit_round, config_of, cuts, pipeline, training
-from trainer.conduct import Conduct
-from trainer.data import TokenFile
-from trainer.environment import configure
+from trainer.audit.environment import configure
+from trainer.audit.replay import Auditor
+from trainer.data.data import TokenFile
 from trainer.outer import OuterState, local_digest, outer_method
-from trainer.replay import Auditor
-from trainer.stage import Stage, vector_digest
-from transport.wire.codec import decode_json, encode_json
-from transport.wire.job import TrainingSpec
-from transport.wire.task import ReplayAcross, ReplayStep
-from transport.wire.updates import UPDATES
+from trainer.stage.stage import Stage, vector_digest
+from trainer.worker.misbehaviour import Conduct
 
 STEPS, TOTAL, STAGE = 10, 200, 1
 HONEST = "honest"

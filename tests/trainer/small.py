@@ -11,22 +11,22 @@ from typing import Any
 import numpy as np
 import torch
 
-from trainer.cache import Caches
-from trainer.conduct import Conduct
-from trainer.data import TokenFile
+from protocol.audit import StepLeaf, segment
+from protocol.boundary import Kind, PayloadKey, Position, crossings
+from protocol.job.job import DatasetSpec, JobSpec, ModelSpec, TrainingSpec
+from protocol.models.model import resolve
+from trainer.audit.opening_file import Ending, write_opening
+from trainer.audit.trace import RoundTrace, job_digest, made_after
+from trainer.data.data import TokenFile
 from trainer.errors import TrainerError
-from trainer.keeper import Keeper
-from trainer.model import Cut
-from trainer.opening import Ending, write_opening
 from trainer.outer import Local, OuterState, local_digest, outer_method
-from trainer.stage import Stage, StageState, vector_digest
-from trainer.steps import Recorder, accumulate, digests
-from trainer.trace import RoundTrace, job_digest, made_after
-from trainer.update import update
-from transport.wire.audit import StepLeaf, segment
-from transport.wire.boundary import Kind, PayloadKey, Position, crossings
-from transport.wire.job import DatasetSpec, JobSpec, ModelSpec, TrainingSpec
-from transport.wire.model import resolve
+from trainer.outer.inner_update import update
+from trainer.stage.activation_cache import Caches
+from trainer.stage.model import Cut
+from trainer.stage.snapshots import Keeper
+from trainer.stage.stage import Stage, StageState, vector_digest
+from trainer.stage.steps import Recorder, accumulate, digests
+from trainer.worker.misbehaviour import Conduct
 
 VOCABULARY = 300
 SEQUENCE = 16

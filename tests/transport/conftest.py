@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from transport.identity import NodeKey
-from transport.lane import Lane
-from transport.limits import PeerLimits
-from transport.peer import PeerNet
+from protocol.identity import NodeKey
+from transport.messages.lanes import Lane
+from transport.messages.limits import PeerLimits
+from transport.peer.peer import PeerNet
 from transport.sctp.allowance import Allowance
 
 logging.getLogger("aioice").setLevel(logging.WARNING)

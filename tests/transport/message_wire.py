@@ -6,15 +6,15 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from transport.budget import MemoryBudget
-from transport.errors import StreamBrokenError
-from transport.framing import Ack, Begin, Cancel, Fail, Frame, Grant, More, decode, encode
-from transport.inbox import Delivery, Inbox
-from transport.lane import Lane
-from transport.limits import PeerLimits
-from transport.outbox import Outbox, Outgoing
-from transport.source import Chunks
-from transport.stream import IncomingStream
+from common.budget import MemoryBudget
+from common.errors import StreamBrokenError
+from transport.messages.framing import Ack, Begin, Cancel, Fail, Frame, Grant, More, decode, encode
+from transport.messages.inbox import Delivery, Inbox
+from transport.messages.lanes import Lane
+from transport.messages.limits import PeerLimits
+from transport.messages.message_source import Chunks
+from transport.messages.outbox import Outbox, Outgoing
+from transport.messages.stream import IncomingStream
 
 _T = TypeVar("_T")
 

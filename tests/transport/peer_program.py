@@ -14,12 +14,12 @@ import json
 import sys
 from typing import Any
 
-from transport.errors import PeerUnreachableError
-from transport.ice import IceServer
-from transport.identity import NodeKey
-from transport.lane import Lane
-from transport.limits import PeerLimits
-from transport.peer import PeerNet
+from common.errors import PeerUnreachableError
+from protocol.identity import NodeKey
+from transport.ice.ice import IceServer
+from transport.messages.lanes import Lane
+from transport.messages.limits import PeerLimits
+from transport.peer.peer import PeerNet
 
 
 def say(**message: Any) -> None:

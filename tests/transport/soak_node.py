@@ -23,11 +23,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from transport.ice import IceServer
-from transport.identity import NodeKey
-from transport.lane import Lane
-from transport.limits import PeerLimits
-from transport.peer import PeerNet
+from protocol.identity import NodeKey
+from transport.ice.ice import IceServer
+from transport.messages.lanes import Lane
+from transport.messages.limits import PeerLimits
+from transport.peer.peer import PeerNet
 
 GREATEST = {Lane.CONTROL: 1 << 10, Lane.ACTIVATIONS: 2 << 20, Lane.BULK: 8 << 20}
 WORKERS = {Lane.CONTROL: 1, Lane.ACTIVATIONS: 2, Lane.BULK: 4}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from transport.proactor import DatagramTransport, mend
+from transport.sctp.udp.proactor import DatagramTransport, mend
 
 PEER = ("127.0.0.1", 9)
 

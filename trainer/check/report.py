@@ -10,18 +10,11 @@ from pathlib import Path
 import msgspec
 from tokenizers import Tokenizer
 
-from trainer.check.foreign import Foreign
-from trainer.check.repeats import Repeats
-from trainer.check.sensitive import Hit, Scanner
-from trainer.errors import DataError
-from trainer.formats.rows import Row
-from trainer.formats.source import Dataset
-from trainer.prepare import ending_of, make_tokenizer
-from trainer.text import numbered, pieces
-from trainer.tokens import id_pieces
-from transport.content import first_control, remarks
-from transport.text import untrusted
-from transport.wire.dataset import (
+from common.untrusted_text import untrusted
+from protocol.file_formats import first_control, remarks
+from protocol.job.end_tokens import Ending
+from protocol.job.job import TOKENISED, DatasetFormat
+from protocol.rest.dataset import (
     MAX_PLACES,
     MAX_SAMPLES,
     MAX_SHOWN,
@@ -31,8 +24,15 @@ from transport.wire.dataset import (
     Place,
     Severity,
 )
-from transport.wire.endings import Ending
-from transport.wire.job import TOKENISED, DatasetFormat
+from trainer.check.foreign import Foreign
+from trainer.check.repeats import Repeats
+from trainer.check.sensitive import Hit, Scanner
+from trainer.data.prepare import ending_of, make_tokenizer
+from trainer.data.text import numbered, pieces
+from trainer.data.tokens import id_pieces
+from trainer.errors import DataError
+from trainer.formats.rows import Row
+from trainer.formats.source import Dataset
 
 BLOCK_BYTES = 1 << 20  # Of rows that are looked at together.
 COUNTED_BYTES = 16 << 20  # More text than this is not tokenised here: its tokens are worked out from so much of it.

@@ -24,7 +24,7 @@ CodecName = Literal[
     "coarser",
     "int4-token",
 ]
-"""Those that this code names itself. A job document's are in ``transport.wire.updates``."""
+"""Those that this code names itself. A job document's are in ``protocol.job.updates``."""
 
 
 def _named() -> dict[str, Codec]:

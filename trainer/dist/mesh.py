@@ -19,15 +19,15 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import Store
 
+from common.errors import MessageRefusedError, PeerError, PeerNotAllowedError
 from trainer.dist.post import LOOK_S, Post
 from trainer.dist.settings import Settings
 from trainer.errors import GroupError, RankLostError
-from trainer.tensors import bytes_of
-from transport.errors import MessageRefusedError, PeerError, PeerNotAllowedError
-from transport.lane import Lane
-from transport.limits import PeerLimits
-from transport.peer import PeerNet
-from transport.stats import LinkState
+from trainer.files.tensors import bytes_of
+from transport.ice.stats import LinkState
+from transport.messages.lanes import Lane
+from transport.messages.limits import PeerLimits
+from transport.peer.peer import PeerNet
 
 LOG = logging.getLogger(__name__)
 

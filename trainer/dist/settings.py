@@ -18,13 +18,13 @@ from pathlib import Path
 
 import msgspec
 
+from common.errors import TransportError
+from protocol.identity import NodeKey, parse_address
+from protocol.node import MAX_ICE_SERVERS
+from protocol.node import IceServer as OfferedIceServer
 from trainer.errors import GroupError
-from transport.errors import TransportError
-from transport.ice import IceServer
-from transport.identity import NodeKey, parse_address
-from transport.limits import PeerLimits
-from transport.wire.node import MAX_ICE_SERVERS
-from transport.wire.node import IceServer as OfferedIceServer
+from transport.ice.ice import IceServer
+from transport.messages.limits import PeerLimits
 
 DEFAULT_REACH_S = PeerLimits.reach_s
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
 
+from common.zstd import Zstd, ZstdDataError
+from protocol.file_formats import HEAD_BYTES, XZ_MEMORY, Content, ContentError, Packing, encoding_of, recognise, settle
+from protocol.job.job import DatasetFormat, DatasetSpec
 from trainer.errors import DataError
-from transport.content import HEAD_BYTES, XZ_MEMORY, Content, ContentError, Packing, encoding_of, recognise, settle
-from transport.wire.job import DatasetFormat, DatasetSpec
-from transport.zstd import Zstd, ZstdDataError
 
 MAX_DATASET_BYTES = 200 << 30  # As much as an upload may have, and as much as it may unpack to.
 MAX_RATIO = 300  # Text packs to a fifth or a tenth; logs that repeat themselves to a hundredth.

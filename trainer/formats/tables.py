@@ -4,10 +4,10 @@ import csv
 import io
 from collections.abc import Iterator
 
+from protocol.file_formats import HEAD_BYTES, said_delimiter, table
 from trainer.errors import DataError
 from trainer.formats.rows import MAX_ROW_BYTES, Row, bad_encoding, long_row, place, shown
 from trainer.formats.source import Stream
-from transport.content import HEAD_BYTES, said_delimiter, table
 
 RAW_BYTES = 400
 MAX_COLUMNS = 10_000

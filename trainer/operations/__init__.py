@@ -14,5 +14,5 @@ Views are no operations: they say only where a later operation reads. Names are 
 * ``cottage.state``: the digest of parameters and moments; ``cottage.result``, the last record: state, payloads sent, loss.
 
 What Python computes with single numbers is in the arguments of operations. Equal programs on machines of one environment
-class (``trainer.environment``) record the same bytes.
+class (``trainer.audit.environment``) record the same bytes.
 """

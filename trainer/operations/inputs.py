@@ -13,11 +13,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+from protocol.audit import MAX_RECORD_BYTES, OperationRecord
+from protocol.codec import MessageError
+from protocol.codec import decode as decode_message
 from trainer.errors import OperationError
 from trainer.operations.tracer import Source, record_of
-from transport.wire.audit import MAX_RECORD_BYTES, OperationRecord
-from transport.wire.codec import MessageError
-from transport.wire.codec import decode as decode_message
 
 MAX_INPUT_BYTES = 2 << 30  # AdamW over a stage of 128 million parameters reads three vectors of 512 MB.
 

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from protocol.audit import OperationRecord, Read
+from protocol.codec import encode as encode_message
 from trainer.codecs import CODECS, Codec, decode, encode
 from trainer.errors import CodecError, OperationError
 from trainer.operations.effects import Value, allocations, digest_of, effects
@@ -19,9 +21,7 @@ from trainer.operations.inputs import MAX_INPUT_BYTES, read_inputs
 from trainer.operations.memory import BYTES, SCALAR, region
 from trainer.operations.spelling import dtype_of, read
 from trainer.operations.tracer import DECODE, ENCODE, STATE
-from trainer.stage import StageState
-from transport.wire.audit import OperationRecord, Read
-from transport.wire.codec import encode as encode_message
+from trainer.stage.stage import StageState
 
 ALIGNED = 64  # Bytes; torch's allocations begin at multiples of it, and kernels look no further.
 ALLOWED = frozenset({
@@ -49,7 +49,7 @@ _CODECS: Mapping[str, Codec] = {str(name): codec for name, codec in CODECS.items
 
 @dataclass(frozen=True)
 class Outcome:
-    """One thing that an operation wrote: as in ``transport.wire.audit.Write``, without where."""
+    """One thing that an operation wrote: as in ``protocol.audit.Write``, without where."""
 
     dtype: str
     shape: tuple[int, ...]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from transport.wire.audit import Piece, Region
+from protocol.audit import Piece, Region
 
 SCALAR, BYTES = "scalar", "bytes"
 

@@ -16,13 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trainer.codecs.framing import Codec
-from trainer.codecs.watch import watched
-from trainer.errors import OperationError
-from trainer.operations.effects import Value, allocations, digest_of, effects, span_bytes
-from trainer.operations.memory import BYTES, SCALAR, Memory, raw, region, span
-from trainer.operations.spelling import spell
-from transport.wire.audit import (
+from protocol.audit import (
     FIRST,
     MAX_OPERATIONS,
     MAX_RECORD_BYTES,
@@ -34,7 +28,13 @@ from transport.wire.audit import (
     Write,
     chain,
 )
-from transport.wire.codec import encode as encode_message
+from protocol.codec import encode as encode_message
+from trainer.codecs.framing import Codec
+from trainer.codecs.watch import watched
+from trainer.errors import OperationError
+from trainer.operations.effects import Value, allocations, digest_of, effects, span_bytes
+from trainer.operations.memory import BYTES, SCALAR, Memory, raw, region, span
+from trainer.operations.spelling import spell
 
 GIVEN, ENCODE, DECODE, STATE = "cottage.given", "cottage.encode", "cottage.decode", "cottage.state"
 Source = tuple[int, int]

@@ -8,12 +8,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
+from common.untrusted_text import untrusted
+from protocol.audit import AuditReport, OuterRecord, ReplayOuter
 from trainer.errors import CodecError, OpeningError, RoundError
+from trainer.files.tensors import file_in_pieces
 from trainer.outer.method import OuterMethod, OuterState
-from trainer.stage import Stage
-from trainer.tensors import file_in_pieces
-from transport.text import untrusted
-from transport.wire.audit import AuditReport, OuterRecord, ReplayOuter
+from trainer.stage.stage import Stage
 
 _CONTRIBUTION = "contribution."
 

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from protocol.job.job import DGC_DENSITY, SPARSE_DENSITY, TrainingSpec
+from protocol.job.updates import UPDATES
 from trainer.codecs import CODECS
 from trainer.codecs.sparse import TopK
 from trainer.outer.checks import Combining
@@ -11,9 +13,7 @@ from trainer.outer.diloco import DiLoCo
 from trainer.outer.every_step import Gradients, StepMethod
 from trainer.outer.method import Layout, OuterMethod
 from trainer.outer.streaming import Streaming
-from trainer.stage import Slot
-from transport.wire.job import DGC_DENSITY, SPARSE_DENSITY, TrainingSpec
-from transport.wire.updates import UPDATES
+from trainer.stage.stage import Slot
 
 SPARSE_FEEDBACK = 0.95  # SparseLoCo, arXiv 2508.15706, section 4.
 FEEDBACK = 1.0  # Of codecs that lose half of a vector's length and more: all of it is sent later.

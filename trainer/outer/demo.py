@@ -18,7 +18,7 @@ import torch
 from trainer.codecs import decode, encode, encoded_size
 from trainer.codecs.frequency import Frequencies, Tiled, restore, tiling, transform
 from trainer.outer.every_step import Moment
-from trainer.stage import Stage
+from trainer.stage.stage import Stage
 
 KEEP = 8
 DECAY = 0.999

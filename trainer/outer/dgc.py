@@ -17,7 +17,7 @@ from trainer.codecs import decode, encode, encoded_size
 from trainer.codecs.varint import GlobalTopK
 from trainer.outer.checks import mean_update
 from trainer.outer.every_step import Moment
-from trainer.stage import Stage
+from trainer.stage.stage import Stage
 
 MOMENTUM = 0.9
 WARM_UP_SHARE = 10  # Of the steps, as a divisor.

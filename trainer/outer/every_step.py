@@ -5,7 +5,7 @@ again exactly. A round still ends with an outer step, which averages what differ
 which checks by hash that all go on alike.
 
 Every replica waits for every other one at each step, so a round that loses a member is done again by all
-(``transport.wire.job.TOGETHER``).
+(``protocol.job.job.TOGETHER``).
 
 * ``gradients``: 4-bit gradients in blocks of 256 whose levels are squares (``trainer.codecs.dense.Squares4``), for fast links:
   7.9 times fewer bytes; error feedback brings nothing at 4 bits. Blocks as in ZeRO++, arXiv 2306.10209, section 3.3.
@@ -16,11 +16,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from protocol.boundary import Position
 from trainer.codecs import CodecName, decode, encode, encoded_size
 from trainer.outer.checks import mean_update
-from trainer.stage import Stage
-from trainer.steps import Boundary
-from transport.wire.boundary import Position
+from trainer.stage.stage import Stage
+from trainer.stage.steps import Boundary
 
 GRADIENT_CODEC: CodecName = "int4-squares"
 

@@ -12,10 +12,10 @@ from typing import cast
 from aioice import stun
 from aioice.stun import Class, Method
 
-from transport import proactor
 from transport.relay import message
 from transport.relay.errors import MalformedMessageError
 from transport.relay.message import Address, Attribute, Message
+from transport.sctp.udp import proactor
 
 CHANGE_IP = 4  # RFC 5780 section 7.2
 CHANGE_PORT = 2

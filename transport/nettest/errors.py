@@ -1,6 +1,6 @@
 """What can go wrong in a network test; the tree is drawn in the package's docstring."""
 
-from transport.errors import TransportError
+from common.errors import TransportError
 
 
 class NettestError(TransportError):

@@ -2,7 +2,7 @@
 
 The inviting side allocates a relayed address and lets packets from its relay's own address in, which is where all of its clients
 send from. The invitation names relay and address, the node, and a token that keeps strangers away. What goes through the mailbox
-are sealed envelopes (``transport.signalling``): neither the relay nor a stranger can put itself in between.
+are sealed envelopes (``transport.peer.signalling``): neither the relay nor a stranger can put itself in between.
 """
 
 import asyncio
@@ -18,14 +18,14 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from transport.errors import ConnectError
+from common.errors import ConnectError
+from protocol.codec import MessageError, decode, encode
+from protocol.ids import Mark, NodeAddress
+from protocol.node import MAX_ENVELOPE
+from transport.ice.turn_client import Way, allocate, relays
 from transport.nettest.errors import NettestError
 from transport.nettest.target import Target
 from transport.relay.message import Address
-from transport.turn_client import Way, allocate, relays
-from transport.wire.codec import MessageError, decode, encode
-from transport.wire.ids import Mark, NodeAddress
-from transport.wire.node import MAX_ENVELOPE
 
 TOKEN_BYTES = 12
 PART_BYTES = 1000  # Fits every path, channel header and all.

@@ -9,10 +9,10 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from protocol.network import NatKind
 from transport.nettest.binding import CHANGE_IP, CHANGE_PORT, Answer, binder
 from transport.nettest.target import is_ipv6
 from transport.relay.message import Address
-from transport.wire.network import NatKind
 
 MAPPING_S = 1.2  # Five tries; whoever answers later than a second is no use as a relay.
 FILTER_S = 1.0  # Four tries. What is filtered never comes, so all of it is always waited for.

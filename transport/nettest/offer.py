@@ -5,16 +5,16 @@ import struct
 import aiohttp
 from yarl import URL
 
-from transport.clock import Clock
-from transport.errors import IceConfigError, UrlError
-from transport.identity import NodeKey
+from common.clock import Clock
+from common.errors import IceConfigError, UrlError
+from common.http_sessions import open_session, through
+from common.urls import at, authority, parse_url
+from protocol.codec import MessageError, decode_json, encode_json
+from protocol.identity import NodeKey
+from protocol.network import RelayQuestion
+from protocol.node import IceServers
 from transport.nettest.errors import CoordinatorError
 from transport.nettest.target import Target, targets
-from transport.sessions import open_session, through
-from transport.urls import at, authority, parse_url
-from transport.wire.codec import MessageError, decode_json, encode_json
-from transport.wire.network import RelayQuestion
-from transport.wire.node import IceServers
 
 CONTEXT = "cottage-relays"
 PATH = "/api/v1/relays/credentials"

@@ -5,19 +5,19 @@ import contextlib
 import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
 
-from transport.clock import Clock
-from transport.errors import BadAddressError, MessageRefusedError, PeerError, PeerNotAllowedError
-from transport.identity import NodeKey
-from transport.lane import Lane
+from common.clock import Clock
+from common.errors import BadAddressError, MessageRefusedError, PeerError, PeerNotAllowedError
+from protocol.codec import MessageError, decode, encode
+from protocol.identity import NodeKey
+from protocol.node import Signal
+from transport.messages.lanes import Lane
 from transport.nettest.errors import NettestError
 from transport.nettest.mailbox import TOKEN_BYTES, Invitation, Mailbox, opened
 from transport.nettest.peer import PREFIX, PeerTests
 from transport.nettest.phase import OnPhase, Phase
 from transport.nettest.result import PeerTest
 from transport.nettest.target import Target
-from transport.peer import PeerNet
-from transport.wire.codec import MessageError, decode, encode
-from transport.wire.node import Signal
+from transport.peer.peer import PeerNet
 
 MEASURE_S = 30.0  # The link comes up within seconds; echoes and two transfers take six more.
 MAX_MAIL = 64  # Envelopes that wait to be opened; a link takes two or three.

@@ -16,15 +16,15 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from transport.clock import Clock
-from transport.errors import MessageRefusedError, PeerError
-from transport.lane import Lane
+from common.clock import Clock
+from common.errors import MessageRefusedError, PeerError
+from common.untrusted_text import untrusted
+from protocol.codec import MessageError, decode_json, encode_json
+from transport.ice.stats import LinkStats
+from transport.messages.lanes import Lane
 from transport.nettest.errors import NettestError, SpeedError
 from transport.nettest.result import PeerTest
 from transport.nettest.speed import Trace, steady_rate
-from transport.stats import LinkStats
-from transport.text import untrusted
-from transport.wire.codec import MessageError, decode_json, encode_json
 
 PREFIX = b"cottage-nettest/"
 ECHO, LOAD, RECEIVE, SEND, RESULT = (PREFIX + word for word in (b"echo", b"load", b"receive", b"send", b"result"))
@@ -46,7 +46,7 @@ MAX_REMEMBERED = 256
 
 
 class Network(Protocol):
-    """What is used of ``transport.peer.PeerNet``."""
+    """What is used of ``transport.peer.peer.PeerNet``."""
 
     async def send(
         self, peer: str, lane: Lane, header: bytes, payload: bytes | memoryview = b"", *, timeout: float | None = None

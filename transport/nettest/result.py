@@ -5,9 +5,9 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from transport.text import Told, Untrusted
-from transport.wire.ids import Count, Mark, NodeAddress, ShortText
-from transport.wire.network import MAX_RELAYS, BytesPerSecond, NatKind, NetworkReport, RelayMeasure, Seconds, Share
+from common.untrusted_text import Told, Untrusted
+from protocol.ids import Count, Mark, NodeAddress, ShortText
+from protocol.network import MAX_RELAYS, BytesPerSecond, NatKind, NetworkReport, RelayMeasure, Seconds, Share
 
 
 class RelayResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

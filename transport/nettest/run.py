@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 
 from aioice.stun import Method
 
-from transport.addresses import PUBLIC_V6
-from transport.clock import Clock, SystemClock
-from transport.ice import IceServer
+from common.clock import Clock, SystemClock
+from common.untrusted_text import untrusted
+from transport.ice.addresses import PUBLIC_V6
+from transport.ice.ice import IceServer
 from transport.nettest.binding import binder
 from transport.nettest.errors import NoRelayError, SpeedError
 from transport.nettest.nat import Filtering, Mapping, classify, find_filtering, find_mapping
@@ -26,7 +27,6 @@ from transport.nettest.stream import connect
 from transport.nettest.target import Target, is_ipv6, resolve
 from transport.relay.message import Address
 from transport.relay.speed import Direction
-from transport.text import untrusted
 
 RESOLVE_S = 1.0
 REACH_S = 2.4  # The slowest part of it are fifty Bindings and the wait for the last answer.

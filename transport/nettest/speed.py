@@ -9,7 +9,7 @@ from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from transport.ice import IceServer
+from transport.ice.ice import IceServer
 from transport.nettest.errors import SpeedError
 from transport.nettest.stream import RelayStream, begin_trial, connect, trusted
 from transport.relay.speed import CHUNK, CHUNKS_A_TURN, REPORT, Direction, prefer_bbr

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from aioice.stun import Class, Method
 from aioice.turn import make_integrity_key
 
-from transport.ice import IceServer
+from transport.ice.ice import IceServer
 from transport.nettest.errors import SpeedError
 from transport.relay import message
 from transport.relay.errors import MalformedMessageError

@@ -6,10 +6,10 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from transport.ice import IceServer
+from protocol.network import MAX_RELAYS
+from transport.ice.ice import IceServer
 from transport.nettest.errors import NoRelayError
 from transport.relay.message import Address
-from transport.wire.network import MAX_RELAYS
 
 
 @dataclass(frozen=True)

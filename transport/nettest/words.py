@@ -1,7 +1,7 @@
 """What a network test means, in the words of the person whose line it is."""
 
+from protocol.network import NatKind
 from transport.nettest.result import NetTest, RelayResult
-from transport.wire.network import NatKind
 
 SLOW_UP = 1.25e6  # 10 Mbit/s: a pseudo-gradient of 100 MB then takes 80 s.
 LOSSY = 0.02

@@ -8,16 +8,16 @@ from typing import Protocol
 
 import aiohttp
 
-from transport.clock import Clock, backoff
-from transport.errors import UrlError
-from transport.identity import NodeKey
+from common.clock import Clock, backoff
+from common.errors import UrlError
+from common.http_sessions import open_session, through
+from common.untrusted_text import untrusted
+from common.urls import is_loopback, parse_url
+from protocol.codec import MessageError, decode_json, encode_json
+from protocol.identity import NodeKey
+from protocol.network import RelayEnvelope, RelayOrder, RelayReport
 from transport.relay.errors import AnnounceError, OptionsError
 from transport.relay.usage import Users
-from transport.sessions import open_session, through
-from transport.text import untrusted
-from transport.urls import is_loopback, parse_url
-from transport.wire.codec import MessageError, decode_json, encode_json
-from transport.wire.network import RelayEnvelope, RelayOrder, RelayReport
 
 CONTEXT = "cottage-relay"
 PATH = "/api/v1/relays/announce"

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
-from transport.clock import Clock, within
+from common.clock import Clock, within
 from transport.relay.errors import CoturnError
 from transport.relay.options import RelayOptions
 from transport.relay.policy import FORBIDDEN, Network

@@ -46,7 +46,7 @@ class Credentials:
 
         Raises:
             CredentialError: malformed or expired.
-        Source: draft-uberti-behave-turn-rest-00, section 2.2; the counterpart is ``transport.ice.turn_credentials``.
+        Source: draft-uberti-behave-turn-rest-00, section 2.2; the counterpart is ``transport.ice.ice.turn_credentials``.
         """
         match = _USERNAME.fullmatch(username)
         if match is None:

@@ -7,7 +7,7 @@ from ipaddress import ip_address
 
 from aioice.stun import Class, Method
 
-from transport.clock import Clock
+from common.clock import Clock
 from transport.relay import message
 from transport.relay.allocation import CHANNELS, Allocation, Client, bind_any
 from transport.relay.credentials import Credentials, Grant, Nonces

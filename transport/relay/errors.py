@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from transport.errors import TransportError
+from common.errors import TransportError
 
 
 class RelayError(TransportError):

@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web
 
+from common.urls import join, url_of
 from transport.relay.errors import ListenError
 from transport.relay.message import Address
 from transport.relay.server import RelayServer
-from transport.urls import join, url_of
 
 CONTENT_TYPE = "text/plain; version=0.0.4"
 

@@ -10,7 +10,7 @@ from types import TracebackType
 
 import ifaddr
 
-from transport.clock import Clock, SystemClock
+from common.clock import Clock, SystemClock
 from transport.relay.allocation import Allocation
 from transport.relay.datagrams import Buffer, DatagramSocket
 from transport.relay.desk import Desk

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from transport.wire.network import MAX_USERS, RelayUsage
+from protocol.network import MAX_USERS, RelayUsage
 
 BURST_S = 0.25  # A token bucket holds so many seconds of its rate: a quarter of a second of a sender's start-up passes.
 MIN_BURST_BYTES = 256 * 1024  # A few batches of offloaded segments pass at any rate.

@@ -24,17 +24,17 @@ from aiortc.rtcsctptransport import (
 
 from transport.sctp import dcep
 from transport.sctp.allowance import Allowance
-from transport.sctp.congestion import RateController
-from transport.sctp.control import Controller, PathStats
-from transport.sctp.datagram import open_path
+from transport.sctp.congestion.control import Controller, PathStats
+from transport.sctp.congestion.controller import RateController
 from transport.sctp.datapath import DataPath, Setup
 from transport.sctp.dtls import open_records
 from transport.sctp.mtu import BASE_MTU
-from transport.sctp.offload import Run
 from transport.sctp.packet import TSN_MASK, ZERO_CHECKSUM, parameters_hold, split, with_checksum
 from transport.sctp.receive import RECEIVE_WINDOW, Message, ReceiveBook
 from transport.sctp.schedule import Outgoing
 from transport.sctp.send import SendBook
+from transport.sctp.udp.datagram import open_path
+from transport.sctp.udp.offload import Run
 
 LOG = logging.getLogger(__name__)
 

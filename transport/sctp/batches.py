@@ -1,6 +1,6 @@
 """What leaves: put into packets, sealed, and handed on together as far as lengths allow.
 
-One system call takes many datagrams where all are equally long and the last is perhaps shorter (``transport.sctp.offload``).
+One system call takes many datagrams where all are equally long and the last is perhaps shorter (``transport.sctp.udp.offload``).
 """
 
 import logging

@@ -11,25 +11,25 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Protocol
 
-from transport import clock
+from common import clock
 from transport.sctp import packet as wire
 from transport.sctp.allowance import Allowance
 from transport.sctp.batches import Batches
-from transport.sctp.congestion import RateController
-from transport.sctp.control import AckSample, Controller, PathStats
-from transport.sctp.datagram import DatagramPath
+from transport.sctp.congestion.control import AckSample, Controller, PathStats
+from transport.sctp.congestion.controller import RateController
+from transport.sctp.congestion.pacing import LEAST_PACKETS, URGENT_PACKETS, Pacer, burst_seconds, rest_seconds
 from transport.sctp.dtls import MAX_BATCH, Records
 from transport.sctp.meter import Meter
 from transport.sctp.mtu import BASE_MTU, BLACK_HOLE_LOSSES
-from transport.sctp.offload import Run
-from transport.sctp.pacing import LEAST_PACKETS, URGENT_PACKETS, Pacer, burst_seconds, rest_seconds
 from transport.sctp.packet import DataRun, Framer, MalformedPacketError, Sack
 from transport.sctp.probing import MtuProber, probe_chunks
 from transport.sctp.receive import RECEIVE_WINDOW, Message, ReceiveBook
 from transport.sctp.record import Flight, Record, Sent
 from transport.sctp.schedule import Outgoing
 from transport.sctp.send import SendBook
-from transport.sctp.timer import fine_timer
+from transport.sctp.udp.datagram import DatagramPath
+from transport.sctp.udp.offload import Run
+from transport.sctp.udp.timer import fine_timer
 
 LOG = logging.getLogger(__name__)
 

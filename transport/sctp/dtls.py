@@ -11,7 +11,7 @@ from typing import Any
 
 from OpenSSL import SSL
 
-from transport.sctp.offload import Run
+from transport.sctp.udp.offload import Run
 
 MAX_BATCH = 65_000  # Bytes of records per buffer: what one system call takes with segmentation offload.
 MAX_PLAIN = 16_384  # RFC 6347, section 4.1: no record holds more.

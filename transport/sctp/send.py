@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Hashable, Iterable, MutableMapping
 from operator import attrgetter
 
-from transport.sctp.control import AckSample
+from transport.sctp.congestion.control import AckSample
 from transport.sctp.packet import (
     ACK_AT_ONCE,
     FIRST_FRAGMENT,

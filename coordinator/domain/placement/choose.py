@@ -19,10 +19,10 @@ from coordinator.domain.placement.regions import Layouts
 from coordinator.domain.placement.search import anneal, descend
 from coordinator.domain.placement.start import pipelines_inside
 from coordinator.domain.placement.tiers import least_bottleneck
-from transport.wire.ids import NodeAddress
-from transport.wire.job import TrainingSpec
-from transport.wire.model import ModelShape
-from transport.wire.task import MAX_STAGES, Layers
+from protocol.ids import NodeAddress
+from protocol.job.job import TrainingSpec
+from protocol.models.model import ModelShape
+from protocol.task import MAX_STAGES, Layers
 
 MIN_ROUNDS = 4  # More replicas than leave this many outer rounds average models that have hardly learned.
 MAX_OPEN_REPLICAS = 64  # Where the scheduler chooses; a document may ask for more.

@@ -11,7 +11,7 @@ A step is the first micro-batch's whole loop and a beat for each other one. A ro
 node sends its stage's pseudo-gradient to the stage's other replicas.
 
 Source: PipeDream-Flush, arXiv 2006.09503, section 2.2 (1F1B); DiLoCo, arXiv 2311.08105 (rounds). The formula is held against a
-discrete-event simulation of the schedule in ``tests/coordinator/test_plan_cost.py``.
+discrete-event simulation of the schedule in ``tests/coordinator/planner/test_plan_cost.py``.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,11 +20,11 @@ from itertools import pairwise
 import msgspec
 
 from coordinator.domain.placement.fleet import Fleet
-from transport.wire.crossing import boundary_bytes
-from transport.wire.job import DGC_DENSITY, SPARSE_DENSITY, TOGETHER, TrainingSpec
-from transport.wire.model import ModelShape
-from transport.wire.task import Layers
-from transport.wire.updates import UPDATES
+from protocol.job.job import DGC_DENSITY, SPARSE_DENSITY, TOGETHER, TrainingSpec
+from protocol.job.updates import UPDATES
+from protocol.models.boundary_bytes import boundary_bytes
+from protocol.models.model import ModelShape
+from protocol.task import Layers
 
 COMPUTE_SHARE = 0.75  # Of its measured speed; the measurement is the quickest step of a small model on an idle machine.
 FLOAT32 = 4.0

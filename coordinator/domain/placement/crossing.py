@@ -9,11 +9,11 @@ from coordinator.domain.placement.cost import load_of, pace
 from coordinator.domain.placement.fleet import Fleet, survey
 from coordinator.domain.placement.layers import FLOAT32, needs
 from coordinator.domain.placement.node import Candidate, Network, Placement
-from transport.wire.crossing import Choice, Edge, choose_crossing
-from transport.wire.ids import NodeAddress
-from transport.wire.job import CrossingPlan, TrainingSpec
-from transport.wire.model import ModelShape
-from transport.wire.values import ModelConfigError
+from protocol.ids import NodeAddress
+from protocol.job.job import CrossingPlan, TrainingSpec
+from protocol.models.boundary_bytes import Choice, Edge, choose_crossing
+from protocol.models.config_values import ModelConfigError
+from protocol.models.model import ModelShape
 
 
 class Chosen(msgspec.Struct, frozen=True):

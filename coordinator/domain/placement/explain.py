@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from coordinator.domain.placement.cost import Load, Pace, Round, exchange_of, pace
 from coordinator.domain.placement.fleet import Fleet
-from transport.wire.rounds import EXCHANGE_SHARE, carried
-from transport.wire.updates import UPDATES
+from protocol.job.rounds import EXCHANGE_SHARE, carried
+from protocol.job.updates import UPDATES
 
 LONG = 0.5  # Of a step spent in filling the pipeline: then the schedule is what to change, not a machine.
 

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 
 from coordinator.domain.placement.node import MEGABYTE, NoPlacementError
-from transport.wire.audit import KEPT_ROUNDS, state_interval
-from transport.wire.boundary import comparable_across, shares_norm
-from transport.wire.crossing import most_in_flight, recorded_bytes
-from transport.wire.job import TOGETHER, TrainingSpec
-from transport.wire.model import VECTORS, ModelShape
-from transport.wire.task import Layers
-from transport.wire.updates import UPDATES
+from protocol.audit import KEPT_ROUNDS, state_interval
+from protocol.boundary import comparable_across, shares_norm
+from protocol.job.job import TOGETHER, TrainingSpec
+from protocol.job.updates import UPDATES
+from protocol.models.boundary_bytes import most_in_flight, recorded_bytes
+from protocol.models.model import VECTORS, ModelShape
+from protocol.task import Layers
 
 FLOAT32 = 4
 _STATE = 3  # Vectors: parameters and two moments.

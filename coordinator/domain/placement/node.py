@@ -6,8 +6,8 @@ from typing import Protocol
 import msgspec
 
 from coordinator.domain.network import Line
-from transport.wire.ids import NodeAddress
-from transport.wire.task import Layers
+from protocol.ids import NodeAddress
+from protocol.task import Layers
 
 MEGABYTE = 1 << 20
 

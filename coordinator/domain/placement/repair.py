@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from coordinator.domain.placement.node import Candidate, Needed
-from transport.wire.ids import NodeAddress
+from protocol.ids import NodeAddress
 
 
 def fill(

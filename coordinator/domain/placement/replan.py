@@ -16,10 +16,10 @@ from coordinator.domain.placement.fleet import survey
 from coordinator.domain.placement.flow import Flow
 from coordinator.domain.placement.node import Candidate, Network
 from coordinator.domain.placement.search import anneal, descend
-from transport.wire.ids import NodeAddress
-from transport.wire.job import TrainingSpec
-from transport.wire.model import ModelShape
-from transport.wire.task import Layers
+from protocol.ids import NodeAddress
+from protocol.job.job import TrainingSpec
+from protocol.models.model import ModelShape
+from protocol.task import Layers
 
 GAIN = 1.2  # A round must become so much quicker: measured rates vary by a tenth from one hour to the next.
 PAYBACK = 3.0  # What is won until the job's end over what the move costs: half of all forecasts are too hopeful.

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from coordinator.domain.account import Scope
-from coordinator.services.budgets import CHANGES, Rate
+from coordinator.services.accounts.budgets import CHANGES, Rate
 
 H = TypeVar("H", bound=Callable[..., Any])
 _MARK: Final = "cottage_access"

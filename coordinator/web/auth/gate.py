@@ -10,22 +10,22 @@ from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
 from yarl import URL
 
+from common.clock import Clock
+from common.urls import authority, ip_of, is_loopback, parse_url
 from coordinator.config import Config
 from coordinator.domain.account import LOCAL_PRINCIPAL, Principal, Scope
 from coordinator.errors import ConflictError, ForbiddenError, TooManyError, UnauthorisedError, UnavailableError
-from coordinator.services.accounts import KEY_PREFIX, Accounts
-from coordinator.services.budgets import Budgets
-from coordinator.services.challenges import Challenges
-from coordinator.services.passkeys import Passkeys
-from coordinator.services.passwords import Passwords
-from coordinator.services.signin import SetupCode, SignIn
-from coordinator.services.throttle import Throttle
+from coordinator.services.accounts.accounts import KEY_PREFIX, Accounts
+from coordinator.services.accounts.budgets import Budgets
+from coordinator.services.accounts.challenges import Challenges
+from coordinator.services.accounts.passkeys import Passkeys
+from coordinator.services.accounts.passwords import Passwords
+from coordinator.services.accounts.signin import SetupCode, SignIn
+from coordinator.services.accounts.throttle import Throttle
 from coordinator.store.ports import Store
 from coordinator.web.auth.access import access_of, cost_of
 from coordinator.web.auth.origin import SAFE_METHODS, check_same_origin
 from coordinator.web.http import WHOSE
-from transport.clock import Clock
-from transport.urls import authority, ip_of, is_loopback, parse_url
 
 SESSION_COOKIE: Final = "cottage_session"
 SECURE_COOKIE: Final = "__Host-cottage_session"  # Browsers take this name over TLS only, and from no subdomain.

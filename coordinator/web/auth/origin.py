@@ -8,9 +8,9 @@ from typing import Final, NamedTuple
 
 from aiohttp import hdrs, web
 
+from common.errors import UrlError
+from common.urls import parse_url
 from coordinator.errors import ForbiddenError
-from transport.errors import UrlError
-from transport.urls import parse_url
 
 SAFE_METHODS: Final = frozenset({hdrs.METH_GET, hdrs.METH_HEAD, hdrs.METH_OPTIONS})
 

@@ -8,15 +8,15 @@ from urllib.parse import parse_qsl, quote
 import msgspec
 from aiohttp import hdrs, web
 
+from common.untrusted_text import untrusted
 from coordinator.domain.account import SCOPE_WORDS, Role, Scope
 from coordinator.errors import CottageError, ForbiddenError, InvalidError
-from coordinator.services.signin import WalletAnswer
+from coordinator.services.accounts.signin import WalletAnswer
 from coordinator.web.auth import Auth, needs, principal, public, visitor
 from coordinator.web.auth.gate import address_of, cookie_name, person
 from coordinator.web.http import answer, read_body, say_when
 from coordinator.web.pages.render import CSRF_COOKIE, CSRF_FIELD, Renderer, check_csrf
-from transport.text import untrusted
-from transport.wire import codec
+from protocol import codec
 
 MAX_FORM_BYTES = 40_000  # A text to try a model with, at its longest, escaped.
 MAX_FIELDS = 40

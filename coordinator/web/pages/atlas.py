@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from transport.wire.market import Region
+from protocol.rest.market import Region
 
 WIDTH, HEIGHT = 1000, 427
 _A1, _A2, _A3, _A4 = 1.340264, -0.081106, 0.000893, 0.003796

@@ -7,10 +7,10 @@ from markupsafe import Markup
 from coordinator.client.text import count, money
 from coordinator.web.pages import chart
 from coordinator.web.pages.chart import Axes, Line, Point
-from transport.wire.api import JobView, Metric, RoundView
-from transport.wire.job import total_steps
-from transport.wire.market import Earned, PricePoint
-from transport.wire.rates import learning_rate
+from protocol.job.job import total_steps
+from protocol.job.learning_rate import learning_rate
+from protocol.rest.api import JobView, Metric, RoundView
+from protocol.rest.market import Earned, PricePoint
 
 MAX_COMPARED = 6
 RATE_POINTS = 200

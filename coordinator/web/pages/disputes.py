@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 
 from aiohttp import web
 
-from coordinator.services import ports
+from coordinator.services.jobs import ports
 from coordinator.web.auth import public
 from coordinator.web.ledger import audit_id, job_of
 from coordinator.web.pages.ledger import FILTERS, PER_PAGE, number_in
 from coordinator.web.pages.render import Renderer, server_of
-from transport.wire.audit import (
+from protocol.audit import (
     MAX_RECORD_BYTES,
     Ask,
     AskInputs,
@@ -26,8 +26,8 @@ from transport.wire.audit import (
     StateAnswer,
     TraceAnswer,
 )
-from transport.wire.codec import MessageError, decode
-from transport.wire.disputes import DisputeEvidence, Side
+from protocol.codec import MessageError, decode
+from protocol.disputes import DisputeEvidence, Side
 
 
 @dataclass

@@ -12,9 +12,9 @@ from coordinator.client.text import amount, parse_amount
 from coordinator.errors import CottageError, InvalidError
 from coordinator.web.documents import check_plain
 from coordinator.web.http import field_of
-from transport.wire import codec
-from transport.wire.ids import NodeAddress, is_id
-from transport.wire.job import (
+from protocol import codec
+from protocol.ids import NodeAddress, is_id
+from protocol.job.job import (
     DatasetSpec,
     Encoding,
     JobSpec,
@@ -24,7 +24,7 @@ from transport.wire.job import (
     TokenizerSpec,
     TrainingSpec,
 )
-from transport.wire.updates import UPDATES
+from protocol.job.updates import UPDATES
 
 NO_DATASET = "0" * 64  # Stands in a quote for a dataset that is not uploaded yet: the price does not depend on it.
 OWN_CONFIG = "config"

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from coordinator.errors import InvalidError
-from transport.wire.api import NodeView
-from transport.wire.market import Market
+from protocol.rest.api import NodeView
+from protocol.rest.market import Market
 
 PETAFLOP = 10**15
 WEEK_SECONDS = 7 * 86_400

@@ -10,7 +10,7 @@ from coordinator.client.compare import settings
 from coordinator.client.text import parse_amount
 from coordinator.domain.job import Action
 from coordinator.errors import CottageError, NotFoundError
-from coordinator.services import ports
+from coordinator.services.jobs import ports
 from coordinator.web.auth import shared, visitor
 from coordinator.web.pages import atlas
 from coordinator.web.pages.account import read_form
@@ -19,7 +19,7 @@ from coordinator.web.pages.pipeline import drawing, pipeline
 from coordinator.web.pages.render import NODE_LOOKS, Renderer, server_of
 from coordinator.web.stream import TERMINAL
 from coordinator.web.transfers import job_id
-from transport.wire import api
+from protocol.rest import api
 
 T = TypeVar("T")
 

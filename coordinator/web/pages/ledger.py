@@ -6,13 +6,13 @@ from typing import Any
 from aiohttp import web
 
 from coordinator.errors import NotFoundError
-from coordinator.services import ports
+from coordinator.services.jobs import ports
 from coordinator.web.auth import public
 from coordinator.web.ledger import AUDIT_STATES, MAX_ID, audit_state, job_of, node_of, round_of
 from coordinator.web.pages.render import Renderer, server_of
 from coordinator.web.transfers import job_id
-from transport.wire.evidence import RootOf, RoundEvidence, leaf_bytes, leaves_of
-from transport.wire.ledger import LedgerEntry
+from protocol.evidence import RootOf, RoundEvidence, leaf_bytes, leaves_of
+from protocol.rest.ledger import LedgerEntry
 
 PER_PAGE = 50
 MAX_ENTRIES_OF_JOB = 500  # On its ledger page; all of them are in the interface.

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from aiohttp import web
 
 from coordinator.errors import InvalidError
-from coordinator.services import ports
+from coordinator.services.jobs import ports
 from coordinator.web.auth import public
 from coordinator.web.pages import atlas, gpus
 from coordinator.web.pages.render import Renderer
-from transport.wire.api import NodeView
+from protocol.rest.api import NodeView
 
 MAX_TRAFFIC_SHOWN = 20  # Of relayed traffic, the most first; the rest is in the interface.
 MAX_NODES_SHOWN = 12  # On the network page; the machines' own page turns through all of them.

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
-from transport.wire.api import JobNode
-from transport.wire.market import Link
+from protocol.rest.api import JobNode
+from protocol.rest.market import Link
 
 MAX_DRAWN = 96  # Seats; beyond it nobody can read the drawing, and the table below has them all.
 _LABEL, _WIDTH, _HEIGHT, _ACROSS, _DOWN, _TOP = 78, 184, 66, 92, 52, 30

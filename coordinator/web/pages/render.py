@@ -12,14 +12,14 @@ import jinja2
 from aiohttp import web
 from markupsafe import Markup
 
+from common.untrusted_text import untrusted_lines
 from coordinator.client import text
 from coordinator.domain.account import Principal
 from coordinator.errors import ForbiddenError
 from coordinator.web.auth import visitor
 from coordinator.web.pages import chart, curves
 from coordinator.web.pages.fresh import is_live, pack, packed
-from transport.content import WORDS
-from transport.text import untrusted_lines
+from protocol.file_formats import WORDS
 
 WEB_FOLDER: Final = Path(__file__).resolve().parent.parent
 STATIC_FOLDER: Final = WEB_FOLDER / "static"

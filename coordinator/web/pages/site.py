@@ -17,7 +17,7 @@ from coordinator.web.pages.render import STATIC_FOLDER, Renderer
 from coordinator.web.pages.submit import Submit
 from coordinator.web.pages.views import Views
 from coordinator.web.services import Services
-from transport.wire.api import Problem
+from protocol.rest.api import Problem
 
 STATIC_SECONDS = 3600
 _TITLES = {

@@ -8,12 +8,13 @@ from typing import Any, Final, Literal
 import msgspec
 from aiohttp import BodyPartReader, ClientConnectionError, hdrs, web
 
+from common.untrusted_text import untrusted
 from coordinator.client.text import amount, count, duration
 from coordinator.errors import CottageError, ForbiddenError, FundsError, InvalidError, TooLargeError
-from coordinator.services import ports
-from coordinator.services.budgets import PRICES
-from coordinator.services.checks import DatasetChecks
-from coordinator.services.uploads import UploadService
+from coordinator.services.accounts.budgets import PRICES
+from coordinator.services.artifacts.dataset_checks import DatasetChecks
+from coordinator.services.artifacts.uploads import UploadService
+from coordinator.services.jobs import ports
 from coordinator.web.api import CHOICES
 from coordinator.web.auth import costs, principal
 from coordinator.web.documents import own_origin
@@ -34,13 +35,12 @@ from coordinator.web.pages.forms import (
     read_document,
 )
 from coordinator.web.pages.render import CSRF_FIELD, Renderer, check_csrf
-from transport.text import untrusted
-from transport.wire.api import NewJob, NewUpload, Quote
-from transport.wire.dataset import Check, CheckRequest
-from transport.wire.endings import ends_of
-from transport.wire.ids import is_id
-from transport.wire.job import DatasetSpec, JobSpec, TokenizerSpec
-from transport.wire.model import PRESETS, inspect_config
+from protocol.ids import is_id
+from protocol.job.end_tokens import ends_of
+from protocol.job.job import DatasetSpec, JobSpec, TokenizerSpec
+from protocol.models.model import PRESETS, inspect_config
+from protocol.rest.api import NewJob, NewUpload, Quote
+from protocol.rest.dataset import Check, CheckRequest
 
 MAX_FIELDS = 100
 MAX_TEXT_BYTES = 1 << 20

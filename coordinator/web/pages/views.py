@@ -5,12 +5,12 @@ import re
 from aiohttp import web
 
 from coordinator.client.compare import differences
-from coordinator.services import ports
+from coordinator.services.jobs import ports
 from coordinator.web.auth import principal, public, visitor
 from coordinator.web.pages import curves
 from coordinator.web.pages.job import points_of
 from coordinator.web.pages.render import Renderer
-from transport.wire.ids import is_id
+from protocol.ids import is_id
 
 JOBS_PER_PAGE = 30
 JOBS_AT_HOME = 5

@@ -11,15 +11,15 @@ from typing import Annotated, Protocol
 import msgspec
 from msgspec import Meta
 
+from common.clock import Clock
+from common.untrusted_text import View
+from desktop.agent.base.log import LOGGER
 from desktop.agent.errors import SettingsError
 from desktop.agent.lending.facts import Facts
 from desktop.agent.lending.policy import Decision, Memory, State, decide
 from desktop.agent.lending.rules import ALWAYS, Celsius, Gigabytes, Hours, Minutes, Rules, Wish
 from desktop.agent.lending.words import describe
-from desktop.agent.log import LOGGER
-from transport.clock import Clock
-from transport.text import View
-from transport.wire.codec import MessageError, decode_json, encode_json
+from protocol.codec import MessageError, decode_json, encode_json
 
 LOOK_S = 0.75  # A game is seen within a second, and two seconds are promised.
 MAX_PAUSE_S = 30 * 86400.0

@@ -19,9 +19,9 @@ from enum import StrEnum
 
 import msgspec
 
+from common.untrusted_text import View
 from desktop.agent.lending.facts import Facts
 from desktop.agent.lending.rules import HOURS, Rules, Wish
-from transport.text import View
 
 GB = 10**9
 HOUR_S = 3600.0

@@ -13,7 +13,7 @@ from typing import Any
 
 from docker.utils.socket import STDOUT, SocketError, frames_iter
 
-from desktop.agent.log import LOGGER, printable
+from desktop.agent.base.log import LOGGER, printable
 from desktop.agent.sandbox.base import MAX_LOG_BYTES
 
 PIECE = 1 << 20  # Bytes that are copied at a time.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from transport.wire.node import SandboxKind
+from protocol.node import SandboxKind
 
 SOCKET_NAME = "worker.sock"
 WORKER = ("worker", "--socket")  # Arguments of ``python -m trainer``; the socket's path follows.

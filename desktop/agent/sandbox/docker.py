@@ -16,8 +16,8 @@ import docker
 import requests
 from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 
+from desktop.agent.base.log import LOGGER, printable
 from desktop.agent.errors import NoEngineError, NoImageError, SandboxError
-from desktop.agent.log import LOGGER, printable
 from desktop.agent.sandbox import egress, toolkit
 from desktop.agent.sandbox.attached import Attached
 from desktop.agent.sandbox.base import MAX_LOG_BYTES, SOCKET_NAME, WORKER, WORKER_BY_STDIO, Exit, Limits
@@ -32,7 +32,7 @@ from desktop.agent.sandbox.restrictions import (
     own_groups,
 )
 from desktop.agent.sandbox.tamper import WAYS, Watch
-from transport.wire.node import SandboxKind
+from protocol.node import SandboxKind
 
 T = TypeVar("T")
 

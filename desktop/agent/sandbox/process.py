@@ -13,10 +13,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from common.clock import within
 from desktop.agent.errors import SandboxError
 from desktop.agent.sandbox.base import MAX_LOG_BYTES, SOCKET_NAME, WORKER, Exit, Limits
-from transport.clock import within
-from transport.wire.node import SandboxKind
+from protocol.node import SandboxKind
 
 assert sys.platform != "win32", "``start.make_sandbox`` refuses it there: Windows has no groups of processes to end"
 

@@ -16,7 +16,7 @@ from typing import Any
 import requests
 from docker.errors import DockerException
 
-from desktop.agent.log import LOGGER, printable
+from desktop.agent.base.log import LOGGER, printable
 
 WAYS = {
     "exec_create": "a command was run in it",

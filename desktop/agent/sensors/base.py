@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
+from desktop.agent.base.log import LOGGER, printable
 from desktop.agent.lending.facts import Facts
-from desktop.agent.log import LOGGER, printable
 
 FAST_S = 0.9  # A game must be seen within a second.
 SLOW_S = 10.0  # Temperatures and disks change slowly; asking for the network costs a process.

@@ -6,7 +6,7 @@ from typing import Any
 import psutil
 import pynvml
 
-from desktop.agent.gpu import handle_of
+from desktop.agent.base.gpu import handle_of
 
 
 class NvmlGpu:

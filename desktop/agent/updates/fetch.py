@@ -8,12 +8,12 @@ from typing import Protocol
 import aiohttp
 from yarl import URL
 
+from common.errors import UrlError
+from common.http_sessions import open_session, through
+from common.urls import at
 from desktop.agent.errors import UpdateError
 from desktop.agent.updates.manifest import MANIFEST, Manifest
 from desktop.agent.updates.release import checked_url
-from transport.errors import UrlError
-from transport.sessions import open_session, through
-from transport.urls import at
 
 STALL_S = 60.0
 MAX_REDIRECTS = 3

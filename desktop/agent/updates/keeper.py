@@ -9,18 +9,18 @@ from typing import Literal
 
 import msgspec
 
-from desktop.agent.config import Home
+from common.clock import Clock
+from common.untrusted_text import View
+from desktop.agent.base.config import Home
+from desktop.agent.base.log import LOGGER
 from desktop.agent.errors import UnsignedImageError, UpdateError
-from desktop.agent.images import Images
-from desktop.agent.log import LOGGER
 from desktop.agent.updates import fetch, manifest
 from desktop.agent.updates.folder import Folder
 from desktop.agent.updates.manifest import Seen
 from desktop.agent.updates.release import Release, Way, platform_name
+from desktop.agent.updates.sandbox_images import Images
 from desktop.agent.updates.setup import Setup
-from transport.clock import Clock
-from transport.text import View
-from transport.wire.codec import encode_json
+from protocol.codec import encode_json
 
 FIRST_S = 300.0  # A computer that has just started has other things to do.
 EVERY_S = 6 * 3600.0

@@ -15,12 +15,12 @@ import msgspec
 from msgspec import Meta
 from yarl import URL
 
+from common.errors import UrlError
+from common.urls import is_loopback, parse_url
 from desktop.agent.errors import UpdateError
 from desktop.agent.updates.folder import Folder
 from desktop.layout import VERSIONS
-from transport.errors import UrlError
-from transport.urls import is_loopback, parse_url
-from transport.wire.codec import MessageError, decode_json
+from protocol.codec import MessageError, decode_json
 
 FILE = "release.json"
 PACKAGE = "cottage"

@@ -10,7 +10,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from desktop.agent.config import Home
+from desktop.agent.base.config import Home
 from desktop.agent.errors import UpdateError
 from desktop.agent.updates.fetch import Stated, is_whole
 

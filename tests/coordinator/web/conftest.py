@@ -11,17 +11,18 @@ import pytest
 from aiohttp import web
 from argon2 import PasswordHasher
 
+from common.clock import SystemClock
 from coordinator.config import Config
 from coordinator.errors import ForbiddenError, TooLargeError
-from coordinator.services.artifacts import ArtifactStore
-from coordinator.services.checks import DatasetChecks
-from coordinator.services.context import Context
-from coordinator.services.files import Files
-from coordinator.services.models import TrainerTools
-from coordinator.services.noticing import NoticeService
-from coordinator.services.passwords import Passwords
-from coordinator.services.replays import Replays
-from coordinator.services.uploads import UploadService
+from coordinator.services.accounts.notification_settings import NoticeService
+from coordinator.services.accounts.passwords import Passwords
+from coordinator.services.artifacts.artifacts import ArtifactStore
+from coordinator.services.artifacts.dataset_checks import DatasetChecks
+from coordinator.services.artifacts.file_ownership import Files
+from coordinator.services.artifacts.models import TrainerTools
+from coordinator.services.artifacts.uploads import UploadService
+from coordinator.services.core.context import Context
+from coordinator.services.jobs.idempotency import Replays
 from coordinator.store.memory import MemoryStore
 from coordinator.web.auth import Auth
 from coordinator.web.routes import setup
@@ -29,7 +30,6 @@ from coordinator.web.services import Services
 from tests.coordinator.web.documented import Ears
 from tests.coordinator.web.fake import TOKEN, Cluster, address
 from tests.coordinator.web.fake_services import Books, Leavings, Market, Registry
-from transport.clock import SystemClock
 
 
 def authorise(token: str) -> str:

@@ -18,15 +18,15 @@ from coordinator.client.text import JOB_SENTENCES
 from coordinator.domain.account import LOCAL_ACCOUNT
 from coordinator.domain.job import Action
 from coordinator.errors import ConflictError, FundsError, IllegalTransitionError, InvalidError, NotFoundError
-from coordinator.services.artifacts import ArtifactStore
-from coordinator.services.choices import find_choices
-from coordinator.services.files import Files
-from coordinator.services.ports import MAX_ROWS, Window
-from transport.wire import api
-from transport.wire.job import JobSpec, ModelSpec, TokenizerSpec
-from transport.wire.model import PRESETS
-from transport.wire.network import RelayEnvelope
-from transport.wire.rounds import total_rounds
+from coordinator.services.artifacts.artifacts import ArtifactStore
+from coordinator.services.artifacts.file_ownership import Files
+from coordinator.services.jobs.alternatives import find_choices
+from coordinator.services.jobs.ports import MAX_ROWS, Window
+from protocol.job.job import JobSpec, ModelSpec, TokenizerSpec
+from protocol.job.rounds import total_rounds
+from protocol.models.model import PRESETS
+from protocol.network import RelayEnvelope
+from protocol.rest import api
 
 START = 1_795_000_000.0
 BOTH = api.Agreement(2, 0, 2)

@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.errors import InvalidError, NotFoundError
-from coordinator.services.artifacts import ArtifactStore
+from coordinator.services.artifacts.artifacts import ArtifactStore
+from protocol.audit import ReplayStep
+from protocol.disputes import DisputeDetail, DisputeView
+from protocol.evidence import RoundEvidence
+from protocol.network import RelayEnvelope, RelayOrder, RelayQuestion
+from protocol.node import IceServer, IceServers
+from protocol.plan import Layers, Member, Plan
+from protocol.rest import api, ledger, market
+from protocol.rest.records import OPENING, AuditRecords
 from tests.coordinator.web.fake import NODES, PRICE_PER_PETAFLOP, START, Cluster, address, loss_at, signature
-from transport.wire import api, ledger, market
-from transport.wire.audit import ReplayStep
-from transport.wire.disputes import DisputeDetail, DisputeView
-from transport.wire.evidence import RoundEvidence
-from transport.wire.network import RelayEnvelope, RelayOrder, RelayQuestion
-from transport.wire.node import IceServer, IceServers
-from transport.wire.plan import Layers, Member, Plan
-from transport.wire.records import OPENING, AuditRecords
 
 
 class Market:

@@ -16,9 +16,9 @@ from coordinator.client.line import Line
 from coordinator.client.login import CONFIG_VARIABLE, TOKEN_VARIABLE, file_of_keys
 from coordinator.domain.account import Scope
 from cottage.cli import main as umbrella
+from protocol.rest import api
 from tests.coordinator.web.conftest import House
 from tests.coordinator.web.test_tenants import member
-from transport.wire import api
 
 Cottage = Callable[..., "asyncio.Future[int]"]
 

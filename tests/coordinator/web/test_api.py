@@ -15,10 +15,10 @@ from openapi_spec_validator import validate
 from yarl import URL
 
 from coordinator.client import Client, JobUpdate, ProblemError, UnreachableError
+from protocol.job.job import JobSpec
+from protocol.rest import api
 from tests.coordinator.web.conftest import House
 from tests.coordinator.web.fake import TOKEN, address
-from transport.wire import api
-from transport.wire.job import JobSpec
 
 NODE = {"Authorization": f"Bearer {TOKEN}"}
 

@@ -8,10 +8,10 @@ import aiohttp
 import pytest
 
 from coordinator.errors import UnavailableError
-from coordinator.services.checks import MAX_QUEUED, DatasetChecks, Progress
+from coordinator.services.artifacts.dataset_checks import MAX_QUEUED, DatasetChecks, Progress
+from protocol.job.job import DatasetSpec, TokenizerSpec
+from protocol.rest.dataset import CheckRequest, DatasetReport
 from tests.coordinator.web.conftest import House
-from transport.wire.dataset import CheckRequest, DatasetReport
-from transport.wire.job import DatasetSpec, TokenizerSpec
 
 ROWS = [json.dumps({"text": f"row {number} tells of a fox, a dog and {number * 7} hens"}) for number in range(3000)]
 

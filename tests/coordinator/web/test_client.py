@@ -23,11 +23,11 @@ from coordinator.client.datasets import DatasetError, shards
 from coordinator.client.text import amount, count, duration, parse_amount, ratio, short, size, speed
 from coordinator.web.pages.chart import nice_ticks
 from coordinator.web.pages.curves import loss_chart
+from protocol.rest.api import Metric
 from tests.coordinator.web.conftest import House
 from tests.coordinator.web.fake import address
 from tests.coordinator.web.test_api import archive
 from tests.support.proxy import proxying
-from transport.wire.api import Metric
 
 YAML = (
     "name: from the shell\nmodel: {preset: tiny-llama}\ndataset: {format: jsonl, text_field: body}\nbudget: 9000000\n"

@@ -14,11 +14,11 @@ import pytest
 from coordinator.client import Client, ProblemError
 from coordinator.client.cli import main
 from coordinator.client.line import Line
+from protocol.rest.api import TrialRequest
 from tests.coordinator.web.conftest import House
 from tests.coordinator.web.test_api import archive
 from tests.coordinator.web.test_life import started
 from tests.coordinator.web.test_tenants import member
-from transport.wire.api import TrialRequest
 
 LACKS = {
     "OPTIONS /api/v1/uploads": "what other tus clients ask first",

@@ -13,8 +13,8 @@ from aiohttp import web
 
 from coordinator.client import cli
 from coordinator.web.api import API
+from protocol.rest import account, api, dataset, ledger
 from tests.support.hostile import ALL, TEXTS, acts, hostile
-from transport.wire import account, api, dataset, ledger
 
 JOB = "ab" * 16
 ANSWERS: dict[str, Any] = {

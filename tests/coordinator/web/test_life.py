@@ -11,9 +11,9 @@ import pytest
 from coordinator.client import Client
 from coordinator.client.cli import main
 from coordinator.client.errors import ProblemError
+from protocol.rest.api import TrialRequest
 from tests.coordinator.web.conftest import House
 from tests.coordinator.web.test_tenants import job_of, member
-from transport.wire.api import TrialRequest
 
 
 async def started(house: House, rounds: int = 5) -> str:

@@ -6,16 +6,16 @@ from typing import Any
 import aiohttp
 import pytest
 
+from common.clock import VirtualClock
 from coordinator.client import Client
 from coordinator.client.line import Line
 from coordinator.errors import UnavailableError
-from coordinator.services.replays import KEEP_S, Replays
+from coordinator.services.jobs.idempotency import KEEP_S, Replays
 from coordinator.store.memory import MemoryStore
 from coordinator.store.records import ReplayRecord
+from protocol.rest import api
 from tests.coordinator.web.conftest import House
 from tests.coordinator.web.test_api import spec
-from transport.clock import VirtualClock
-from transport.wire import api
 
 
 async def sent(http: aiohttp.ClientSession, url: str, key: str, body: Any = None) -> tuple[int, dict[str, Any], bool]:

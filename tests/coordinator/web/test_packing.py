@@ -9,7 +9,7 @@ import pytest
 
 from coordinator.web.pages.render import CSRF_COOKIE
 from tests.coordinator.web.conftest import House
-from tests.coordinator.web.test_browser import some_jobs
+from tests.coordinator.web.pages.test_browser import some_jobs
 from tests.coordinator.web.test_signin import HTML, operator, sign_up
 
 PACKS = HTML | {"Accept-Encoding": "gzip, deflate, br"}

@@ -8,17 +8,17 @@ from typing import Any
 import aiohttp
 import pytest
 
+from common.clock import VirtualClock
 from coordinator.domain.account import LOCAL_ACCOUNT, Role
 from coordinator.errors import UnauthorisedError
-from coordinator.services.challenges import CHALLENGE_S, Challenges
-from coordinator.services.signin import TRIES, signed_text
+from coordinator.services.accounts.challenges import CHALLENGE_S, Challenges
+from coordinator.services.accounts.signin import TRIES, signed_text
 from coordinator.store.memory import MemoryStore
 from coordinator.web.auth.gate import SECURE_COOKIE, SESSION_COOKIE
 from coordinator.web.pages.account import after
 from coordinator.web.pages.render import CSRF_COOKIE
+from protocol.identity import NodeKey
 from tests.coordinator.web.conftest import House
-from transport.clock import VirtualClock
-from transport.identity import NodeKey
 
 PASSWORD = "correct horse battery staple"
 HTML = {"Accept": "text/html"}
@@ -216,7 +216,7 @@ def proof(key: NodeKey, asked: dict[str, str], text: str | None = None) -> dict[
     """What a wallet answers."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-    from coordinator.services.signin import WalletChallenge
+    from coordinator.services.accounts.signin import WalletChallenge
 
     message = (text or signed_text(WalletChallenge(**asked), key.address)).encode()
     signature = Ed25519PrivateKey.from_private_bytes(key.seed).sign(message)

@@ -10,16 +10,16 @@ import pytest
 from aiohttp import web
 
 from coordinator.client import Client
-from coordinator.services.artifacts import ArtifactStore
+from coordinator.services.artifacts.artifacts import ArtifactStore
 from coordinator.web import feed as feeds
 from coordinator.web import stream
 from coordinator.web.http import protect
 from coordinator.web.stream import Limits, Streams
+from protocol.rest.api import NewJob
 from tests.coordinator.web.conftest import House
 from tests.coordinator.web.fake import Cluster
 from tests.coordinator.web.fake_services import Registry
 from tests.coordinator.web.test_api import spec, submitted
-from transport.wire.api import NewJob
 
 
 class Station:

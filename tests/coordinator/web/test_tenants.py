@@ -7,17 +7,17 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from common.clock import VirtualClock
 from coordinator.domain.account import LOCAL_ACCOUNT, Principal, Role, Scope
-from coordinator.services.accounts import ABSOLUTE_S, IDLE_S, Accounts
-from coordinator.services.throttle import Throttle
+from coordinator.services.accounts.accounts import ABSOLUTE_S, IDLE_S, Accounts
+from coordinator.services.accounts.throttle import Throttle
 from coordinator.store.memory import MemoryStore
 from coordinator.store.records import CredentialRecord
 from coordinator.web.auth import access_of
 from coordinator.web.auth.gate import ADDRESS_BURST, SESSION_COOKIE
 from coordinator.web.pages.render import CSRF_COOKIE, form_token
+from protocol.rest.api import NewUpload
 from tests.coordinator.web.conftest import House
-from transport.clock import VirtualClock
-from transport.wire.api import NewUpload
 
 FORM = f"csrf={form_token('0' * 64)}"
 

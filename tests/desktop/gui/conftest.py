@@ -20,8 +20,8 @@ try:
 
     from desktop.gui import lending
     from desktop.gui.app import Desktop, application, wear
+    from desktop.gui.pages.welcome import DONE
     from desktop.gui.theme import LIGHT
-    from desktop.gui.welcome import DONE
     from tests.desktop.gui.support import wait_for
 
     MISSING = ""

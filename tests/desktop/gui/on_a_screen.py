@@ -14,8 +14,8 @@ from PySide6.QtWidgets import QWidget
 
 from desktop.gui.app import Desktop, application
 from desktop.gui.model import Phase
+from desktop.gui.pages.welcome import DONE
 from desktop.gui.theme import DARK, LIGHT
-from desktop.gui.welcome import DONE
 from tests.desktop.gui.support import http, listener, status, task, wait_for
 
 

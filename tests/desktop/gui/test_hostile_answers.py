@@ -14,7 +14,7 @@ from PySide6.QtWidgets import QAbstractButton, QLabel, QListWidget, QPlainTextEd
 from desktop.gui import client
 from desktop.gui.app import Desktop
 from desktop.gui.model import Phase, Summary, read
-from desktop.gui.money import table_of
+from desktop.gui.pages.money import table_of
 from desktop.gui.single import OnlyOne
 from desktop.gui.window import ACTIVITY, EARNINGS, HOME, MIN_WIDTH
 from tests.desktop.gui.support import (

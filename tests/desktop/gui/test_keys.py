@@ -5,7 +5,7 @@ import json
 from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
 
-from desktop.gui.identity import RestoreSheet
+from desktop.gui.pages.identity import RestoreSheet
 from tests.desktop.gui.support import wait_for
 from tests.desktop.gui.test_pages import TARGET, Opened, opened
 

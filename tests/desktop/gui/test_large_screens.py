@@ -17,7 +17,7 @@ import pytest
 from PySide6.QtCore import QSettings
 from PySide6.QtTest import QTest
 from desktop.gui.app import Desktop, application
-from desktop.gui.welcome import DONE
+from desktop.gui.pages.welcome import DONE
 from desktop.gui.window import ACTIVITY, EARNINGS, HOME, MIN_WIDTH, SETTINGS, WELCOME
 from tests.desktop.gui.support import agent, documents, listener, wait_for
 home = Path(sys.argv[1])
@@ -64,7 +64,7 @@ import pytest
 from PySide6.QtCore import QSettings
 from PySide6.QtTest import QTest
 from desktop.gui.app import Desktop, application
-from desktop.gui.welcome import DONE
+from desktop.gui.pages.welcome import DONE
 from desktop.gui.window import ACTIVITY, EARNINGS, HOME, SETTINGS, WELCOME
 from tests.desktop.gui.support import agent, documents, listener, wait_for
 home, name = Path(sys.argv[1]), sys.argv[2]

@@ -27,10 +27,10 @@ from desktop.gui.app import Desktop
 from desktop.gui.charts import Bar, Bars, Gauge, HoursGrid, Reading
 from desktop.gui.client import Calls
 from desktop.gui.model import Event, Phase, Summary, read
-from desktop.gui.money import WithdrawSheet, table_of
 from desktop.gui.notices import notice_key, notice_of
+from desktop.gui.pages.money import WithdrawSheet, table_of
+from desktop.gui.pages.welcome import DONE
 from desktop.gui.sentences import moment
-from desktop.gui.welcome import DONE
 from desktop.gui.window import ACTIVITY, EARNINGS, HOME, SETTINGS, WELCOME
 from installer.desktop import translations
 from tests.desktop.gui.support import agent, documents, listener, save_picture, status, task, wait_for

@@ -15,13 +15,13 @@ from PySide6.QtTest import QTest
 from desktop.gui import lending
 from desktop.gui.app import Desktop
 from desktop.gui.model import Phase
+from desktop.gui.pages.welcome import DONE
 from desktop.gui.pausing import until_tomorrow
-from desktop.gui.welcome import DONE
+from protocol.identity import NodeKey
+from protocol.node import Refused
 from tests.desktop.conftest import assignment, plan_of
 from tests.desktop.gui.conftest import PROGRAM, agent_of, close
 from tests.desktop.gui.support import Pulse, save_picture, wait_for
-from transport.identity import NodeKey
-from transport.wire.node import Refused
 
 OpenDesktop = Callable[..., Desktop]
 

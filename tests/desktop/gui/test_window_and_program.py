@@ -17,9 +17,9 @@ from desktop.gui import lending
 from desktop.gui.app import Desktop
 from desktop.gui.client import Calls
 from desktop.gui.model import Phase, Snapshot, read_status
+from desktop.gui.pages.welcome import DONE
 from desktop.gui.sentences import Mood
 from desktop.gui.theme import DARK, LIGHT, Theme, mood_icon
-from desktop.gui.welcome import DONE
 from desktop.gui.widgets import Text
 from desktop.gui.window import EARNINGS, HOME, USUAL_HEIGHT, USUAL_WIDTH, MainWindow
 from tests.desktop.gui.conftest import ROOT
@@ -352,7 +352,11 @@ def test_without_a_screen_the_program_says_how_to_lend(home: Path) -> None:
 
 def test_the_window_loads_neither_the_agent_nor_a_network_nor_asyncio() -> None:
     banned = ("asyncio", "aiohttp", "ssl", "desktop.agent", "torch", "cryptography", "solders")
-    words = {"transport", "transport.text", "transport.terminal"}  # Texts of strangers made safe; they talk to nobody.
+    words = {
+        "transport",
+        "common.untrusted_text",
+        "common.terminal",
+    }  # Texts of strangers made safe; they talk to nobody.
     code = f"""import sys, desktop.gui.app
 found = [name for name in {banned} if name in sys.modules]
 print(found + sorted({{name for name in sys.modules if name.split(".")[0] == "transport"}} - {words}))"""

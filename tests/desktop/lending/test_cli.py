@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from desktop.agent import cli, log
-from desktop.agent.config import Home
+from desktop.agent.base import log
+from desktop.agent.base.config import Home
+from desktop.agent.cli import cli
+from desktop.agent.cli.lending_cli import parse_hours, parse_length, show_hours
 from desktop.agent.errors import SettingsError
-from desktop.agent.lending.cli import parse_hours, parse_length, show_hours
 from desktop.agent.lending.keeper import load
 from desktop.agent.lending.rules import ALWAYS, Rules
 

@@ -11,17 +11,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from desktop.agent import status
+from common.clock import SystemClock
+from desktop.agent.app import status
 from desktop.agent.errors import SettingsError
+from desktop.agent.jobs.line_limits import LimitsChange
 from desktop.agent.lending.facts import Facts
 from desktop.agent.lending.keeper import Keeper, LendingChange, RulesChange, load
 from desktop.agent.lending.policy import HOLD_S, LINGER_S, Cause, Decision, State
-from desktop.agent.limits import LimitsChange
+from protocol.codec import encode_json
 from tests.desktop.conftest import StartAgent, assignment, plan_of
 from tests.desktop.coordinator_double import Double
-from transport.clock import SystemClock
 from transport.sctp.allowance import Usage, month_of
-from transport.wire.codec import encode_json
 
 
 class Later(SystemClock):

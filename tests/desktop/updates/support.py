@@ -16,7 +16,7 @@ from desktop.agent.updates.folder import AGENT, Folder
 from desktop.agent.updates.manifest import MANIFEST, Manifest, Package
 from desktop.agent.updates.release import platform_name
 from desktop.layout import VERSIONS
-from transport.identity import NodeKey
+from protocol.identity import NodeKey
 
 KEY = NodeKey(bytes(range(32)))
 NAME = "package.tar.gz"

@@ -11,18 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from desktop.agent import status
-from desktop.agent.config import Home, Settings
+from desktop.agent.app import status
+from desktop.agent.base.config import Home, Settings
 from desktop.agent.lending.keeper import LendingChange
 from desktop.agent.updates.folder import AGENT
 from desktop.agent.updates.keeper import UpdateOrder
 from desktop.agent.updates.replaced import Place
 from desktop.layout import NOTE
+from protocol.node import Assign
+from protocol.task import StopTask
+from tests.desktop.app.test_agent_as_a_process import PROGRAM, Program, is_alive, running_task
 from tests.desktop.coordinator_double import Double
-from tests.desktop.test_agent_as_a_process import PROGRAM, Program, is_alive, running_task
 from tests.desktop.updates.test_restart_to_update import until_told
-from transport.wire.node import Assign
-from transport.wire.task import StopTask
 
 ROOT = Path(__file__).parents[3]
 

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from desktop.agent import status
-from desktop.agent.config import Home
+from common.clock import SystemClock
+from desktop.agent.app import status
+from desktop.agent.app.restart import why_not
+from desktop.agent.app.status import Status
+from desktop.agent.base.config import Home
 from desktop.agent.errors import AgentError, UpdateError
-from desktop.agent.status import Status
 from desktop.agent.updates.folder import AGENT, Folder
 from desktop.agent.updates.keeper import UpdateOrder, Updates, load_seen
 from desktop.agent.updates.release import Release
-from desktop.agent.updates.restart import why_not
 from tests.desktop.updates.support import KEY, Server, described, installed, manifest_of, packed
-from transport.clock import SystemClock
 
 PROGRAM = Path(__file__).with_name("versioned_agent.py")
 ROOT = Path(__file__).parents[3]

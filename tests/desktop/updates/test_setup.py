@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from desktop.agent.config import Home
+from common.clock import SystemClock
+from desktop.agent.app.restart import install
+from desktop.agent.base.config import Home
 from desktop.agent.errors import UpdateError
 from desktop.agent.updates.keeper import Updates, load_seen
 from desktop.agent.updates.release import Release
-from desktop.agent.updates.restart import install
 from desktop.agent.updates.setup import Setup
 from tests.desktop.updates.support import KEY, Server, described, manifest_of
-from transport.clock import SystemClock
 
 TELLS = '#!/bin/sh\necho "$1,$COTTAGE_SETUP_HOME,$COTTAGE_SETUP_STAYS" > "$COTTAGE_SETUP_HOME/told"\n'
 
@@ -48,7 +48,7 @@ def test_where_it_cannot_be_started_this_version_begins_anew_and_the_next_is_not
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[tuple[str, ...]] = []
-    monkeypatch.setattr("desktop.agent.updates.restart.begin_anew", lambda words: begun.append(tuple(words)))
+    monkeypatch.setattr("desktop.agent.app.restart.begin_anew", lambda words: begun.append(tuple(words)))
     setup, home = lying(tmp_path, "#!/no/such/program\n"), Home.at(tmp_path / "home")
     install(setup, "0.2.0", home, ("run", "--stay"), stays=True)
     assert begun == [("run", "--stay")]

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from desktop.agent.base.signed_documents import Kind, digest_of
 from desktop.agent.sandbox.statement import STATEMENT, Archive, Image, Newest
-from desktop.agent.signed import Kind, digest_of
 from desktop.agent.updates.manifest import MANIFEST, Seen
+from protocol.codec import encode_json
+from protocol.identity import NodeKey
 from tests.desktop.updates.support import KEY, described, manifest_of
-from transport.identity import NodeKey
-from transport.wire.codec import encode_json
 
 NOW = 1_800_000_000
 STRANGER = NodeKey(b"\7" * 32)

@@ -5,7 +5,8 @@ The program believes that it is a bundle; everything else is the real thing, but
 
 import sys
 
-from desktop.agent import cli, service
+from desktop.agent.app import service
+from desktop.agent.cli import cli
 from desktop.agent.updates.release import Release
 
 

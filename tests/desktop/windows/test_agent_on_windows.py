@@ -20,10 +20,10 @@ import asyncio, json, sys
 from pathlib import Path
 from desktop import pipes
 from desktop.agent import door, lock, status
-from desktop.agent.config import Home, Settings
+from desktop.agent.base.config import Home, Settings
 from desktop.agent.errors import HomeBusyError, SandboxError
-from desktop.agent.gpu import processor
-from desktop.agent.start import make_sandbox
+from desktop.agent.base.gpu import processor
+from desktop.agent.app.startup import make_sandbox
 home = Home.at(Path(sys.argv[1]))
 async def main():
     told = await status.ask(home.socket)
@@ -50,7 +50,7 @@ print(json.dumps(found))
 """
 SIGNALS = """
 import asyncio, signal
-from transport.ending import on_end
+from common.shutdown_signals import on_end
 async def main(number):
     ended = asyncio.Event()
     on_end(ended.set)
@@ -66,7 +66,7 @@ import asyncio, sys
 from pathlib import Path
 from desktop import pipes
 from desktop.agent import status
-from desktop.agent.config import Home
+from desktop.agent.base.config import Home
 from desktop.agent.errors import NoAgentError
 home = Home.at(Path(sys.argv[1]))
 mine, heard = pipes.user(), []
@@ -95,8 +95,8 @@ asyncio.run(main())
 SETTING = r"""
 import sys
 from pathlib import Path
-from desktop.agent.atlogin import AtLogin
-from desktop.agent.config import Home
+from desktop.agent.app.autostart import AtLogin
+from desktop.agent.base.config import Home
 sys.frozen, sys.executable = True, r"C:\Cottage\cottage-agent.exe"
 AtLogin.of(Home.at(Path(sys.argv[1]))).show_entry(sys.argv[2] == "on")
 """

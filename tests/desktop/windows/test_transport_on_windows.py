@@ -18,7 +18,7 @@ FILES = (
     "test_path_signals.py",
     "test_peer_crossings.py",
     "test_message_streams.py",
-    "sctp/test_association.py",
+    "sctp/association/test_association.py",
     "sctp/test_datagram.py",
     "sctp/test_dtls.py",
     "sctp/test_hostile_wire.py",

@@ -21,7 +21,7 @@ from PySide6.QtCore import QSettings
 from PySide6.QtTest import QTest
 from desktop.gui.app import Desktop, agent_program, application
 from desktop.gui.single import OnlyOne
-from desktop.gui.welcome import DONE
+from desktop.gui.pages.welcome import DONE
 home, shot = Path(sys.argv[1]), sys.argv[2]
 application(["cottage"], "en")
 only, called, ended, found = OnlyOne(home), [], [], {}

@@ -3,8 +3,8 @@
 import pytest
 
 from tests.sim.bottleneck import PACKET_BYTES, Flow, Line, run
-from transport.sctp.congestion import MAX_RATE, MAX_WINDOW, RateController
-from transport.sctp.control import AckSample, Controller
+from transport.sctp.congestion.control import AckSample, Controller
+from transport.sctp.congestion.controller import MAX_RATE, MAX_WINDOW, RateController
 
 MBIT = 125_000.0
 LARGE_PACKET = 4 * PACKET_BYTES  # At 1 Gbit/s fewer events tell the same.

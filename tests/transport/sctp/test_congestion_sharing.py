@@ -3,8 +3,8 @@
 import pytest
 
 from tests.sim.bottleneck import Cubic, Flow, Line, run
-from transport.sctp.congestion import RateController
-from transport.sctp.control import AckSample
+from transport.sctp.congestion.control import AckSample
+from transport.sctp.congestion.controller import RateController
 
 PACKET = 1448
 RATE = 12_500_000.0  # 100 Mbit/s

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from transport.sctp.congestion import CRUISE_LEAST, RateController
-from transport.sctp.control import AckSample
+from transport.sctp.congestion.control import AckSample
+from transport.sctp.congestion.controller import CRUISE_LEAST, RateController
 
 PACKET = 1500
 BASE = 0.05

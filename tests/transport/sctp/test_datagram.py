@@ -12,9 +12,9 @@ import pytest
 from aioice import stun
 
 from tests.transport.conftest import until
-from transport.sctp import offload
-from transport.sctp.datagram import DatagramPath, PortablePath, SocketPath, open_path
-from transport.sctp.offload import Run
+from transport.sctp.udp import offload
+from transport.sctp.udp.datagram import DatagramPath, PortablePath, SocketPath, open_path
+from transport.sctp.udp.offload import Run
 
 DTLS = 23  # Application data.
 LINUX = pytest.mark.skipif(
@@ -183,7 +183,7 @@ async def test_the_quick_way_is_told_by_its_name_and_hands_over_bursts(host: str
 async def test_packets_that_come_densely_gather_before_they_are_read(
     monkeypatch: pytest.MonkeyPatch, rest_s: float, sent: int, dense: bool, rests: bool
 ) -> None:
-    monkeypatch.setattr("transport.sctp.datagram.DENSE", 1e-9 if dense else 1e9)
+    monkeypatch.setattr("transport.sctp.udp.datagram.DENSE", 1e-9 if dense else 1e9)
     async with ends("127.0.0.1", portable=False) as (one, other):
         assert isinstance(other.path, SocketPath)
         rested: list[bool] = []

@@ -16,11 +16,11 @@ import pytest
 from tests.testbed.relay import make_certificate
 from tests.transport.conftest import until
 from tests.transport.sctp.test_datagram import DTLS, LINUX, End, cut, datagram, ends
-from transport.ice import turn_credentials
+from transport.ice.ice import turn_credentials
 from transport.relay.options import RelayOptions
 from transport.relay.server import RelayServer
-from transport.sctp import offload
-from transport.sctp.datagram import STREAM_QUEUE, PortablePath, SocketPath, _channel_payload
+from transport.sctp.udp import offload
+from transport.sctp.udp.datagram import STREAM_QUEUE, PortablePath, SocketPath, _channel_payload
 
 SECRET = "shared with the coordinator only"
 PEER = "127.0.0.1"  # aioice asks relays for IPv4 addresses only.

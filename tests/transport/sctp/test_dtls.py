@@ -8,7 +8,7 @@ from aiortc.rtcdtlstransport import SRTP_PROFILES, RTCCertificate
 from OpenSSL import SSL
 
 from transport.sctp.dtls import DirectRecords, DtlsClosedError, Records, first_length, open_records
-from transport.sctp.offload import Run
+from transport.sctp.udp.offload import Run
 
 
 def shaken() -> tuple[SSL.Connection, SSL.Connection]:

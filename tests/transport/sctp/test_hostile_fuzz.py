@@ -15,15 +15,15 @@ import pytest
 from tests.transport.sctp.fuzz import Fuzzer
 from tests.transport.sctp.hostile import BURST, Attacker, attacked
 from tests.transport.sctp.pairs import joined, until
-from transport.sctp.congestion import RateController
+from transport.sctp.congestion.controller import RateController
 from transport.sctp.datapath import DataPath, Setup
 from transport.sctp.dtls import RECORD_HEADER, Records
 from transport.sctp.mtu import BASE_MTU
-from transport.sctp.offload import Run
 from transport.sctp.packet import Framer
 from transport.sctp.receive import RECEIVE_WINDOW, Message, ReceiveBook
 from transport.sctp.schedule import Outgoing
 from transport.sctp.send import SendBook
+from transport.sctp.udp.offload import Run
 
 IN_PROCESS, AS_RECORDS, THROUGH_SOCKETS = 700_000, 250_000, 50_000
 PARTS = 7  # The first number is run in so many tests, so that several processes share them.

@@ -9,7 +9,7 @@ from tests.transport.sctp.hostile import BURST, WHOLE, attacked, flat_memory
 from tests.transport.sctp.pairs import until
 from transport.sctp import packet as wire
 from transport.sctp.association import MAX_CONTROL
-from transport.sctp.congestion import INITIAL_PACKETS
+from transport.sctp.congestion.controller import INITIAL_PACKETS
 from transport.sctp.datapath import SACK_PACKETS
 from transport.sctp.receive import MAX_AHEAD, MAX_RUNS, RECEIVE_WINDOW
 from transport.sctp.send import MAX_TIMEOUT_S

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 
 from tests.testbed import namespaces
 from tests.transport.conftest import until
-from transport.sctp import offload
-from transport.sctp.datagram import DatagramPath, open_path
-from transport.sctp.offload import Address, UdpSender, receive
+from transport.sctp.udp import offload
+from transport.sctp.udp.datagram import DatagramPath, open_path
+from transport.sctp.udp.offload import Address, UdpSender, receive
 
 LINUX = pytest.mark.skipif(not offload.LINUX, reason="segmentation and receive offload are Linux's")
 NOT_HERE = namespaces.missing()

@@ -7,10 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transport.sctp import dcep
-from transport.sctp.control import AckSample
-from transport.sctp.filters import Epoch
-from transport.sctp.meter import Meter
-from transport.sctp.pacing import (
+from transport.sctp.congestion.control import AckSample
+from transport.sctp.congestion.filters import Epoch
+from transport.sctp.congestion.pacing import (
     GREATEST_BURSTS,
     LATE_S,
     LEAST_BURST_S,
@@ -20,6 +19,7 @@ from transport.sctp.pacing import (
     burst_seconds,
     rest_seconds,
 )
+from transport.sctp.meter import Meter
 from transport.sctp.rtt import INITIAL_TIMEOUT_S, MIN_TIMEOUT_S, RoundTrips
 
 PACKET = 1500

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from transport.sctp.timer import FineTimer, fine_timer
+from transport.sctp.udp.timer import FineTimer, fine_timer
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has timer files")
 
@@ -50,5 +50,5 @@ async def test_what_was_closed_does_not_ring_and_leaves_no_file() -> None:
 
 
 async def test_where_no_file_is_left_there_is_no_timer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transport.sctp.timer.sys.platform", "darwin")
+    monkeypatch.setattr("transport.sctp.udp.timer.sys.platform", "darwin")
     assert fine_timer(asyncio.get_running_loop(), lambda: None) is None

@@ -4,8 +4,8 @@ from typing import Any
 
 from aiortc import RTCPeerConnection
 
+from common import clock
 from tests.transport.sctp.pairs import joined, until
-from transport import clock
 from transport.sctp.datapath import LOSSY_S
 
 

@@ -1,0 +1,1 @@
+"""Files: uploads, datasets, models and checkpoints, who may read each, and how long it stays."""

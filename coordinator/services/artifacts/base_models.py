@@ -1,0 +1,98 @@
+"""Jobs that start from another job's model, finished or a checkpoint: its config, weights and tokenizer, out of its archive."""
+
+import asyncio
+import json
+import shutil
+import tempfile
+import zipfile
+from pathlib import Path
+
+import msgspec
+
+from coordinator.domain.job import Job, JobState
+from coordinator.errors import ConflictError, InvalidError, NotFoundError
+from coordinator.services.artifacts.artifacts import ArtifactStore
+from coordinator.services.artifacts.checkpoints import Checkpoints
+from coordinator.services.core.context import Context
+from protocol.job.job import JobSpec, ModelSpec, TokenizerSpec
+from protocol.models.model import ENDS_WITH
+
+FIELD, ROUND = "model.from_job", "model.from_round"
+_WEIGHTS, _CONFIG = "model.safetensors", "config.json"
+_GENERATION, _SETTINGS = "generation_config.json", "tokenizer_config.json"
+
+
+class Origins:
+    """Finds what a job starts from."""
+
+    def __init__(self, context: Context, artifacts: ArtifactStore, checkpoints: Checkpoints) -> None:
+        self._context = context
+        self._artifacts = artifacts
+        self._checkpoints = checkpoints
+
+    async def of(self, model: ModelSpec) -> Job:
+        """The job that ``model`` starts from.
+
+        Raises:
+            NotFoundError: there is none of this id, or no such checkpoint. ConflictError: it has no model.
+            InvalidError: it trained an adapter.
+        """
+        job = model.from_job or ""
+        async with self._context.store.transaction() as tx:
+            found = await tx.find(Job, ("id", "=", job))
+        if not found:
+            raise NotFoundError(f"there is no job {job}: look it up in the list of jobs", FIELD)
+        if model.from_round is None and (found[0].model is None or found[0].state is not JobState.SETTLED):
+            raise ConflictError(
+                f"job {job} is {found[0].state} and has no model yet: start from one that is done, or from a checkpoint",
+                FIELD,
+            )
+        if found[0].spec.training.lora is not None:
+            raise InvalidError(
+                f"job {job} trained an adapter, which is no whole model: start from the weights that it adapts", FIELD
+            )
+        if model.from_round is not None:
+            try:
+                await self._checkpoints.point(job, model.from_round)
+            except NotFoundError as error:
+                raise NotFoundError(error.detail, ROUND) from error
+        return found[0]
+
+    async def tokenizer(self, model: ModelSpec) -> TokenizerSpec:
+        """The tokenizer of the model that ``model`` starts from."""
+        return _tokenizer(await self.of(model))
+
+    async def started(self, spec: JobSpec) -> JobSpec:
+        """The document with config, weights and tokenizer of the job that it starts from, if it starts from one."""
+        if spec.model.from_job is None:
+            return spec
+        job = await self.of(spec.model)
+        archive = job.model if spec.model.from_round is None else None
+        archive = archive or await self._checkpoints.folder(job.id, spec.model.from_round)
+        with tempfile.TemporaryDirectory() as folder:
+            files = await asyncio.to_thread(_unpack, self._artifacts.path(archive), Path(folder))
+            weights = await self._artifacts.put_file(Path(folder) / _WEIGHTS)
+        model = msgspec.structs.replace(
+            spec.model, preset=None, config=files[_CONFIG], generation=files.get(_GENERATION), weights=weights
+        )
+        own = _tokenizer(job)
+        end = spec.tokenizer.end or own.end
+        tokenizer = msgspec.structs.replace(own, end=end, settings=files.get(_SETTINGS))
+        return msgspec.structs.replace(spec, model=model, tokenizer=tokenizer)
+
+
+def _tokenizer(job: Job) -> TokenizerSpec:
+    """That of a job's files; its documents end as the job's did."""
+    end = job.config.get(ENDS_WITH)
+    return TokenizerSpec("file", file=job.files["tokenizer.json"], end=end if isinstance(end, str) else None)
+
+
+def _unpack(archive: Path, folder: Path) -> dict[str, dict[str, object]]:
+    """Weights into ``folder``, and small files by name. The archive is our own (``services.artifacts.models``):
+    stored, not compressed.
+    """
+    with zipfile.ZipFile(archive) as packed:
+        with packed.open(_WEIGHTS) as source, (folder / _WEIGHTS).open("wb") as target:
+            shutil.copyfileobj(source, target, 1 << 20)
+        present = {_CONFIG, _GENERATION, _SETTINGS} & set(packed.namelist())
+        return {name: json.loads(packed.read(name)) for name in present}

@@ -1,0 +1,150 @@
+"""What a run has stored of its model: the newest states, each with its stages' files, and as a model folder on demand.
+
+A checkpoint is every stage's state at the beginning of a round, stored by the nodes and named by its SHA-256. The newest
+MAX_POINTS of a run are listed. It is *verified* once the audits of all rounds that went into it are over; one that a lie went
+into is not listed any more, since the run goes back before it.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+
+from coordinator.domain.job import Job, JobState
+from coordinator.domain.rounds.run import Point, Run
+from coordinator.errors import NotFoundError
+from coordinator.services.artifacts.artifacts import ArtifactStore
+from coordinator.services.artifacts.models import ModelWorkshop
+from coordinator.services.core.context import Context
+from coordinator.services.payments.escrows import check_delivery
+from coordinator.store.ports import Where
+from coordinator.store.records import RoundRecord, RunRecord
+from protocol.rest import api
+
+MAX_FOLDERS = 64  # Archives that are remembered; one that was forgotten is made again, to the same bytes.
+FOLDER_SECONDS = 86_400.0  # And for so long: each takes as much of the disk as the model.
+
+
+class Checkpoints:
+    """Lists and hands out; makes model folders one at a time."""
+
+    def __init__(self, context: Context, artifacts: ArtifactStore, models: ModelWorkshop) -> None:
+        self._context = context
+        self._artifacts = artifacts
+        self._models = models
+        self._making = asyncio.Lock()
+        self._folders: OrderedDict[tuple[str, int], tuple[str, float]] = OrderedDict()
+
+    async def list(self, job: str) -> Sequence[api.CheckpointView]:
+        """Newest first."""
+        _, run, rounds = await self._load(job)
+        points = () if run is None else run.points
+        views = [await asyncio.to_thread(self._view, job, point, rounds) for point in reversed(points)]
+        return [view for view in views if view is not None]
+
+    async def known(self, job: str) -> None:
+        """NotFoundError where there is no such job."""
+        await self._load(job)
+
+    async def part(self, job: str, round_: int, stage: int) -> Path:
+        """One stage's file of the checkpoint after ``round_`` rounds, safetensors.
+
+        Raises:
+            NotFoundError: there is no such checkpoint or stage.
+        """
+        _, _, point = await self.point(job, round_)
+        if stage >= len(point.checkpoints):
+            raise NotFoundError(
+                f"the model has {len(point.checkpoints)} stages, counted from 0: none is {stage}", "stage"
+            )
+        return self._artifacts.path(point.checkpoints[stage])
+
+    async def folder(self, job: str, round_: int | None = None) -> str:
+        """The artifact of a Hugging Face folder of the checkpoint, as a zip archive; made when it is first asked for.
+
+        Args:
+            round_: rounds that are in it; None: the newest.
+        Raises:
+            NotFoundError: there is no such checkpoint. UnavailableError: it could not be put together.
+        """
+        stored, rounds, point = await self.point(job, round_)
+        if (
+            stored.state is JobState.SETTLED
+            and stored.model is not None
+            and (round_ is None or round_ == stored.rounds_done)
+        ):
+            return stored.model  # The job is over: its model is made of the newest checkpoint.
+        key = (job, point.base.done)
+        async with self._making:
+            known = self._made(*key)
+            if known is None or not self._artifacts.has(known):
+                seen = [record for record in rounds if record.number < point.base.done]
+                known = await self._models.assemble(stored, point.checkpoints, seen)
+                self._folders[key] = (known, self._context.clock.time())
+                self._folders.move_to_end(key)
+                while len(self._folders) > MAX_FOLDERS:
+                    self._folders.popitem(last=False)
+        return known
+
+    def folders(self) -> Sequence[str]:
+        """Archives that were made lately."""
+        return [known for key in tuple(self._folders) if (known := self._made(*key)) is not None]
+
+    def _made(self, job: str, done: int) -> str | None:
+        known, at = self._folders.get((job, done), (None, 0.0))
+        return known if self._context.clock.time() - at < FOLDER_SECONDS else None
+
+    async def point(self, job: str, round_: int | None) -> tuple[Job, Sequence[RoundRecord], Point]:
+        """A stored point of a run, with the job and its complete rounds.
+
+        Raises:
+            NotFoundError: there is none. ConflictError: the job's work is not paid, and could not be any more.
+        """
+        stored, run, rounds = await self._load(job)
+        async with self._context.store.transaction() as tx:
+            await check_delivery(tx, stored, self._context.clock.time())
+        points = () if run is None else run.points
+        found = [point for point in points if round_ is None or point.base.done == round_]
+        if not found:
+            there = ", ".join(str(point.base.done) for point in points) or "none yet"
+            raise NotFoundError(
+                f"job {job} has no checkpoint {'yet' if round_ is None else round_}: there is {there}", "round"
+            )
+        return stored, rounds, found[-1]
+
+    async def _load(self, job: str) -> tuple[Job, Run | None, Sequence[RoundRecord]]:
+        where: tuple[Where, ...] = (("job", "=", job), ("state", "=", "complete"))
+        async with self._context.store.transaction() as tx:
+            jobs = await tx.find(Job, ("id", "=", job))
+            if not jobs:
+                raise NotFoundError(f"there is no job {job}: look it up in the list of jobs", "job")
+            runs = await tx.find(RunRecord, ("job", "=", job))
+            rounds = await tx.find(RoundRecord, *where)
+        newest = {record.number: record for record in sorted(rounds, key=lambda record: record.epoch)}
+        return jobs[0], runs[0].run if runs else None, [newest[number] for number in sorted(newest)]
+
+    def _view(self, job: str, point: Point, rounds: Sequence[RoundRecord]) -> api.CheckpointView | None:
+        """None where a file is gone."""
+        try:
+            sizes = [self._artifacts.path(digest).stat().st_size for digest in point.checkpoints]
+        except (NotFoundError, FileNotFoundError):
+            return None
+        done = point.base.done
+        before = [record for record in rounds if record.number < done]
+        # A round validates before it trains: what round ``done`` measured is the loss of this state.
+        measured = next((record.validation_loss for record in rounds if record.number == done), None)
+        return api.CheckpointView(
+            round=done,
+            step=sum(record.steps for record in before),
+            tokens=sum(record.tokens for record in before),
+            time=(before[-1].ended or 0.0) if before else 0.0,
+            train_loss=before[-1].train_loss if before else None,
+            validation_loss=measured,
+            verified=all(record.concluded for record in before),
+            bytes=sum(sizes),
+            parts=tuple(
+                api.CheckpointPart(stage, digest, size)
+                for stage, (digest, size) in enumerate(zip(point.checkpoints, sizes, strict=True))
+            ),
+            model=self._made(job, done),
+        )

@@ -1,0 +1,114 @@
+"""Whose an uploaded file is.
+
+Artifacts have their SHA-256 for a name, and the ledger's pages publish some: knowing one is no right to it.
+"""
+
+from collections.abc import Callable, Iterable
+
+from common.clock import Clock
+from coordinator.domain.account import LOCAL_ACCOUNT
+from coordinator.domain.job import Job
+from coordinator.errors import FullError, NotFoundError
+from coordinator.services.accounts.budgets import ALL_SHARE, FILE_SHARE, MAX_FILES, MAX_FILES_OF_ALL
+from coordinator.store.ports import Store
+from coordinator.store.records import FileRecord
+from protocol.ids import Digest
+from protocol.job.job import JobSpec
+from protocol.rest.api import NewUpload
+
+MAX_SHOWN_NAME = 80  # Characters of a file's name in a message.
+COUNT_SECONDS = 600.0  # What all have is counted so often, and what comes in between is added.
+RETRY_S = 3600.0
+GIGABYTE = 10**9
+
+
+class Files:
+    """Over any store. The built-in account, which is the operator's, may use whatever lies there."""
+
+    def __init__(self, store: Store, clock: Clock, disk: Callable[[], int] | None = None) -> None:
+        """``disk`` says how many bytes the disk has in all; None: as many as anybody likes."""
+        self._store = store
+        self._clock = clock
+        self._disk = disk
+        self._counted = -COUNT_SECONDS
+        self._of_strangers = (0, 0)
+
+    async def check_room(self, account_id: str, more: int, promised: int) -> None:
+        """See that an account may have ``more`` bytes beside the files that it has.
+
+        Args:
+            promised: bytes that are on their way, of all accounts.
+        Raises:
+            FullError: it has its share, or all strangers have theirs, of the disk or in files.
+        """
+        if account_id == LOCAL_ACCOUNT or self._disk is None:
+            return
+        total = self._disk()
+        async with self._store.transaction() as tx:
+            known = bool(await tx.find(Job, ("account_id", "=", account_id), ("paid", ">", 0), limit=1))
+            number, held = (await tx.sums(FileRecord, "length", (), ("account_id", "=", account_id))).get((), (0, 0))
+        most = total * (2 if known else 1) // FILE_SHARE
+        if number >= MAX_FILES or held + more > most:
+            raise FullError(
+                f"your {number:,} files have {held / GIGABYTE:,.1f} GB, and {MAX_FILES:,} files of "
+                f"{most / GIGABYTE:,.1f} GB are what an account has here{'' if known else ' that has not trained a model yet'}: "
+                "files that no job names go after a month",
+                RETRY_S,
+                "length",
+            )
+        if not known:
+            number, held = await self._strangers()
+            if number >= MAX_FILES_OF_ALL or held + promised > total // ALL_SHARE:
+                raise FullError(
+                    "accounts that have not trained a model yet have filled the room for their files: try again later",
+                    RETRY_S,
+                    "length",
+                )
+
+    async def _strangers(self) -> tuple[int, int]:
+        """Files and bytes of accounts that are not known, as counted some minutes ago, with what has come since."""
+        if self._clock.now() - self._counted >= COUNT_SECONDS:
+            async with self._store.transaction() as tx:
+                held = await tx.sums(FileRecord, "length", ("account_id",))
+                known = {*await tx.sums(Job, "paid", ("account_id",), ("paid", ">", 0)), (LOCAL_ACCOUNT,)}
+            found = [figures for account, figures in held.items() if account not in known]
+            self._of_strangers = (sum(number for number, _ in found), sum(size for _, size in found))
+            self._counted = self._clock.now()
+        return self._of_strangers
+
+    async def keep(self, account_id: str, artifact: Digest, new: NewUpload) -> None:
+        """Note that an account has uploaded an artifact; a second time changes nothing."""
+        record = FileRecord(account_id, artifact, new.purpose, new.name, new.length, self._clock.time())
+        async with self._store.transaction() as tx:
+            if not await tx.find(FileRecord, ("account_id", "=", account_id), ("artifact", "=", artifact)):
+                await tx.insert(record)
+                number, held = self._of_strangers
+                self._of_strangers = (number + 1, held + new.length)
+
+    async def check(self, account_id: str, wanted: Iterable[tuple[str, Digest]]) -> None:
+        """See that every digest, given with its field, is a file of the account.
+
+        Raises:
+            NotFoundError: one is not, whether it is here or not.
+        """
+        if account_id == LOCAL_ACCOUNT:
+            return
+        async with self._store.transaction() as tx:
+            for field, digest in wanted:
+                if not await tx.find(FileRecord, ("account_id", "=", account_id), ("artifact", "=", digest)):
+                    raise NotFoundError(f"no artifact {digest[:80]!r} is here: upload it first", field)
+
+    async def name(self, account_id: str, artifact: Digest) -> str:
+        """What an account calls a file of its own, fit for a message; empty where it has given it no name."""
+        async with self._store.transaction() as tx:
+            found = await tx.find(FileRecord, ("account_id", "=", account_id), ("artifact", "=", artifact))
+        name = found[0].name if found else ""
+        return "".join(character if character.isprintable() else "?" for character in name)[:MAX_SHOWN_NAME]
+
+
+def sources(spec: JobSpec) -> list[tuple[str, Digest]]:
+    """The uploaded files that a job names: field and digest."""
+    found = [("dataset.artifact", spec.dataset.artifact)]
+    found += [("model.weights", digest) for digest in spec.model.weight_files]
+    found += [("tokenizer.file", spec.tokenizer.file)] if spec.tokenizer.file is not None else []
+    return found

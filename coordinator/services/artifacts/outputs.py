@@ -1,0 +1,53 @@
+"""What a job leaves behind, through one door: checkpoints, model folders, the log, its model to try, opened steps."""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from coordinator.services.artifacts.checkpoints import Checkpoints
+from coordinator.services.artifacts.inference import Trials
+from coordinator.services.artifacts.step_openings import Openings
+from coordinator.services.core.logs import JobLogs, Level
+from protocol.rest import api
+from protocol.rest.records import AuditRecords
+
+
+class Leavings:
+    """Implements ``ports.Leavings``."""
+
+    def __init__(self, checkpoints: Checkpoints, trials: Trials, logs: JobLogs, openings: Openings) -> None:
+        self._checkpoints = checkpoints
+        self._openings = openings
+        self._trials = trials
+        self._logs = logs
+
+    async def checkpoints(self, job: str) -> Sequence[api.CheckpointView]:
+        """Newest first."""
+        return await self._checkpoints.list(job)
+
+    async def part(self, job: str, round_: int, stage: int) -> Path:
+        """One stage's file of a checkpoint."""
+        return await self._checkpoints.part(job, round_, stage)
+
+    async def records(self, job: str, audit: str) -> AuditRecords:
+        """What an audited step was opened with."""
+        return await self._openings.records(job, audit)
+
+    async def record(self, job: str, audit: str, name: str) -> Path:
+        """A file of those records."""
+        return await self._openings.file(job, audit, name)
+
+    async def folder(self, job: str, round_: int | None = None) -> str:
+        """The artifact of a checkpoint's model folder."""
+        return await self._checkpoints.folder(job, round_)
+
+    def generate(self, job: str, round_: int | None, request: api.TrialRequest) -> AsyncIterator[Mapping[str, Any]]:
+        """Pieces of text from a checkpoint."""
+        return self._trials.generate(job, round_, request)
+
+    async def log(
+        self, job: str, after: int, before: int | None, search: str, level: Level, limit: int
+    ) -> Sequence[api.LogLine]:
+        """A page of the log; NotFoundError where there is no such job."""
+        await self._checkpoints.known(job)
+        return await self._logs.page(job, after, before, search, level, limit)

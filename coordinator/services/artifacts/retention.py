@@ -1,0 +1,145 @@
+"""What lies on the disk for as long as somebody may ask for it, and no longer: what nothing refers to any more is removed.
+
+What refers to an artifact is read from the stored records each time, so nothing is kept, or lost, by a count that went wrong:
+
+=====================================================  =======================================================================
+a file that somebody uploaded                          30 days, and as long as a job that names it
+what was made of it for a job; the states, openings    the job's life and 30 days; a day where nobody ever paid for the job
+and inputs of its disputes that its nodes stored
+an opening whose audit passed, or came to nothing      7 days at the most
+the finished model, its config and tokenizer           as long as the job
+a model folder that was made of a checkpoint           a day; it is made again when it is asked for
+what a node has just stored, or a tool just made       two hours, within which something comes to refer to it
+=====================================================  =======================================================================
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable
+
+from coordinator.domain.audits.trust import Audit
+from coordinator.domain.job import LIVE, Job
+from coordinator.services.artifacts.artifacts import ArtifactStore
+from coordinator.services.artifacts.file_ownership import sources
+from coordinator.services.audits.credit import OPEN
+from coordinator.services.core.context import Context
+from coordinator.store.ports import Place, Where
+from coordinator.store.records import DeliveryRecord, DisputeRecord, FileRecord, RunRecord
+from protocol.ids import Digest
+
+DAY = 86_400.0
+ENDED_SECONDS = 30 * DAY  # A submitter has looked at a job by then, and doubted it, or not.
+UNPAID_SECONDS = DAY  # Of a job that was never funded: nobody has worked for it.
+FILE_SECONDS = 30 * DAY
+PASSED_SECONDS = 7 * DAY  # Whoever wants to run a step again that an auditor found right asks within a week.
+FRESH_SECONDS = 2 * 3600.0
+SWEEP_SECONDS = 3600.0
+FIRST_SECONDS = 60.0  # After a start: what a crash has left behind goes soon, and the start is not slowed down.
+PAGE = 200  # Records read at a time: other work has its turn in between.
+
+log = logging.getLogger(__name__)
+
+
+class Keeping:
+    """``folders`` says which model folders of checkpoints are remembered, and made lately."""
+
+    def __init__(self, context: Context, artifacts: ArtifactStore, folders: Callable[[], Iterable[Digest]]) -> None:
+        self._context = context
+        self._artifacts = artifacts
+        self._folders = folders
+
+    async def run(self) -> None:
+        """Sweep for ever."""
+        await self._context.clock.sleep(FIRST_SECONDS)
+        while True:
+            await self.sweep()
+            await self._context.clock.sleep(SWEEP_SECONDS)
+
+    async def sweep(self) -> int:
+        """Remove what nothing refers to; how many bytes that freed."""
+        now = self._context.clock.time()
+        referred = await self._referred(now)
+        files, freed = await asyncio.to_thread(self._artifacts.sweep, referred, now - FRESH_SECONDS)
+        if files:
+            log.info("%d artifacts that nothing refers to are removed: %s bytes", files, f"{freed:,}")
+        self._context.metrics.count("artifacts_removed_total", files)
+        return freed
+
+    async def _referred(self, now: float) -> set[bytes]:
+        """Every artifact that is to stay, as the 32 bytes of its digest."""
+        found: set[Digest] = set(self._folders())
+        named: set[tuple[str, Digest]] = set()
+        async for job in self._jobs():
+            found |= {job.model} - {None} if job.model is not None else set()
+            if _is_recent(job, now):
+                files = {digest for _, digest in sources(job.spec)}
+                named |= {(job.account_id, digest) for digest in files}
+                found |= files | set(job.files.values()) | await self._of_nodes(job, now)
+            else:
+                found |= {digest for name, digest in job.files.items() if job.model and name.endswith(".json")}
+                await self._forget_deliveries(job)
+        found |= await self._uploads(now, named)
+        return {bytes.fromhex(digest) for digest in found}
+
+    async def _jobs(self) -> AsyncIterator[Job]:
+        after: Place | None = None
+        while True:
+            async with self._context.store.transaction() as tx:
+                page = await tx.find(Job, limit=PAGE, after=after)
+            for job in page:
+                yield job
+            if len(page) < PAGE:
+                return
+            after = (page[-1].created, page[-1].id)
+
+    async def _of_nodes(self, job: Job, now: float) -> set[Digest]:
+        """What nodes have stored for a job, as far as the run, an audit or a dispute still needs it."""
+        of_job: Where = ("job", "=", job.id)
+        async with self._context.store.transaction() as tx:
+            runs = await tx.find(RunRecord, of_job)
+            audits = await tx.sums(
+                Audit, "round", ("opening", "made", "state"), of_job, ("deadline", ">", now - PASSED_SECONDS)
+            )
+            # Whatever waits for the operator's machine waits as long as that is away.
+            waiting = await tx.sums(Audit, "round", ("opening", "made", "state"), of_job, ("state", "in", OPEN))
+            failed = await tx.sums(Audit, "round", ("opening",), of_job, ("state", "=", "failed"))
+            disputes = await tx.find(DisputeRecord, of_job)
+            fresh = await tx.find(DeliveryRecord, of_job, ("created", ">", now - FRESH_SECONDS))
+        found = {str(digest) for key in (*audits, *waiting) for digest in key[:2] if digest is not None}
+        found |= {str(digest) for (digest,) in failed if digest is not None}
+        found |= {delivery.artifact for delivery in fresh}
+        for run in (record.run for record in runs):
+            found |= {*run.checkpoints, *(state for point in run.points for state in point.checkpoints)}
+            seats = () if run.round is None else run.round.seats
+            found |= {digest for seat in seats for digest in (seat.state, seat.checkpoint) if digest is not None}
+        for dispute in (record.dispute for record in disputes):
+            found.add(dispute.replay.opening)
+            found |= {said.inputs for said in dispute.said.values() if said.inputs is not None}
+        return found
+
+    async def _forget_deliveries(self, job: Job) -> None:
+        async with self._context.store.transaction() as tx:
+            await tx.forget(DeliveryRecord, ("job", "=", job.id))
+
+    async def _uploads(self, now: float, named: set[tuple[str, Digest]]) -> set[Digest]:
+        """Uploaded files; those that are old, and that no job of their account names, are given up."""
+        found: set[Digest] = set()
+        after: Place | None = None
+        while True:
+            async with self._context.store.transaction() as tx:
+                page = await tx.find(FileRecord, limit=PAGE, after=after)
+                for file in page:
+                    if file.created < now - FILE_SECONDS and (file.account_id, file.artifact) not in named:
+                        await tx.delete(file)
+                    else:
+                        found.add(file.artifact)
+            if len(page) < PAGE:
+                return found
+            after = (page[-1].created, page[-1].artifact)
+
+
+def _is_recent(job: Job, now: float) -> bool:
+    """Whether what a job needs is still kept."""
+    if job.state in LIVE:
+        return True
+    return job.ended is not None and now - job.ended < (ENDED_SECONDS if job.escrow else UNPAID_SECONDS)

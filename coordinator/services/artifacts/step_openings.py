@@ -1,0 +1,54 @@
+"""What a step was opened with, for those who may see the job: all that it takes to run the step again somewhere else."""
+
+from pathlib import Path
+
+import msgspec
+
+from coordinator.domain.audits.trust import Audit
+from coordinator.domain.job import Job
+from coordinator.errors import NotFoundError
+from coordinator.services.artifacts.artifacts import ArtifactStore
+from coordinator.services.core.context import Context
+from protocol.audit import ReplayOuter, ReplayStep
+from protocol.rest.records import FILES, OPENING, AuditRecords
+
+
+class Openings:
+    """Finds the records of audits that are over; tests of auditors are not shown."""
+
+    def __init__(self, context: Context, artifacts: ArtifactStore) -> None:
+        self._context = context
+        self._artifacts = artifacts
+
+    async def records(self, job: str, audit: str) -> AuditRecords:
+        """What an audit's step was opened with.
+
+        Raises:
+            NotFoundError: there is no such audit, or nothing was opened for it.
+        """
+        async with self._context.store.transaction() as tx:
+            found = await tx.find(Audit, ("id", "=", audit), ("job", "=", job), ("canary", "=", False))
+            jobs = await tx.find(Job, ("id", "=", job))
+        if not found or not jobs:
+            raise NotFoundError(f"job {job} has no audit {audit}: the round's evidence names them", "audit")
+        one = found[0]
+        if not one.over or one.opening is None:
+            why = "is not over yet" if not one.over else "was over before anything was opened for it"
+            raise NotFoundError(f"audit {audit} {why}: another one of the step may have records", "audit")
+        replay = msgspec.structs.replace(one, state="replaying", auditor_lease=one.lease, afar=False).command_for(
+            one.lease
+        )
+        assert isinstance(replay, ReplayStep | ReplayOuter)
+        files = {name: jobs[0].files[name] for name in FILES if name in jobs[0].files}
+        return AuditRecords(one.id, one.job, one.env_class, replay, jobs[0].spec, {**files, OPENING: one.opening})
+
+    async def file(self, job: str, audit: str, name: str) -> Path:
+        """One of the files that the records name.
+
+        Raises:
+            NotFoundError: there is no such file, or it is not kept any more.
+        """
+        files = (await self.records(job, audit)).files
+        if name not in files:
+            raise NotFoundError(f"there is no file {name[:40]!r}: there are {', '.join(sorted(files))}", "name")
+        return self._artifacts.path(files[name])

@@ -1,0 +1,163 @@
+"""What nodes have earned of trust: the credit of their verified work, by account, and how it is lost.
+
+Everything on an open desk.
+"""
+
+from collections.abc import Collection
+
+import msgspec
+
+from coordinator.domain.audits import rate as rates
+from coordinator.domain.audits.rate import Standing
+from coordinator.domain.audits.trust import Audit
+from coordinator.domain.job import Job
+from coordinator.services.core.unit_of_work import Work
+from coordinator.store.ports import Where
+from coordinator.store.records import CommitRecord, CreditRecord, NodeRecord, RoundRecord
+from protocol.ids import NodeAddress
+
+OPEN = ("drawn", "opening", "showing", "replaying")  # States of an audit to which something may still happen.
+
+
+async def standing_of(work: Work, commit: CommitRecord, watched: bool) -> Standing:
+    """What is known of a node when a round of it is drawn.
+
+    What is still to be verified counts as if it were: a fault found in an earlier round makes all that is drawn later void.
+    """
+    record = await work.tx.get(NodeRecord, commit.node)
+    known = await _find(work, commit.node, watched)
+    pending = await work.tx.find(CommitRecord, ("node", "=", commit.node), ("state", "=", "pending"))
+    due = [other for other in pending if _place(other) != _place(commit) and bool(other.look) == watched]
+    amount = sum([other.amount for other in due if await _is_of_account(work, other.job)])
+    amount += sum(credit.amount for credit in known)
+    share = max(1, commit.amount)
+    if not watched and not any(credit.exact for credit in known):
+        amount = min(amount, rates.TRUST * share)  # Others have seen nothing but what is far off, if that.
+    if not watched:
+        return Standing(amount, share, record.faults)
+    of_round: tuple[Where, ...] = (("job", "=", commit.job), ("epoch", "=", commit.epoch), ("round", "=", commit.round))
+    pipeline = await work.tx.find(CommitRecord, *of_round, ("replica", "=", commit.replica))
+    return Standing(amount, share, record.faults, sum(member.amount for member in pipeline))
+
+
+async def of_nodes(work: Work, nodes: Collection[NodeAddress]) -> dict[NodeAddress, int]:
+    """Nodes' credit with the job's account, of work that the operator's auditors have watched."""
+    of_account: tuple[Where, ...] = (("account_id", "=", work.job.account_id), ("watched", "=", True))
+    found = await work.tx.find(CreditRecord, ("node", "in", tuple(sorted(nodes))), *of_account)
+    return {record.node: record.amount for record in found}
+
+
+async def have_credit(work: Work, nodes: Collection[NodeAddress], watched: bool) -> bool:
+    """Whether one of the nodes has credit with the job's account; ``watched``: of work that the operator's auditors look at."""
+    of_account: tuple[Where, ...] = (("account_id", "=", work.job.account_id), ("watched", "=", watched))
+    found = await work.tx.find(CreditRecord, ("node", "in", tuple(sorted(nodes))), *of_account)
+    return any(record.amount > 0 for record in found)
+
+
+async def earn(work: Work, commit: CommitRecord, audits: Collection[Audit]) -> None:
+    """A commitment of a node was verified.
+
+    Args:
+        audits: of it, that are over.
+    """
+    seen = [audit for audit in audits if audit.verdicts and audit.state == "passed" and audit.outer is None]
+    exact = any(not audit.across for audit in seen)
+    across = bool(seen) and not exact and not commit.look
+    known = await _find(work, commit.node, bool(commit.look))
+    credit = known[0] if known else CreditRecord(commit.node, work.job.account_id, bool(commit.look))
+    amount = credit.amount + (commit.amount // rates.AFAR if across else commit.amount)
+    credit = msgspec.structs.replace(credit, amount=amount, exact=credit.exact or exact)
+    await (work.tx.update(credit) if known else work.tx.insert(credit))
+    record = await work.tx.get(NodeRecord, commit.node)
+    await work.tx.update(msgspec.structs.replace(record, rounds=record.rounds + 1))
+    work.stood[commit.node] = record.rounds + 1
+
+
+async def stand_surety(work: Work, commit: CommitRecord) -> bool:
+    """Whether a node is paid for work beside somebody whose part of the round turned out false, or was never seen.
+
+    It may have been spared its work by that. The operator's machine has come to the same bits, or the node's standing answers
+    for it and is less by that: an honest node is looked at more often, and who is in it with the other gains nothing.
+    """
+    record = await work.tx.get(RoundRecord, commit.job, commit.epoch, commit.round)
+    own = [audit for audit in await audits_of(work, record) if audit.lease == commit.lease and audit.outer is None]
+    if any(v.own and not v.afar and v.verdict == "match" for audit in own if audit.over for v in audit.verdicts):
+        return True
+    needed = rates.surety(commit.amount)
+    for known in await _find(work, commit.node, watched=True):
+        if known.amount >= needed:
+            await work.tx.update(msgspec.structs.replace(known, amount=known.amount - needed))
+            return True
+    return False
+
+
+async def lose(work: Work, node: NodeAddress, everywhere: bool) -> None:
+    """A node's standing is gone with the job's account, or with all."""
+    of_account: tuple[Where, ...] = () if everywhere else (("account_id", "=", work.job.account_id),)
+    for credit in await work.tx.find(CreditRecord, ("node", "=", node), *of_account):
+        await work.tx.update(msgspec.structs.replace(credit, amount=0, exact=False))
+    for record in await work.tx.find(NodeRecord, ("address", "=", node)):
+        await work.tx.update(msgspec.structs.replace(record, rounds=0))
+        work.stood[node] = 0
+
+
+async def unsure(work: Work, audit: Audit) -> list[CommitRecord]:
+    """Shares that wait and were drawn with a standing that the audited round has undone: of its node's later rounds.
+
+    Not those of which a look has found nothing, or still has to. The node may have gone on in another job of the account.
+    """
+    record = await work.tx.get(RoundRecord, audit.job, audit.epoch, audit.round)
+    found = []
+    for commit in await work.tx.find(CommitRecord, ("node", "=", audit.node), ("state", "=", "pending")):
+        if not commit.look or not await _is_of_account(work, commit.job):
+            continue
+        its = await work.tx.get(RoundRecord, commit.job, commit.epoch, commit.round)
+        later = commit.job != audit.job or (its.ended or 0.0) > (record.ended or 0.0)
+        looks = [other for other in await audits_of(work, its) if other.lease == commit.lease and _counts(other)]
+        if later and not looks:
+            found.append(commit)
+    return found
+
+
+async def looked_at_elsewhere(work: Work, nodes: Collection[NodeAddress]) -> set[NodeAddress]:
+    """Nodes of whose work in other jobs of the account an audit is still open."""
+    if not nodes:
+        return set()
+    audits = await work.tx.find(
+        Audit, ("node", "in", tuple(sorted(nodes))), ("state", "in", OPEN), ("canary", "=", False)
+    )
+    watched = [audit for audit in audits if audit.watched and audit.job != work.job.id]
+    jobs = {job for job in {audit.job for audit in watched} if await _is_of_account(work, job)}
+    return {audit.node for audit in watched if audit.job in jobs}
+
+
+async def audits_of(work: Work, record: RoundRecord) -> list[Audit]:
+    """Audits of a round as they are now."""
+    key = record.job, record.epoch, record.number
+    where: tuple[Where, ...] = (("job", "=", key[0]), ("epoch", "=", key[1]), ("round", "=", key[2]))
+    stored = await work.tx.find(Audit, *where, ("canary", "=", False))
+    newer = [*work.audits.values(), *work.concluded]
+    own = [audit for audit in newer if (audit.job, audit.epoch, audit.round) == key and not audit.canary]
+    return list({audit.id: audit for audit in [*stored, *own]}.values())
+
+
+def _counts(audit: Audit) -> bool:
+    """Whether a look has found nothing in a step, or still has to. Of an outer step it says nothing of the work."""
+    if audit.outer is not None:
+        return False
+    if audit.over:
+        return audit.state == "passed" and any(verdict.own for verdict in audit.verdicts)
+    return audit.look or audit.looking
+
+
+def _place(commit: CommitRecord) -> tuple[str, int, int, str]:
+    return commit.job, commit.epoch, commit.round, commit.lease
+
+
+async def _is_of_account(work: Work, job: str) -> bool:
+    return job == work.job.id or (await work.tx.get(Job, job)).account_id == work.job.account_id
+
+
+async def _find(work: Work, node: NodeAddress, watched: bool) -> list[CreditRecord]:
+    key: tuple[Where, ...] = (("account_id", "=", work.job.account_id), ("watched", "=", watched))
+    return await work.tx.find(CreditRecord, ("node", "=", node), *key)

@@ -1,0 +1,80 @@
+"""Nodes that come back after their lease has run out: they open what was drawn of them meanwhile, under the old lease, and go.
+
+Who comes back under its key and fence, with its worker alive, has the records that an audit asks for. It is given nothing else to
+do until it has opened them, and its word counts for nothing else. Whoever said goodbye, failed, was sent away, or comes back
+without the worker, is not waited for.
+"""
+
+from collections.abc import Awaitable, Callable
+
+from coordinator.domain.job import LIVE
+from coordinator.domain.lease import Lease
+from coordinator.services.artifacts.access import Doors
+from coordinator.services.core.leases import Leases
+from coordinator.services.core.unit_of_work import Desk, Work
+from coordinator.services.network.nodes import Nodes
+from coordinator.store.records import CommitRecord
+
+Round = tuple[int, int]
+OPENED = "what was drawn of it is opened: the lease is over"
+
+
+class Returns:
+    """Looks at who is back, asks them, and lets them go."""
+
+    def __init__(
+        self, desk: Desk, leases: Leases, nodes: Nodes, doors: Doors, advance: Callable[[Work], Awaitable[None]]
+    ) -> None:
+        self._desk = desk
+        self._leases = leases
+        self._nodes = nodes
+        self._doors = doors
+        self._advance = advance
+        self._rounds: dict[str, frozenset[Round]] = {}  # Of leases whose holders are back: what they committed to.
+
+    async def attend(self, node: str | None = None) -> None:
+        """Look at what those that have come back, or this one, have to open."""
+        for lease in self._leases.back_with(node):
+            if lease.id in self._rounds:
+                continue
+            async with self._desk.open(lease.job) as work:
+                await self._advance(work)
+                self._rounds[lease.id] = await _rounds(work, lease)
+                if self._awaits(work, lease):
+                    work.note(
+                        "audit", f"node {lease.node} is back with the records of its rounds, and opens what is drawn"
+                    )
+
+    def tell(self, work: Work) -> None:
+        """After each commit: ask those that are back, and let go who has nothing left to open."""
+        self._rounds = {lease: rounds for lease, rounds in self._rounds.items() if self._leases.may_return(lease)}
+        for lease in self._leases.lost(work.job.id):
+            session = self._nodes.session(lease.node) if self._leases.is_back(lease.id) else None
+            if work.job.state not in LIVE or (lease.id in self._rounds and not self._awaits(work, lease)):
+                self._leases.forget(lease.id)
+                self._doors.ended(lease)
+                if session is not None:
+                    session.stop(lease, OPENED)
+            elif session is not None and lease.id in self._rounds:
+                commands = work.openings(lease.id)
+                self._doors.opens(work, lease, commands)
+                session.tell(lease, commands)
+
+    def _awaits(self, work: Work, lease: Lease) -> bool:
+        """Whether something of it is drawn and not opened, or may still be drawn."""
+        if any(audit.lease == lease.id and audit.unopened for audit in work.audits.values()):
+            return True
+        if work.run is None:
+            return False
+        over = work.run.round
+        still = {*work.run.undrawn} | ({(over.epoch, over.number)} if over is not None else set())
+        return not self._rounds.get(lease.id, frozenset()).isdisjoint(still)
+
+
+async def _rounds(work: Work, lease: Lease) -> frozenset[Round]:
+    """What a lease's holder has committed to, the round in flight as well, which may be completed without it."""
+    made = await work.tx.find(CommitRecord, ("job", "=", work.job.id), ("lease", "=", lease.id))
+    over = None if work.run is None else work.run.round
+    seat = None if over is None else over.seat(lease.id)
+    flying = {(over.epoch, over.number)} if over is not None and seat is not None and seat.commit is not None else set()
+    return frozenset({(commit.epoch, commit.round) for commit in made if commit.drawable} | flying)

@@ -1,0 +1,200 @@
+"""The terms of live leases, in memory: renewed by heartbeats, ended by the reaper.
+
+The database says which leases live; only their remaining time is kept here. After a restart everybody gets a full term,
+and while the whole process stands still (a suspended machine, a loop that is held up) no term runs out: it heard nobody. Who
+loses its connection and is not back in less than half of a term has died, unless most are cut off together: then it is not they.
+
+A lease that ran out is *lost* for a while: its holder may come back with its worker and open what was drawn of it (``returns``).
+Any other end is final, and so is a return without the worker.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import inf
+
+from coordinator.domain import lease as rules
+from coordinator.domain.audits.trust import Audit
+from coordinator.domain.lease import Lease, Term
+from coordinator.services.core.context import Context
+from coordinator.store.ports import Where
+from protocol.node import HeldLease
+
+CUT_SHARE = 0.4  # Of a term: a process whose connection broke off is back by then (its agent tries within a second), or is dead.
+LONGEST_LOOK = 0.25  # Of a term. Looks are many times as frequent; a longer pause between two says that nobody looked.
+
+
+@dataclass
+class _Lost:
+    """A lease that ran out. ``seen``: when its holder was last here; ``until``: until when that holds without a heartbeat."""
+
+    lease: Lease
+    seen: float
+    until: float = -inf
+
+
+class Leases:
+    """Which node holds what until when."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._live: dict[str, Lease] = {}
+        self._terms: dict[str, Term] = {}
+        self._cut: dict[str, float] = {}
+        self._lost: dict[str, _Lost] = {}
+        self._mostly_cut = 0.0
+        self._looked = context.clock.now()
+        self._attended = 0.0
+        self._lenient = 0.0
+
+    async def recover(self) -> None:
+        """Read the live leases of an earlier process, or of this one before the store was away, and give each a full term."""
+        since = self._context.clock.time() - self._context.config.return_seconds
+        ran_out: Where = ("end", "=", "expired")
+        async with self._context.store.transaction() as tx:
+            found = await tx.find(Lease, ("state", "in", ("starting", "ready")))
+            lost = await tx.find(Lease, ("state", "=", "ended"), ran_out, ("ended", ">", since))
+            waited = await tx.find(Audit, ("state", "in", ("opening", "showing")))
+            names = tuple(sorted({audit.lease for audit in waited if audit.unopened}))
+            lost += await tx.find(Lease, ("id", "in", names), ran_out) if names else []
+        before, self._lost = self._lost, {}
+        self._live, self._terms = {}, {}
+        for lease in (*found, *lost):
+            self.remember(lease)
+        self._lost |= {name: kept for name, kept in before.items() if name in self._lost}
+
+    def remember(self, lease: Lease) -> None:
+        """Take over a stored lease: a new one gets its term, an ended one loses it."""
+        if lease.state == "ended":
+            self._live.pop(lease.id, None)
+            self._terms.pop(lease.id, None)
+            if lease.end == "expired" and self._context.config.return_seconds > 0:
+                self._lost.setdefault(lease.id, _Lost(lease, self._now()))
+            return
+        if lease.id not in self._terms:
+            expires = self._now() + self._context.config.lease_seconds
+            self._terms[lease.id] = Term(lease.node, lease.fence, expires)
+        self._live[lease.id] = lease
+
+    def get(self, lease: str) -> Lease | None:
+        """The live lease of this id."""
+        return self._live.get(lease)
+
+    def of_node(self, node: str) -> tuple[Lease, ...]:
+        """Live leases of a node."""
+        return tuple(lease for lease in self._live.values() if lease.node == node)
+
+    def holds(self, node: str) -> bool:
+        """Whether a node holds anything, or may come back with it."""
+        return bool(self.of_node(node) or self._lost_by(node))
+
+    def seated(self) -> tuple[Lease, ...]:
+        """Live leases that have a seat; spares have none."""
+        return tuple(lease for lease in self._live.values() if lease.seat)
+
+    def busy(self) -> frozenset[str]:
+        """Nodes that hold anything, or may come back with something of theirs."""
+        return frozenset(lease.node for lease in (*self._live.values(), *(lost.lease for lost in self._lost.values())))
+
+    def renew(self, node: str, held: Iterable[HeldLease]) -> tuple[str, ...]:
+        """Renew what the node names, which is all that it holds; returns what is not its (any more)."""
+        now, seconds, named = self._now(), self._context.config.lease_seconds, tuple(held)
+        renewed, gone = rules.renew(self._terms, node, named, now, seconds)
+        self._terms.update(renewed)
+        back = {pair.lease for pair in named if (pair.lease, node, pair.fence) in self._lost_by(node)}
+        for lost in [lost for lost in self._lost.values() if lost.lease.node == node]:
+            if lost.lease.id in back:
+                lost.seen, lost.until = now, now + seconds
+            else:
+                self.forget(lost.lease.id)  # Its worker is dead, and what it was to open with it.
+        return tuple(lease for lease in gone if lease not in back)
+
+    def _lost_by(self, node: str) -> set[tuple[str, str, int]]:
+        lost = [lost.lease for lost in self._lost.values() if lost.lease.node == node]
+        return {(lease.id, lease.node, lease.fence) for lease in lost}
+
+    # --- lost, and perhaps back -------------------------------------------------------------------------------------------
+
+    def lost(self, job: str) -> tuple[Lease, ...]:
+        """Leases of a job that ran out, and whose holders are awaited, or back."""
+        return tuple(lost.lease for lost in self._lost.values() if lost.lease.job == job)
+
+    def back_with(self, node: str | None = None) -> tuple[Lease, ...]:
+        """Lost leases that their holders, or this one, have come back with."""
+        now = self._now()
+        return tuple(lost.lease for lost in self._lost.values() if lost.until > now and node in (None, lost.lease.node))
+
+    def may_return(self, lease: str, ended: Iterable[Lease] = ()) -> bool:
+        """Whether a lease is lost and not forgotten; ``ended``: those that have just ended, and are not stored yet."""
+        return lease in self._lost or any(held.id == lease and held.end == "expired" for held in ended)
+
+    def is_back(self, lease: str) -> bool:
+        """Whether its holder has come back with a lost lease, and is still beating."""
+        lost = self._lost.get(lease)
+        return lost is not None and lost.until > self._now()
+
+    def returned(self, lease: str) -> Lease | None:
+        """The lost lease of this id that its holder is back with."""
+        return self._lost[lease].lease if self.is_back(lease) else None
+
+    def forget(self, lease: str) -> None:
+        """Nobody is awaited with this lease any more."""
+        self._lost.pop(lease, None)
+
+    def forget_all(self, node: str) -> None:
+        """A node has left for good."""
+        for lost in [lost for lost in self._lost.values() if lost.lease.node == node]:
+            self.forget(lost.lease.id)
+
+    # --- ends -------------------------------------------------------------------------------------------------------------
+
+    def cut(self, node: str) -> None:
+        """The connection of a node broke off."""
+        if self.of_node(node):
+            self._cut[node] = self._now()
+
+    def came(self, node: str) -> None:
+        """A node has a connection."""
+        self._cut.pop(node, None)
+
+    def was_cut(self, node: str) -> float | None:
+        """For how long a node has had no connection; None: it has one."""
+        return self._now() - self._cut[node] if node in self._cut else None
+
+    def expired(self) -> tuple[str, ...]:
+        """Leases whose time is over, and those of nodes that are cut off and do not come back."""
+        now, holders = self._now(), {term.node for term in self._terms.values()}
+        self._cut = {node: at for node, at in self._cut.items() if node in holders}
+        patience = self._context.config.return_seconds
+        for lost in [lost for lost in self._lost.values() if lost.until <= now and now - lost.seen > patience]:
+            self.forget(lost.lease.id)
+        if rules.mostly(self._cut, holders):
+            self._mostly_cut = now
+        seconds = CUT_SHARE * self._context.config.lease_seconds
+        return rules.expired(self._terms, now, rules.not_back(self._cut, holders, self._mostly_cut, now, seconds))
+
+    def expire(self, leases: Iterable[str]) -> None:
+        """Let the reaper end these at its next turn."""
+        for lease in leases:
+            if lease in self._terms:
+                term = self._terms[lease]
+                self._terms[lease] = Term(term.node, term.fence, self._now())
+
+    def back(self) -> bool:
+        """Whether this process stood still and has not been back for as long: what was sent to it meanwhile is on its way."""
+        self._now()
+        return self._looked < self._lenient
+
+    def share_a_job(self, one: str, other: str) -> bool:
+        """Whether two nodes are in the plan of one job."""
+        jobs = {lease.job for lease in self._live.values() if lease.node == one and lease.seat}
+        return any(lease.job in jobs for lease in self._live.values() if lease.node == other and lease.seat)
+
+    def _now(self) -> float:
+        """Seconds for which this process has attended to its nodes."""
+        now = self._context.clock.now()
+        passed, longest = now - self._looked, LONGEST_LOOK * self._context.config.lease_seconds
+        if passed > longest:
+            self._lenient = max(self._lenient, now + min(passed, self._context.config.audit_seconds))
+        self._attended += min(passed, longest)
+        self._looked = now
+        return self._attended

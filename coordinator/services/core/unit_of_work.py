@@ -1,0 +1,302 @@
+"""One job on the desk: loaded whole, changed by pure decisions, stored in one transaction with everything that follows.
+
+Whatever happens to a job happens inside ``Desk.open``. If the body raises, nothing has happened; when it ends, state, timeline
+and outbox are in the database together, and only then is anybody told.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+
+import msgspec
+
+from common.untrusted_text import untrusted
+from coordinator.domain import job as lifecycle
+from coordinator.domain import lease as lease_rules
+from coordinator.domain.audits.dispute import SIDES, query_for
+from coordinator.domain.audits.trust import Audit
+from coordinator.domain.job import Job, JobState
+from coordinator.domain.lease import Lease, LeaseEnd
+from coordinator.domain.rounds import round as rounds
+from coordinator.domain.rounds.run import Run
+from coordinator.errors import NotFoundError
+from coordinator.services.core import notifications
+from coordinator.services.core.context import Context
+from coordinator.services.core.leases import Leases
+from coordinator.services.core.logs import log_of
+from coordinator.store.ports import R, Transaction
+from coordinator.store.records import DisputeRecord, EventRecord, MetricRecord, OutboxRecord, RunRecord
+from ledger import events as ledger_events
+from protocol.node import Promised
+from protocol.task import Member, Plan, TaskCommand
+
+
+class Work:
+    """A job's state within one transaction.
+
+    Attributes:
+        leases: the live ones. ``granted`` and ``ended``: what this work did to them. ``returned``: those that ran out, and whose
+            holders are back to open what was drawn of them.
+        audits: those that are not over. ``concluded``: those that have just ended.
+        expelled: nodes that this work banned.
+        stood: node -> rounds of its work that were verified since its last fault, where that has changed.
+        settled: a payment has just been confirmed.
+        promised: payee -> what has just been promised to it on the ledger.
+        hold: the next round waits: somebody moves as soon as steps are opened.
+        disputes: those that are not over, by their audit.
+        false_accusers: who has just been proven to accuse falsely, in which audit, and how.
+        tampered: leases in whose sandbox somebody has just reached.
+        unanswered: nodes that have just evaded an audit, and are told so.
+        forged: rounds, by epoch and number, in which a lie has just been proven.
+        money: the outbox has something new.
+        rounds_ended: a round was completed or an audit concluded, so shares may be due.
+        reopened: (epoch, round) of shares that this work rejected or audits that it ended: what the ledger was told of them may
+            be no longer true.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        tx: Transaction,
+        job: Job,
+        run: Run | None,
+        leases: Sequence[Lease],
+        audits: Sequence[Audit],
+        returned: Sequence[Lease] = (),
+    ) -> None:
+        self.tx = tx
+        self.job = job
+        self.run = run
+        self.leases = {lease.id: lease for lease in leases}
+        self.returned = {lease.id: lease for lease in returned}
+        self.audits = {audit.id: audit for audit in audits}
+        self.now = context.clock.time()
+        self.ended: list[Lease] = []
+        self.concluded: list[Audit] = []
+        self.metrics: list[MetricRecord] = []
+        self.settled = False
+        self.promised: Mapping[str, Promised] = {}
+        self.granted: list[Lease] = []
+        self.expelled: list[str] = []
+        self.stood: dict[str, int] = {}
+        self.disputes: dict[str, DisputeRecord] = {}
+        self.ended_disputes: list[DisputeRecord] = []
+        self.false_accusers: list[tuple[str, str, str]] = []
+        self.tampered: list[Lease] = []
+        self.unanswered: list[str] = []
+        self.hold = False
+        self.forged: list[tuple[int, int]] = []
+        self.money = False
+        self.rounds_ended = False
+        self.reopened: set[tuple[int, int]] = set()
+        self._context = context
+        self._events: list[EventRecord] = []
+        self._outbox: list[OutboxRecord] = []
+
+    def note(self, kind: str, text: str) -> None:
+        """Add a line to the timeline."""
+        self._events.append(EventRecord(self.job.id, self.now, kind, untrusted(text)))
+
+    def advance(self, to: JobState, reason: str = "") -> None:
+        """Move the job along its lifecycle; IllegalTransitionError where the table forbids it."""
+        self.job = lifecycle.advance(self.job, to, self.now, reason)
+        self.note(to, reason or f"the job is {to}")
+
+    def change(self, **fields: object) -> None:
+        """Replace fields of the job."""
+        self.job = msgspec.structs.replace(self.job, **fields)
+
+    def change_run(self, **fields: object) -> None:
+        """Replace fields of the run."""
+        assert self.run is not None
+        self.run = msgspec.structs.replace(self.run, **fields)
+
+    def queue(self, record: OutboxRecord) -> None:
+        """Tell the ledger something once this transaction is stored."""
+        self._outbox.append(record)
+
+    def memo(self, key: str, event: ledger_events.Event) -> None:
+        """Write a lifecycle event on the ledger."""
+        text = ledger_events.encode(event)
+        kind = type(event).__name__.lower()
+        self.queue(
+            OutboxRecord(f"{key}:{self.job.id}", self.job.id, "event", {"text": text}, self.now, detail=untrusted(kind))
+        )
+
+    async def store_now(self, record: OutboxRecord) -> OutboxRecord:
+        """Queue a row and learn its number."""
+        self.money = True
+        return await self.tx.insert(record)
+
+    def grant(self, node: str, payout: str, seat: tuple[int, int] | None) -> Lease:
+        """Give a node a seat, or make it a spare."""
+        assert self.run is not None
+        fence = self.run.fence + 1
+        self.change_run(fence=fence)
+        stage, replica = seat or (None, None)
+        lease = Lease(
+            id=self._context.new_id(),
+            job=self.job.id,
+            node=node,
+            payout=payout,
+            fence=fence,
+            stage=stage,
+            replica=replica,
+            granted=self.now,
+        )
+        self.leases[lease.id] = lease
+        self.granted.append(lease)
+        return lease
+
+    def end(self, lease: str, how: LeaseEnd, reason: str = "") -> None:
+        """End a live lease; the round in flight loses its member."""
+        held = self.leases.pop(lease, None)
+        if held is None:
+            return
+        self.ended.append(lease_rules.end(held, how, self.now, reason))
+        if self.run is not None and self.run.round is not None:
+            self.change_run(round=rounds.fold(self.run.round, lease, rounds.Lost(), self.now))
+
+    def conclude(self, audit: Audit) -> None:
+        """Put away an audit that is over."""
+        del self.audits[audit.id]
+        self.concluded.append(audit)
+        self.rounds_ended = True
+        if not audit.canary:
+            self.reopened.add((audit.epoch, audit.round))
+
+    def dispute(self, record: DisputeRecord) -> None:
+        """Keep a dispute as it is now."""
+        self.disputes.pop(record.id, None)
+        if record.over:
+            self.ended_disputes.append(record)
+        else:
+            self.disputes[record.id] = record
+
+    def plan(self) -> Plan:
+        """Seats as they are held now, for nodes that are being assigned."""
+        assert self.run is not None
+        seated = sorted(
+            (lease.replica or 0, lease.stage or 0, lease.node) for lease in self.leases.values() if lease.seat
+        )
+        members = tuple(Member(stage, replica, node) for replica, stage, node in seated)
+        return Plan(self.run.epoch, self.run.layers, members)
+
+    def commands(self, lease: str) -> tuple[TaskCommand, ...]:
+        """What the holder of a lease must have been told by now."""
+        told: list[TaskCommand] = []
+        if self.run is not None and self.run.round is not None:
+            told += rounds.commands(self.run.round, lease)
+        told += self.openings(lease)
+        node = self.leases[lease].node if lease in self.leases else None
+        for record in self.disputes.values():
+            sides = [side for side in SIDES if getattr(record.dispute, side) == node]
+            told += [query for side in sides if (query := query_for(record.dispute, side)) is not None]
+        return tuple(told)
+
+    def openings(self, lease: str) -> tuple[TaskCommand, ...]:
+        """What the holder of a lease must have been asked, by now, about audits."""
+        told = [command for audit in self.audits.values() if (command := audit.command_for(lease)) is not None]
+        told += [asked for audit in self.audits.values() if (asked := audit.question_for(lease)) is not None]
+        return tuple(told)
+
+    @property
+    def events(self) -> tuple[EventRecord, ...]:
+        """Lines added so far."""
+        return tuple(self._events)
+
+    @property
+    def outbox(self) -> tuple[OutboxRecord, ...]:
+        """Rows queued so far."""
+        return tuple(self._outbox)
+
+
+class Desk:
+    """Opens one job at a time. ``on_stored`` runs after each commit, before anybody else gets the desk."""
+
+    def __init__(self, context: Context, leases: Leases) -> None:
+        self._context = context
+        self._leases = leases
+        self._turn = asyncio.Lock()
+        self._listeners: list[Callable[[Work], None]] = []
+
+    def on_stored(self, listener: Callable[[Work], None]) -> None:
+        """Call ``listener`` with every piece of work that was stored; it must neither wait nor raise."""
+        self._listeners.append(listener)
+
+    @asynccontextmanager
+    async def open(self, job: str) -> AsyncIterator[Work]:
+        """Load a job; store what the body made of it.
+
+        Raises:
+            NotFoundError: there is no such job.
+        """
+        async with self._turn:
+            async with self._context.store.transaction() as tx:
+                work, before = await self._load(tx, job)
+                yield work
+                await _save(work, before)
+            for lease in (*work.leases.values(), *work.ended):
+                self._leases.remember(lease)
+            for listener in self._listeners:
+                listener(work)
+            self._context.bus.publish(job)
+
+    async def _load(self, tx: Transaction, job: str) -> tuple[Work, "_Before"]:
+        try:
+            stored = await tx.get(Job, job)
+        except NotFoundError:
+            raise NotFoundError(f"there is no job {job}: look it up in the list of jobs", field="job") from None
+        runs = await tx.find(RunRecord, ("job", "=", job))
+        leases = await tx.find(Lease, ("job", "=", job), ("state", "in", ("starting", "ready")))
+        audits = await tx.find(Audit, ("job", "=", job), ("state", "in", ("drawn", "opening", "showing", "replaying")))
+        back = tuple(lease.id for lease in self._leases.back_with() if lease.job == job)
+        returned = await tx.find(Lease, ("id", "in", back)) if back else []
+        work = Work(self._context, tx, stored, runs[0].run if runs else None, leases, audits, returned)
+        for record in await tx.find(DisputeRecord, ("job", "=", job), ("over", "=", False)):
+            work.disputes[record.id] = record
+        before = _Before(
+            stored, runs[0] if runs else None, dict(work.leases), dict(work.returned), dict(work.audits), dict(work.disputes)
+        )  # fmt: skip
+        return work, before
+
+
+class _Before(msgspec.Struct, frozen=True):
+    job: Job
+    run: RunRecord | None
+    leases: dict[str, Lease]
+    returned: dict[str, Lease]
+    audits: dict[str, Audit]
+    disputes: dict[str, DisputeRecord]
+
+
+async def _save(work: Work, before: _Before) -> None:
+    if work.job != before.job:
+        work.job = await work.tx.update(work.job)
+    if work.run is not None and before.run is None:
+        await work.tx.insert(RunRecord(work.job.id, work.run))
+    elif work.run is not None and before.run is not None and work.run != before.run.run:
+        await work.tx.update(msgspec.structs.replace(before.run, run=work.run))
+    ended = {lease.id: lease for lease in work.ended}
+    await _save_all(work.tx, ended, before.leases)
+    await _save_all(work.tx, {audit.id: audit for audit in work.concluded}, before.audits)
+    await _save_all(work.tx, {record.id: record for record in work.ended_disputes}, before.disputes)
+    work.disputes |= await _save_all(work.tx, work.disputes, before.disputes)
+    work.leases |= await _save_all(work.tx, work.leases, before.leases)
+    await _save_all(work.tx, work.returned, before.returned)
+    work.audits |= await _save_all(work.tx, work.audits, before.audits)
+    for added in (*work.events, *map(log_of, work.events), *work.outbox, *work.metrics):
+        await work.tx.insert(added)
+    await notifications.queue(work.tx, work.job, work.events)
+    work.money = work.money or bool(work.outbox)
+
+
+async def _save_all(tx: Transaction, records: Mapping[str, R], before: Mapping[str, R]) -> dict[str, R]:
+    """Store what is new or has changed; returns it as stored."""
+    stored: dict[str, R] = {}
+    for key, record in records.items():
+        if key not in before:
+            stored[key] = await tx.insert(record)
+        elif record != before[key]:
+            stored[key] = await tx.update(record)
+    return stored

@@ -1,0 +1,1 @@
+"""What moves the services: messages of nodes, the clock, blocks of the ledger, bonds on the ledger."""

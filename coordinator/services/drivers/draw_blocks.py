@@ -1,0 +1,87 @@
+"""Asks the ledger for the blocks that open draws wait for."""
+
+import asyncio
+import contextlib
+import logging
+
+from coordinator.services.audits.evidence import seal_of
+from coordinator.services.audits.sampling import Drawing
+from coordinator.services.core.context import Context
+from coordinator.services.core.unit_of_work import Desk, Work
+from coordinator.services.payments.chain import Chain
+from coordinator.services.training.runs import Runs
+from coordinator.store.ports import Where
+from coordinator.store.records import OutboxRecord, RoundRecord
+from ledger.errors import LedgerError
+
+POLL_SECONDS = 0.4  # A slot.
+
+log = logging.getLogger(__name__)
+
+
+class Beacons:
+    """Asks the ledger for what open draws wait for."""
+
+    def __init__(self, context: Context, desk: Desk, drawing: Drawing, runs: Runs, chain: Chain) -> None:
+        self._context = context
+        self._desk = desk
+        self._drawing = drawing
+        self._runs = runs
+        self._chain = chain
+        self._waiting: dict[str, tuple[tuple[int, int], ...]] = {}
+        self._wake = asyncio.Event()
+        desk.on_stored(self._notice)
+
+    async def run(self) -> None:
+        """Ask for ever."""
+        while True:
+            self._wake.clear()
+            await self.poll()
+            with contextlib.suppress(TimeoutError):
+                async with self._context.clock.timeout(POLL_SECONDS):
+                    await self._wake.wait()
+
+    async def poll(self) -> None:
+        """Bring every open draw as far as it goes now."""
+        for job in sorted(self._waiting):
+            try:
+                await self._poll_job(job)
+            except LedgerError as error:
+                self._context.metrics.count("draws_late_total")
+                log.info("job %s: the draw waits for the ledger: %s", job, error)
+
+    async def _poll_job(self, job: str) -> None:
+        where: tuple[Where, ...] = (("job", "=", job), ("state", "=", "complete"), ("concluded", "=", False))
+        async with self._context.store.transaction() as tx:
+            records = [r for r in await tx.find(RoundRecord, *where) if r.beacon is not None and r.beacon.slot is None]
+            waiting = [(r.epoch, r.number, r.beacon, await seal_of(tx, r)) for r in records if r.beacon is not None]
+        for epoch, number, beacon, seal in waiting:
+            after = beacon.after
+            if after is None:
+                after = await self._slot(seal)
+                if after is None:
+                    continue
+                async with self._desk.open(job) as work:
+                    await self._drawing.note_slot(work, epoch, number, after)
+            found = await self._chain.block_after(after)
+            if found is not None:
+                async with self._desk.open(job) as work:
+                    await self._drawing.draw(work, epoch, number, *found)
+                    await self._runs.advance(work)
+
+    async def _slot(self, seal: OutboxRecord | None) -> int | None:
+        """After which slot the draw's block comes: that of the memo with the commitments, which nobody can choose afterwards.
+
+        Only where there will be no memo the newest slot is taken: ``cottage ledger check`` misses it. None: unknown yet.
+        """
+        if seal is None or seal.state == "failed":
+            return await self._chain.slot()
+        return await self._chain.slot_of(seal.signature) if seal.state == "confirmed" else None
+
+    def _notice(self, work: Work) -> None:
+        undrawn = () if work.run is None else work.run.undrawn
+        if not undrawn:
+            self._waiting.pop(work.job.id, None)
+        elif self._waiting.get(work.job.id) != undrawn:
+            self._waiting[work.job.id] = undrawn
+            self._wake.set()

@@ -1,0 +1,226 @@
+"""What time alone brings about: leases run out, audits and starts become overdue, escrows appear, models are put together."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+
+from coordinator.domain.job import LIVE, RESTING, Action, Job, JobState
+from coordinator.domain.lease import Lease
+from coordinator.errors import CottageError, FundsError, StoreAwayError
+from coordinator.services.artifacts.models import ModelWorkshop
+from coordinator.services.audits.returns import Returns
+from coordinator.services.core.context import Context
+from coordinator.services.core.leases import Leases
+from coordinator.services.core.unit_of_work import Desk, Work
+from coordinator.services.drivers.node_protocol import Conversation
+from coordinator.services.payments.escrows import ESCROW_MARGIN
+from coordinator.services.payments.settlement import ENDED_EARLY, Settlement
+from coordinator.services.training.runs import Runs
+from coordinator.store.ports import Where
+from coordinator.store.records import RoundRecord
+from ledger.errors import LedgerError
+
+MAX_ASSEMBLIES = 3  # Tries; a model that cannot be put together three times has damaged checkpoints.
+ESCROW_POLL_SECONDS = 3.0
+MAX_POLLED = 20  # Escrows looked for at a time: of jobs that wait for one, and of unfunded ended ones, in turn.
+
+log = logging.getLogger(__name__)
+
+
+class Upkeep:
+    """The coordinator's regular rounds."""
+
+    def __init__(
+        self,
+        context: Context,
+        desk: Desk,
+        leases: Leases,
+        conversation: Conversation,
+        runs: Runs,
+        settlement: Settlement,
+        models: ModelWorkshop,
+        returns: Returns,
+    ) -> None:
+        self._context = context
+        self._returns = returns
+        self._desk = desk
+        self._leases = leases
+        self._conversation = conversation
+        self._runs = runs
+        self._settlement = settlement
+        self._models = models
+        self._active: dict[str, float] = {}
+        self._ended_seen = 0
+        self._waiting_seen = 0
+        self._to_assemble: asyncio.Queue[str] = asyncio.Queue()
+        self._assembling: set[str] = set()
+        desk.on_stored(self._notice)
+
+    async def recover(self) -> None:
+        """Continue an earlier process's jobs; its open audits get their full time again."""
+        async with self._context.store.transaction() as tx:
+            jobs = await tx.find(Job, ("state", "in", tuple(sorted(LIVE))))
+        for job in jobs:
+            if job.state is not JobState.CREATED:
+                await self._guarded(job.id, self._resume)
+
+    async def tick(self) -> None:
+        """Everything that is due now."""
+        for lease in self._leases.expired():
+            held = self._leases.get(lease)
+            if held is None:
+                continue
+            self._context.metrics.count("leases_expired_total")
+            async with self._desk.open(held.job) as work:
+                await self._expire(held, work)
+        await self._returns.attend()
+        for job in sorted(self._active, key=lambda job: (self._active[job], job)):  # Who came first is served first.
+            await self._guarded(job, self._advance)
+        await self._conversation.flush()
+
+    async def run(self) -> None:
+        """Tick for ever."""
+        while True:
+            await self.tick()
+            await self._context.clock.sleep(self._context.config.tick_seconds)
+
+    async def watch_escrows(self) -> None:
+        """Notice what outside wallets deposit, and look after paused jobs, for ever."""
+        while True:
+            await self.look_for_escrows()
+            await self.look_at_paused()
+            await self._context.clock.sleep(ESCROW_POLL_SECONDS)
+
+    async def look_for_escrows(self) -> None:
+        """Fund jobs whose escrow has appeared, and give back what came for jobs that had ended without one."""
+        since = self._context.clock.time() - ESCROW_MARGIN  # Later, the submitter takes it back without anybody.
+        unfunded: tuple[Where, ...] = (("state", "in", ENDED_EARLY), ("escrow", "=", 0), ("deadline", ">", since))
+        async with self._context.store.transaction() as tx:
+            created: Where = ("state", "=", JobState.CREATED)
+            waiting = await tx.find(Job, created, newest=True, limit=MAX_POLLED // 2)
+            older = await tx.find(
+                Job, created, newest=True, limit=MAX_POLLED // 2, offset=MAX_POLLED // 2 + self._waiting_seen
+            )
+            ended = await tx.find(Job, *unfunded, newest=True, limit=MAX_POLLED, offset=self._ended_seen)
+            at_work = await tx.find(Job, ("state", "in", tuple(sorted(LIVE - {JobState.CREATED}))))
+        added = [job for job in at_work if not job.test_wallet and job.escrow < job.spec.budget][-MAX_POLLED:]
+        await self._look(self._settlement.see_escrow, waiting)
+        found = await self._look(self._settlement.see_escrow, older)
+        self._waiting_seen = self._waiting_seen + len(older) - found if len(older) == MAX_POLLED // 2 else 0
+        await self._look(self._settlement.see_deposit, added)
+        found = await self._look(self._settlement.return_deposit, ended)  # Next time they are not among these.
+        self._ended_seen = self._ended_seen + MAX_POLLED - found if len(ended) == MAX_POLLED else 0
+
+    async def _look(self, look: Callable[[Job], Awaitable[bool | None]], jobs: Sequence[Job]) -> int:
+        """At each of these jobs; for how many it was so."""
+        found = 0
+        for job in jobs:
+            try:
+                found += bool(await look(job))
+            except StoreAwayError:
+                raise
+            except (CottageError, LedgerError):
+                continue  # Not there yet, or not to be asked now: a later turn looks again.
+        return found
+
+    async def look_at_paused(self) -> None:
+        """Go on with jobs whose budget was added to; what is left paused until its deadline is kept, and the rest refunded."""
+        async with self._context.store.transaction() as tx:
+            paused = await tx.find(Job, ("state", "=", JobState.PAUSED))
+        for job in paused:
+            if job.deadline < self._context.clock.time():
+                await self._guarded(job.id, self._end_paused)
+            elif job.halt == "":
+                await self._guarded(job.id, self._go_on)
+
+    async def _end_paused(self, work: Work) -> None:
+        if work.job.state is not JobState.PAUSED:
+            return
+        if work.run is not None and work.run.checkpoints:
+            work.change(halt="deadline")
+            await self._runs.ask(work, Action.STOP)
+        else:
+            await self._runs.stop(work, JobState.CANCELLED, "its deadline passed while it was paused")
+
+    async def _go_on(self, work: Work) -> None:
+        try:
+            await self._runs.ask(work, Action.RESUME)
+        except FundsError:
+            work.change(halt="budget")  # What was added is not enough for a round.
+
+    async def assemble(self) -> None:
+        """Put finished models together, one after the other, for ever."""
+        while True:
+            job = await self._to_assemble.get()
+            try:
+                await self.assemble_one(job)
+            except (StoreAwayError, OSError):
+                self._to_assemble.put_nowait(job)  # For the next try.
+                raise
+
+    def waiting(self) -> bool:
+        """Whether a model waits to be put together."""
+        return not self._to_assemble.empty()
+
+    def next_assembly(self) -> str:
+        """Take the job whose model waits longest; ``waiting`` must hold."""
+        return self._to_assemble.get_nowait()
+
+    async def assemble_one(self, job: str) -> None:
+        """Put one model together; after a few failures the job fails and what is left goes back."""
+        problem = "no try was made"
+        for _ in range(MAX_ASSEMBLIES):
+            async with self._desk.open(job) as work:
+                if work.job.model is not None or work.job.state is not JobState.VERIFYING or work.run is None:
+                    return
+                stored, checkpoints = work.job, work.run.checkpoints
+                rounds = await work.tx.find(RoundRecord, ("job", "=", job), ("state", "=", "complete"))
+            try:
+                model = await self._models.assemble(stored, checkpoints, rounds)
+            except StoreAwayError:
+                raise
+            except CottageError as error:
+                problem = error.detail
+                log.warning("job %s: the model could not be put together: %s", job, problem)
+                continue
+            async with self._desk.open(job) as work:
+                work.change(model=model)
+                work.note("model", "the model folder is ready")
+            return
+        async with self._desk.open(job) as work:
+            await self._runs.stop(work, JobState.FAILED, f"the model could not be put together: {problem}")
+
+    async def _guarded(self, job: str, act: Callable[[Work], Awaitable[None]]) -> None:
+        """Open a job and act; a fault in one job must not stop the others, and what failed is not stored."""
+        try:
+            async with self._desk.open(job) as work:
+                await act(work)
+        except StoreAwayError:
+            raise
+        except Exception:  # The boundary of one job: logged whole, tried again at the next turn.
+            log.exception("job %s", job)
+
+    async def _resume(self, work: Work) -> None:
+        self._runs.resume(work)
+
+    async def _advance(self, work: Work) -> None:
+        self._conversation.final_traffic(work)
+        await self._runs.advance(work)
+
+    async def _expire(self, held: Lease, work: Work) -> None:
+        self._conversation.final_traffic(work)
+        away, silence = self._leases.was_cut(held.node), self._context.config.lease_seconds
+        heard = f"has not been heard of for {silence:g} s"
+        why = heard if away is None or away >= silence else f"lost its connection {away:.1f} s ago, is not back"
+        work.note("lost", f"node {held.node} {why} and is given up")
+        work.end(held.id, "expired", "the lease ran out")
+        await self._runs.advance(work)
+
+    def _notice(self, work: Work) -> None:
+        if work.job.state in LIVE - RESTING:
+            self._active[work.job.id] = work.job.created
+        else:
+            self._active.pop(work.job.id, None)
+        if work.job.state is JobState.VERIFYING and work.job.model is None and work.job.id not in self._assembling:
+            self._assembling.add(work.job.id)
+            self._to_assemble.put_nowait(work.job.id)

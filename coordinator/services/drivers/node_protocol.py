@@ -1,0 +1,442 @@
+"""What is said over the nodes' connections: each message has its effect stored before it is acknowledged."""
+
+from collections.abc import Sequence
+from typing import TypeGuard, assert_never
+
+import msgspec
+
+from coordinator.domain import placement
+from coordinator.domain.job import LIVE, JobState
+from coordinator.domain.lease import Lease
+from coordinator.domain.rounds.round import Round
+from coordinator.domain.rounds.run import training_of
+from coordinator.errors import StoreAwayError
+from coordinator.services.accounts.throttle import Throttle
+from coordinator.services.artifacts.access import Doors
+from coordinator.services.audits.auditor_capacity import Watching
+from coordinator.services.audits.returns import Returns
+from coordinator.services.audits.verification import Verification
+from coordinator.services.core.context import Context
+from coordinator.services.core.leases import Leases
+from coordinator.services.core.logs import JobLogs
+from coordinator.services.core.unit_of_work import Desk, Work
+from coordinator.services.network.link_telemetry import Links
+from coordinator.services.network.nodes import Nodes, Session
+from coordinator.services.payments import tallies
+from coordinator.services.payments.promises import Promises
+from coordinator.services.payments.settlement import Settlement
+from coordinator.services.training.runs import Runs
+from coordinator.services.training.staffing import UNSEEN, shape_of
+from coordinator.store.ports import Where
+from coordinator.store.records import MetricRecord
+from protocol.job.job import without_settings
+from protocol.network import NetworkReport
+from protocol.node import (
+    Accounts,
+    Acknowledged,
+    Assign,
+    Beat,
+    Claim,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    NodeMessage,
+    Report,
+    Signal,
+)
+from protocol.task import (
+    AuditReport,
+    BisectAnswer,
+    Challenge,
+    LeafShown,
+    OpeningMade,
+    Progress,
+    RoundApplied,
+    RoundCommit,
+    RoundHolding,
+    StepOpened,
+    TaskFailed,
+    TaskReady,
+    TaskReport,
+    Traffic,
+    Validation,
+    WorkerLog,
+)
+
+ASKS, ASK_SECONDS = 8.0, 5.0  # Questions of a node about its money: at once, and then one in so many seconds.
+MAX_TOLD = 20  # Jobs whose nodes are told how their work stands, at a time.
+MAX_UNSAVED_METRICS = (
+    10_000  # Points of loss curves between two flushes, of all jobs; more are dropped, they are lossy.
+)
+
+
+def together(one: NodeMessage, other: NodeMessage) -> bool:
+    """Whether two messages are answers about audits under one lease: many come at a time, and are one change of the job."""
+    return _answers(one) and _answers(other) and (one.lease, one.fence) == (other.lease, other.fence)
+
+
+def _answers(message: NodeMessage) -> TypeGuard[Report]:
+    kinds = OpeningMade | StepOpened | LeafShown | AuditReport | BisectAnswer
+    return isinstance(message, Report) and message.seq > 0 and isinstance(message.body, kinds)
+
+
+class Conversation:
+    """Understands nodes and answers them."""
+
+    def __init__(
+        self,
+        context: Context,
+        desk: Desk,
+        leases: Leases,
+        nodes: Nodes,
+        runs: Runs,
+        verification: Verification,
+        links: Links,
+        settlement: Settlement,
+        promises: Promises,
+        logs: JobLogs,
+        watching: Watching,
+        doors: Doors,
+        returns: Returns,
+    ) -> None:
+        self._context = context
+        self._returns = returns
+        self._settlement = settlement
+        self._promises = promises
+        self._desk = desk
+        self._leases = leases
+        self._nodes = nodes
+        self._runs = runs
+        self._verification = verification
+        self._links = links
+        self._logs = logs
+        self._watching = watching
+        self._doors = doors
+        self._traffic: dict[str, Traffic] = {}
+        self._rounds: dict[str, tuple[Round, int]] = {}
+        self._points: list[MetricRecord] = []
+        # Job -> nodes that are to hear how their work in it stands; None: all that ever had a lease of it.
+        self._untold: dict[str, set[str] | None] = {}
+        self._asks = Throttle(context.clock, 1 / ASK_SECONDS, ASKS)
+        desk.on_stored(self._tell)
+
+    async def begin(self, session: Session, hello: Hello) -> None:
+        """Pick up where the node's last connection ended."""
+        named = {held.lease for held in hello.leases}
+        for lease in self._leases.of_node(session.node):
+            async with self._desk.open(lease.job) as work:
+                if lease.id not in named and lease.seq > 0:
+                    # It was at work and does not know of it any more: the agent has started anew, its worker is dead.
+                    work.note("lost", f"node {session.node} has started anew, without what it was working on")
+                    work.end(lease.id, "left", "the agent came back without this task")
+                await self._runs.advance(work)
+        await self._returns.attend(session.node)
+        session.begun.set()
+        for promised in await self._promises.of_payee(session.payout):
+            session.send(promised)
+
+    def left(self, session: Session) -> None:
+        """A connection is over."""
+        self._nodes.leave(session)
+        if self._nodes.session(session.node) is None and not self._leases.of_node(session.node):
+            self._links.left(session.node)
+
+    async def receive(self, session: Session, message: NodeMessage, *more: Report) -> None:
+        """Act on one message, and on ``more`` that go ``together`` with it."""
+        self._context.metrics.count("messages_total", 1 + len(more))
+        match message:
+            case Heartbeat():
+                session.accepting = message.accepting
+                gone = self._leases.renew(session.node, message.leases)
+                session.send(Beat(self._context.config.heartbeat_seconds, gone))
+            case Report():
+                await self._report(session, message, *more)
+            case Signal():
+                self._signal(session, message)
+            case NetworkReport():
+                self._links.report(session.node, message, linked=bool(self._leases.of_node(session.node)))
+            case Goodbye():
+                await self._goodbye(session, message.reason)
+            case Claim() | Accounts():
+                await self._asked(session, message)
+            case Hello():
+                session.close("Hello was said before: it opens a connection")
+            case _:
+                assert_never(message)
+
+    def traffic(self, lease: Lease) -> Traffic | None:
+        """What a lease has moved, as last heard."""
+        return self._traffic.get(lease.id, lease.traffic)
+
+    async def flush(self) -> None:
+        """Store the points of the loss curves, and the lines of logs, that have come in; tell nodes how their work stands."""
+        await self._tell_accounts()
+        points = tuple(self._points)
+        if points or self._logs.waiting:
+            async with self._context.store.transaction() as tx:
+                for point in points:
+                    await tx.insert(point)
+                lines = await self._logs.flush(tx)
+            del self._points[: len(points)]
+            self._logs.flushed(lines)
+            for job in {point.job for point in points}:
+                self._context.bus.publish(job)
+
+    async def _report(self, session: Session, report: Report, *more: Report) -> None:
+        lease = self._leases.get(report.lease) or self._leases.returned(report.lease)
+        if lease is None or (lease.node, lease.fence) != (session.node, report.fence):
+            self._context.metrics.count("reports_stale_total")
+            session.send(Beat(self._context.config.heartbeat_seconds, (report.lease,)))
+            return
+        if report.seq == 0:
+            if self._leases.get(lease.id) is not None:
+                self._lossy(lease, report)
+            return
+        stored = await self._store(session, lease, (report, *more))
+        if stored is not None:
+            session.send(Acknowledged(report.lease, stored))
+
+    async def _store(self, session: Session, known: Lease, reports: Sequence[Report]) -> int | None:
+        """Give reports of a lease their effect, once; returns the last number that is stored, None where none was."""
+        stored, taken = None, 0
+        async with self._desk.open(known.job) as work:
+            for report in reports:
+                own = work.leases if known.id in work.leases else work.returned
+                lease = own.get(known.id)
+                if lease is None:
+                    break
+                stored = lease.seq
+                if report.seq <= lease.seq:
+                    self._context.metrics.count("reports_stale_total")
+                    continue
+                if report.seq != lease.seq + 1:
+                    session.close(f"report {report.seq} of lease {lease.id} came after {lease.seq}: one is missing")
+                    stored = None
+                    break
+                traffic = self._traffic.get(lease.id, lease.traffic)
+                own[lease.id] = msgspec.structs.replace(lease, seq=report.seq, traffic=traffic)
+                body = await self._doors.believed(work.tx, lease.id, report.body)
+                if own is work.returned:
+                    self._take_late(work, lease.id, body)
+                else:
+                    self._take(work, lease.id, msgspec.structs.replace(report, body=body))
+                if isinstance(report.body, Challenge) and own is work.leases:
+                    await self._runs.challenge(work, lease.id, report.body)
+                stored, taken = report.seq, taken + 1
+            if taken:
+                await self._runs.advance(work)
+        self._context.metrics.count("reports_total", taken)
+        return stored
+
+    def _take(self, work: Work, lease: str, report: Report) -> None:
+        body = report.body
+        match body:
+            case TaskReady():
+                self._ready(work, work.leases[lease], body)
+            case RoundCommit():
+                self._time(work, work.leases[lease], body)
+                self._runs.fold(work, lease, body)
+            case RoundHolding() | RoundApplied() | Validation():
+                self._runs.fold(work, lease, body)
+            case OpeningMade() | StepOpened():
+                self._verification.opened(work, lease, body)
+            case LeafShown():
+                self._verification.shown(work, lease, body)
+            case AuditReport():
+                self._verification.judged(work, lease, body)
+            case BisectAnswer():
+                self._verification.bisected(work, lease, body)
+            case TaskFailed():
+                work.note("fault", f"node {work.leases[lease].node} failed: {body.reason}")
+                if body.tampered:
+                    work.tampered.append(work.leases[lease])
+                work.end(lease, "failed" if body.cause == "machine" or body.tampered else body.cause, body.reason)
+            case Challenge():
+                pass  # Takes reading the round, so ``_store`` sees to it.
+            case Progress() | Traffic() | WorkerLog():
+                self._lossy(work.leases[lease], report)
+            case _:
+                assert_never(body)
+
+    def _take_late(self, work: Work, lease: str, body: TaskReport) -> None:
+        """What the holder of a lease says that had run out before it came back: only what was drawn of it counts."""
+        match body:
+            case OpeningMade() | StepOpened():
+                self._verification.opened(work, lease, body)
+            case LeafShown():
+                self._verification.shown(work, lease, body)
+            case TaskFailed():
+                self._leases.forget(lease)
+            case _:
+                self._context.metrics.count("reports_stale_total")
+
+    def _ready(self, work: Work, lease: Lease, body: TaskReady) -> None:
+        if lease.state != "starting":
+            self._context.metrics.count("reports_stale_total")  # What a worker is, it says once.
+            return
+        if lease.seat and not self._watching.seats(work.job.spec.training, body.env_class):
+            work.note("unused", f"node {lease.node} loses its seat: {UNSEEN}")
+            work.end(lease.id, "rejected", f"it computes as {body.env_class}: {UNSEEN}")
+            return
+        ready = msgspec.structs.replace(lease, state="ready", env_class=body.env_class)
+        work.leases[lease.id] = ready
+        work.note("ready", f"node {ready.node} is ready")
+
+    def _lossy(self, lease: Lease, report: Report) -> None:
+        match report.body:
+            case Traffic():
+                self._traffic[lease.id] = report.body
+            case Progress() as progress:
+                self._runs.heard(lease.job)
+                self._point(lease, progress)
+            case WorkerLog() as log:
+                self._logs.offer(lease, log)
+            case _:
+                self._context.metrics.count("reports_stale_total")  # Only these may go without a number.
+
+    def _point(self, lease: Lease, progress: Progress) -> None:
+        """A point of the training curve, from the last stage of the lowest replica."""
+        current, tokens = self._rounds.get(lease.job, (None, 0))
+        if (
+            current is None
+            or progress.loss is None
+            or (progress.epoch, progress.round) != (current.epoch, current.number)
+        ):
+            return
+        seat = current.seat(lease.id)
+        whole = current.whole()
+        if seat is None or not whole or seat.replica != whole[0] or len(self._points) >= MAX_UNSAVED_METRICS:
+            return
+        seen = tokens + progress.tokens * len(whole)
+        now = self._context.clock.time()
+        self._points.append(MetricRecord(lease.job, current.number, progress.step, seen, "train", progress.loss, now))
+
+    def _signal(self, session: Session, signal: Signal) -> None:
+        peer = self._nodes.session(signal.peer)
+        if peer is None or not self._leases.share_a_job(session.node, signal.peer):
+            self._context.metrics.count("signals_dropped_total")
+            return
+        self._context.metrics.count("signals_total")
+        peer.send(Signal(session.node, signal.envelope))
+
+    async def _goodbye(self, session: Session, reason: str) -> None:
+        self._leases.forget_all(session.node)
+        for lease in self._leases.of_node(session.node):
+            async with self._desk.open(lease.job) as work:
+                work.note("lost", f"node {session.node} has left" + (f": {reason}" if reason else ""))
+                work.end(lease.id, "left", reason or "the node said goodbye")
+                await self._runs.advance(work)
+        session.close("goodbye")
+
+    def _tell(self, work: Work) -> None:
+        """After each commit: everybody concerned hears what is new to them."""
+        for lease in work.ended:
+            self._traffic.pop(lease.id, None)
+            self._doors.ended(lease)
+            session = self._nodes.session(lease.node)
+            if session is not None and not self._leases.may_return(lease.id):
+                session.stop(lease, lease.reason)
+        for lease in work.leases.values():
+            session = self._nodes.session(lease.node)
+            if session is None:
+                continue
+            if not session.knows(lease.id) and lease.seq == 0:
+                session.assign(_assignment(work, lease))
+            commands = work.commands(lease.id) if lease.state == "ready" else ()
+            self._doors.told(work, lease, commands)
+            if lease.state == "ready":
+                session.tell(lease, commands)
+        self._returns.tell(work)
+        moved = work.money or work.rounds_ended or work.reopened or work.settled or work.job.state not in LIVE
+        if moved or work.ended:
+            self._stir(work.job.id, None if moved else {lease.node for lease in work.ended})
+        self._tell_promises(work)
+        for node in work.unanswered:
+            self._nodes.unanswered(node, work.now)
+        for node, rounds in work.stood.items():
+            self._nodes.stands(node, rounds)
+        for node in work.expelled:
+            self._nodes.ban(node, "an audit found that the work was not what it had been committed to")
+            self._leases.expire(lease.id for lease in self._leases.of_node(node))
+        self._remember_round(work)
+
+    async def _asked(self, session: Session, message: Claim | Accounts) -> None:
+        """Answer what makes the store search; a node that asks for more of it than an honest one ever does hears nothing."""
+        if self._asks.take(session.node):
+            self._context.metrics.count("asks_dropped_total")
+        elif isinstance(message, Claim):
+            await self._settlement.claim(session.payout)
+        else:
+            mine: tuple[Where, ...] = (("job", "in", message.jobs), ("node", "=", session.node))
+            async with self._context.store.transaction() as tx:
+                held = await tx.sums(Lease, "fence", ("job",), *mine) if message.jobs else {}
+            for (job,) in held:
+                self._stir(str(job), {session.node})
+
+    def _stir(self, job: str, nodes: set[str] | None) -> None:
+        """Note whose accounts may have changed."""
+        known = self._untold.setdefault(job, set())
+        self._untold[job] = None if known is None or nodes is None else known | nodes
+
+    async def _tell_accounts(self) -> None:
+        """Tell some jobs' nodes, the longest waiting first; the rest follows at the next turn."""
+        for job in list(self._untold)[:MAX_TOLD]:
+            nodes = self._untold.pop(job)
+            try:
+                async with self._context.store.transaction() as tx:
+                    accounts = await tallies.of_nodes(tx, job, nodes)
+            except StoreAwayError:
+                self._stir(job, nodes)
+                raise
+            for node, account in accounts.items():
+                session = self._nodes.session(node)
+                if session is not None:
+                    session.account(account)
+
+    def _tell_promises(self, work: Work) -> None:
+        for session in self._nodes.sessions() if work.promised else ():
+            if session.payout in work.promised:
+                session.send(work.promised[session.payout])
+
+    def _time(self, work: Work, lease: Lease, commit: RoundCommit) -> None:
+        """Learn how quick the node is at what it does, for the next look at who sits where."""
+        current = work.run.round if work.run is not None else None
+        if current is None or lease.stage is None or (commit.epoch, commit.round) != (current.epoch, current.number):
+            return
+        self._nodes.timed(lease.node, _operations(work, lease.stage, min(commit.leaves, current.steps)), commit.busy)
+
+    def _remember_round(self, work: Work) -> None:
+        current = work.run.round if work.run is not None and work.job.state is JobState.RUNNING else None
+        if current is None:
+            self._rounds.pop(work.job.id, None)
+        else:
+            self._rounds[work.job.id] = (current, work.job.tokens_done)
+
+    def final_traffic(self, work: Work) -> None:
+        """Keep what leases have moved before they end."""
+        for lease in work.leases.values():
+            traffic = self._traffic.get(lease.id)
+            if traffic is not None and traffic != lease.traffic:
+                work.leases[lease.id] = msgspec.structs.replace(lease, traffic=traffic)
+
+
+def _operations(work: Work, stage: int, leaves: int) -> float:
+    """Of so many steps of a stage."""
+    assert work.run is not None
+    training, layers = training_of(work.run, work.job.spec.training), work.run.layers
+    tokens = leaves * training.batch * training.sequence
+    return placement.operations_of(shape_of(work), training, layers[stage], stage == len(layers) - 1, tokens)
+
+
+def _assignment(work: Work, lease: Lease) -> Assign:
+    spec = without_settings(work.job.spec)
+    return Assign(
+        lease=lease.id,
+        fence=lease.fence,
+        job=work.job.id,
+        spec=msgspec.structs.replace(spec, training=training_of(work.run, spec.training)),
+        stage=lease.stage,
+        replica=lease.replica,
+        plan=work.plan(),
+        files=work.job.files,
+    )

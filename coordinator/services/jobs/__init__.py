@@ -1,0 +1,1 @@
+"""Jobs from document to quote to funding, and their history."""

@@ -1,0 +1,43 @@
+"""What earlier jobs took and cost beside their plans."""
+
+from collections.abc import Sequence
+
+from coordinator.domain.forecast import RECENT, Outcome
+from coordinator.domain.job import Job, JobState
+from coordinator.services.core.context import Context
+from coordinator.store.ports import Transaction
+from coordinator.store.records import RoundRecord, RunRecord
+
+FRESH_SECONDS = 60.0  # A form asks for a quote with every key; jobs end more rarely.
+
+
+class Outlook:
+    """Looks at the latest settled jobs, now and then."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._known: tuple[Outcome, ...] = ()
+        self._looked = float("-inf")
+
+    async def outcomes(self) -> Sequence[Outcome]:
+        """The latest settled jobs that trained all their rounds, newest first: those that lost parts of them, too."""
+        now = self._context.clock.time()
+        if now - self._looked > FRESH_SECONDS:
+            async with self._context.store.transaction() as tx:
+                jobs = await tx.find(Job, ("state", "=", JobState.SETTLED), newest=True, limit=RECENT)
+                found = [await _outcome(tx, job) for job in jobs]
+            self._known, self._looked = tuple(one for one in found if one is not None), now
+        return self._known
+
+
+async def _outcome(tx: Transaction, job: Job) -> Outcome | None:
+    first = await tx.find(RoundRecord, ("job", "=", job.id), limit=1)
+    last = await tx.find(RoundRecord, ("job", "=", job.id), newest=True, limit=1)
+    records = await tx.find(RunRecord, ("job", "=", job.id))
+    planned = job.quote.hours_planned * 3600
+    if not first or not last or last[0].ended is None or planned <= 0:
+        return None
+    if not records or not records[0].run.trained:
+        return None  # It was stopped before its end.
+    hours = (last[0].ended - first[0].started) / planned
+    return Outcome(hours, job.paid / max(1, job.quote.price), job.quote.replicas)

@@ -1,0 +1,125 @@
+"""How many of those that nobody knows may be here: keys are free, so what each costs is bounded by address and in sum.
+
+A node is *known* once work of it was verified, or it holds a lease, or has the least stake where one is asked for, or is the
+operator's. Those that are not yet wait here like everybody else, in a part of the room: when that is full, one of the address
+that has most of them makes place for the next, so that no crowd keeps others out.
+"""
+
+import ipaddress
+from collections import Counter, OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Generic, TypeVar
+
+from common.clock import Clock
+from coordinator.errors import UnavailableError
+from coordinator.services.accounts.throttle import Throttle
+
+MAX_GREETING = 1_024  # Connections that have not said who they are: each has ten seconds for it.
+MAX_GREETING_EACH = 64  # Of one address; a house that comes back after an outage tries again within seconds.
+MAX_HERE_EACH = 2_048  # Nodes of one address; a company's machines share one.
+MAX_STRANGERS = 8_192  # Nodes that nobody knows: two fifths of all that fit.
+MAX_STRANGERS_EACH = 256  # Of one address, until their first rounds are verified.
+NEW_KEYS, NEW_KEY_SECONDS = (
+    256.0,
+    30.0,
+)  # Keys of an address that were never here: at once, and then one in so many seconds.
+ALL_NEW_KEYS, ALL_NEW_KEY_SECONDS = 16_384.0, 2.0  # Keys of everybody that were never here: 1 KB each, for a week.
+MAX_ADDRESSES = 50_000
+AGAIN_SECONDS = 60.0
+
+S = TypeVar("S")
+
+
+class CrowdedError(Exception):
+    """There is no room for one more. ``retry_s``: when to come back."""
+
+    def __init__(self, reason: str, retry_s: float = AGAIN_SECONDS) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.retry_s = retry_s
+
+
+class Crowd(Generic[S]):
+    """Counts. ``S``: what stands for one that is here.
+
+    Addresses of this machine itself are not counted: a proxy that nobody has told us of brings everybody from there.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._new_keys = Throttle(clock, 1 / NEW_KEY_SECONDS, NEW_KEYS, MAX_ADDRESSES)
+        self._all_new_keys = Throttle(clock, 1 / ALL_NEW_KEY_SECONDS, ALL_NEW_KEYS, 1)
+        self._greeting: Counter[str] = Counter()
+        self._here: Counter[str] = Counter()
+        self._strangers: dict[str, OrderedDict[S, None]] = {}
+
+    @contextmanager
+    def greeting(self, address: str) -> Iterator[None]:
+        """Hold a connection until it has said who it is.
+
+        Raises:
+            UnavailableError: too many have not.
+        """
+        each = self._greeting[address] if _counts(address) else 0
+        if self._greeting.total() >= MAX_GREETING or each >= MAX_GREETING_EACH:
+            raise UnavailableError(
+                f"{self._greeting.total():,} connections have not said who they are, {each:,} of them yours: try again"
+            )
+        self._greeting[address] += 1
+        try:
+            yield
+        finally:
+            self._greeting -= Counter({address: 1})
+
+    def check(self, address: str, *, new: bool, known: bool) -> None:
+        """See whether there is room for a node.
+
+        Args:
+            new: its key was never here. known: see the module.
+        Raises:
+            CrowdedError: with the reason for its owner.
+        """
+        if not _counts(address):
+            return
+        if self._here[address] >= MAX_HERE_EACH:
+            raise CrowdedError(f"{MAX_HERE_EACH:,} nodes of your address are here, which is all that are taken of one")
+        if not known and len(self._strangers.get(address, ())) >= MAX_STRANGERS_EACH:
+            raise CrowdedError(
+                f"{MAX_STRANGERS_EACH:,} nodes of your address are here of whom no work was verified yet: wait until it was"
+            )
+        if new and (wait := self._new_keys.take(address)):
+            raise CrowdedError("many new keys have come from your address: keep a node's key, or come back later", wait)
+        if new and (wait := self._all_new_keys.take("")):
+            raise CrowdedError("many new keys are coming just now: come back later", wait)
+
+    def came(self, one: S, address: str, *, known: bool) -> Sequence[S]:
+        """One more is here; returns those of whom one has to make place for it, who waits longest first, or nobody."""
+        if not _counts(address):
+            return ()
+        self._here[address] += 1
+        if known:
+            return ()
+        self._strangers.setdefault(address, OrderedDict())[one] = None
+        if sum(map(len, self._strangers.values())) <= MAX_STRANGERS:
+            return ()
+        most = max(self._strangers, key=lambda name: len(self._strangers[name]))
+        return tuple(self._strangers[most])
+
+    def known(self, one: S, address: str) -> None:
+        """One that is here is no stranger any more."""
+        if (strangers := self._strangers.get(address)) is not None:
+            strangers.pop(one, None)
+            if not strangers:
+                del self._strangers[address]
+
+    def left(self, one: S, address: str) -> None:
+        """One is gone."""
+        self._here -= Counter({address: 1})
+        self.known(one, address)
+
+
+def _counts(address: str) -> bool:
+    try:
+        return not ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address != ""

@@ -1,0 +1,61 @@
+"""The network's price of 10^15 operations, from what its nodes ask and what is queued."""
+
+from dataclasses import dataclass
+
+from coordinator.client.text import money
+from coordinator.domain import pricing
+from coordinator.domain.job import Job, JobState
+from coordinator.services.core.context import Context
+from coordinator.services.network.nodes import Nodes
+
+QUEUED = (JobState.FUNDED, JobState.PLANNED, JobState.RUNNING)  # Not what nobody has paid for: that would cost nothing.
+MAX_QUEUED = 1000  # Jobs that are counted; a longer queue has long reached the highest price.
+
+
+@dataclass(frozen=True)
+class Rate:
+    """The price of 10^15 operations in millionths, with a sentence that says where it comes from."""
+
+    per_petaflop: int
+    reason: str
+
+
+class Rates:
+    """Works the price out anew each time, from the store and the nodes that are here."""
+
+    def __init__(self, context: Context, nodes: Nodes) -> None:
+        self._context = context
+        self._nodes = nodes
+
+    async def now(self) -> Rate:
+        """The price at this moment. It continues from an earlier job's, so that neither a restart nor a crowd makes it jump."""
+        now = self._context.clock.time()
+        async with self._context.store.transaction() as tx:
+            queued = await tx.find(Job, ("state", "in", QUEUED), limit=MAX_QUEUED)
+            before = await tx.find(Job, ("created", "<", now - pricing.STEP_SECONDS), newest=True, limit=1)
+            before = before or await tx.find(Job, limit=1)
+        least = self._context.config.price_per_petaflop
+        offers = [pricing.Offer(int(c.flops), c.floor) for c in self._nodes.everybody()]
+        waiting = sum(map(left, queued))
+        target = rate = pricing.rate(offers, waiting, least)
+        if before and before[0].quote.rate:
+            steps = int(max(0.0, now - before[0].created) / pricing.STEP_SECONDS)
+            rate = pricing.stepped(before[0].quote.rate, target, steps)
+        return Rate(rate, _reason(offers, waiting, rate, target))
+
+
+def left(job: Job) -> int:
+    """Operations that a job still needs."""
+    whole, tokens = int(job.quote.operations), max(1, job.quote.tokens)
+    return whole * max(0, tokens - job.tokens_done) // tokens
+
+
+def _reason(offers: list[pricing.Offer], queued: int, rate: int, target: int) -> str:
+    speed = sum(offer.speed for offer in offers)
+    willing = sum(offer.floor <= rate for offer in offers)
+    hours = queued / (speed * pricing.HOUR) if speed else 0.0
+    text = f"10^15 operations cost {money(rate)}: {willing} of {len(offers)} nodes work for that"
+    text += f", and {hours:.1f} hours of work are queued" if queued else ", and nothing is queued"
+    if target != rate:
+        text += f"; on the way to {money(target)}, by an eighth in {pricing.STEP_SECONDS / 60:.0f} minutes"
+    return text

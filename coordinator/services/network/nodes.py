@@ -1,0 +1,438 @@
+"""Who is here: connections of nodes, checked at the door, and what each has been told.
+
+A node is its key. Of two connections with one key the newest wins; a key that changes hands twice within a minute is in use on
+two machines, and the next one is refused for a minute.
+"""
+
+import asyncio
+import hashlib
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
+
+import msgspec
+
+from common.errors import IdentityError
+from common.untrusted_text import untrusted
+from coordinator.domain.audits.rate import TRUST
+from coordinator.domain.lease import Lease
+from coordinator.domain.placement import COMPUTE_SHARE, Candidate
+from coordinator.domain.rounds.speed import believed, observed
+from coordinator.errors import ForbiddenError
+from coordinator.services.core.context import Context
+from coordinator.services.core.leases import Leases
+from coordinator.services.network.admission import Crowd, CrowdedError
+from coordinator.services.payments.chain import Chain
+from coordinator.store.records import NodeRecord
+from protocol import identity
+from protocol.codec import encode
+from protocol.node import (
+    PROTOCOL,
+    Assign,
+    Beat,
+    Command,
+    CoordinatorMessage,
+    Earned,
+    Hello,
+    IceServer,
+    LedgerInfo,
+    NodeProfile,
+    Unanswered,
+    Welcome,
+)
+from protocol.task import EVASION_AGAIN_S, StopTask, TaskCommand
+
+HELLO_CONTEXT = "cottage-hello"
+FLIP_SECONDS = 60.0
+MAX_FLIPS = 2  # One is a reconnect that overtook its own disconnect; more are two machines.
+RETRY_SOON = 5.0  # Where the database is away, which it is for seconds.
+UNNAMED_RETRY = 30.0  # An auditor waits for its operator, who has to start the coordinator again.
+AWAY_SECONDS = 30 * 86_400.0  # An auditor of the operator's that was here no longer ago is expected back.
+MAX_ACCOUNTS_KEPT = 200  # Of one connection, so that it is not told twice what it knows.
+MAX_NODES_ONLINE = 20_000  # Beyond it one process answers heartbeats late; see docs/how-to/operate.md for several.
+
+
+def candidate_of(node: str, payout: str, profile: NodeProfile, flops: float | None = None) -> Candidate:
+    """A node as somebody who may be given work; ``flops``: operations a second, where not as it says."""
+    return Candidate(
+        node,
+        payout,
+        profile.memory_mb,
+        profile.flops if flops is None else flops,
+        profile.env_class,
+        profile.floor,
+        card=profile.kind == "cuda",
+    )
+
+
+class RefusedError(Exception):
+    """A connection is not taken. ``retry_seconds`` None: not without a change by the owner."""
+
+    def __init__(self, reason: str, retry_seconds: float | None = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.retry_seconds = retry_seconds
+
+
+class Session:
+    """One connection of a node. ``send`` never waits; ``close`` ends the connection with a reason.
+
+    Attributes:
+        began: when it was opened, in Unix seconds. ``address``: where it comes from; empty: not said.
+        rounds: of its work that were verified since its last fault.
+        operator: it is one of the operator's own auditors: it needs no stake, and never gets a seat.
+        begun: its leases have been looked up since it came.
+        unhandled: messages of the node that have arrived and wait for their turn here.
+        stake: what of it can be taken, as last seen (``stakes``); ``stake_known``: it was seen since the node came.
+    """
+
+    def __init__(
+        self,
+        hello: Hello,
+        token: str,
+        send: Callable[[CoordinatorMessage], None],
+        close: Callable[[str], None],
+    ) -> None:
+        self.node = hello.node
+        self.payout = hello.payout
+        self.profile = hello.profile
+        self.token = token
+        self.stake = 0
+        self.stake_known = False
+        self.began = 0.0
+        self.address = ""
+        self.rounds = 0
+        self.begun = asyncio.Event()
+        self.operator = False
+        self.accepting = True
+        self.unhandled = 0
+        self.send = send
+        self.close = close
+        self._accounts: dict[str, Earned] = {}
+        self._told: dict[str, set[bytes]] = {held.lease: set() for held in hello.leases}
+
+    def knows(self, lease: str) -> bool:
+        """Whether the node was assigned this lease, on this connection or before."""
+        return lease in self._told
+
+    def assign(self, message: Assign) -> None:
+        """Hand over a lease."""
+        self._told[message.lease] = set()
+        self.send(message)
+
+    def tell(self, lease: Lease, commands: Sequence[TaskCommand]) -> None:
+        """Send the commands that this connection has not carried yet, in order."""
+        told = self._told.setdefault(lease.id, set())
+        fresh: set[bytes] = set()
+        for command in commands:
+            digest = hashlib.sha256(encode(command)).digest()
+            fresh.add(digest)
+            if digest not in told:
+                self.send(Command(lease.id, lease.fence, command))
+        self._told[lease.id] = fresh  # What no longer applies need not be remembered.
+
+    def account(self, earned: Earned) -> None:
+        """Tell the node how its work in a job stands, where it does not know that already."""
+        if self._accounts.get(earned.job) != earned:
+            self._accounts.pop(earned.job, None)
+            self._accounts[earned.job] = earned
+            if len(self._accounts) > MAX_ACCOUNTS_KEPT:
+                del self._accounts[next(iter(self._accounts))]
+            self.send(earned)
+
+    def stop(self, lease: Lease, reason: str) -> None:
+        """End a task."""
+        if self._told.pop(lease.id, None) is not None:
+            self.send(Command(lease.id, lease.fence, StopTask(untrusted(reason))))
+
+
+class Nodes:
+    """The nodes that are connected now, and the record of all that ever were."""
+
+    def __init__(
+        self,
+        context: Context,
+        leases: Leases,
+        chain: Chain,
+        coordinator: str,
+        ice_servers: Callable[[str], tuple[IceServer, ...]],
+    ) -> None:
+        self._context = context
+        self._leases = leases
+        self._ice_servers = ice_servers
+        self._chain = chain
+        self._coordinator = coordinator
+        self._sessions: dict[str, Session] = {}
+        self._tokens: dict[str, str] = {}
+        self._flips: dict[str, deque[float]] = {}
+        self._banned: set[str] = set()
+        self._unanswered: dict[str, float] = {}
+        self._crowd: Crowd[Session] = Crowd(context.clock)
+        self._own: dict[str, NodeRecord] = {}  # The operator's own auditors that have ever been here.
+        self._speeds: dict[str, float] = {}  # Of nodes that have done rounds since this process began.
+        self._newest_speeds: dict[str, float] = {}  # Of their last round alone, in operations a second.
+
+    async def recover(self) -> None:
+        """Read who is banned, and who has evaded an audit lately."""
+        since = max(0.0, self._context.clock.time() - EVASION_AGAIN_S)
+        async with self._context.store.transaction() as tx:
+            self._banned = {record.address for record in await tx.find(NodeRecord, ("banned", "=", True))}
+            evaded = await tx.find(NodeRecord, ("evaded", ">", since))
+            own = await tx.find(NodeRecord, ("address", "in", tuple(sorted(self._context.config.auditors))))
+        self._unanswered = {record.address: record.evaded for record in evaded}
+        self._own = {record.address: record for record in own}
+
+    async def enter(
+        self,
+        hello: Hello,
+        nonce: bytes,
+        host: str,
+        send: Callable[[CoordinatorMessage], None],
+        close: Callable[[str], None],
+        address: str = "",
+    ) -> Session:
+        """Check a Hello and open the node's session, with Welcome as its first message.
+
+        Args:
+            address: where it comes from; empty: not said, and not counted.
+        Raises:
+            RefusedError: with the reason for the owner.
+        """
+        self._check(hello, nonce, host)
+        operator = hello.node in self._context.config.auditors
+        record, known = await self._record(hello, address)
+        if operator:
+            self._own[hello.node] = record
+        old = self._sessions.get(hello.node)
+        if old is not None:
+            self._flip(hello.node)
+            old.close("another connection with this key has taken over")
+            self.leave(old)
+        session = Session(hello, self._context.entropy(24).hex(), send, close)
+        session.stake, session.began = record.stake, self._context.clock.time()
+        session.operator, session.rounds = operator, record.rounds
+        session.stake_known = operator or self._context.config.min_stake == 0
+        session.address = address
+        self._sessions[hello.node] = session
+        strangers = self._crowd.came(session, address, known=known)
+        if (idle := next((one for one in strangers if not self._leases.of_node(one.node)), None)) is not None:
+            idle.close("many whom nobody knows yet want to come in, most of them from your address: come back later")
+            self.leave(idle)
+        self._leases.came(hello.node)
+        self._tokens[session.token] = hello.node
+        self._context.metrics.count("connections_total")
+        send(self._welcome(session))
+        evaded = self._unanswered.get(hello.node, 0.0)
+        if evaded > max(0.0, session.began - EVASION_AGAIN_S):
+            send(Unanswered(evaded))
+        gone = self._leases.renew(hello.node, hello.leases)
+        if gone:
+            send(Beat(self._context.config.heartbeat_seconds, gone))
+        self._context.bus.publish(hello.node)
+        return session
+
+    def leave(self, session: Session) -> None:
+        """The connection is gone; leases run on until they expire, which is sooner where it does not come back."""
+        self._tokens.pop(session.token, None)
+        if self._sessions.get(session.node) is session:
+            del self._sessions[session.node]
+            self._crowd.left(session, session.address)
+            if session.operator:
+                self._own[session.node] = msgspec.structs.replace(
+                    self._own[session.node], seen=self._context.clock.time()
+                )
+            self._leases.cut(session.node)
+            self._context.bus.publish(session.node)
+
+    def greeting(self, address: str) -> AbstractContextManager[None]:
+        """Hold a connection until it has said who it is; UnavailableError where too many have not."""
+        return self._crowd.greeting(address)
+
+    def session(self, node: str) -> Session | None:
+        """The node's connection, if it is here."""
+        return self._sessions.get(node)
+
+    def sessions(self) -> tuple[Session, ...]:
+        """Everybody who is here."""
+        return tuple(self._sessions.values())
+
+    def late(self, node: str, deadline: float, now: float) -> bool:
+        """Whether a node has let a deadline of an audit pass.
+
+        What has arrived is in time, however long it waits here for its turn, and who has just come back may say again what went
+        into a connection that broke. A node that always has more to say, or always comes back, cannot stretch a deadline for
+        ever: to twice the time of an audit. Nobody is late while this process has just stood still: it did not listen.
+        """
+        if now <= deadline or self._leases.back():
+            return False
+        session, config = self._sessions.get(node), self._context.config
+        waits = session is not None and (session.unhandled > 0 or 0 <= now - session.began < config.lease_seconds)
+        return now > deadline + (config.audit_seconds if waits else 0.0)
+
+    def authorise(self, token: str) -> str:
+        """The node that a token of a Welcome belongs to.
+
+        Raises:
+            ForbiddenError: no connection has this token now.
+        """
+        try:
+            return self._tokens[token]
+        except KeyError:
+            raise ForbiddenError("the token is not valid (any more): it ends with the node's connection") from None
+
+    def candidates(self, also: Sequence[str] = ()) -> list[Candidate]:
+        """Nodes that may take a seat: here and free, or free apart from what they hold as ``also``."""
+        busy = self._leases.busy() - set(also)
+        busy |= {session.node for session in self._sessions.values() if not session.accepting} - set(also)
+        return [candidate for candidate in self.everybody() if candidate.node not in busy]
+
+    def everybody(self) -> list[Candidate]:
+        """All nodes that are here and lend themselves, busy or not."""
+        shown: dict[str, list[float]] = defaultdict(list)
+        for session in self._sessions.values():
+            if session.rounds >= TRUST and session.node in self._speeds:
+                shown[session.profile.env_class].append(self._speeds[session.node])
+        return [
+            self._candidate(session, shown)
+            for session in self._sessions.values()
+            if session.node not in self._banned and self._is_staked(session) and not session.operator
+        ]
+
+    def short_of_stake(self, node: str) -> bool:
+        """Whether a node is here with less than the least stake, as the ledger has said since it came."""
+        session = self._sessions.get(node)
+        if session is None or session.operator:
+            return False
+        return session.stake_known and session.stake < self._context.config.min_stake
+
+    def _is_staked(self, session: Session) -> bool:
+        return session.stake_known and session.stake >= self._context.config.min_stake
+
+    def speed(self, node: str) -> float | None:
+        """Operations a second that a node surely does: those of its last round, or of its benchmark; None: it is not here."""
+        session = self._sessions.get(node)
+        if session is None:
+            return None
+        benchmark = COMPUTE_SHARE * session.profile.flops
+        return min(benchmark, self._newest_speeds.get(node, benchmark))
+
+    def auditors(self) -> list[Candidate]:
+        """The operator's own auditors that are here, busy or not."""
+        return [self._candidate(session, {}) for session in self._sessions.values() if session.operator]
+
+    def known_auditors(self) -> list[Candidate]:
+        """The operator's own auditors that are here or were lately, as they last said to be."""
+        since = self._context.clock.time() - AWAY_SECONDS
+        away = [record for node, record in self._own.items() if node not in self._sessions and record.seen > since]
+        return [*self.auditors(), *(candidate_of(record.address, record.payout, record.profile) for record in away)]
+
+    def _candidate(self, session: Session, shown: Mapping[str, Collection[float]]) -> Candidate:
+        speed = self._speeds.get(session.node, session.profile.flops)
+        if session.rounds < TRUST:
+            speed = believed(speed, session.profile.env_class, shown)
+        return candidate_of(session.node, session.payout, session.profile, speed)
+
+    def stands(self, node: str, rounds: int) -> None:
+        """So many rounds of a node's work were verified since its last fault; the caller stores it."""
+        if node in self._sessions:
+            self._sessions[node].rounds = rounds
+            if rounds > 0:
+                self._crowd.known(self._sessions[node], self._sessions[node].address)
+
+    def timed(self, node: str, operations: float, busy: float) -> None:
+        """Learn from a round how quick a node is; ``operations`` by the coordinator's own arithmetic."""
+        session = self._sessions.get(node)
+        if session is not None and busy > 0:
+            self._newest_speeds[node] = operations / busy
+            benchmark = session.profile.flops
+            self._speeds[node] = observed(self._speeds.get(node), benchmark, operations, busy, COMPUTE_SHARE)
+
+    def is_banned(self, node: str) -> bool:
+        """Whether the node may not come back."""
+        return node in self._banned
+
+    def ban(self, node: str, reason: str) -> None:
+        """Send a node away for good; the caller stores it."""
+        self._banned.add(node)
+        session = self._sessions.get(node)
+        if session is not None:
+            session.close(reason)
+            self.leave(session)
+
+    def unanswered(self, node: str, at: float) -> None:
+        """Tell a node that it has evaded an audit, now and whenever it comes back; the caller stores it."""
+        self._unanswered[node] = at
+        session = self._sessions.get(node)
+        if session is not None:
+            session.send(Unanswered(at))
+
+    def _check(self, hello: Hello, nonce: bytes, host: str) -> None:
+        if hello.protocol != PROTOCOL:
+            raise RefusedError(f"protocol {hello.protocol} is not spoken here, only {PROTOCOL}: update the agent")
+        try:
+            identity.verify(hello.node, hello.signature, HELLO_CONTEXT, nonce, host.encode())
+            identity.parse_address(hello.payout)
+        except IdentityError as error:
+            raise RefusedError(f"the greeting does not hold: {error}") from error
+        if hello.node in self._banned:
+            raise RefusedError(
+                f"node {hello.node} is banned: an audit found that its work was not what it had committed to"
+            )
+        if hello.profile.auditor and hello.node not in self._context.config.auditors:
+            raise RefusedError(
+                f"{hello.node} is not named as one of this coordinator's auditors: start it with --auditor {hello.node}",
+                UNNAMED_RETRY,
+            )
+        if len(self._sessions) >= MAX_NODES_ONLINE and hello.node not in self._sessions:
+            raise RefusedError(f"{MAX_NODES_ONLINE:,} nodes are connected, which is all that fit", FLIP_SECONDS)
+        if hello.node in self._sessions and len(self._recent_flips(hello.node)) >= MAX_FLIPS:
+            raise RefusedError(
+                f"the key of {hello.node} is in use on another machine: give each machine a key of its own",
+                FLIP_SECONDS,
+            )
+
+    def _flip(self, node: str) -> None:
+        self._recent_flips(node).append(self._context.clock.now())
+
+    def _recent_flips(self, node: str) -> deque[float]:
+        oldest = self._context.clock.now() - FLIP_SECONDS
+        self._flips = {key: flips for key, flips in self._flips.items() if flips and flips[-1] > oldest}
+        flips = self._flips.setdefault(node, deque())
+        while flips and flips[0] <= oldest:
+            flips.popleft()
+        return flips
+
+    async def _record(self, hello: Hello, address: str) -> tuple[NodeRecord, bool]:
+        """Keep what a node says of itself, where there is room for it; with whether anybody knows it.
+
+        Raises:
+            RefusedError: there is none.
+        """
+        now = self._context.clock.time()
+        async with self._context.store.transaction() as tx:
+            before = await tx.find(NodeRecord, ("address", "=", hello.node))
+            known = hello.node in self._context.config.auditors or self._leases.holds(hello.node)
+            known = known or any(self._is_known(record) for record in before)
+            try:
+                self._crowd.check(address, new=not before, known=known)
+            except CrowdedError as crowded:
+                raise RefusedError(crowded.reason, crowded.retry_s) from None
+            if not before:
+                return await tx.insert(NodeRecord(hello.node, hello.payout, hello.profile, now, now)), known
+            changed = msgspec.structs.replace(before[0], payout=hello.payout, profile=hello.profile, seen=now)
+            return await tx.update(changed), known
+
+    def _is_known(self, record: NodeRecord) -> bool:
+        least = self._context.config.min_stake
+        return record.rounds > 0 or record.earned > 0 or 0 < least <= record.stake
+
+    def _welcome(self, session: Session) -> Welcome:
+        config = self._context.config
+        return Welcome(
+            token=session.token,
+            heartbeat_seconds=config.heartbeat_seconds,
+            lease_seconds=config.lease_seconds,
+            ice_servers=self._ice_servers(session.node),
+            ledger=LedgerInfo(self._chain.url, self._chain.program, self._chain.mint, self._coordinator),
+            min_stake=0 if session.operator else config.min_stake,
+        )

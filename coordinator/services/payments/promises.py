@@ -1,0 +1,129 @@
+"""Earnings that are too small to be worth a payout: promised on the ledger, where their payees can have them at any time.
+
+A promise is one transaction for all payees of a job: the Merkle root of what each shall have received in total. It is written
+where a payout is not, so that nobody's money depends on the coordinator staying alive. What is promised can no longer be void,
+whatever an audit finds later; so only shares are promised that would be paid if they were larger.
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Sequence
+
+import msgspec
+
+from common.untrusted_text import untrusted
+from coordinator.domain import pricing
+from coordinator.domain.job import Job
+from coordinator.errors import NotFoundError
+from coordinator.services.core.context import Context
+from coordinator.services.core.unit_of_work import Work
+from coordinator.services.payments.chain import Chain
+from coordinator.store.ports import Transaction, Where
+from coordinator.store.records import CommitRecord, OutboxRecord
+from protocol.node import Promised
+from protocol.rest.ledger import PromisedAmount, PromiseView
+
+MAX_JOBS = 500  # Of one payee, with promises that were not paid since: of those that it hears after a reconnect.
+
+
+class Promises:
+    """Queues promises, and tells everybody what was promised."""
+
+    def __init__(self, context: Context, chain: Chain) -> None:
+        self._context = context
+        self._chain = chain
+
+    async def queue(self, work: Work, waiting: Sequence[CommitRecord], *, always: bool = False) -> None:
+        """Promise verified shares that wait to be paid, if together they are worth the one fee; once each.
+
+        ``always``: whatever it costs, since they cannot be paid otherwise.
+        """
+        new = [commit for commit in waiting if commit.promised is None]
+        amount = sum(commit.amount for commit in new)
+        if amount == 0 or not (
+            always or pricing.worth_promising(amount, pricing.SIGNATURE_LAMPORTS, self._context.config.sol_price)
+        ):
+            return
+        fresh = {_key(commit) for commit in new}
+        totals: dict[str, int] = defaultdict(int)
+        for commit in await work.tx.find(CommitRecord, ("job", "=", work.job.id), ("state", "=", "verified")):
+            if commit.bound or _key(commit) in fresh:
+                totals[commit.payout] += commit.amount
+        count = len(await work.tx.find(OutboxRecord, ("job", "=", work.job.id), ("kind", "=", "promise")))
+        payees = len({commit.payout for commit in new})
+        detail = f"to {payees} payee{'s' if payees > 1 else ''}, who can claim it from now on"
+        record = await work.store_now(
+            OutboxRecord(
+                f"promise:{work.job.id}:{count}", work.job.id, "promise", dict(sorted(totals.items())), work.now, amount,
+                untrusted(detail),
+            )
+        )  # fmt: skip
+        for commit in new:
+            await work.tx.update(msgspec.structs.replace(commit, promised=record.id))
+
+    async def given_up(self, tx: Transaction, row: OutboxRecord) -> None:
+        """A promise never came onto the ledger: its shares wait as before."""
+        for commit in await tx.find(CommitRecord, ("job", "=", row.job), ("promised", "=", row.id)):
+            await tx.update(msgspec.structs.replace(commit, promised=None))
+
+    async def told(self, job: Job, row: OutboxRecord) -> dict[str, Promised]:
+        """What each payee is to hear of a promise that is on the ledger: its own amount, and the proof that claims it."""
+        amounts = {payee: int(total) for payee, total in row.payload.items()}
+        earned = await asyncio.to_thread(self._chain.promise, amounts)
+        return {
+            payee: Promised(
+                job=job.id,
+                submitter=job.submitter,
+                payee=payee,
+                cumulative=amounts[payee],
+                root=earned.root.hex(),
+                index=proof.index,
+                count=proof.count,
+                path=proof.path,
+            )
+            for payee, proof in earned.proofs.items()
+        }
+
+    async def of_payee(self, payee: str) -> list[Promised]:
+        """The newest promise of every job that owes this payee something, for a node that has come back."""
+        mine: tuple[Where, ...] = (("payout", "=", payee), ("state", "=", "verified"), ("settlement", "=", None))
+        async with self._context.store.transaction() as tx:
+            commits = await tx.find(CommitRecord, *mine, newest=True)
+            names = list(dict.fromkeys(commit.job for commit in commits if commit.promised is not None))[:MAX_JOBS]
+            found = [(await tx.get(Job, name), row) for name in names if (row := await _newest(tx, name)) is not None]
+        told = [(await self.told(job, row)).get(payee) for job, row in found]
+        return [message for message in told if message is not None]
+
+    async def view(self, job: str) -> PromiseView:
+        """The newest promise of a job, whole: whoever has it can make everybody's proof.
+
+        Raises:
+            NotFoundError: there is no such job, or nothing was promised.
+        """
+        async with self._context.store.transaction() as tx:
+            jobs, row = await tx.find(Job, ("id", "=", job)), await _newest(tx, job)
+        if not jobs:
+            raise NotFoundError(f"there is no job {job}: look it up in the list of jobs", "job")
+        if row is None:
+            raise NotFoundError(f"nothing of job {job} was promised: what it owes is paid without being claimed", "job")
+        amounts = {payee: int(total) for payee, total in row.payload.items()}
+        earned = await asyncio.to_thread(self._chain.promise, amounts)
+        return PromiseView(
+            job=job,
+            submitter=jobs[0].submitter,
+            escrow=self._chain.escrow_address(jobs[0].submitter, job),
+            root=earned.root.hex(),
+            total=int(earned.total),
+            signature=row.signature,
+            time=row.created,
+            payees=tuple(PromisedAmount(payee, total) for payee, total in amounts.items()),
+        )
+
+
+async def _newest(tx: Transaction, job: str) -> OutboxRecord | None:
+    where: tuple[Where, ...] = (("job", "=", job), ("kind", "=", "promise"), ("state", "=", "confirmed"))
+    return next(iter(await tx.find(OutboxRecord, *where, newest=True, limit=1)), None)
+
+
+def _key(commit: CommitRecord) -> tuple[int, int, int, int]:
+    return commit.epoch, commit.round, commit.stage, commit.replica

@@ -1,0 +1,1 @@
+"""Runs: staffing seats, rounds, pauses, and the held-out loss."""

@@ -1,0 +1,549 @@
+"""Drives jobs: reports come in, rounds begin and end, seats are filled, money is queued. Everything on an open desk."""
+
+from collections.abc import Collection
+
+import msgspec
+
+from coordinator.client.text import money
+from coordinator.domain import pricing
+from coordinator.domain.audits import trust
+from coordinator.domain.job import Action, Job, JobState, Wish
+from coordinator.domain.lease import FAULTS, Lease
+from coordinator.domain.rounds import round as rounds
+from coordinator.domain.rounds import run as runs
+from coordinator.domain.rounds.round import Round, Seat
+from coordinator.domain.rounds.run import Run
+from coordinator.services.audits.evidence import seal_commitments
+from coordinator.services.audits.operator_audits import Looks
+from coordinator.services.audits.sampling import Drawing
+from coordinator.services.audits.verification import Verification
+from coordinator.services.core.context import Context
+from coordinator.services.core.unit_of_work import Work
+from coordinator.services.network.nodes import Nodes
+from coordinator.services.payments.escrows import closing, owed
+from coordinator.services.payments.settlement import Settlement
+from coordinator.services.training.job_faults import blamed_files, diverged, too_many_faults
+from coordinator.services.training.pauses import Halts, fraction_of, paced
+from coordinator.services.training.staffing import Staffing, holders, seats_ready, shape_of
+from coordinator.services.training.validation import HeldOut
+from coordinator.store.ports import Where
+from coordinator.store.records import CommitRecord, RoundRecord
+from ledger import events as ledger_events
+from protocol.ids import Digest
+from protocol.node import Unpaid
+from protocol.task import Challenge, RoundApplied, RoundCommit, RoundHolding, Validation
+
+MAX_RESTARTS = 20  # A round that fails so often in a row will not come right.
+MAX_ROLLBACKS = 8  # Each costs whoever forged its stake; where stakes are nothing, a job still has to end.
+MAX_PASSES = 8  # Ending one round can begin the next and end it again; more passes wait for the next tick.
+ACTIVE = frozenset({JobState.FUNDED, JobState.PLANNED, JobState.RUNNING, JobState.VERIFYING})
+
+RoundReport = RoundCommit | RoundHolding | RoundApplied | Validation
+
+
+class Runs:
+    """What a job does next. Timers (silence, grace) live in memory: after a restart everybody gets the full time again."""
+
+    def __init__(
+        self,
+        context: Context,
+        nodes: Nodes,
+        staffing: Staffing,
+        looks: Looks,
+        drawing: Drawing,
+        verification: Verification,
+        settlement: Settlement,
+    ) -> None:
+        self._context = context
+        self._nodes = nodes
+        self._staffing = staffing
+        self._looks = looks
+        self._verification = verification
+        self._settlement = settlement
+        self._drawing = drawing
+        self._heldout = HeldOut(context)
+        self._halts = Halts(verification, settlement)
+        self._heard: dict[str, float] = {}
+        self._whole_since: dict[str, float] = {}
+        self._since = context.clock.time()
+
+    def heard(self, job: str) -> None:
+        """Somebody in the job's round is at work."""
+        self._heard[job] = self._context.clock.now()
+
+    def resume(self, work: Work) -> None:
+        """After a restart of the coordinator: what was due meanwhile gets its full time again."""
+        self.heard(work.job.id)
+        self._verification.extend(work)
+
+    async def challenge(self, work: Work, lease: str, wanted: Challenge) -> None:
+        """Somebody asks to audit a finished round."""
+        await self._drawing.challenge(work, lease, wanted)
+
+    def fold(self, work: Work, lease: str, report: RoundReport) -> None:
+        """Take a report into the round in flight."""
+        if work.run is None or work.run.round is None:
+            return
+        before = work.run.round
+        seat = before.seat(lease)
+        fits = (report.epoch, report.round) == (before.epoch, before.number)
+        if isinstance(report, RoundCommit) and seat is not None and fits and not rounds.fits(before, report.leaves):
+            most = "" if before.seconds is None else "at most "
+            reason = f"committed to {report.leaves} steps in round {before.number + 1}, which has {most}{before.steps}"
+            work.note("fault", f"node {seat.node} {reason}")
+            work.end(lease, "failed", reason)
+            return
+        after = rounds.fold(before, lease, report, work.now)
+        work.change_run(round=after)
+        if after != before:
+            self.heard(work.job.id)
+
+    async def advance(self, work: Work) -> None:
+        """Bring the job as far as it goes now."""
+        verified = work.job.verified
+        for _ in range(MAX_PASSES):
+            if work.job.state not in ACTIVE:
+                return
+            if await self._must_stop(work):
+                return
+            before = (work.job, work.run, dict(work.leases), dict(work.audits))
+            await self._pass(work)
+            if before == (work.job, work.run, work.leases, work.audits):
+                break
+        if work.job.state in ACTIVE and work.job.verified != verified:
+            await self._settlement.settle_if_due(work)
+
+    async def ask(self, work: Work, action: Action) -> None:
+        """Pause, resume, or stop and keep the model: what its submitter asks for, as far as it can be done now.
+
+        Raises:
+            ConflictError: the job is in no state for it. FundsError: its budget is used up.
+        """
+        await self._halts.ask(work, action)
+        if work.job.wish is Wish.STOP and work.run is not None and work.run.round is not None:
+            await self._store_round(work, work.run.round, "void", "ended")
+            work.change_run(round=None)
+        if work.job.state is JobState.PAUSED and work.job.wish is Wish.STOP:
+            await self._halts.rests(work, self._rewind)
+        await self.advance(work)
+
+    async def stop(self, work: Work, state: JobState, reason: str) -> None:
+        """End a job before its time: stop tasks, pay what is verified, refund the rest."""
+        if work.run is not None and work.run.round is not None:
+            await self._store_round(work, work.run.round, "void", "ended")
+            work.change_run(round=None)
+        await self._verification.give_up(work)
+        for lease in list(work.leases):
+            work.end(lease, "stopped", reason)
+        work.advance(state, reason)
+        await self._settlement.finish(work)
+
+    async def _pass(self, work: Work) -> None:
+        if work.job.state is JobState.FUNDED and not await self._halts.rests(work, self._rewind):
+            await self._staffing.plan(work)
+        if work.run is None or work.job.state is JobState.PAUSED:
+            return
+        if work.run.round is not None:
+            work.change_run(round=rounds.look(work.run.round, work.now))
+            await self._heldout.weigh(work)
+        await self._take(work)
+        await self._looks.attend(work)
+        await self._verification.advance(work)
+        if work.job.state is JobState.VERIFYING:
+            await self._close(work)
+            return
+        await self._roll_back(work)
+        if await self._halts.rests(work, self._rewind):
+            return
+        if not work.run.finished and not (work.run.trained and seats_ready(work)[1]):
+            await self._staffing.repair(work)  # For the last validation one replica is enough.
+        self._unblock(work)
+        await self._begin(work)
+        if work.run.finished and work.job.state is JobState.RUNNING:
+            work.advance(
+                JobState.VERIFYING, "all rounds are trained: the last audits and the model folder are under way"
+            )
+
+    async def _must_stop(self, work: Work) -> bool:
+        reason = ""
+        if work.job.state is not JobState.VERIFYING:
+            if work.now > work.job.deadline:
+                reason = f"the deadline of {work.job.spec.deadline_hours:g} hours has passed"
+            elif work.run is not None and work.run.restarts > MAX_RESTARTS:
+                reason = f"round {work.run.done + 1} failed {work.run.restarts} times in a row"
+            else:
+                reason = await self._own_doing(work)
+        if reason:
+            await self.stop(work, JobState.FAILED, reason)
+        return bool(reason)
+
+    async def _own_doing(self, work: Work) -> str:
+        if all(lease.end not in FAULTS for lease in work.ended):
+            return ""
+        own, able = self._context.config.auditors, self._staffing.able(work)
+        return (
+            await blamed_files(work, able, own)
+            or await diverged(work, able, own)
+            or await too_many_faults(work, able, own)
+        )
+
+    # --- rounds ---------------------------------------------------------------------------------------------------------
+
+    async def _begin(self, work: Work) -> None:
+        run = work.run
+        if run is None or run.round is not None or run.finished or not self._may_begin(work):
+            return
+        if runs.is_lost(run, holders(work)):
+            run = await self._go_back(work, "nobody who keeps the newest state of a stage is left")
+        after = runs.begin(run, holders(work), work.now)
+        if after.round is None:
+            return
+        if await self._halts.must_store(work):
+            after = msgspec.structs.replace(after, round=msgspec.structs.replace(after.round, store=True))
+        work.run, begun = after, after.round
+        assert begun is not None
+        self._whole_since.pop(work.job.id, None)
+        await work.tx.insert(
+            RoundRecord(
+                work.job.id, begun.epoch, begun.number, "training", begun.plan,
+                begun.first_step, begun.steps, begun.total_steps, begun.started, rate_step=begun.rate_step,
+            )
+        )  # fmt: skip
+        if work.job.state is JobState.PLANNED:
+            work.advance(JobState.RUNNING, f"round {begun.number + 1} begins")
+        self.heard(work.job.id)
+
+    async def _roll_back(self, work: Work) -> None:
+        """Go back before the first round in which a lie was proven: its update is in every state since.
+
+        The honest nodes of the rounds that are done again did what they were asked to, so they stay paid.
+        """
+        forged, work.forged = work.forged, []
+        if not forged or work.run is None or work.run.rollbacks >= MAX_ROLLBACKS:
+            return
+        where: tuple[Where, ...] = (("job", "=", work.job.id), ("state", "=", "complete"))
+        done = await work.tx.find(RoundRecord, *where)
+        newest = {record.number: record.epoch for record in sorted(done, key=lambda record: record.epoch)}
+        standing = [number for epoch, number in forged if number < work.run.done and newest[number] == epoch]
+        if not standing:
+            return
+        if work.run.round is not None:
+            await self._store_round(work, work.run.round, "void", "again")
+        before = min(standing)
+        work.change_run(rollbacks=work.run.rollbacks + 1)
+        self._context.metrics.count("rollbacks_total")
+        await self._go_back(work, f"round {before + 1} was forged", before)
+
+    async def _go_back(self, work: Work, why: str, before: int | None = None) -> Run:
+        """Rounds since the last stored point, or the last one before round ``before``, are done again.
+
+        What was paid for them stays paid; the rest of the price is spread over all tokens that are to be trained from here.
+        """
+        assert work.run is not None
+        lost = work.run.done
+        run = await self._rewind(work, before)
+        if not run.checkpoints:  # Nothing can put a worker back to the very beginning but a new start.
+            _begin_anew(work, [lease.id for lease in work.leases.values() if lease.seat])
+        again = f"round {run.done + 1}" + (f" to {lost}" if lost > run.done + 1 else "")
+        work.note("lost", f"{why}: {again} is done again")
+        self._context.metrics.count("rounds_lost_total", lost - run.done)
+        return run
+
+    async def _rewind(self, work: Work, before: int | None = None) -> Run:
+        """Put the run back to its last stored point, or the last one before round ``before``."""
+        assert work.run is not None
+        work.run = runs.go_back(work.run, before)
+        where: tuple[Where, ...] = (("job", "=", work.job.id), ("state", "=", "complete"))
+        done = await work.tx.find(RoundRecord, *where)
+        newest = {record.number: record for record in sorted(done, key=lambda record: record.epoch)}
+        tokens = sum(record.tokens for number, record in newest.items() if number < work.run.done)
+        work.change_run(price_from=runs.PriceFrom(tokens, sum(record.pot for record in done)))
+        pace = msgspec.structs.replace(work.job.pace, at=work.now, fraction=fraction_of(work.run))
+        work.change(rounds_done=work.run.done, tokens_done=tokens, pace=pace)
+        return work.run
+
+    def _may_begin(self, work: Work) -> bool:
+        """In mid-run whole replicas go on at once; at a start they wait a little for the others."""
+        assert work.run is not None
+        everybody, whole = seats_ready(work)
+        if not whole:
+            self._whole_since.pop(work.job.id, None)
+            if work.job.state is JobState.RUNNING:
+                work.advance(JobState.PLANNED, "no replica has all its nodes any more: the job waits for others")
+            return False
+        if work.hold or not self._verification.may_begin(work, work.run.done):
+            return False
+        if work.run.trained and not self._verification.settled(work):
+            return False  # The model is finished only when no round can turn out to be forged any more.
+        if (everybody or work.job.state is JobState.RUNNING) and not self._awaits_returners(work):
+            return True
+        since = self._whole_since.setdefault(work.job.id, self._context.clock.now())
+        return self._context.clock.now() - since >= self._context.config.start_grace_seconds
+
+    def _awaits_returners(self, work: Work) -> bool:
+        """Whether nobody who is here has the anchor in memory, and some of those that are to load it are on their way."""
+        assert work.run is not None
+        seated = [lease for lease in work.leases.values() if lease.seat]
+        away = {lease.id for lease in seated if self._nodes.session(lease.node) is None}
+        if work.run.done == 0 or set(work.run.current).intersection(work.leases) - away:
+            return False
+        # Whoever has just come back without its task gets its seat again at the next turn.
+        back = any(lease.seat and self._nodes.session(lease.node) is not None for lease in work.ended)
+        return back or any(lease.state != "ready" or lease.id in away for lease in seated)
+
+    async def _take(self, work: Work) -> None:
+        """Store what became of the round in flight."""
+        assert work.run is not None
+        over = work.run.round
+        if over is None or over.phase == "training":
+            return
+        if over.phase == "applying":
+            await self._store_decision(work, over)
+        elif over.phase == "void":
+            await self._void(work, over)
+        elif over.steps == 0:
+            await self._store_round(work, over, "complete", "late")
+            work.run = runs.close(work.run)
+        else:
+            await self._complete(work, over)
+
+    async def _store_decision(self, work: Work, over: Round) -> None:
+        record = await work.tx.get(RoundRecord, work.job.id, over.epoch, over.number)
+        if record.state == "training":
+            decided = msgspec.structs.replace(record, state="applying", contributors=over.contributors or ())
+            await work.tx.update(decided)
+
+    async def _void(self, work: Work, over: Round) -> None:
+        assert work.run is not None
+        self._context.metrics.count("rounds_void_total")
+        work.note("void", f"round {over.number + 1} has lost all replicas: it is done again from the last checkpoint")
+        await self._store_round(work, over, "void", "again")
+        _begin_anew(work, runs.beyond_repair(work.run))
+        work.run = runs.close(work.run)
+
+    async def _complete(self, work: Work, over: Round) -> None:
+        assert work.run is not None
+        job, training = work.job, work.job.spec.training
+        contributors = over.contributors or ()
+        per_step = training.batch * training.sequence
+        tokens = over.contributed() * per_step
+        total = work.run.total_steps * per_step * work.run.replicas
+        after, start = job.tokens_done + tokens, work.run.price_from
+        points = (job.tokens_done - start.tokens, after - start.tokens, total - start.tokens)
+        pot = pricing.pot(job.quote.price - start.spent, *points)
+        losses = [s.commit.loss for s in _last_stage(over) if s.commit is not None and s.commit.loss is not None]
+        loss = sum(losses) / len(losses) if losses else None
+        speed = tokens / max(1e-3, work.now - over.started)
+        commits = await self._store_commits(work, over, pot, "late")
+        record = await work.tx.get(RoundRecord, job.id, over.epoch, over.number)
+        record = msgspec.structs.replace(
+            record, state="complete", contributors=contributors, ended=work.now, tokens=tokens,
+            pot=pot, train_loss=loss, validation_loss=over.validation, agreement=over.agreement,
+            parameters=tuple(p for stage in range(len(over.layers)) if (p := rounds.agreed(over, stage))),
+        )  # fmt: skip
+        work.run = msgspec.structs.replace(runs.close(work.run), advanced=work.now)
+        work.change(
+            rounds_done=work.run.done, tokens_done=after, tokens_per_second=speed,
+            train_loss=loss if loss is not None else job.train_loss,
+            pace=paced(job.pace, work.run, work.now, over.started),
+        )  # fmt: skip
+        await self._halts.warn(work)
+        work.note("round", _completed(over.number, len(contributors), work.run.replicas, loss))
+        if words := _left_out(over, training.loss_scale):
+            work.note("overflow", words)
+        record = await work.tx.update(await self._drawing.prepare(work, record, commits))
+        seal_commitments(work, record, commits)
+        self._context.metrics.count("rounds_complete_total")
+
+    async def _store_commits(self, work: Work, over: Round, pot: int, why: Unpaid) -> list[CommitRecord]:
+        """A record for every member that committed; contributors share the pot by operations, others nothing: ``why``."""
+        shape, layers, training = shape_of(work), over.layers, work.job.spec.training
+        parameters = [
+            shape.stage_parameters(part.first, part.last, stage == 0, stage == len(layers) - 1)
+            for stage, part in enumerate(layers)
+        ]
+        contributors = set(over.contributors or ())
+        seats = {seat.lease: seat for seat in over.seats if seat.commit is not None}
+        # By place, which is published, and not by lease: where remainders are equal, everybody must find the same split.
+        places = {
+            lease: f"{seat.replica}:{seat.stage}" for lease, seat in seats.items() if seat.replica in contributors
+        }
+        sharing = {
+            places[lease]: (seat.stage, seat.commit.leaves)
+            for lease, seat in seats.items()
+            if seat.commit is not None and lease in places
+        }
+        split = pricing.shares(pot, pricing.round_weights(parameters, sharing))
+        shares = {lease: split[place] for lease, place in places.items() if place in split}
+        payouts = {lease.id: lease.payout for lease in (*work.leases.values(), *work.ended)}
+        anchors = await self._anchors(work, over)
+        stored: list[CommitRecord] = []
+        for lease, seat in seats.items():
+            payout = payouts.get(lease) or await self._payout(work, lease)
+            tokens = seat.commit.leaves * training.batch * training.sequence if lease in shares and seat.commit else 0
+            state = "void" if lease not in shares else "rejected" if self._nodes.is_banned(seat.node) else "pending"
+            anchor = None if seat.state or seat.kept else anchors.get(seat.stage)
+            share = shares.get(lease, 0)
+            made = _commit(work.job, over, seat, payout, parameters[seat.stage], tokens, state, share, anchor)
+            unpaid = "" if state == "pending" else why if state == "void" else "expelled"
+            stored.append(await work.tx.insert(msgspec.structs.replace(made, why=unpaid)))
+        return stored
+
+    async def _anchors(self, work: Work, over: Round) -> dict[int, Digest]:
+        """Parameters that the round before came to, by stage: what everyone begins with who did not take a checkpoint.
+
+        A checkpoint's content is vouched for by whoever made it, so its taker is not held to them.
+        """
+        where: tuple[Where, ...] = (("job", "=", work.job.id), ("state", "=", "complete"))
+        before = await work.tx.find(RoundRecord, *where, ("number", "=", over.number - 1))
+        newest = max(before, key=lambda record: record.epoch, default=None)
+        if newest is None:
+            return {}
+        where = (("job", "=", work.job.id), ("epoch", "=", newest.epoch), ("round", "=", newest.number))
+        said = [(c.stage, c.parameters) for c in await work.tx.find(CommitRecord, *where) if c.parameters]
+        # Where members differ, each has its outer step audited; until then nobody can be held to what another said.
+        return {
+            stage: agreed
+            for stage, agreed in enumerate(newest.parameters)
+            if said.count((stage, agreed)) == sum(s == stage for s, _ in said)
+        }
+
+    async def _payout(self, work: Work, lease: str) -> str:
+        """Where the holder of a lease that ended earlier is paid."""
+        return (await work.tx.get(Lease, lease)).payout
+
+    async def _store_round(self, work: Work, over: Round, state: str, why: Unpaid) -> None:
+        """Store the end of a round that trained nothing that counts; ``why`` it is not paid."""
+        record = await work.tx.get(RoundRecord, work.job.id, over.epoch, over.number)
+        ended = msgspec.structs.replace(
+            record,
+            state=state,
+            ended=work.now,
+            validation_loss=over.validation,
+            agreement=over.agreement,
+            concluded=True,
+        )
+        await work.tx.update(ended)
+        if over.steps > 0:
+            await self._store_commits(work, msgspec.structs.replace(over, contributors=()), 0, why)
+
+    def _unblock(self, work: Work) -> None:
+        """A round from which nothing was heard for too long goes on without those that it waits for; a start likewise."""
+        now, config = self._context.clock.now(), self._context.config
+        for lease in list(work.leases.values()):
+            if lease.state == "starting" and work.now - max(lease.granted, self._since) > config.start_seconds:
+                work.note("lost", f"node {lease.node} was not ready after {config.start_seconds:g} s and is given up")
+                work.end(lease.id, "stalled", f"not ready after {config.start_seconds:g} s")
+        if work.run is None or work.run.round is None:
+            return
+        if now - self._heard.setdefault(work.job.id, now) <= config.stall_seconds:
+            return
+        self.heard(work.job.id)
+        for culprit in sorted(rounds.culprits(work.run.round)):
+            if culprit in work.leases:
+                node, number = work.leases[culprit].node, work.run.round.number + 1
+                work.note("lost", f"round {number} has waited too long for node {node}, which is given up")
+                work.end(culprit, "stalled", f"nothing heard in round {number}")
+            else:
+                work.change_run(round=rounds.fold(work.run.round, culprit, rounds.Lost(), work.now))
+
+    # --- the end --------------------------------------------------------------------------------------------------------
+
+    async def _close(self, work: Work) -> None:
+        """All audits over: let the nodes go and settle; settled once the model is there and everybody's money is safe."""
+        if work.audits or await self._unconcluded(work):
+            if work.now > closing(work.job):
+                reason = "its last audits were not over in time: what is verified has to be paid before its escrow ends"
+                await self.stop(work, JobState.FAILED, reason)
+            return
+        for lease in list(work.leases):
+            work.end(lease, "stopped", "the job is done")
+        await self._settlement.finish(work)
+        if not await self._settlement.is_done(work):
+            return
+        if left := await owed(work.tx, work.job.id):
+            reason = f"{money(left)} of its work could be neither paid nor promised, so its model is not handed out"
+            work.advance(JobState.FAILED, reason)
+        elif work.job.model is not None:
+            work.advance(JobState.SETTLED, f"the job is done: the model is ready, and it cost {money(work.job.paid)}")
+            event = ledger_events.Settled(job=work.job.id, paid=work.job.paid, refunded=work.job.refunded)
+            work.memo("settled", event)
+
+    async def _unconcluded(self, work: Work) -> bool:
+        where: tuple[Where, ...] = (("job", "=", work.job.id), ("state", "=", "complete"), ("concluded", "=", False))
+        return bool(await work.tx.find(RoundRecord, *where, limit=1))
+
+
+def _begin_anew(work: Work, leases: Collection[str]) -> None:
+    """Have workers start again. What they were to open is gone with them, which is not their doing."""
+    for audit in [audit for audit in work.audits.values() if audit.lease in leases]:
+        work.audits[audit.id] = trust.sent_away(audit)
+    for lease in leases:
+        work.end(lease, "replaced", "begins anew")
+
+
+def _completed(number: int, contributors: int, replicas: int, loss: float | None) -> str:
+    """A complete round in a sentence; rounds are counted from 1, as on the pages."""
+    text = f"round {number + 1} is complete"
+    if contributors < replicas:
+        text += f" with {contributors} of {replicas} replicas"
+    return text if loss is None else f"{text}: training loss {loss:.3f}"
+
+
+def _left_out(over: Round, scale: float) -> str:
+    """How many steps of a round changed nothing, and what to do about most of them; empty where none was left out."""
+    commits = [seat.commit for seat in _last_stage(over) if seat.commit is not None]
+    steps, lost = sum(c.leaves for c in commits), sum(min(c.left_out, c.leaves) for c in commits)
+    if not lost:
+        return ""
+    text = f"round {over.number + 1}: {lost} of {steps} steps were left out, since their gradients overflowed in half floats"
+    if 2 * lost <= steps:
+        return text
+    return (
+        f"{text}: training.loss_scale {scale:g} is too large; stop the job and choose a smaller one, or precision bf16"
+    )
+
+
+def _last_stage(over: Round) -> tuple[Seat, ...]:
+    contributors = set(over.contributors or ())
+    return tuple(s for s in over.seats if s.stage == len(over.layers) - 1 and s.replica in contributors)
+
+
+def _commit(
+    job: Job,
+    over: Round,
+    seat: Seat,
+    payout: str,
+    parameters: int,
+    tokens: int,
+    state: str,
+    share: int,
+    anchor: Digest | None,
+) -> CommitRecord:
+    assert seat.commit is not None
+    return msgspec.convert(
+        {
+            "job": job.id,
+            "epoch": over.epoch,
+            "round": over.number,
+            "stage": seat.stage,
+            "replica": seat.replica,
+            "lease": seat.lease,
+            "node": seat.node,
+            "payout": payout,
+            "root": seat.commit.root,
+            "leaves": seat.commit.leaves,
+            "pseudo_gradient": seat.commit.pseudo_gradient,
+            "tokens": tokens,
+            "operations": pricing.operations(parameters, tokens),
+            "drawable": state != "void",
+            "state": state,
+            "amount": share if state == "pending" else 0,
+            "anchor": anchor,
+            "carried": seat.commit.carried,
+            "local": seat.local,
+            "outer": seat.outer,
+            "parameters": seat.parameters,
+        },
+        CommitRecord,
+    )

@@ -1,0 +1,430 @@
+"""Who sits where: the first plan of a job, seats that became empty, spares."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from math import inf
+
+import msgspec
+
+from coordinator.client.text import money
+from coordinator.domain import placement
+from coordinator.domain.audits.trust import Audit
+from coordinator.domain.job import JobState
+from coordinator.domain.lease import FAULTS, Lease
+from coordinator.domain.placement import Candidate, NoPlacementError, Placement
+from coordinator.domain.rounds import period
+from coordinator.domain.rounds.run import Holder, Run, evaluations, lateness_of, training_of, whole_replicas
+from coordinator.services.audits.auditor_capacity import Watching
+from coordinator.services.core.context import Context
+from coordinator.services.core.display_names import listed
+from coordinator.services.core.unit_of_work import Work
+from coordinator.services.network.link_telemetry import Links
+from coordinator.services.network.nodes import Nodes
+from coordinator.services.payments.payees import MAX_PAYEES, affordable, payable, payees_of
+from coordinator.services.training.job_faults import too_many_at_once
+from coordinator.store.ports import Where
+from ledger import events as ledger_events
+from protocol.job.job import TOGETHER
+from protocol.models.model import ModelShape, inspect_config
+
+MAX_FAULTS_PER_NODE = 2  # A machine that failed a job twice in a short time is likely to fail it again,
+FORGIVEN_SECONDS = 600.0  # but a stalled round blames whole replicas, so after a while it is asked again.
+MAX_REASONS = 3  # Why nodes have no seat, in the timeline; a large network has many that are simply not needed.
+OPENINGS_SECONDS = 5.0  # Moves hold the next round for so long at most, until the last one's steps are opened.
+UNSEEN = "what they compute in this job can be looked at by machines of their kind only, and the operator has none"
+
+
+def shape_of(work: Work) -> ModelShape:
+    """Sizes of the job's model."""
+    return _shape(msgspec.json.encode(work.job.config))
+
+
+@lru_cache(maxsize=256)  # Jobs that are at work; each report of a node asks.
+def _shape(config: bytes) -> ModelShape:
+    return inspect_config(msgspec.json.decode(config))
+
+
+class Staffing:
+    """Grants leases and ends those that are in the way; it never begins a round."""
+
+    def __init__(self, context: Context, nodes: Nodes, links: Links, watching: Watching) -> None:
+        self._context = context
+        self._nodes = nodes
+        self._links = links
+        self._watching = watching
+        self._waiting: dict[str, float] = {}
+        self._crowded: set[str] = set()
+        self._told: dict[str, str] = {}  # Of each job that waits for something, what was said of it.
+        self._deserted: dict[str, float] = {}
+        self._warned: dict[
+            str, frozenset[str]
+        ] = {}  # Of each job the leases whose node's stake is too little, and that was said.
+        self._looked: dict[str, int] = {}  # Rounds that were done when seats were last compared with what could be.
+
+    async def plan(self, work: Work) -> None:
+        """Put nodes on a funded job; it stays funded while there are too few.
+
+        All replicas of the quote are waited for a little; then as many as there are nodes for will do.
+        """
+        if why := await too_many_at_once(work):
+            self._wait(work, why)
+            return
+        quote, training = work.job.quote, work.job.spec.training
+        free = payable(await self._willing(work, self._nodes.candidates()), frozenset())
+        since = self._waiting.setdefault(work.job.id, self._context.clock.now())
+        patient = self._context.clock.now() - since < self._context.config.start_grace_seconds
+        found, shape = None, shape_of(work)
+        for replicas in [quote.replicas] if patient else range(quote.replicas, 0, -1):
+            try:
+                found = placement.choose(shape, training, free, quote.stages, replicas, self._links.map)
+            except NoPlacementError:
+                continue
+            break
+        if found is None:
+            return
+        by_node = {candidate.node: candidate for candidate in free}
+        classes = {seat: by_node[node].env_class for seat, node in found.seats.items()}
+        if why := self._watching.unseen(shape, training, found.layers, classes):
+            self._wait(work, why)
+            return
+        self._told.pop(work.job.id, None)
+        del self._waiting[work.job.id]
+        rounds = period.planned(training, quote.replicas, found)
+        crossing = placement.settle_crossing(shape, training, found, by_node, self._links.map)
+        work.run = Run(
+            layers=found.layers,
+            replicas=quote.replicas,
+            total_steps=rounds.steps,
+            inner_steps=training.inner_steps,
+            evaluate=evaluations(rounds.rounds, self._context.config.validations),
+            evaluators=self._context.config.evaluators,
+            stretches=rounds.stretches,
+            together=training.outer in TOGETHER,
+            store_every=self._context.config.store_every,
+            round_seconds=None if training.outer in TOGETHER else training.round_seconds,
+            lateness=None if training.outer in TOGETHER else lateness_of(training),
+            crossing=None if crossing is None else crossing.crossing,
+            shares=quote.replicas if training.sampling == "epochs" else None,
+        )
+        work.change(quote=msgspec.structs.replace(quote, limit=found.limit, rounds=rounds.rounds))
+        work.advance(JobState.PLANNED, _planned(quote.stages, len(found.seats) // quote.stages))
+        work.note("period", period.words(training, rounds, found))
+        if crossing is not None:
+            work.note("crossing", crossing.reason)
+        self._reasons(work, found)
+        self._seat(work, [(by_node[node], seat) for seat, node in sorted(found.seats.items())])
+
+    def _wait(self, work: Work, why: str) -> None:
+        if self._told.get(work.job.id) != why:
+            work.note("limit", f"the job waits: {why}")
+        self._told[work.job.id] = why
+
+    def _reasons(self, work: Work, found: Placement) -> None:
+        """Say what bounds the plan, and why nodes that are free are not in it."""
+        work.note("limit", f"the plan is limited by {found.limit}")
+        reasons: dict[str, list[str]] = defaultdict(list)
+        for node, reason in found.left_out.items():
+            reasons[reason].append(node)
+        free = self._nodes.candidates()
+        asking = [c.node for c in free if c not in affordable(free, work.job.quote.rate)]
+        if asking:
+            reasons[f"they ask more than {money(work.job.quote.rate)} for 10^15 operations"] = asking
+        unseen = [c.node for c in free if not self._watching.seats(work.job.spec.training, c.env_class)]
+        if unseen:
+            reasons[UNSEEN] = unseen
+        for reason, nodes in list(reasons.items())[:MAX_REASONS]:
+            work.note("unused", f"without a seat: {listed(nodes)}: {reason}")
+
+    async def repair(self, work: Work) -> None:
+        """Fill empty seats with spares and free nodes, else complete one broken replica with another; then hold spares."""
+        assert work.run is not None
+        holders = {lease.seat: lease for lease in work.leases.values() if lease.seat}
+        seats = [(s, p) for s in range(len(work.run.layers)) for p in range(work.run.replicas)]
+        missing = [seat for seat in seats if seat not in holders]
+        self._warn_unstaked(work)
+        own = self._context.config.auditors  # They look, and neither step in nor count as spares.
+        spares = {lease.node: lease for lease in work.leases.values() if lease.seat is None and lease.node not in own}
+        seated = {lease.node for lease in holders.values()}  # Granted just now, they are not yet known as busy.
+        willing = await self._willing(work, self._nodes.candidates(tuple(spares)))
+        free = [candidate for candidate in willing if candidate.node not in seated]
+        if not missing:
+            if not await self._replace_unstaked(work, holders, spares, free) and not await self._improve(
+                work, holders, spares, free
+            ):
+                self._hold_spares(work, free, spares)
+            return
+        free = await self._payable(work, free)
+        known = {c.node: c for c in self._nodes.everybody()}
+        held = {seat: known[lease.node] for seat, lease in holders.items() if lease.node in known}
+        memory = self._memory(work)
+        filled = self._own_seats(work.run, missing, free)
+        returning = self._may_return(work, holders)
+        if not returning:
+            rest = [seat for seat in missing if seat not in filled]
+            others = [candidate for candidate in free if candidate.node not in filled.values()]
+            filled |= placement.fill(rest, held, others, memory)
+        self._hand_over(work, filled, spares, free)
+        if not returning:
+            self._merge(work, [seat for seat in missing if seat not in filled], memory)
+
+    def _own_seats(
+        self, run: Run, missing: Sequence[tuple[int, int]], free: Sequence[Candidate]
+    ) -> dict[tuple[int, int], str]:
+        """Missing seats whose last holder is free again: it still has their state, and the optimizer's moments."""
+        here = {candidate.node for candidate in free}
+        last = {(own.stage, own.replica): own.kept.holders[0] for own in run.moments}
+        return {seat: last[seat] for seat in missing if seat in last and last[seat] in here}
+
+    def _may_return(self, work: Work, holders: Mapping[tuple[int, int], Lease]) -> bool:
+        """Whether a run that all nodes have left still waits for them to come back to their seats."""
+        now, job = self._context.clock.now(), work.job.id
+        if not holders and work.run is not None and work.run.moments:
+            self._deserted.setdefault(job, now)
+        if now - self._deserted.get(job, -inf) < self._context.config.start_grace_seconds:
+            return True
+        self._deserted.pop(job, None)
+        return False
+
+    async def _improve(
+        self,
+        work: Work,
+        holders: Mapping[tuple[int, int], Lease],
+        spares: Mapping[str, Lease],
+        free: Sequence[Candidate],
+    ) -> bool:
+        """Between two rounds, now and then: change seats where what is measured today is worth it; whether any was changed."""
+        run = work.run
+        assert run is not None
+        since = run.done - self._looked.get(work.job.id, 0)
+        known = {c.node: c for c in self._nodes.everybody()}
+        if run.round is not None or since < placement.REST_ROUNDS or any(x.node not in known for x in holders.values()):
+            return False
+        held = {seat: known[lease.node] for seat, lease in holders.items()}
+        free = await self._payable(work, free)
+        training, left = training_of(run, work.job.spec.training), run.total_rounds - run.done
+        found = placement.reseat(
+            shape_of(work), training, run.layers, held, free, self._links.map, rounds_left=left, rounds_since=since
+        )
+        if found and _awaits_openings(work) and work.now - run.advanced < OPENINGS_SECONDS:
+            work.hold = True
+            return False
+        seats = _movable(work, {seat: lease.node for seat, lease in holders.items()}, found.seats) if found else {}
+        if found is None or len(seats) == len(found.seats):
+            self._looked[work.job.id] = run.done  # Else who is asked to open a step follows after the next round.
+        if found is None or not seats:
+            return False
+        work.note("moved", found.reason)
+        for seat in seats:
+            work.end(holders[seat].id, "replaced", "another node takes the seat")
+        self._hand_over(work, seats, spares, (*held.values(), *free))
+        return True
+
+    def _warn_unstaked(self, work: Work) -> None:
+        """Say once of each lease that its node's stake is too little by now; a spare loses it, since nothing waits for it."""
+        least = money(self._context.config.min_stake)
+        short = [lease for lease in work.leases.values() if self._nodes.short_of_stake(lease.node)]
+        for lease in short:
+            if lease.seat is None:
+                work.end(lease.id, "replaced", f"its stake is below the {least} that this network asks for")
+            elif lease.id not in self._warned.get(work.job.id, ()):
+                text = f"the stake of node {lease.node} is below {least} by now: it gets no other seat, is audited more"
+                work.note(
+                    "stake", f"{text}, and a node with stake takes this one between two rounds as soon as one is free"
+                )
+        self._warned[work.job.id] = frozenset(lease.id for lease in short)
+
+    async def _replace_unstaked(
+        self,
+        work: Work,
+        holders: Mapping[tuple[int, int], Lease],
+        spares: Mapping[str, Lease],
+        free: Sequence[Candidate],
+    ) -> bool:
+        """Between two rounds: give seats of nodes whose stake is too little by now to others; whether any was given."""
+        assert work.run is not None
+        leaving = {seat: lease for seat, lease in holders.items() if self._nodes.short_of_stake(lease.node)}
+        if not leaving or work.run.round is not None:
+            return False
+        known = {c.node: c for c in self._nodes.everybody()}
+        held = {s: known[lease.node] for s, lease in holders.items() if s not in leaving and lease.node in known}
+        free = await self._payable(work, free)
+        found = placement.fill(sorted(leaving), held, free, self._memory(work))
+        if found and _awaits_openings(work) and work.now - work.run.advanced < OPENINGS_SECONDS:
+            work.hold = True
+            return True
+        seats = _movable(work, {seat: lease.node for seat, lease in holders.items()}, found)
+        for seat in seats:
+            work.end(leaving[seat].id, "replaced", "its stake is too little by now: another node takes the seat")
+        self._hand_over(work, seats, spares, free)
+        return bool(seats)
+
+    def _hand_over(
+        self,
+        work: Work,
+        seats: Mapping[tuple[int, int], str],
+        spares: Mapping[str, Lease],
+        candidates: Sequence[Candidate],
+    ) -> None:
+        """Seat these nodes, which leave what they hold as spares."""
+        for node in seats.values():
+            if node in spares:
+                work.end(spares[node].id, "replaced", "the spare takes a seat")
+        by_node = {candidate.node: candidate for candidate in candidates}
+        self._seat(work, [(by_node[node], seat) for seat, node in sorted(seats.items())])
+
+    def _merge(self, work: Work, missing: Sequence[tuple[int, int]], memory: placement.Needed) -> None:
+        """With no free node left, higher broken replicas give their members to lower ones."""
+        known = {c.node: c for c in self._nodes.everybody()}
+        holders = {lease.seat: lease for lease in work.leases.values() if lease.seat and lease.node in known}
+        fits = {
+            stage: frozenset(seat for seat, lease in holders.items() if known[lease.node].holds(memory, stage))
+            for stage in range(len(memory[False]))
+        }
+        moves = placement.moves(missing, list(holders), fits)
+        moving = [(known[holders[source].node], seat) for seat, source in sorted(moves.items())]
+        for source in moves.values():
+            work.end(holders[source].id, "replaced", "the node completes another replica")
+        self._seat(work, moving)
+
+    def _hold_spares(self, work: Work, free: Sequence[Candidate], spares: dict[str, Lease]) -> None:
+        wanted = self._context.config.spares - len(spares)
+        memory = self._memory(work)
+        stages = range(len(memory[False]))
+        for candidate in [c for c in free if c.node not in spares][: max(0, wanted)]:
+            if any(candidate.holds(memory, stage) for stage in stages):
+                work.grant(candidate.node, candidate.owner, None)
+                work.note("spare", f"node {candidate.node} stands by as a spare")
+
+    def _seat(self, work: Work, seating: Sequence[tuple[Candidate, tuple[int, int]]]) -> None:
+        assert work.run is not None
+        for candidate, seat in seating:
+            work.grant(candidate.node, candidate.owner, seat)
+            work.note("assigned", f"node {candidate.node} takes stage {seat[0]} of replica {seat[1]}")
+        attempt = work.run.fence
+        for event in ledger_events.assignments(work.job.id, attempt, [c.node for c, _ in seating]):
+            work.memo(f"assigned:{attempt}:{event.nodes[0]}", event)
+
+    def able(self, work: Work) -> list[Candidate]:
+        """Nodes that are here, busy or not, and could take one of the job's seats at its price."""
+        training, memory = work.job.spec.training, self._memory(work) if work.run is not None else None
+        return [
+            c
+            for c in affordable(self._nodes.everybody(), work.job.quote.rate)
+            if self._watching.seats(training, c.env_class)
+            and (memory is None or any(c.holds(memory, stage) for stage in range(len(memory[False]))))
+        ]
+
+    async def _willing(self, work: Work, candidates: Sequence[Candidate]) -> list[Candidate]:
+        """Those that work for the job's price, can be looked at in it, have not failed it lately, and were not sent out of it."""
+        if not candidates:
+            return []
+        of_job: tuple[Where, ...] = (("job", "=", work.job.id),)
+        since: Where = ("ended", ">", work.now - FORGIVEN_SECONDS)
+        faults = await work.tx.find(Lease, *of_job, ("end", "in", tuple(sorted(FAULTS))), since)
+        failures = [lease.node for lease in (*faults, *(held for held in work.ended if held.end in FAULTS))]
+        rejected = await work.tx.find(Lease, *of_job, ("end", "=", "rejected"))
+        out = {lease.node for lease in (*rejected, *work.ended) if lease.end == "rejected"}
+        willing = affordable(candidates, work.job.quote.rate)
+        training = work.job.spec.training
+        return [
+            c
+            for c in willing
+            if failures.count(c.node) < MAX_FAULTS_PER_NODE
+            and c.node not in out
+            and self._watching.seats(training, c.env_class)
+        ]
+
+    async def _payable(self, work: Work, candidates: Sequence[Candidate]) -> list[Candidate]:
+        """Those whose accounts the job's escrow can pay beside everybody who has worked for it."""
+        if not candidates:
+            return []
+        stored = await work.tx.find(Lease, ("job", "=", work.job.id))
+        now = {lease.id: lease for lease in (*stored, *work.ended, *work.leases.values())}
+        payees = payees_of(now.values())
+        admitted = payable(candidates, payees)
+        if len(payees) >= MAX_PAYEES and len(admitted) < len(candidates) and work.job.id not in self._crowded:
+            self._crowded.add(work.job.id)
+            refused = next(c.node for c in candidates if c not in admitted)
+            work.note(
+                "crowded",
+                f"node {refused} gets no seat: the escrow can pay {MAX_PAYEES} accounts, and as many have worked for the job; "
+                "from now on only nodes of those accounts take seats",
+            )
+        return admitted
+
+    def _memory(self, work: Work) -> placement.Needed:
+        assert work.run is not None
+        layers, training = work.run.layers, training_of(work.run, work.job.spec.training)
+        return {
+            card: [
+                placement.stage_memory(shape_of(work), training, layers, stage, card) for stage in range(len(layers))
+            ]
+            for card in (False, True)
+        }
+
+
+def _awaits_openings(work: Work) -> bool:
+    """Whether somebody still has to open a step, or may have to once its round is drawn."""
+    undrawn = work.run is not None and work.run.undrawn
+    return bool(undrawn) or any(_is_asked(work, audit) for audit in work.audits.values())
+
+
+def _is_asked(work: Work, audit: Audit) -> bool:
+    """Whether somebody who has a seat still has to open a step; who has lost it may come back, and needs none for that."""
+    return audit.state in ("drawn", "opening", "showing") and audit.lease in work.leases
+
+
+def _movable(
+    work: Work, holders: Mapping[tuple[int, int], str], moves: Mapping[tuple[int, int], str]
+) -> dict[tuple[int, int], str]:
+    """The moves without those that must wait.
+
+    Who still has to open a step is paid for it only if it does. And of each stage somebody stays, who has its newest state,
+    unless that is stored.
+    """
+    own = {node: seat for seat, node in holders.items()}
+    asked = {(audit.stage, audit.replica) for audit in work.audits.values() if _is_asked(work, audit)}
+    stay = set(moves) if work.run is not None and work.run.undrawn else asked & set(moves)
+    stored = work.run is not None and work.run.done == work.run.base.done  # Then whoever comes takes it from here.
+    for stage in set() if stored else {stage for stage, _ in moves}:
+        members = {seat for seat in holders if seat[0] == stage}
+        if members <= set(moves) - stay:
+            stay.add(min(members))
+    changed = True
+    while changed:  # Who cannot leave keeps his seat, so who would take it keeps his.
+        before = len(stay)
+        for seat, node in moves.items():
+            if own.get(node) in moves and (seat in stay) != (own[node] in stay):
+                stay |= {seat, own[node]}
+        changed = len(stay) > before
+    return {seat: node for seat, node in moves.items() if seat not in stay}
+
+
+def _planned(stages: int, replicas: int) -> str:
+    """The shape of a plan in a sentence."""
+    nodes = stages * replicas
+    if nodes == 1:
+        return "one node is chosen: it trains the whole model"
+    if stages == 1:
+        return f"{nodes} nodes are chosen: each trains a replica of the whole model"
+    if replicas == 1:
+        return f"{nodes} nodes are chosen: each holds one stage of the model"
+    return f"{nodes} nodes are chosen: {replicas} replicas of the model, each in {stages} stages"
+
+
+def seats_ready(work: Work) -> tuple[bool, bool]:
+    """Whether every seat that is held is ready, and whether some replica is whole."""
+    assert work.run is not None
+    seated = [lease for lease in work.leases.values() if lease.seat]
+    everybody = len(seated) == len(work.run.layers) * work.run.replicas and all(s.state == "ready" for s in seated)
+    return everybody, bool(whole_replicas(work.run, holders(work)))
+
+
+def holders(work: Work) -> list[Holder]:
+    """Seats whose workers are ready."""
+    return [
+        Holder(lease.id, lease.node, lease.stage or 0, lease.replica or 0, lease.payout, lease.env_class)
+        for lease in work.leases.values()
+        if lease.seat and lease.state == "ready"
+    ]

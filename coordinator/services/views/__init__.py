@@ -1,0 +1,1 @@
+"""What pages and the REST interface show, read from the store."""

@@ -1,0 +1,89 @@
+"""What the network page shows."""
+
+from collections.abc import Sequence
+
+from common.untrusted_text import untrusted
+from coordinator.domain.job import Job, JobState
+from coordinator.services.core.context import Context
+from coordinator.services.core.leases import Leases
+from coordinator.services.network.nodes import Nodes
+from coordinator.services.network.relays import Relays
+from coordinator.services.payments.chain import Chain
+from coordinator.services.views import resources
+from coordinator.store.records import NodeRecord
+from protocol.network import RelayEnvelope, RelayOrder, RelayQuestion
+from protocol.node import IceServers
+from protocol.rest import api
+
+MAX_NODES = 2_000  # Shown at a time, those longest known first.
+
+_RUNNING = (JobState.FUNDED, JobState.PLANNED, JobState.RUNNING, JobState.VERIFYING)
+
+
+class NetworkService:
+    """Implements ``ports.Network``."""
+
+    def __init__(
+        self,
+        context: Context,
+        nodes: Nodes,
+        leases: Leases,
+        chain: Chain,
+        relays: Relays,
+        coordinator: str,
+        test_wallet: bool,
+    ) -> None:
+        self._context = context
+        self._nodes = nodes
+        self._leases = leases
+        self._chain = chain
+        self._relays = relays
+        self._coordinator = coordinator
+        self._test_wallet = test_wallet
+
+    async def view(self) -> api.NetworkView:
+        """Capacity, work and price at a glance."""
+        async with self._context.store.transaction() as tx:
+            running = await tx.find(Job, ("state", "in", _RUNNING))
+            done = await tx.find(Job, ("state", "=", JobState.SETTLED))
+            paid = sum(record.earned for record in await tx.find(NodeRecord, ("earned", ">", 0)))
+        here = self._nodes.everybody()
+        busy = self._leases.busy()
+        return api.NetworkView(
+            nodes_online=len(here),
+            nodes_busy=sum(node.node in busy for node in here),
+            memory_mb=sum(node.memory_mb for node in here),
+            flops=sum(node.flops for node in here),
+            jobs_running=len(running),
+            jobs_done=len(done),
+            paid_total=paid,
+            price_per_petaflop=self._context.config.price_per_petaflop,
+            coordinator=self._coordinator,
+            ledger_url=self._chain.url,
+            test_wallet=self._test_wallet,
+            relays_up=len([relay for relay in self._relays.views() if relay.state in ("up", "full")]),
+            notice=untrusted("" if here else "no node is connected: jobs wait until some are"),
+        )
+
+    async def nodes(self) -> Sequence[api.NodeView]:
+        """Every node that ever was here, those that are online first."""
+        async with self._context.store.transaction() as tx:
+            records = await tx.find(NodeRecord, limit=MAX_NODES)
+        busy = self._leases.busy()
+        shown = [
+            resources.node_view(record, self._nodes.session(record.address) is not None, record.address in busy)
+            for record in records
+        ]
+        return sorted(shown, key=lambda node: not node.online)
+
+    async def relays(self) -> Sequence[api.RelayView]:
+        """Every relay, those that do not report last."""
+        return self._relays.views()
+
+    async def announce_relay(self, envelope: RelayEnvelope) -> RelayOrder:
+        """Take a relay's report."""
+        return self._relays.announce(envelope)
+
+    async def relay_credentials(self, question: RelayQuestion, host: str) -> IceServers:
+        """Every relay that lives, for a node that measures them."""
+        return self._relays.credentials(question, host)

@@ -1,0 +1,358 @@
+"""Answers the owner's windows and commands, whether this computer lends just now or not."""
+
+import asyncio
+import os
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol
+
+import msgspec
+from aiohttp import web
+
+from common.untrusted_text import untrusted
+from desktop.agent.app import backup, support
+from desktop.agent.app import settings as owner
+from desktop.agent.app import status as local
+from desktop.agent.app.selftest import Means, SelfTest, Steps
+from desktop.agent.base.activity import Activity, Events
+from desktop.agent.base.config import Home, Settings
+from desktop.agent.base.gpu import NOTHING, Device
+from desktop.agent.earnings import wallet
+from desktop.agent.earnings.earnings import Summary
+from desktop.agent.earnings.records import Books
+from desktop.agent.errors import AgentError, NotConnectedError, SettingsError, UpdateError
+from desktop.agent.hardware.power import PowerCap
+from desktop.agent.jobs.line_limits import Limits, LimitsChange, LimitsView
+from desktop.agent.jobs.traffic_usage import load_usage
+from desktop.agent.lending.keeper import LendingChange, LendingView, change_kept
+from desktop.agent.lending.policy import State
+from desktop.agent.updates.keeper import UpdateOrder, UpdateView
+from ledger.errors import AmountError
+from ledger.money import parse
+from protocol.identity import NodeKey
+from protocol.node import LedgerInfo, NodeProfile
+from transport.nettest.result import NetTest, PeerTest
+
+
+class Live(Protocol):
+    """The agent while it lends."""
+
+    ledger: LedgerInfo | None
+    cap: PowerCap
+
+    def status(self) -> local.Status:
+        """Everything that the owner may want to know now."""
+
+    @property
+    def heard(self) -> str | None:
+        """The coordinator that is connected now."""
+
+    def working(self) -> frozenset[str]:
+        """Jobs that hold this node."""
+
+    def limits(self) -> LimitsView:
+        """The limits in force."""
+
+    def change_limits(self, change: LimitsChange) -> LimitsView:
+        """Change them at once; raises SettingsError."""
+
+    def lending(self) -> LendingView:
+        """When it lends."""
+
+    def lend(self, change: LendingChange) -> LendingView:
+        """Change that at once; raises SettingsError."""
+
+    async def adopt(self, settings: Settings) -> None:
+        """Take over settings that need no new start."""
+
+    async def test_line(self, order: local.Order) -> NetTest:
+        """Test the line; raises NettestError."""
+
+    async def test_peer(self, order: local.PeerOrder) -> PeerTest:
+        """Test a link; raises NettestError."""
+
+    async def claim(self) -> None:
+        """Ask to be paid; raises NotConnectedError."""
+
+
+@dataclass(frozen=True)
+class Handles:
+    """What the desk may ask of whoever keeps the agent.
+
+    ``switch``: lend or not; ``restart``: hand over what runs and begin anew with the settings of now.
+    ``means``: what a self-test asks. ``update``: look for a new version, or restart into it; raises UpdateError.
+    ``newest``: what is known of one. ``login``: the owner has changed what starts at login. ``anew``: begin anew as the node that
+    now lives in the home. ``leave``: hand over what runs, and end.
+    """
+
+    switch: Callable[[bool], None]
+    restart: Callable[[], None]
+    means: Callable[[Settings], Means]
+    update: Callable[[UpdateOrder], Awaitable[UpdateView]] | None = None
+    login: Callable[[], None] = lambda: None
+    newest: Callable[[], UpdateView] = lambda: UpdateView("off", "")
+    anew: Callable[[], None] = lambda: None
+    leave: Callable[[], None] = lambda: None
+
+
+class Desk:
+    """The agent's local interface; used as an async context manager, open as long as that."""
+
+    def __init__(self, home: Home, version: str, handles: Handles) -> None:
+        """Nothing is answered yet.
+
+        Raises:
+            SettingsError: the key cannot be used.
+        """
+        self.home, self.version, self.handles = home, version, handles
+        self.address = home.key().address
+        self.books = Books.at(home)
+        self.agent: Live | None = None
+        self.device: Device | None = None
+        self.on, self.preparing, self.renews = True, False, False
+        self.trouble: AgentError | None = None  # Why the switch went off by itself.
+        self._test = SelfTest()
+        self._testing: asyncio.Task[None] | None = None
+        self._ledger: LedgerInfo | None = None
+        self._started = time.monotonic()
+        self._runner: web.AppRunner | None = None
+
+    @property
+    def activity(self) -> Activity:
+        """What has happened."""
+        return self.books.activity
+
+    async def __aenter__(self) -> "Desk":
+        gets: local.Gets = {
+            "status": self.status, "earnings": self.earnings, "limits": self.limits, "lending": self.lending,
+            "settings": self.settings, "activity": self.events, "selftest": lambda: self._test, "support": self.support,
+        }  # fmt: skip
+        posts: local.Posts = {
+            "limits": (LimitsChange, self.change_limits), "lending": (LendingChange, self.lend),
+            "settings": (owner.SettingsChange, self.change_settings), "selftest": (local.TestOrder, self.begin_test),
+            "nettest": (local.Order, self.test_line), "nettest/peer": (local.PeerOrder, self.test_peer),
+            "claim": (local.ClaimOrder, self.claim), "withdraw": (local.WithdrawOrder, self.withdraw),
+            "backup": (local.BackupOrder, self.backup), "words": (local.WordsOrder, self.words),
+            "restore": (local.RestoreOrder, self.restore),
+            "update": (UpdateOrder, self.update), "leave": (local.LeaveOrder, self.leave),
+        }  # fmt: skip
+        self._runner = await local.serve(self.home.socket, gets, posts)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._testing is not None:
+            self._testing.cancel()
+            await asyncio.wait((self._testing,))
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self.home.socket.unlink(missing_ok=True)
+        self.books.close()
+
+    # --- what it says ---------------------------------------------------------------------------------------------------
+
+    def status(self) -> local.Status:
+        """The agent's, or what is known while nothing is lent."""
+        told = self.agent.status() if self.agent is not None else self._status_of_rest()
+        earned, trouble = self.earnings(), self.trouble
+        cause, detail = ("", {}) if trouble is None else (trouble.cause, trouble.detail)
+        return msgspec.structs.replace(
+            told, on=self.on, trouble="" if trouble is None else str(trouble), trouble_cause=cause, trouble_detail=detail,
+            renews=self.renews, last_event=self.activity.last, update=self.handles.newest(), verified=earned.verified,
+            paid=earned.paid, today=earned.today, week=earned.week,
+        )  # fmt: skip
+
+    def _status_of_rest(self) -> local.Status:
+        kept = self.home.settings()
+        device = self.device or NOTHING
+        profile = NodeProfile(
+            untrusted(kept.name),
+            untrusted(device.name),
+            device.kind,
+            max(1, device.memory_mb),
+            0.0,
+            "",
+            kept.sandbox,
+            self.version,
+        )
+        return local.Status(
+            node=self.address, payout=kept.payout or self.address, name=kept.name, coordinator=kept.coordinator,
+            state="starting" if self.preparing else "off", reason=untrusted(""), note=device.note, pid=os.getpid(),
+            uptime=time.monotonic() - self._started, profile=profile, tasks=(), links=(), dropped={}, verified=0, paid=0,
+            lending_state=State.OFF, electricity=kept.electricity,
+        )  # fmt: skip
+
+    def earnings(self) -> Summary:
+        """What jobs have brought."""
+        if self.agent is not None and self.agent.ledger is not None:
+            self._ledger = self.agent.ledger
+        working = self.agent.working() if self.agent is not None else frozenset()
+        heard = self.agent.heard if self.agent is not None else None
+        return self.books.earnings.summary(time.time(), working, self._ledger.url if self._ledger else "", heard)
+
+    def events(self) -> Events:
+        """What has happened, the newest first."""
+        return self.activity.newest()
+
+    def support(self) -> local.Support:
+        """For somebody who helps."""
+        return local.Support(support.report(self.home, self.activity, self.version))
+
+    def settings(self) -> owner.SettingsView:
+        """The owner's settings."""
+        return self._settings("now")
+
+    def _settings(self, effect: owner.Effect) -> owner.SettingsView:
+        view = owner.view(self.home, self.version, effect)
+        if self.agent is None:
+            return view
+        return msgspec.structs.replace(view, cap=self.agent.cap.held, cap_why=self.agent.cap.why)
+
+    def limits(self) -> LimitsView:
+        """How much of the line."""
+        if self.agent is not None:
+            return self.agent.limits()
+        usage = load_usage(self.home.usage, time.time())
+        return LimitsView(Limits.of(self.home.settings()), usage.month, usage.used, applied=True)
+
+    def lending(self) -> LendingView:
+        """When."""
+        if self.agent is not None:
+            return self.agent.lending()
+        return change_kept(self.home.lending, LendingChange(), time.time())
+
+    # --- what it does ---------------------------------------------------------------------------------------------------
+
+    def change_limits(self, change: LimitsChange) -> LimitsView:
+        """Raises SettingsError."""
+        if self.agent is not None:
+            return self.agent.change_limits(change)
+        kept = self.home.settings()
+        self.home.remember(change.apply(Limits.of(kept)).into(kept))
+        return self.limits()
+
+    def lend(self, change: LendingChange) -> LendingView:
+        """Raises SettingsError."""
+        if change.on and not self.home.settings().coordinator:
+            raise SettingsError("no coordinator is set: say first whom to lend to")
+        view = self.agent.lend(change) if self.agent else change_kept(self.home.lending, change, time.time())
+        if change.on is not None and change.on != self.on:
+            self.handles.switch(change.on)
+        return view
+
+    async def change_settings(self, change: owner.SettingsChange) -> owner.SettingsView:
+        """Raises SettingsError."""
+        before = self.home.settings()
+        after = change.apply(before, self.address)
+        self.home.remember(after)
+        effect = owner.effect_of(before, after)
+        if after != before:
+            names = ", ".join(
+                name for name in Settings.__struct_fields__ if getattr(before, name) != getattr(after, name)
+            )
+            self.activity.add(time.time(), "settings", f"settings were changed: {names}", names=names)
+        if after.at_login != before.at_login:
+            self.handles.login()
+        if effect == "restart" and (self.agent is not None or self.preparing):
+            self.handles.restart()
+        elif after != before and self.agent is not None:
+            await self.agent.adopt(after)
+        return self._settings(effect)
+
+    async def update(self, order: UpdateOrder) -> UpdateView:
+        """Raises UpdateError."""
+        if self.handles.update is None:
+            raise UpdateError("this agent follows no updates")
+        return await self.handles.update(order)
+
+    def begin_test(self, _: local.TestOrder) -> SelfTest:
+        """Begin a self-test, unless one runs."""
+        if self._testing is None or self._testing.done():
+            kept = self.home.settings()
+            steps = Steps(self.home, kept, self.handles.means(kept))
+            self._test = SelfTest(running=True)
+            self._testing = asyncio.create_task(self._follow(steps), name="selftest")
+        return self._test
+
+    async def _follow(self, steps: Steps) -> None:
+        now = time.time()
+        async for self._test in steps.results(now):
+            pass
+        bad = [check for check in self._test.checks if check.state == "bad"]
+        text = f"self-test: {bad[0].name}: {bad[0].text}" if bad else "self-test: this computer can lend"
+        self.activity.add(now, "test", text, "warning" if bad else "info", failed=bad[0].name if bad else "")
+
+    async def test_line(self, order: local.Order) -> NetTest:
+        """Raises NettestError, or NotConnectedError while nothing is lent."""
+        return await self._lending().test_line(order)
+
+    async def test_peer(self, order: local.PeerOrder) -> PeerTest:
+        """Raises as ``test_line``."""
+        return await self._lending().test_peer(order)
+
+    async def claim(self, _: local.ClaimOrder) -> Summary:
+        """Raises NotConnectedError."""
+        await self._lending().claim()
+        return self.earnings()
+
+    async def withdraw(self, order: local.WithdrawOrder) -> local.Withdrawal:
+        """Raises WithdrawalError, SettingsError, or NotConnectedError where no ledger is known."""
+        self.earnings()
+        if self._ledger is None:
+            raise NotConnectedError(
+                "the ledger is known once this computer has been connected: switch lending on first"
+            )
+        try:
+            amount = parse(order.amount) if order.amount else None
+        except AmountError as error:
+            raise SettingsError(str(error)) from error
+        found = await wallet.withdraw(self._ledger, self.home.key(), order.target, amount, send=order.send)
+        if order.send:
+            text = f"sent {found.amount} millionths to {found.target}"
+            self.activity.add(time.time(), "paid", text, amount=str(found.amount), target=found.target)
+        return found
+
+    async def backup(self, order: local.BackupOrder) -> local.BackupDone:
+        """Raises SettingsError."""
+        file = (self.home.path / order.file).expanduser()
+        address = await asyncio.to_thread(backup.write, self.home, file, order.passphrase)
+        return local.BackupDone(str(file), address)
+
+    async def restore(self, order: local.RestoreOrder) -> local.BackupDone:
+        """Raises SettingsError: lending is on, another node has earned here, or it is no backup or no node's words."""
+        if self.agent is not None or self.preparing or self.on:
+            raise SettingsError("switch lending off first: a node does not change while it lends")
+        earned = self.earnings().verified > 0 or any(self.home.promises.glob("*"))
+        address = await asyncio.to_thread(self._restore, order, earned)
+        self.activity.add(time.time(), "settings", f"this computer became node {address}", node=address)
+        self.handles.anew()
+        return local.BackupDone(order.file, address)
+
+    def _restore(self, order: local.RestoreOrder, earned: bool) -> str:
+        file = (self.home.path / order.file).expanduser()
+        kept = None if order.words else backup.read(file, order.passphrase)
+        key = NodeKey(kept.seed) if kept else backup.from_words(order.words)
+        if key.address != self.address and earned:
+            raise SettingsError(
+                f"node {self.address} has earned on this computer: bring the other one back into a folder of its own, "
+                "`cottage node restore --home FOLDER`"
+            )
+        backup.make_room(self.home, key)
+        return backup.restore(self.home, kept) if kept else backup.restore_key(self.home, key)
+
+    def leave(self, _: local.LeaveOrder) -> local.Status:
+        """End, once this is answered."""
+        asyncio.get_running_loop().call_soon(self.handles.leave)
+        return self.status()
+
+    def words(self, _: local.WordsOrder) -> local.Words:
+        """The key as words."""
+        return local.Words(backup.to_words(self.home.key()))
+
+    def _lending(self) -> Live:
+        if self.agent is None:
+            raise NotConnectedError("lending is off: there is no connection to the coordinator")
+        return self.agent

@@ -1,0 +1,107 @@
+"""The owner's settings as the windows and ``cottage node settings`` show and change them, while the agent runs.
+
+When lends and how much of the line are apart: ``desktop.agent.lending`` and ``desktop.agent.jobs.line_limits``.
+"""
+
+import os
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from desktop.agent.base.config import Home, Settings
+from desktop.agent.base.gpu import lasting, total_memory_mb
+from desktop.agent.errors import SettingsError
+from desktop.agent.hardware.meters import GpuMeter, gpus
+from desktop.agent.hardware.power import Held
+from ledger.errors import AmountError
+from ledger.money import parse
+from protocol.codec import MessageError, convert
+
+Effect = Literal["now", "rejoin", "restart"]
+_SPOKEN = frozenset({"name", "payout", "floor"})  # What the coordinator is told when this node connects.
+_QUIET = frozenset({"electricity", "disk_gb", "watts", "up", "down", "month", "polite", "updates", "at_login"})
+_AMOUNTS = ("floor", "electricity", "bond")
+
+
+class SettingsChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What to change; None leaves it as it is. Amounts are tokens in decimals; ``payout`` "" is the node's own wallet.
+
+    ``floor``: for 10^15 operations. ``electricity``: for a kWh. ``bond``: at a time.
+    ``threads`` and ``memory_mb`` 0: all, and half.
+    """
+
+    coordinator: Annotated[str, Meta(max_length=2000)] | None = None
+    name: Annotated[str, Meta(max_length=100)] | None = None
+    payout: Annotated[str, Meta(max_length=44)] | None = None
+    floor: Annotated[str, Meta(max_length=40)] | None = None
+    electricity: Annotated[str, Meta(max_length=40)] | None = None
+    bond: Annotated[str, Meta(max_length=40)] | None = None
+    threads: int | None = None
+    memory_mb: int | None = None
+    gpu: int | str | None = None
+    disk_gb: int | None = None
+    watts: int | None = None
+    updates: bool | None = None
+    at_login: bool | None = None
+
+    def apply(self, settings: Settings, address: str) -> Settings:
+        """The settings after the change.
+
+        Args:
+            address: the node's own, which is what an empty payout stands for.
+        Raises:
+            SettingsError: a value cannot be used; the text names it.
+        """
+        given = {name: value for name in self.__struct_fields__ if (value := getattr(self, name)) is not None}
+        try:
+            for name in _AMOUNTS:
+                if name in given:
+                    given[name] = parse(str(given[name]).strip() or "0")
+            if "gpu" in given:
+                given["gpu"] = lasting(given["gpu"])
+            changed: Settings = convert(msgspec.to_builtins(settings) | given, Settings)
+        except (MessageError, AmountError) as error:
+            raise SettingsError(f"the setting cannot be used: {error}") from error
+        if changed.threads > (most := os.cpu_count() or 1):
+            raise SettingsError(f"{changed.threads} processors are more than this computer has: at most {most}")
+        if changed.memory_mb > (most := total_memory_mb()):
+            raise SettingsError(f"{changed.memory_mb} MB of memory are more than this computer has: at most {most}")
+        checked = changed if changed.coordinator else msgspec.structs.replace(changed, coordinator="http://localhost")
+        checked.completed(address)  # Names the address or the wallet that cannot be used.
+        return changed
+
+
+class SettingsView(msgspec.Struct, frozen=True):
+    """The settings as they were given, and what this computer has. ``effect``: how the last change takes effect.
+
+    Attributes:
+        address: the node's own wallet, which ``payout`` "" stands for.
+        processors, memory_mb_here: what this computer has; ``gpus`` likewise.
+        cap, cap_why: how ``watts`` is held now, and what the driver said against it.
+        effect: ``now``; ``rejoin``: it connects anew and keeps its jobs; ``restart``: what runs is handed over first.
+    """
+
+    settings: Settings
+    address: str
+    processors: int
+    memory_mb_here: int
+    gpus: tuple[GpuMeter, ...]
+    version: str
+    effect: Effect = "now"
+    cap: Held = ""
+    cap_why: str = ""
+
+
+def view(home: Home, version: str, effect: Effect = "now") -> SettingsView:
+    """The settings of ``home`` on this computer."""
+    settings = home.settings()
+    return SettingsView(settings, home.key().address, os.cpu_count() or 1, total_memory_mb(), gpus(), version, effect)
+
+
+def effect_of(before: Settings, after: Settings) -> Effect:
+    """What it takes to go from one to the other."""
+    changed = {name for name in Settings.__struct_fields__ if getattr(before, name) != getattr(after, name)}
+    if changed <= _QUIET:
+        return "now"
+    return "rejoin" if changed <= _SPOKEN | _QUIET else "restart"

@@ -1,0 +1,355 @@
+"""What the agent says of itself to its owner alone, on a socket in its home folder or a pipe
+(``desktop.agent.app.owner_socket``).
+
+HTTP and JSON, so that the desktop windows can ask with what they have; ``desktop.agent.app.owner_api`` answers. ``GET
+/v1/``: status,
+earnings, limits, lending, settings, activity, selftest, support. ``POST /v1/``: limits, lending, settings, selftest, nettest,
+nettest/peer, update, leave, claim, withdraw, backup, restore, words; each question's type stands here or where its subject is.
+"""
+
+import contextlib
+import inspect
+import shlex
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import aiohttp
+import msgspec
+from aiohttp import web
+from msgspec import Meta
+
+from common.http_sessions import open_session
+from common.untrusted_text import Untrusted, View
+from desktop.agent.app import owner_socket
+from desktop.agent.base.config import Home
+from desktop.agent.earnings.earnings import Summary
+from desktop.agent.errors import AgentError, NoAgentError, SettingsError
+from desktop.agent.hardware.meters import Meters
+from desktop.agent.jobs.line_limits import LimitsChange, LimitsView
+from desktop.agent.lending.keeper import LendingChange, LendingView
+from desktop.agent.lending.policy import Reason, State
+from desktop.agent.updates.keeper import UpdateOrder, UpdateView
+from protocol.codec import MessageError, decode_json, encode_json
+from protocol.ids import NodeAddress
+from protocol.node import NodeProfile
+from transport.nettest.errors import NettestError
+from transport.nettest.result import NetTest, PeerTest
+
+ASK_TIMEOUT_S = 5.0
+LONG_TIMEOUT_S = (
+    90.0  # A test of the line takes under ten seconds, and one may run before it; the ledger confirms in sixty.
+)
+
+
+DOWNLOAD_TIMEOUT_S = 3600.0  # Of 70 MB over a slow line; what came is kept.
+
+
+class TaskView(View, frozen=True):
+    """One lease. ``pid``: its worker, where it is a process of this machine. ``share``: of the run's tokens that are done."""
+
+    lease: str
+    job: str
+    job_name: Untrusted
+    stage: int | None
+    replica: int | None
+    state: str
+    reason: Untrusted
+    pid: int | None
+    round: int | None
+    step: int | None
+    loss: float | None
+    activations: int
+    bulk: int
+    wire: int
+    naive: int
+    artifacts: int
+    dropped: dict[str, int]
+    share: float | None = None
+
+
+class LinkView(View, frozen=True):
+    """The link to one peer, as ``transport.ice.stats.LinkStats`` counts it.
+
+    ``route``: the kinds of both ends' addresses, such as ``host/srflx``; ``relayed``: a relay carries it. Rates are payload
+    bytes a second, ``loss`` a share of packets, ``queue_ms`` how much of ``rtt_ms`` is queues.
+    """
+
+    peer: str
+    state: str
+    rtt_ms: float | None
+    route: str
+    sent: int
+    received: int
+    relayed: bool = False
+    min_rtt_ms: float | None = None
+    queue_ms: float = 0.0
+    loss: float = 0.0
+    retransmitted: int = 0
+    send_rate: float = 0.0
+    receive_rate: float = 0.0
+    mtu: int = 0
+    path_changes: int = 0
+
+
+class Status(View, frozen=True):
+    """The whole agent. ``state``: off, starting, connecting, online, away, refused or stopping; ``reason``: why it is not online.
+
+    Attributes:
+        lending: when it lends, as a sentence; ``paused``: because the owner asked for it; ``reasons``: the same for programs.
+        on: the owner's switch. ``trouble``: why it went off by itself; ``trouble_cause``, ``trouble_detail``: the same for
+            programs, as ``AgentError`` has them.
+        today, week: verified today and in seven days.
+        max_celsius, memory_mb, watts: the owner's limits, for the gauges of ``meters``.
+        gpu: which one of ``meters`` is lent, "" for none.
+        last_event: number of the newest event of ``GET /v1/activity``.
+        update: whether a newer version is there.
+        renews: the agent begins anew once no job has a seat here; the switch stays as it is.
+    """
+
+    node: str
+    payout: str
+    name: str
+    coordinator: str
+    state: str
+    reason: Untrusted
+    note: str
+    pid: int
+    uptime: float
+    profile: NodeProfile
+    tasks: tuple[TaskView, ...]
+    links: tuple[LinkView, ...]
+    dropped: dict[str, int]
+    verified: int
+    paid: int
+    line: NetTest | None = None
+    lending: str = ""
+    lending_state: State = State.LENDING
+    paused: bool = False
+    on: bool = True
+    trouble: Untrusted = Untrusted("")
+    trouble_cause: str = ""
+    trouble_detail: dict[str, str] = msgspec.field(default_factory=dict)
+    reasons: tuple[Reason, ...] = ()
+    today: int = 0
+    week: int = 0
+    meters: Meters | None = None
+    max_celsius: int = 0
+    memory_mb: int = 0
+    watts: int = 0
+    gpu: str = ""
+    last_event: int = 0
+    electricity: int = 0
+    update: UpdateView = UpdateView("off", "")
+    renews: bool = False
+
+
+class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A network test: with the rates or without, which take some seconds of the whole line."""
+
+    speed: bool = True
+
+
+class PeerOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The same for the link to one peer."""
+
+    peer: NodeAddress
+    speed: bool = True
+
+
+class ClaimOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Ask the coordinator for what has been earned so far."""
+
+
+class WithdrawOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Send ``amount`` tokens (decimals; "" for all) from the node's wallet to ``target``; ``send`` off: say what it costs."""
+
+    target: NodeAddress
+    amount: Annotated[str, Meta(max_length=40)] = ""
+    send: bool = False
+
+
+class Withdrawal(msgspec.Struct, frozen=True):
+    """What sending ``amount`` millionths to ``target`` costs, in lamports, or has cost; ``signature``: "" until it is sent.
+
+    ``rent``: the receiver has no account for this token yet, and one is made. ``sol``: lamports that the node's wallet holds.
+    """
+
+    target: str
+    amount: int
+    held: int
+    fee: int
+    rent: int
+    sol: int
+    signature: str = ""
+
+
+class BackupOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Write key, settings and rules into a new file."""
+
+    file: Annotated[str, Meta(min_length=1, max_length=4000)]
+    passphrase: Annotated[str, Meta(max_length=1000)]
+
+
+class RestoreOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Become the node of the backup ``file``, or of ``words`` where those are given."""
+
+    file: Annotated[str, Meta(max_length=4000)] = ""
+    passphrase: Annotated[str, Meta(max_length=1000)] = ""
+    words: Annotated[str, Meta(max_length=2000)] = ""
+
+
+class BackupDone(View, frozen=True):
+    """The node whose backup ``file`` is; "" where words were."""
+
+    file: str
+    address: str
+
+
+class Words(msgspec.Struct, frozen=True):
+    """The node's key as 24 words; only ever given over the owner's socket."""
+
+    words: str
+
+
+class WordsOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Show the words."""
+
+
+class TestOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Begin a self-test; one that runs goes on."""
+
+
+class LeaveOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Hand over what runs, and end."""
+
+
+class Support(msgspec.Struct, frozen=True):
+    """The report for somebody who helps."""
+
+    text: str
+
+
+Gets = Mapping[str, Callable[[], Any]]
+Posts = Mapping[str, tuple[type[Any], Callable[[Any], Any]]]
+
+
+async def serve(path: Path, gets: Gets, posts: Posts) -> web.AppRunner:
+    """Answer on ``path`` until the runner is cleaned up.
+
+    Args:
+        gets: resource -> who makes its document.
+        posts: resource -> type of the question, and who answers it, at once or later; an AgentError or NettestError is told
+            with status 422.
+    """
+
+    def get(make: Callable[[], Any]) -> Callable[[web.Request], Awaitable[web.Response]]:
+        async def handle(_: web.Request) -> web.Response:
+            return web.Response(body=encode_json(make()), content_type="application/json")
+
+        return handle
+
+    def post(kind: type[Any], make: Callable[[Any], Any]) -> Callable[[web.Request], Awaitable[web.Response]]:
+        async def handle(request: web.Request) -> web.Response:
+            try:
+                found = make(decode_json(await request.read(), kind))
+                if inspect.isawaitable(found):
+                    found = await found
+            except (MessageError, AgentError, NettestError) as error:
+                return web.json_response({"detail": str(error)}, status=422)
+            return web.Response(body=encode_json(found), content_type="application/json")
+
+        return handle
+
+    app = web.Application()
+    for resource, make in gets.items():
+        app.router.add_get(f"/v1/{resource}", get(make))
+    for resource, (kind, answer) in posts.items():
+        app.router.add_post(f"/v1/{resource}", post(kind, answer))
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await owner_socket.site(runner, path).start()
+    return runner
+
+
+_T = TypeVar("_T")
+
+
+async def ask_for(path: Path, resource: str, kind: type[_T], order: Any = None, seconds: float = ASK_TIMEOUT_S) -> _T:
+    """``GET`` a document, or ``POST`` an order for one.
+
+    Raises:
+        NoAgentError: none answers.
+        SettingsError: it cannot do that; the text says why.
+    """
+    body = None if order is None else encode_json(order)
+    said = await _request(path, "GET" if order is None else "POST", f"/v1/{resource}", body, seconds)
+    try:
+        answer: _T = decode_json(said, kind)
+    except MessageError as error:
+        raise AgentError(f"what answers on {path} cannot be understood ({error}): is it another version?") from error
+    return answer
+
+
+async def ask(path: Path) -> Status:
+    """The status of the agent that answers on ``path``; this and the following raise as ``ask_for``."""
+    return await ask_for(path, "status", Status)
+
+
+async def ask_limits(path: Path, change: LimitsChange | None = None) -> LimitsView:
+    """The limits of the agent that answers on ``path``, after ``change`` where one is given."""
+    return await ask_for(path, "limits", LimitsView, change)
+
+
+async def ask_lending(path: Path, change: LendingChange | None = None) -> LendingView:
+    """When the agent that answers on ``path`` lends, after ``change``."""
+    return await ask_for(path, "lending", LendingView, change)
+
+
+async def ask_nettest(path: Path, order: Order) -> NetTest:
+    """Let the agent test its line now."""
+    return await ask_for(path, "nettest", NetTest, order, LONG_TIMEOUT_S)
+
+
+async def ask_peer_test(path: Path, order: PeerOrder) -> PeerTest:
+    """Let the agent test the link to a peer now."""
+    return await ask_for(path, "nettest/peer", PeerTest, order, LONG_TIMEOUT_S)
+
+
+async def ask_claim(path: Path) -> Summary:
+    """Let the agent ask for what it has earned; returns what that is."""
+    return await ask_for(path, "claim", Summary, ClaimOrder())
+
+
+async def ask_update(path: Path, order: UpdateOrder) -> UpdateView:
+    """Let the agent look for a new version, or restart into it."""
+    return await ask_for(path, "update", UpdateView, order, DOWNLOAD_TIMEOUT_S)
+
+
+async def ask_leave(path: Path) -> Status:
+    """Have the agent hand over what runs and end; the answer comes before that."""
+    return await ask_for(path, "leave", Status, LeaveOrder())
+
+
+async def _request(
+    path: Path, method: str, resource: str, body: bytes | None = None, seconds: float = ASK_TIMEOUT_S
+) -> bytes:
+    try:
+        with owner_socket.connector(path) as connector:
+            timeout = aiohttp.ClientTimeout(total=seconds)
+            async with open_session(connector=connector, timeout=timeout, proxies=False) as http:
+                async with http.request(method, f"http://agent{resource}", data=body) as answer:
+                    if answer.status == 422:
+                        raise SettingsError(str((await answer.json())["detail"]))
+                    return await answer.read()
+    except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        raise NoAgentError(f"no agent answers in {path.parent}: {_way_to_start(Home(path.parent))}") from error
+
+
+def _way_to_start(home: Home) -> str:
+    """What its owner types; an agent that was never told of a coordinator needs that, too."""
+    words = "cottage node run" if home.is_usual else f"cottage node run --home {shlex.quote(str(home.path))}"
+    with contextlib.suppress(SettingsError):  # Then the command itself says what is wrong with the settings.
+        if not home.settings().coordinator:
+            words += " --coordinator URL"
+    return f"start it with `{words}`"

@@ -1,0 +1,1 @@
+"""What the agent's rooms stand on: configuration, log, locks, sockets, GPUs."""

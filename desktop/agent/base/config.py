@@ -1,0 +1,266 @@
+"""The agent's home folder and settings."""
+
+import contextlib
+import os
+import platform
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import platformdirs
+from msgspec import Meta
+from yarl import URL
+
+from common.errors import TransportError, UrlError
+from common.urls import parse_url
+from desktop.agent.base.file_lock import HeldError, held, holder
+from desktop.agent.base.gpu import Chosen, total_memory_mb
+from desktop.agent.errors import HomeBusyError, SettingsError
+from protocol.codec import MessageError, decode_json, encode_json
+from protocol.identity import NodeKey, parse_address
+from protocol.node import SandboxKind
+
+MIN_MEMORY_MB = 512  # PyTorch alone takes 300.
+MAX_LIMIT = 10**15  # Bytes: a petabyte a month or a second is as good as no limit.
+MIN_RATE = 10_000  # Bytes a second: below it links cannot even hold themselves up.
+DEFAULT_IMAGE = "cottage-trainer:latest"
+
+
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How the owner wants the agent to run; kept in ``settings.json`` between starts.
+
+    Amounts are millionths of the token; ``up`` and ``down`` bytes a second and ``month`` bytes, 0 for no limit.
+    ``always``: lend whatever this computer does; otherwise by the rules of ``desktop.agent.lending``.
+    ``gpu``: which one is lent, -1 for the processor. ``disk_gb``: for jobs' files. ``watts``: the GPU's power
+    cap, 0 for its own. ``electricity``: what a kWh costs. ``updates``: new versions are fetched without being asked for.
+    ``at_login``: start with the computer (``desktop.agent.app.autostart``).
+    ``bond``: the most that this node puts up on the ledger at a time against work of its neighbours that it has found false; 0:
+    it doubts nobody.
+    """
+
+    coordinator: Annotated[str, Meta(max_length=2000)] = ""
+    name: Annotated[str, Meta(max_length=100, pattern=r"^[^\x00-\x1f]*$")] = ""
+    payout: Annotated[str, Meta(max_length=44)] = ""
+    sandbox: SandboxKind = "docker"
+    threads: Annotated[int, Meta(ge=0, le=1024)] = 0
+    memory_mb: Annotated[int, Meta(ge=0, le=10**8)] = 0
+    image: Annotated[str, Meta(min_length=1, max_length=300)] = DEFAULT_IMAGE
+    stake: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
+    bond: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
+    floor: Annotated[int, Meta(ge=0, le=10**12)] = 0
+    loopback: bool = False
+    up: Annotated[int, Meta(ge=0, le=MAX_LIMIT)] = 0
+    down: Annotated[int, Meta(ge=0, le=MAX_LIMIT)] = 0
+    month: Annotated[int, Meta(ge=0, le=MAX_LIMIT)] = 0
+    polite: bool = False
+    always: bool = False
+    gpu: Chosen = 0
+    disk_gb: Annotated[int, Meta(ge=1, le=10_000)] = 20
+    watts: Annotated[int, Meta(ge=0, le=2000)] = 0
+    electricity: Annotated[int, Meta(ge=0, le=10**9)] = 0
+    updates: bool = True
+    at_login: bool = True
+
+    def completed(self, address: str) -> "Settings":
+        """With every open choice made: this machine's name, the node's own wallet, half of the memory, all processors.
+
+        Raises:
+            SettingsError: a value cannot be used; the text names it.
+        """
+        url = _parse_url(self.coordinator)
+        payout = self.payout or address
+        try:
+            parse_address(payout)
+        except TransportError as error:
+            raise SettingsError(f"--payout {payout!r} is not a wallet address: {error}") from error
+        memory = self.memory_mb or max(MIN_MEMORY_MB, total_memory_mb() // 2)
+        if memory < MIN_MEMORY_MB:
+            raise SettingsError(f"--memory-mb {memory} is too little for any job: at least {MIN_MEMORY_MB}")
+        return msgspec.structs.replace(
+            self,
+            coordinator=str(url),
+            name=self.name or platform.node()[:100] or "node",
+            payout=payout,
+            threads=self.threads or os.cpu_count() or 1,
+            memory_mb=memory,
+        )
+
+
+def _parse_url(text: str) -> URL:
+    if not text:
+        raise SettingsError("no coordinator is set: give --coordinator https://HOST (it is remembered)")
+    try:
+        return parse_url(text)
+    except UrlError as error:
+        raise SettingsError(f"--coordinator: {error}, such as https://cottage.example") from error
+
+
+@dataclass(frozen=True)
+class Home:
+    """The folder of one agent: its key, settings, cache and sockets. Nobody else may read it.
+
+    ``trial``: seen by a new version on probation, which answers apart (``desktop.agent.app.restart``).
+    ``key_file``: where the key is, if not in the folder.
+    """
+
+    path: Path
+    trial: bool = False
+    key_file: Path | None = None
+
+    @classmethod
+    def at(cls, path: Path | None) -> "Home":
+        """The folder ``path``, or the user's default; created where it is missing.
+
+        Raises:
+            SettingsError: it cannot be created.
+        """
+        chosen = path or cls.usual()
+        try:
+            chosen.mkdir(parents=True, exist_ok=True, mode=0o700)
+            return cls(chosen.resolve())
+        except OSError as error:
+            raise SettingsError(f"--home {chosen} cannot be used: {error.strerror}") from error
+
+    @staticmethod
+    def usual() -> Path:
+        """Where the folder is when nobody says where."""
+        return platformdirs.user_data_path("cottage") / "node"
+
+    @property
+    def is_usual(self) -> bool:
+        """It is that one, which the user's service and removers mean."""
+        return self.usual().resolve() == self.path
+
+    @property
+    def socket(self) -> Path:
+        """Where the running agent answers questions about itself."""
+        return self.path / ("trial.sock" if self.trial else "agent.sock")
+
+    @property
+    def lock(self) -> Path:
+        """What the one agent of this home holds."""
+        return self.path / "agent.lock"
+
+    @property
+    def jobs(self) -> Path:
+        """A folder for each lease that is held."""
+        return self.path / "jobs"
+
+    @property
+    def cache(self) -> Path:
+        """Artifacts."""
+        return self.path / "cache"
+
+    @property
+    def states(self) -> Path:
+        """What this node keeps for the peers of its stages."""
+        return self.path / "states"
+
+    @property
+    def log(self) -> Path:
+        """What the agent has said."""
+        return self.path / "node.log"
+
+    @property
+    def lending(self) -> Path:
+        """The owner's rules."""
+        return self.path / "lending.json"
+
+    @property
+    def usage(self) -> Path:
+        """What this month has used of the monthly cap."""
+        return self.path / "usage.json"
+
+    @property
+    def promises(self) -> Path:
+        """What can be claimed from the ledger."""
+        return self.path / "promises"
+
+    @property
+    def switch(self) -> Path:
+        """Whether its owner wants it to lend: ``on`` or ``off``."""
+        return self.path / "switch"
+
+    @property
+    def updates(self) -> Path:
+        """What is being fetched of a new version."""
+        return self.path / "updates"
+
+    @property
+    def setup(self) -> Path:
+        """An installer of the next version, fetched whole; Windows starts a program by its name's end."""
+        return self.path / "Cottage-Setup.exe"
+
+    @property
+    def seen_updates(self) -> Path:
+        """Which manifests were seen."""
+        return self.path / "updates.json"
+
+    @property
+    def image_statement(self) -> Path:
+        """What the release key says of the sandbox image."""
+        return self.path / "image.json"
+
+    @property
+    def seen_image(self) -> Path:
+        """Which statement about it is the newest that was seen."""
+        return self.path / "image-seen.json"
+
+    @property
+    def activity(self) -> Path:
+        """What has happened here."""
+        return self.path / "activity.db"
+
+    @property
+    def earnings(self) -> Path:
+        """What jobs have brought."""
+        return self.path / "earnings.db"
+
+    def key(self) -> NodeKey:
+        """The node's key, made at the first start.
+
+        Raises:
+            SettingsError: its file cannot be used.
+        """
+        try:
+            return NodeKey.load_or_generate(self.key_file or self.path / "node.key")
+        except TransportError as error:
+            raise SettingsError(str(error)) from error
+
+    def settings(self) -> Settings:
+        """What was remembered; raises SettingsError where the file is damaged."""
+        file = self.path / "settings.json"
+        try:
+            settings: Settings = decode_json(file.read_bytes(), Settings)
+        except FileNotFoundError:
+            return Settings()
+        except (OSError, MessageError) as error:
+            raise SettingsError(f"{file} cannot be used: {error}. Correct it or delete it") from error
+        return settings
+
+    def remember(self, settings: Settings) -> None:
+        """Keep ``settings`` for the next start; raises SettingsError where they cannot be written."""
+        draft = self.path / "settings.json.new"
+        try:
+            draft.write_bytes(encode_json(settings))
+            draft.replace(self.path / "settings.json")
+        except OSError as error:
+            raise SettingsError(f"{draft} cannot be written: {error.strerror}") from error
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the folder for this process alone.
+
+        Raises:
+            HomeBusyError: another agent holds it.
+        """
+        try:
+            with held(self.lock):
+                yield
+        except HeldError:
+            who = holder(self.lock) or "unknown"
+            raise HomeBusyError(
+                f"an agent (process {who}) already runs with {self.path}: stop it, or give this one another --home"
+            ) from None

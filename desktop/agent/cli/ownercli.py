@@ -1,0 +1,254 @@
+"""``cottage node earnings|send|withdraw|selftest|settings|on|off``: what the windows' pages do, in the same words."""
+
+import argparse
+import asyncio
+import contextlib
+import datetime as dt
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+from rich.table import Table
+
+from common.console import Terminal
+from common.terminal import say
+from desktop.agent.app import settings, status
+from desktop.agent.app.autostart import AtLogin
+from desktop.agent.app.selftest import Check, SelfTest
+from desktop.agent.base import log
+from desktop.agent.base.config import Home
+from desktop.agent.base.log import printable
+from desktop.agent.earnings import pay_sentences
+from desktop.agent.earnings.earnings import JobEarnings, Summary
+from desktop.agent.earnings.records import Books
+from desktop.agent.errors import NoAgentError
+from desktop.agent.lending.keeper import LendingChange
+from ledger.money import UNIT, show
+from protocol.codec import encode_json
+
+SOL = 10**9
+_MARKS = {"good": "ok", "warning": "note", "bad": "NO", "running": "...", "waiting": ""}
+
+_HELD = {
+    "": "",
+    "driver": ", held by the driver while jobs run",
+    "pauses": ", held on average: jobs pause for moments, since {0}",
+    "not": ", NOT held: {0}",
+}
+
+
+def add_words(words: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the words to ``cottage node``; ``selftest`` takes the settings of ``run`` too and is added there."""
+    earned = words.add_parser("earnings", help="what jobs have brought: paid, pending, not paid and why")
+    earned.add_argument(
+        "--proofs", action="store_true", help="with the command that checks each job against the ledger"
+    )
+    take = words.add_parser("send", help="send tokens from the node's own wallet to another address")
+    take.add_argument("amount", nargs="?", default="", help="tokens, such as 12.5 (all)")
+    take.add_argument("--to", required=True, metavar="ADDRESS", help="a wallet of yours")
+    take.add_argument("--yes", action="store_true", help="do not ask")
+    claim = words.add_parser("withdraw", help="take what was promised on the ledger, though the coordinator be gone")
+    claim.add_argument("--job", help="only of this job")
+    claim.add_argument(
+        "--rpc", metavar="URL", help="the ledger's JSON-RPC address (the one that the coordinator named)"
+    )
+    owner = words.add_parser("settings", help="the owner's settings: shown, or changed at once where the agent runs")
+    _add_settings(owner)
+    on = words.add_parser("on", help="switch lending on, where the agent runs with --stay")
+    off = words.add_parser("off", help="hand over what runs and stop lending")
+    for parser, action in (
+        (earned, _earnings),
+        (take, _send),
+        (claim, _withdraw),
+        (owner, _settings),
+        (on, _switch(True)),
+        (off, _switch(False)),
+    ):
+        parser.add_argument("--home", type=Path, help="the agent's folder")
+        parser.add_argument("--json", action="store_true", help="one JSON document")
+        parser.set_defaults(run=action)
+
+
+def _add_settings(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--coordinator", metavar="URL", help="whom to work for")
+    add("--name", help="how this machine is called on the network page")
+    add("--payout", metavar="ADDRESS", help="the wallet that is paid; '' for the node's own")
+    add("--floor", metavar="AMOUNT", help="the least tokens to work for, for 10^15 operations")
+    add(
+        "--bond",
+        metavar="AMOUNT",
+        help="the most tokens to put up against neighbours' false work, at a time (0: doubt nobody)",
+    )
+    add("--electricity", metavar="AMOUNT", help="what a kWh costs, in tokens")
+    add("--threads", type=int, help="processors' worth of computing; 0: all")
+    add("--memory-mb", type=int, help="memory for jobs; 0: half")
+    add("--gpu", type=_gpu, help="the GPU that is lent, by its number or its GPU-... name; -1: the processor")
+    add("--disk-gb", type=int, help="disk for jobs' files")
+    add("--watts", type=int, help="the GPU's power cap; 0: its own")
+    add("--at-login", action=argparse.BooleanOptionalAction, help="start with the computer while lending is on")
+    add("--updates", action=argparse.BooleanOptionalAction, help="fetch new versions in the background")
+
+
+def _gpu(text: str) -> int | str:
+    return text if text.startswith("GPU-") else int(text)
+
+
+def _settings(options: argparse.Namespace) -> int:
+    home = Home.at(options.home)
+    names = settings.SettingsChange.__struct_fields__
+    change = settings.SettingsChange(**{name: getattr(options, name) for name in names})
+    asked = None if change == settings.SettingsChange() else change
+    running = True
+    try:
+        view = asyncio.run(status.ask_for(home.socket, "settings", settings.SettingsView, asked))
+    except NoAgentError:
+        view, running = _without_agent(home, change), False
+    if options.json:
+        _say(encode_json(view).decode())
+        return 0
+    console = Terminal()
+    console.print(_settings_table(view))
+    if asked is not None:
+        effects = {
+            "now": "in force", "rejoin": "in force: the coordinator is told", "restart": "in force: what ran was handed over",
+        }  # fmt: skip
+        said = effects[view.effect] if running else "no agent runs here: in force from its next start"
+        console.print(said)
+    return 0
+
+
+def _without_agent(home: Home, change: settings.SettingsChange) -> settings.SettingsView:
+    with home.locked():
+        home.remember(change.apply(home.settings(), home.key().address))
+        return settings.view(home, "")
+
+
+def _settings_table(view: settings.SettingsView) -> Table:
+    kept, table = view.settings, Table("What", "Setting")
+    table.add_row("coordinator", printable(kept.coordinator) or "not set")
+    table.add_row("name", printable(kept.name) or "the host name")
+    table.add_row("payout", kept.payout or f"{view.address} (the node's own wallet)")
+    table.add_row("floor", f"{show(kept.floor)} for 10^15 operations" if kept.floor else "any price")
+    table.add_row("bond", f"{show(kept.bond)} at a time" if kept.bond else "none: it doubts nobody")
+    table.add_row("electricity", f"{show(kept.electricity)} a kWh" if kept.electricity else "not given")
+    table.add_row("threads", f"{kept.threads or view.processors} of {view.processors}")
+    table.add_row("memory-mb", f"{kept.memory_mb or view.memory_mb_here // 2:,} of {view.memory_mb_here:,}")
+    chosen = next((gpu.name for gpu in view.gpus if kept.gpu in (gpu.index, gpu.uuid)), "it is not here")
+    table.add_row("gpu", "none, the processor" if kept.gpu == -1 else f"{kept.gpu} ({printable(chosen)})")
+    for gpu in view.gpus:
+        if kept.gpu not in (gpu.index, gpu.uuid):
+            table.add_row("  not lent", f"{gpu.uuid} ({printable(gpu.name)})")
+    table.add_row("disk-gb", str(kept.disk_gb))
+    table.add_row("watts", f"{kept.watts}{_HELD[view.cap].format(view.cap_why)}" if kept.watts else "the GPU's own")
+    table.add_row("at-login", "starts with the computer" if kept.at_login else "started by hand")
+    table.add_row("updates", "fetched in the background" if kept.updates else "not looked for")
+    return table
+
+
+def _earnings(options: argparse.Namespace) -> int:
+    home = Home.at(options.home)
+    try:
+        summary = asyncio.run(status.ask_for(home.socket, "earnings", Summary))
+    except NoAgentError:
+        summary = _kept_earnings(home)
+    if options.json:
+        _say(encode_json(summary).decode())
+        return 0
+    console = Terminal()
+    table = Table("Job", "When", "Hours", "Verified", "Paid", "State", title="What jobs have brought")
+    for job in summary.jobs:
+        when = dt.datetime.fromtimestamp(job.first).astimezone().strftime("%Y-%m-%d")
+        hours = f"{job.seconds / 3600:.2f}"
+        table.add_row(_name(job), when, hours, show(job.verified), show(job.paid), job.standing)
+    table.add_row("all", "", "", show(summary.verified), show(summary.paid), "")
+    console.print(table)
+    console.print(f"today {show(summary.today)}, seven days {show(summary.week)}, in all {show(summary.verified)}")
+    for job in summary.jobs:
+        for reason in job.reasons:
+            console.print(f"{_name(job)}: {job.standing}: {pay_sentences.said(reason)}")
+        if options.proofs and job.verified:
+            console.print(f"{_name(job)}: {printable(job.proof)}", soft_wrap=True)
+    if summary.wallet is not None:
+        console.print(f"{summary.wallet.address} held {show(summary.wallet.balance)} when the ledger was last asked")
+    return 0
+
+
+def _name(job: JobEarnings) -> str:
+    return f"{printable(job.name)} ({job.job[:8]})" if job.name else job.job[:8]
+
+
+def _kept_earnings(home: Home) -> Summary:
+    with contextlib.closing(Books.at(home)) as books:
+        return books.earnings.summary(time.time())
+
+
+def _send(options: argparse.Namespace) -> int:
+    home, console = Home.at(options.home), Terminal(stderr=options.json)
+    order = status.WithdrawOrder(options.to, options.amount)
+    cost = asyncio.run(status.ask_for(home.socket, "withdraw", status.Withdrawal, order, status.LONG_TIMEOUT_S))
+    fee = f"{cost.fee / SOL:.6f} SOL" + (f" and {cost.rent / SOL:.6f} SOL for its token account" if cost.rent else "")
+    console.print(f"{show(cost.amount)} of {show(cost.held)} to {cost.target}; the ledger takes {fee}")
+    if not options.yes and console.input("Send it? [y/N] ").strip().lower() not in ("y", "yes"):
+        return 1
+    exact = f"{cost.amount // UNIT}.{cost.amount % UNIT:06d}"  # Not "all" a second time: more may have come meanwhile.
+    order = msgspec.structs.replace(order, amount=exact, send=True)
+    done = asyncio.run(status.ask_for(home.socket, "withdraw", status.Withdrawal, order, status.LONG_TIMEOUT_S))
+    _say(encode_json(done).decode() if options.json else f"sent: {done.signature}")
+    return 0
+
+
+def _withdraw(options: argparse.Namespace) -> int:
+    from desktop.agent.cli import withdraw  # Loads the ledger, which the other words can do without.
+
+    return withdraw.run(options)
+
+
+def selftest(home: Home, options: argparse.Namespace) -> int:
+    """See whether this machine can lend, with the settings of ``home``; the exit code."""
+    log.set_up(options.log_json)
+    found = asyncio.run(_test_alone(home, Terminal(stderr=options.json)))
+    if options.json:
+        _say(encode_json(found).decode())
+    return 0 if found.can_lend else 3
+
+
+async def _test_alone(home: Home, console: Terminal) -> SelfTest:
+    from desktop.agent.app.service import Service  # Loads the network, which the other words can do without.
+
+    found, service = SelfTest(), Service(home, stays=True)
+    told: set[str] = set()
+    async for found in service.steps():
+        for check in found.checks:
+            if check.state in ("good", "warning", "bad") and check.name not in told:
+                told.add(check.name)
+                _tell(console, check)
+    console.print("This computer can lend." if found.can_lend else "This computer cannot lend yet.")
+    return found
+
+
+def _tell(console: Terminal, check: Check) -> None:
+    console.print(f"{_MARKS[check.state]:4}  {check.name:11}  {printable(check.text)}", soft_wrap=True)
+
+
+def _say(text: str) -> None:
+    say(f"{text}")
+
+
+def _switch(on: bool) -> Callable[[argparse.Namespace], int]:
+    def act(options: argparse.Namespace) -> int:
+        home = Home.at(options.home)
+        try:
+            view = asyncio.run(status.ask_lending(home.socket, LendingChange(on=on)))
+        except NoAgentError:
+            if not on or not home.settings().coordinator:
+                raise
+            home.switch.write_text("on\n")
+            AtLogin.of(home).start(wish=home.settings().at_login)
+            _say("the agent was started; `cottage node status` says what it does")
+            return 0
+        _say(encode_json(view).decode() if options.json else ("lending is on" if on else "lending is off"))
+        return 0
+
+    return act

@@ -1,0 +1,324 @@
+"""Artifacts: files named by their SHA-256, fetched from the coordinator into a bounded disk cache, and stored with it.
+
+What lies in the cache is encrypted, each file with a key of its own (``common.encrypted_files``), and the keys are in this
+process's
+memory only: nobody reads a job's data on the disk, and what an earlier process has left is thrown away and fetched again.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import random
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+from aiohttp import AddrInfoType
+from yarl import URL
+
+from common.clock import Clock, backoff
+from common.encrypted_files import SealedFile, SealedWriter, fresh_key
+from common.errors import SealedFileError
+from common.http_sessions import open_session
+from common.urls import at, parse_url
+from desktop.agent.base.log import LOGGER
+from desktop.agent.coordinator.transfer_pacing import Courtesy
+from desktop.agent.errors import ArtifactError, UnwantedError
+from transport.sctp.allowance import Allowance
+
+ARTIFACT_PATH = "/api/v1/artifacts/"
+MAX_ARTIFACT = 64 << 30  # The weights of the largest model that a home machine could hold a stage of.
+CACHE_BYTES = 20 << 30  # A few datasets and checkpoints; what was used longest ago goes first.
+CHUNK = 1 << 20
+UNSENT = 64 << 10  # Bytes in the kernel that have not left: what waits there overtakes whatever comes first.
+STALL_S = 60.0  # Nothing received or taken for so long: the connection is dead.
+MAX_TRANSFERS = 4  # At once; a coordinator grants a node a few.
+MAX_FORBIDDEN = (
+    10  # Tries with a refused token: a restarted coordinator knows none until this node has said hello again.
+)
+UNWANTED = 410  # The audit is over, or another member has brought the state.
+DAMAGED_TRIES = 3  # A transfer may be damaged once by chance; a store that always sends other bytes is broken.
+
+
+@dataclass(frozen=True)
+class Cached:
+    """An artifact on the disk, and what it can be read with."""
+
+    path: Path
+    key: bytes
+
+    def read(self) -> bytes:
+        """All of it, in a thread.
+
+        Raises:
+            ArtifactError: somebody has changed it meanwhile.
+        """
+        try:
+            with SealedFile(self.path, self.key) as file:
+                return file.read()
+        except SealedFileError as error:
+            raise ArtifactError(f"the artifact {self.path.name} cannot be used: {error}") from error
+
+
+@dataclass
+class Download:
+    """An artifact that is not here whole yet."""
+
+    key: bytes
+    writer: SealedWriter
+
+
+class Artifacts:
+    """The artifacts of one coordinator. Transfers repeat through cuts and restarts until they succeed or are cancelled."""
+
+    def __init__(
+        self,
+        base_url: str,
+        folder: Path,
+        clock: Clock,
+        cache_bytes: int = CACHE_BYTES,
+        keys: dict[str, bytes] | None = None,
+        courtesy: Courtesy | None = None,
+    ) -> None:
+        """Keep files in ``folder``, at most ``cache_bytes`` of them.
+
+        Args:
+            keys: digest -> key of what this process has cached already; what comes is added. Any other file is deleted.
+            courtesy: paces transfers; None: they go as fast as they can.
+        """
+        self._base = parse_url(base_url)
+        self._folder = folder
+        self._clock = clock
+        self._limit = cache_bytes
+        self._courtesy = courtesy or Courtesy(clock, Allowance(), dict)
+        self._token: str | None = None
+        self._authorised = asyncio.Event()
+        self._transfers = asyncio.Semaphore(MAX_TRANSFERS)
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._keys = {} if keys is None else keys
+        self._downloads: dict[str, Download] = {}
+        self._http: aiohttp.ClientSession | None = None
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for file in folder.iterdir():
+            if file.name not in self._keys:
+                file.unlink()
+
+    def authorise(self, token: str) -> None:
+        """Use the token of the newest ``Welcome``."""
+        self._token = token
+        self._authorised.set()
+
+    def limit(self, cache_bytes: int) -> None:
+        """Keep at most so many bytes, from the next file on."""
+        self._limit = cache_bytes
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        if self._http is not None:
+            await self._http.close()
+
+    async def fetch(self, digest: str) -> Cached:
+        """A file with exactly the bytes that ``digest`` names. It stays until the cache needs room.
+
+        Raises:
+            ArtifactError: the coordinator does not have it, or keeps sending other bytes.
+        """
+        lock = self._locks.setdefault(digest, asyncio.Lock())
+        async with lock:
+            path = self._folder / digest
+            if path.exists():
+                key = self._keys.get(digest)
+                if key is not None and await asyncio.to_thread(_hash, path, key) == digest:
+                    os.utime(path)
+                    return Cached(path, key)
+                LOGGER.warning("the cached artifact %s is damaged: fetching it again", digest)
+                path.unlink()
+            self._keys[digest] = key = await self._download(digest, path)
+        self._locks.pop(digest, None)
+        await asyncio.to_thread(self._make_room, path)
+        return Cached(path, key)
+
+    async def fetch_bytes(self, digest: str) -> bytes:
+        """The bytes that ``digest`` names; raises as ``fetch``."""
+        return await asyncio.to_thread((await self.fetch(digest)).read)
+
+    async def fetch_range(self, digest: str, begin: int, end: int, take: Callable[[bytes], None]) -> None:
+        """Hand bytes ``begin <= i < end`` of an artifact to ``take``, piece by piece and in order, through any number of cuts.
+
+        What arrives is not checked here: a part has no digest of its own. ``take`` is called in a thread.
+
+        Raises:
+            ArtifactError: the coordinator does not have it, or sends another range.
+        """
+        done = 0
+
+        async def get(http: aiohttp.ClientSession, headers: dict[str, str]) -> None:
+            nonlocal done
+            asked = {**headers, "Range": f"bytes={begin + done}-{end - 1}"}
+            async with http.get(self._url(digest), headers=asked) as answer:
+                await _check(answer, digest)
+                if answer.status != 206 or not answer.headers.get("Content-Range", "").startswith(
+                    f"bytes {begin + done}-"
+                ):
+                    raise ArtifactError(f"the coordinator answers a range of the artifact {digest} with something else")
+                async for chunk in answer.content.iter_chunked(CHUNK):
+                    if done + len(chunk) > end - begin:
+                        raise ArtifactError(f"the coordinator sends more of the artifact {digest} than was asked for")
+                    await asyncio.to_thread(take, chunk)
+                    done += len(chunk)
+                    await self._courtesy.arrived(len(chunk))
+
+        if begin < end:
+            await self._repeat(get, f"fetching bytes {begin:,} to {end:,} of the artifact {digest}")
+
+    async def upload(self, payload: bytes, digest: str, lease: str, answers: str, urgent: bool = False) -> None:
+        """Store ``payload`` with the coordinator; storing it twice is the same as once.
+
+        Args:
+            lease: under which it was asked for. answers: the question that it answers (``protocol.artifacts``).
+            urgent: a round's end waits for it, so it does not give way to links.
+        Raises:
+            UnwantedError: the coordinator does not wait for it any more.
+            ArtifactError: the coordinator refuses it.
+        """
+        url = self._url(digest).with_query(lease=lease, answers=answers)
+
+        async def put(http: aiohttp.ClientSession, headers: dict[str, str]) -> None:
+            loop = asyncio.get_running_loop()
+            async with asyncio.timeout(STALL_S) as stall:
+
+                async def body() -> AsyncIterator[bytes]:
+                    async for piece in self._courtesy.pieces(payload, urgent):
+                        stall.reschedule(loop.time() + STALL_S)
+                        yield piece
+
+                # No limit for the answer's first byte while the payload is still on its way: ``stall`` sees to that.
+                patient = aiohttp.ClientTimeout(total=None, connect=STALL_S)
+                sized = {**headers, "Content-Length": str(len(payload)), "Content-Type": "application/octet-stream"}
+                async with http.put(url, data=body(), headers=sized, timeout=patient) as answer:
+                    await _check(answer, digest)
+
+        await self._repeat(put, f"storing the artifact {digest}")
+
+    async def _download(self, digest: str, path: Path) -> bytes:
+        """Have the artifact at ``path``; returns its key. What a cut or a cancelled download has left here is gone on with."""
+        part = path.with_suffix(".part")
+        for _ in range(DAMAGED_TRIES):
+            download = self._downloads.get(digest)
+            if download is None:
+                key = fresh_key()
+                download = self._downloads[digest] = Download(key, SealedWriter(part, key))
+            writer = download.writer
+            await self._repeat(
+                lambda http, headers, writer=writer: self._get(http, headers, digest, writer),  # type: ignore[misc]
+                f"fetching the artifact {digest}",
+            )
+            del self._downloads[digest]
+            await asyncio.to_thread(writer.finish)
+            if await asyncio.to_thread(_hash, part, download.key) == digest:
+                part.replace(path)
+                return download.key
+            LOGGER.warning("the artifact %s arrived damaged", digest)
+            writer.abandon()
+        raise ArtifactError(f"the coordinator sent other bytes than {digest} names, {DAMAGED_TRIES} times")
+
+    async def _get(
+        self, http: aiohttp.ClientSession, headers: dict[str, str], digest: str, writer: SealedWriter
+    ) -> None:
+        """Append to ``writer`` what is missing of the artifact."""
+        have = writer.size
+        if have:
+            headers = {**headers, "Range": f"bytes={have}-"}
+        async with http.get(self._url(digest), headers=headers) as answer:
+            if answer.status == 416:  # What is there is whole already, or too long: its hash will tell.
+                return
+            await _check(answer, digest)
+            if answer.status != 206:
+                have = 0
+                await asyncio.to_thread(writer.rewind, 0)
+            async for chunk in answer.content.iter_chunked(CHUNK):
+                if have + len(chunk) > MAX_ARTIFACT:
+                    raise ArtifactError(f"the artifact {digest} is larger than {MAX_ARTIFACT:,} bytes")
+                await asyncio.to_thread(writer.write, chunk, have)
+                have += len(chunk)
+                await self._courtesy.arrived(len(chunk))
+
+    async def _repeat(
+        self, transfer: Callable[[aiohttp.ClientSession, dict[str, str]], Awaitable[None]], what: str
+    ) -> None:
+        failures = forbidden = 0
+        while True:
+            await self._authorised.wait()
+            try:
+                async with self._transfers:
+                    await transfer(self._session(), {"Authorization": f"Bearer {self._token}"})
+            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                failures += 1
+                if isinstance(error, aiohttp.ClientResponseError) and error.status in (401, 403):
+                    forbidden += 1
+                if forbidden > MAX_FORBIDDEN:
+                    raise ArtifactError(f"{what}: the coordinator does not accept this node's token") from error
+                LOGGER.info("%s failed, trying again: %s", what, error or type(error).__name__)
+                await self._clock.sleep(backoff(failures, random.random))
+            else:
+                return
+
+    def _session(self) -> aiohttp.ClientSession:
+        if self._http is None:
+            timeout = aiohttp.ClientTimeout(total=None, connect=STALL_S, sock_read=STALL_S)
+            connector = aiohttp.TCPConnector(socket_factory=_socket)
+            self._http = open_session(connector=connector, timeout=timeout)
+        return self._http
+
+    def _url(self, digest: str) -> URL:
+        return at(self._base, ARTIFACT_PATH + digest)
+
+    def _make_room(self, keep: Path) -> None:
+        """Delete what was used longest ago until the cache is within its limit."""
+        files = sorted((file for file in self._folder.iterdir() if file != keep), key=lambda file: file.stat().st_mtime)
+        total = sum(file.stat().st_size for file in [*files, keep])
+        for file in files:
+            if total <= self._limit:
+                return
+            if file.stem in self._locks:
+                continue  # Being fetched or handed out.
+            total -= file.stat().st_size
+            with contextlib.suppress(FileNotFoundError):
+                file.unlink()
+            self._keys.pop(file.name, None)
+
+
+def _socket(address: AddrInfoType) -> socket.socket:
+    """A socket that takes no more than it is about to send, where the system has that."""
+    family, kind, protocol, _, _ = address
+    made = socket.socket(family, kind, protocol)
+    if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT)
+    return made
+
+
+async def _check(answer: aiohttp.ClientResponse, digest: str) -> None:
+    """Raise what a refusal means: ArtifactError where trying again changes nothing, ClientResponseError where it may."""
+    if answer.status < 400:
+        return
+    if answer.status in (401, 403, 408, 425, 429) or answer.status >= 500:
+        answer.raise_for_status()
+    detail = (await answer.content.read(500)).decode(errors="replace")
+    if answer.status == UNWANTED:
+        raise UnwantedError(f"the coordinator does not wait for the artifact {digest} any more: {detail}")
+    raise ArtifactError(f"the coordinator refuses the artifact {digest}: {answer.status} {detail}")
+
+
+def _hash(path: Path, key: bytes) -> str:
+    """The SHA-256 of what was sealed; empty where it cannot be read any more."""
+    hasher = hashlib.sha256()
+    try:
+        with SealedFile(path, key) as file:
+            for begin in range(0, file.size, CHUNK):
+                hasher.update(file.read(begin, begin + CHUNK))
+    except SealedFileError:
+        return ""
+    return hasher.hexdigest()

@@ -1,0 +1,342 @@
+"""What each job has brought this node, kept on its own disk so that the owner need not believe anybody's web page."""
+
+import datetime as dt
+import sqlite3
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Literal, NamedTuple, assert_never, get_args
+
+import msgspec
+
+from common.untrusted_text import Untrusted, View, untrusted
+from protocol.node import MAX_ACCOUNTS, Due, Earned, ShareState
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS earned (
+    coordinator TEXT NOT NULL, job TEXT NOT NULL, verified INTEGER NOT NULL, paid INTEGER NOT NULL,
+    signature TEXT NOT NULL, first REAL NOT NULL, changed REAL NOT NULL, PRIMARY KEY (coordinator, job));
+CREATE TABLE IF NOT EXISTS wallet (
+    address TEXT PRIMARY KEY, balance INTEGER NOT NULL, seen REAL NOT NULL);
+CREATE TABLE IF NOT EXISTS gained (
+    at REAL NOT NULL, coordinator TEXT NOT NULL, job TEXT NOT NULL, verified INTEGER NOT NULL);
+CREATE INDEX IF NOT EXISTS gained_at ON gained (at);
+CREATE TABLE IF NOT EXISTS worked (
+    lease TEXT PRIMARY KEY, coordinator TEXT NOT NULL, job TEXT NOT NULL, name TEXT NOT NULL, began REAL NOT NULL,
+    seconds REAL NOT NULL, trouble TEXT NOT NULL);
+CREATE INDEX IF NOT EXISTS worked_job ON worked (coordinator, job);
+CREATE TABLE IF NOT EXISTS account (
+    coordinator TEXT NOT NULL, job TEXT NOT NULL, told TEXT NOT NULL, PRIMARY KEY (coordinator, job));
+"""
+DAYS = 30  # Bars that a window can show.
+MAX_JOBS = 500  # Rows of an answer, the newest; the sums are of all.
+
+Standing = Literal["working", "paid", "pending", "not paid"]
+Why = (
+    ShareState
+    | Literal[
+        "",
+        "failed",
+        "unheard",
+        "nothing told",
+        "spare",
+        "no round: cancelled",
+        "no round: failed",
+        "no round: stopped",
+        "no round: paused",
+        "no round: left",
+        "no round: expired",
+        "no round: stalled",
+        "no round: replaced",
+        "no round: rejected",
+        "no round yet",
+    ]
+)
+"""Why a job stands as it does: of some shares, as the coordinator told it; or, without one, what became of the seat.
+
+``unheard``: the coordinator is away, and what it said last may be no longer so; ``nothing told``: it has never said anything.
+"""
+_DUE = frozenset(get_args(Due))
+_OVER = frozenset({"settled", "failed", "cancelled"})
+
+
+class Reason(View, frozen=True):
+    """``shares`` stand so, worth ``amount`` in millionths; 0 shares: of the whole job. ``detail``: how it failed here."""
+
+    why: Why
+    shares: int = 0
+    amount: int = 0
+    detail: Untrusted = Untrusted("")
+
+
+class JobEarnings(View, frozen=True):
+    """One job, in millionths of the token; ``signature``: the ledger's receipt of the last payment.
+
+    Attributes:
+        first, changed: Unix seconds of the first and the last news of it.
+        seconds: how long this node held a seat in it.
+        reasons: why it stands so, and why no more of it is paid; empty only where it works, or all of it is paid.
+        proof: the command that checks the coordinator's word against the ledger.
+    """
+
+    coordinator: str
+    job: str
+    verified: int
+    paid: int
+    signature: str
+    first: float
+    changed: float
+    name: Untrusted = Untrusted("")
+    seconds: float = 0.0
+    standing: Standing = "pending"
+    reasons: tuple[Reason, ...] = ()
+    proof: str = ""
+
+
+class WalletView(View, frozen=True):
+    """The payout wallet as the ledger showed it at ``seen`` (unix seconds)."""
+
+    address: str
+    balance: int
+    seen: float
+
+
+class Day(View, frozen=True):
+    """What was verified on one local day, ``2026-11-22``."""
+
+    day: str
+    verified: int
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """Everything earned, newest job first. ``days``: the last DAYS local days, the oldest first; ``today`` is the last."""
+
+    verified: int
+    paid: int
+    wallet: WalletView | None
+    jobs: tuple[JobEarnings, ...]
+    today: int = 0
+    week: int = 0
+    days: tuple[Day, ...] = ()
+
+
+class Grown(NamedTuple):
+    """How much more of a job is verified and paid than was known."""
+
+    verified: int
+    paid: int
+
+
+class Earnings:
+    """The file of earnings."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the file, or make it."""
+        self._database = sqlite3.connect(path, isolation_level=None, timeout=5.0)
+        self._database.execute("PRAGMA journal_mode=WAL")
+        self._database.executescript(_SCHEMA)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._database.close()
+
+    def record(self, coordinator: str, earned: Earned, now: float) -> Grown | None:
+        """Take over the totals of a job; amounts never fall, whatever a coordinator says later.
+
+        Returns:
+            what grew; None where nothing did.
+        """
+        known = self._database.execute(
+            "SELECT verified, paid FROM earned WHERE coordinator = ? AND job = ?", (coordinator, earned.job)
+        ).fetchone()
+        with self._database:
+            self._database.execute("BEGIN")
+            if earned.state is not None:
+                row: tuple[object, ...] = (coordinator, earned.job, msgspec.json.encode(earned).decode())
+                self._database.execute("INSERT OR REPLACE INTO account VALUES (?, ?, ?)", row)
+            cursor = self._database.execute(
+                "INSERT INTO earned VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (coordinator, job) DO UPDATE SET"
+                " verified = max(verified, excluded.verified), paid = max(paid, excluded.paid),"
+                " signature = CASE WHEN excluded.signature = '' THEN signature ELSE excluded.signature END,"
+                " changed = excluded.changed"
+                " WHERE excluded.verified > verified OR excluded.paid > paid",
+                (coordinator, earned.job, earned.verified, earned.paid, earned.signature, now, now),
+            )
+            if cursor.rowcount <= 0:
+                return None
+            verified, paid = known or (0, 0)
+            grown = Grown(max(0, earned.verified - verified), max(0, earned.paid - paid))
+            row = (now, coordinator, earned.job, grown.verified)
+            if grown.verified:
+                self._database.execute("INSERT INTO gained VALUES (?, ?, ?, ?)", row)
+        return grown
+
+    def record_wallet(self, address: str, balance: int, now: float) -> None:
+        """Remember what the ledger says about the payout wallet."""
+        self._database.execute("INSERT OR REPLACE INTO wallet VALUES (?, ?, ?)", (address, balance, now))
+
+    def record_work(
+        self, coordinator: str, lease: str, job: str, name: str, began: float, seconds: float, trouble: str
+    ) -> None:
+        """Remember a seat that was held; ``trouble``: how it failed, empty where it did not."""
+        row = (lease, coordinator, job, name, began, seconds, trouble)
+        self._database.execute("INSERT OR REPLACE INTO worked VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+
+    def unsettled(self, coordinator: str) -> tuple[str, ...]:
+        """Jobs of a coordinator of which it has more to say, the newest first: what it told last was not the end."""
+        known = self._accounts()
+        jobs = self._database.execute(
+            "SELECT job, max(began) AS at FROM worked WHERE coordinator = ? GROUP BY job ORDER BY at DESC",
+            (coordinator,),
+        )
+        return tuple(job for job, _ in jobs if not _is_closed(known.get((coordinator, job))))[:MAX_ACCOUNTS]
+
+    def summary(
+        self, now: float = 0.0, working: Collection[str] = (), rpc: str = "", heard: str | None = None
+    ) -> Summary:
+        """All of it.
+
+        Args:
+            now: Unix seconds, for the days and for what is still to be hoped for.
+            working: jobs that hold this node now.
+            rpc: the ledger's address, for the proofs; empty where not known.
+            heard: the coordinator that this node is connected to now.
+        """
+        seats = self._seats()
+        rows = self._database.execute(
+            "SELECT coordinator, job, verified, paid, signature, first, changed FROM earned"
+        ).fetchall()
+        known = {(row[0], row[1]) for row in rows}
+        rows += [(*key, 0, 0, "", seat[1], seat[1] + seat[2]) for key, seat in seats.items() if key not in known]
+        accounts = self._accounts()
+        jobs = [
+            _job(
+                row,
+                seats.get((row[0], row[1])),
+                accounts.get((row[0], row[1])),
+                row[1] in working,
+                rpc,
+                row[0] == heard,
+            )
+            for row in rows
+        ]
+        jobs.sort(key=lambda job: (-job.changed, job.job))
+        wallet = self._database.execute("SELECT * FROM wallet ORDER BY seen DESC LIMIT 1").fetchone()
+        days = self._days(now)
+        return Summary(
+            sum(job.verified for job in jobs),
+            sum(job.paid for job in jobs),
+            WalletView(*wallet) if wallet else None,
+            tuple(jobs[:MAX_JOBS]),
+            days[-1].verified,
+            sum(day.verified for day in days[-7:]),
+            days,
+        )
+
+    def _accounts(self) -> dict[tuple[str, str], Earned]:
+        """What each coordinator has said last of each job."""
+        rows = self._database.execute("SELECT coordinator, job, told FROM account")
+        return {(row[0], row[1]): msgspec.json.decode(row[2], type=Earned) for row in rows}
+
+    def _seats(self) -> dict[tuple[str, str], tuple[str, float, float, str]]:
+        """For each job its name, when it began, seconds in all, and the trouble of the newest seat."""
+        rows = self._database.execute(
+            "SELECT coordinator, job, name, min(began), sum(seconds),"
+            " (SELECT trouble FROM worked AS w WHERE w.coordinator = worked.coordinator AND w.job = worked.job"
+            " ORDER BY began DESC LIMIT 1) FROM worked GROUP BY coordinator, job"
+        )
+        return {(row[0], row[1]): (row[2], row[3], row[4], row[5]) for row in rows}
+
+    def _days(self, now: float) -> tuple[Day, ...]:
+        today = dt.datetime.fromtimestamp(now).astimezone().date()
+        first = today - dt.timedelta(days=DAYS - 1)
+        sums = dict.fromkeys((first + dt.timedelta(days=n) for n in range(DAYS)), 0)
+        since = dt.datetime.combine(first, dt.time()).astimezone().timestamp()
+        for at, verified in self._database.execute("SELECT at, verified FROM gained WHERE at >= ?", (since,)):
+            day = dt.datetime.fromtimestamp(at).astimezone().date()
+            if day in sums:
+                sums[day] += verified
+        return tuple(Day(day.isoformat(), verified) for day, verified in sums.items())
+
+
+def _job(
+    row: tuple[str, str, int, int, str, float, float],
+    seat: tuple[str, float, float, str] | None,
+    account: Earned | None,
+    working: bool,
+    rpc: str,
+    heard: bool,
+) -> JobEarnings:
+    name, _, seconds, trouble = seat or ("", 0.0, 0.0, "")
+    standing, reasons = standing_of(row[2], row[3], account, working, untrusted(trouble), heard)
+    proof = f"cottage ledger check {row[1]} --coordinator {row[0]}" + (f" --rpc {rpc}" if rpc else "")
+    return JobEarnings(*row, untrusted(name), seconds, standing, reasons, proof)
+
+
+def standing_of(
+    verified: int, paid: int, account: Earned | None, working: bool, trouble: Untrusted, heard: bool
+) -> tuple[Standing, tuple[Reason, ...]]:
+    """How a job stands for its lender, and why.
+
+    Args:
+        account: what its coordinator said last; None: nothing, or nothing but the sums.
+        working: this node has a lease of it now.
+        trouble: how its newest seat failed here; empty where it did not.
+        heard: its coordinator is connected now.
+    """
+    tallies = () if account is None else tuple(t for t in account.tallies if t.state != "paid" and t.shares)
+    over = account is not None and account.state in _OVER
+    reasons = [Reason(tally.state, tally.shares, tally.amount) for tally in tallies]
+    waits = _DUE - {"unaudited", "looking"} if over else _DUE
+    due = any(tally.state in waits for tally in tallies) or (account is None and verified > paid)
+    if working:
+        return "working", tuple(reasons)
+    if not reasons and verified == 0:
+        reasons.append(Reason(_without(account, trouble), detail=trouble))
+        due = not over and reasons[0].why in ("no round: paused", "nothing told", "no round yet")
+    elif not reasons and verified > paid:
+        reasons.append(Reason("saving", amount=verified - paid))
+    elif trouble:
+        reasons.append(Reason("failed", detail=trouble))
+    if due and not heard:
+        reasons.append(Reason("unheard"))
+    if due:
+        return "pending", tuple(reasons)
+    return ("paid" if verified else "not paid"), tuple(reasons)
+
+
+def _without(account: Earned | None, trouble: str) -> Why:
+    """Why there is no share at all: what happened here comes first, then to the seat, then to the job."""
+    if trouble:
+        return "failed"
+    if account is None or account.state is None or account.seat is None:
+        return "nothing told"
+    match account.seat:
+        case "spare":
+            return "spare"
+        case "left" | "expired" | "stalled" | "replaced" | "rejected":
+            return _NO_ROUND[account.seat]
+        case "failed":
+            return "failed"
+        case "held" | "stopped":
+            return _NO_ROUND.get(account.state, "no round yet")
+        case _:
+            assert_never(account.seat)
+
+
+_NO_ROUND: Mapping[str, Why] = {
+    "left": "no round: left",
+    "expired": "no round: expired",
+    "stalled": "no round: stalled",
+    "replaced": "no round: replaced",
+    "rejected": "no round: rejected",
+    "cancelled": "no round: cancelled",
+    "failed": "no round: failed",
+    "settled": "no round: stopped",
+    "verifying": "no round: stopped",
+    "paused": "no round: paused",
+}
+
+
+def _is_closed(account: Earned | None) -> bool:
+    """Whether nothing can follow what a coordinator said of a job."""
+    return account is not None and account.state in _OVER and not any(t.state in _DUE for t in account.tallies)

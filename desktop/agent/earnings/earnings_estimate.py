@@ -1,0 +1,84 @@
+"""What this computer could earn: the network's price and demand now, its own measured speed, less what power costs."""
+
+import math
+
+import aiohttp
+import msgspec
+
+from common.errors import UrlError
+from common.http_sessions import open_session, through
+from common.urls import at, parse_url
+from desktop.agent.errors import NotConnectedError
+from protocol.codec import MessageError, decode_json
+
+ASK_S = 5.0
+PATH = "/api/v1/network"
+PROCESSOR_WATTS = 65.0  # What desktop processors are built for; a processor does not tell what it draws.
+MAX_BUSY = 0.95  # Of the time: rounds wait for peers and begin with a download.
+
+
+class Network(msgspec.Struct, frozen=True):
+    """What a coordinator says of its network; it says more, which is of no interest here."""
+
+    nodes_online: int
+    nodes_busy: int
+    price_per_petaflop: int
+
+
+class Prediction(msgspec.Struct, frozen=True):
+    """Millionths of the token an hour, before power: ``low`` where this node is as busy as the others now, ``high`` when always.
+
+    ``power``: what an hour of lending costs in electricity, by ``watts`` (``guessed`` where the device does not tell them).
+    """
+
+    low: int
+    high: int
+    power: int
+    watts: float
+    guessed: bool
+    price: int
+    nodes_online: int
+    nodes_busy: int
+
+
+async def ask_network(coordinator: str) -> Network:
+    """The network as it is.
+
+    Raises:
+        NotConnectedError: the coordinator does not answer, or not as one does.
+    """
+    try:
+        url = parse_url(coordinator)
+    except UrlError as error:
+        raise NotConnectedError(str(error)) from error
+    try:
+        timeout = aiohttp.ClientTimeout(total=ASK_S)
+        async with open_session(timeout=timeout) as http, http.get(at(url, PATH)) as answer:
+            answer.raise_for_status()
+            body = await answer.content.read(1 << 20)
+        network: Network = decode_json(body, Network)
+    except (aiohttp.ClientError, TimeoutError, OSError, ValueError, MessageError) as error:
+        reason = f"{through(url)}: {error or type(error).__name__}"
+        raise NotConnectedError(f"{coordinator} does not tell its prices{reason}") from error
+    return network
+
+
+def predict(flops: float, network: Network, watts: float | None, electricity: int) -> Prediction:
+    """Args:
+    flops: operations a second, as measured here.
+    watts: what the device may draw; None where it does not tell.
+    electricity: millionths of the token for a kWh.
+    """
+    full = flops * 3600 / 1e15 * network.price_per_petaflop
+    share = network.nodes_busy / network.nodes_online if network.nodes_online else 0.0
+    drawn = PROCESSOR_WATTS if watts is None else watts
+    return Prediction(
+        math.floor(full * min(share, MAX_BUSY)),
+        math.floor(full * MAX_BUSY),
+        math.ceil(drawn / 1000 * electricity),
+        drawn,
+        watts is None,
+        network.price_per_petaflop,
+        network.nodes_online,
+        network.nodes_busy,
+    )

@@ -1,0 +1,38 @@
+"""Why a job stands as it does with its lender's pay, in words."""
+
+from collections.abc import Mapping
+
+from desktop.agent.earnings.earnings import Reason
+from ledger.money import show
+from protocol.pay_reasons import SHARES
+
+_OTHERS: dict[str, str] = {
+    "": "",
+    "failed": "it failed on this computer",
+    "unheard": "the coordinator is not connected: this is what it said last",
+    "nothing told": "its coordinator has not said yet what became of it",
+    "spare": "this computer stood by, without a part of the model: that is not paid",
+    "no round yet": "no round with this computer has ended yet",
+    "no round: cancelled": "its submitter cancelled the job before a round with this computer had ended",
+    "no round: failed": "the job failed before a round with this computer had ended",
+    "no round: stopped": "the job ended before a round with this computer had ended",
+    "no round: paused": "the job is paused, and no round with this computer has ended yet",
+    "no round: left": "this computer left before a round with it had ended",
+    "no round: expired": "this computer was not heard of any more before a round with it had ended",
+    "no round: stalled": "this computer kept the others waiting for too long, before a round with it had ended",
+    "no round: replaced": "another computer took its place before a round with it had ended",
+    "no round: rejected": "this computer was sent away before a round with it had ended",
+}
+
+
+_WORDS: Mapping[str, str] = _OTHERS | {str(share): words for share, words in SHARES.items()}
+
+
+def said(reason: Reason) -> str:
+    """One reason as a sentence: how many rounds, how much, and why."""
+    words = _WORDS[reason.why]
+    rounds = f"{reason.shares} round{'' if reason.shares == 1 else 's'}" if reason.shares else ""
+    amount = show(reason.amount) if reason.amount else ""
+    head = ", ".join(filter(None, (rounds, amount)))
+    whole = f"{head}: {words}" if head else words
+    return f"{whole}: {reason.detail}" if reason.detail else whole

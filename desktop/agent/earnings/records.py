@@ -1,0 +1,26 @@
+"""What an agent keeps for its owner: earnings and what has happened."""
+
+from dataclasses import dataclass, field
+
+from desktop.agent.base.activity import Activity
+from desktop.agent.base.config import Home
+from desktop.agent.earnings.earnings import Earnings
+
+
+@dataclass(frozen=True)
+class Books:
+    """Both files of one home; ``keys``: of the artifacts that this process has cached, which end with it."""
+
+    earnings: Earnings
+    activity: Activity
+    keys: dict[str, bytes] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def at(cls, home: Home) -> "Books":
+        """Open them, or make them."""
+        return cls(Earnings(home.earnings), Activity(home.activity))
+
+    def close(self) -> None:
+        """Close both."""
+        self.earnings.close()
+        self.activity.close()

@@ -1,0 +1,103 @@
+"""The node's own look at the ledger: its stake and what its payout wallet holds."""
+
+import msgspec
+
+from desktop.agent.app.status import Withdrawal
+from desktop.agent.base.log import LOGGER
+from desktop.agent.errors import WithdrawalError
+from ledger.addresses import audit_bytes
+from ledger.client import Ledger, LedgerConfig
+from ledger.errors import InsufficientFundsError, LedgerError
+from ledger.money import amount, show
+from protocol.identity import NodeKey
+from protocol.node import LedgerInfo
+
+
+async def ensure_stake(info: LedgerInfo, key: NodeKey, wanted: int) -> None:
+    """Deposit what is missing of ``wanted`` millionths as this node's stake.
+
+    On the embedded ledger, where tokens are worth nothing, a faucet fills an empty wallet. What fails is logged: the coordinator
+    says itself what it demands, and the owner can act on it.
+    """
+    if wanted <= 0:
+        return
+    try:
+        async with await Ledger.connect(_config(info)) as ledger:
+            state = await ledger.stake(key.address)
+            missing = wanted - (state.balance if state else 0)
+            if missing <= 0:
+                return
+            if await ledger.balance(key.address) < missing:
+                await ledger.faucet(key.address, amount(missing))
+            signature = await ledger.open_stake(key.seed, amount(missing), info.coordinator)
+            LOGGER.info("staked %s (%s)", show(missing), signature)
+    except InsufficientFundsError as error:
+        LOGGER.error("the stake of %s cannot be paid: %s. Send tokens to %s", show(wanted), error, key.address)
+    except LedgerError as error:
+        LOGGER.error("the stake of %s cannot be paid now: %s", show(wanted), error)
+
+
+async def accuse(info: LedgerInfo, key: NodeKey, node: str, audit: str, most: int) -> int:
+    """Put the least bond that the ledger's terms ask against an audit of ``node``; what it came to, 0 where none was put up.
+
+    What fails is logged: the dispute goes on without a bond.
+
+    Args:
+        most: millionths that may stand in open disputes of this node at a time.
+    """
+    try:
+        async with await Ledger.connect(_config(info)) as ledger:
+            least = (await ledger.terms()).bond
+            waiting = await ledger.waiting_disputes(info.coordinator)
+            standing = sum(one.bond for one in waiting if one.challenger == key.address)
+            if standing + least > most:
+                LOGGER.warning(
+                    "no bond against node %s: %s stand already, the least is %s, the limit %s",
+                    node, show(amount(standing)), show(amount(least)), show(amount(most)),
+                )  # fmt: skip
+                return 0
+            opening = await ledger.prepare_dispute(key.seed, node, audit_bytes(audit), amount(least))
+            LOGGER.info("bonded %s against node %s (%s)", show(amount(least)), node, await ledger.confirm(opening))
+            return least
+    except LedgerError as error:
+        LOGGER.warning("no bond could be put up against node %s: %s", node, error)
+        return 0
+
+
+async def balance(info: LedgerInfo, wallet: str) -> int | None:
+    """What ``wallet`` holds in millionths; ``None`` while the ledger does not answer."""
+    try:
+        async with await Ledger.connect(_config(info)) as ledger:
+            return await ledger.balance(wallet)
+    except LedgerError as error:
+        LOGGER.warning("the ledger does not answer: %s", error)
+        return None
+
+
+async def withdraw(info: LedgerInfo, key: NodeKey, target: str, wanted: int | None, *, send: bool) -> Withdrawal:
+    """Send ``wanted`` (None: all) from the node's own wallet to ``target``; with ``send`` off only say what that costs.
+
+    Raises:
+        WithdrawalError: the wallet holds too little, the address is none, or the ledger does not answer.
+    """
+    try:
+        async with await Ledger.connect(_config(info)) as ledger:
+            held, sol = await ledger.balance(key.address), await ledger.lamports(key.address)
+            cost = await ledger.transfer_cost(target)
+            found = Withdrawal(target, held if wanted is None else wanted, held, cost.fee, cost.rent, sol)
+            if found.amount <= 0:
+                raise WithdrawalError(f"there is nothing to withdraw: the wallet {key.address} holds {show(held)}")
+            if target == key.address:
+                raise WithdrawalError(f"{target} is this node's own wallet: give another address")
+            if not send:
+                return found
+            prepared = await ledger.prepare_transfer(key.seed, target, amount(found.amount))
+            signature = await ledger.confirm(prepared)
+            LOGGER.info("sent %s to %s (%s)", show(found.amount), target, signature)
+            return msgspec.structs.replace(found, held=held - found.amount, signature=signature)
+    except LedgerError as error:
+        raise WithdrawalError(f"nothing was withdrawn: {error}") from error
+
+
+def _config(info: LedgerInfo) -> LedgerConfig:
+    return LedgerConfig(info.url, info.program or None, info.mint or None)

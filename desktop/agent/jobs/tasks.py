@@ -1,0 +1,366 @@
+"""The leases that this node holds: files, sandbox, worker, end.
+
+::
+
+    Assign -> fetching -> starting -> running -> ended
+                 '------------'----------'---> failed   TaskFailed goes to the coordinator
+"""
+
+import asyncio
+import contextlib
+import os
+import secrets
+import shutil
+import socket
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from common.clock import Clock
+from common.untrusted_text import untrusted
+from desktop.agent.base.log import LOGGER, printable
+from desktop.agent.base.unixsocket import listen
+from desktop.agent.coordinator.artifacts import Artifacts
+from desktop.agent.coordinator.report_outbox import LOG_COST, Outbox, Pace
+from desktop.agent.errors import AgentError, NotConnectedError, TamperedError, WorkerError
+from desktop.agent.jobs.peer_audits import Accusation, Doubts
+from desktop.agent.jobs.peer_router import Peers
+from desktop.agent.jobs.state_replication import States
+from desktop.agent.jobs.weights import StageWeights
+from desktop.agent.jobs.worker_bridge import Bridge, Outside
+from desktop.agent.sandbox.base import SOCKET_NAME, Exit, Sandbox, Worker
+from protocol.models.weights import WEIGHT_INDEX
+from protocol.node import Assign, HeldLease, Report
+from protocol.task import (
+    FailureCause,
+    KeptState,
+    Progress,
+    TaskCommand,
+    TaskFailed,
+    TaskReady,
+    TaskReport,
+    WorkerLog,
+)
+from protocol.worker import Setup
+
+CONNECT_S = 180.0  # A worker imports PyTorch before it connects: 5 s on an idle machine, a minute on a crowded one.
+LOOK_S = 0.25  # How often to look whether a worker that has not connected yet is still alive.
+LAST_WORDS_S = 5.0  # A worker that closed its socket ends within that, and then its exit code tells why.
+ACKNOWLEDGE_S = 10.0  # To have it stored that somebody reached into a job, before the agent leaves.
+STOP_GRACE_S = 2.0
+READ_AHEAD = 4 << 20  # Of the worker's socket: a payload of megabytes is read in a few pieces, not in hundreds.
+PROGRESS_S = 0.25  # A tiny model takes fifty steps a second; a picture of it four times a second is enough.
+
+TaskState = Literal["fetching", "starting", "running", "ended", "failed"]
+
+
+@dataclass(frozen=True)
+class Tools:
+    """What every task of this node shares."""
+
+    sandbox: Sandbox
+    artifacts: Artifacts
+    states: States
+    peers: Peers
+    send: Callable[[Report], Awaitable[None]]
+    folder: Path
+    threads: int
+    device: str
+    clock: Clock
+    accuse: Callable[[Accusation], None] | None = None
+    """Puts a bond against what a re-run of a neighbour's step has found; None: nobody is doubted."""
+
+
+@dataclass
+class HeldTask:
+    """One lease. ``run`` it once; ``stop`` ends it without a failure report."""
+
+    assign: Assign
+    tools: Tools
+    state: TaskState = "fetching"
+    reason: str = ""
+    tampered: bool = False
+    cause: FailureCause = "machine"
+    pid: int | None = None
+    bridge: Bridge = field(init=False)
+    outbox: Outbox = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Prepare the door, so that peers and commands can arrive before the worker does."""
+        self.lease = HeldLease(self.assign.lease, self.assign.fence)
+        self.outbox = Outbox(self.lease)
+        self.bridge = Bridge(
+            self.assign,
+            Outside(
+                lambda bridge, message, payload: self.tools.peers.send(bridge, message, payload),
+                self._upload,
+                self.tools.artifacts.fetch_bytes,
+                self._fetch_state,
+                self._keep,
+                self.report,
+            ),
+        )
+        self._doubts: Doubts | None = None
+        if self.tools.accuse is not None and self.assign.stage is not None and self.assign.replica is not None:
+            seat = (self.assign.stage, self.assign.replica)
+            self._doubts = Doubts(self.bridge.plans, seat, secrets.randbelow)
+        self._stopping = asyncio.Event()
+        self._worker: Worker | None = None
+        self._frozen = self._resting = self._held = False
+        self._holding = asyncio.Lock()
+        self._told_failure = False
+        self._pace, self._log_pace = Pace(self.tools.clock), Pace(self.tools.clock)
+        self._lines_dropped = 0
+        self._last_progress = -PROGRESS_S
+        self._folder = self.tools.folder / f"{self.assign.lease}-{self.assign.fence}"
+        self._keys: dict[str, bytes] = {}
+
+    @property
+    def alive(self) -> bool:
+        """Whether the lease is to be renewed."""
+        return self.state in ("fetching", "starting", "running") and not self._stopping.is_set()
+
+    def command(self, body: TaskCommand) -> bool:
+        """Queue a command for the worker; False: the queue is full."""
+        if self._doubts is not None:
+            self._doubts.told(body)
+        return self.bridge.command(body)
+
+    async def _doubt(self, doubts: Doubts, body: TaskReport) -> None:
+        asked, found = doubts.wonder(body), doubts.accuse(body)
+        if found is not None and self.tools.accuse is not None:
+            self.tools.accuse(found)
+        if asked is not None:
+            await self.report(asked, True)
+
+    def stop(self, reason: str) -> None:
+        """The lease is over; ``run`` ends the worker and returns."""
+        self.reason = self.reason or reason
+        self._stopping.set()
+
+    async def acknowledged(self) -> None:
+        """Return when the coordinator has stored everything that was reported, or does not say so."""
+        with contextlib.suppress(TimeoutError):
+            async with self.tools.clock.timeout(ACKNOWLEDGE_S):
+                while self.outbox:
+                    await self.tools.clock.sleep(LOOK_S)
+
+    async def freeze(self, frozen: bool) -> None:
+        """Hold the worker where it is, or let it go on; one that starts later is held from its start."""
+        self._frozen = frozen
+        await self._hold()
+
+    async def rest(self, resting: bool) -> None:
+        """The same for a moment; it goes on once neither asks to hold it."""
+        self._resting = resting
+        await self._hold()
+
+    async def _hold(self) -> None:
+        async with self._holding:  # The engine's answers come in any order.
+            wanted = self._frozen or self._resting
+            if self._worker is not None and wanted != self._held:
+                await (self._worker.freeze() if wanted else self._worker.thaw())
+                self._held = wanted
+
+    async def _upload(self, payload: bytes, digest: str, answers: str, urgent: bool) -> None:
+        await self.tools.artifacts.upload(payload, digest, self.assign.lease, answers, urgent)
+
+    async def _fetch_state(self, kept: KeptState) -> bytes:
+        await self.tools.peers.refresh()  # The plan that names these peers has just come.
+        return await self.tools.states.fetch(kept)
+
+    async def _keep(self, state: bytes, own: bool) -> str:
+        owner = f"{self.assign.job}-{self.assign.stage}-{self.assign.replica}"
+        return await self.tools.states.keep(f"{owner}-own" if own else owner, state)
+
+    async def report(self, body: TaskReport, reliable: bool) -> None:
+        """Send a report; a reliable one is kept until the coordinator has it.
+
+        Raises:
+            WorkerProtocolError: far too many wait already.
+        """
+        if self._told_failure:
+            return  # A worker that has given up has nothing more to say.
+        if isinstance(body, Progress) and not self._is_time_for_progress():
+            return
+        if isinstance(body, WorkerLog):
+            if not self._log_pace.spares(LOG_COST):
+                self._lines_dropped += len(body.lines) + body.dropped
+                return
+            body = msgspec.structs.replace(body, dropped=body.dropped + self._lines_dropped)
+            self._lines_dropped = 0
+        if reliable:
+            await self._pace.wait()
+        if isinstance(body, TaskFailed):
+            self._told_failure = True
+            self.state, self.reason, self.cause = "failed", printable(body.reason), body.cause
+        if isinstance(body, TaskReady):
+            LOGGER.info("%s: the worker is ready (%s parameters)", self, f"{body.parameters:,}")
+        report = self.outbox.add(body) if reliable else self.outbox.lossy(body)
+        with contextlib.suppress(NotConnectedError):  # Sent again after the reconnect, if it is reliable.
+            await self.tools.send(report)
+        if isinstance(body, TaskFailed):
+            self._stopping.set()
+        if self._doubts is not None:
+            await self._doubt(self._doubts, body)
+
+    def _is_time_for_progress(self) -> bool:
+        now = self.tools.clock.now()
+        due = now - self._last_progress >= PROGRESS_S
+        if due:
+            self._last_progress = now
+        return due
+
+    async def run(self) -> None:
+        """Live through the whole task; whatever goes wrong in it ends here and is reported."""
+        self.tools.peers.add(self.bridge)
+        try:
+            await self.tools.peers.refresh()
+            await self._until_stopped()
+        except AgentError as error:
+            await self._fail(str(error), isinstance(error, TamperedError))
+        except OSError as error:
+            await self._fail(f"the node's disk or sockets failed: {error}")
+        except Exception:  # noqa: BLE001 - the boundary of one task: a defect in it must not end the other tasks of this node.
+            LOGGER.exception("%s: a defect of the agent", self)
+            await self._fail("a defect of the agent; its log has the details")
+        finally:
+            self.tools.peers.remove(self.bridge)
+            await self.tools.peers.refresh()
+            await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+            self._folder.with_suffix(".log").unlink(missing_ok=True)
+        if self.state != "failed":
+            self.state = "ended"
+            LOGGER.info("%s: ended%s", self, f": {self.reason}" if self.reason else "")
+
+    async def _until_stopped(self) -> None:
+        work = asyncio.create_task(self._work(), name=f"work-{self.assign.lease[:8]}")
+        stopped = asyncio.create_task(self._stopping.wait(), name=f"stop-{self.assign.lease[:8]}")
+        try:
+            await asyncio.wait((work, stopped), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopped.cancel()
+            work.cancel()
+            await asyncio.wait((work,))
+        error = None if work.cancelled() else work.exception()
+        if error is not None and not self._stopping.is_set():
+            raise error
+
+    async def _work(self) -> None:
+        LOGGER.info("%s: fetching %d files", self, len(self.assign.files))
+        await self._lay_out_files()
+        self.state = "starting"
+        server = None
+        if not self.tools.sandbox.stdio:
+            # The sandbox's user is another; the folder above is closed.
+            server = listen(self._folder / SOCKET_NAME, 0o666)
+        try:
+            worker = await self.tools.sandbox.start(self.assign.lease, self._folder)
+            self.pid, self._worker, self._held = worker.pid, worker, False
+            try:
+                await self._hold()
+                await self._talk(worker, server)
+            finally:
+                self._worker = None
+                await worker.stop(STOP_GRACE_S)
+                self.pid = None
+        finally:
+            if server is not None:
+                server.close()
+
+    async def _lay_out_files(self) -> None:
+        self._folder.mkdir(parents=True, mode=0o755)
+        self._folder.chmod(0o755)
+        weights = self.assign.files.get(WEIGHT_INDEX)
+        if weights is not None:
+            self.bridge.weights = StageWeights(self.tools.artifacts, weights, self._folder)
+            if self.assign.stage is not None:
+                await self.bridge.weights.lay_out(self.assign.plan, self.assign.stage)
+        for name, digest in self.assign.files.items():
+            if Path(name).name != name or name in ("", ".", "..", SOCKET_NAME):
+                raise WorkerError(f"{name!r} cannot be the name of a job's file")
+            cached = await self.tools.artifacts.fetch(digest)
+            await asyncio.to_thread(_place, cached.path, self._folder / name)
+            self._keys[name] = cached.key
+
+    async def _talk(self, worker: Worker, server: socket.socket | None) -> None:
+        connection = worker.connection if server is None else await self._accept(worker, server)
+        reader, writer = await asyncio.open_connection(sock=connection, limit=READ_AHEAD)
+        spec = self.assign
+        setup = Setup(
+            spec.spec,
+            spec.plan,
+            spec.stage,
+            spec.replica,
+            self.tools.sandbox.inside(self._folder),
+            self.tools.threads,
+            self.tools.device,
+            self._keys,
+            self.bridge.weights.key if self.bridge.weights is not None else None,
+        )
+        self.state = "running"
+        try:
+            await self.bridge.serve(reader, writer, setup)
+        except EOFError:
+            if not self._told_failure:
+                raise await self._last_words(worker) from None
+        finally:
+            writer.close()
+
+    async def _accept(self, worker: Worker, server: socket.socket) -> socket.socket:
+        """The worker's one connection; the listening socket closes behind it."""
+        loop = asyncio.get_running_loop()
+        accepting = loop.create_task(loop.sock_accept(server), name=f"accept-{self.assign.lease[:8]}")
+        deadline = self.tools.clock.now() + CONNECT_S
+        try:
+            while not accepting.done():
+                await asyncio.wait((accepting,), timeout=LOOK_S)
+                ended = await worker.ended() if not accepting.done() else None
+                if ended is not None:
+                    raise _error_of(ended)
+                if not accepting.done() and self.tools.clock.now() > deadline:
+                    raise WorkerError(f"the worker has not connected within {CONNECT_S:.0f} s")
+            connection, _ = accepting.result()
+        finally:
+            accepting.cancel()
+        server.close()
+        connection.setblocking(False)
+        return connection
+
+    async def _last_words(self, worker: Worker) -> WorkerError:
+        deadline = self.tools.clock.now() + LAST_WORDS_S
+        while self.tools.clock.now() < deadline:
+            ended = await worker.ended()
+            if ended is not None:
+                return _error_of(ended)
+            await self.tools.clock.sleep(LOOK_S)
+        return WorkerError("the worker closed its socket and went on without it")
+
+    async def _fail(self, reason: str, tampered: bool = False) -> None:
+        LOGGER.error("%s: failed: %s", self, reason)
+        if self.state == "failed":
+            return
+        self.state, self.reason, self.tampered = "failed", printable(reason), tampered
+        report = self.outbox.force(TaskFailed(untrusted(reason), tampered))
+        with contextlib.suppress(NotConnectedError):
+            await self.tools.send(report)
+
+    def __str__(self) -> str:
+        place = "spare" if self.assign.stage is None else f"stage {self.assign.stage} replica {self.assign.replica}"
+        return f"job {self.assign.job[:8]} {place} ({self.assign.lease[:8]})"
+
+
+def _error_of(ended: Exit) -> WorkerError:
+    return TamperedError(ended.reason) if ended.tampered else WorkerError(ended.reason)
+
+
+def _place(cached: Path, target: Path) -> None:
+    """Give the worker its own view of a cached file: a link where the disk can, else a copy."""
+    try:
+        os.link(cached, target)
+    except OSError:
+        shutil.copyfile(cached, target)
+    target.chmod(0o444)

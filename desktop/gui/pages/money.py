@@ -1,0 +1,439 @@
+"""Earnings: the card of the first page, the page of all jobs, and the sheet for withdrawing."""
+
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+from PySide6.QtCore import QDate, QLocale, Qt, Signal
+from PySide6.QtGui import QGuiApplication, QResizeEvent, QShowEvent
+from PySide6.QtWidgets import (
+    QAbstractItemView,
+    QCheckBox,
+    QDialog,
+    QDialogButtonBox,
+    QFileDialog,
+    QHBoxLayout,
+    QHeaderView,
+    QLineEdit,
+    QPushButton,
+    QTableWidget,
+    QTableWidgetItem,
+    QVBoxLayout,
+    QWidget,
+)
+
+from common.untrusted_text import untrusted
+from desktop.gui.charts import Bar, Bars
+from desktop.gui.client import Calls
+from desktop.gui.errors import AnswerError
+from desktop.gui.model import Day, JobEarnings, PayReason, Status, Summary, Withdrawal, plain, read
+from desktop.gui.paywords import PayWords
+from desktop.gui.sentences import moment, money
+from desktop.gui.widgets import Card, Choice, Flow, Text, button
+from ledger.money import show
+
+SEND_PATIENCE_MS = 90_000  # The ledger confirms within sixty seconds, or says that it has not.
+SOL = 10**9
+UNKNOWN = "–"
+COLUMNS = 6
+
+
+class EarningsCard(Card):
+    """Today, seven days, all time, and a bar a day."""
+
+    withdraw_asked = Signal()
+    more_asked = Signal()
+
+    def __init__(self) -> None:
+        super().__init__(self.tr("Earnings"))
+        self._numbers, pairs = dict[str, Text](), list[QWidget]()
+        for key, caption in (
+            ("today", self.tr("Today")),
+            ("week", self.tr("Last 7 days")),
+            ("verified", self.tr("All time")),
+            ("open", self.tr("To be paid")),
+        ):
+            holder, number, label = QWidget(), Text(size=6, bold=True), Text(dim=True)
+            pair = QVBoxLayout(holder)
+            label.say(caption)
+            number.setProperty("caption", caption)
+            pair.setSpacing(0)
+            pair.setContentsMargins(0, 0, 0, 0)
+            for text in (number, label):
+                text.setWordWrap(False)  # In a narrow window the pairs go into a second row instead.
+                pair.addWidget(text)
+            pairs.append(holder)
+            self._numbers[key] = number
+        self.bars = Bars(self.tr("What was verified on each of the last seven days"))
+        self.bars.picked.connect(lambda _: self.more_asked.emit())
+        self.withdraw = button(self.tr("&Withdraw…"), self.withdraw_asked.emit)
+        more = button(self.tr("All &jobs"), self.more_asked.emit, "link")
+        last = QHBoxLayout()
+        last.addWidget(more)
+        last.addStretch()
+        last.addWidget(self.withdraw)
+        self.body.addWidget(Flow(pairs, 16))
+        self.body.addWidget(self.bars)
+        self.body.addLayout(last)
+        self.show_status(None)
+
+    def number(self, key: str) -> Text:
+        """The number under ``key``: today, week, verified or open."""
+        return self._numbers[key]
+
+    def show_status(self, status: Status | None) -> None:
+        """The sums."""
+        values = dict.fromkeys(self._numbers, UNKNOWN)
+        if status is not None:
+            values = {
+                "today": money(status.today), "week": money(status.week), "verified": money(status.verified),
+                "open": money(status.verified - status.paid) if status.verified > status.paid else money(0),
+            }  # fmt: skip
+        for key, label in self._numbers.items():
+            label.say(values[key], str(label.property("caption")))
+        self.withdraw.setEnabled(status is not None)
+
+    def show_days(self, days: Sequence[Day]) -> None:
+        """The bars."""
+        self.bars.show_bars(bars_of(days[-7:]))
+
+
+def bars_of(days: Sequence[Day]) -> list[Bar]:
+    """A bar for each day, the last one called today."""
+    found = []
+    for day in days:
+        date = QDate.fromString(day.day, Qt.DateFormat.ISODate)
+        label = QLocale().toString(date, "ddd" if len(days) <= 7 else "d.M.")
+        found.append(Bar(label, day.verified, money(day.verified)))
+    return found
+
+
+class JobsTable(QTableWidget):
+    """The first column has what the others leave, and never less than a name takes; ``Stretch`` would not give room back."""
+
+    MIN_NAME = 110
+
+    def __init__(self, rows: int, columns: int) -> None:
+        super().__init__(rows, columns)
+        header = self.horizontalHeader()
+        header.setSectionResizeMode(QHeaderView.ResizeMode.ResizeToContents)
+        header.setSectionResizeMode(0, QHeaderView.ResizeMode.Fixed)
+        header.setHighlightSections(False)
+        header.sectionResized.connect(lambda column, *_: self._fit() if column else None)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:  # noqa: N802 - Qt's name
+        """Share the new width."""
+        super().resizeEvent(event)
+        self._fit()
+
+    def _fit(self) -> None:
+        others = sum(self.columnWidth(column) for column in range(1, self.columnCount()))
+        self.setColumnWidth(0, max(self.MIN_NAME, self.viewport().width() - others))
+
+
+class EarningsPage(QWidget):
+    """All jobs: what each brought, and whether it is paid, with the proof."""
+
+    withdraw_asked = Signal()
+
+    def __init__(self, calls: Calls) -> None:
+        super().__init__()
+        self._calls, self._summary = calls, Summary(0, 0, None, ())
+        self._words = PayWords()
+        self._rows: list[tuple[JobEarnings, PayReason | None]] = []
+        self._electricity = 0
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(12)
+        column.addWidget(self._chart_card())
+        column.addWidget(self._jobs_card(), 1)
+
+    def _chart_card(self) -> Card:
+        card, row = Card(), QHBoxLayout()
+        self.total = Text(size=4, bold=True)
+        self.span = Choice(self.tr("Days that are shown"), ((self.tr("7 days"), "7"), (self.tr("30 days"), "30")))
+        self.span.picked.connect(lambda _: self._show_chart())
+        self.bars = Bars(self.tr("What was verified each day"))
+        self.power = Text(dim=True)
+        row.addWidget(self.total, 1)
+        row.addWidget(self.span)
+        card.body.addLayout(row)
+        card.body.addWidget(self.bars)
+        card.body.addWidget(self.power)
+        return card
+
+    def _jobs_card(self) -> Card:
+        card = Card(self.tr("Jobs"))
+        self.table = JobsTable(0, COLUMNS)
+        self.table.setAccessibleName(self.tr("Jobs and what they brought"))
+        self.table.setHorizontalHeaderLabels(
+            [self.tr("Job"), self.tr("When"), self.tr("Hours"), self.tr("Verified"), self.tr("Paid"), self.tr("State")]
+        )
+        self.table.verticalHeader().hide()
+        self.table.setShowGrid(False)
+        self.table.setSelectionBehavior(QAbstractItemView.SelectionBehavior.SelectRows)
+        self.table.setSelectionMode(QAbstractItemView.SelectionMode.SingleSelection)
+        self.table.setEditTriggers(QAbstractItemView.EditTrigger.NoEditTriggers)
+        self.table.setTabKeyNavigation(False)
+        self.table.setMinimumHeight(150)
+        self.table.itemSelectionChanged.connect(self._selected)
+        self.none = Text(dim=True)
+        self.none.say(self.tr("No job has come to this computer yet."))
+        self.why = Text(dim=True)
+        self.copy = button(self.tr("Copy the &proof's command"), self._copy)
+        self.copy.setEnabled(False)
+        self.export = button(self.tr("Save as CS&V…"), self._save)
+        buttons = Flow([self.copy, self.export, button(self.tr("&Withdraw…"), self.withdraw_asked.emit)], 8)
+        for part in (self.none, self.table, self.why, buttons):
+            card.body.addWidget(part)
+        return card
+
+    def showEvent(self, event: QShowEvent) -> None:  # noqa: N802 - Qt's name
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Ask the agent anew."""
+        self._calls.get("earnings", self._take)
+
+    def _take(self, body: bytes) -> None:
+        try:
+            self.show_summary(read(body, Summary))
+        except AnswerError as error:
+            self.none.say(str(error))
+
+    def show_power(self, electricity: int) -> None:
+        """What a kWh costs, in millionths."""
+        self._electricity = electricity
+        if electricity:
+            text = self.tr("Before electricity, which costs you {0} a kWh (Settings, Money).").format(
+                money(electricity)
+            )
+        else:
+            text = self.tr("Before electricity. Settings, Money: what a kWh costs you.")
+        self.power.say(text)
+
+    def show_summary(self, summary: Summary) -> None:
+        """Everything anew; the picked job stays picked."""
+        picked = self._job()
+        self._summary = summary
+        self._show_chart()
+        self.none.setVisible(not summary.jobs)
+        self.table.setVisible(bool(summary.jobs))
+        self.table.setRowCount(0)  # Spans of the rows of before would stay.
+        self._rows = rows_of(summary.jobs)
+        self.table.setRowCount(len(self._rows))
+        for number, (job, reason) in enumerate(self._rows):
+            if reason is not None:
+                self._show_reason(number, reason)
+                continue
+            self._show_job(number, job)
+            if picked is not None and job.job == picked.job:
+                self.table.selectRow(number)
+        self.export.setEnabled(bool(summary.jobs))
+        self._selected()
+
+    def _show_chart(self) -> None:
+        days = self._summary.days[-int(self.span.value) :]
+        self.bars.show_bars(bars_of(days))
+        text = self.tr("{0} in {1} days, {2} in all")
+        self.total.say(text.format(money(sum(day.verified for day in days)), len(days), money(self._summary.verified)))
+
+    def _show_job(self, number: int, job: JobEarnings) -> None:
+        cells = (
+            plain(job.name, 60) or job.job[:8],
+            moment(job.first),
+            QLocale().toString(job.seconds / 3600, "f", 2),
+            money(job.verified),
+            money(job.paid),
+            self.standing(job),
+        )
+        why = " ".join(self._words.said(reason) for reason in job.reasons)
+        for column, text in enumerate(cells):
+            item = QTableWidgetItem(text)
+            item.setToolTip("")
+            item.setData(
+                Qt.ItemDataRole.AccessibleTextRole, f"{text}. {why}" if why and column == COLUMNS - 1 else text
+            )
+            if column in (2, 3, 4):
+                item.setTextAlignment(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
+            self.table.setItem(number, column, item)
+
+    def _show_reason(self, number: int, reason: PayReason) -> None:
+        """A row under a job's: why it stands so, across the table."""
+        item = QTableWidgetItem(self._words.said(reason))
+        item.setForeground(self.palette().placeholderText())
+        item.setToolTip("")
+        item.setFlags(Qt.ItemFlag.ItemIsEnabled)
+        self.table.setSpan(number, 0, 1, COLUMNS)
+        self.table.setItem(number, 0, item)
+
+    def standing(self, job: JobEarnings) -> str:
+        """In a word, which begins with a sign."""
+        match job.standing:
+            case "working":
+                return self.tr("▶ Working")
+            case "paid":
+                return self.tr("✓ Paid")
+            case "pending":
+                return self.tr("… Pending")
+            case "not paid":
+                return self.tr("✕ Not paid")
+
+    def reason(self, job: JobEarnings) -> str:
+        """Why it stands so, in whole sentences."""
+        said = [self._words.said(reason) for reason in job.reasons]
+        return " ".join(said) or self.tr("The command checks the coordinator's word against the ledger.")
+
+    def _job(self) -> JobEarnings | None:
+        rows = self.table.selectionModel().selectedRows()
+        return self._rows[rows[0].row()][0] if rows and rows[0].row() < len(self._rows) else None
+
+    def _selected(self) -> None:
+        job = self._job()
+        self.copy.setEnabled(job is not None and bool(job.proof))
+        self.why.say(self.reason(job) if job is not None else self.tr("Choose a job to read why it stands so."))
+
+    def _copy(self) -> None:
+        if (job := self._job()) is not None:
+            QGuiApplication.clipboard().setText(plain(job.proof, 1000))
+
+    def _save(self) -> None:
+        name, _ = QFileDialog.getSaveFileName(self, self.tr("Save earnings"), "cottage-earnings.csv", "CSV (*.csv)")
+        if name:
+            try:
+                Path(name).write_text(table_of(self._summary), encoding="utf-8")
+            except OSError as error:
+                self.why.say(self.tr("{0} cannot be written: {1}.").format(name, error.strerror))
+
+
+def rows_of(jobs: Sequence[JobEarnings]) -> list[tuple[JobEarnings, PayReason | None]]:
+    """The rows of the table: each job, and under it each reason why it stands so."""
+    return [(job, reason) for job in jobs for reason in (None, *job.reasons)]
+
+
+def table_of(summary: Summary) -> str:
+    """Every job as CSV, amounts as exact decimals of the token."""
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(("job", "name", "began", "seconds", "verified", "paid", "standing", "why"))
+    for job in summary.jobs:
+        plain_name = untrusted(job.name)
+        name = (
+            f"'{plain_name}" if plain_name.startswith(("=", "+", "-", "@")) else plain_name
+        )  # A spreadsheet would run it.
+        writer.writerow(
+            (
+                job.job,
+                name,
+                int(job.first),
+                int(job.seconds),
+                show(job.verified),
+                show(job.paid),
+                job.standing,
+                "; ".join(reason.why for reason in job.reasons),
+            )
+        )
+    return text.getvalue()
+
+
+class WithdrawSheet(QDialog):
+    """Amount and address, what the ledger takes, and only then the sending."""
+
+    def __init__(self, calls: Calls, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._calls, self._cost = calls, Withdrawal("", 0, 0, 0, 0, 0)
+        self.setWindowTitle(self.tr("Withdraw"))
+        self.setMinimumWidth(440)
+        column = QVBoxLayout(self)
+        column.setSpacing(8)
+        column.addWidget(_said(self.tr("Send tokens from this computer's own wallet to another of yours."), dim=True))
+        self.target = self._line(column, self.tr("To the &address"), self.tr("a Solana wallet address"))
+        self.amount = self._line(column, self.tr("A&mount"), self.tr("all"))
+        self.said = Text()
+        self.sure = QCheckBox(self.tr("The address is &mine, and right"))
+        column.addWidget(self.said)
+        column.addWidget(self.sure)
+        self.sure.toggled.connect(lambda _: self._judge())
+        buttons = QDialogButtonBox()
+        self.ask = QPushButton(self.tr("Show the &fee"))
+        self.send = QPushButton(self.tr("&Send"))
+        self.send.setProperty("role", "main")
+        self.cancel = QPushButton(self.tr("&Close"))
+        buttons.addButton(self.ask, QDialogButtonBox.ButtonRole.ActionRole)
+        buttons.addButton(self.send, QDialogButtonBox.ButtonRole.ActionRole)
+        buttons.addButton(self.cancel, QDialogButtonBox.ButtonRole.RejectRole)
+        self.ask.clicked.connect(self._ask)
+        self.send.clicked.connect(self._send)
+        buttons.rejected.connect(self.reject)
+        column.addWidget(buttons)
+        for line in (self.target, self.amount):
+            line.textEdited.connect(lambda _: self._forget())
+        self._forget()
+
+    def _line(self, column: QVBoxLayout, caption: str, hint: str) -> QLineEdit:
+        label, line = Text(), QLineEdit()
+        label.say(caption.replace("&", ""))
+        label.setBuddy(line)
+        line.setPlaceholderText(hint)
+        line.setAccessibleName(caption.replace("&", ""))
+        line.setMaxLength(64)
+        column.addWidget(label)
+        column.addWidget(line)
+        return line
+
+    def _forget(self) -> None:
+        self._cost = Withdrawal("", 0, 0, 0, 0, 0)
+        self.sure.setChecked(False)
+        self.said.say(self.tr("The fee is shown before anything is sent."))
+        self._judge()
+
+    def _judge(self) -> None:
+        self.ask.setEnabled(bool(self.target.text().strip()))
+        self.sure.setVisible(self._cost.amount > 0 and not self._cost.signature)
+        self.send.setEnabled(self._cost.amount > 0 and not self._cost.signature and self.sure.isChecked())
+
+    def _order(self, send: bool) -> dict[str, object]:
+        amount = show(self._cost.amount) if send else self.amount.text().strip()
+        return {"target": self.target.text().strip(), "amount": amount, "send": send}
+
+    def _ask(self) -> None:
+        self.said.say(self.tr("Asking the ledger…"))
+        self._calls.post("withdraw", self._order(False), self._take, self.said.say, SEND_PATIENCE_MS)
+
+    def _send(self) -> None:
+        self.send.setEnabled(False)
+        self.said.say(self.tr("Sending; the ledger confirms within a minute…"))
+        self._calls.post("withdraw", self._order(True), self._take, self._failed, SEND_PATIENCE_MS)
+
+    def _failed(self, text: str) -> None:
+        self._forget()
+        self.said.say(text)
+
+    def _take(self, body: bytes) -> None:
+        try:
+            cost = self._cost = read(body, Withdrawal)
+        except AnswerError as error:
+            self._failed(str(error))
+            return
+        if cost.signature:
+            self.said.say(self.tr("{0} were sent. Receipt: {1}").format(show(cost.amount), cost.signature))
+        else:
+            fee = QLocale().toString(cost.fee / SOL, "f", 6)
+            text = self.tr("{0} of {1} go to {2}. The ledger takes {3} SOL.")
+            said = text.format(show(cost.amount), show(cost.held), cost.target, fee)
+            if cost.rent:
+                rent = QLocale().toString(cost.rent / SOL, "f", 6)
+                said += " " + self.tr(
+                    "The address has no account for this token yet; making one takes {0} SOL."
+                ).format(rent)
+            if cost.sol < cost.fee + cost.rent:
+                said += " " + self.tr("This computer's wallet has too little SOL: send it some first.")
+            self.said.say(said)
+        self._judge()
+
+
+def _said(text: str, dim: bool = False) -> Text:
+    label = Text(dim=dim)
+    label.say(text)
+    return label

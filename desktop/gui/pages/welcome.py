@@ -1,0 +1,329 @@
+"""The first run: what this computer can do, where its earnings go, and the switch. Three clicks."""
+
+from PySide6.QtCore import QSettings, Qt, QTimer, Signal
+from PySide6.QtWidgets import (
+    QButtonGroup,
+    QHBoxLayout,
+    QLineEdit,
+    QRadioButton,
+    QSizePolicy,
+    QStackedWidget,
+    QVBoxLayout,
+    QWidget,
+)
+
+from desktop.gui.checkwords import CheckWords
+from desktop.gui.client import Calls
+from desktop.gui.errors import AnswerError
+from desktop.gui.model import Check, Phase, SelfTest, Snapshot, plain, read
+from desktop.gui.pages.identity import BackupSheet, RestoreSheet
+from desktop.gui.widgets import Card, CheckMark, Switch, Text, button
+
+DONE = "welcome/done"
+LOOK_MS = 400  # How often the steps of the self-test are asked for.
+NAMES = ("gpu", "sandbox", "speed", "disk", "memory", "coordinator", "line", "earnings")
+
+
+class Welcome(QWidget):
+    """Three steps; ``done`` once the switch was flipped, or the owner leaves it for later."""
+
+    done = Signal()
+    toggle_asked = Signal()
+    restart_asked = Signal()
+
+    def __init__(self, calls: Calls, settings: QSettings) -> None:
+        super().__init__()
+        self._calls, self._settings, self._words = calls, settings, CheckWords(self)
+        self._has_agent = self._has_test = self._anew = self._unreachable = False
+        self._coordinator = ""
+        self._test = SelfTest(())
+        self.setMinimumSize(1, 1)
+        self.steps = QStackedWidget()
+        for step in (self._checks_step(), self._wallet_step(), self._switch_step()):
+            self.steps.addWidget(step)
+        self._judge(self._test)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.addWidget(self.steps)
+        column.addStretch()
+        self._look = QTimer(self, interval=LOOK_MS)
+        self._look.timeout.connect(lambda: self._calls.get("selftest", self._take_test))
+
+    @property
+    def is_done(self) -> bool:
+        """This owner has been here before."""
+        return bool(self._settings.value(DONE, False, bool))
+
+    # --- the steps ------------------------------------------------------------------------------------------------------
+
+    def _checks_step(self) -> QWidget:
+        card = self._step(1, self.tr("Welcome to Cottage"), self.tr(
+            "Lend this computer while you do not need it, and be paid for the work that was checked. First, what it can do:"
+        ))  # fmt: skip
+        self.lines = {name: _Line() for name in NAMES}
+        for name, line in self.lines.items():
+            line.show_check(Check(name), self._words.name(name), "")
+            card.body.addWidget(line)
+        self.address = QLineEdit()
+        self.address.setPlaceholderText("https://…")
+        self.address.setAccessibleName(self.tr("The address of the network to lend to"))
+        self.address_label = Text()
+        self.address_label.say(self.tr("The address of the network to lend to"))
+        self.address.editingFinished.connect(self._set_coordinator)
+        self.said = Text(dim=True)
+        self.again = button(self.tr("Check &again"), self._look_again)
+        self.first = button(self.tr("&Continue"), self._to_wallet, "main")
+        for part in (self.address_label, self.address, self.said, self._row(self.again, self.first)):
+            card.body.addWidget(part)
+        for part in (self.address_label, self.address):
+            part.hide()  # Until the agent says that it has none, or that nobody answers there.
+        card.body.addStretch()
+        return card
+
+    def _wallet_step(self) -> QWidget:
+        card = self._step(2, self.tr("Where shall the earnings go?"), "")
+        self.own = QRadioButton(self.tr("Into a &wallet on this computer. It is made already."))
+        self.other = QRadioButton(self.tr("To an &address of mine:"))
+        self.own.setChecked(True)
+        group = QButtonGroup(self)
+        group.addButton(self.own)
+        group.addButton(self.other)
+        self.payout = QLineEdit()
+        self.payout.setPlaceholderText(self.tr("a Solana wallet address"))
+        self.payout.setAccessibleName(self.tr("The address that is paid"))
+        self.payout.setMaxLength(44)
+        self.payout.textEdited.connect(lambda _: self.other.setChecked(True))
+        never = Text(dim=True)
+        never.say(self.tr("Cottage never asks for the secret words of another wallet. Whoever does wants to rob you."))
+        self.wallet_said = Text()
+        save = button(
+            self.tr("Save a &backup of the wallet now…"),
+            self._backup,
+            "link",
+        )
+        self.second = button(self.tr("&Continue"), self._to_switch, "main")
+        for part in (self.own, self.other, self.payout, never):
+            card.body.addWidget(part)
+        back = button(self.tr("I &have one from before: bring it back…"), self._bring_back, "link")
+        for link in (save, back):
+            card.body.addWidget(link, 0, Qt.AlignmentFlag.AlignLeft)
+        card.body.addWidget(self.wallet_said)
+        card.body.addWidget(self._row(button(self.tr("&Back"), lambda: self._go(0)), self.second))
+        card.body.addStretch()
+        return card
+
+    def _switch_step(self) -> QWidget:
+        card = self._step(3, "", self.tr(
+            "It lends once nobody has used the computer for five minutes, on mains only, and steps aside for games. All of that"
+            " can be changed in the settings."
+        ))  # fmt: skip
+        self.ready, self.lacking = card.findChildren(Text)[1], Text()
+        self.still = {name: _Line() for name in NAMES}
+        for part in (self.lacking, *self.still.values()):
+            card.body.addWidget(part)
+            part.hide()
+        row = QHBoxLayout()
+        self.switch = Switch(self.tr("Lend this computer"))
+        self.switch.clicked.connect(self._flip)
+        label = Text(size=4, bold=True)
+        label.say(self.tr("Start lending"))
+        row.setSpacing(16)
+        row.addWidget(self.switch)
+        row.addWidget(label, 1)
+        card.body.addLayout(row)
+        later = button(self.tr("&Later"), self._finish, "link")
+        card.body.addWidget(self._row(button(self.tr("&Back"), lambda: self._go(1)), later))
+        card.body.addStretch()
+        return card
+
+    def _step(self, number: int, title: str, text: str) -> Card:
+        card, step, head = Card(), Text(dim=True), Text(size=6, bold=True)
+        step.say(self.tr("Step {0} of 3").format(number))
+        head.say(title)
+        card.body.addWidget(step)
+        card.body.addWidget(head)
+        if text:
+            below = Text(dim=True)
+            below.say(text)
+            card.body.addWidget(below)
+        return card
+
+    def _row(self, *buttons: QWidget) -> QWidget:
+        holder, row = QWidget(), QHBoxLayout()
+        row.setContentsMargins(0, 8, 0, 0)
+        row.addStretch()
+        for one in buttons:
+            row.addWidget(one)
+        holder.setLayout(row)
+        return holder
+
+    # --- what happens ---------------------------------------------------------------------------------------------------
+
+    def show_snapshot(self, snapshot: Snapshot) -> None:
+        """The agent answers: test what there is, once."""
+        status = snapshot.status
+        self._has_agent = status is not None
+        if not self.is_done and snapshot.detail and snapshot.phase in (Phase.OFF, Phase.TROUBLE):
+            self._say_trouble(snapshot.detail)
+        if status is None or self.is_done:
+            return
+        self._coordinator = status.coordinator
+        self._show_address()
+        if not self._has_test and self.isVisible():
+            self.begin_test()
+
+    def _show_address(self) -> None:
+        """Where there is none, where nobody answers at it, and while it is being typed."""
+        typed = self.address.hasFocus() and self.address.isModified()
+        if self._unreachable and not typed and not self.address.text():
+            self.address.setText(self._coordinator)
+        for part in (self.address_label, self.address):
+            part.setVisible(not self._coordinator or self._unreachable or typed)
+
+    def _say_trouble(self, detail: str) -> None:
+        """The agent that tests does not run: why, and a button."""
+        self._look.stop()
+        self._has_test = False
+        for line in self.lines.values():
+            line.mark.set_state("waiting")
+        self.said.say(self.tr("Cottage's agent does not run, so nothing can be checked: {0}").format(plain(detail)))
+        self.again.setEnabled(True)
+        self.first.setEnabled(False)
+
+    def _look_again(self) -> None:
+        if self._has_agent:
+            self.begin_test()
+        else:
+            self.said.say(self.tr("Cottage's agent is starting."))
+            self.restart_asked.emit()
+
+    def begin_test(self) -> None:
+        """Test anew; after the one that runs, where one does."""
+        self._anew = self._look.isActive()
+        self._has_test = True
+        self._look.start()
+        self._calls.post("selftest", {}, self._take_test, self.said.say)
+
+    def _take_test(self, body: bytes) -> None:
+        try:
+            test = read(body, SelfTest)
+        except AnswerError as error:
+            self.said.say(str(error))
+            return
+        for check in test.checks:
+            if (line := self.lines.get(check.name)) is not None:
+                over = check.state not in ("waiting", "running")
+                line.show_check(
+                    check, self._words.name(check.name), self._words.said(check) if over else plain(check.text)
+                )
+                if check.name == "coordinator" and over:
+                    self._unreachable = check.state == "bad" and check.code != "not set"
+                    self._show_address()
+        self._judge(test)
+        if not test.running:
+            self._look.stop()
+            if self._anew:
+                self.begin_test()
+
+    def _judge(self, test: SelfTest) -> None:
+        self._test = test
+        over = bool(test.checks) and not test.running
+        self.again.setEnabled(over)
+        self.first.setEnabled(over)
+        if not over:
+            self.said.say(self.tr("Checking; measuring takes about a minute the first time."))
+        elif test.can_lend:
+            self.said.say(self.tr("This computer can lend."))
+        else:
+            self.said.say(self.tr("You can go on: it lends as soon as what is marked has been mended."))
+        self._say_whether_ready()
+        if over and self.steps.currentIndex() == 0 and not self.address.isVisible() and self.isVisible():
+            self.first.setFocus()
+
+    def _say_whether_ready(self) -> None:
+        """The last step names what still keeps this computer from lending."""
+        bad = {check.name: check for check in self._test.checks if check.state == "bad"}
+        self.ready.say(self.tr("Almost ready.") if bad else self.tr("Ready."))
+        self.lacking.say(self.tr("Lending begins by itself once this has been mended:"))
+        self.lacking.setVisible(bool(bad))
+        for name, line in self.still.items():
+            line.setVisible(name in bad)
+            if name in bad:
+                line.show_check(bad[name], self._words.name(name), self._words.said(bad[name]))
+
+    def _set_coordinator(self) -> None:
+        url = self.address.text().strip()
+        if url and url != self._coordinator:
+            self._coordinator = url
+            self._calls.post("settings", {"coordinator": url}, lambda _: self.begin_test(), self._bad_coordinator)
+
+    def _bad_coordinator(self, text: str) -> None:
+        self._coordinator = ""
+        self.said.say(text)
+
+    def _to_wallet(self) -> None:
+        if not self._coordinator:
+            self.said.say(self.tr("The address of the network is missing."))
+            self.address.setFocus()
+            return
+        self._go(1)
+
+    def _to_switch(self) -> None:
+        address = self.payout.text().strip() if self.other.isChecked() else ""
+        if self.other.isChecked() and not address:
+            self.wallet_said.say(self.tr("The address is missing."))
+            self.payout.setFocus()
+            return
+        self.second.setEnabled(False)
+        self._calls.post("settings", {"payout": address}, lambda _: self._paid_to(), self._bad_payout)
+
+    def _backup(self) -> None:
+        BackupSheet(self._calls, self, self._settings).open()
+
+    def _bring_back(self) -> None:
+        RestoreSheet(self._calls, self).open()
+
+    def _paid_to(self) -> None:
+        self.second.setEnabled(True)
+        self.wallet_said.say("")
+        self._go(2)
+
+    def _bad_payout(self, text: str) -> None:
+        self.second.setEnabled(True)
+        self.wallet_said.say(text)
+
+    def _go(self, step: int) -> None:
+        self.steps.setCurrentIndex(step)
+        (self.first, self.second, self.switch)[step].setFocus()
+
+    def _flip(self) -> None:
+        self.toggle_asked.emit()
+        self._finish()
+
+    def _finish(self) -> None:
+        self._look.stop()
+        self._settings.setValue(DONE, True)
+        self.done.emit()
+
+
+class _Line(QWidget):
+    """One step of the self-test."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        row = QHBoxLayout(self)
+        row.setContentsMargins(0, 0, 0, 0)
+        row.setSpacing(10)
+        self.mark, self.name, self.text = CheckMark(), Text(bold=True), Text(dim=True)
+        self.name.setFixedWidth(90)
+        self.text.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Minimum)
+        top = Qt.AlignmentFlag.AlignTop
+        row.addWidget(self.mark, 0, top)
+        row.addWidget(self.name, 0, top)
+        row.addWidget(self.text, 1, top)
+
+    def show_check(self, check: Check, name: str, text: str) -> None:
+        """Its state, as a sign, and what was found."""
+        self.mark.set_state(check.state)
+        self.name.say(name)
+        self.text.say(text, f"{name}, {check.state}")

@@ -1,0 +1,50 @@
+"""Base58 in the alphabet of Bitcoin and Solana, with bounds: the only one in the project."""
+
+from common.errors import BadAddressError
+
+ALPHABET = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
+MAX_BYTES = 128  # Two signatures; the conversion is quadratic, so hostile text must stay short.
+MAX_CHARS = 175  # ceil(128 * log(256) / log(58))
+
+_VALUES = {char: value for value, char in enumerate(ALPHABET)}
+
+
+def encode(data: bytes) -> str:
+    """Return ``data`` as base58.
+
+    Raises:
+        BadAddressError: more than ``MAX_BYTES`` bytes.
+    """
+    if len(data) > MAX_BYTES:
+        raise BadAddressError(f"{len(data)} bytes are too many for base58: at most {MAX_BYTES}")
+    number = int.from_bytes(data, "big")
+    digits: list[str] = []
+    while number:
+        number, digit = divmod(number, 58)
+        digits.append(ALPHABET[digit])
+    zeros = len(data) - len(data.lstrip(b"\0"))
+    return ALPHABET[0] * zeros + "".join(reversed(digits))
+
+
+def decode(text: str, length: int) -> bytes:
+    """Return the ``length`` bytes that ``text`` stands for.
+
+    Args:
+        text: base58, at most ``MAX_CHARS`` characters.
+        length: the exact number of bytes that the caller expects.
+    Raises:
+        BadAddressError: a foreign character, too long a text or another number of bytes.
+    """
+    if len(text) > MAX_CHARS:
+        raise BadAddressError(f"base58 text of {len(text)} characters is too long: at most {MAX_CHARS}")
+    number = 0
+    for char in text:
+        value = _VALUES.get(char)
+        if value is None:
+            raise BadAddressError(f"{text!r} is not base58: it holds {char!r}")
+        number = number * 58 + value
+    zeros = len(text) - len(text.lstrip(ALPHABET[0]))
+    size = zeros + (number.bit_length() + 7) // 8
+    if size != length:
+        raise BadAddressError(f"{text!r} stands for {size} bytes, expected {length}")
+    return number.to_bytes(length, "big")

@@ -1,0 +1,498 @@
+"""What a dataset's file is, by how it begins: its packing, its encoding and its format, whatever its name says.
+
+Pure: it looks at bytes that somebody else has read. Clients look before they upload, the coordinator at the door, the trainer
+before it reads; all see the same.
+"""
+
+import bz2
+import csv
+import json
+import lzma
+import re
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal, cast, get_args
+
+from common.zstd import Zstd, ZstdDataError
+from protocol.job.job import DatasetFormat
+
+HEAD_BYTES = 256 << 10  # What is looked at, packed or not: hundreds of rows.
+MAX_RECORDS = 200  # Of a table or of JSON lines that are looked at.
+FEW_RECORDS = 10  # A text whose lines have equal numbers of commas by chance has fewer.
+XZ_MEMORY = 128 << 20  # What unpacking may take; xz' strongest preset takes 65 MB.
+DELIMITERS = ",\t;|"
+BINARY_SHARE = 0.01  # Text has tabs, line ends and the odd form feed; binary data has a tenth of controls and more.
+
+Packing = Literal["", "gzip", "zstd", "bzip2", "xz"]
+
+WORDS: Final[Mapping[str, str]] = {
+    "text": "plain text",
+    "jsonl": "JSON lines",
+    "json": "one JSON document",
+    "csv": "a table (CSV)",
+    "parquet": "Parquet",
+    "ids": "token ids in JSON lines",
+    "npy": "a NumPy array",
+    "uint16": "16-bit token ids",
+    "uint32": "32-bit token ids",
+}
+ENDINGS: Final[Mapping[str, frozenset[str]]] = {
+    **dict.fromkeys((".txt", ".text", ".md"), frozenset({"text"})),
+    **dict.fromkeys((".jsonl", ".ndjson", ".jsonlines", ".ldjson"), frozenset({"jsonl", "ids"})),
+    ".json": frozenset({"json", "jsonl", "ids"}),
+    **dict.fromkeys((".csv", ".tsv", ".tab", ".psv"), frozenset({"csv"})),
+    **dict.fromkeys((".parquet", ".pq", ".parq"), frozenset({"parquet"})),
+    ".npy": frozenset({"npy"}),
+    **dict.fromkeys((".bin", ".u16", ".u32"), frozenset({"uint16", "uint32"})),
+}
+"""What a name's ending promises; other endings promise nothing."""
+_PACKED_ENDINGS: Final[Mapping[str, Packing]] = {
+    ".gz": "gzip",
+    ".gzip": "gzip",
+    ".zst": "zstd",
+    ".zstd": "zstd",
+    ".bz2": "bzip2",
+    ".xz": "xz",
+}
+_PACKINGS: Final[Mapping[bytes, Packing]] = {
+    b"\x1f\x8b\x08": "gzip",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ\x00": "xz",
+}
+_BZIP2_BLOCKS = (b"1AY&SY", b"\x17rE8P\x90")  # The first block's magic, or that of the end.
+_OTHERS: Final[Mapping[bytes, str]] = {
+    b"PK\x03\x04": "a zip archive (such as .zip, .xlsx or .docx): take the texts out of it first",
+    b"7z\xbc\xaf\x27\x1c": "a 7z archive: unpack it first",
+    b"Rar!\x1a": "a RAR archive: unpack it first",
+    b"\x04\x22\x4d\x18": "an LZ4 archive: unpack it first, or pack it with gzip or zstd",
+    b"%PDF": "a PDF: extract its text first",
+    b"\xd0\xcf\x11\xe0": "an old Office document: save its text first",
+    b"ARROW1": "an Arrow file (Feather): write it as Parquet",
+    b"FEA1": "an old Feather file: write it as Parquet",
+    b"ORC": "an ORC file: write it as Parquet",
+    b"Obj\x01": "an Avro file: write it as JSON lines or Parquet",
+    b"SQLite format 3\0": "an SQLite database: write its texts as JSON lines",
+    b"\x89HDF": "an HDF5 file: write its texts as JSON lines",
+    b"GGUF": "a model (GGUF), not a dataset",
+    b"\x7fELF": "a program, not text",
+    b"MZ": "a program, not text",
+    b"\x89PNG": "a picture, not text",
+    b"\xff\xd8\xff": "a picture, not text",
+    b"GIF8": "a picture, not text",
+}
+_IDS = (".bin", ".u16", ".u32")
+LFS_POINTER: Final = b"version https://git-lfs.github.com/spec/"
+_PICKLE = re.compile(rb"\x80[\x02-\x05].")
+_MARKS: Final[Mapping[bytes, str]] = {
+    b"\xef\xbb\xbf": "utf-8",
+    b"\xff\xfe\x00\x00": "utf-32",
+    b"\x00\x00\xfe\xff": "utf-32",
+    b"\xff\xfe": "utf-16",
+    b"\xfe\xff": "utf-16",
+}
+_CONTROLS = re.compile("[\x00-\x07\x0e-\x1a\x1c-\x1f]")  # All but tab, line ends, form feed, backspace and escape.
+_MARKUP: Final[Mapping[str, str]] = {"<!doctype html": "HTML", "<html": "HTML", "<?xml": "XML"}
+_KEY = re.compile(r'\{\s*(?:"(?:[^"\\]|\\.)*"\s*:|\})', re.DOTALL)
+_SCRIPTS: Final[Mapping[str, str]] = {
+    "Latin": "\x80\u024f",
+    "Greek": "\u0370\u03ff",
+    "Cyrillic": "\u0400\u052f",
+    "Hebrew": "\u0590\u05ff",
+    "Arabic": "\u0600\u06ff",
+    "Devanagari": "\u0900\u097f",
+    "Thai": "\u0e00\u0e7f",
+    "Chinese and Japanese": "\u3000\u9fff",
+    "Korean": "\uac00\ud7a3",
+}
+"""First and last character of each."""
+_COLUMN = re.compile(r"[\w .\-/()]{1,40}")
+_JSON = json.JSONDecoder(strict=False, parse_int=lambda _: 0, parse_float=lambda _: 0.0)
+_TOKENS = json.JSONDecoder(strict=False, parse_int=lambda text: int(text[:20]))
+
+
+class ContentError(ValueError):
+    """A file is no dataset, or it can be several things; the text says what to do."""
+
+
+@dataclass(frozen=True)
+class Content:
+    """What a file is.
+
+    Attributes:
+        formats: what it can be, the likeliest first; more than one: somebody must say. None: nobody can tell by its beginning.
+        encoding: of its characters: ``utf-8``, ``utf-16-le``, ...; empty where it has none, ``?`` for another than those.
+        problem: why it is no dataset.
+        note: what somebody may not have noticed, for the end of a sentence about it.
+    """
+
+    formats: tuple[DatasetFormat, ...] = ()
+    packing: Packing = ""
+    encoding: str = "utf-8"
+    problem: str = ""
+    note: str = ""
+
+
+def recognise(head: bytes, whole: bool, name: str = "", text_field: str = "text", encoding: str = "auto") -> Content:
+    """What a file is.
+
+    Args:
+        head: its first ``HEAD_BYTES``, or all of it.
+        whole: ``head`` is all of it.
+        name: its name, which decides only what the content leaves open.
+        text_field: the field with the text; a table that has it is a table.
+        encoding: of its characters, where somebody has said it.
+    """
+    packing = packing_of(head)
+    if packing:
+        inner, ends = unpacked(head, packing)
+        if inner is None or (whole and ends == "open" and len(inner) <= HEAD_BYTES):
+            return Content(packing=packing, problem=f"its {packing} data are damaged, or were cut: pack it again")
+        if packing_of(inner):
+            return Content(packing=packing, problem="it is packed twice: unpack it once")
+        head, whole = inner[:HEAD_BYTES], whole and ends == "ended" and len(inner) <= HEAD_BYTES
+        if not head and not whole:
+            return Content(packing=packing)  # Nothing here unpacks it: whoever can will look.
+    found = _unpacked_content(head, whole, ending(name)[0], text_field, encoding)
+    return Content(found.formats, packing, found.encoding, found.problem, found.note)
+
+
+def settle(content: Content, name: str, wanted: str = "auto") -> DatasetFormat:
+    """The format that a file is read in.
+
+    Args:
+        wanted: what somebody has said it is; ``auto``: nobody has.
+    Raises:
+        ContentError: it is no dataset, is certainly another thing than was said, or can be several.
+    """
+    if wanted in ("uint16", "uint32"):  # Ids may begin with any bytes.
+        if (found := next(iter(content.formats), "")) in ("parquet", "npy"):
+            raise ContentError(f"{name} is {WORDS[found]}, not {WORDS[wanted]}: choose the format {found}, or auto")
+        return cast(DatasetFormat, wanted)
+    if content.problem:
+        raise ContentError(f"{name}: {content.problem}")
+    if wanted == "auto":
+        if len(content.formats) == 1:
+            return content.formats[0]
+        choices = content.formats or get_args(DatasetFormat)[1:]
+        shown = " or ".join(f"{choice} ({WORDS[choice]})" for choice in choices)
+        raise ContentError(f"{name} can be {shown}: choose its format")
+    chosen = cast(DatasetFormat, wanted)
+    if content.formats and set(content.formats) <= {"uint16", "uint32"}:
+        raise ContentError(f"{name} is binary data, not {WORDS[chosen]}; if it is token ids, choose uint16 or uint32")
+    if content.formats and chosen not in content.formats and not _readable_as(chosen, content.formats[0]):
+        fits = content.formats[0]
+        raise ContentError(f"{name} is {WORDS[fits]}, not {WORDS[chosen]}: choose the format {fits}, or auto")
+    return chosen
+
+
+def _readable_as(chosen: DatasetFormat, found: DatasetFormat) -> bool:
+    """Whether somebody may mean it: all characters are plain text, and rows say for themselves what is wrong with them."""
+    characters = frozenset({"text", "jsonl", "json", "csv", "ids"})
+    if chosen == "text":
+        return found in characters
+    return (chosen, found) in {("json", "jsonl"), ("csv", "text"), ("jsonl", "text"), ("json", "text"), ("ids", "text")}
+
+
+def remarks(content: Content, name: str, chosen: str) -> list[str]:
+    """What somebody should know of how a file is read: an ending that is wrong, syntax that is trained on, an encoding."""
+    said = []
+    last, packed = ending(name)
+    promised = ENDINGS.get(last, frozenset())
+    if promised and chosen not in promised:
+        said.append(f"{name} is {WORDS[chosen]}, whatever its ending says, and is read as that")
+    if packed and not content.packing:
+        said.append(f"{name} is not packed, whatever its ending says")
+    likely = content.formats[0] if content.formats else chosen
+    if chosen == "text" and likely != "text":
+        said.append(f"{name} looks like {WORDS[likely]}: as plain text its syntax is trained on, too")
+    if content.encoding.startswith(("utf-16", "utf-32")):
+        said.append(f"{name} is written in {content.encoding.upper()}, and is read as that")
+    if content.note and chosen == "text":
+        said.append(f"{name} {content.note}")
+    return said
+
+
+def ending(name: str) -> tuple[str, Packing]:
+    """The ending of a file's name below that of its packing, and the packing that it promises."""
+    lowered = name.lower()
+    packing: Packing = ""
+    for last, kind in _PACKED_ENDINGS.items():
+        if lowered.endswith(last):
+            lowered, packing = lowered.removesuffix(last), kind
+            break
+    _, dot, last = lowered.rpartition(".")
+    return (f".{last}" if dot else ""), packing
+
+
+def packing_of(head: bytes) -> Packing:
+    """How a file is packed."""
+    found: Packing = next((packing for magic, packing in _PACKINGS.items() if head.startswith(magic)), "")
+    return "" if found == "bzip2" and head[4:10] not in _BZIP2_BLOCKS else found
+
+
+def unpacked(head: bytes, packing: Packing) -> tuple[bytes | None, Literal["ended", "more", "open", "unknown"]]:
+    """The beginning of what is packed, and whether that is all of it, or ``head`` breaks off within it (``open``).
+
+    None where it is damaged, and nothing where this machine cannot unpack it.
+    """
+    try:
+        made = _unpacker(packing)
+        data = made.decompress(head, HEAD_BYTES + 1)
+        return data, "open" if not made.eof else "more" if made.unused_data else "ended"
+    except ImportError:
+        return b"", "unknown"  # A client without the library: the coordinator looks.
+    except (zlib.error, OSError, EOFError, lzma.LZMAError, ZstdDataError):
+        return None, "unknown"
+
+
+def _unpacker(packing: Packing) -> Any:
+    match packing:
+        case "gzip":
+            return zlib.decompressobj(31)
+        case "bzip2":
+            return bz2.BZ2Decompressor()
+        case "zstd":
+            return Zstd()
+        case _:
+            return lzma.LZMADecompressor(memlimit=XZ_MEMORY)
+
+
+def has_controls(text: str) -> bool:
+    """Whether so much of a text is control characters that it is none."""
+    found = len(_CONTROLS.findall(text))
+    return found > 4 and found > len(text) * BINARY_SHARE
+
+
+def first_control(text: str) -> str:
+    """The first control character of a text that has one, which text seldom has; empty where it has none."""
+    found = _CONTROLS.search(text)
+    return found[0] if found else ""
+
+
+def encoding_of(head: bytes, guess: bool = True) -> tuple[str, int]:
+    """The encoding that a file's mark or its zeros tell, and how long the mark is; ``?``: neither, and it is not UTF-8.
+
+    Text in UTF-16 without a mark has zeros, of its blanks and line ends at least, and then reads as one script's letters.
+    ``guess``: look for it.
+    """
+    for mark, encoding in _MARKS.items():
+        if head.startswith(mark):
+            little = mark[:1] == b"\xff"
+            return (encoding if encoding == "utf-8" else f"{encoding}-{'le' if little else 'be'}"), len(mark)
+    if guess and b"\0" in head:
+        for encoding in ("utf-16-le", "utf-16-be"):
+            if _is_written(head[:8192].decode(encoding, "replace")):
+                return encoding, 0
+    try:
+        head.decode()
+    except UnicodeDecodeError as error:
+        if len(head) - error.start > 3:
+            return "?", 0
+    return "utf-8", 0
+
+
+def _is_written(text: str) -> bool:
+    """Whether nearly all is of one script, with ASCII's signs between: ids in 16 bits, or the bytes in another order, are not."""
+    if has_controls(text):
+        return False
+    ascii_signs = sum("\t" <= character <= "~" for character in text)
+    most = max(sum(pair[0] <= character <= pair[1] for character in text) for pair in _SCRIPTS.values())
+    return ascii_signs > 0.005 * len(text) and ascii_signs + most > 0.9 * len(text)
+
+
+def _unpacked_content(head: bytes, whole: bool, last: str, text_field: str, said: str) -> Content:
+    if (problem := _other(head)) and last not in _IDS:
+        return Content(encoding="", problem=problem)
+    if head.startswith(b"PAR1"):
+        return Content(("parquet",), encoding="")
+    if head.startswith(b"\x93NUMPY"):
+        return Content(("npy",), encoding="")
+    encoding, mark = encoding_of(head, guess=last not in _IDS)
+    if said not in ("auto", encoding):
+        encoding, mark = said, 0
+    text = head[mark:].decode("latin-1" if encoding == "?" else encoding, "ignore")
+    if has_controls(text):
+        return _binary(head, last)
+    formats = _formats(text, whole, last, text_field)
+    start = text.lstrip()[:20].lower()
+    markup = next((words for begin, words in _MARKUP.items() if start.startswith(begin)), "")
+    return Content(formats, encoding=encoding, note=f"is {markup}: its tags are trained on, too" if markup else "")
+
+
+def _other(head: bytes) -> str:
+    for magic, what in _OTHERS.items():
+        certain = not magic.isalnum() or has_controls(head[:4096].decode("latin-1"))  # "ORC" begins many a story.
+        if head.startswith(magic) and certain:
+            return f"this is {what}"
+    if head.startswith(LFS_POINTER):
+        return "this is a pointer of Git LFS, not the file that it stands for: fetch that (git lfs pull)"
+    if _PICKLE.match(head):
+        return "this is a Python pickle, which is never opened here: write its texts as JSON lines"
+    if head[257:262] == b"ustar":
+        return "this is a tar archive: take the file out of it that holds the texts"
+    if head[4:8] == b"ftyp":
+        return "this is a film, not text"
+    return ""
+
+
+def _binary(head: bytes, last: str) -> Content:
+    """Bytes that are no text: perhaps plain ids."""
+    if last in (".u16", ".u32"):
+        return Content(("uint16" if last == ".u16" else "uint32",), encoding="")
+    if last in ("", ".bin", ".dat"):
+        wide = not any(head[3::4]) and max(head[2::4], default=0) < 16  # No vocabulary has 2^20 entries.
+        return Content(("uint32", "uint16") if wide else ("uint16", "uint32"), encoding="")
+    return Content(
+        encoding="", problem="this is binary data, not text: upload plain text, JSON lines, a table or Parquet"
+    )
+
+
+def _formats(text: str, whole: bool, last: str, text_field: str) -> tuple[DatasetFormat, ...]:
+    begin = text.lstrip("\ufeff \t\r\n")
+    if begin.startswith("{") and (found := _objects(begin, whole, text_field)):
+        return (found,)
+    if begin.startswith("[") and (found := _arrays(begin, whole)):
+        return (found,)
+    formats = _table_or_text(text, whole, last, text_field)
+    if formats == ("text",) and begin and (promised := ENDINGS.get(last, frozenset())) - {"text"}:
+        # A spoilt file, or a wrong name: somebody must say.
+        return "text", "json" if "json" in promised else next(
+            form for form in get_args(DatasetFormat) if form in promised
+        )
+    return formats
+
+
+def _lines(text: str, whole: bool) -> list[str]:
+    """The first lines with something in them; one that the look cuts off is left out, unless it is the only one."""
+    lines = text.split("\n", MAX_RECORDS)[:MAX_RECORDS]
+    if not whole and len(lines) > 1 and len(lines) < MAX_RECORDS:
+        lines.pop()
+    return [line for line in lines if line.strip()]
+
+
+def _objects(text: str, whole: bool, text_field: str) -> DatasetFormat | None:
+    lines = [_loaded(line) for line in _lines(text, whole)]
+    objects = [line for line in lines if isinstance(line, dict)]
+    if len(lines) > 1 and 2 * len(objects) >= len(lines):
+        return "jsonl"
+    if len(lines) == 1 and objects:  # A row, or a document in one line.
+        nested = any(
+            isinstance(value, list) and value and isinstance(value[0], dict | str) for value in objects[0].values()
+        )
+        text_itself = objects[0].get(text_field)
+        return "json" if isinstance(text_itself, dict) or (nested and not isinstance(text_itself, str)) else "jsonl"
+    if not _KEY.match(text):
+        return None
+    return "jsonl" if "\n" not in text and _opens_with_text(text) else "json"
+
+
+def _opens_with_text(text: str) -> bool:
+    """Whether what is unfinished of a long object is a text: then it is a long row. A document breaks off within a list."""
+    at = 1
+    while found := re.compile(r'\s*,?\s*"(?:[^"\\]|\\.)*"\s*:\s*').match(text, at):
+        at = found.end()
+        try:
+            _, at = _JSON.raw_decode(text, at)
+        except (ValueError, RecursionError):
+            return text[at : at + 1] not in ("[", "{")
+    return False
+
+
+def _arrays(text: str, whole: bool) -> DatasetFormat | None:
+    lines = _lines(text, whole)
+    if all(_is_ids(line) for line in lines[:-1] or lines):
+        return "ids"
+    inner = text[1:].lstrip()
+    if inner.startswith("{"):
+        return "json" if _KEY.match(inner) else None
+    if inner.startswith("["):
+        return None
+    if not inner.startswith('"'):
+        return "json" if inner.startswith("]") and not inner[1:].strip() else None
+    try:
+        _, stop = _JSON.raw_decode(inner)
+    except ValueError:
+        return None if whole else "json"  # A string that goes on beyond what is looked at.
+    return "json" if inner[stop:].lstrip()[:1] in (",", "]") else None
+
+
+def _is_ids(line: str) -> bool:
+    if line[:1] != "[" or not line.rstrip().endswith("]"):
+        return bool(re.fullmatch(r"\[[\s0-9,]+", line)) and len(line) > 1000  # A long row that the look cuts off.
+    try:
+        row = _TOKENS.decode(line)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(row, list) and bool(row) and all(type(entry) is int for entry in row)
+
+
+def _loaded(line: str) -> Any:
+    try:
+        return _JSON.decode(line)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _table_or_text(text: str, whole: bool, last: str, text_field: str) -> tuple[DatasetFormat, ...]:
+    tables = ENDINGS[".csv"] == ENDINGS.get(last)
+    found = table(text, whole, text_field)
+    if found is None:
+        return ("csv", "text") if tables and text.strip() and "\n" in text.strip() else ("text",)
+    _, header, fitting, records = found
+    if text_field in header and (tables or len(header) > 1):
+        return ("csv",)
+    if len(header) < 2:
+        return ("csv", "text") if tables else ("text",)
+    if tables:
+        return ("csv",)
+    named = all(_COLUMN.fullmatch(column) for column in header)
+    return ("csv", "text") if named and fitting == records >= FEW_RECORDS else ("text",)
+
+
+def table(text: str, whole: bool, text_field: str) -> tuple[str, list[str], int, int] | None:
+    """How a text reads as a table: delimiter, columns, records that have as many fields, and records.
+
+    None where it is none: no second record, or most records have another number of fields.
+    """
+    found = []
+    for delimiter in (said,) if (said := said_delimiter(text)) else DELIMITERS:
+        records = list(_records(text, whole, delimiter))
+        if len(records) < 2:
+            continue
+        records = records if whole else records[:-1]  # The last one may go on beyond what is looked at.
+        header = [column.strip() for column in records[0]]
+        fitting = sum(len(record) == len(header) for record in records)
+        once = len(set(header)) == len(header) or text_field in header
+        titles = all(header) and once and records[0] not in records[1:]
+        if titles and 5 * fitting >= 4 * len(records):
+            found.append((text_field in header, len(header) > 1, fitting, len(header), delimiter, header, len(records)))
+    if not found:
+        return None
+    _, _, fitting, _, delimiter, header, count = max(found, key=lambda one: one[:4])
+    return delimiter, header, fitting, count
+
+
+def said_delimiter(text: str) -> str:
+    """The delimiter that Excel writes into the first line (``sep=;``); empty where it has not."""
+    first = text[:40].lstrip("\ufeff").split("\n", 1)[0].rstrip("\r")
+    return first[4] if first.startswith("sep=") and len(first) == 5 else ""
+
+
+def _records(text: str, whole: bool, delimiter: str) -> Iterator[list[str]]:
+    lines = text.removeprefix("\ufeff").splitlines(keepends=True)
+    if said_delimiter(text):
+        lines = lines[1:]
+    if not whole and len(lines) > 1:
+        lines.pop()
+    rows = csv.reader(lines, delimiter=delimiter)
+    for _ in range(MAX_RECORDS):
+        try:
+            row = next(rows, None)
+        except csv.Error:
+            continue
+        if row is None:
+            return
+        if row:
+            yield row

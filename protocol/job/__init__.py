@@ -1,0 +1,1 @@
+"""The job document, and arithmetic that follows from it alone."""

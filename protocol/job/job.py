@@ -1,0 +1,293 @@
+"""The job document: what a submitter asks for, in YAML or JSON.
+
+The document is checked against these bounds at the door. What needs the model's own arithmetic (do the shapes fit, how many
+parameters) is in ``protocol.models.model``.
+"""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from common.untrusted_text import Told, Untrusted
+from protocol.ids import Digest, JobId, ShortText
+from protocol.job.updates import UpdateName
+
+MAX_SHARDS = 256  # Files of one model; the largest public ones have 191.
+MAX_SETTINGS_BYTES = 128 << 10  # Of a model's small files; the longest chat templates have 30 KB.
+MAX_PERIOD = 5000  # Inner steps of a round: leaves of a commitment, and what is lost with a replica.
+OuterName = Literal["diloco", "averaging", "streaming", "sparseloco", "gradients", "demo", "dgc"]
+"""How replicas learn from each other: ``trainer.outer``."""
+SPARSE_DENSITY = 0.03  # The part of the values that sparseloco sends where the document does not say.
+DGC_DENSITY = 0.001
+TOGETHER = frozenset({"gradients", "demo", "dgc"})
+"""Methods that exchange in every inner step: no replica can go on when another one has lost a member."""
+
+
+class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Either ``preset`` or ``config`` (the content of a Hugging Face ``config.json``), or ``from_job``.
+
+    ``from_job``: a job of the same submitter, whose model, config and tokenizer this one starts from: the finished model, or with
+    ``from_round`` the checkpoint after so many rounds, whatever became of the job. Once the job is created, ``config`` and
+    ``weights`` name them too.
+    """
+
+    preset: Annotated[str, Meta(max_length=64)] | None = None
+    config: dict[str, Any] | None = None
+    weights: Digest | Annotated[tuple[Digest, ...], Meta(min_length=1, max_length=MAX_SHARDS)] | None = None
+    """An uploaded ``model.safetensors`` to start from, or all its shards; ``None`` starts from seeded random weights."""
+    from_job: JobId | None = None
+    from_round: Annotated[int, Meta(ge=1, le=10**9)] | None = None
+    generation: dict[str, Any] | None = None
+    """The content of the model's ``generation_config.json``, for the finished folder of a job that starts from weights."""
+
+    def __post_init__(self) -> None:
+        """Refuse what no such file holds."""
+        _check_size(self.generation, "model.generation", "generation_config.json")
+
+    @property
+    def weight_files(self) -> tuple[Digest, ...]:
+        """The files to start from, none where the weights are random."""
+        if self.weights is None:
+            return ()
+        return (self.weights,) if isinstance(self.weights, str) else self.weights
+
+
+class TokenizerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``bytes`` (vocabulary 259), ``bpe`` trained on the data, or ``file``: an uploaded ``tokenizer.json``."""
+
+    kind: Literal["bytes", "bpe", "file"] = "bpe"
+    vocabulary: Annotated[int, Meta(ge=300, le=262_144)] = 2048
+    file: Digest | None = None
+    end: Annotated[str, Meta(min_length=1, max_length=100)] | None = None
+    """The token that ends each document; ``None``: what ``protocol.job.end_tokens`` finds."""
+    settings: dict[str, Any] | None = None
+    """``file``: the content of its ``tokenizer_config.json``: names of special tokens, chat template."""
+
+    def __post_init__(self) -> None:
+        """Refuse what no such file holds."""
+        _check_size(self.settings, "tokenizer.settings", "tokenizer_config.json")
+        if self.settings is not None and self.kind != "file":
+            raise ValueError(f"tokenizer.settings belong to an uploaded tokenizer, and tokenizer.kind is {self.kind}")
+
+
+def _check_size(settings: dict[str, Any] | None, field: str, file: str) -> None:
+    if settings is not None and (size := len(msgspec.json.encode(settings))) > MAX_SETTINGS_BYTES:
+        raise ValueError(f"{field} has {size:,} bytes: a {file} has {MAX_SETTINGS_BYTES:,} at most")
+
+
+DatasetFormat = Literal["auto", "text", "jsonl", "json", "csv", "parquet", "ids", "npy", "uint16", "uint32"]
+"""``auto``: what the file's content says, see ``protocol.file_formats``. Packed with gzip, zstd, bzip2 or xz it is the same."""
+Encoding = Literal[
+    "auto",
+    "utf-8",
+    "utf-16-le",
+    "utf-16-be",
+    "windows-1252",
+    "iso-8859-15",
+    "windows-1250",
+    "iso-8859-2",
+    "windows-1251",
+    "koi8-r",
+    "windows-1253",
+    "windows-1254",
+    "windows-1255",
+    "windows-1256",
+    "mac-roman",
+    "shift_jis",
+    "euc-jp",
+    "euc-kr",
+    "gb18030",
+    "big5",
+]
+"""How a dataset's characters are written. ``auto``: UTF-8, or what its mark or its zeros say of UTF-16 and UTF-32."""
+TOKENISED: frozenset[str] = frozenset({"ids", "npy", "uint16", "uint32"})
+"""Formats of token ids, see ``trainer.data.tokens``: the job brings the tokenizer that they were made with."""
+
+
+class DatasetSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    artifact: Digest
+    format: DatasetFormat = "auto"
+    text_field: Annotated[str, Meta(min_length=1, max_length=100)] = "text"
+    """Of each row: a field, a column, or one within another (``content.text``)."""
+    heldout: Annotated[float, Meta(gt=0, le=0.2)] = 0.02
+    faulty: Literal["refuse", "skip"] = "refuse"
+    """Rows that cannot be read (not UTF-8, not JSON, without the field): refuse the dataset, or leave those rows out."""
+    encoding: Encoding = "auto"
+
+
+class LoraSpec(Told, frozen=True, forbid_unknown_fields=True):
+    """Low-rank adapters, see ``trainer.stage.lora``. ``targets``: names of linear layers such as ``q_proj``; empty: all of
+    a layer's.
+
+    ``base_model``: what the finished adapter names as its base, a repository or folder of Hugging Face.
+    """
+
+    rank: Annotated[int, Meta(ge=1, le=1024)] = 16
+    alpha: Annotated[float, Meta(gt=0, le=65_536)] = 32.0
+    targets: Annotated[tuple[Annotated[str, Meta(pattern=r"^[a-z0-9_]{1,40}$")], ...], Meta(max_length=16)] = ()
+    base_model: ShortText = Untrusted("")
+
+
+class TrainingSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One inner step of one replica reads ``batch`` sequences of ``sequence`` tokens in ``micro_batches`` parts.
+
+    ``round_seconds``: rounds of fixed time, in which each replica does as many steps as it can, at least one and at most
+    ``inner_steps``; None: exactly ``inner_steps`` each. ``lateness``: the others go on without a replica that is later than the
+    median by so many median absolute deviations; None: 4 in rounds of fixed time, and nobody is left behind in others.
+    """
+
+    tokens: Annotated[int, Meta(ge=1, le=10**13)] = 400_000
+    sequence: Annotated[int, Meta(ge=8, le=131_072)] = 128
+    batch: Annotated[int, Meta(ge=1, le=65_536)] = 4
+    micro_batches: Annotated[int, Meta(ge=1, le=256)] = 2
+    inner_steps: Annotated[int, Meta(ge=1, le=MAX_PERIOD)] = 20
+    period: Literal["fixed", "growing"] = "fixed"
+    """``fixed``: every round has ``inner_steps``; ``growing``: from ``shortest_period`` (a quarter of them) up to them."""
+    shortest_period: Annotated[int, Meta(ge=1, le=MAX_PERIOD)] | None = None
+    round_seconds: Annotated[float, Meta(gt=0, le=86_400)] | None = None
+    lateness: Annotated[float, Meta(gt=0, le=1000)] | None = None
+    learning_rate: Annotated[float, Meta(gt=0, le=1)] = 3e-3
+    warmup_steps: Annotated[int, Meta(ge=0, le=1_000_000)] = 10
+    weight_decay: Annotated[float, Meta(ge=0, le=1)] = 0.1
+    outer_learning_rate: Annotated[float, Meta(gt=0, le=2)] = 0.7
+    outer_momentum: Annotated[float, Meta(ge=0, lt=1)] = 0.3
+    commit_every: Annotated[int, Meta(ge=1, le=64)] = 10
+    """Steps between two hashes of the state; an audit runs so many again. ``benchmarks/commitments.py`` has what it costs."""
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
+    lora: LoraSpec | None = None
+    """Adapters learn and the model stays as it is; ``None``: the model learns."""
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    decay: Literal["cosine", "wsd", "constant"] = "cosine"
+    """How the learning rate falls after the warm-up, see ``protocol.job.learning_rate``."""
+    decay_share: Annotated[float, Meta(gt=0, le=1)] = 0.2
+    """``wsd``: the last part of the steps, in which the rate falls."""
+    final_rate: Annotated[float, Meta(ge=0, le=1)] = 0.1
+    """The learning rate at the end, as a share of the peak."""
+    clip_norm: Annotated[float, Meta(gt=0, le=1e6)] | None = None
+    """Gradients of the whole model are scaled down to this norm; ``None`` leaves them as they are."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Of matrix products; everything that is kept or sent is float32 before its codec."""
+    loss_scale: Annotated[float, Meta(ge=1, le=2**24)] = 4096.0
+    """``fp16``: what the loss is multiplied by for the backward pass."""
+    outer: OuterName = "diloco"
+    pseudo_gradient: UpdateName = "int8"
+    """How updates between replicas are written: ``coarse`` takes about 1.2 bits a value, ``coarser`` 0.6."""
+    density: Annotated[float, Meta(gt=0, le=0.5)] | None = None
+    """Sparse methods: the part of the values that is sent; ``None``: 0.03 (``sparseloco``) or 0.001 (``dgc``)."""
+    error_feedback: Annotated[float, Meta(ge=0, le=1)] | None = None
+    """What a replica keeps of what it could not send, to send it later; ``None``: the method's own (0.95, or nothing)."""
+    aggregation: Literal["mean", "trimmed", "clipped"] = "mean"
+    """How pseudo-gradients become one, see ``trainer.outer.checks``; all but ``mean`` withstand a few bad ones of many."""
+    check_updates: bool = True
+    """Leave out pseudo-gradients whose norm or direction is far from the others', of three replicas or more."""
+    fragments: Annotated[int, Meta(ge=1, le=64)] = 4
+    """``streaming``: parts of the model that are exchanged in turn."""
+    mixing: Annotated[float, Meta(ge=0, lt=1)] = 0.0
+    """``streaming``: how much of its own parameters a replica keeps when a fragment's outer step arrives."""
+    overlap: Annotated[int, Meta(ge=0, le=MAX_PERIOD)] = 0
+    """``streaming``: so many steps before a round's end a replica sends its contribution, and its way hides behind them."""
+    activations: Literal["auto", "int8", "int4", "aq4", "fp32"] = "int8"
+    """What crosses from stage to stage, see ``trainer.stage.boundary_codec``. ``auto``: the plan chooses 8 or 4 bits for
+    both ways, and
+    with them ``micro_batches``, ``lookahead`` and ``recompute``, from the lines, speeds and memory that were measured."""
+    sampling: Literal["random", "epochs"] = "random"
+    """``epochs``: windows side by side, each once before any comes again; ``aq4`` lives on windows that come again."""
+    shares: Annotated[int, Meta(ge=1, le=256)] | None = None
+    """``epochs``: a run deals the windows to so many replicas; ``None``: each replica reads them all."""
+    boundary_gradients: Literal["auto", "int8", "int4", "fp32"] = "auto"
+    """Their gradients; fewer than four bits cost 19-67 % of loss. ``auto``: int8, or float32 beside float32 activations."""
+    subspace: Annotated[int, Meta(ge=1, le=1 << 20)] | None = None
+    """Only this many channels cross, see ``trainer.stage.subspace``; for models that start from random weights."""
+    schedule: Literal["1f1b", "zero-bubble"] = "1f1b"
+    lookahead: Annotated[int, Meta(ge=0, le=64)] = 0
+    """Further micro-batches in flight for each stage that follows, against the time on the link."""
+    recompute: bool = False
+    """Keep only each layer's input for the backward pass: less memory for a third more work."""
+
+    def __post_init__(self) -> None:
+        """Refuse what does not learn."""
+        if self.outer == "sparseloco" and self.outer_momentum > 0:
+            raise ValueError(
+                f"outer: sparseloco with outer_momentum {self.outer_momentum:g} learns less than one replica alone, since what "
+                "error feedback sends later is already in the momentum: set outer_momentum to 0"
+            )
+        if self.outer in TOGETHER and self.round_seconds is not None:
+            raise ValueError(
+                f"outer: {self.outer} exchanges in every step, so all replicas make the same number: leave round_seconds out"
+            )
+        if self.overlap and (
+            self.outer != "streaming" or self.round_seconds is not None or self.overlap >= self.inner_steps
+        ):
+            raise ValueError(
+                f"overlap {self.overlap} sends what a round contributes before it ends, so it takes outer: streaming, rounds of "
+                f"fixed steps, and more than {self.overlap} of them: change those, or set overlap to 0"
+            )
+        if self.outer in TOGETHER and self.precision == "fp16":
+            raise ValueError(
+                f"outer: {self.outer} sends every step's gradients, and those of fp16 overflow at times: set precision to bf16"
+            )
+
+
+class CrossingPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a plan has settled of a job that left it open with ``activations: auto``; fields as in ``TrainingSpec``."""
+
+    activations: Literal["int8", "int4"]
+    boundary_gradients: Literal["auto", "int8", "int4", "fp32"]
+    micro_batches: Annotated[int, Meta(ge=1, le=256)]
+    lookahead: Annotated[int, Meta(ge=0, le=64)]
+    recompute: bool
+
+    @classmethod
+    def of(cls, training: TrainingSpec) -> "CrossingPlan":
+        """That of a spec that leaves nothing open; raises ``msgspec.ValidationError`` where it does."""
+        return msgspec.convert({name: getattr(training, name) for name in cls.__struct_fields__}, cls)
+
+    def applied(self, training: TrainingSpec) -> TrainingSpec:
+        """The spec that workers get."""
+        return msgspec.structs.replace(training, **msgspec.structs.asdict(self))
+
+
+class ParallelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``None`` leaves the choice to the scheduler."""
+
+    stages: Annotated[int, Meta(ge=1, le=64)] | None = None
+    replicas: Annotated[int, Meta(ge=1, le=256)] | None = None
+
+
+class JobSpec(Told, frozen=True, forbid_unknown_fields=True):
+    """One job. ``budget`` is in millionths of the token and goes into escrow; what is not spent comes back."""
+
+    name: Annotated[Untrusted, Meta(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f]+$")]
+    model: ModelSpec
+    dataset: DatasetSpec
+    budget: Annotated[int, Meta(ge=1, le=2**63 - 1)]
+    tokenizer: TokenizerSpec = TokenizerSpec()
+    training: TrainingSpec = TrainingSpec()
+    parallel: ParallelSpec = ParallelSpec()
+    deadline_hours: Annotated[float, Meta(gt=0, le=24 * 90)] = 24.0
+    over_budget: Literal["refuse", "pause"] = "refuse"
+    """Of a job whose price is above its budget: it is not taken, or trains as far as the budget goes, and then pauses."""
+    note: ShortText = Untrusted("")
+
+    def __post_init__(self) -> None:
+        """Refuse adapters and checkpoints of nothing."""
+        super().__post_init__()
+        if self.model.from_round is not None and self.model.from_job is None:
+            raise ValueError("model.from_round is a checkpoint of a job: name the job in model.from_job")
+        if self.training.lora is not None and self.model.weights is None and self.model.from_job is None:
+            raise ValueError("training.lora adapts a model that has learnt already: give its weights in model.weights")
+
+
+def without_settings(spec: JobSpec) -> JobSpec:
+    """The document without what only the finished folder is for: a template and its like, of many kilobytes."""
+    tokenizer = msgspec.structs.replace(spec.tokenizer, settings=None)
+    return msgspec.structs.replace(
+        spec, tokenizer=tokenizer, model=msgspec.structs.replace(spec.model, generation=None)
+    )
+
+
+def total_steps(training: TrainingSpec, replicas: int) -> int:
+    """Inner steps of each replica until the job's tokens are read, at least one."""
+    per_step = training.batch * training.sequence * replicas
+    return max(1, -(-training.tokens // per_step))

@@ -1,0 +1,232 @@
+"""Arithmetic on Hugging Face configs, without torch: what a job's model weighs, and whether it can exist at all.
+
+The embedding and the head of every model trained here are separate tensors: tied, they would have to cross a link at
+every step as soon as there are two stages. A config that ties them starts with a head that is a copy of the embedding,
+and the finished folder says ``tie_word_embeddings: false``. The number of stages therefore never changes the model.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from protocol.job.job import LoraSpec, ModelSpec
+from protocol.models import config_keys
+from protocol.models.config_values import MAX_VOCABULARY, integer
+from protocol.models.config_values import ModelConfigError as ModelConfigError
+from protocol.models.families import Sizes, Tensors, in_force, measure, tensors
+from protocol.models.hf_classes import CLASSES
+
+FAMILIES: Mapping[str, str] = {name: known.architecture for name, known in CLASSES.items()}
+
+MAX_PARAMETERS = 10**12  # No network of home machines holds more, and products stay far from 2**63.
+
+PRESETS: Mapping[str, Mapping[str, Any]] = {
+    "tiny-llama": {
+        "model_type": "llama", "hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 4,
+        "num_attention_heads": 6, "num_key_value_heads": 6, "max_position_embeddings": 1024, "vocab_size": 2048,
+    },
+    "small-llama": {
+        "model_type": "llama", "hidden_size": 448, "intermediate_size": 1216, "num_hidden_layers": 8,
+        "num_attention_heads": 7, "num_key_value_heads": 7, "max_position_embeddings": 2048, "vocab_size": 8192,
+    },
+    "gpt2": {
+        "model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024, "vocab_size": 50257,
+    },
+    "qwen2.5-0.5b": {
+        "model_type": "qwen2", "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24,
+        "num_attention_heads": 14, "num_key_value_heads": 2, "max_position_embeddings": 32768, "vocab_size": 151936,
+        "rms_norm_eps": 1e-6, "rope_theta": 1000000.0,
+    },
+}  # fmt: skip
+
+STARTS_TIED = config_keys.OWN + "head_starts_tied"
+"""In the config of a job: the head starts as a copy of the embedding."""
+STARTS_LEARNT = config_keys.OWN + "starts_learnt"
+"""In the config of a job: it starts from weights, to which the ids of special tokens belong."""
+PUBLISHED = config_keys.OWN + "published"
+"""In the config of a job: what the finished folder has beside, as the config brought it, and the type of its numbers."""
+ENDS_WITH = config_keys.OWN + "ends_with"
+"""In the config of a job: the token that ends its documents."""
+DTYPES: Mapping[str, str] = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+"""Types of published weights, as configs and as safetensors name them."""
+VECTORS = 13
+"""Of a stage's length, in training, in the memory of its process."""
+_FLOAT32 = 4
+
+
+@dataclass(frozen=True)
+class ModelShape(Sizes):
+    """The arithmetic on a model's sizes."""
+
+    @property
+    def parameters(self) -> int:
+        """All scalars of the model."""
+        return self.stage_parameters(0, self.layers, True, True)
+
+    def stage_parameters(self, first: int, last: int, is_first: bool, is_last: bool) -> int:
+        """Scalars of a stage with layers ``first <= i < last``, plus embedding or head where it has them.
+
+        Raises:
+            ModelConfigError: there are no such layers.
+        """
+        if not 0 <= first <= last <= self.layers:
+            raise ModelConfigError(
+                f"layers {first} to {last} of a model with {self.layers}: choose within 0..{self.layers}"
+            )
+        edges = self.embedding_parameters * is_first + self.head_parameters * is_last
+        return (last - first) * self.layer_parameters + edges
+
+    def stage_learns(
+        self, first: int, last: int, is_first: bool, is_last: bool, lora: LoraSpec | None
+    ) -> tuple[int, int]:
+        """Scalars of a stage that learn, and that are frozen: without adapters all learn; raises as ``stage_parameters``."""
+        whole = self.stage_parameters(first, last, is_first, is_last)
+        return (whole, 0) if lora is None else ((last - first) * lora.rank * sum(self._adapted(lora)), whole)
+
+    def adapter_values(self, lora: LoraSpec | None) -> int:
+        """Values that a layer's adapters keep of a token for the backward pass."""
+        return 0 if lora is None else lora.rank * len(self._adapted(lora))
+
+    def _adapted(self, lora: LoraSpec) -> list[int]:
+        return [width for name, width in self.linears if not lora.targets or name in lora.targets]
+
+    def stage_operations(self, first: int, last: int, is_last: bool, sequence: int) -> int:
+        """Floating-point operations a token of forward and backward: matrix products only, attention included.
+
+        Looking up an embedding costs nothing, the head costs as much as it weighs: cut stages by this.
+        """
+        attention = 12 * self.heads * self.head_dim * sequence  # Two products of [T, T] with each head, three times.
+        return (last - first) * (6 * self.active_layer_parameters + attention // 2) + 6 * self.head_parameters * is_last
+
+    def stage_memory_bytes(
+        self,
+        parameters: int,
+        is_last: bool,
+        layers: int,
+        batch_tokens: int,
+        sequence: int = 0,
+        vectors: int = VECTORS,
+    ) -> int:
+        """Estimated memory of a stage in training, with ``batch_tokens`` tokens in flight.
+
+        Thirteen vectors of what learns: parameters, gradients, two moments, which of them decay, anchor, outer momentum,
+        a state that is handed over and what an optimizer's step takes for a moment; what layers keep for the backward pass
+        (counted on torch's saved tensors, float32, no recomputation); and the logits. What is kept for audits is not in it.
+
+        Args:
+            sequence: tokens of a sequence, for families whose attention keeps its scores.
+            vectors: how many there are, where it is not all of them.
+        """
+        kept = self.kept_values + self.score_values * sequence
+        per_token = layers * kept + (3 * self.vocabulary if is_last else 0)
+        return _FLOAT32 * (parameters * vectors + per_token * batch_tokens)
+
+    def check_sequence(self, sequence: int) -> None:
+        """Refuse sequences longer than the positions that the model knows.
+
+        Raises:
+            ModelConfigError: naming both lengths.
+        """
+        if sequence > self.max_positions:
+            raise ModelConfigError(
+                f"training.sequence {sequence:,} is longer than the model's {self.max_positions:,} positions: "
+                f"choose at most {self.max_positions:,}, or raise max_position_embeddings"
+            )
+
+
+def resolve(spec: ModelSpec, vocabulary: int) -> dict[str, Any]:
+    """The config that is trained: checked key by key, vocabulary set to the tokenizer's, head untied.
+
+    Args:
+        spec: preset or config; one of them.
+        vocabulary: token ids that the job's tokenizer can produce.
+    Returns:
+        The content of ``config.json``. Its ``cottage_`` entries are for putting the finished folder together.
+    Raises:
+        ModelConfigError: unknown preset, neither or both given, a key that is not known to be harmless, impossible shapes, or
+            weights with too small a vocabulary.
+    """
+    if (spec.preset is None) == (spec.config is None):
+        raise ModelConfigError("model needs either a preset or a config: give exactly one of them")
+    if spec.preset is not None and spec.preset not in PRESETS:
+        raise ModelConfigError(f"model.preset {spec.preset!r} is unknown: choose one of {', '.join(sorted(PRESETS))}")
+    given = dict(PRESETS[spec.preset]) if spec.preset is not None else dict(spec.config or {})
+    family = _family(given)
+    own = given.get("vocab_size")
+    if own is not None:
+        integer(given, "vocab_size", 1, MAX_VOCABULARY)
+    if spec.weights is not None:
+        if own is None or own < vocabulary:
+            raise ModelConfigError(
+                f"the uploaded weights belong to a vocabulary of {own}, the tokenizer has {vocabulary:,}: "
+                "upload the model's own tokenizer"
+            )
+    else:
+        given["vocab_size"] = vocabulary
+    config, published = config_keys.read(family, given)
+    inspect_config(config | {"model_type": family})
+    floats = {key for key in config_keys.NUMBERS if isinstance(config.get(key), int)}
+    config |= {key: float(config[key]) for key in floats}  # JSON writes 1.0 as 1; transformers is strict.
+    config |= {
+        "model_type": family,
+        "architectures": [FAMILIES[family]],
+        "dtype": "float32",
+        "use_cache": True,
+    }
+    config[STARTS_TIED] = bool(in_force(family, config, "tie_word_embeddings"))
+    config[STARTS_LEARNT] = spec.weights is not None
+    config["tie_word_embeddings"] = False
+    if family == "gpt2":
+        config |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    # Nothing is padded, and a row that stands for padding would not learn; the finished folder has the model's own ids.
+    config |= dict.fromkeys(config_keys.TOKEN_IDS)
+    config[PUBLISHED] = _published(given, published, config["vocab_size"])
+    inspect_config(config)
+    return config
+
+
+def _published(given: Mapping[str, Any], kept: dict[str, Any], vocabulary: int) -> dict[str, Any]:
+    """What the finished folder has beside what was taken. Token ids that the vocabulary has not are null."""
+    clear_unknown_ids(kept, config_keys.TOKEN_IDS, vocabulary)
+    dtype = given.get("dtype") or given.get("torch_dtype")
+    return kept | {"dtype": dtype if isinstance(dtype, str) and dtype in DTYPES else "float32"}
+
+
+def clear_unknown_ids(document: dict[str, Any], names: frozenset[str], vocabulary: int) -> None:
+    """Make null what stands under these names and is no token id, or no list of them, of the vocabulary."""
+    for key in names & document.keys():
+        ids = document[key] if isinstance(document[key], list) else [document[key]]
+        if any(isinstance(one, bool) or not isinstance(one, int) or not 0 <= one < vocabulary for one in ids):
+            document[key] = None
+
+
+def inspect_config(config: Mapping[str, Any]) -> ModelShape:
+    """Sizes of the model that a Hugging Face config describes of a family in ``families.FAMILY``.
+
+    Raises:
+        ModelConfigError: another ``model_type`` or architecture, missing or wrong values, shapes that cannot be.
+    """
+    family = _family(config)
+    config_keys.check(family, config)
+    shape = ModelShape(**vars(measure(family, config)))
+    if shape.parameters > MAX_PARAMETERS:
+        raise ModelConfigError(f"a model of {shape.parameters:,} parameters: at most {MAX_PARAMETERS:,} are taken")
+    return shape
+
+
+def tensors_of(config: Mapping[str, Any]) -> Tensors:
+    """Every tensor of the model that a config describes, with its shape; raises as ``inspect_config``."""
+    inspect_config(config)
+    return tensors(_family(config), config)
+
+
+def _family(config: Mapping[str, Any]) -> str:
+    family = config.get("model_type")
+    if not isinstance(family, str) or family not in FAMILIES:
+        raise ModelConfigError(f"model_type {family!r} is not supported: use one of {', '.join(FAMILIES)}")
+    architectures = config.get("architectures")
+    if architectures is not None and architectures != [FAMILIES[family]]:
+        raise ModelConfigError(
+            f"architectures {architectures!r} is not supported for {family}: use ['{FAMILIES[family]}']"
+        )
+    return family

@@ -1,0 +1,339 @@
+"""Commands to a task and reports from it.
+
+A *task* is one pipeline stage of one replica of a job, held by a node under a lease. Its worker speaks these messages; agent and
+coordinator pass them on. A round is named by ``(epoch, round)``: a round that is done again after a loss has a new epoch.
+
+    coordinator            worker (stage s, replica p)
+      BeginRound      ->     trains ``steps`` inner steps (in a round of fixed time as many as it can, at most so many) with
+                             its pipeline neighbours; sends its pseudo-gradient to the same stage of the other replicas
+                      <-   RoundCommit     Merkle root over its steps, digest of its pseudo-gradient
+                      <-   RoundHolding    whose pseudo-gradients it holds, by digest (sent again whenever that grows)
+      ApplyRound      ->     once the contributors are fixed: applies theirs in replica order, as soon as it holds them
+                      <-   RoundApplied    digest of the parameters and of the state kept; the checkpoint where it was asked for
+      AbandonRound    ->     the replica lost a member, or is late: stop stepping, keep receiving, wait for ApplyRound
+      OpenStep        ->   OpeningMade     from the agent: the answer is made, and on its way
+                      <-   StepOpened      everything needed to re-run one committed step
+      ShowLeaf        ->   LeafShown       the committed leaf of a step: what the neighbours say is held against each other
+      ReplayStep      ->   AuditReport     the auditor's verdict
+      ReplayAcross    ->   AuditReport     the same for a step of another environment class, with a tolerance
+      OpenOuter, ReplayOuter               the same for the outer step
+      BisectQuery     ->   BisectAnswer    a dispute: ``protocol.audit``
+"""
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from common.untrusted_text import Told, Untrusted
+from protocol.audit import (
+    AuditReport,
+    BisectAnswer,
+    BisectQuery,
+    LeafShown,
+    OpeningMade,
+    OpenOuter,
+    OpenStep,
+    OuterRecord,
+    ReplayAcross,
+    ReplayOuter,
+    ReplayStep,
+    ShowLeaf,
+    StepOpened,
+)
+from protocol.ids import (
+    Count,
+    Digest,
+    FiniteLoss,
+    LongText,
+    Mark,
+    NodeAddress,
+    ReplicaIndex,
+    RoundIndex,
+    ShortText,
+    StageIndex,
+    StepIndex,
+)
+from protocol.plan import MAX_MEMBERS, MAX_REPLICAS, MAX_STAGES, Layers, Member, Plan
+
+__all__ = [
+    "MAX_MEMBERS",
+    "MAX_REPLICAS",
+    "MAX_STAGES",
+    "AbandonRound",
+    "ApplyRound",
+    "AuditReport",
+    "BeginRound",
+    "BisectAnswer",
+    "BisectQuery",
+    "Challenge",
+    "FailureCause",
+    "KeptState",
+    "Layers",
+    "LeafShown",
+    "Member",
+    "OpenOuter",
+    "OpenStep",
+    "OpeningMade",
+    "OuterRecord",
+    "Plan",
+    "Progress",
+    "ReplayAcross",
+    "ReplayOuter",
+    "ReplayStep",
+    "RoundApplied",
+    "RoundCommit",
+    "RoundHolding",
+    "ShowLeaf",
+    "StepOpened",
+    "StopTask",
+    "TaskCommand",
+    "TaskFailed",
+    "TaskReady",
+    "TaskReport",
+    "Traffic",
+    "Validation",
+]
+
+# --- commands -----------------------------------------------------------------------------------------------------------
+
+
+class KeptState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A stage's state that lies with peers: the digest of its manifest (``protocol.state``), and who has it."""
+
+    manifest: Digest
+    holders: Annotated[tuple[NodeAddress, ...], Meta(max_length=MAX_REPLICAS)]
+
+
+class BeginRound(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="begin"):
+    """``first_step`` is the global index of the round's first inner step, from which the sample order follows.
+
+    ``steps`` 0 only validates: the last command of a job. ``seconds``: the first stage of each replica ends the round after about
+    so long, with at least one step and at most ``steps``; None: exactly ``steps``. ``state`` (an artifact) or ``kept`` (from
+    peers, asked first) replaces what the worker has: it joins, was late, or the round starts again. ``validate``: this replica
+    measures the held-out loss before it steps. ``rate_step``: where the learning rate's schedule stands, None: at ``first_step``.
+    ``moments``: of the optimizer at this seat, to be taken with the state; they begin at zero where nobody has them any more.
+    """
+
+    plan: Plan
+    round: RoundIndex
+    first_step: StepIndex
+    steps: Annotated[int, Meta(ge=0, le=5000)]
+    total_steps: StepIndex
+    validate: bool = False
+    state: Digest | None = None
+    kept: KeptState | None = None
+    seconds: Annotated[float, Meta(gt=0, le=86_400)] | None = None
+    rate_step: StepIndex | None = None
+    moments: KeptState | None = None
+
+    @property
+    def replaces_state(self) -> bool:
+        """Whether the worker's own state is to be forgotten."""
+        return self.state is not None or self.kept is not None
+
+    def rate_index(self, step: int) -> int:
+        """Where the learning rate's schedule stands at the round's inner step ``step``, counted from 0."""
+        return (self.first_step if self.rate_step is None else self.rate_step) + step
+
+
+class AbandonRound(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="abandon"):
+    epoch: Count
+    round: RoundIndex
+
+
+class ApplyRound(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="apply"):
+    """``contributors``: replica -> digest of its pseudo-gradient for this stage. ``checkpoint``: report the new state too."""
+
+    epoch: Count
+    round: RoundIndex
+    contributors: Annotated[dict[ReplicaIndex, Digest], Meta(max_length=MAX_REPLICAS)]
+    checkpoint: bool = False
+
+
+class StopTask(Told, frozen=True, forbid_unknown_fields=True, tag="stop"):
+    """The task is over; the agent ends the worker and gives the lease back."""
+
+    reason: ShortText = Untrusted("")
+
+
+TaskCommand = (
+    BeginRound
+    | AbandonRound
+    | ApplyRound
+    | OpenStep
+    | ShowLeaf
+    | ReplayStep
+    | ReplayAcross
+    | OpenOuter
+    | ReplayOuter
+    | BisectQuery
+    | StopTask
+)
+
+
+# --- reports ------------------------------------------------------------------------------------------------------------
+
+
+class TaskReady(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="ready"):
+    """The worker has built its stage. ``env_class`` names what must be equal for bit-exact replay."""
+
+    env_class: Mark
+    parameters: Count
+
+
+class Progress(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="progress"):
+    """After each inner step; lossy: only the newest matters. ``loss`` is known on the last stage only."""
+
+    epoch: Count
+    round: RoundIndex
+    step: StepIndex
+    tokens: Count
+    loss: FiniteLoss | None = None
+
+
+class RoundCommit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="commit"):
+    """``leaves``: inner steps that were done, the same on all stages of a replica. ``operations``: floating-point operations of
+    them (6 x the stage's parameters x tokens).
+
+    ``carried``: digest of what the replica carries into the next round if this one's contribution counts (error feedback,
+    parameters between their exchanges); the last leaf binds it. ``busy``: seconds of the round's steps without waiting for
+    payloads; 0: not told. ``left_out``: steps whose gradients overflowed in half floats, and that changed nothing.
+    """
+
+    epoch: Count
+    round: RoundIndex
+    root: Digest
+    leaves: Count
+    pseudo_gradient: Digest
+    tokens: Count
+    operations: Count
+    loss: FiniteLoss | None = None
+    carried: Digest | None = None
+    busy: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
+    left_out: Count = 0
+
+
+class RoundHolding(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="holding"):
+    """Replica -> digest of the pseudo-gradient held of it, this worker's own included."""
+
+    epoch: Count
+    round: RoundIndex
+    held: Annotated[dict[ReplicaIndex, Digest], Meta(max_length=MAX_REPLICAS)]
+
+
+class RoundApplied(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="applied"):
+    """``parameters``: digest of the stage's new parameters, equal on all replicas. ``checkpoint``: artifact, where asked for.
+    ``kept``: manifest of the new state, which the agent keeps for its peers; ``moments``: that of this seat's optimizer.
+    ``outer``: what the outer step did, equal on all replicas."""
+
+    epoch: Count
+    round: RoundIndex
+    parameters: Digest
+    checkpoint: Digest | None = None
+    kept: Digest | None = None
+    moments: Digest | None = None
+    outer: OuterRecord | None = None
+
+
+class Validation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="validation"):
+    """Mean cross-entropy (nats a token) over the held-out set with the parameters that round ``round`` begins with.
+
+    ``weights``: digest of the last stage's parameters that it was computed from, as ``RoundApplied.parameters``; ``sums``:
+    SHA-256 of each micro-batch's sum of losses (float64, little-endian), in order. Replicas of one environment class say the
+    same, bit for bit.
+    """
+
+    epoch: Count
+    round: RoundIndex
+    loss: FiniteLoss
+    tokens: Count
+    weights: Digest | None = None
+    sums: Digest | None = None
+
+
+class Challenge(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="challenge"):
+    """Somebody doubts a step of a finished round and asks to re-run it; see ``coordinator.domain.audits.trust.refusal``."""
+
+    round: RoundIndex
+    stage: StageIndex
+    replica: ReplicaIndex
+    step: StepIndex
+
+
+FailureCause = Literal["machine", "inputs", "numbers"]
+
+
+class TaskFailed(Told, frozen=True, forbid_unknown_fields=True, tag="failed"):
+    """The worker cannot go on: it ran out of memory, its input is unusable, its process died.
+
+    ``tampered``: somebody on its computer reached into its sandbox, as the agent saw and says of its own owner. ``cause``: whose
+    fault the worker takes it for: the machine's, that of the job's own files, or of its numbers, which grew beyond what a float
+    holds and would on any machine. A worker that a job has taken over may say so, too: it spares its machine.
+    """
+
+    reason: LongText
+    tampered: bool = False
+    cause: FailureCause = "machine"
+
+
+TAMPER_AGAIN_S = 30 * 86_400.0  # Within this after another time, somebody's hand in a sandbox costs stake, too.
+TAMPER_BPS = (
+    200  # Of the node's stake, in ten-thousandths: a 25th of what a lie costs, for its agent told it by itself.
+)
+EVASION_AGAIN_S = 30 * 86_400.0  # Within this after another time, not showing what is drawn costs stake, too.
+EVASION_BPS = (
+    500  # Of the node's stake: a tenth of what a lie costs, for nobody has seen one; a machine may be broken twice.
+)
+
+MAX_LOG_LINES = 64
+MAX_LOG_TEXT = 1000
+
+
+class LogLine(Told, frozen=True, forbid_unknown_fields=True):
+    """``time``: in Unix seconds, by the worker's clock."""
+
+    time: Annotated[float, Meta(ge=0, lt=1e12)]
+    level: Literal["debug", "info", "warning", "error"]
+    text: Annotated[Untrusted, Meta(max_length=MAX_LOG_TEXT)]
+
+
+class WorkerLog(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="log"):
+    """Lossy; what a worker has to say to whoever submitted the job. ``dropped``: lines before these that were too many."""
+
+    lines: Annotated[tuple[LogLine, ...], Meta(max_length=MAX_LOG_LINES)]
+    dropped: Count = 0
+
+
+class Traffic(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="traffic"):
+    """Lossy; about every two seconds and at the end of each round. Counted by the agent for this lease since it began.
+
+    Payload bytes that went to peers by lane; all bytes put on the wire to peers; what plain float32 exchange would have
+    sent (activations each way as they are, float32 gradients to every other replica at every step); and artifact bytes
+    to the coordinator.
+    """
+
+    activations: Count
+    bulk: Count
+    wire: Count
+    naive: Count
+    artifacts: Count
+
+
+TaskReport = (
+    TaskReady
+    | Progress
+    | RoundCommit
+    | RoundHolding
+    | RoundApplied
+    | Validation
+    | OpeningMade
+    | StepOpened
+    | LeafShown
+    | AuditReport
+    | BisectAnswer
+    | Challenge
+    | TaskFailed
+    | Traffic
+    | WorkerLog
+)

@@ -1,0 +1,162 @@
+"""Agent and worker, over the Unix socket: the worker's only door.
+
+A frame is ``u32 header length | u64 payload length | header | payload`` (little-endian); the header is one
+MessagePack message, the payload raw bytes (a tensor, a checkpoint) that need no copy. The worker connects; the agent
+answers with ``Setup``. The worker's folder (read-only) holds the files of ``Assign.files``, encrypted
+(``common.encrypted_files``).
+"""
+
+import asyncio
+import struct
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from common.encrypted_files import KEY_BYTES
+from protocol.codec import MAX_MESSAGE, MessageError, decode, encode
+from protocol.ids import Count, JobId, Mark, ReplicaIndex, RoundIndex, StageIndex, StepIndex
+from protocol.job.job import JobSpec
+from protocol.task import Plan, TaskCommand, TaskReport
+
+MAX_PAYLOAD = 2 << 30  # A checkpoint of a stage with 128 million parameters, with its momentum and moments.
+_LENGTHS = struct.Struct("<IQ")
+_SLICE = 1 << 20
+
+FileKey = Annotated[bytes, Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]
+
+
+class TensorName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a payload between peers is. Unique within a job, so that a second copy is known as one.
+
+    ``activation``: forward, from stage s to s + 1. ``gradient``: backward, from s to s - 1. ``offer``: which cached activations
+    s has, to s - 1, before a step.
+    ``pseudo_gradient``: between replicas. ``exchange``: between replicas within a step; ``micro`` is the replica that sends.
+    ``validation``: forward only, never quantised.
+    ``end``: forward; the round of this replica is over before step ``step``.
+    """
+
+    kind: Literal["activation", "gradient", "exchange", "pseudo_gradient", "validation", "offer", "end"]
+    epoch: Count
+    round: RoundIndex
+    step: StepIndex
+    micro: Annotated[int, Meta(ge=0, le=1_000_000)]
+
+
+# --- worker to agent ----------------------------------------------------------------------------------------------------
+
+
+class PeerSend(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="peer_send"):
+    """The payload goes to (stage, replica) of the plan in force. ``naive``: the bytes that float32 exchange would have taken."""
+
+    stage: StageIndex
+    replica: ReplicaIndex
+    name: TensorName
+    naive: Count = 0
+
+
+class WorkerReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="report"):
+    """The payload, if any, is an artifact, which the agent stores with the coordinator under its SHA-256. That of a
+    ``RoundApplied`` is the stage's new state, which the agent keeps for peers and stores only where ``checkpoint`` names it, and
+    from byte ``split`` on the optimizer's moments, which it keeps too."""
+
+    body: TaskReport
+    split: Count = 0
+
+
+WorkerMessage = PeerSend | WorkerReport
+
+
+# --- agent to worker ----------------------------------------------------------------------------------------------------
+
+
+class Setup(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="setup"):
+    """First message. ``folder``: where the files lie inside the sandbox. ``stage`` None: a spare, which only replays.
+
+    ``keys``: of the files of ``Assign.files``, by name; ``weights_key``: of the files of ``weights_name``, which may come later.
+    A file without a key is not encrypted. The keys are nowhere else than in the memory of agent and worker.
+    """
+
+    spec: JobSpec
+    plan: Plan
+    stage: StageIndex | None
+    replica: ReplicaIndex | None
+    folder: Annotated[str, Meta(max_length=4096)]
+    threads: Annotated[int, Meta(ge=1, le=1024)]
+    device: Mark = "cpu"
+    keys: dict[Annotated[str, Meta(max_length=255)], FileKey] = {}
+    weights_key: FileKey | None = None
+
+
+class PeerDeliver(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="peer_deliver"):
+    stage: StageIndex
+    replica: ReplicaIndex
+    name: TensorName
+
+
+class WorkerCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="command"):
+    """The payload, if any, is what the command names: the artifact ``ReplayStep.opening``, or a stage's state, which is
+    ``BeginRound.state`` and ``BeginRound.kept`` alike, with ``BeginRound.moments`` from byte ``split`` on."""
+
+    body: TaskCommand
+    split: Count = 0
+
+
+AgentMessage = Setup | PeerDeliver | WorkerCommand
+
+
+class PeerHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Travels between agents in front of a payload; ``transport.peer.peer`` carries it opaquely."""
+
+    job: JobId
+    from_stage: StageIndex
+    from_replica: ReplicaIndex
+    to_stage: StageIndex
+    to_replica: ReplicaIndex
+    name: TensorName
+
+
+async def read_frame(reader: asyncio.StreamReader, kind: object) -> tuple[object, bytes]:
+    """One message of ``kind`` and its payload.
+
+    Raises:
+        EOFError: the other side closed the socket between two frames or within one, or broke it while this side wrote.
+        MessageError: lengths beyond the limits, or a header that is not a ``kind``.
+    """
+    try:
+        header_length, payload_length = _LENGTHS.unpack(await reader.readexactly(_LENGTHS.size))
+        if header_length > MAX_MESSAGE or payload_length > MAX_PAYLOAD:
+            raise MessageError(f"a frame of {header_length:,} + {payload_length:,} bytes is beyond the limits")
+        header = await reader.readexactly(header_length)
+        payload = await reader.readexactly(payload_length) if payload_length else b""
+    except (asyncio.IncompleteReadError, ConnectionError) as error:  # A write that failed reaches readers, too.
+        raise EOFError("the socket closed") from error
+    return decode(header, kind), payload
+
+
+async def write_frame(
+    writer: asyncio.StreamWriter, message: msgspec.Struct, payload: bytes | bytearray | memoryview = b""
+) -> None:
+    """Write one frame and wait until the socket's buffer has room again."""
+    header = encode(message)
+    writer.write(_LENGTHS.pack(len(header), len(payload)) + header)
+    if payload:
+        writer.write(payload)
+    await writer.drain()
+
+
+async def write_pieces(
+    writer: asyncio.StreamWriter, message: msgspec.Struct, pieces: Sequence[bytes | memoryview]
+) -> None:
+    """Write one frame whose payload is ``pieces``, a little at a time: what is written at once is held a second time.
+
+    Nobody else may write meanwhile.
+    """
+    header = encode(message)
+    writer.write(_LENGTHS.pack(len(header), sum(map(len, pieces))) + header)
+    for piece in pieces:
+        for start in range(0, len(piece), _SLICE):
+            writer.write(memoryview(piece)[start : start + _SLICE])
+            await writer.drain()
+    await writer.drain()

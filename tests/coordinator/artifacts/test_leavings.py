@@ -1,0 +1,177 @@
+"""What a job leaves: checkpoints that open, a log that is bounded and found again, a model that answers."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from coordinator.domain.lease import Lease
+from coordinator.errors import ConflictError, NotFoundError, TooManyError, UnavailableError
+from coordinator.services.accounts.budgets import MAX_TRIALS
+from coordinator.services.artifacts.artifacts import ArtifactStore
+from coordinator.services.artifacts.checkpoints import Checkpoints
+from coordinator.services.artifacts.inference import Trials
+from coordinator.services.artifacts.models import ModelWorkshop
+from coordinator.services.core import logs
+from coordinator.services.core.logs import JobLogs
+from coordinator.store.records import LogRecord
+from protocol.job.job import LoraSpec
+from protocol.rest.api import TrialRequest
+from protocol.task import LogLine, WorkerLog
+from tests.coordinator.bench import Bench
+from tests.coordinator.fakes import FakeModels, digest
+from tests.sim.test_everybody_leaves import calm, until_rounds
+from tests.sim.test_faults import gather_nodes, submit
+
+LEASE = Lease("l", "7" * 32, "node", "payout", 1, 0, 1, 0.0)
+
+
+class Files:
+    """Artifacts whose bytes are their own name."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def has(self, name: str) -> bool:
+        return True
+
+    def path(self, name: str) -> Path:
+        (self.folder / name).write_text(name)
+        return self.folder / name
+
+
+async def test_stored_states_are_listed_with_their_sizes_losses_and_whether_they_were_looked_at(tmp_path: Path) -> None:
+    world = calm(1, nodes=5)
+    await gather_nodes(world)
+    job = await submit(world, 2, 2)
+    await until_rounds(world, job, 9)
+    assert world.parts is not None
+    models = FakeModels()
+    found = Checkpoints(world.parts.context, cast(ArtifactStore, Files(tmp_path)), cast(ModelWorkshop, models))
+    newest, older = await found.list(job)
+    assert (newest.round, older.round) == (8, 4), "the coordinator stores every fourth"
+    assert (newest.step, newest.tokens) == (16, 8 * 2 * 512)
+    assert older.verified
+    assert older.train_loss == 5.0 / 4
+    assert [part.stage for part in newest.parts] == [0, 1]
+    assert newest.bytes == sum(part.bytes for part in newest.parts) == 2 * 64
+    assert (await found.part(job, 8, 1)).name == newest.parts[1].sha256
+    first = await found.folder(job)
+    assert await found.folder(job, 8) == first
+    assert models.assembled == [tuple(part.sha256 for part in newest.parts)], "an archive is made once"
+    assert (await found.list(job))[0].model == first
+    with pytest.raises(NotFoundError, match="has no checkpoint 5: there is 4, 8"):
+        await found.folder(job, 5)
+    with pytest.raises(NotFoundError, match="has 2 stages"):
+        await found.part(job, 8, 2)
+    with pytest.raises(NotFoundError, match="there is no job"):
+        await found.list("0" * 32)
+
+
+# --- logs ---------------------------------------------------------------------------------------------------------------
+
+
+async def lines_of(bench: Bench, log: JobLogs, job: str, **wanted: Any) -> list[str]:
+    asked = {"after": 0, "before": None, "search": "", "level": "debug", "limit": 200} | wanted
+    return [line.text for line in await log.page(job, **asked)]
+
+
+async def flushed(bench: Bench, log: JobLogs) -> None:
+    async with bench.store.transaction() as tx:
+        lines = await log.flush(tx)
+    log.flushed(lines)
+
+
+async def test_a_log_has_the_coordinators_words_and_the_workers_and_is_searched_and_turned() -> None:
+    bench = Bench()
+    log = JobLogs(bench.parts.context)
+    job = await bench.job()
+    now = bench.clock.time()
+    written = WorkerLog((LogLine(now, "info", "round 1: 2 steps"), LogLine(now, "warning", "Slow disk\x1b[2J\n")), 3)
+    log.offer(msgspec.structs.replace(LEASE, job=job), written)
+    assert log.waiting
+    await flushed(bench, log)
+    text = await lines_of(bench, log, job)
+    assert text[0].startswith("the job is submitted; its price is")
+    assert text[1:] == ["3 lines of this worker were too many", "round 1: 2 steps", "Slow disk\ufffd[2J "]
+    assert await lines_of(bench, log, job, search="sLOW") == ["Slow disk\ufffd[2J "]
+    assert await lines_of(bench, log, job, search="%") == [], "a wildcard is a character like others"
+    assert len(await lines_of(bench, log, job, level="warning")) == 2
+    newest = await log.page(job, 0, None, "", "debug", 2)
+    assert [line.text for line in newest] == text[2:], "without a place the newest, in their order"
+    assert await lines_of(bench, log, job, before=newest[0].id) == text[:2]
+    assert await lines_of(bench, log, job, after=newest[0].id) == text[3:]
+    assert (newest[0].stage, newest[0].replica) == (0, 1)
+
+
+async def test_a_talkative_worker_pushes_out_its_oldest_lines_and_no_other_jobs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(logs, "MAX_LINES", 10)
+    bench = Bench()
+    log = JobLogs(bench.parts.context)
+    other = msgspec.structs.replace(LEASE, job="8" * 32)
+    log.offer(other, WorkerLog((LogLine(0.0, "info", "quiet"),)))
+    for part in range(5):
+        log.offer(LEASE, WorkerLog(tuple(LogLine(0.0, "info", f"line {part}.{n}") for n in range(5))))
+        await flushed(bench, log)
+    async with bench.store.transaction() as tx:
+        kept = await tx.find(LogRecord, ("job", "=", LEASE.job))
+        assert [line.text for line in kept] == [f"line {part}.{n}" for part in (3, 4) for n in range(5)]
+        assert all(line.time == bench.clock.time() for line in kept), "a clock that is far off is not believed"
+        assert len(await tx.find(LogRecord, ("job", "=", other.job))) == 1
+
+
+# --- trying the model ---------------------------------------------------------------------------------------------------
+
+
+class Echo:
+    """A model that waits to be let go on."""
+
+    def __init__(self) -> None:
+        self.go = asyncio.Event()
+        self.running = 0
+
+    async def generate(self, archive: str, request: TrialRequest, seconds: float) -> AsyncIterator[Mapping[str, Any]]:
+        self.running += 1
+        assert self.running == 1, "one at a time"
+        await self.go.wait()
+        yield {"text": request.prompt}
+        self.running -= 1
+        yield {"done": "length", "tokens": 1}
+
+
+async def trial(trials: Trials, job: str, prompt: str = "to be") -> list[Mapping[str, Any]]:
+    return [piece async for piece in trials.generate(job, None, TrialRequest(prompt))]
+
+
+async def test_models_are_tried_one_after_the_other_and_a_long_queue_is_refused(tmp_path: Path) -> None:
+    world = calm(1, nodes=5)
+    await gather_nodes(world)
+    job = await submit(world, 2, 2)
+    await until_rounds(world, job, 5)
+    assert world.parts is not None
+    files, models = cast(ArtifactStore, Files(tmp_path)), cast(ModelWorkshop, FakeModels())
+    echo = Echo()
+    trials = Trials(Checkpoints(world.parts.context, files, models), echo)
+    with pytest.raises(UnavailableError, match="cannot try models"):
+        await trial(Trials(Checkpoints(world.parts.context, files, models), None), job)
+    waiting = [asyncio.create_task(trial(trials, job)) for _ in range(MAX_TRIALS)]
+    for _ in range(200):
+        await asyncio.sleep(0)
+    with pytest.raises(TooManyError, match="trials of models wait already"):
+        await trial(trials, job)
+    echo.go.set()
+    first, *rest = await asyncio.gather(*waiting)
+    assert first == [{"checkpoint": 4}, {"text": "to be"}, {"done": "length", "tokens": 1}]
+    assert [pieces[0] for pieces in rest] == [{"waiting": n} for n in range(1, MAX_TRIALS)]
+    assert await trial(trials, job) == first, "the queue is free again"
+    async with world.parts.desk.open(job) as work:
+        adapting = msgspec.structs.replace(work.job.spec.training, lora=LoraSpec())
+        model = msgspec.structs.replace(work.job.spec.model, weights=digest("weights"))
+        work.change(spec=msgspec.structs.replace(work.job.spec, training=adapting, model=model))
+    with pytest.raises(ConflictError, match="load them with their base model"):
+        await trial(trials, job)

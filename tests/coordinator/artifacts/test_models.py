@@ -1,0 +1,155 @@
+"""The trainer's tools as processes: real preparation, and clear words when data cannot be used."""
+
+import hashlib
+import json
+import zipfile
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from safetensors.numpy import save
+
+from common.clock import SystemClock
+from coordinator.errors import InvalidError, UnavailableError
+from coordinator.services.artifacts.artifacts import ArtifactStore
+from coordinator.services.artifacts.file_ownership import Files
+from coordinator.services.artifacts.models import TrainerTools, _pack
+from coordinator.store.memory import MemoryStore
+from protocol.job.job import DatasetSpec, JobSpec, ModelSpec, TokenizerSpec
+from protocol.models.model import ENDS_WITH, PRESETS
+from protocol.models.weights import WeightIndex
+from protocol.rest.api import NewUpload
+from protocol.rest.dataset import CheckRequest
+from tests.coordinator.fakes import spec
+from tests.support.special_tokens import KNOWN, written
+
+
+def tools(tmp_path: Path, seconds: float = 60.0) -> tuple[ArtifactStore, TrainerTools]:
+    artifacts = ArtifactStore(tmp_path / "artifacts")
+    return artifacts, TrainerTools(artifacts, tmp_path / "scratch", seconds, 4096)
+
+
+async def document(artifacts: ArtifactStore, tmp_path: Path, content: bytes) -> JobSpec:
+    path = tmp_path / "data.txt"
+    path.write_bytes(content)
+    return msgspec.structs.replace(spec(), dataset=DatasetSpec(await artifacts.put_file(path)))
+
+
+@pytest.mark.parametrize(("called", "name"), [("my own.json", "my own.json"), ("", "the tokenizer's file")])
+async def test_a_tokenizer_that_is_none_is_told_of_by_its_name(tmp_path: Path, called: str, name: str) -> None:
+    artifacts, workshop = tools(tmp_path)
+    asked = await document(artifacts, tmp_path, b"all work and no play\n" * 500)
+    (tmp_path / "tokenizer.json").write_bytes(b"{}")
+    file = await artifacts.put_file(tmp_path / "tokenizer.json")
+    asked = msgspec.structs.replace(asked, tokenizer=TokenizerSpec("file", file=file))
+    with pytest.raises(InvalidError) as refused:
+        await workshop.prepare(asked, "data.txt", {file: called})
+    assert refused.value.detail.startswith(f"{name} is no tokenizer.json: it has no vocabulary")
+    with pytest.raises(InvalidError, match=r"^the tokenizer's file is no tokenizer\.json: it has no vocabulary"):
+        await workshop.inspect(CheckRequest(asked.dataset, asked.tokenizer), lambda _: None, "data.txt")
+
+
+async def test_a_dataset_becomes_the_files_of_every_worker(tmp_path: Path) -> None:
+    artifacts, workshop = tools(tmp_path)
+    prepared = await workshop.prepare(await document(artifacts, tmp_path, b"all work and no play\n" * 500))
+    assert set(prepared.files) == {"train.bin", "heldout.bin", "tokenizer.json", "config.json"}
+    assert all(artifacts.has(digest) for digest in prepared.files.values())
+    written = json.loads(artifacts.path(prepared.files["config.json"]).read_bytes())
+    assert written == prepared.config
+    assert written["vocab_size"] == 259
+    assert list((tmp_path / "scratch").iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["llama 2", "qwen 2.5 instruct"])
+async def test_the_config_says_which_token_ended_the_documents(name: str, tmp_path: Path) -> None:
+    artifacts, workshop = tools(tmp_path)
+    asked = await document(artifacts, tmp_path, b'{"text": "all work and no play"}\n' * 500)
+    known = KNOWN[name]
+    file = written(known, tmp_path / "tokenizer")
+    config = dict(PRESETS["tiny-llama"]) | known.ids(known.make(), known.config)
+    tokenizer = TokenizerSpec("file", file=await artifacts.put_file(file), settings=known.settings)
+    prepared = await workshop.prepare(
+        msgspec.structs.replace(asked, model=ModelSpec(config=config), tokenizer=tokenizer)
+    )
+    assert prepared.config[ENDS_WITH] == known.end
+    tokens = np.fromfile(artifacts.path(prepared.files["train.bin"]), "<u4")
+    held = np.fromfile(artifacts.path(prepared.files["heldout.bin"]), "<u4")
+    assert np.count_nonzero(np.concatenate([tokens, held]) == known.make().token_to_id(known.end)) == 500
+
+
+async def test_weights_of_two_shards_become_an_index_for_every_node(tmp_path: Path) -> None:
+    artifacts, workshop = tools(tmp_path)
+    asked = await document(artifacts, tmp_path, b"all work and no play\n" * 500)
+    files = []
+    for number in range(2):
+        (tmp_path / "shard").write_bytes(save({f"model.layers.{number}.w": np.full(5, number, np.float32)}))
+        files.append(await artifacts.put_file(tmp_path / "shard"))
+    config = dict(PRESETS["tiny-llama"]) | {"vocab_size": 300}
+    prepared = await workshop.prepare(
+        msgspec.structs.replace(asked, model=ModelSpec(config=config, weights=tuple(files)))
+    )
+    index = msgspec.json.decode(artifacts.path(prepared.files["weights.json"]).read_bytes(), type=WeightIndex)
+    assert index.files == tuple(files)
+    for number in range(2):
+        tensor = index.tensors[f"model.layers.{number}.w"]
+        stored = artifacts.path(index.files[tensor.file]).read_bytes()[tensor.begin : tensor.end]
+        assert stored == np.full(5, number, np.float32).tobytes()
+        assert hashlib.sha256(stored).hexdigest() == tensor.sha256
+
+
+async def test_parquet_is_read_within_the_tools_memory(tmp_path: Path) -> None:
+    artifacts, workshop = tools(tmp_path)
+    pq.write_table(pa.table({"text": ["all work and no play"] * 500}), tmp_path / "data.parquet")
+    dataset = DatasetSpec(await artifacts.put_file(tmp_path / "data.parquet"), "parquet")
+    prepared = await workshop.prepare(msgspec.structs.replace(spec(), dataset=dataset))
+    assert artifacts.path(prepared.files["train.bin"]).stat().st_size > 1000
+
+
+@pytest.mark.parametrize("content", [b"", b"\x00\x01\x02" * 100, b"short", b"\xff\xfe bad" * 50])
+async def test_data_that_cannot_be_used_is_refused_in_the_tools_words(tmp_path: Path, content: bytes) -> None:
+    artifacts, workshop = tools(tmp_path)
+    with pytest.raises(InvalidError) as refused:
+        await workshop.prepare(await document(artifacts, tmp_path, content))
+    assert len(refused.value.detail) > 10
+    assert list((tmp_path / "scratch").iterdir()) == []
+
+
+async def test_a_fault_is_told_with_the_name_that_its_owner_gave_the_file(tmp_path: Path) -> None:
+    artifacts, workshop = tools(tmp_path)
+    job = await document(artifacts, tmp_path, b'{"text": "fine"}\n{"text": NaN}\n' * 99)
+    for name, said in (("my stories.jsonl", "my stories.jsonl"), ("", "the dataset")):
+        with pytest.raises(InvalidError) as refused:
+            await workshop.prepare(job, name)
+        assert refused.value.detail.startswith(f"row 2 of {said} has a number in the field 'text', not text")
+        request = CheckRequest(DatasetSpec(job.dataset.artifact, "csv"), TokenizerSpec("bytes"))
+        with pytest.raises(InvalidError, match=f"^{said} is JSON lines, not a table"):
+            await workshop.inspect(request, lambda _: None, name)
+
+
+async def test_a_file_has_the_name_that_each_account_gave_it_without_what_cannot_be_shown() -> None:
+    files = Files(MemoryStore(), SystemClock())
+    await files.keep("one", "a" * 64, NewUpload(5, "stories\x1b[31m.txt"))
+    await files.keep("two", "a" * 64, NewUpload(5, "x" * 200))
+    assert await files.name("one", "a" * 64) == "stories\N{REPLACEMENT CHARACTER}[31m.txt"
+    assert await files.name("two", "a" * 64) == "x" * 80
+    assert await files.name("three", "a" * 64) == ""
+
+
+async def test_a_tool_that_takes_too_long_is_ended(tmp_path: Path) -> None:
+    artifacts, workshop = tools(tmp_path, seconds=0.01)
+    with pytest.raises(UnavailableError, match=r"longer than 0\.01 s"):
+        await workshop.prepare(await document(artifacts, tmp_path, b"all work and no play\n" * 500))
+
+
+def test_the_same_folder_makes_the_same_archive(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(bytes(3000))
+    _pack(folder, tmp_path / "one.zip")
+    _pack(folder, tmp_path / "two.zip")
+    assert (tmp_path / "one.zip").read_bytes() == (tmp_path / "two.zip").read_bytes()
+    assert zipfile.ZipFile(tmp_path / "one.zip").namelist() == ["config.json", "model.safetensors"]

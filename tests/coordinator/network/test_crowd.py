@@ -1,0 +1,226 @@
+"""Nodes that nobody knows: what an address and all of them together may open, and that others are still let in."""
+
+import asyncio
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+from aiohttp import web
+
+from common.clock import VirtualClock
+from coordinator.errors import UnavailableError
+from coordinator.services.network import admission as crowds
+from coordinator.services.network.admission import Crowd, CrowdedError
+from coordinator.services.network.nodes import RefusedError, Session
+from coordinator.store.records import NodeRecord
+from coordinator.web.connections import Connections
+from protocol.identity import NodeKey
+from protocol.network import NetworkReport, PeerMeasure
+from protocol.node import Accounts, Claim
+from tests.coordinator.bench import Bench
+
+HOME, FARM = "192.0.2.1", "198.51.100.7"
+
+
+class Gate(Bench):
+    """A bench whose nodes come from somewhere."""
+
+    async def come(self, number: int, address: str, known: bool = False) -> Session:
+        key = NodeKey(number.to_bytes(32, "big")).address
+        if known:
+            async with self.store.transaction() as tx:
+                for record in await tx.find(NodeRecord, ("address", "=", key)):
+                    await tx.update(msgspec.structs.replace(record, rounds=3))
+        return await self.enter(number, address=address)
+
+    def here(self) -> set[str]:
+        return {session.node for session in self.parts.nodes.sessions()}
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "MAX_GREETING": 6, "MAX_GREETING_EACH": 3, "MAX_HERE_EACH": 8, "MAX_STRANGERS": 10, "MAX_STRANGERS_EACH": 5,
+        "NEW_KEYS": 7.0,
+    }.items():  # fmt: skip
+        monkeypatch.setattr(crowds, name, value)
+
+
+async def test_an_address_has_so_many_strangers_until_their_work_is_verified() -> None:
+    bench = Gate()
+    for number in range(1, 6):
+        await bench.come(number, HOME)
+    with pytest.raises(RefusedError, match="5 nodes of your address") as refused:
+        await bench.come(6, HOME)
+    assert refused.value.retry_seconds
+    bench.parts.nodes.stands(bench.parts.nodes.sessions()[0].node, 1)
+    await bench.come(7, HOME)
+    await bench.come(20, FARM)
+    bench.parts.nodes.leave(bench.parts.nodes.sessions()[1])
+    bench.clock.t += 3600.0
+    await bench.come(8, HOME)
+
+
+async def test_new_keys_of_an_address_run_out_and_grow_again_and_old_keys_need_none() -> None:
+    bench = Gate()
+    for number in range(1, 8):
+        bench.parts.nodes.leave(await bench.come(number, HOME))
+    with pytest.raises(RefusedError, match="many new keys") as refused:
+        await bench.come(8, HOME)
+    assert refused.value.retry_seconds == crowds.NEW_KEY_SECONDS
+    async with bench.store.transaction() as tx:
+        assert len(await tx.find(NodeRecord)) == 7, "a refused key leaves no row"
+    await bench.come(3, HOME)
+    await bench.come(9, FARM)
+    bench.clock.t += crowds.NEW_KEY_SECONDS + 1
+    await bench.come(8, HOME)
+
+
+async def test_where_strangers_fill_their_part_the_largest_crowd_makes_place() -> None:
+    bench = Gate()
+    for number in range(1, 6):
+        await bench.come(number, FARM)
+    for number in range(6, 11):
+        await bench.come(number, f"203.0.113.{number}")
+    first = NodeKey((1).to_bytes(32, "big")).address
+    assert first in bench.here()
+    honest = await bench.come(11, HOME)
+    assert honest.node in bench.here()
+    assert len(bench.here()) == 10
+    assert first not in bench.here(), "who waits longest, of the address with most"
+    assert "come back later" in bench.closed[first]
+
+
+async def test_who_is_known_is_let_in_however_many_strangers_there_are() -> None:
+    bench = Gate()
+    bench.parts.nodes.leave(await bench.come(50, HOME))
+    for number in range(1, 6):
+        await bench.come(number, HOME)
+    await bench.come(50, HOME, known=True)
+    assert len(bench.here()) == 6
+
+
+async def test_a_node_that_holds_a_lease_makes_place_for_nobody() -> None:
+    bench = Gate()
+    for number in range(1, 6):
+        await bench.come(number, FARM)
+    busy = NodeKey((1).to_bytes(32, "big")).address
+    bench.parts.leases.of_node = lambda node: ("a lease",) if node == busy else ()  # type: ignore[method-assign, assignment, return-value]
+    for number in range(6, 12):
+        await bench.come(number, f"203.0.113.{number}")
+    assert busy in bench.here()
+    assert NodeKey((2).to_bytes(32, "big")).address not in bench.here()
+
+
+async def test_nodes_of_one_address_have_a_bound_however_well_known() -> None:
+    bench = Gate()
+    for number in range(1, 9):
+        session = await bench.come(number, HOME)
+        bench.parts.nodes.stands(session.node, 5)
+        bench.clock.t += 3600.0
+    with pytest.raises(RefusedError, match="8 nodes of your address are here"):
+        await bench.come(9, HOME, known=True)
+
+
+async def test_this_machines_own_nodes_are_not_counted() -> None:
+    bench = Gate()
+    for number in range(1, 20):
+        await bench.come(number, "127.0.0.1")
+    assert len(bench.here()) == 19
+
+
+def test_connections_that_say_nothing_are_few() -> None:
+    crowd: Crowd[str] = Crowd(VirtualClock())
+    with crowd.greeting(HOME), crowd.greeting(HOME), crowd.greeting(HOME):
+        with pytest.raises(UnavailableError, match="3 of them yours"), crowd.greeting(HOME):
+            raise AssertionError
+        with crowd.greeting(FARM), crowd.greeting(FARM), crowd.greeting("203.0.113.9"):
+            with pytest.raises(UnavailableError, match="6 connections"), crowd.greeting("203.0.113.10"):
+                raise AssertionError
+    with crowd.greeting(HOME):
+        assert crowd._greeting.total() == 1
+
+
+def test_nothing_is_remembered_of_who_is_gone() -> None:
+    crowd: Crowd[str] = Crowd(VirtualClock())
+    for number in range(1_000):
+        address = f"10.{number >> 8}.{number & 255}.1"
+        crowd.check(address, new=False, known=False)
+        crowd.came(str(number), address, known=False)
+        crowd.left(str(number), address)
+    assert not crowd._here
+    assert not crowd._strangers
+    for _ in range(8):
+        crowd.check(HOME, new=False, known=True)
+        crowd.came("one", HOME, known=True)
+    with pytest.raises(CrowdedError):
+        crowd.check(HOME, new=False, known=True)
+
+
+async def test_a_stranger_tells_of_no_links_and_leaves_nothing_when_it_goes() -> None:
+    bench = Gate()
+    session = await bench.come(1, HOME)
+    peers = tuple(
+        PeerMeasure(NodeKey((100 + i).to_bytes(32, "big")).address, "host/host", 0.01, 0.0, 0.0, 0.0, 0, 0)
+        for i in range(64)
+    )
+    await bench.parts.conversation.receive(session, NetworkReport(up=1e6, down=1e6, peers=peers))
+    links = bench.parts.conversation._links
+    assert links.map.line(session.node) is not None
+    assert not list(links.map.links(bench.clock.now()))
+    bench.parts.conversation.left(session)
+    assert links.map.line(session.node) is None
+    assert not links._heard
+
+
+async def test_questions_about_money_are_answered_now_and_then_and_of_own_jobs_only() -> None:
+    bench = Gate()
+    session = await bench.come(1, HOME)
+    searched = 0
+    real = bench.store.transaction
+
+    def counted() -> Any:
+        nonlocal searched
+        searched += 1
+        return real()
+
+    bench.store.transaction = counted  # type: ignore[method-assign, union-attr]
+    for number in range(500):
+        await bench.parts.conversation.receive(session, Accounts((f"{number:032x}",)))
+        await bench.parts.conversation.receive(session, Claim())
+    assert searched <= 8
+    assert not bench.parts.conversation._untold, "nothing waits for jobs that it had no part in"
+    assert not bench.parts.settlement._claimed, "and who has earned nothing keeps nobody from claiming"
+
+
+async def test_connections_of_one_address_and_in_sum_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def hello(_request: web.Request) -> web.Response:
+        return web.Response(text="hello")
+
+    app = web.Application()
+    app.router.add_get("/", hello)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    doors = Connections(behind_proxy=False, total=6, each=3)
+    assert runner.server is not None
+    doors.guard(runner.server)
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    port = runner.addresses[0][1]
+    monkeypatch.setattr("coordinator.web.connections._is_here", lambda _address: False)
+    try:
+        idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(5)]
+        closed = [await reader.read(1) for reader, _ in idle[3:]]
+        assert closed == [b"", b""], "the fourth and the fifth are shut at once"
+        assert len(doors) == 3
+        assert doors.refused == 2
+        for _, writer in idle:
+            writer.close()
+        await asyncio.sleep(0.1)
+        async with aiohttp.ClientSession() as http, http.get(f"http://127.0.0.1:{port}/") as answer:
+            assert await answer.text() == "hello"
+        await asyncio.sleep(0.1)
+        assert len(doors) <= 1
+    finally:
+        await runner.cleanup()

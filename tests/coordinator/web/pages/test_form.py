@@ -1,0 +1,165 @@
+"""The form and the job document are one schema, both ways; and the data is looked at before anybody pays."""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import get_args
+
+import aiohttp
+import msgspec
+import pytest
+
+from coordinator.errors import InvalidError
+from coordinator.web.pages import submit
+from coordinator.web.pages.forms import DEFAULTS, fill, read, read_document
+from protocol.job.job import DatasetSpec, JobSpec, LoraSpec, ModelSpec, ParallelSpec, TokenizerSpec, TrainingSpec
+from tests.coordinator.web.conftest import House
+from tests.coordinator.web.pages.test_pages import form, token
+
+
+class Form:
+    """A browser without scripts that fills in the form."""
+
+    def __init__(self, http: aiohttp.ClientSession, house: House) -> None:
+        self._http = http
+        self._house = house
+
+    async def post(self, fields: dict[str, str], status: int = 200, path: str = "/submit") -> str:
+        csrf = {"csrf": await token(self._http, self._house)}
+        async with self._http.post(f"{self._house.url}{path}", data=form({**csrf, **fields})) as response:
+            page = await response.text()
+            assert response.status == status, page
+            return page
+
+
+def every_field(kind: type[msgspec.Struct] = JobSpec, at: str = "") -> Iterator[str]:
+    """Paths of all fields of the job document."""
+    for field in msgspec.structs.fields(kind):
+        inner = [
+            part
+            for part in (field.type, *get_args(field.type))
+            if isinstance(part, type) and issubclass(part, msgspec.Struct)
+        ]
+        yield from every_field(inner[0], f"{at}{field.encode_name}.") if inner else [f"{at}{field.encode_name}"]
+
+
+def test_the_form_has_every_field_of_the_document() -> None:
+    others = {"model.preset", "training.shares"}  # A choice of the model; what a run settles.
+    assert set(every_field()) - others <= set(DEFAULTS)
+
+
+ODD = JobSpec(
+    "odd",
+    ModelSpec(config={"model_type": "llama", "hidden_size": 64}, weights="b" * 64),
+    DatasetSpec("c" * 64, "parquet", "body", 0.1, "skip"),
+    12_345_678,
+    TokenizerSpec("file", file="d" * 64),
+    TrainingSpec(
+        tokens=123, sequence=64, batch=6, micro_batches=3, inner_steps=7, period="growing", shortest_period=2, lateness=3.5,
+        learning_rate=1.25e-4, warmup_steps=0, weight_decay=0.0, outer_momentum=0.25, commit_every=3, seed=9,
+        lora=LoraSpec(4, 8.5, ("q_proj",), "base"), optimizer="muon", decay="wsd", decay_share=0.5, final_rate=0.0, clip_norm=1.5,
+        precision="bf16", loss_scale=2.0, outer="streaming", pseudo_gradient="int4", density=0.01, error_feedback=0.5,
+        aggregation="trimmed", check_updates=False, fragments=3, mixing=0.5, overlap=2, activations="fp32", sampling="epochs",
+        boundary_gradients="fp32", schedule="zero-bubble", lookahead=2, recompute=True,
+    ),
+    ParallelSpec(2, 3),
+    1.5,
+    "pause",
+    "a note",
+)  # fmt: skip
+
+ONWARD = JobSpec("on", ModelSpec(from_job="a" * 32, from_round=7), DatasetSpec("c" * 64), 5_000_000)
+
+
+@pytest.mark.parametrize(
+    "spec", [ODD, ONWARD, msgspec.structs.replace(ODD, model=ModelSpec("tiny-llama"), training=TrainingSpec())]
+)
+def test_a_document_goes_through_the_form_and_comes_back_the_same(spec: JobSpec) -> None:
+    again = read(fill(spec))
+    assert again.errors == {}
+    assert again.spec == spec
+    shown = json.loads(again.document)
+    assert msgspec.convert(shown, JobSpec) == spec, "the JSON beside the form is the whole document"
+    values = read_document(again.document, {"payer": "test"})
+    assert read(values).spec == spec
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{", "no JSON"),
+        ("[1]", "a job is a table"),
+        ('{"model": {"preset": "tiny-llama"}, "training": {"tokens": "many"}}', "training.tokens: "),
+        ('{"model": {"preset": "tiny-llama"}, "fun": 1}', "fun"),
+        ('{"model": {"preset": "tiny-llama"}, "training": {"learning_rate": 7}}', "at most 1"),
+        ('{"dataset": {"artifact": "x"}}', "artifact"),
+        ("[" * 100_000, "no JSON"),
+    ],
+)
+def test_a_document_that_is_no_job_says_where_and_why(text: str, says: str) -> None:
+    with pytest.raises(InvalidError, match=re.escape(says)) as caught:
+        read_document(text, {})
+    assert caught.value.field == "document"
+
+
+async def test_the_json_beside_the_form_is_taken_over_or_refused_beside_it(
+    house: House, http: aiohttp.ClientSession
+) -> None:
+    browser = Form(http, house)
+    text = (
+        '{"name": "from json", "model": {"preset": "small-llama"}, "training": {"tokens": 777000, "recompute": true}}'
+    )
+    page = await browser.post({"action": "document", "document": text, "name": "typed before"})
+    assert 'value="from json"' in page
+    assert 'value="777000"' in page
+    assert re.search(r'value="true" selected', page)
+    page = await browser.post({"action": "document", "document": '{"training": {"tokens": -1}}', "name": "kept"}, 422)
+    assert 'value="kept"' in page, "the form stays as it was"
+    assert "training.tokens" in page
+    assert "&#34;tokens&#34;: -1" in page, "and so does the text"
+
+
+async def test_refused_data_is_told_beside_its_field_together_with_every_other_error(
+    house: House, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(submit, "REPORT_SECONDS", 60.0)  # As long as the check takes.
+    browser = Form(http, house)
+    good, short = await house.dataset(), await house.dataset(b"short")
+    asked = {"name": "n", "budget": "9", "tokenizer.kind": "bytes", "action": "review"}
+    wrong = {"budget": "", "training.learning_rate": "fast", "training.batch": "0"}
+    page = await browser.post({**asked, **wrong, "dataset.artifact": short}, 422)
+    assert "4 things need" in page
+    assert set(re.findall(r'id="error-([^"]+)"', page)) == {"dataset.artifact", *wrong}
+    problem = re.search(r'#field-dataset\.artifact">Dataset</a>: ([^<]+)</li>', page)
+    assert problem is not None
+    assert f"</svg>{problem[1]}</span>" in page, "beside the field"
+    assert problem[1] not in page.partition('<div id="report"')[2].partition("</section>")[0], (
+        "and not once more below it"
+    )
+    page = await browser.post({**asked, "dataset.artifact": short}, 422)
+    assert "1 thing needs" in page
+    page = await browser.post({**asked, **wrong, "dataset.artifact": good}, 422)
+    assert "3 things need" in page
+    part = await browser.post({**asked, **wrong, "dataset.artifact": short}, path="/submit/report")
+    assert problem[1] in part, "the part that a script asks for says it by itself"
+    unclear = {"dataset.artifact": short, "tokenizer.kind": "bpe", "tokenizer.vocabulary": "many"}
+    page = await browser.post({**asked, **unclear}, 422)
+    assert set(re.findall(r'id="error-([^"]+)"', page)) == {"tokenizer.vocabulary"}, (
+        "how to look at it is not known yet"
+    )
+
+
+async def test_the_data_is_looked_at_before_a_job_can_be_reviewed(house: House, http: aiohttp.ClientSession) -> None:
+    browser = Form(http, house)
+    rows = [json.dumps({"text": f"a line about number {n} and its cousins"}) for n in range(500)]
+    bad = await house.dataset("\n".join([*rows, '{"txt": "no text"}', '{"text": "mail bob@acme.org"}']).encode())
+    asked = {"name": "n", "budget": "9", "dataset.artifact": bad, "dataset.format": "jsonl", "tokenizer.kind": "bytes"}
+    page = await browser.post({**asked, "action": "review"}, 422)
+    assert "1 of 502 rows cannot be read" in page
+    page = await browser.post({**asked, "dataset.faulty": "skip", "action": "review"})
+    assert "Is this right?" in page
+    assert "e-mail addresses" in page
+    assert "bob@acme.org" not in page
+    assert "each is read" in page, "little data for so many tokens is worth a word"
+    part = await browser.post({**asked, "dataset.faulty": "skip"}, path="/submit/report")
+    assert "501 of 502 rows to train on" in part

@@ -1,0 +1,431 @@
+"""What an owner sees and changes: settings, earnings, activity, the self-test, support, withdrawing; on the agent's socket."""
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from desktop.agent.app import settings, status, support
+from desktop.agent.app.agent import MAX_FAILURES
+from desktop.agent.app.selftest import NAMES, Means, SelfTest, Speed, Steps
+from desktop.agent.app.service import Service
+from desktop.agent.base import activity
+from desktop.agent.base.activity import Activity, Events
+from desktop.agent.base.config import Home, Settings
+from desktop.agent.base.gpu import Device, processor
+from desktop.agent.cli import cli
+from desktop.agent.earnings.earnings import DAYS, Earnings, Summary
+from desktop.agent.earnings.earnings_estimate import MAX_BUSY, Network, predict
+from desktop.agent.errors import NoAgentError, NoEngineError, NoImageError, SandboxError, SettingsError
+from desktop.agent.lending.keeper import LendingChange
+from protocol.identity import NodeKey
+from protocol.node import Earned, Refused
+from tests.desktop.conftest import JOB, StartAgent, assignment, plan_of
+from tests.desktop.coordinator_double import Double
+from transport.nettest.errors import NettestError
+from transport.nettest.result import NetTest, RelayResult
+
+CARD = Device("cuda", "RTX 4090", 24_000, "Driver 565.77.")
+LINE = NetTest(0.0, 6.0, "port cone", True, relays=(RelayResult("turn:a:1", 0.02, 0.0, True, True),), up=5e6, down=3e7)
+
+
+@pytest.fixture
+def home(tmp_path: Path, coordinator: Double, monkeypatch: pytest.MonkeyPatch) -> Home:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    made = Home.at(tmp_path / "home")
+    made.remember(
+        Settings(coordinator=coordinator.url, name="attic", sandbox="process", threads=1, memory_mb=1024, always=True)
+    )
+    return made
+
+
+@contextlib.asynccontextmanager
+async def serving(home: Home, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Service]:
+    """The program with the scripted worker, which stays when lending is off."""
+    from desktop.agent.app import startup
+    from tests.desktop.agent_program import scripted
+
+    monkeypatch.setattr(startup, "make_sandbox", scripted)
+    service = Service(home, stays=True)
+    with home.locked():
+        running = asyncio.create_task(service.run())
+        try:
+            async with asyncio.timeout(20):
+                while not home.socket.exists():
+                    await asyncio.sleep(0.01)
+            yield service
+        finally:
+            service.stop()
+            async with asyncio.timeout(20):
+                await running
+
+
+async def answers(home: Home) -> bool:
+    try:
+        await status.ask(home.socket)
+    except NoAgentError:
+        return False
+    return True
+
+
+async def until_online(home: Home, coordinator: Double) -> str:
+    address = home.key().address
+    await coordinator.until(lambda: address in coordinator.nodes)
+    return address
+
+
+# --- the switch and settings ------------------------------------------------------------------------------------------
+
+
+async def test_the_switch_is_kept_and_the_desk_answers_while_it_is_off(
+    home: Home, coordinator: Double, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(home, monkeypatch) as service:
+        told = await status.ask(home.socket)
+        assert (told.on, told.state, told.name) == (False, "off", "attic")
+        await status.ask_lending(home.socket, LendingChange(on=True))
+        address = await until_online(home, coordinator)
+        assert home.switch.read_text() == "on\n"
+        await status.ask_lending(home.socket, LendingChange(on=False))
+        await coordinator.until(lambda: address not in coordinator.nodes and service.desk.agent is None)
+        assert (await status.ask(home.socket)).state == "off"
+        kinds = [event.kind for event in (await status.ask_for(home.socket, "activity", Events)).events]
+    assert "started" in kinds
+    assert home.switch.read_text() == "off\n"
+
+
+async def test_it_leaves_when_its_owner_asks_by_a_word_and_answers_before(
+    home: Home, coordinator: Double, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(home, monkeypatch):
+        await status.ask_lending(home.socket, LendingChange(on=True))
+        address = await until_online(home, coordinator)
+        assert (await status.ask_leave(home.socket)).node == address
+        await coordinator.until(lambda: address not in coordinator.nodes)
+        while await answers(home):
+            await asyncio.sleep(0.01)
+    assert home.switch.read_text() == "on\n"  # It lends again at its next start.
+
+
+async def test_a_name_and_a_wallet_are_told_to_the_coordinator_and_jobs_go_on(
+    home: Home, coordinator: Double, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(home, monkeypatch):
+        await status.ask_lending(home.socket, LendingChange(on=True))
+        address = await until_online(home, coordinator)
+        await coordinator.assign(address, assignment(coordinator, plan_of((0, 0, address)), 0, 0, "checkpoint"))
+        async with asyncio.timeout(20):
+            while not [task for task in (await status.ask(home.socket)).tasks if task.state == "running"]:
+                await asyncio.sleep(0.02)
+        [before] = (await status.ask(home.socket)).tasks
+        other = NodeKey(b"\1" * 32).address
+        change = settings.SettingsChange(name="cellar", payout=other, floor="0.002")
+        view = await status.ask_for(home.socket, "settings", settings.SettingsView, change)
+        assert (view.effect, view.settings.floor) == ("rejoin", 2000)
+        await coordinator.until(lambda: len(coordinator.hellos) == 2)
+        hello = coordinator.hellos[-1]
+        assert (hello.profile.name, hello.payout, hello.profile.floor) == ("cellar", other, 2000)
+        assert [lease.lease for lease in hello.leases] == [before.lease]
+        [after] = (await status.ask(home.socket)).tasks
+        assert (after.pid, after.state) == (before.pid, "running")
+
+
+async def test_what_needs_a_new_start_is_handed_over_and_comes_back_with_it(
+    home: Home, coordinator: Double, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(home, monkeypatch):
+        await status.ask_lending(home.socket, LendingChange(on=True))
+        await until_online(home, coordinator)
+        change = settings.SettingsChange(memory_mb=2048)
+        view = await status.ask_for(home.socket, "settings", settings.SettingsView, change)
+        assert view.effect == "restart"
+        await coordinator.until(lambda: len(coordinator.hellos) == 2)
+        assert coordinator.goodbyes == ["the owner stopped the agent"]
+        assert coordinator.hellos[-1].profile.memory_mb == 2048
+        assert (await status.ask(home.socket)).on
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"payout": "not a wallet"}, "is not a wallet address"),
+        ({"coordinator": "ftp://x"}, "no address of a server"),
+        ({"floor": "-1"}, "is no amount"),
+        ({"electricity": "cheap"}, "is no amount"),
+        ({"threads": 5000}, "cannot be used"),
+        ({"threads": 1000}, "more than this computer has"),
+        ({"memory_mb": 10**8}, "more than this computer has"),
+        ({"gpu": -2}, "cannot be used"),
+        ({"disk_gb": 0}, "cannot be used"),
+    ],
+)
+def test_a_setting_that_cannot_be_used_is_named_and_nothing_changes(change: dict[str, Any], words: str) -> None:
+    address = NodeKey(b"\1" * 32).address
+    with pytest.raises(SettingsError, match=words):
+        settings.SettingsChange(**change).apply(Settings(), address)
+
+
+def test_settings_are_changed_without_an_agent_and_shown_in_the_same_words(
+    home: Home, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["settings", "--home", str(home.path)]
+    assert cli.main([*words, "--electricity", "0.3", "--disk-gb", "40"]) == 0
+    shown = capsys.readouterr().out
+    assert "0.3 a kWh" in shown
+    assert "in force from its next start" in shown
+    assert cli.main([*words, "--json"]) == 0
+    kept = json.loads(capsys.readouterr().out)["settings"]
+    assert (kept["electricity"], kept["disk_gb"]) == (300_000, 40)
+    assert cli.main([*words, "--gpu", "-9"]) == 2
+
+
+async def test_a_refusal_switches_off_and_says_why(
+    home: Home, coordinator: Double, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coordinator.refusal = Refused("too old")
+    async with serving(home, monkeypatch):
+        await status.ask_lending(home.socket, LendingChange(on=True))
+        async with asyncio.timeout(20):
+            while not (told := await status.ask(home.socket)).trouble:
+                await asyncio.sleep(0.02)
+        assert not told.on
+        assert "too old" in told.trouble
+        [event] = [
+            event for event in (await status.ask_for(home.socket, "activity", Events)).events if event.kind == "stopped"
+        ]
+        assert event.severity == "error"
+
+
+async def test_five_failures_in_a_row_end_lending_until_its_owner_says_otherwise(
+    home: Home, coordinator: Double, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(home, monkeypatch):
+        await status.ask_lending(home.socket, LendingChange(on=True))
+        address = await until_online(home, coordinator)
+        for count in range(MAX_FAILURES):
+            broken = assignment(coordinator, plan_of((0, 0, address)), 0, 0, "crash")
+            broken.files["../escape"] = "00" * 32
+            await coordinator.assign(address, broken)
+            async with asyncio.timeout(20):
+                while len(await failures(home)) <= count:
+                    await asyncio.sleep(0.02)
+        async with asyncio.timeout(20):
+            while (told := await status.ask(home.socket)).on:
+                await asyncio.sleep(0.02)
+        assert told.trouble.startswith(f"{MAX_FAILURES} jobs in a row failed")
+        assert (told.trouble_cause, told.trouble_detail["jobs"]) == ("failures", str(MAX_FAILURES))
+        assert told.trouble_detail["what"] in told.trouble
+        summary = await status.ask_for(home.socket, "earnings", Summary)
+        assert {(job.standing, *(r.why for r in job.reasons)) for job in summary.jobs} == {("not paid", "failed")}
+
+
+async def test_jobs_that_cannot_be_used_anywhere_stop_nobody(
+    home: Home, coordinator: Double, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(home, monkeypatch):
+        await status.ask_lending(home.socket, LendingChange(on=True))
+        address = await until_online(home, coordinator)
+        theirs = (["unusable", "diverging"] * MAX_FAILURES)[: MAX_FAILURES + 1]
+        scripts = [*theirs, *["failing"] * (MAX_FAILURES - 1), "diverging", "failing"]
+        for count, script in enumerate(scripts):
+            told = await status.ask(home.socket)
+            assert (told.on, told.trouble) == (True, "")
+            await coordinator.assign(address, assignment(coordinator, plan_of((0, 0, address)), 0, 0, script))
+            async with asyncio.timeout(20):
+                while len(await failures(home)) <= count:
+                    await asyncio.sleep(0.02)
+        async with asyncio.timeout(20):
+            while (told := await status.ask(home.socket)).on:
+                await asyncio.sleep(0.02)
+        assert told.trouble.startswith(f"{MAX_FAILURES} jobs in a row failed")
+
+
+async def failures(home: Home) -> list[str]:
+    events = (await status.ask_for(home.socket, "activity", Events)).events
+    return [event.text for event in events if event.kind == "job failed"]
+
+
+# --- earnings ---------------------------------------------------------------------------------------------------------
+
+
+def test_each_job_says_how_it_stands_and_why(tmp_path: Path) -> None:
+    book, now = Earnings(tmp_path / "e.db"), time.time()
+    jobs = {
+        name: f"{number:02}" * 16 for number, name in enumerate(("paid", "saving", "failed", "fresh", "old", "now"))
+    }
+    for number, (name, job) in enumerate(jobs.items()):
+        book.record_work(
+            "http://c", str(number), job, name, now - 100, 60.0, "out of memory" if name == "failed" else ""
+        )
+    book.record("http://c", Earned(jobs["paid"], 500, 500, "5xyz"), now)
+    book.record("http://c", Earned(jobs["saving"], 300, 100, ""), now)
+    book.record("http://c", Earned(jobs["old"], 0, 0, "", "cancelled", "stopped"), now)
+    summary = book.summary(now, {jobs["now"]}, "http://rpc", "http://c")
+    found = {job.name: (job.standing, *((r.why, r.detail) for r in job.reasons)) for job in summary.jobs}
+    assert found == {
+        "paid": ("paid",), "saving": ("pending", ("saving", "")), "failed": ("not paid", ("failed", "out of memory")),
+        "fresh": ("pending", ("nothing told", "")), "old": ("not paid", ("no round: cancelled", "")), "now": ("working",),
+    }  # fmt: skip
+    [paid] = [job for job in summary.jobs if job.name == "paid"]
+    assert paid.proof == f"cottage ledger check {jobs['paid']} --coordinator http://c --rpc http://rpc"
+    assert (summary.verified, summary.paid, summary.today, summary.week) == (800, 600, 800, 800)
+
+
+@given(st.lists(st.tuples(st.integers(0, DAYS + 5), st.integers(0, 10**6)), max_size=30))
+def test_days_hold_what_was_verified_on_them_and_never_more(gains: list[tuple[int, int]]) -> None:
+    book, now, total, recent = Earnings(Path(":memory:")), time.time(), 0, 0
+    for days_ago, amount in sorted(gains, reverse=True):
+        total += amount
+        recent += amount if days_ago < DAYS - 1 else 0
+        book.record("http://c", Earned(JOB, total, 0, ""), now - days_ago * 86_400)
+    summary = book.summary(now)
+    assert summary.verified == total
+    assert len(summary.days) == DAYS
+    assert recent <= sum(day.verified for day in summary.days) <= total
+    assert summary.today == summary.days[-1].verified
+    book.close()
+
+
+def test_the_activity_forgets_the_oldest_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(activity, "MAX_KEPT", 50)
+    book = Activity(tmp_path / "a.db")
+    for number in range(55):
+        book.add(float(number), "earned", f"{number}", amount=str(number))
+    kept = book.newest(3).events
+    assert [event.text for event in kept] == ["54", "53", "52"]
+    assert kept[0].detail == {"amount": "54"}
+    assert book.last == 55
+    assert book._database.execute("SELECT count(*) FROM event").fetchone() == (50,)
+
+
+# --- the self-test ----------------------------------------------------------------------------------------------------
+
+
+async def found_by(home: Home, device: Device, flops: Any, line: Any) -> SelfTest:
+    async def measure(_: Device) -> Speed:
+        if isinstance(flops, Exception):
+            raise flops
+        return flops if isinstance(flops, Speed) else Speed(float(flops))
+
+    async def test_line() -> NetTest:
+        if isinstance(line, Exception):
+            raise line
+        found: NetTest = line
+        return found
+
+    last = SelfTest()
+    async for last in Steps(home, home.settings(), Means(lambda: device, measure, test_line)).results(1.0):
+        assert [check.name for check in last.checks] == list(NAMES)
+    return last
+
+
+async def test_the_self_test_says_of_each_step_what_it_found(home: Home, coordinator: Double) -> None:
+    good = await found_by(home, CARD, 1e12, LINE)
+    found = {check.name: (check.state, check.code) for check in good.checks}
+    assert found["gpu"] == ("good", "found")
+    assert found["sandbox"] == ("warning", "unprotected")
+    assert found["speed"] == ("good", "measured")
+    assert found["coordinator"] == ("good", "answers")
+    assert found["line"] == ("good", "tested")
+    assert found["earnings"] == ("good", "some")
+    assert good.prediction is not None
+    assert not good.running
+    assert good.can_lend
+    home.remember(msgspec.structs.replace(home.settings(), coordinator="http://127.0.0.1:9"))
+    away = {check.name: (check.state, check.code) for check in (await found_by(home, CARD, 1e12, LINE)).checks}
+    assert away["coordinator"] == ("bad", "no answer")
+    assert away["earnings"] == ("warning", "not known")
+
+
+async def test_a_speed_measured_on_a_busy_machine_is_told_as_that(home: Home, coordinator: Double) -> None:
+    test = await found_by(home, CARD, Speed(2.9e8, busy=True), LINE)
+    (speed,) = [check for check in test.checks if check.name == "speed"]
+    assert (speed.state, speed.code, speed.detail) == ("warning", "busy", {"gigaflops": "0.3"})
+    assert test.can_lend
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(NoEngineError("none"), "no engine"), (NoImageError("none"), "no image"), (SandboxError("odd"), "unsafe")],
+)
+async def test_a_sandbox_that_lacks_something_is_told_by_a_code(home: Home, error: Exception, code: str) -> None:
+    test = await found_by(home, processor("no driver"), error, NettestError("no relay"))
+    found = {check.name: (check.state, check.code) for check in test.checks}
+    assert found["gpu"] == ("warning", "processor")
+    assert found["sandbox"] == ("bad", code)
+    assert found["speed"] == ("bad", "not measured")
+    assert not test.can_lend
+
+
+def test_a_prediction_is_a_range_of_the_networks_prices_less_what_power_costs() -> None:
+    found = predict(1e12, Network(10, 4, 2_000), 300.0, 300_000)
+    full = 1e12 * 3600 / 1e15 * 2_000
+    assert (found.low, found.high) == (int(full * 0.4), int(full * MAX_BUSY))
+    assert (found.power, found.guessed) == (90_000, False)
+    assert predict(1e12, Network(0, 0, 2_000), None, 0).low == 0
+
+
+# --- support and identity ---------------------------------------------------------------------------------------------
+
+
+def test_a_report_for_support_says_what_happened_and_nothing_private(home: Home) -> None:
+    address, words = home.key().address, " ".join(["abandon"] * 24)
+    home.log.write_text(
+        f"2026-11-22 10:00:00 connected to https://user:hunter2@cottage.example as {address} from 203.0.113.7\n"
+        f"token: s3cr3t-token; somebody@example.org; 2001:db8::1; {home.path}/node.key; the words: {words}\n"
+        "lending: Ready to lend.\n"
+    )
+    with contextlib.closing(Activity(home.activity)) as book:
+        book.add(1.0, "paid", f"sent 5 millionths to {address}", target=address)
+        text = support.report(home, book, "0.1.0")
+    for private in (
+        address,
+        "hunter2",
+        "203.0.113.7",
+        "s3cr3t",
+        "somebody@",
+        "2001:db8",
+        str(home.path),
+        "abandon abandon",
+        "attic",
+    ):
+        assert private not in text, private
+    assert "Ready to lend." in text
+    assert "sandbox=process" in text
+
+
+async def test_a_backup_and_the_words_are_had_over_the_socket_only_by_asking(
+    start_agent: StartAgent, tmp_path: Path
+) -> None:
+    async with start_agent() as running:
+        file = tmp_path / "key.cottage"
+        order = status.BackupOrder(str(file), "a long passphrase")
+        done = await status.ask_for(running.home.socket, "backup", status.BackupDone, order, status.LONG_TIMEOUT_S)
+        assert done.address == running.address
+        assert file.stat().st_mode & 0o777 == 0o600
+        with pytest.raises(SettingsError, match="never overwritten"):
+            await status.ask_for(running.home.socket, "backup", status.BackupDone, order, status.LONG_TIMEOUT_S)
+        words = await status.ask_for(running.home.socket, "words", status.Words, status.WordsOrder())
+        assert len(words.words.split()) == 24
+        assert running.home.socket.stat().st_mode & 0o777 == 0o600
+
+
+async def test_withdrawing_without_a_ledger_says_what_to_do(start_agent: StartAgent) -> None:
+    async with start_agent() as running:
+        order = status.WithdrawOrder(NodeKey(b"\2" * 32).address)
+        with pytest.raises(SettingsError, match="switch lending on first"):
+            await status.ask_for(running.home.socket, "withdraw", msgspec.Raw, order)
+
+
+async def test_an_order_with_unknown_fields_is_refused(start_agent: StartAgent) -> None:
+    async with start_agent() as running:
+        with pytest.raises(SettingsError):
+            await status.ask_for(running.home.socket, "settings", msgspec.Raw, {"sandbox": "process"})

@@ -1,0 +1,31 @@
+"""A stranger finds the room: no folder is a heap of modules, and every package says what it is for."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+ROOMS = ("common", "protocol", "transport", "trainer", "ledger", "coordinator", "desktop", "installer", "cottage")
+MOST = 25
+GENERATED = {ROOT / "coordinator" / "store" / "migrations" / "versions"}
+"""One file a change of the tables, in the order in which they are made."""
+
+
+def folders(*tops: str) -> list[Path]:
+    """Every folder with Python in it."""
+    return sorted({file.parent for top in tops for file in (ROOT / top).rglob("*.py")} - GENERATED)
+
+
+@pytest.mark.parametrize("folder", folders(*ROOMS, "tests"), ids=lambda folder: str(folder.relative_to(ROOT)))
+def test_a_folder_has_at_most_25_modules(folder: Path) -> None:
+    modules = [file.name for file in folder.glob("*.py") if file.name != "__init__.py"]
+    assert len(modules) <= MOST, f"{len(modules)} modules: make rooms by subject"
+
+
+@pytest.mark.parametrize("folder", folders(*ROOMS), ids=lambda folder: str(folder.relative_to(ROOT)))
+def test_a_package_says_what_it_is_for(folder: Path) -> None:
+    package = folder / "__init__.py"
+    if not package.exists():
+        pytest.skip("scripts, and no package")
+    assert ast.get_docstring(ast.parse(package.read_text())), "say in a sentence what is in this room, and what is not"

@@ -1,0 +1,43 @@
+"""Safetensors files in pieces: the bytes of the format's own writer, and no copy of what they show."""
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load, save
+
+from trainer.files.tensors import bytes_of, file_in_pieces
+
+TYPES = [
+    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
+    torch.uint8, torch.bool,
+]  # fmt: skip
+
+tensors = st.builds(
+    lambda kind, shape: torch.randint(0, 2, shape).to(kind),
+    st.sampled_from(TYPES),
+    st.lists(st.integers(0, 5), max_size=3),
+)
+
+
+@given(st.dictionaries(st.text(max_size=9).filter(lambda name: name != "__metadata__"), tensors, max_size=12))
+def test_the_pieces_are_the_file_that_the_format_s_own_writer_gives(contents: dict[str, torch.Tensor]) -> None:
+    data = b"".join(file_in_pieces(contents))
+    assert data == save(contents)
+    assert all(torch.equal(tensor, contents[name]) for name, tensor in load(data).items())
+
+
+def test_bytes_become_a_vector_and_nothing_is_copied() -> None:
+    weights, payload = torch.arange(6, dtype=torch.float32).view(2, 3), b"what a neighbour sent"
+    pieces = file_in_pieces({"payload": payload, "weights": weights, "empty": b""})
+    shown = load(b"".join(pieces))
+    assert shown["payload"].numpy().tobytes() == payload
+    assert shown["empty"].shape == (0,)
+    weights[1, 2] = 9
+    assert any(piece.obj is payload for piece in pieces)
+    assert load(b"".join(pieces))["weights"][1, 2] == 9
+
+
+def test_the_bytes_of_a_tensor_are_its_memory() -> None:
+    tensor = torch.tensor([1, 2], dtype=torch.int16)
+    assert bytes(bytes_of(tensor)) == b"\x01\x00\x02\x00"
+    assert bytes(bytes_of(torch.tensor(3, dtype=torch.uint8))) == b"\x03"

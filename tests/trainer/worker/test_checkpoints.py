@@ -1,0 +1,215 @@
+"""Checkpoints of stages, and the model folder that is made of them."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load, save
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from protocol.boundary import Position
+from protocol.job.job import ModelSpec, TokenizerSpec
+from protocol.models.model import resolve
+from tests.trainer.small import FAMILY_CONFIGS, SEQUENCE, VOCABULARY, config_of, cuts, training
+from trainer.__main__ import main
+from trainer.data.data import TokenFile, heldout_parts
+from trainer.data.prepare import prepare
+from trainer.errors import WeightsError
+from trainer.export.assemble import assemble, model_card
+from trainer.export.inference import evaluate, sample_text
+from trainer.formats.source import Dataset
+from trainer.outer import OuterState
+from trainer.stage.model import Cut
+from trainer.stage.stage import Stage
+from trainer.stage.steps import Recorded, heldout_loss
+from trainer.worker.checkpoint import read_checkpoint, write_checkpoint
+
+TEXT = "".join(f"def function_{i}(argument):\n    return argument + {i}\n\n" for i in range(400))
+
+
+def outer_of(stage: Stage) -> OuterState:
+    anchor = stage.state().parameters
+    return OuterState(anchor, anchor * 0.5)
+
+
+def checkpoints(folder: Path, family: str, stages: int = 2, round_index: int = 5) -> list[Path]:
+    paths = []
+    for index, cut in enumerate(cuts(3, stages)):
+        stage = Stage(config_of(family), cut, training())
+        paths.append(folder / f"stage{index}.safetensors")
+        paths[-1].write_bytes(write_checkpoint(outer_of(stage), stage.slots, round_index))
+    return paths
+
+
+@pytest.fixture
+def prepared(tmp_path: Path) -> Path:
+    (tmp_path / "text").write_text(TEXT)
+    tokenizer = TokenizerSpec(vocabulary=VOCABULARY)
+    prepare(Dataset.of(tmp_path / "text", "text"), tokenizer, None, 0.1, SEQUENCE, tmp_path / "job")
+    return tmp_path / "job"
+
+
+@pytest.mark.parametrize("cut", cuts(3, 3))
+def test_a_checkpoint_gives_back_what_was_written(cut: Cut) -> None:
+    stage = Stage(config_of("gpt2"), cut, training())
+    state = outer_of(stage)
+    back, round_index = read_checkpoint(write_checkpoint(state, stage.slots, 9), stage.slots, stage.parameters.numel())
+    assert torch.equal(back.anchor, state.anchor)
+    assert torch.equal(back.momentum, state.momentum)
+    assert round_index == 9
+
+
+def broken_checkpoints() -> dict[str, tuple[bytes, str]]:
+    stage = Stage(config_of(), cuts(3, 2)[0], training())
+    good = write_checkpoint(outer_of(stage), stage.slots, 1)
+    tensors = load(good)
+    name = "anchor.model.layers.0.mlp.up_proj.weight"
+    return {
+        "empty": (b"", "bad-safetensors"),
+        "noise": (b"\x40" + b"\0" * 7 + b"noise" * 50, "bad-safetensors"),
+        "cut off": (good[: len(good) // 2], "bad-safetensors"),
+        "a tensor is missing": (save({k: v for k, v in tensors.items() if k != name}), "wrong-shape"),
+        "another shape": (save(tensors | {name: tensors[name].T.contiguous()[1:]}), "wrong-shape"),
+        "another type": (save(tensors | {name: tensors[name].double()}), "wrong-shape"),
+        "not finite": (save(tensors | {name: tensors[name] / 0}), "not-finite"),
+        "no round": (save({k: v for k, v in tensors.items() if k != "round"}), "wrong-shape"),
+    }
+
+
+@pytest.mark.parametrize("how", broken_checkpoints())
+def test_a_broken_checkpoint_is_refused(how: str) -> None:
+    data, code = broken_checkpoints()[how]
+    stage = Stage(config_of(), cuts(3, 2)[0], training())
+    with pytest.raises(WeightsError) as caught:
+        read_checkpoint(data, stage.slots, stage.parameters.numel())
+    assert caught.value.code == code
+
+
+@pytest.mark.parametrize("family", FAMILY_CONFIGS)
+@pytest.mark.parametrize("stages", [1, 3])
+def test_the_folder_opens_and_its_loss_is_the_validation_loss(
+    family: str, stages: int, prepared: Path, tmp_path: Path
+) -> None:
+    whole = Stage(config_of(family), Cut(0, 3, True, True), training())
+    tokens = TokenFile(prepared / "heldout.bin", SEQUENCE, VOCABULARY)
+    expected = heldout_loss(whole, heldout_parts(tokens, training()), Recorded({}))
+    out = tmp_path / "model"
+    count = assemble(
+        checkpoints(tmp_path, family, stages), config_of(family), prepared / "tokenizer.json", out, {"name": "x"}
+    )
+    assert count == whole.parameter_count
+    assert evaluate(out, prepared / "heldout.bin", SEQUENCE, 1)["loss"] == pytest.approx(expected, abs=1e-6)
+    assert "cottage" not in (out / "config.json").read_text()
+
+
+def test_the_tokenizer_of_the_folder_opens_and_knows_its_end(prepared: Path, tmp_path: Path) -> None:
+    out = tmp_path / "model"
+    assemble(checkpoints(tmp_path, "llama"), config_of(), prepared / "tokenizer.json", out, {})
+    tokenizer = AutoTokenizer.from_pretrained(out)
+    text = "def function_7(argument):\n"
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+    assert tokenizer.eos_token == "<|endoftext|>"
+    assert AutoModelForCausalLM.from_pretrained(out).config.eos_token_id == tokenizer.eos_token_id
+
+
+def test_generated_text_follows_from_its_seed(prepared: Path, tmp_path: Path) -> None:
+    out = tmp_path / "model"
+    assemble(checkpoints(tmp_path, "llama"), config_of(), prepared / "tokenizer.json", out, {})
+    first = sample_text(out, "def ", 12, 1, 0.8, 1)
+    assert first.startswith("def ")
+    assert sample_text(out, "def ", 12, 1, 0.8, 1) == first
+    assert sample_text(out, "def ", 12, 2, 0.8, 1) != first
+
+
+def test_the_command_line_assembles_evaluates_and_samples(
+    prepared: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config_of()))
+    (tmp_path / "card.json").write_text(json.dumps({"name": "by hand"}))
+    paths = [str(path) for path in checkpoints(tmp_path, "llama")]
+    model = str(tmp_path / "model")
+    arguments = ["--config", str(tmp_path / "config.json"), "--tokenizer", str(prepared / "tokenizer.json")]
+    assert (
+        main(["assemble", "--checkpoint", *paths, *arguments, "--out", model, "--card", str(tmp_path / "card.json")])
+        == 0
+    )
+    assert main(["evaluate", "--model", model, "--heldout", str(prepared / "heldout.bin"), "--sequence", "16"]) == 0
+    assert json.loads(capfd.readouterr().out.splitlines()[-1])["loss"] > 0
+    assert main(["sample", "--model", model, "--prompt", "def", "--tokens", "3"]) == 0
+    assert capfd.readouterr().out.startswith("def")
+
+
+def assembling(folder: Path, paths: list[Path], prepared: Path) -> Any:
+    return assemble(paths, config_of(), prepared / "tokenizer.json", folder / "model", {})
+
+
+def test_a_missing_stage_is_refused(prepared: Path, tmp_path: Path) -> None:
+    with pytest.raises(WeightsError, match="one checkpoint of each stage"):
+        assembling(tmp_path, checkpoints(tmp_path, "llama")[:1], prepared)
+
+
+def test_the_same_stage_twice_is_refused(prepared: Path, tmp_path: Path) -> None:
+    paths = checkpoints(tmp_path, "llama")
+    with pytest.raises(WeightsError, match="another checkpoint holds too"):
+        assembling(tmp_path, [*paths, shutil.copy(paths[0], tmp_path / "copy")], prepared)
+
+
+def test_stages_of_different_rounds_are_refused(prepared: Path, tmp_path: Path) -> None:
+    first = checkpoints(tmp_path, "llama")[0].rename(tmp_path / "older")
+    second = checkpoints(tmp_path, "llama", round_index=6)[1]
+    with pytest.raises(WeightsError, match=r"rounds \[5, 6\]"):
+        assembling(tmp_path, [first, second], prepared)
+
+
+@pytest.mark.parametrize("content", [b"", b"noise" * 100])
+def test_a_file_that_is_no_checkpoint_is_refused(content: bytes, prepared: Path, tmp_path: Path) -> None:
+    (tmp_path / "bad").write_bytes(content)
+    with pytest.raises(WeightsError, match="bad cannot be read") as caught:
+        assembling(tmp_path, [tmp_path / "bad"], prepared)
+    assert caught.value.code == "bad-safetensors"
+
+
+def test_the_card_shows_curve_and_receipts_and_survives_odd_text() -> None:
+    card = {
+        "name": "my\nmodel",
+        "tokens": 400_000,
+        "loss_after": 3.14159,
+        "rounds": [{"round": 0, "validation_loss": 7.6}, {"round": 1, "train_loss": None}],
+        "receipts": [{"kind": "settle", "detail": "a | b\nc"}],
+        "spec": {"name": "my\nmodel"},
+    }
+    text = model_card(card, 123, resolve(ModelSpec(preset="tiny-llama"), 2048))
+    assert "# my model" in text
+    assert "| loss after | 3.1416 |" in text
+    assert "| round | validation_loss | perplexity | train_loss |" in text
+    assert "| settle | a \\| b c |" in text
+    assert '"name": "my\\nmodel"' in text
+
+
+def test_validation_through_a_pipeline_is_validation_in_one_process(tokens: TokenFile) -> None:
+    spec = training(activations="int8")
+    whole = Stage(config_of(), Cut(0, 3, True, True), spec)
+    parts = heldout_parts(tokens, spec)[:3]
+    expected = heldout_loss(whole, parts, Recorded({}))
+
+    class Store:
+        def __init__(self) -> None:
+            self.payloads: dict[int, bytes] = {}
+
+        def arrived(self, kind: str, micro: int) -> bool:
+            return micro in self.payloads
+
+        def receive(self, kind: str, micro: int) -> bytes:
+            return self.payloads.pop(micro)
+
+        def send(self, kind: str, micro: int, payload: bytes, naive: int) -> None:
+            self.payloads[micro] = payload
+
+    store, loss = Store(), None
+    for cut in cuts(3, 3):
+        loss = heldout_loss(Stage(config_of(), cut, spec), parts, store)
+    assert loss == expected
+    assert Position(0, 1).expected(4) == []

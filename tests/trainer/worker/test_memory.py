@@ -1,0 +1,203 @@
+"""What a stage is thought to need, against what torch keeps."""
+
+import weakref
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from coordinator.domain.placement import stage_memory
+from coordinator.domain.placement.layers import BASE_CARD, BASE_MEMORY
+from protocol.job.job import LoraSpec, ModelSpec, TrainingSpec
+from protocol.models.model import inspect_config, resolve
+from protocol.task import Layers
+from tests.trainer.files.test_families import published, theirs
+from tests.trainer.small import FAMILY_CONFIGS, training
+from trainer.stage import stage as stages
+from trainer.stage.model import Cut
+from trainer.stage.stage import Stage
+
+ROWS, SEQUENCE = 2, 64
+
+
+def kept_bytes(stage: Stage) -> int:
+    """Bytes of all storages that one forward pass keeps for its backward pass, parameters and tables excepted."""
+    own = {stage.parameters.untyped_storage().data_ptr()} | {
+        b.untyped_storage().data_ptr() for b in stage.module.buffers()
+    }
+    found: dict[int, tuple[int, torch.Tensor]] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            found[storage.data_ptr()] = (storage.nbytes(), tensor)
+        return tensor
+
+    inputs = torch.randn(ROWS, SEQUENCE, stage.shape.hidden, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        stage.forward(inputs)
+    return sum(size for size, _ in found.values())
+
+
+@pytest.mark.parametrize("family", FAMILY_CONFIGS)
+def test_what_layers_keep_is_estimated_within_a_tenth(family: str) -> None:
+    width = {"n_embd": 128} if family == "gpt2" else {"hidden_size": 128, "intermediate_size": 320}
+    config = resolve(ModelSpec(config=FAMILY_CONFIGS[family] | width), 300)
+    stage = Stage(config, Cut(1, 3, False, False), training(sequence=SEQUENCE))
+    tokens = ROWS * SEQUENCE
+    estimate = stage.shape.stage_memory_bytes(0, False, 2, tokens, SEQUENCE)
+    assert estimate == pytest.approx(kept_bytes(stage), rel=0.1)
+
+
+def test_sixteen_bits_keep_less_and_never_more() -> None:
+    config = resolve(ModelSpec(config=FAMILY_CONFIGS["llama"]), 300)
+    wide, narrow = (
+        kept_bytes(Stage(config, Cut(1, 3, False, False), training(precision=precision)))
+        for precision in ("fp32", "bf16")
+    )
+    assert 0.5 * wide < narrow < 0.95 * wide
+
+
+def held_bytes(stage: Stage) -> int:
+    """Bytes of all that a stage holds, each storage once."""
+    tensors = [value for value in vars(stage).values() if isinstance(value, torch.Tensor)]
+    tensors += [*stage.module.parameters(), *stage.module.buffers()]
+    return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
+
+
+class Peak(TorchDispatchMode):
+    """The most bytes of large tensors that operations made and that were alive together."""
+
+    def __init__(self, least: int) -> None:
+        super().__init__()
+        self.least, self.most = least, 0
+        self._alive: weakref.WeakSet[torch.Tensor] = weakref.WeakSet()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        known = {t.untyped_storage().data_ptr() for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
+        made = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(made):
+            if isinstance(tensor, torch.Tensor) and tensor.untyped_storage().data_ptr() not in known:
+                self._alive.add(tensor)
+        alive = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in self._alive}
+        self.most = max(self.most, sum(size for size in alive.values() if size >= self.least))
+        return made
+
+
+@pytest.mark.parametrize("targets", [(), ("first",)], ids=["all", "one"])
+@pytest.mark.parametrize("family", FAMILY_CONFIGS)
+def test_what_learns_beside_a_frozen_model_is_counted_without_torch(
+    family: str, targets: tuple[str, ...], tmp_path: Any
+) -> None:
+    config = resolve(ModelSpec(config=FAMILY_CONFIGS[family]), 300)
+    shape = inspect_config(config)
+    lora = LoraSpec(rank=3, targets=(shape.linears[0][0],) if targets else ())
+    weights = published(theirs(family, tie=False), tmp_path)
+    cut = Cut(1, 3, False, True)
+    stage = Stage(config, cut, training(lora=lora), weights)
+    learnt, frozen = shape.stage_learns(1, 3, False, True, lora)
+    assert stage.parameter_count == learnt
+    assert sum(value.numel() for value in stage.frozen().values()) == frozen
+    assert shape.stage_learns(1, 3, False, True, None) == (frozen, 0)
+    again = Stage(config, cut, training(lora=lora), initialise=False, beside=stage)
+    shared = {value.data_ptr() for value in stage.frozen().values()}
+    assert {value.data_ptr() for value in again.frozen().values()} == shared, "a second stage takes no second model"
+
+
+@pytest.mark.parametrize("lora", [None, LoraSpec(rank=8)], ids=["all", "adapters"])
+def test_a_stage_holds_five_vectors_of_what_learns_and_one_of_what_does_not(
+    lora: LoraSpec | None, tmp_path: Any
+) -> None:
+    width = {"hidden_size": 128, "intermediate_size": 320, "vocab_size": 300}
+    config = resolve(ModelSpec(config=FAMILY_CONFIGS["llama"] | width), 300)
+    whole = Stage(config, Cut(0, 3, True, True), training())
+    weights = tmp_path / "model.safetensors"
+    values = {
+        slot.name: whole.parameters[slot.start : slot.start + slot.count].view(slot.shape) for slot in whole.slots
+    }
+    save_file({name: value.clone() for name, value in values.items()}, weights)
+    stage = Stage(config, Cut(0, 3, True, True), training(lora=lora), weights)
+    learnt, frozen = stage.shape.stage_learns(0, 3, True, True, lora)
+    assert held_bytes(stage) == pytest.approx(4 * (5 * learnt + frozen), rel=0.02)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_an_optimizers_step_takes_at_most_one_vector_for_a_moment_where_it_goes_over_all_at_once(
+    optimizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stages, "CACHED", 1 << 40)  # As on a graphics card.
+    config = resolve(ModelSpec(config=FAMILY_CONFIGS["llama"] | {"hidden_size": 128, "intermediate_size": 320}), 300)
+    stage = Stage(config, Cut(0, 3, True, True), training(optimizer=optimizer))
+    stage.gradients.fill_(0.5)
+    size = stage.parameters.untyped_storage().nbytes()
+    with Peak(size // 1000) as peak:
+        stage.adam_step(0.1)
+    assert 0 < peak.most <= 1.05 * size
+
+
+def test_adapters_keep_less_than_is_thought() -> None:
+    config = resolve(ModelSpec(config=FAMILY_CONFIGS["llama"] | {"hidden_size": 128, "intermediate_size": 320}), 300)
+    spec = training(sequence=SEQUENCE, lora=LoraSpec(rank=8))
+    whole = Stage(config, Cut(1, 3, False, False), training(sequence=SEQUENCE))
+    values = {
+        slot.name: whole.parameters[slot.start : slot.start + slot.count].view(slot.shape) for slot in whole.slots
+    }
+    stage = Stage(config, Cut(1, 3, False, False), spec, initialise=False, beside=_Frozen(values))  # type: ignore[arg-type]
+    tokens = ROWS * SEQUENCE
+    estimate = stage.shape.stage_memory_bytes(0, False, 2, tokens, SEQUENCE)
+    estimate += 4 * 2 * stage.shape.adapter_values(spec.lora) * tokens
+    frozen = sum(value.numel() * 4 for value in values.values())
+    assert 0.5 * estimate < kept_bytes(stage) - frozen < estimate
+
+
+class _Frozen:
+    """Stands for a stage whose parameters are all frozen."""
+
+    def __init__(self, values: dict[str, torch.Tensor]) -> None:
+        self._values = values
+
+    def frozen(self) -> dict[str, torch.Tensor]:
+        return self._values
+
+
+LLAMA_1B = {
+    "model_type": "llama", "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64, "vocab_size": 128_256,
+}  # fmt: skip
+SMALL = TrainingSpec(sequence=512, batch=4, micro_batches=4)
+
+
+def planned(spec: TrainingSpec, card: bool) -> float:
+    """Gigabytes of a model of 1.5 billion parameters, its head apart from its embedding, as one stage."""
+    shape = inspect_config(LLAMA_1B)
+    return stage_memory(shape, spec, [Layers(0, shape.layers)], 0, card) / 1e9
+
+
+def test_adapters_of_a_billion_parameters_are_planned_with_the_memory_that_they_take() -> None:
+    adapters = msgspec.structs.replace(SMALL, lora=LoraSpec(rank=16))
+    parameters = inspect_config(LLAMA_1B).parameters / 1e9
+    for card, base in ((False, BASE_MEMORY), (True, BASE_CARD)):
+        full, thin = planned(SMALL, card), planned(adapters, card)
+        assert 4 * parameters + base / 1e9 < thin < 4 * parameters + base / 1e9 + 6
+        assert thin < full / 4
+
+
+def test_a_card_is_planned_with_what_lies_on_it() -> None:
+    shape = inspect_config(LLAMA_1B)
+    tokens = shape.stage_memory_bytes(0, True, shape.layers, 512, 512)
+
+    def vectors(stages: int = 1, **changes: Any) -> float:
+        spec = msgspec.structs.replace(SMALL, **changes)
+        return (planned(spec, True) * 1e9 - BASE_CARD - stages * tokens) / (4 * shape.parameters)
+
+    # Nobody of another class can look at what its steps came to, and the only state of a round is its first one.
+    alone = {"outer": "streaming", "overlap": 2, "commit_every": 20}
+    assert vectors(**alone) == pytest.approx(6)
+    assert vectors(**alone, clip_norm=1.0) == pytest.approx(7)
+    assert vectors(2) == pytest.approx(6 + 5), "showing what a segment came to takes a second stage"
+    assert vectors(2, **alone | {"commit_every": 1}) == pytest.approx(6 + 5), "so does a state that was not kept"
+    assert vectors(outer="gradients", commit_every=20) == pytest.approx(6 + 3)

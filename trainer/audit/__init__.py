@@ -1,0 +1,1 @@
+"""Running a committed step again: traces, openings, replay, and how far classes may differ."""

@@ -1,0 +1,270 @@
+"""An opened segment as one safetensors file: its leaves, their proofs, the state before it and the payloads it received.
+
+For an auditor of another environment class also its *ending*: the state after it and the payloads it sent. One of the same class
+makes those itself and compares their digests.
+"""
+
+import hashlib
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+import msgspec
+import torch
+from msgspec import Meta
+from safetensors import SafetensorError
+from safetensors.torch import load
+from torch import Tensor
+
+from protocol.audit import StepLeaf, segment
+from protocol.boundary import PayloadKey, Position
+from protocol.codec import MessageError
+from protocol.codec import decode as decode_message
+from protocol.codec import encode as encode_message
+from protocol.ids import StepIndex
+from protocol.merkle import MerkleProof, verify_proof
+from trainer.audit.trace import RoundTrace
+from trainer.errors import OpeningError
+from trainer.files.tensors import file_in_pieces
+from trainer.outer.method import Local, local_digest
+from trainer.stage.stage import StageState
+
+MAX_HEAD = 16 << 20  # 66 leaves of 1280 + 512 digests, each with a proof of 32 hashes.
+
+_VECTORS = ("parameters", "first_moment", "second_moment")
+
+_Path = Annotated[tuple[Annotated[bytes, Meta(min_length=32, max_length=32)], ...], Meta(max_length=32)]
+
+
+_Steps = Annotated[int, Meta(ge=0, lt=2**31)]
+
+_Leaves = Annotated[tuple[StepLeaf, ...], Meta(min_length=1, max_length=64)]
+
+
+class _Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    first: StepIndex
+    leaves: _Leaves
+    paths: Annotated[tuple[_Path, ...], Meta(min_length=1, max_length=64)]
+    previous: StepLeaf | None
+    previous_path: _Path
+    last: StepLeaf
+    last_path: _Path
+    adam_steps: _Steps
+    ending_steps: _Steps | None = None
+
+
+@dataclass(frozen=True)
+class Ending:
+    """What a segment came to: the state after it, and what each of its steps sent."""
+
+    state: StageState
+    sent: tuple[dict[PayloadKey, bytes], ...]
+
+
+@dataclass(frozen=True)
+class Opening:
+    """A segment that was shown to belong to a commitment.
+
+    Attributes:
+        first: its first step within the round.
+        paths: of the leaves.
+        payloads: that each of its steps received.
+        last: the round's last leaf, which binds the pseudo-gradient; of the last segment it is one of ``leaves``.
+        anchor: anchor that the round began with, flat; only in the segment that made the contribution, and where ``local`` counts
+            in the round's first and last.
+        local: what the replica carried into the round; where ``anchor`` is given.
+        ending: where it was asked for.
+    """
+
+    first: int
+    leaves: tuple[StepLeaf, ...]
+    paths: tuple[_Path, ...]
+    previous: StepLeaf | None
+    last: StepLeaf
+    state: StageState
+    payloads: tuple[dict[PayloadKey, bytes], ...]
+    anchor: Tensor | None
+    local: Local
+    ending: Ending | None = None
+
+
+def write_opening(
+    trace: RoundTrace,
+    step: int,
+    state: StageState,
+    position: Position,
+    micros: int,
+    made: int | None = None,
+    ending: Ending | None = None,
+) -> list[memoryview]:
+    """The opening of the segment of ``step`` (within the round), in pieces; ``state``: before the segment.
+
+    Most pieces are the memory of what is shown, so nobody may change that while they are needed.
+
+    Args:
+        made: the step after which the pseudo-gradient was made; None: the last.
+        ending: of the segment, for an auditor of another class.
+    """
+    tree = trace.tree()
+    last = len(trace.leaves) - 1
+    first, stop = segment(step, trace.segment, len(trace.leaves))
+    head = _Head(
+        first=first,
+        leaves=tuple(trace.leaves[first:stop]),
+        paths=tuple(tree.proof(index).path for index in range(first, stop)),
+        previous=trace.leaves[first - 1] if first else None,
+        previous_path=tree.proof(first - 1).path if first else (),
+        last=trace.leaves[last],
+        last_path=tree.proof(last).path,
+        adam_steps=state.adam_steps,
+        ending_steps=None if ending is None else ending.state.adam_steps,
+    )
+    shown: dict[str, Tensor | bytes] = {"head": encode_message(head)}
+    shown |= {name: getattr(state, name) for name in _VECTORS}
+    if _anchored(first, stop, last, trace.local, made):
+        shown["anchor"] = trace.anchor
+        shown |= {f"local.{name}": vector for name, vector in trace.local.items()}
+    keys = position.expected(micros)
+    received = [trace.payloads[index][key] for index in range(first, stop) for key in keys]
+    shown |= {f"received.{index}": payload for index, payload in enumerate(received)}
+    if ending is not None:
+        shown |= {f"ending.{name}": getattr(ending.state, name) for name in _VECTORS}
+        sent = [payloads[key] for payloads in ending.sent for key in position.produced(micros)]
+        shown |= {f"sent.{index}": payload for index, payload in enumerate(sent)}
+    return file_in_pieces(shown)
+
+
+def read_opening(
+    data: bytes,
+    root: str,
+    leaves: int,
+    step: int,
+    position: Position,
+    micros: int,
+    size: int,
+    carries: Sequence[str] = (),
+    made: int | None = None,
+    every: int = 1,
+    ending: bool = False,
+) -> Opening:
+    """Parse an opening and hold it against its commitment.
+
+    Args:
+        root: Merkle root of the round, in hexadecimal; ``leaves`` under it.
+        step: within the round.
+        micros: micro-batches of a step; ``size``: length of the stage's flat vectors.
+        carries: names of the vectors that the method carries from round to round.
+        made: as in ``write_opening``; ``every``: steps of a segment.
+        ending: it must be there, and what was committed to.
+    Raises:
+        OpeningError: the bytes are no opening, or do not belong to this step of this commitment.
+    """
+    tensors, head = _parse(data)
+    first, stop = segment(step, every, leaves)
+    _prove(head, root, leaves, range(first, stop))
+    state = _state(tensors, "", size, head.adam_steps)
+    if state.digest() != head.leaves[0].before:
+        raise OpeningError("the state is not the one that the leaf begins with")
+    payloads = _received(tensors, head, position, micros)
+    shown = Opening(first, head.leaves, head.paths, head.previous, head.last, state, payloads, None, {})
+    if ending:
+        shown = replace(shown, ending=_ending(tensors, head, position, micros, size))
+    if not _anchored(first, stop, leaves - 1, carries, made):
+        return shown
+    local = {name: _vector(tensors, f"local.{name}", size) for name in carries}
+    if local_digest(local) != head.leaves[0].local:
+        raise OpeningError("what the replica carried into the round is not what the leaf names")
+    return replace(shown, anchor=_vector(tensors, "anchor", size), local=local)
+
+
+def _received(
+    tensors: dict[str, Tensor], head: _Head, position: Position, micros: int
+) -> tuple[dict[PayloadKey, bytes], ...]:
+    keys = position.expected(micros)
+    for leaf in head.leaves:
+        if len(leaf.received) != len(keys) or len(leaf.sent) != len(position.produced(micros)):
+            raise OpeningError(
+                f"the leaf names {len(leaf.received)} received payloads, a step of this stage has {len(keys)}"
+            )
+    return _payloads(tensors, "received", keys, [leaf.received for leaf in head.leaves])
+
+
+def _payloads(
+    tensors: dict[str, Tensor], name: str, keys: list[PayloadKey], named: list[tuple[str, ...]]
+) -> tuple[dict[PayloadKey, bytes], ...]:
+    """Payloads of each step of the segment, as its leaf names them by digest."""
+    payloads = []
+    for offset, digests in enumerate(named):
+        of_step = {}
+        for index, key in enumerate(keys):
+            payload = _blob(tensors, f"{name}.{offset * len(keys) + index}")
+            if hashlib.sha256(payload).hexdigest() != digests[index]:
+                raise OpeningError(f"the {key[0]} of micro-batch {key[1]} is not the one that the leaf names")
+            of_step[key] = payload
+        payloads.append(of_step)
+    return tuple(payloads)
+
+
+def _ending(tensors: dict[str, Tensor], head: _Head, position: Position, micros: int, size: int) -> Ending:
+    if head.ending_steps is None:
+        raise OpeningError("it does not show what the segment came to")
+    state = _state(tensors, "ending.", size, head.ending_steps)
+    if state.digest() != head.leaves[-1].after:
+        raise OpeningError("the state after the segment is not the one that the leaf ends with")
+    return Ending(state, _payloads(tensors, "sent", position.produced(micros), [leaf.sent for leaf in head.leaves]))
+
+
+def _anchored(first: int, stop: int, last: int, carries: Collection[str], made: int | None) -> bool:
+    """Whether a segment shows the anchor: where the contribution was made; with what is carried, the first and last too."""
+    return first <= (last if made is None else made) < stop or (bool(carries) and (first == 0 or stop > last))
+
+
+def _parse(data: bytes) -> tuple[dict[str, Tensor], _Head]:
+    try:
+        tensors = load(data)
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise OpeningError(f"no safetensors file: {error}") from error
+    try:
+        return tensors, decode_message(_blob(tensors, "head"), _Head, MAX_HEAD)
+    except MessageError as error:
+        raise OpeningError(f"its head is malformed: {error}") from error
+
+
+def _prove(head: _Head, root: str, leaves: int, steps: range) -> None:
+    top = bytes.fromhex(root)
+    if head.first != steps.start or not len(steps) == len(head.leaves) == len(head.paths):
+        raise OpeningError(
+            f"{len(head.leaves)} leaves from step {head.first} on were opened, the segment has {len(steps)} from "
+            f"step {steps.start} on"
+        )
+    for step, leaf, path in zip(steps, head.leaves, head.paths, strict=True):
+        if not verify_proof(top, encode_message(leaf), MerkleProof(step, leaves, path)):
+            raise OpeningError(f"the leaf does not stand at place {step} of {leaves} under root {root[:16]}")
+    if not verify_proof(top, encode_message(head.last), MerkleProof(leaves - 1, leaves, head.last_path)):
+        raise OpeningError(f"the last leaf does not stand at place {leaves - 1} of {leaves} under root {root[:16]}")
+    before = steps.start - 1
+    if before < 0:
+        return
+    if head.previous is None or not verify_proof(
+        top, encode_message(head.previous), MerkleProof(before, leaves, head.previous_path)
+    ):
+        raise OpeningError(f"the leaf before does not stand at place {before} of {leaves} under root {root[:16]}")
+
+
+def _state(tensors: dict[str, Tensor], prefix: str, size: int, steps: int) -> StageState:
+    parameters, first, second = (_vector(tensors, prefix + name, size) for name in _VECTORS)
+    return StageState(parameters, first, second, steps)
+
+
+def _vector(tensors: dict[str, Tensor], name: str, size: int) -> Tensor:
+    value = tensors.get(name)
+    if value is None or value.dtype != torch.float32 or tuple(value.shape) != (size,):
+        raise OpeningError(f"{name} is missing, or not {size:,} float32 values")
+    return value.clone()
+
+
+def _blob(tensors: dict[str, Tensor], name: str) -> bytes:
+    value = tensors.get(name)
+    if value is None or value.dtype != torch.uint8 or value.dim() != 1:
+        raise OpeningError(f"{name} is missing, or not bytes")
+    return value.numpy().tobytes()

@@ -1,0 +1,1 @@
+"""From text and rows to batches of tokens."""

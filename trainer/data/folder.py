@@ -1,0 +1,49 @@
+"""The folder that a worker finds its job in: ``config.json``, ``train.bin``, ``heldout.bin``, perhaps weights."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from protocol.job.job import JobSpec
+from protocol.models.model import inspect_config, resolve
+from trainer.data.data import TokenFile
+from trainer.files.inputs import CONFIG, HELDOUT, MANIFEST, TRAIN, Folder
+from trainer.files.json_file import read_json
+
+
+@dataclass
+class Files:
+    """The job's files as a worker sees them."""
+
+    config: dict[str, Any]
+    train: TokenFile
+    heldout: TokenFile
+    weights: Folder | None
+
+
+def load_config(folder: Folder, spec: JobSpec) -> dict[str, Any]:
+    """The resolved config: ``config.json``, or made from the job and the vocabulary in ``manifest.json``.
+
+    Raises:
+        DataError: neither file is there, or it is not JSON.
+        ModelConfigError: it describes no model that can be trained.
+    """
+    if folder.has(CONFIG):
+        return read_json(folder.file(CONFIG))
+    return resolve(spec.model, int(read_json(folder.file(MANIFEST))["vocabulary"]))
+
+
+def open_files(folder: Folder, spec: JobSpec) -> Files:
+    """Everything that a member reads.
+
+    Raises:
+        DataError, ModelConfigError: a file is missing or cannot be used.
+    """
+    config = load_config(folder, spec)
+    shape = inspect_config(config)
+    shape.check_sequence(spec.training.sequence)
+    return Files(
+        config,
+        TokenFile(folder.file(TRAIN), spec.training.sequence, shape.vocabulary),
+        TokenFile(folder.file(HELDOUT), spec.training.sequence, shape.vocabulary),
+        folder if spec.model.weights is not None else None,
+    )

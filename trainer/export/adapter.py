@@ -1,0 +1,82 @@
+"""Stage checkpoints of a run with low-rank adapters, as one folder that ``peft`` opens. Free of torch."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+
+from protocol.codec import MessageError, convert
+from protocol.job.job import LoraSpec
+from trainer.errors import WeightsError
+
+_ADAPTER = re.compile(r"^(?P<module>.*\.(?:layers|h)\.(?P<layer>\d+)\..*)\.lora_(?P<side>[AB])\.weight$")
+_PREFIX = "base_model.model."
+
+
+def is_adapter(tensors: Mapping[str, NDArray[np.float32]]) -> bool:
+    """Whether checkpoints hold adapters, and not a model."""
+    return any(_ADAPTER.match(name) for name in tensors)
+
+
+def save_adapter(
+    tensors: Mapping[str, NDArray[np.float32]], layers: int, family: str, card: Mapping[str, Any], out: Path
+) -> dict[str, Any]:
+    """Write ``adapter_model.safetensors``; returns what belongs into ``adapter_config.json``.
+
+    Args:
+        layers: of the whole model: each must have the same adapters.
+        card: its ``spec`` is the job document.
+    Raises:
+        WeightsError: adapters are missing, do not fit each other, or the card does not say with which ``alpha`` they learnt.
+    """
+    spec = _spec(card)
+    places: dict[str, set[int]] = {}
+    for name, value in tensors.items():
+        match = _ADAPTER.match(name)
+        rank = value.shape[0 if match is None or match["side"] == "A" else 1]
+        if match is None or rank != spec.rank:
+            raise WeightsError("wrong-shape", f"{name} {value.shape} is no adapter of rank {spec.rank}")
+        kind = name.replace(f".{match['layer']}.", ".*.", 1)
+        places.setdefault(kind, set()).add(int(match["layer"]))
+    for kind, found in places.items():
+        if found != set(range(layers)):
+            missing = sorted(set(range(layers)) - found)
+            raise WeightsError(
+                "missing-tensor", f"{kind} is missing for layers {missing}: give one checkpoint of each stage"
+            )
+    save_file(
+        {_PREFIX + name: np.ascontiguousarray(value) for name, value in tensors.items()},
+        out / "adapter_model.safetensors",
+        metadata={"format": "pt"},
+    )
+    (out / "adapter_model.safetensors").chmod(0o644)
+    modules = sorted({kind.rpartition(".lora_")[0].rpartition(".")[2] for kind in places})
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": spec.base_model,
+        "r": spec.rank,
+        "lora_alpha": spec.alpha,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": modules,
+        "fan_in_fan_out": family == "gpt2",
+        "inference_mode": True,
+    }
+
+
+def _spec(card: Mapping[str, Any]) -> LoraSpec:
+    document = card.get("spec")
+    training = document.get("training") if isinstance(document, Mapping) else None
+    lora = training.get("lora") if isinstance(training, Mapping) else None
+    try:
+        spec: LoraSpec = convert(lora, LoraSpec)
+    except MessageError as error:
+        raise WeightsError(
+            "missing-document", f"adapters need the job's training.lora in the card's spec: {error}"
+        ) from error
+    return spec

@@ -1,0 +1,1 @@
+"""Reading what submitters and peers send: inputs, JSON, tensors."""

@@ -1,0 +1,129 @@
+"""Tensors of a safetensors file, one at a time, from a file that may be encrypted; and such a file in pieces, to send.
+
+Source: the format as https://huggingface.co/docs/safetensors describes it.
+"""
+
+import json
+import math
+import struct
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol, cast
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from common.encrypted_files import SealedFile
+from common.errors import SealedFileError
+from trainer.files.inputs import InputFile
+
+MAX_HEADER = 100_000_000  # As the format's own reader has it.
+_LENGTH = struct.Struct("<Q")
+_TYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
+_NAMES = {kind: name for name, kind in _TYPES.items()}
+_ORDER = ("I64", "F64", "F32", "I32", "BF16", "F16", "I16", "I8", "U8", "BOOL")  # As the format's own writer has them.
+
+
+class Tensors(Protocol):
+    """What is read of a file."""
+
+    def keys(self) -> list[str]:
+        """The names of its tensors."""
+
+    def get_tensor(self, name: str) -> Tensor:
+        """One of them."""
+
+
+@contextmanager
+def open_tensors(file: InputFile) -> Iterator[Tensors]:
+    """The tensors of a file.
+
+    Raises:
+        SafetensorError, OSError: it is broken, or was changed; here or when a tensor is read.
+    """
+    if isinstance(file, SealedFile):
+        try:
+            yield _Sealed(file)
+        except SealedFileError as error:
+            raise SafetensorError(str(error)) from error
+    else:
+        with safe_open(file, "pt") as opened:
+            yield cast(Tensors, opened)
+
+
+class _Sealed:
+    """Reads the header and then each tensor by itself, so that no more than one is in memory twice.
+
+    The format's own reader takes paths only.
+    """
+
+    def __init__(self, file: SealedFile) -> None:
+        self._file = file
+        head = file.read(0, _LENGTH.size)
+        length = _LENGTH.unpack(head)[0] if len(head) == _LENGTH.size else MAX_HEADER + 1
+        if length > min(MAX_HEADER, file.size - _LENGTH.size):
+            raise SafetensorError("the header is too large, or not there")
+        self._data = _LENGTH.size + length
+        try:
+            header = json.loads(file.read(_LENGTH.size, self._data))
+            header.pop("__metadata__", None)
+            self._places = {name: _place(entry) for name, entry in header.items()}
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
+            raise SafetensorError(f"the header cannot be read: {error}") from error
+
+    def keys(self) -> list[str]:
+        return list(self._places)
+
+    def get_tensor(self, name: str) -> Tensor:
+        kind, shape, begin, end = self._places[name]
+        if not 0 <= begin <= end <= self._file.size - self._data:
+            raise SafetensorError(f"the tensor {name} lies outside of the file")
+        if math.prod(shape) * kind.itemsize != end - begin:
+            raise SafetensorError(f"the tensor {name} has {end - begin:,} bytes, which its shape {shape} does not fit")
+        if begin == end:
+            return torch.empty(shape, dtype=kind)
+        data = bytearray(end - begin)
+        self._file.read_into(data, self._data + begin)
+        return torch.frombuffer(data, dtype=kind).view(shape)
+
+
+def _place(entry: Any) -> tuple[torch.dtype, tuple[int, ...], int, int]:
+    shape = tuple(int(axis) for axis in entry["shape"])
+    if any(axis < 0 for axis in shape):
+        raise ValueError(f"the shape {shape}")
+    begin, end = entry["data_offsets"]
+    return _TYPES[entry["dtype"]], shape, int(begin), int(end)
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """The memory of a tensor that is contiguous and on the CPU, as bytes."""
+    return tensor.detach().reshape(-1).view(torch.uint8).numpy().data
+
+
+def file_in_pieces(contents: Mapping[str, Tensor | bytes]) -> list[memoryview]:
+    """A safetensors file: its header, then the memory of each tensor, of which no copy is made.
+
+    The bytes are those that the format's own writer gives.
+
+    Args:
+        contents: contiguous tensors on the CPU, or bytes, which become a vector of type U8. Nobody may change them as long as the
+            pieces are needed.
+    """
+    parts = []
+    for name, content in contents.items():
+        if isinstance(content, bytes):
+            parts.append((_ORDER.index("U8"), name, [len(content)], memoryview(content)))
+        else:
+            parts.append((_ORDER.index(_NAMES[content.dtype]), name, list(content.shape), bytes_of(content)))
+    parts.sort(key=lambda part: part[:2])
+    header, end = {}, 0
+    for order, name, shape, piece in parts:
+        begin, end = end, end + len(piece)
+        header[name] = {"dtype": _ORDER[order], "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return [memoryview(_LENGTH.pack(len(text)) + text), *(part[-1] for part in parts)]

@@ -1,0 +1,1 @@
+"""One stage of a pipeline: its layers, its schedule, its optimizer, what it sends and keeps."""

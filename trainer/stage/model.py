@@ -1,0 +1,254 @@
+"""Hugging Face causal language models, cut into pipeline stages.
+
+A stage is the family's own ``...ForCausalLM`` with fewer layers, built on the meta device, its missing ends replaced: the
+first stage takes token ids, the later ones hidden states, the last returns logits. Three stages give the same logits and
+gradients as the whole model, bit for bit.
+
+Weights start from a counter-based generator keyed by (seed, full parameter name), so that whoever builds a tensor, in
+whatever cut, on whatever processor, gets the same bits; or from ``model.safetensors``, reading only the stage's own keys.
+"""
+
+import copy
+import hashlib
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from protocol.job.job import TrainingSpec
+from protocol.models.config_keys import OWN
+from protocol.models.families import FAMILY
+from protocol.models.model import STARTS_TIED, ModelShape, inspect_config
+from protocol.models.tensor_names import ways
+from protocol.task import Layers
+from trainer.errors import NonFiniteError, WeightsError
+from trainer.files.inputs import Folder, InputFile
+from trainer.files.tensors import open_tensors
+
+_LAYER_KEY = re.compile(r"^(?P<head>.*?\.(?:layers|h)\.)(?P<index>\d+)(?P<tail>\..*)$")
+_EMBEDDINGS = ("embed_tokens", "wte", "embed_in")
+_POSITIONS = "wpe"
+_NORMS = ("norm", "ln_f", "final_layer_norm")
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Layers ``first <= i < last`` of a model; ``is_first`` has the embedding, ``is_last`` the norm and the head."""
+
+    first: int
+    last: int
+    is_first: bool
+    is_last: bool
+
+
+class _NoPositions(nn.Module):
+    """Stands for GPT-2's position embedding on later stages: the first stage has added it already."""
+
+    def forward(self, position_ids: Tensor) -> Tensor:
+        return torch.zeros(1, device=position_ids.device)
+
+
+def build_module(config: Mapping[str, Any], cut: Cut) -> tuple[nn.Module, ModelShape]:
+    """The stage's module on the meta device (rotary tables excepted), and the shape of the whole model.
+
+    Raises:
+        ModelConfigError: the config cannot be trained here, or has no such layers.
+    """
+    shape = inspect_config(config)
+    shape.stage_parameters(cut.first, cut.last, cut.is_first, cut.is_last)
+    theirs = copy.deepcopy({key: value for key, value in config.items() if not key.startswith(OWN)})  # They change it.
+    hf_config = CONFIG_MAPPING[str(config["model_type"])].from_dict(theirs)
+    hf_config._experts_implementation = "eager"  # The others choose kernels by shape and machine.
+    family = cast(Any, MODEL_FOR_CAUSAL_LM_MAPPING[type(hf_config)])
+    hf_config._attn_implementation = "sdpa" if family._supports_sdpa else "eager"  # Gemma 2 caps its attention scores.
+    part = copy.deepcopy(hf_config)
+    for name, value in vars(hf_config).items():  # ``layer_types`` and the like: one entry a layer.
+        if isinstance(value, list) and len(value) == shape.layers and name != "architectures":
+            setattr(part, name, value[cut.first : cut.last])
+    part.num_hidden_layers = cut.last - cut.first
+    with torch.device("meta"):
+        module = cast(nn.Module, family(part))
+    base = _base(module)
+    if not cut.is_first:
+        _replace(base, _EMBEDDINGS, nn.Identity())
+        _replace(base, (_POSITIONS,), _NoPositions())
+    if not cut.is_last:
+        _replace(base, _NORMS, nn.Identity())
+        cast(Any, module).lm_head = nn.Identity()
+    if hasattr(base, "rotary_emb"):
+        base.rotary_emb = type(base.rotary_emb)(config=hf_config)  # Its tables are computed, never stored.
+    embedding = getattr(base, "embed_tokens", None)
+    if hasattr(embedding, "scalar_embed_scale"):
+        cast(Any, embedding).embed_scale = torch.tensor(cast(Any, embedding).scalar_embed_scale)
+    return module, shape
+
+
+def forward(module: nn.Module, cut: Cut, inputs: Tensor) -> Tensor:
+    """Run a stage.
+
+    Args:
+        inputs: token ids ``[b, t]`` on the first stage, hidden states ``[b, t, d]`` on the others.
+    Returns:
+        Logits ``[b, t, v]`` on the last stage, hidden states ``[b, t, d]`` on the others.
+    """
+    keyword = "input_ids" if cut.is_first else "inputs_embeds"
+    if cut.is_last:
+        return cast(Tensor, module(**{keyword: inputs}, use_cache=False).logits)
+    return cast(Tensor, _base(module)(**{keyword: inputs}, use_cache=False).last_hidden_state)
+
+
+def full_name(local: str, cut: Cut) -> str:
+    """Name of a stage's parameter in the whole model."""
+    match = _LAYER_KEY.match(local)
+    return local if match is None else f"{match['head']}{int(match['index']) + cut.first}{match['tail']}"
+
+
+def is_of_a_layer(name: str) -> bool:
+    """Whether a parameter belongs to a decoder layer, and not to embedding, final norm or head."""
+    return _LAYER_KEY.match(name) is not None
+
+
+def initial_values(
+    module: nn.Module, cut: Cut, config: Mapping[str, Any], training: TrainingSpec, weights: Path | Folder | None
+) -> dict[str, Tensor]:
+    """Initial float32 values of every parameter of the stage, by full name, in the module's order.
+
+    Args:
+        weights: a safetensors file, or a folder with one of the whole model or of this cut; ``None`` draws them by the
+            family's own rules.
+    Raises:
+        WeightsError: the file is broken, or a tensor is missing, of another shape, or not finite.
+    """
+    names = [(full_name(local, cut), tuple(value.shape)) for local, value in module.named_parameters()]
+    values = _initial_adapters(names, training)
+    names = [(name, size) for name, size in names if name not in values]
+    tied = bool(config.get(STARTS_TIED, False))
+    if weights is not None:
+        return values | _read_weights(_weights_file(weights, cut), names, config, tied)
+    rules = _initial_rules(module, cut, config)
+    embedding = FAMILY[str(config["model_type"])].embedding
+    for name, size in names:
+        mean, std = rules[name]
+        source = embedding if tied and name == "lm_head.weight" else name
+        values[name] = torch.full(size, mean) if std == 0 else _normal(training.seed, source, size, std)
+    return values
+
+
+def _initial_adapters(names: list[tuple[str, tuple[int, ...]]], training: TrainingSpec) -> dict[str, Tensor]:
+    """``lora_A`` normal with one over the rank, which peft calls gaussian; ``lora_B`` zero: no change at first."""
+    if training.lora is None:
+        return {}
+    down = {
+        n: _normal(training.seed, n, size, 1 / training.lora.rank) for n, size in names if n.endswith(".lora_A.weight")
+    }
+    return down | {name: torch.zeros(size) for name, size in names if name.endswith(".lora_B.weight")}
+
+
+def _normal(seed: int, name: str, size: tuple[int, ...], std: float) -> Tensor:
+    """Normal values from Philox keyed by (seed, name): no processor's vector instructions have a say in them."""
+    digest = hashlib.sha256(f"cottage-init\0{seed}\0{name}".encode()).digest()
+    generator = np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little")))
+    return torch.from_numpy(generator.standard_normal(size, dtype=np.float32) * np.float32(std))
+
+
+def initial_embedding(config: Mapping[str, Any], shape: ModelShape, seed: int) -> Tensor:
+    """The token embedding ``[vocabulary, hidden]`` that a model from random weights begins with, as ``initial_values`` has it."""
+    name = FAMILY[str(config["model_type"])].embedding
+    return _normal(seed, name, (shape.vocabulary, shape.hidden), float(config.get("initializer_range", 0.02)))
+
+
+def layers_of(module: nn.Module) -> nn.ModuleList:
+    """The decoder layers of a stage."""
+    return next(part for part in _base(module).children() if isinstance(part, nn.ModuleList))
+
+
+def _initial_rules(module: nn.Module, cut: Cut, config: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
+    """Mean and standard deviation of each parameter, as the families' ``_init_weights`` has them."""
+    family = FAMILY[str(config["model_type"])]
+    spread = float(config.get("initializer_range", 0.02))
+    residual = spread / math.sqrt(2 * int(config.get("n_layer", 1)))
+    rules = {}
+    for owner_name, owner in module.named_modules():
+        for name, value in owner.named_parameters(recurse=False):
+            if value.dim() > 1:
+                rule = (0.0, residual if owner_name.endswith("c_proj") else spread)
+            elif name == "bias" or family.zero_centred:
+                rule = (0.0, 0.0)
+            else:
+                rule = (1.0, 0.0)
+            rules[full_name(f"{owner_name}.{name}", cut)] = rule
+    return rules
+
+
+def _weights_file(weights: Path | Folder, cut: Cut) -> InputFile:
+    if isinstance(weights, Path):
+        if not weights.is_dir():
+            return weights
+        weights = Folder(weights)
+    return weights.weights_of(Layers(cut.first, cut.last))
+
+
+def _read_weights(
+    path: InputFile, names: list[tuple[str, tuple[int, ...]]], config: Mapping[str, Any], tied: bool
+) -> dict[str, Tensor]:
+    values = {}
+    try:
+        with open_tensors(path) as file:
+            keys = set(file.keys())
+            for name, size in names:
+                parts = next(
+                    (way for way in ways(name, size, config, tied) if keys.issuperset(p.key for p in way)), None
+                )
+                if parts is None:
+                    raise WeightsError(
+                        "missing-tensor", f"{path.name} has no tensor {name}: upload the model's own weights"
+                    )
+                values[name] = torch.empty(size)
+                for part in parts:
+                    _fill(values[name][part.index], file.get_tensor(part.key), f"tensor {part.key} of {path.name}")
+    except (SafetensorError, OSError) as error:
+        raise WeightsError("bad-safetensors", f"{path.name} cannot be read as safetensors: {error}") from error
+    return values
+
+
+def _fill(place: Tensor, value: Tensor, what: str) -> None:
+    if value.shape != place.shape:
+        raise WeightsError(
+            "wrong-shape",
+            f"{what} is {tuple(value.shape)}, the config makes it {tuple(place.shape)}: one of them is wrong",
+        )
+    try:
+        check_finite(value, what)
+    except NonFiniteError as error:
+        raise WeightsError("not-finite", f"{error}: repair the file") from error
+    place.copy_(value)
+
+
+def check_finite(tensor: Tensor, what: str) -> None:
+    """Refuse NaN and Inf.
+
+    Raises:
+        NonFiniteError: naming ``what`` and how many values are not finite.
+    """
+    if tensor.numel() and not bool(torch.isfinite(tensor).all()):
+        bad = int((~torch.isfinite(tensor)).sum())
+        raise NonFiniteError(f"{what} holds {bad:,} values that are NaN or infinite")
+
+
+def _base(module: nn.Module) -> Any:
+    return cast(Any, module).base_model
+
+
+def _replace(base: Any, names: tuple[str, ...], by: nn.Module) -> None:
+    for name in names:
+        if hasattr(base, name):
+            setattr(base, name, by)

@@ -1,0 +1,367 @@
+"""One inner step of a stage: forward and backward over its micro-batches, payloads through a ``Boundary``.
+
+The worker, the replay of an auditor and the single process all run this same code. Payloads are encoded and decoded by a
+second thread while this one computes; sums are made by this thread alone, in the order of the micro-batches.
+"""
+
+import hashlib
+import math
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from protocol.boundary import Kind, PayloadKey, Position
+from trainer.data.data import Windows, micro_batches
+from trainer.errors import CodecError, NonFiniteError, RoundError
+from trainer.stage.activation_cache import DIGEST_BYTES, ActivationCache, Caches, digest
+from trainer.stage.aqsgd import pack_entries, read_visit, unpack_entries, wanted_entries, window_names, write_visit
+from trainer.stage.schedule import Action, schedule_of
+from trainer.stage.stage import Stage
+
+Side = Literal["behind", "ahead"]
+ASIDE_TOKENS = 512  # Below, handing a micro-batch to another thread takes as long as encoding it.
+
+
+class Boundary(Protocol):
+    """Where a stage's payloads come from and go to."""
+
+    def arrived(self, kind: Kind, micro: int) -> bool:
+        """Whether ``receive`` would not wait."""
+
+    def receive(self, kind: Kind, micro: int) -> bytes:
+        """Wait for the neighbour's payload; raises ``AbandonedError`` when the round is given up."""
+
+    def send(self, kind: Kind, micro: int, payload: bytes, naive: int) -> None:
+        """Hand over a payload, from whatever thread; ``naive`` is its size in float32."""
+
+
+class Memory(Protocol):
+    """Where entries of ``trainer.stage.activation_cache`` come from and go to; only jobs with ``aq4`` use it."""
+
+    def offer(self, windows: list[bytes]) -> bytes:
+        """As ``ActivationCache.offer`` of the boundary behind."""
+
+    def recall(self, side: Side, micro: int, windows: list[bytes], wanted: list[bytes]) -> bytes:
+        """As ``ActivationCache.recall``, packed with ``trainer.stage.aqsgd.pack_entries``."""
+
+    def remember(self, side: Side, windows: list[bytes], entries: list[bytes]) -> None:
+        """As ``ActivationCache.remember``."""
+
+
+class StepBoundary(Boundary, Memory, Protocol):
+    """All that a step needs from outside."""
+
+
+@dataclass
+class Recorder:
+    """A boundary that keeps what came and what went, for the commitment.
+
+    Attributes:
+        caches: of the stage; None where cached entries come from ``inner`` too, as in a replay.
+    """
+
+    inner: Boundary
+    caches: Caches | None = None
+    received: dict[PayloadKey, bytes] = field(default_factory=dict)
+    sent: dict[PayloadKey, bytes] = field(default_factory=dict)
+
+    def arrived(self, kind: Kind, micro: int) -> bool:
+        """As ``Boundary.arrived``."""
+        return self.inner.arrived(kind, micro)
+
+    def receive(self, kind: Kind, micro: int) -> bytes:
+        """As ``Boundary.receive``."""
+        payload = self.inner.receive(kind, micro)
+        self.received[kind, micro] = payload
+        return payload
+
+    def send(self, kind: Kind, micro: int, payload: bytes, naive: int) -> None:
+        """As ``Boundary.send``."""
+        self.sent[kind, micro] = payload
+        self.inner.send(kind, micro, payload, naive)
+
+    def offer(self, windows: list[bytes]) -> bytes:
+        """As ``Memory.offer``."""
+        return b"" if self.caches is None else self.caches.behind.offer(windows)
+
+    def recall(self, side: Side, micro: int, windows: list[bytes], wanted: list[bytes]) -> bytes:
+        """As ``Memory.recall``."""
+        if self.caches is None:
+            return self.receive(side, micro)
+        record = pack_entries(self._cache(self.caches, side).recall(windows, wanted))
+        self.received[side, micro] = record
+        return record
+
+    def remember(self, side: Side, windows: list[bytes], entries: list[bytes]) -> None:
+        """As ``Memory.remember``."""
+        if self.caches is not None:
+            for window, entry in zip(windows, entries, strict=True):
+                self._cache(self.caches, side).remember(window, entry)
+
+    @staticmethod
+    def _cache(caches: Caches, side: Side) -> ActivationCache:
+        return caches.behind if side == "behind" else caches.ahead
+
+
+@dataclass
+class Recorded:
+    """A boundary that plays back what was received once; what is sent goes nowhere."""
+
+    payloads: dict[PayloadKey, bytes]
+
+    def arrived(self, kind: Kind, micro: int) -> bool:
+        """Everything is here already."""
+        return (kind, micro) in self.payloads
+
+    def receive(self, kind: Kind, micro: int) -> bytes:
+        """The payload of then."""
+        try:
+            return self.payloads[kind, micro]
+        except KeyError as error:
+            raise RoundError(f"no {kind} of micro-batch {micro} was recorded") from error
+
+    def send(self, kind: Kind, micro: int, payload: bytes, naive: int) -> None:
+        """Do nothing: nobody listens."""
+
+    def offer(self, windows: list[bytes]) -> bytes:
+        """Nothing: whatever was offered then shows in what came."""
+        return b""
+
+    def recall(self, side: Side, micro: int, windows: list[bytes], wanted: list[bytes]) -> bytes:
+        """The entries of then."""
+        return self.receive(side, micro)
+
+    def remember(self, side: Side, windows: list[bytes], entries: list[bytes]) -> None:
+        """Do nothing: the next step's entries are recorded too."""
+
+
+def accumulate(
+    stage: Stage, position: Position, windows: Windows, boundary: StepBoundary, share: int = 1
+) -> float | None:
+    """Add one batch's gradients to the stage's.
+
+    Args:
+        windows: the whole batch ``[b, sequence + 1]``.
+        share: over how many such batches the gradient is averaged.
+    Returns:
+        Mean cross-entropy in nats a token on the last stage, ``None`` on the others.
+    Raises:
+        NonFiniteError: the loss is NaN or infinite. CodecError: a neighbour's payload is not what belongs here.
+    """
+    parts = [torch.from_numpy(windows[part]) for part in micro_batches(stage.training)]
+    step = _Passes(stage, position, parts, boundary, int(windows[:, 1:].size) * share)
+    schedule = schedule_of(stage.training.schedule)
+    try:
+        step.run(schedule(position.stage, position.stages, len(parts), stage.training.lookahead))
+    finally:
+        step.end()
+    stage.mask_gradients()
+    if not stage.cut.is_last:
+        return None
+    if not math.isfinite(step.total):
+        raise NonFiniteError(
+            f"the loss became {step.total}: lower training.learning_rate, or look at the weights that it starts from"
+        )
+    return step.total / int(windows[:, 1:].size)
+
+
+def heldout_loss(
+    stage: Stage, parts: list[Windows], boundary: Boundary, sums: list[float] | None = None
+) -> float | None:
+    """Mean cross-entropy over held-out windows, forward only and never quantised; ``None`` before the last stage.
+
+    Args:
+        sums: takes the sum of each part's losses, on the last stage.
+    """
+    total, tokens = 0.0, 0
+    for micro, windows in enumerate(parts):
+        rows = torch.from_numpy(windows)
+        inputs = ids = rows[:, :-1]
+        if not stage.cut.is_first:
+            # Outside no_grad: while this waits, the thread may re-run a step for an audit, with gradients.
+            inputs = stage.crossing.activations(boundary.receive("activation", micro), ids, "exact")
+        with torch.no_grad():
+            outputs = stage.forward(inputs)
+            if stage.cut.is_last:
+                part = float(stage.loss(outputs, rows[:, 1:]))
+                total += part
+                if sums is not None:
+                    sums.append(part)
+        if stage.cut.is_last:
+            tokens += ids.numel()
+        else:
+            payload = stage.crossing.encode(outputs, "exact")
+            boundary.send("activation", micro, payload, stage.crossing.naive(ids))
+    return total / tokens if stage.cut.is_last else None
+
+
+def digests(payloads: dict[PayloadKey, bytes], keys: list[PayloadKey]) -> tuple[str, ...]:
+    """SHA-256 of each payload, in the order of ``keys``."""
+    return tuple(hashlib.sha256(payloads[key]).hexdigest() for key in keys)
+
+
+class _Passes:
+    """The passes of one step over its micro-batches."""
+
+    def __init__(
+        self, stage: Stage, position: Position, parts: list[Tensor], boundary: StepBoundary, averaged_over: int
+    ) -> None:
+        self._stage = stage
+        self._position = position
+        self._parts = parts
+        self._boundary = boundary
+        self._averaged_over = averaged_over
+        self._open: dict[int, tuple[Tensor, Tensor]] = {}
+        self._aside = stage.aside if position.stages > 1 and parts[0][:, 1:].numel() >= ASIDE_TOKENS else None
+        self._leaving: list[Future[None]] = []
+        self._arriving: dict[PayloadKey, Future[Tensor]] = {}
+        self._names = [window_names(rows) for rows in parts] if position.cached and position.stages > 1 else []
+        self._offered: list[bytes] = []
+        self.total = 0.0
+
+    def run(self, actions: tuple[Action, ...]) -> None:
+        """Do one action after the other; what has come for the next one is decoded meanwhile."""
+        self._exchange_offers()
+        for action, following in zip_longest(actions, actions[1:]):
+            if following is not None:
+                self._expect(following)
+            match action.kind:
+                case "forward":
+                    self._forward(action.micro)
+                case "backward":
+                    self._backward(action.micro)
+                case "inputs":
+                    with self._stage.late_weights.put_off(action.micro):
+                        self._backward(action.micro)
+                case "weights":
+                    self._stage.late_weights.add(action.micro)
+        for future in self._leaving:
+            future.result()
+
+    def end(self) -> None:
+        """Leave nothing behind, however the step ended: no thread at work, and no half of a backward pass."""
+        wait(self._leaving)
+        wait(self._arriving.values())
+        if self._stage.training.schedule == "zero-bubble":
+            self._stage.late_weights.forget()
+
+    def _forward(self, micro: int) -> None:
+        stage, rows = self._stage, self._parts[micro]
+        inputs = rows[:, :-1]
+        stage.weigh(inputs.numel() / self._averaged_over)
+        if not stage.cut.is_first:
+            inputs = self._receive("activation", micro).to(stage.device).requires_grad_()
+        outputs = stage.forward(inputs)
+        if stage.cut.is_last:
+            summed = stage.loss(outputs, rows[:, 1:])
+            self.total += float(summed.detach())
+            outputs = summed / self._averaged_over
+        else:
+            self._send("activation", micro, outputs.detach())
+        self._open[micro] = (inputs, outputs)
+
+    def _backward(self, micro: int) -> None:
+        inputs, outputs = self._open.pop(micro)
+        self._stage.weigh(self._parts[micro][:, 1:].numel() / self._averaged_over)
+        if self._stage.cut.is_last:
+            self._stage.backward(outputs)
+        else:
+            self._stage.backward(outputs, self._receive("gradient", micro).to(outputs.device))
+        if not self._stage.cut.is_first:
+            assert inputs.grad is not None
+            self._send("gradient", micro, self._finite(inputs))
+
+    def _finite(self, inputs: Tensor) -> Tensor:
+        """The gradient of a micro-batch's inputs. Where half floats overflowed, the inputs themselves.
+
+        What crosses must be numbers, and as unlike as a step's are; the stage's gradients say that all leave the step out.
+        """
+        assert inputs.grad is not None
+        if self._stage.training.precision != "fp16" or bool(torch.isfinite(inputs.grad).all()):
+            return inputs.grad
+        self._stage.gradients[0] = math.inf
+        return inputs.detach()
+
+    def _send(self, kind: Kind, micro: int, values: Tensor) -> None:
+        if kind == "activation" and self._names:
+            self._await_offer()  # Whoever waits may serve audits, which belongs into this thread.
+        if self._aside is None:
+            self._encode(kind, micro, values)
+        else:
+            self._leaving.append(self._aside.submit(self._encode, kind, micro, values))
+
+    def _encode(self, kind: Kind, micro: int, values: Tensor) -> None:
+        crossing = self._stage.crossing
+        if kind == "activation" and self._names:
+            payload = self._visit(micro, crossing.crossing_part(values))
+        else:
+            payload = crossing.encode(values, "forward" if kind == "activation" else "backward")
+        self._boundary.send(kind, micro, payload, crossing.naive(self._parts[micro][:, :-1]))
+
+    def _expect(self, action: Action) -> None:
+        key = self._key(action)
+        if self._aside is None or key is None or (key[0] == "activation" and self._names):
+            return  # Visits are read in the order of the micro-batches: the same window may come twice in a batch.
+        if self._boundary.arrived(*key):
+            payload = self._boundary.receive(*key)
+            self._arriving[key] = self._aside.submit(self._decode, *key, payload)
+
+    def _receive(self, kind: Kind, micro: int) -> Tensor:
+        decoding = self._arriving.pop((kind, micro), None)
+        if decoding is not None:
+            return decoding.result()
+        return self._decode(kind, micro, self._boundary.receive(kind, micro))
+
+    def _decode(self, kind: Kind, micro: int, payload: bytes) -> Tensor:
+        ids = self._parts[micro][:, :-1]
+        if kind == "activation" and self._names:
+            return self._stage.crossing.complete(self._revisit(micro, payload), ids)
+        if kind == "activation":
+            return self._stage.crossing.activations(payload, ids, "forward")
+        return self._stage.crossing.gradients(payload, ids)
+
+    def _key(self, action: Action) -> PayloadKey | None:
+        if action.kind == "forward":
+            return None if self._stage.cut.is_first else ("activation", action.micro)
+        return None if self._stage.cut.is_last or action.kind == "weights" else ("gradient", action.micro)
+
+    # --- repeated samples ----------------------------------------------------------------------------------------------
+
+    def _exchange_offers(self) -> None:
+        if self._names and not self._stage.cut.is_first:
+            everything = [name for names in self._names for name in names]
+            self._boundary.send("offer", 0, self._boundary.offer(everything), 0)
+
+    def _await_offer(self) -> None:
+        """Learn what the next stage could build on, once a step."""
+        if self._offered:
+            return
+        rows = sum(len(names) for names in self._names)
+        payload = self._boundary.receive("offer", 0)
+        if len(payload) != DIGEST_BYTES * rows:
+            raise CodecError(f"an offer of {len(payload)} bytes for {rows} windows of {DIGEST_BYTES} each")
+        self._offered = [payload[at : at + DIGEST_BYTES] for at in range(0, len(payload), DIGEST_BYTES)]
+
+    def _visit(self, micro: int, values: Tensor) -> bytes:
+        names, shape = self._names[micro], tuple(values.shape)
+        first = sum(len(earlier) for earlier in self._names[:micro])
+        offer = self._offered[first : first + len(names)]
+        record = self._boundary.recall("ahead", micro, names, offer)
+        entries = unpack_entries(record, len(names), shape[1:])
+        for entry, offered in zip(entries, offer, strict=True):
+            if entry is not None and digest(entry) != offered:
+                raise CodecError(f"the entry {digest(entry).hex()} is not the one that was offered")
+        payload = write_visit(values, entries)
+        self._boundary.remember("ahead", names, read_visit(payload, shape, entries)[1])
+        return payload
+
+    def _revisit(self, micro: int, payload: bytes) -> Tensor:
+        names, shape = self._names[micro], self._stage.crossing.shape(self._parts[micro][:, :-1])
+        record = self._boundary.recall("behind", micro, names, wanted_entries(payload, len(names)))
+        values, entries = read_visit(payload, shape, unpack_entries(record, len(names), shape[1:]))
+        self._boundary.remember("behind", names, entries)
+        return values

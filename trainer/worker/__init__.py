@@ -1,0 +1,1 @@
+"""The worker process: messages in and out, the computing thread, checkpoints, limits."""

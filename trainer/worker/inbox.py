@@ -1,0 +1,227 @@
+"""What has arrived for the computing thread: commands, audits and payloads, within bounds.
+
+The socket's loop puts, the one computing thread takes. While it waits for a payload it serves audits, so a
+stalled pipeline does not stall them. A wait ends with ``AbandonedError`` as soon as the round is given up.
+"""
+
+import hashlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+
+from protocol.task import (
+    AbandonRound,
+    ApplyRound,
+    BeginRound,
+    BisectQuery,
+    OpenOuter,
+    OpenStep,
+    ReplayAcross,
+    ReplayOuter,
+    ReplayStep,
+    ShowLeaf,
+)
+from protocol.worker import TensorName
+from trainer.errors import AbandonedError
+
+RoundKey = tuple[int, int]
+"""(epoch, round)"""
+
+Audit = OpenStep | ShowLeaf | ReplayStep | ReplayAcross | OpenOuter | ReplayOuter | BisectQuery
+Order = BeginRound | ApplyRound | AbandonRound
+
+MAX_WAITING_BYTES = 1 << 30  # An honest neighbour is at most one step ahead: a few micro-batches of activations.
+MAX_WAITING_AUDITS = 64  # One is drawn a round; the rest is room for an auditor of several jobs' worth of rounds.
+MAX_ROUNDS_AHEAD = 1  # A neighbour may have begun the next round before our own BeginRound came.
+
+
+class Inbox:
+    """Thread-safe store of everything that was received and not yet used."""
+
+    def __init__(self, serve_audit: Callable[[Audit, bytes], None]) -> None:
+        """``serve_audit`` is called in the computing thread."""
+        self._serve_audit = serve_audit
+        self._changed = threading.Condition()
+        self._orders: deque[tuple[Order, bytes, int]] = deque()
+        self._audits: deque[tuple[Audit, bytes]] = deque()
+        self._payloads: dict[TensorName, bytes] = {}
+        self._held: dict[RoundKey, dict[int, tuple[str, bytes]]] = {}
+        self._waiting_bytes = 0
+        self._current: RoundKey = (-1, -1)
+        self._newest: RoundKey = (-1, -1)  # Begun or still queued: any older round is over.
+        self._given_up: RoundKey = (-1, -1)
+        self._closed = False
+        self.waited = (
+            0.0  # Seconds that the computing thread waited for payloads, audits that it served meanwhile included.
+        )
+
+    # --- called from the socket's loop --------------------------------------------------------------------------------
+
+    def order(self, command: Order, payload: bytes, split: int = 0) -> None:
+        """Queue a command; a newer round, the end of this one, or its abandonment interrupts the steps in progress."""
+        with self._changed:
+            self._orders.append((command, payload, split))
+            if isinstance(command, BeginRound):
+                self._newest = max(self._newest, (command.plan.epoch, command.round))
+            else:
+                self._given_up = max(self._given_up, (command.epoch, command.round))
+            self._changed.notify_all()
+
+    def audit(self, command: Audit, payload: bytes) -> bool:
+        """Queue an audit; False where too many wait already, or this one does."""
+        with self._changed:
+            if len(self._audits) >= MAX_WAITING_AUDITS or any(command == waiting for waiting, _ in self._audits):
+                return False
+            self._audits.append((command, payload))
+            self._changed.notify_all()
+            return True
+
+    def payload(self, name: TensorName, data: bytes) -> bool:
+        """Keep a neighbour's payload; False where it is stale, a duplicate, too far ahead or over the limit."""
+        with self._changed:
+            if not self._fits(name.epoch, name.round, len(data)) or name in self._payloads:
+                return False
+            self._payloads[name] = data
+            self._waiting_bytes += len(data)
+            self._changed.notify_all()
+            return True
+
+    def contribution(self, key: RoundKey, replica: int, data: bytes) -> bool:
+        """Keep a pseudo-gradient; False where it is stale, a duplicate, too far ahead or over the limit."""
+        digest = hashlib.sha256(data).hexdigest()
+        with self._changed:
+            if not self._fits(*key, len(data)) or replica in self._held.get(key, {}):
+                return False
+            self._held.setdefault(key, {})[replica] = (digest, data)
+            self._waiting_bytes += len(data)
+            self._changed.notify_all()
+            return True
+
+    def close(self) -> None:
+        """End every wait, now and later."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    # --- called from the computing thread -----------------------------------------------------------------------------
+
+    @property
+    def current(self) -> RoundKey:
+        """The round that was begun last."""
+        return self._current
+
+    def holding(self) -> dict[int, str]:
+        """Replica -> digest of the pseudo-gradients held for the current round."""
+        with self._changed:
+            return {replica: digest for replica, (digest, _) in self._held.get(self._current, {}).items()}
+
+    def next_order(self) -> tuple[Order, bytes, int] | None:
+        """Wait for a command, serving audits meanwhile; ``None`` when closed."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._orders or self._audits or self._closed)
+                if self._closed:
+                    return None
+                if self._orders:
+                    return self._orders.popleft()
+                audit = self._audits.popleft()
+            self._serve_audit(*audit)
+
+    def begin(self, key: RoundKey) -> None:
+        """Make ``key`` the current round and drop what came for older ones."""
+        with self._changed:
+            self._current = key
+            for name in [name for name in self._payloads if (name.epoch, name.round) < key]:
+                self._waiting_bytes -= len(self._payloads.pop(name))
+            for old in [old for old in self._held if old < key]:
+                self._waiting_bytes -= sum(len(data) for _, data in self._held.pop(old).values())
+
+    def between_steps(self) -> None:
+        """Serve audits that wait; raises ``AbandonedError`` as ``take`` does."""
+        while True:
+            with self._changed:
+                self._check()
+                if not self._audits:
+                    return
+                audit = self._audits.popleft()
+            self._serve_audit(*audit)
+
+    def has(self, name: TensorName) -> bool:
+        """Whether ``take`` would not wait."""
+        with self._changed:
+            return name in self._payloads
+
+    def take(self, name: TensorName) -> bytes:
+        """Wait for a payload, serving audits meanwhile.
+
+        Raises:
+            AbandonedError: the current round was given up, or the worker ends.
+        """
+        self.first_of(name)
+        with self._changed:
+            data = self._payloads.pop(name)
+            self._waiting_bytes -= len(data)
+            return data
+
+    def first_of(self, *names: TensorName) -> TensorName:
+        """Wait for any of these payloads, serving audits meanwhile; the first that is there, which stays. Raises as ``take``."""
+        began = time.perf_counter()
+        try:
+            return self._first_of(*names)
+        finally:
+            self.waited += time.perf_counter() - began
+
+    def _first_of(self, *names: TensorName) -> TensorName:
+        while True:
+            with self._changed:
+                self._changed.wait_for(
+                    lambda: self._audits or self._interrupted() or any(name in self._payloads for name in names)
+                )
+                self._check()
+                for name in names:
+                    if name in self._payloads:
+                        return name
+                audit = self._audits.popleft()
+            self._serve_audit(*audit)
+
+    def contributions(self, wanted: Mapping[int, str]) -> dict[int, bytes]:
+        """Wait until every wanted pseudo-gradient (replica -> digest) of the current round is held.
+
+        Raises:
+            AbandonedError: a newer round begins first, or the worker ends.
+        """
+        while True:
+            with self._changed:
+                self._changed.wait_for(
+                    lambda: self._complete(wanted) or self._audits or self._closed or bool(self._orders)
+                )
+                if self._complete(wanted):
+                    held = self._held.get(self._current, {})
+                    return {replica: held[replica][1] for replica in wanted}
+                if self._closed or self._newest > self._current:
+                    raise AbandonedError(f"round {self._current} ended without all of its contributions")
+                while self._orders and not self._audits:
+                    self._orders.popleft()  # A repeated command of this very round: its effect is on the way.
+                if not self._audits:
+                    continue
+                audit = self._audits.popleft()
+            self._serve_audit(*audit)
+
+    # --- inside the lock ----------------------------------------------------------------------------------------------
+
+    def _complete(self, wanted: Mapping[int, str]) -> bool:
+        held = self._held.get(self._current, {})
+        return all(replica in held and held[replica][0] == digest for replica, digest in wanted.items())
+
+    def _fits(self, epoch: int, round_index: int, size: int) -> bool:
+        if (epoch, round_index) < self._current or self._waiting_bytes + size > MAX_WAITING_BYTES:
+            return False
+        return epoch > self._current[0] or round_index <= self._current[1] + MAX_ROUNDS_AHEAD
+
+    def _interrupted(self) -> bool:
+        return self._closed or self._given_up >= self._current or self._newest > self._current
+
+    def _check(self) -> None:
+        if self._interrupted():
+            raise AbandonedError(f"round {self._current[1]} of epoch {self._current[0]} was given up")

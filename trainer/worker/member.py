@@ -1,0 +1,514 @@
+"""A member of a plan at work: rounds of inner steps, outer steps, commitments and openings. Runs in the computing thread.
+
+::
+
+    BeginRound --> [load state] --> [validate] --> steps --> commit, send pseudo-gradient --> wait
+                                       |                                                        |
+                AbandonRound, or any newer command: as it was when the round began         ApplyRound
+                                       |                                                        |
+                                      wait ------------------- ApplyRound ------------> new anchor, checkpoint
+
+In a round of fixed time the first stage decides after how many steps it ends, and the mark goes down the pipeline in front of the
+next step: all stages of a replica stop after the same step, and their commitments say after which.
+"""
+
+import hashlib
+import logging
+import struct
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from torch import Tensor
+
+from protocol.audit import StepLeaf, state_interval
+from protocol.boundary import Kind, PayloadKey, crossings, position_of
+from protocol.job.job import TOGETHER, JobSpec
+from protocol.models.boundary_bytes import longest_payload, recorded_bytes
+from protocol.task import (
+    AbandonRound,
+    ApplyRound,
+    BeginRound,
+    OuterRecord,
+    Plan,
+    Progress,
+    RoundApplied,
+    RoundCommit,
+    RoundHolding,
+    TaskReport,
+    Validation,
+)
+from protocol.worker import PeerSend, TensorName
+from trainer.audit.replay import cut_of
+from trainer.audit.trace import RoundTrace, job_digest, made_after
+from trainer.codecs import encoded_size
+from trainer.codecs.envelope import unwrap, wrap
+from trainer.data.data import heldout_parts
+from trainer.data.folder import Files
+from trainer.errors import AbandonedError, CodecError, RoundEndedError, RoundError, WeightsError
+from trainer.outer import Local, OuterState, local_digest, outer_method
+from trainer.outer.audit import outer_step
+from trainer.outer.inner_update import update
+from trainer.stage.activation_cache import Caches
+from trainer.stage.boundary_codec import wrapped_kinds
+from trainer.stage.snapshots import Keeper
+from trainer.stage.stage import Stage, StageState
+from trainer.stage.steps import Recorder, accumulate, digests, heldout_loss
+from trainer.worker.checkpoint import read_checkpoint, read_moments, write_checkpoint, write_moments
+from trainer.worker.inbox import Inbox, RoundKey
+from trainer.worker.malloc_trim import trim
+from trainer.worker.misbehaviour import Conduct
+from trainer.worker.opening_service import Openings
+from trainer.worker.outbox import Outbox
+from trainer.worker.time_budget import Pace
+
+LOG = logging.getLogger("cottage.worker")
+
+END_MARK = b"\x01"  # A payload holds at least a byte.
+LONG_ROUND_S = 2.0  # Memory is given back after it: for shorter ones the page faults would take more than a percent.
+
+
+@dataclass
+class LiveBoundary:
+    """Payloads of one step through the agent. ``may_end``: the stage before may say that there is no such step."""
+
+    inbox: Inbox
+    outbox: Outbox
+    key: RoundKey
+    step: int
+    stage: int
+    replica: int
+    validation: bool = False
+    peers: tuple[int, ...] = ()
+    may_end: bool = False
+    wrapped: frozenset[Kind] = frozenset()
+    """Kinds that cross in zstd envelopes, of which at most ``limit`` bytes are unpacked."""
+    limit: int = 0
+
+    def arrived(self, kind: Kind, micro: int) -> bool:
+        """As ``Boundary.arrived``."""
+        return self.inbox.has(self._name(kind, micro))
+
+    def receive(self, kind: Kind, micro: int) -> bytes:
+        """As ``Boundary.receive``; raises ``RoundEndedError`` where the step does not take place."""
+        name = self._name(kind, micro)
+        if self.may_end and kind == "activation" and micro == 0:
+            end = TensorName("end", *self.key, self.step, 0)
+            if self.inbox.first_of(end, name) == end:
+                raise RoundEndedError(f"the round ended before step {self.step}")
+        data = self.inbox.take(name)
+        return unwrap(data, self.limit) if kind in self.wrapped else data
+
+    def send(self, kind: Kind, micro: int, payload: bytes, naive: int) -> None:
+        """As ``Boundary.send``."""
+        if kind == "exchange":
+            wrapped = wrap(payload)
+            for peer in self.peers:
+                self.outbox.put(PeerSend(self.stage, peer, self._name(kind, micro), naive), wrapped)
+            return
+        to = self.stage + 1 if kind == "activation" else self.stage - 1
+        crossing = wrap(payload) if kind in self.wrapped else payload
+        self.outbox.put(PeerSend(to, self.replica, self._name(kind, micro), naive), crossing)
+
+    def _name(self, kind: Kind, micro: int) -> TensorName:
+        if kind == "behind" or kind == "ahead":
+            raise RoundError(f"entries of the cache {kind} a stage never cross its boundary")
+        epoch, round_index = self.key
+        return TensorName("validation" if self.validation else kind, epoch, round_index, self.step, micro)
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A round's contribution: the digest that leaves bind, the bytes that go out, and what the replica would carry over."""
+
+    bound: str
+    encoded: bytes
+    local: Local
+
+
+@dataclass
+class _Said:
+    """What was reported of the current round, to be said again when the command comes again."""
+
+    reports: dict[type[TaskReport], tuple[TaskReport, bytes]] = field(default_factory=dict)
+
+
+class Member:
+    """Stage ``stage`` of replica ``replica``."""
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        plan: Plan,
+        stage: int,
+        replica: int,
+        files: Files,
+        env_class: str,
+        device: str,
+        conduct: Conduct,
+        inbox: Inbox,
+        outbox: Outbox,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Build the stage with its initial weights. ``clock``: seconds, for rounds of fixed time.
+
+        Raises:
+            ModelConfigError, WeightsError: see ``Stage``.
+        """
+        self._training = spec.training
+        self._files = files
+        self._env_class = env_class
+        self._conduct = conduct
+        self._inbox = inbox
+        self._outbox = outbox
+        self._clock = clock
+        self._replica = replica
+        self._position = position_of(plan, stage, replica, spec.training)
+        self._caches = Caches.empty()
+        self._layers = plan.layers
+        self.stage = Stage(files.config, cut_of(plan, stage), spec.training, files.weights, device)
+        size = self.stage.parameters.numel()
+        self._outer = OuterState(self.stage.state().parameters, self.stage.state().first_moment.zero_())
+        self._method = outer_method(spec.training, self.stage.slots, size)
+        self._local = self._method.fresh(self._outer)
+        self._pending: Local | None = None
+        self._anchor_round = 0
+        self._start: StageState | None = None
+        self._said = _Said()
+        self._holding = threading.Lock()
+        self.openings = Openings(self.stage, files, replica, outbox)
+        self._outer_record: OuterRecord | None = None
+        self._last_sent: dict[PayloadKey, bytes] = {}
+        self._last_loss: float | None = None
+        self._busy = 0.0
+        self._left_out = 0
+        self._keeper = Keeper()
+        self._job = job_digest(spec.training)
+
+    # --- called from the socket's loop --------------------------------------------------------------------------------
+
+    def take_contribution(self, name: TensorName, stage: int, replica: int, data: bytes) -> None:
+        """A pseudo-gradient of the same stage of another replica; anything else is dropped, and so not held."""
+        if stage != self._position.stage or replica == self._replica:
+            return
+        try:
+            data = unwrap(data, self._method.limit(name.round))
+            self._method.decode_update(data, name.round)
+        except CodecError:
+            return  # Not held: the coordinator learns from our RoundHolding that this replica cannot contribute.
+        key = (name.epoch, name.round)
+        if self._inbox.contribution(key, replica, data) and key == self._inbox.current:
+            self._report_holding()
+
+    def take_payload(self, name: TensorName, stage: int, replica: int, data: bytes) -> None:
+        """An activation or gradient of a pipeline neighbour, or another replica's part of an exchange; all else is dropped."""
+        if name.kind == "exchange":
+            self._take_exchange(name, stage, replica, data)
+            return
+        neighbour = self._position.stage + (-1 if name.kind in ("activation", "validation", "end") else 1)
+        if stage == neighbour and replica == self._replica:
+            self._inbox.payload(name, data)
+
+    def _take_exchange(self, name: TensorName, stage: int, replica: int, data: bytes) -> None:
+        if stage != self._position.stage or replica == self._replica or name.micro != replica:
+            return
+        try:  # No method sends more than the values themselves.
+            self._inbox.payload(name, unwrap(data, encoded_size((self.stage.parameters.numel(),), "fp32")))
+        except CodecError:
+            return
+
+    # --- commands -----------------------------------------------------------------------------------------------------
+
+    def obey(self, order: BeginRound | ApplyRound | AbandonRound, payload: bytes, split: int = 0) -> None:
+        """Do what a command says, as far as it is not done or stale.
+
+        Raises:
+            RoundError: the command does not fit what this worker holds.
+            TrainerError: training failed; the worker cannot go on.
+        """
+        try:
+            match order:
+                case BeginRound():
+                    self._begin(order, payload, split)
+                case ApplyRound():
+                    self._apply(order)
+                case AbandonRound():
+                    if (order.epoch, order.round) == self._inbox.current and RoundApplied not in self._said.reports:
+                        self._back_to_start()
+        except AbandonedError:
+            self._back_to_start()
+
+    # --- rounds -------------------------------------------------------------------------------------------------------
+
+    def _begin(self, command: BeginRound, payload: bytes, split: int) -> None:
+        key = (command.plan.epoch, command.round)
+        if key == self._inbox.current:
+            for report, attached in list(self._said.reports.values()):
+                self._outbox.report(report, attached)
+            return
+        if key < self._inbox.current:
+            return
+        if command.plan.layers != self._layers:
+            raise RoundError("the layers of this stage changed: the new cut needs a new worker")
+        if command.replaces_state:
+            size = self.stage.parameters.numel()
+            state, own = (payload[:split], payload[split:]) if split else (payload, b"")
+            self._outer, self._anchor_round = read_checkpoint(state, self.stage.slots, size)
+            self._local = self._method.fresh(self._outer)
+            self._load(self._method.start(self._outer, self._local, self._anchor_round))
+            self.stage.reset_moments()
+            self._start = self._moments(own) if own else None
+        self._back_to_start()
+        if self._anchor_round != command.round:
+            raise RoundError(
+                f"this worker holds the parameters of round {self._anchor_round}: round {command.round} needs a state"
+            )
+        self._said = _Said()
+        self._position = position_of(command.plan, self._position.stage, self._replica, self._training)
+        self._inbox.begin(key)
+        if self._inbox.holding():
+            self._report_holding()
+        if command.validate:
+            self._validate(command, key)
+        if command.steps:
+            self._train(command, key)
+
+    def _moments(self, data: bytes) -> StageState | None:
+        """Those of who held this seat before; they begin at zero where that left something unusable."""
+        try:
+            return read_moments(data, self.stage.state().parameters, self._anchor_round)
+        except WeightsError as error:
+            LOG.warning("the optimizer's moments begin at zero: %s", error)
+            return None
+
+    def _validate(self, command: BeginRound, key: RoundKey) -> None:
+        boundary = LiveBoundary(
+            self._inbox, self._outbox, key, command.first_step, self._position.stage, self._replica, validation=True
+        )
+        parts = heldout_parts(self._files.heldout, self._training)
+        own = self.stage.parameters.clone()  # Between the exchanges of its parts a replica is not at the anchor.
+        sums: list[float] = []
+        began = time.perf_counter()
+        self._load(self._outer.anchor)
+        try:
+            loss = heldout_loss(self.stage, parts, boundary, sums)
+        finally:  # A round may be given up while it waits for a neighbour.
+            self._load(own)
+        if loss is not None:
+            tokens = sum(part.shape[0] * (part.shape[1] - 1) for part in parts)
+            LOG.info(
+                "round %d: held-out loss of %d tokens in %.2f s", command.round + 1, tokens, time.perf_counter() - began
+            )
+            exact = hashlib.sha256(struct.pack(f"<{len(sums)}d", *sums)).hexdigest()
+            self._say(Validation(*key, loss, tokens, self._outer.anchor_digest, exact))
+
+    def _train(self, command: BeginRound, key: RoundKey) -> None:
+        anchor = self._outer.anchor
+        kept_every, every = self._state_interval(command.steps), self._training.commit_every
+        trace = RoundTrace(command.first_step, anchor, kept_every, self._local, command.rate_step, every)
+        self._start = trace.states[0] = self._keeper.keep(self.stage)
+        losses: list[float] = []
+        self._left_out = 0
+        made: _Made | None = None
+        waited, began = self._inbox.waited, time.perf_counter()
+        pace = Pace(command.seconds, self._clock)
+        for index in range(command.steps):
+            self._inbox.between_steps()
+            step = command.first_step + index
+            try:
+                if self._position.stage == 0 and not pace.has_time(index):
+                    raise RoundEndedError(f"there is no time for step {step}")
+                loss = self._step(command, key, step, trace)
+            except RoundEndedError:
+                self._pass_end(key, step)
+                break
+            tokens = (index + 1) * self._training.batch * self._training.sequence
+            if loss is not None:
+                losses.append(loss)
+            self._outbox.report(Progress(*key, step, tokens, loss))
+            if self._training.overlap and index == made_after(self._training, command.steps):
+                made = self._contribute(command, key, trace)
+        took, waited = time.perf_counter() - began, self._inbox.waited - waited
+        if took >= LONG_ROUND_S:
+            trim()
+        LOG.info(
+            "round %d: %d steps in %.2f s, of which %.2f s waiting for neighbours",
+            command.round + 1, len(trace.leaves), took, waited,
+        )  # fmt: skip
+        self._busy = max(0.0, took - waited)
+        self._commit(command, key, trace, sum(losses) / len(losses) if losses else None, made)
+
+    def _pass_end(self, key: RoundKey, step: int) -> None:
+        """Tell the next stage that the round ends before ``step``."""
+        if self._position.stage < self._position.stages - 1:
+            end = TensorName("end", *key, step, 0)
+            self._outbox.put(PeerSend(self._position.stage + 1, self._replica, end), END_MARK)
+
+    def _step(self, command: BeginRound, key: RoundKey, step: int, trace: RoundTrace) -> float | None:
+        """One inner step and its leaf; returns the loss on the last stage."""
+        trace.before_step(self.stage, self._keeper)
+        windows, samples = self._files.train.sample(
+            self._training.seed,
+            step,
+            self._replica,
+            self._training.batch,
+            self._training.sampling,
+            self._training.shares,
+        )
+        live = LiveBoundary(
+            self._inbox, self._outbox, key, step, self._position.stage, self._replica, peers=self._position.peers,
+            may_end=command.seconds is not None and bool(trace.leaves),
+            wrapped=wrapped_kinds(self._training), limit=longest_payload(self.stage.shape, self._training),
+        )  # fmt: skip
+        recorder = Recorder(live, self._caches)
+        if self._conduct.skips():
+            loss = self._pretend(recorder)
+        else:
+            rate_index = command.rate_index(step - command.first_step)
+            with self._conduct.watching(self.stage):
+                loss = accumulate(self.stage, self._position, windows, recorder)
+                self._conduct.gradients(self.stage)
+                self._left_out += not update(self.stage, self._position, recorder, rate_index, command.total_steps)
+        micros = crossings(self._training)
+        trace.add(
+            StepLeaf(
+                step=step,
+                env_class=self._env_class,
+                samples=samples,
+                received=digests(recorder.received, self._position.expected(micros)),
+                sent=digests(recorder.sent, self._position.produced(micros)),
+                before=None,
+                after=None,
+                anchor=self._outer.anchor_digest,
+                loss=loss,
+                local=trace.local_digest,
+                job=self._job,
+            ),
+            recorder.received,
+        )
+        self._last_sent, self._last_loss = recorder.sent, loss
+        return loss
+
+    def _pretend(self, recorder: Recorder) -> float | None:
+        """A step of a lying worker: the payloads of its last step once more."""
+        for (kind, micro), payload in self._last_sent.items():
+            recorder.send(kind, micro, payload, 4 * len(payload))
+        for kind, micro in self._position.expected(crossings(self._training)):
+            if kind in ("behind", "ahead"):
+                recorder.received[kind, micro] = b""
+            else:
+                recorder.receive(kind, micro)
+        return self._last_loss
+
+    def _commit(
+        self, command: BeginRound, key: RoundKey, trace: RoundTrace, loss: float | None, early: _Made | None
+    ) -> None:
+        trace.after_steps(self.stage, self._keeper)
+        made = early or self._made(command, trace)
+        local = made.local
+        if (
+            early is not None
+        ):  # The steps since then are no part of what was sent, but of what the replica goes on with.
+            local = self._method.contribution(trace.anchor, self.stage.parameters, trace.local, command.round).local
+        carried = local_digest(local)
+        trace.bind(made.bound, carried, made_after(self._training, len(trace.leaves)))
+        root = self._conduct.root(trace.tree().root)
+        digest = hashlib.sha256(made.encoded).hexdigest()
+        unread = self.openings.keep(key, trace, command.total_steps, self._position)
+        if unread:
+            self._keeper.give_back(unread)
+        tokens = len(trace.leaves) * self._training.batch * self._training.sequence
+        operations = self.stage.operations_per_token * tokens
+        self._pending = local
+        if early is None:
+            self._inbox.contribution(key, self._replica, made.encoded)
+        steps = len(trace.leaves)
+        if loss is not None:
+            LOG.info("round %d: training loss %.4f", command.round + 1, loss)
+        self._say(
+            RoundCommit(*key, root.hex(), steps, digest, tokens, operations, loss, carried, self._busy, self._left_out)
+        )
+        if early is None:
+            self._send_contribution(command, key, made, len(trace.leaves))
+        self._report_holding()
+
+    def _contribute(self, command: BeginRound, key: RoundKey, trace: RoundTrace) -> _Made:
+        """Make and send the round's contribution before its last steps; the commitment to it follows with the others."""
+        made = replace(self._made(command, trace), local={})  # The steps that follow change what is carried.
+        self._inbox.contribution(key, self._replica, made.encoded)
+        self._send_contribution(command, key, made, command.steps)
+        return made
+
+    def _made(self, command: BeginRound, trace: RoundTrace) -> _Made:
+        given = self._method.contribution(trace.anchor, self.stage.parameters, trace.local, command.round)
+        encoded = self._conduct.contribution(given.data, self._method, command.round)
+        return _Made(hashlib.sha256(given.data).hexdigest(), encoded, given.local)
+
+    def _send_contribution(self, command: BeginRound, key: RoundKey, made: _Made, steps: int) -> None:
+        name = TensorName("pseudo_gradient", *key, command.first_step, 0)
+        naive, wrapped = 4 * self.stage.parameter_count * steps, wrap(made.encoded)
+        if self._training.outer in TOGETHER:
+            naive = 0  # Counted at every step already.
+        for member in command.plan.members:
+            if member.stage == self._position.stage and member.replica != self._replica:
+                self._outbox.put(PeerSend(member.stage, member.replica, name, naive), wrapped)
+
+    def _apply(self, command: ApplyRound) -> None:
+        key = (command.epoch, command.round)
+        if key != self._inbox.current:
+            return
+        if RoundApplied in self._said.reports:
+            self._report_applied(command)
+            return
+        if RoundCommit not in self._said.reports:
+            self._back_to_start()  # The replica was given up and we were still stepping.
+        contributions = self._inbox.contributions(command.contributors)
+        before = self._outer
+        self._outer, self._outer_record = outer_step(self._method, self.stage, before, contributions, command.round)
+        if self._outer.left_out:
+            LOG.info("round %d: left out the pseudo-gradients of replicas %s", command.round + 1, self._outer.left_out)
+        self.openings.keep_outer(key, before, contributions)
+        self._anchor_round, self._start = command.round + 1, None
+        if self._pending is not None and self._replica in contributions:
+            self._local = self._pending
+        self._pending = None
+        self._load(self._method.start(self._outer, self._local, self._anchor_round))
+        self._report_applied(command)
+
+    def _report_applied(self, command: ApplyRound) -> None:
+        """Hand the new state over: the agent keeps it for peers, and stores it where that is asked for."""
+        state = write_checkpoint(self._outer, self.stage.slots, self._anchor_round)
+        stored = hashlib.sha256(state).hexdigest() if command.checkpoint else None
+        report = RoundApplied(command.epoch, command.round, self._outer.anchor_digest, stored, outer=self._outer_record)
+        own = write_moments(self.stage, self._anchor_round)
+        self._outbox.report(self._remember(report, b""), state, own)
+
+    # --- small helpers ------------------------------------------------------------------------------------------------
+
+    def _report_holding(self) -> None:
+        with self._holding:  # Two threads report; the later report must not be the one that knows less.
+            self._outbox.report(self._remember(RoundHolding(*self._inbox.current, self._inbox.holding()), b""))
+
+    def _say(self, report: TaskReport, payload: bytes = b"") -> None:
+        self._outbox.report(self._remember(report, payload), payload)
+
+    def _remember(self, report: TaskReport, payload: bytes) -> TaskReport:
+        self._said.reports[type(report)] = (report, payload)
+        return report
+
+    def _back_to_start(self) -> None:
+        """Be as when the round began: steps that were given up leave no trace, so doing them again gives the same bits."""
+        self._pending = None
+        if self._start is not None:
+            self.stage.restore(self._start)
+
+    def _load(self, parameters: Tensor) -> None:
+        self.stage.parameters.copy_(parameters)
+        self.stage.gradients.zero_()
+
+    def _state_interval(self, steps: int) -> int:
+        state_bytes = 12 * self.stage.parameters.numel()
+        tokens = self._training.batch * self._training.sequence
+        payload_bytes = recorded_bytes(self.stage.shape, self._training, tokens)
+        return state_interval(steps, state_bytes, payload_bytes, self._training.commit_every)

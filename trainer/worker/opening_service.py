@@ -1,0 +1,138 @@
+"""Rounds of a member that can still be opened, and the answers to audits of them.
+
+An opening is as large as all that its segment received and several vectors of the stage. Hashing it takes a second or more of a
+large stage, for which the pipeline would stand still: a thread of its own does that. No copy is made of it: it leaves piece by
+piece from what does not change any more.
+"""
+
+import hashlib
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from common.untrusted_text import untrusted
+from protocol.audit import KEPT_ROUNDS, segment
+from protocol.boundary import Position, crossings
+from protocol.codec import encode as encode_message
+from protocol.task import LeafShown, OpenOuter, OpenStep, ShowLeaf, StepOpened
+from trainer.audit.opening_file import Ending, write_opening
+from trainer.audit.replay import ending_of, state_before
+from trainer.audit.trace import RoundTrace, made_after
+from trainer.data.folder import Files
+from trainer.errors import RoundError
+from trainer.outer import OuterState
+from trainer.outer.audit import write_outer
+from trainer.stage.background import Aside
+from trainer.stage.stage import Stage, StageState
+from trainer.worker.inbox import RoundKey
+from trainer.worker.outbox import Outbox
+from trainer.worker.thread_guard import guarded
+
+
+@dataclass(frozen=True)
+class _Round:
+    trace: RoundTrace
+    total_steps: int
+    position: Position
+    leaving: list[Future[None]] = field(default_factory=list)
+    """Openings that show its states: done when they have left."""
+
+
+@dataclass(frozen=True)
+class _Outer:
+    before: OuterState
+    contributions: dict[int, bytes]
+
+
+class Openings:
+    """The last ``KEPT_ROUNDS`` rounds and outer steps of one member."""
+
+    def __init__(self, stage: Stage, files: Files, replica: int, outbox: Outbox) -> None:
+        """Of a member that computes on ``stage``; answers go to ``outbox``."""
+        self._stage = stage
+        self._files = files
+        self._replica = replica
+        self._outbox = outbox
+        self._aside = Aside()
+        self._rounds: dict[RoundKey, _Round] = {}
+        self._outers: dict[RoundKey, _Outer] = {}
+
+    def keep(self, key: RoundKey, trace: RoundTrace, total_steps: int, position: Position) -> list[StageState]:
+        """Keep a round that was committed to; of those that make room for it, the states that nobody reads any more."""
+        self._rounds[key] = _Round(trace, total_steps, position)
+        gone = [self._rounds.pop(old) for old in sorted(self._rounds)[:-KEPT_ROUNDS]]
+        unread = [old for old in gone if all(opening.done() for opening in old.leaving)]
+        return [state for old in unread for state in old.trace.states.values()]
+
+    def keep_outer(self, key: RoundKey, before: OuterState, contributions: dict[int, bytes]) -> None:
+        """Keep an outer step."""
+        self._outers[key] = _Outer(before, contributions)
+        for old in sorted(self._outers)[:-KEPT_ROUNDS]:
+            del self._outers[old]
+
+    def open_step(self, command: OpenStep) -> None:
+        """Answer an audit's draw."""
+        kept = self._rounds.get((command.epoch, command.round))
+        if kept is None:
+            reason = f"round {command.round} of epoch {command.epoch} is not kept: only the last {KEPT_ROUNDS} are"
+            self._outbox.report(StepOpened(command.audit, None, untrusted(reason)))
+            return
+        trace, training = kept.trace, self._stage.training
+        try:
+            trace.check(command.step)
+            state, ending = self._shown(kept, command)
+        except RoundError as error:
+            self._outbox.report(StepOpened(command.audit, None, untrusted(error)))
+            return
+        made, micros = made_after(training, len(trace.leaves)), crossings(training)
+        leaving = self._answer(
+            command.audit, lambda: write_opening(trace, command.step, state, kept.position, micros, made, ending)
+        )
+        kept.leaving.append(leaving)
+
+    def _shown(self, kept: _Round, command: OpenStep) -> tuple[StageState, Ending | None]:
+        """The state before the segment that was drawn, and what the segment came to where that is asked for."""
+        trace, stage, files = kept.trace, self._stage, self._files
+        first, _ = segment(command.step, trace.segment, len(trace.leaves))
+        if first in trace.states and not command.ending:
+            return trace.states[first], None
+        scratch = Stage(
+            files.config, stage.cut, stage.training, None, str(stage.device), initialise=False, beside=stage
+        )
+        again = (scratch, kept.position, files.train, self._replica, kept.total_steps)
+        state = state_before(trace, first, *again)
+        if not command.ending:
+            return state, None
+        if first not in trace.states:  # It is the scratch stage's own, which goes on.
+            state = scratch.state()
+        return state, ending_of(trace, first, *again)
+
+    def open_outer(self, command: OpenOuter) -> None:
+        """Answer an audit's draw of an outer step."""
+        kept = self._outers.get((command.epoch, command.round))
+        if kept is None:
+            reason = f"the outer step of round {command.round} of epoch {command.epoch} is not kept"
+            self._outbox.report(StepOpened(command.audit, None, untrusted(reason)))
+            return
+        self._answer(command.audit, lambda: write_outer(kept.before, kept.contributions))
+
+    def show_leaf(self, command: ShowLeaf) -> LeafShown:
+        """The leaf of a committed step, where it is kept."""
+        kept = self._rounds.get((command.epoch, command.round))
+        if kept is None or command.step >= len(kept.trace.leaves):
+            return LeafShown(command.audit, None)
+        leaf = encode_message(kept.trace.leaves[command.step])
+        return LeafShown(command.audit, leaf, kept.trace.tree().proof(command.step).path)
+
+    def _answer(self, audit: str, write: Callable[[], list[memoryview]]) -> Future[None]:
+        """Hash and send an opening beside computing; done when all of it has left."""
+        left: Future[None] = Future()
+
+        def answer() -> None:
+            pieces, hasher = write(), hashlib.sha256()
+            for piece in pieces:
+                hasher.update(piece)
+            self._outbox.show(StepOpened(audit, hasher.hexdigest()), pieces, left)
+
+        self._aside.submit(guarded, self._outbox, answer)
+        return left

@@ -1,0 +1,45 @@
+"""The boundary of a worker's threads: whatever goes wrong in one, the coordinator hears why."""
+
+import logging
+from collections.abc import Callable
+
+from common.errors import SealedFileError
+from common.untrusted_text import untrusted
+from protocol.codec import MessageError
+from protocol.models.model import ModelConfigError
+from protocol.task import FailureCause, TaskFailed
+from trainer.errors import InputError, NonFiniteError, TrainerError
+from trainer.worker.outbox import Outbox
+
+LOG = logging.getLogger("cottage.worker")
+
+
+def guarded(outbox: Outbox, work: Callable[[], None]) -> bool:
+    """Do ``work``; False where it failed, which is reported."""
+    try:
+        work()
+    except (TrainerError, ModelConfigError, MessageError) as error:
+        outbox.report(TaskFailed(untrusted(error), cause=cause_of(error)))
+        return False
+    except Exception as error:  # Nobody else would see it.
+        LOG.exception("computing failed")
+        outbox.report(TaskFailed(untrusted(f"{type(error).__name__}: {error}")))
+        return False
+    return True
+
+
+def cause_of(error: BaseException) -> FailureCause:
+    """Whose fault it is: "inputs" where the job's own files cannot be used on any machine, "numbers" where training diverged.
+
+    A file that this machine cannot read, has no memory for, or has other bytes of, is the machine's, whatever was made of it.
+    """
+    if isinstance(error, NonFiniteError):
+        return "numbers"
+    if not isinstance(error, InputError | ModelConfigError):
+        return "machine"
+    below: BaseException | None = error
+    while below is not None:
+        if isinstance(below, OSError | MemoryError | SealedFileError):
+            return "machine"
+        below = below.__cause__
+    return "inputs"

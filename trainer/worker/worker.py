@@ -1,0 +1,235 @@
+"""The worker process: one Unix socket to the agent, or its standard streams, one thread that computes.
+
+The loop reads frames and sorts them: commands and payloads into the ``Inbox``, what the computing thread says out of the
+``Outbox``. Nothing here waits for a computation, so a round is abandoned, and an audit heard, at any moment.
+"""
+
+import asyncio
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from common.untrusted_text import untrusted
+from protocol.audit import NoAnswer
+from protocol.codec import MessageError
+from protocol.stdio import open_stdio
+from protocol.task import (
+    AbandonRound,
+    ApplyRound,
+    BeginRound,
+    BisectAnswer,
+    BisectQuery,
+    LeafShown,
+    OpenOuter,
+    OpenStep,
+    ReplayAcross,
+    ReplayOuter,
+    ReplayStep,
+    ShowLeaf,
+    StepOpened,
+    StopTask,
+    TaskReady,
+)
+from protocol.worker import AgentMessage, PeerDeliver, Setup, WorkerCommand, read_frame, write_pieces
+from trainer.audit.environment import configure, env_class
+from trainer.audit.replay import Auditor
+from trainer.data.folder import Files, open_files
+from trainer.errors import OpeningError
+from trainer.files.inputs import TRAIN, Folder
+from trainer.worker.dispute_player import Player
+from trainer.worker.inbox import Audit, Inbox
+from trainer.worker.logs import ReportHandler
+from trainer.worker.member import Member
+from trainer.worker.misbehaviour import Lie, conduct
+from trainer.worker.outbox import Outbox
+from trainer.worker.thread_guard import guarded
+from trainer.worker.throttle import slow_down
+
+CONNECT_SECONDS = 20.0  # The agent listens before it starts us; this only covers a busy machine.
+
+log = logging.getLogger("cottage.worker")
+
+
+class Worker:
+    """One task's process."""
+
+    def __init__(self, lie: Lie | None = None, pace: float | None = None) -> None:
+        """An honest worker, or one with a lie for tests. ``pace``: see ``trainer.worker.throttle``."""
+        self._pace = pace
+        self._member: Member | None = None
+        self._auditor: Auditor | None = None
+        self._conduct = conduct(lie)
+        self._players: dict[str, Player] = {}
+        self._inbox = Inbox(self._serve_audit)
+        self._outbox: Outbox | None = None
+
+    async def run(self, socket: Path | None) -> int:
+        """Obey the agent behind ``socket``, or at the standard streams, until it says stop or goes away.
+
+        Returns:
+            the process's exit code.
+        """
+        async with asyncio.timeout(CONNECT_SECONDS):
+            reader, writer = await (open_stdio() if socket is None else asyncio.open_unix_connection(str(socket)))
+        loop = asyncio.get_running_loop()
+        outbox = self._outbox = Outbox(loop)
+        lines = ReportHandler(
+            outbox.report, lambda seconds, flush: loop.call_soon_threadsafe(loop.call_later, seconds, flush)
+        )
+        log.addHandler(lines)
+        with ThreadPoolExecutor(1, "compute") as executor:
+            try:
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(self._write(writer, self._outbox), name="write")
+                    code = group.create_task(self._obey(reader, executor, self._outbox), name="obey")
+                return code.result()
+            finally:
+                log.removeHandler(lines)
+                self._inbox.close()
+                self._outbox.close()
+                writer.close()
+
+    async def _obey(self, reader: asyncio.StreamReader, executor: ThreadPoolExecutor, outbox: Outbox) -> int:
+        """Set up, then read and compute side by side until one of them ends."""
+        loop = asyncio.get_running_loop()
+        try:
+            setup, _ = await read_frame(reader, AgentMessage)
+        except (MessageError, EOFError) as error:
+            log.error("no Setup came: %s", error)
+            outbox.close()
+            return 1
+        well = await loop.run_in_executor(executor, guarded, outbox, lambda: self._build(setup, outbox))
+        if well:
+            computing = loop.run_in_executor(executor, guarded, outbox, self._compute)
+            reading = asyncio.ensure_future(self._read(reader))
+            waited: set[asyncio.Future[Any]] = {computing, reading}
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+            self._inbox.close()
+            reading.cancel()
+            well = await computing
+        outbox.close()
+        return 0 if well else 1
+
+    def _build(self, setup: object, outbox: Outbox) -> None:
+        if not isinstance(setup, Setup):
+            raise MessageError(f"the first message is {type(setup).__name__}, not Setup")
+        configure(setup.threads, setup.device)
+        folder = Folder(Path(setup.folder), setup.keys, setup.weights_key)
+        files: Files = open_files(folder, setup.spec)
+        name = env_class(setup.threads, setup.device)
+        train = folder.file(TRAIN)
+        self._auditor = Auditor(files.config, setup.spec.training, train, files.weights, name, setup.device)
+        parameters = 0
+        if setup.stage is not None and setup.replica is not None:
+            self._member = Member(
+                setup.spec,
+                setup.plan,
+                setup.stage,
+                setup.replica,
+                files,
+                name,
+                setup.device,
+                self._conduct,
+                self._inbox,
+                outbox,
+            )
+            if self._pace:
+                slow_down(self._member.stage, self._pace)
+            parameters = self._member.stage.parameter_count
+        log.info("%s parameters are loaded on %s, %d threads", f"{parameters:,}", setup.device, setup.threads)
+        outbox.report(TaskReady(name, parameters))
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        """Sort frames until the agent stops the task or goes away."""
+        try:
+            while True:
+                message, payload = await read_frame(reader, AgentMessage)
+                match message:
+                    case PeerDeliver():
+                        await self._deliver(message, payload)
+                    case WorkerCommand(body=StopTask(reason=reason)):
+                        log.info("stopped: %s", reason)
+                        return
+                    case WorkerCommand(body=BeginRound() | ApplyRound() | AbandonRound() as order, split=split):
+                        self._inbox.order(order, payload, split)
+                    case WorkerCommand(
+                        body=OpenStep()
+                        | ShowLeaf()
+                        | ReplayStep()
+                        | ReplayAcross()
+                        | OpenOuter()
+                        | ReplayOuter()
+                        | BisectQuery() as audit
+                    ):
+                        self._inbox.audit(audit, payload)
+                    case _:
+                        raise MessageError(f"{type(message).__name__} is not expected here")
+        except EOFError:
+            log.info("the agent is gone")
+        except MessageError as error:
+            log.error("the agent sent a message that cannot be read: %s", error)
+
+    async def _deliver(self, message: PeerDeliver, payload: bytes) -> None:
+        if self._member is None:
+            return
+        if message.name.kind in (
+            "exchange",
+            "pseudo_gradient",
+        ):  # Unpacking one is long enough to keep it off the loop.
+            member = self._member
+            take = member.take_contribution if message.name.kind == "pseudo_gradient" else member.take_payload
+            await asyncio.to_thread(take, message.name, message.stage, message.replica, payload)
+        else:
+            self._member.take_payload(message.name, message.stage, message.replica, payload)
+
+    def _compute(self) -> None:
+        """Obey orders one after the other, until closed."""
+        while (order := self._inbox.next_order()) is not None:
+            if self._member is not None:
+                self._member.obey(*order)
+
+    def _serve_audit(self, command: Audit, payload: bytes) -> None:
+        assert self._outbox is not None
+        assert self._auditor is not None
+        match command:
+            case ReplayStep():
+                self._outbox.report(self._auditor.judge(command, payload))
+            case ReplayAcross():
+                self._outbox.report(self._auditor.judge_across(command, payload))
+            case OpenStep() if self._member is not None:
+                self._member.openings.open_step(command)
+            case OpenOuter() if self._member is not None:
+                self._member.openings.open_outer(command)
+            case ShowLeaf():
+                shown = (
+                    LeafShown(command.audit, None) if self._member is None else self._member.openings.show_leaf(command)
+                )
+                self._outbox.report(shown)
+            case OpenStep() | OpenOuter():
+                self._outbox.report(StepOpened(command.audit, None, untrusted("a spare has no steps to open")))
+            case ReplayOuter():
+                self._outbox.report(self._auditor.judge_outer(command, payload))
+            case BisectQuery():
+                self._outbox.report(*self._play(self._auditor, command, payload))
+
+    def _play(self, auditor: Auditor, query: BisectQuery, opening: bytes) -> tuple[BisectAnswer, bytes]:
+        """An answer of ours in a dispute; the opening comes with the first question, and is kept until the next dispute."""
+        if opening:
+            self._players.clear()
+            try:
+                self._players[query.dispute] = Player(auditor, query.replay, opening, self._conduct.meddle)
+            except OpeningError as error:
+                return BisectAnswer(query.dispute, query.ask, NoAnswer(untrusted(error))), b""
+        if query.dispute not in self._players:
+            return BisectAnswer(query.dispute, query.ask, NoAnswer(untrusted("the opening is not here"))), b""
+        return self._players[query.dispute].answer(query)
+
+    async def _write(self, writer: asyncio.StreamWriter, outbox: Outbox) -> None:
+        try:
+            while (item := await outbox.get()) is not None:
+                message, payload = item
+                await write_pieces(writer, message, payload)
+        except (ConnectionError, BrokenPipeError):
+            self._inbox.close()
+            outbox.close()

@@ -1,0 +1,1 @@
+"""Finding a path between two homes: candidates, checks, relays, and what is measured of the path."""

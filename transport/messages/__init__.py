@@ -1,0 +1,1 @@
+"""Messages over data channels: frames, lanes, flow control, resuming."""

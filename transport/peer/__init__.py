@@ -1,0 +1,1 @@
+"""Two machines and one link: signalling, sessions, negotiation, changing to a better path."""

@@ -1,0 +1,1 @@
+"""How datagrams meet the system."""
