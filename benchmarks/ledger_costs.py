@@ -35,6 +35,7 @@ from ledger.local.chain import SLOT_SECONDS, Chain
 from ledger.local.genesis import BOND, COOLDOWN_S, SLASH_WINDOW_S, VERDICT_S, Genesis, give, open_chain, send
 from ledger.local.store import Store
 from ledger.program.codes import MAX_BATCH, MAX_GROWTH, MAX_PAYEES
+from protocol.merkle import MerkleTree, merkle_root
 
 FEE_LAMPORTS = 5000  # A signature; what a transaction costs however much it computes.
 MAX_UNITS = 1_400_000
@@ -130,7 +131,7 @@ def escrow_rows(bench: Bench) -> None:
     bench.measure("escrow open (64 payees, 40 listed)", opening, bench.submitter, escrow)
     bench.measure("escrow deposit", market.escrow_deposit(submitter, escrow, 10**9), bench.submitter, escrow)
     bench.measure("escrow extend", market.escrow_extend(submitter, JOB, 10**9, 2**40), bench.submitter, escrow)
-    enrol = market.escrow_enrol(coordinator, escrow, listed[17], merkle.prove(wallets, 17))
+    enrol = market.escrow_enrol(coordinator, escrow, listed[17], MerkleTree(wallets).proof(17))
     bench.measure("escrow enrol (proof of 1 in 40)", enrol, bench.coordinator, escrow)
     for count in (1, 20):
         new = [_key(f"new {count} {index}").pubkey() for index in range(count)]
@@ -144,10 +145,10 @@ def escrow_rows(bench: Bench) -> None:
         bench.measure(f"escrow settle ({count})", settle, bench.coordinator, escrow)
     bench.measure("escrow grow (64)", market.escrow_grow(coordinator, escrow, 64), bench.coordinator, escrow)
     earned = [merkle.earning(bytes(market.wallet(_key(f"new 20 {index}").pubkey())), 2000) for index in range(20)]
-    commit = market.escrow_commit(coordinator, escrow, merkle.root(earned), 40_000, 1)
+    commit = market.escrow_commit(coordinator, escrow, merkle_root(earned), 40_000, 1)
     bench.measure("escrow commit", commit, bench.coordinator, escrow)
     payee = _key("new 20 7").pubkey()
-    claim = market.escrow_claim(submitter, escrow, payee, 2000, 9, merkle.prove(earned, 7))
+    claim = market.escrow_claim(submitter, escrow, payee, 2000, 9, MerkleTree(earned).proof(7))
     bench.measure("escrow claim (proof of 1 in 20)", claim, bench.submitter, escrow)
     settle_all = [(_key(f"new 20 {index}").pubkey(), 2000) for index in range(20)]
     bench.prepare(market.escrow_settle(coordinator, escrow, settle_all), signers=[bench.coordinator])

@@ -27,6 +27,7 @@ from ledger.promises import Earnings, earnings_of
 from ledger.sender import Window
 from ledger.states import Asked, EscrowState, PreparedTransaction, escrow_state
 from ledger.terms import Terms
+from protocol.merkle import MerkleProof, MerkleTree
 
 MAX_PAYEES_A_TRANSACTION = 20  # Fits 1,232 bytes where every payee has a token account already.
 MAX_ADMISSIONS = 25  # Payees that one transaction can append to a list: 32 bytes each.
@@ -283,7 +284,7 @@ class Escrows(Terms):
             raise StateError(f"{message}: read the list anew, in its order")
         if payee not in listed:
             raise StateError(f"{payee} is not among the {len(listed)} payees of {state.address}: admit it first")
-        key, proof = parse_address(payee), merkle.prove(leaves, list(listed).index(payee))
+        key, proof = parse_address(payee), MerkleTree(leaves).proof(list(listed).index(payee))
         enrolment = self._market.escrow_enrol(signer.pubkey(), parse_address(state.address), key, proof)
         return await self._prepare(signer, [enrolment])
 
@@ -332,7 +333,7 @@ class Escrows(Terms):
         return await self._prepare(signer, [commitment])
 
     async def prepare_claim(
-        self, seed: bytes, submitter: str, job: bytes, payee: str, cumulative: Amount, proof: merkle.Proof
+        self, seed: bytes, submitter: str, job: bytes, payee: str, cumulative: Amount, proof: MerkleProof
     ) -> PreparedTransaction:
         """Pay a payee what was promised to it, without the coordinator; anyone may sign, who then pays the fee.
 

@@ -13,6 +13,7 @@ from ledger import merkle
 from ledger.addresses import parse_address
 from ledger.money import Amount, amount
 from ledger.program.interface import Market
+from protocol.merkle import MerkleProof, MerkleTree
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Earnings:
     root: bytes
     total: Amount
     cumulative: Mapping[str, Amount]
-    proofs: Mapping[str, merkle.Proof]
+    proofs: Mapping[str, MerkleProof]
 
 
 def earnings_of(market: Market, cumulative: Mapping[str, Amount]) -> Earnings:
@@ -32,8 +33,8 @@ def earnings_of(market: Market, cumulative: Mapping[str, Amount]) -> Earnings:
         AddressError, AmountError: a payee is no address, or an amount none.
     """
     wallets = [bytes(market.wallet(parse_address(payee))) for payee in cumulative]
-    tree = merkle.Tree(
+    tree = MerkleTree(
         [merkle.earning(wallet, amount(total)) for wallet, total in zip(wallets, cumulative.values(), strict=True)]
     )
-    proofs = {payee: tree.prove(place) for place, payee in enumerate(cumulative)}
+    proofs = {payee: tree.proof(place) for place, payee in enumerate(cumulative)}
     return Earnings(tree.root, Amount(sum(cumulative.values())), dict(cumulative), proofs)

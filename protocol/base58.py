@@ -3,8 +3,8 @@
 from common.errors import BadAddressError
 
 ALPHABET = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
-MAX_BYTES = 128  # Two signatures; the conversion is quadratic, so hostile text must stay short.
-MAX_CHARS = 175  # ceil(128 * log(256) / log(58))
+MAX_BYTES = 1232  # A Solana transaction; the conversion is quadratic, so hostile text must stay short.
+MAX_CHARS = 1683  # ceil(1232 * log(256) / log(58))
 
 _VALUES = {char: value for value, char in enumerate(ALPHABET)}
 
@@ -26,17 +26,18 @@ def encode(data: bytes) -> str:
     return ALPHABET[0] * zeros + "".join(reversed(digits))
 
 
-def decode(text: str, length: int) -> bytes:
-    """Return the ``length`` bytes that ``text`` stands for.
+def decode(text: str, length: int | None = None) -> bytes:
+    """Return the bytes that ``text`` stands for.
 
     Args:
         text: base58, at most ``MAX_CHARS`` characters.
-        length: the exact number of bytes that the caller expects.
+        length: the exact number of bytes that the caller expects, where it expects one.
     Raises:
         BadAddressError: a foreign character, too long a text or another number of bytes.
     """
-    if len(text) > MAX_CHARS:
-        raise BadAddressError(f"base58 text of {len(text)} characters is too long: at most {MAX_CHARS}")
+    most = MAX_CHARS if length is None else 2 * length
+    if len(text) > most:
+        raise BadAddressError(f"base58 text of {len(text)} characters is too long: at most {most}")
     number = 0
     for char in text:
         value = _VALUES.get(char)
@@ -45,6 +46,6 @@ def decode(text: str, length: int) -> bytes:
         number = number * 58 + value
     zeros = len(text) - len(text.lstrip(ALPHABET[0]))
     size = zeros + (number.bit_length() + 7) // 8
-    if size != length:
+    if length is not None and size != length:
         raise BadAddressError(f"{text!r} stands for {size} bytes, expected {length}")
-    return number.to_bytes(length, "big")
+    return number.to_bytes(size, "big")

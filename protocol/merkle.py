@@ -46,7 +46,7 @@ class MerkleTree:
             raise MerkleError(f"{len(level)} leaves are too many: at most {MAX_LEAVES}")
         self._levels = [level]
         while len(level) > 1:
-            pairs = [_node(level[i], level[i + 1]) for i in range(0, len(level) - 1, 2)]
+            pairs = [node_hash(level[i], level[i + 1]) for i in range(0, len(level) - 1, 2)]
             level = pairs + level[len(pairs) * 2 :]
             self._levels.append(level)
 
@@ -56,8 +56,12 @@ class MerkleTree:
     @property
     def root(self) -> bytes:
         """32 bytes that bind all leaves, their order and their number."""
-        top = self._levels[-1]
-        return _root(len(self), top[0] if top else b"")
+        return root_hash(len(self), self.top)
+
+    @property
+    def top(self) -> bytes:
+        """The hash over all leaves that does not bind their number; of none, it is empty."""
+        return self._levels[-1][0] if self._levels[-1] else b""
 
     def proof(self, index: int) -> MerkleProof:
         """Return the proof of the leaf at ``index``.
@@ -93,7 +97,7 @@ def replaced(leaf: bytes, proof: MerkleProof, others: Sequence[MerkleProof]) -> 
     at = [_leaf(leaf)]  # The hash at the leaf's place, level by level.
     for level, sibling in _siblings(proof):
         at += [at[-1]] * (level - len(at) + 1)
-        at.append(_node(sibling, at[-1]) if proof.index >> level & 1 else _node(at[-1], sibling))
+        at.append(node_hash(sibling, at[-1]) if proof.index >> level & 1 else node_hash(at[-1], sibling))
     changed = []
     for other in others:
         path = list(other.path)
@@ -101,7 +105,7 @@ def replaced(leaf: bytes, proof: MerkleProof, others: Sequence[MerkleProof]) -> 
             if other.index >> level ^ 1 == proof.index >> level and other.index != proof.index:
                 path[number] = at[level] if level < len(at) else at[-1]
         changed.append(MerkleProof(other.index, other.count, tuple(path)))
-    return _root(proof.count, at[-1]), tuple(changed)
+    return root_hash(proof.count, at[-1]), tuple(changed)
 
 
 def _siblings(proof: MerkleProof) -> Iterator[tuple[int, bytes]]:
@@ -129,18 +133,20 @@ def verify_proof(root: bytes, leaf: bytes, proof: MerkleProof) -> bool:
             sibling = next(path, None)
             if sibling is None:
                 return False
-            digest = _node(sibling, digest) if index & 1 else _node(digest, sibling)
+            digest = node_hash(sibling, digest) if index & 1 else node_hash(digest, sibling)
         index, width = index // 2, (width + 1) // 2
-    return next(path, None) is None and hmac.compare_digest(_root(count, digest), root)
+    return next(path, None) is None and hmac.compare_digest(root_hash(count, digest), root)
 
 
 def _leaf(data: bytes) -> bytes:
     return hashlib.sha256(_LEAF + data).digest()
 
 
-def _node(left: bytes, right: bytes) -> bytes:
+def node_hash(left: bytes, right: bytes) -> bytes:
+    """The hash over two neighbouring subtrees."""
     return hashlib.sha256(_NODE + left + right).digest()
 
 
-def _root(count: int, top: bytes) -> bytes:
+def root_hash(count: int, top: bytes) -> bytes:
+    """The root of ``count`` leaves under the hash ``top``."""
     return hashlib.sha256(_ROOT + count.to_bytes(8, "big") + top).digest()

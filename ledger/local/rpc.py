@@ -18,7 +18,7 @@ from solders.message import from_bytes_versioned
 from solders.pubkey import Pubkey
 from solders.transaction import SanitizeError, VersionedTransaction
 
-from ledger import base58
+from common.errors import BadAddressError
 from ledger.errors import LedgerError
 from ledger.local.chain import BLOCKHASH_SLOTS, Chain, Outcome, RefusedError
 from ledger.local.encoding import (
@@ -33,6 +33,7 @@ from ledger.local.encoding import (
 )
 from ledger.local.genesis import Genesis, give
 from ledger.money import DECIMALS, MAX_AMOUNT
+from protocol import base58
 
 PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND, INVALID_PARAMS = -32700, -32600, -32601, -32602
 PREFLIGHT_FAILURE = -32002
@@ -337,7 +338,7 @@ def _filter(document: Any) -> Callable[[bytes], bool]:
         offset, text = _integer([compare.get("offset")], 0, _MAX_INTEGER), _text([compare.get("bytes")], 0)
         try:
             wanted = _base64(text) if compare.get("encoding") == "base64" else base58.decode(text)
-        except ValueError as error:
+        except (ValueError, BadAddressError) as error:
             raise RpcError(INVALID_PARAMS, f"Invalid filter: {text[:60]!r}") from error
         return lambda data: data[offset : offset + len(wanted)] == wanted
     raise RpcError(INVALID_PARAMS, f"Invalid filter: {str(document)[:60]}: use dataSize or memcmp")
@@ -351,7 +352,7 @@ def _transaction(params: Params) -> VersionedTransaction:
     text, config = _text(params, 0), _config(params, 1)
     try:
         wire = _base64(text) if config.get("encoding", "base58") == "base64" else base58.decode(text)
-    except (ValueError, binascii.Error) as error:
+    except (ValueError, binascii.Error, BadAddressError) as error:
         raise RpcError(INVALID_PARAMS, f"invalid transaction encoding: {error}") from error
     if len(wire) > MAX_TRANSACTION_BYTES:
         raise RpcError(INVALID_PARAMS, f"transaction too large: {len(wire)} bytes (max: {MAX_TRANSACTION_BYTES})")

@@ -16,7 +16,6 @@ from solders.system_program import ID as SYSTEM_PROGRAM
 from spl.token.constants import TOKEN_PROGRAM_ID
 from spl.token.instructions import get_associated_token_address
 
-from ledger.merkle import Proof
 from ledger.program.codes import (
     BASIS_POINTS,
     ERROR_TEXTS,
@@ -29,6 +28,7 @@ from ledger.program.codes import (
     MarketError,
     Operation,
 )
+from protocol.merkle import MerkleProof
 
 __all__ = [
     "BASIS_POINTS",
@@ -178,7 +178,7 @@ class Market:
         wallets = b"".join(bytes(self.wallet(payee)) for payee in payees)
         return self._call(Operation.ESCROW_ADMIT, bytes([enrol]) + wallets, [_signer(authority), _writable(escrow)])
 
-    def escrow_enrol(self, anyone: Pubkey, escrow: Pubkey, payee: Pubkey, proof: Proof) -> Instruction:
+    def escrow_enrol(self, anyone: Pubkey, escrow: Pubkey, payee: Pubkey, proof: MerkleProof) -> Instruction:
         """Make the table's entry of a payee whom ``proof`` shows in the escrow's list; anyone may."""
         data = bytes(self.wallet(payee)) + _proof(proof)
         return self._call(Operation.ESCROW_ENROL, data, [_signer(anyone), _writable(escrow)])
@@ -210,7 +210,7 @@ class Market:
         return self._call(Operation.ESCROW_COMMIT, root + struct.pack("<QQ", total, period), accounts)
 
     def escrow_claim(
-        self, anyone: Pubkey, escrow: Pubkey, payee: Pubkey, cumulative: int, slot: int, proof: Proof
+        self, anyone: Pubkey, escrow: Pubkey, payee: Pubkey, cumulative: int, slot: int, proof: MerkleProof
     ) -> Instruction:
         """Pay a payee what the coordinator has promised it; anyone may, the payee first of all."""
         accounts = [*self._common(anyone, escrow), _writable(self.wallet(payee))]
@@ -344,7 +344,7 @@ class Market:
         ]  # fmt: skip
 
 
-def _proof(proof: Proof) -> bytes:
+def _proof(proof: MerkleProof) -> bytes:
     return struct.pack("<II", proof.index, proof.count) + b"".join(proof.path)
 
 

@@ -18,7 +18,7 @@ from spl.token import instructions as token
 from spl.token import models
 from spl.token.constants import TOKEN_PROGRAM_ID
 
-from ledger import events, merkle
+from ledger import events
 from ledger.client import Ledger, LedgerConfig
 from ledger.connection import Connection
 from ledger.deploy import Deployer, Terms
@@ -29,6 +29,7 @@ from ledger.program.interface import Market
 from ledger.program.layout import Ruling
 from ledger.sender import Sender
 from ledger.states import Asked
+from protocol.merkle import MerkleProof
 from tests.ledger.surfpool import serving
 from tests.ledger.world import World, key
 
@@ -183,7 +184,7 @@ async def _escrow_story(ledger: Ledger, market: Market, people: People) -> None:
 
 
 def _forbidden(
-    market: Market, people: People, escrow: Pubkey, proof: merkle.Proof
+    market: Market, people: People, escrow: Pubkey, proof: MerkleProof
 ) -> Sequence[tuple[str, Instruction, MarketError]]:
     """Who tries, what, and why not."""
     coordinator, submitter, stranger = people.coordinator, people.submitter, people.stranger

@@ -21,10 +21,10 @@ from ledger.errors import (
 )
 from ledger.local.chain import SLOT_SECONDS
 from ledger.local.genesis import BOND, COOLDOWN_S, VERDICT_S
-from ledger.merkle import Proof
 from ledger.money import Amount
 from ledger.program.codes import MarketError
 from ledger.program.layout import Ruling
+from protocol.merkle import MerkleProof
 from tests.ledger.world import World
 
 SUBMITTER, COORDINATOR, STRANGER = (bytes([number]) * 32 for number in (1, 2, 3))
@@ -131,7 +131,7 @@ async def test_a_provider_claims_without_the_coordinator(rich: Ledger, world: Wo
     assert await rich.balance(PAYEES[5]) == 105
     with pytest.raises(StateError, match="enrol it first"):
         await rich.prepare_claim(STRANGER, WHO, JOB, PAYEES[6], Amount(106), earnings.proofs[PAYEES[6]])
-    lie = await rich.prepare_claim(STRANGER, WHO, JOB, PAYEES[1], Amount(101), Proof(0, 7, proof.path))
+    lie = await rich.prepare_claim(STRANGER, WHO, JOB, PAYEES[1], Amount(101), MerkleProof(0, 7, proof.path))
     with pytest.raises(TransactionFailedError) as refusal:
         await rich.confirm(lie)
     assert refusal.value.code == MarketError.BAD_PROOF

@@ -22,11 +22,12 @@ from coordinator.store.records import CommitRecord
 from coordinator.store.sql import SqlStore
 from ledger.client import Ledger, LedgerConfig, job_bytes
 from ledger.local.chain import SLOT_SECONDS
-from ledger.merkle import Proof, earning, leads_to
+from ledger.merkle import earning
 from ledger.money import Amount
 from protocol.codec import encode_json
 from protocol.identity import NodeKey
 from protocol.job.job import JobSpec
+from protocol.merkle import MerkleProof, verify_proof
 from protocol.node import Promised
 from tests.coordinator.bench import CONFIG, Bench
 from tests.coordinator.fakes import BUDGET, COORDINATOR, WALLET, Account, spec
@@ -98,7 +99,7 @@ def promises_to(bench: Bench, node: str) -> list[Promised]:
 
 async def claim(ledger: Ledger, job: str, told: Promised, seed: bytes = b"9" * 32) -> None:
     await ledger.faucet(str(NodeKey(seed).address), Amount(0))
-    proof = Proof(told.index, told.count, told.path)
+    proof = MerkleProof(told.index, told.count, told.path)
     prepared = await ledger.prepare_claim(
         seed, told.submitter, job_bytes(job), told.payee, Amount(told.cumulative), proof
     )
@@ -117,9 +118,9 @@ async def test_small_shares_are_promised_claimed_by_their_payees_and_paid_only_o
     assert (state.paid, state.committed, state.period) == (LARGE, LARGE + 2 * SMALL, 1)
     (told,) = promises_to(bench, NodeKey((1).to_bytes(32, "big")).address)
     wallet = bytes(Pubkey.from_string(bench.ledger.wallet(small)))
-    proof = Proof(told.index, told.count, told.path)
-    assert leads_to(state.earnings_root, earning(wallet, told.cumulative), proof)
-    assert not leads_to(state.earnings_root, earning(wallet, told.cumulative + 1), proof)
+    proof = MerkleProof(told.index, told.count, told.path)
+    assert verify_proof(state.earnings_root, earning(wallet, told.cumulative), proof)
+    assert not verify_proof(state.earnings_root, earning(wallet, told.cumulative + 1), proof)
     await claim(bench.ledger, job, told)
     assert await bench.ledger.balance(small) == SMALL
     async with bench.parts.desk.open(job) as work:

@@ -7,8 +7,8 @@ import msgspec
 
 from desktop.agent.base.log import LOGGER
 from desktop.agent.errors import SettingsError
-from ledger.merkle import Proof
 from protocol.codec import MessageError, decode_json, encode_json
+from protocol.merkle import MerkleProof
 from protocol.node import LedgerInfo, Promised
 
 MAX_OF_JOB = 4  # The ledger holds the newest root of a job; a few older ones may still be it while that is on its way.
@@ -22,9 +22,9 @@ class Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     promised: Promised
 
     @property
-    def proof(self) -> Proof:
+    def proof(self) -> MerkleProof:
         """As the ledger takes it."""
-        return Proof(self.promised.index, self.promised.count, self.promised.path)
+        return MerkleProof(self.promised.index, self.promised.count, self.promised.path)
 
 
 class Promises:

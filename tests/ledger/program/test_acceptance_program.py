@@ -10,9 +10,9 @@ from solders.pubkey import Pubkey
 from solders.system_program import ID as SYSTEM_PROGRAM
 from solders.system_program import TransferParams, transfer
 
-from ledger import merkle
 from ledger.program.codes import Consent, MarketError
 from ledger.program.layout import PAYEE_SIZE, read_events
+from protocol.merkle import merkle_root
 from tests.ledger.world import JOB, START, World, swap, unsigned, with_data
 
 pytestmark = pytest.mark.clusters
@@ -88,7 +88,7 @@ def test_an_escrow_that_was_used_before_is_not_accepted(world: World, what: str)
         "a listed payee": [world.admit(escrow, world.node, enrol=False)],
         "a payee with an entry": [world.admit(escrow, world.node)],
         "a payment": [world.admit(escrow, world.node), world.settle(escrow, (world.node, 1))],
-        "a promise": [market.escrow_commit(world.coordinator, escrow, merkle.root([b"leaf"]), 1, 1)],
+        "a promise": [market.escrow_commit(world.coordinator, escrow, merkle_root([b"leaf"]), 1, 1)],
         "a refund": [market.escrow_refund(world.coordinator, world.submitter, JOB)],
     }
     world.send(*calls[what])

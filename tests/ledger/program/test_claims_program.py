@@ -11,6 +11,7 @@ from solders.pubkey import Pubkey
 from ledger import merkle
 from ledger.program.codes import Consent, MarketError
 from ledger.program.layout import read_events
+from protocol.merkle import MerkleTree, merkle_root
 from tests.ledger.world import JOB, TOKENS, World, swap, unsigned, with_data
 
 pytestmark = pytest.mark.clusters
@@ -29,12 +30,12 @@ def _leaves(world: World, earned: dict[Pubkey, int]) -> list[bytes]:
 
 
 def _commit(world: World, escrow: Pubkey, earned: dict[Pubkey, int], period: int = 1) -> Instruction:
-    root = merkle.root(_leaves(world, earned))
+    root = merkle_root(_leaves(world, earned))
     return world.market.escrow_commit(world.coordinator, escrow, root, sum(earned.values()), period)
 
 
 def _claim(world: World, escrow: Pubkey, earned: dict[Pubkey, int], payee: Pubkey, *, slot: int = 0) -> Instruction:
-    proof = merkle.prove(_leaves(world, earned), list(earned).index(payee))
+    proof = MerkleTree(_leaves(world, earned)).proof(list(earned).index(payee))
     return world.market.escrow_claim(payee, escrow, payee, earned[payee], slot, proof)
 
 
@@ -227,7 +228,7 @@ def test_malformed_calls_pay_nothing(world: World, escrow: Pubkey, operation: st
 
 def test_promises_and_claims_are_told(world: World, escrow: Pubkey) -> None:
     earned = _earned(world)
-    root = merkle.root(_leaves(world, earned))
+    root = merkle_root(_leaves(world, earned))
     logs = world.logs(world.send(_commit(world, escrow, earned), _claim(world, escrow, earned, world.node)))
     promised, paid = read_events(logs, world.market.program)
     assert (promised.kind, promised.payload) == ("CMIT", root + struct.pack("<QQ", 550, 1))

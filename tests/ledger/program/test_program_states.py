@@ -20,6 +20,7 @@ from ledger import merkle
 from ledger.local.genesis import BOND, COOLDOWN_S, VERDICT_S
 from ledger.program.codes import EVERYTHING, Consent, Operation
 from ledger.program.layout import Ruling, Status
+from protocol.merkle import MerkleTree, merkle_root
 from tests.ledger.world import World
 
 GRACE_S = 7 * 86_400  # CLAIM_GRACE of market.h
@@ -131,7 +132,7 @@ class Lives(RuleBasedStateMachine):
     def enrol(self, who: int, place: int) -> None:
         leaves = [bytes(self.world.wallet(payee)) for payee in self.listed]
         index = place % len(leaves)
-        proof = merkle.prove(leaves, index)
+        proof = MerkleTree(leaves).proof(index)
         self._try(self.market.escrow_enrol(self._who(who), self.escrow, self.listed[index], proof))
 
     @rule(who=people, more=st.integers(0, 3))
@@ -149,7 +150,7 @@ class Lives(RuleBasedStateMachine):
     @rule(earned=st.dictionaries(payees, st.integers(0, 900), min_size=1, max_size=3), period=st.integers(0, 5))
     def commit(self, earned: dict[int, int], period: int) -> None:
         totals = {self._who(payee): total for payee, total in earned.items()}
-        root, total = merkle.root(self._leaves(totals)), sum(totals.values())
+        root, total = merkle_root(self._leaves(totals)), sum(totals.values())
         if self._try(self.market.escrow_commit(self.world.coordinator, self.escrow, root, total, period)):
             self.committed.append(totals)
 
@@ -161,7 +162,7 @@ class Lives(RuleBasedStateMachine):
         if self.committed:
             totals = self.committed[-1 - which % len(self.committed)]
             payee = list(totals)[place % len(totals)]
-            proof = merkle.prove(self._leaves(totals), place % len(totals))
+            proof = MerkleTree(self._leaves(totals)).proof(place % len(totals))
             self._try(self.market.escrow_claim(self._who(who), self.escrow, payee, totals[payee], place, proof))
 
     @rule(who=judges, cap=st.integers(0, 6000), later=st.integers(-50, 50))

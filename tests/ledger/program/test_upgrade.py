@@ -33,6 +33,7 @@ from ledger.program.codes import REVISION, Consent, MarketError
 from ledger.program.interface import Market
 from ledger.program.layout import Ruling, Status, read_terms
 from ledger.states import Asked
+from protocol.merkle import MerkleTree, merkle_root
 from tests.ledger.surfpool import serving
 from tests.ledger.test_clusters import Cluster, People
 from tests.ledger.world import JOB, TOKENS, HandClock, World
@@ -86,7 +87,7 @@ def test_what_an_older_program_began_goes_on_under_the_new_one(old: OldWorld) ->
     old.send(old.settle(escrow, (old.node, 100)), market.escrow_grow(old.coordinator, escrow, 3))
     earned = {old.node: 300, old.stranger: 50}
     leaves = [merkle.earning(bytes(old.wallet(payee)), total) for payee, total in earned.items()]
-    old.send(market.escrow_commit(old.coordinator, escrow, merkle.root(leaves), 350, 1))
+    old.send(market.escrow_commit(old.coordinator, escrow, merkle_root(leaves), 350, 1))
     old.send(market.stake_slash(old.coordinator, old.node, old.treasury, 100, REASON))
     old.send(*_accuse(old, AUDIT))
     assert old.held == old_path(3).read_bytes().rstrip(b"\0")
@@ -101,7 +102,7 @@ def test_what_an_older_program_began_goes_on_under_the_new_one(old: OldWorld) ->
     assert read_terms(terms.data).revision == REVISION
 
     # The escrow: paid, claimed, refunded, closed.
-    old.send(market.escrow_claim(old.stranger, escrow, old.node, 300, 0, merkle.prove(leaves, 0)))
+    old.send(market.escrow_claim(old.stranger, escrow, old.node, 300, 0, MerkleTree(leaves).proof(0)))
     old.send(market.escrow_grow(old.coordinator, escrow, 1))
     assert (
         old.refusal(market.escrow_accept(old.coordinator, escrow, deadline=0, cap=1, amount=1, max_payees=1))
