@@ -44,7 +44,8 @@ class Boundaries:
             deadline = min(audit.deadline, audit.asked + self._context.config.audit_seconds)
             if not answered or not all(self._nodes.late(node, deadline, work.now) for node in awaited):
                 continue
-            here = [lease for lease, node in holders.items() if self._nodes.session(node) is not None]
+            # Whose lease has run out may have lost its line, too: it is not silent.
+            here = [lease.id for lease in work.leases.values() if self._nodes.session(lease.node) is not None]
             await self._compare(work, boundary.overdue(boundary.present(audit, here)))
 
     async def _compare(self, work: Work, audit: Audit) -> None:
