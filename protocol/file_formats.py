@@ -82,6 +82,7 @@ _OTHERS: Final[Mapping[bytes, str]] = {
     b"\xff\xd8\xff": "a picture, not text",
     b"GIF8": "a picture, not text",
 }
+_BINARY = frozenset({"parquet", "npy"})  # Their first bytes say so: no text is one of them.
 _IDS = (".bin", ".u16", ".u32")
 LFS_POINTER: Final = b"version https://git-lfs.github.com/spec/"
 _PICKLE = re.compile(rb"\x80[\x02-\x05].")
@@ -175,13 +176,18 @@ def settle(content: Content, name: str, wanted: str = "auto") -> DatasetFormat:
     if wanted == "auto":
         if len(content.formats) == 1:
             return content.formats[0]
+        if _BINARY.intersection(content.formats[1:]):
+            raise ContentError(
+                f"{name} is plain text, whatever its ending says: choose the format text if that is meant"
+            )
         choices = content.formats or get_args(DatasetFormat)[1:]
         shown = " or ".join(f"{choice} ({WORDS[choice]})" for choice in choices)
         raise ContentError(f"{name} can be {shown}: choose its format")
     chosen = cast(DatasetFormat, wanted)
     if content.formats and set(content.formats) <= {"uint16", "uint32"}:
         raise ContentError(f"{name} is binary data, not {WORDS[chosen]}; if it is token ids, choose uint16 or uint32")
-    if content.formats and chosen not in content.formats and not _readable_as(chosen, content.formats[0]):
+    binary = chosen in _BINARY and content.formats[:1] != (chosen,)
+    if content.formats and (binary or chosen not in content.formats) and not _readable_as(chosen, content.formats[0]):
         fits = content.formats[0]
         raise ContentError(f"{name} is {WORDS[fits]}, not {WORDS[chosen]}: choose the format {fits}, or auto")
     return chosen

@@ -14,7 +14,7 @@ from desktop.agent.base.log import LOGGER
 LOOK_S = 0.5
 STALL_S = 2.0  # A coordinator gives a node up after a few times that.
 DEPTH = 4  # Innermost callers that are named.
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 IDLE = {"selectors.py", "windows_events.py"}  # Where a loop waits for what comes.
 
 STARVED = "for this computer gave it no time"

@@ -200,8 +200,12 @@ async def test_what_cannot_be_uploaded_is_refused_with_its_reason(
         (["model.safetensors", "--purpose", "weights"], 1, "safetensors"),
         (["model.safetensors", "--resume", "0" * 32], 1, "no upload"),
         (["cut.parquet"], 1, "Parquet"),
-        (["lines.parquet"], 0, "whatever its ending says"),  # The content decides,
-        (["lines.parquet", "--format", "parquet"], 2, "not Parquet"),  # unless the command does.
+        (
+            ["lines.parquet"],
+            2,
+            "is plain text, whatever its ending says",
+        ),  # Its content says otherwise than its ending,
+        (["lines.parquet", "--format", "parquet"], 2, "not Parquet"),  # and the command decides.
     ):
         assert await cottage("upload", str(tmp_path / argv[0]), *argv[1:]) == status, argv
         assert says in capsys.readouterr().err
