@@ -27,7 +27,16 @@ from _common import ROOT, publish
 FOLDER = ROOT / "build" / "fuzz"
 MEMORY = Path("/dev/shm")
 HANG_S, MAX_MB, MAX_BYTES = 5, 1500, 4096  # Of one case; torch alone takes 400 MB.
-FOLLOWED = ["transport", "coordinator", "desktop", "trainer.codecs", "zipfile", "tests.protocol.targets"]
+FOLLOWED = [
+    "common",
+    "protocol",
+    "transport",
+    "coordinator",
+    "desktop",
+    "trainer.codecs",
+    "zipfile",
+    "tests.protocol.targets",
+]
 NEWS = re.compile(r"#(\d+)\s+\S+\s+cov: (\d+) ft: (\d+) corp: (\d+)")
 
 

@@ -49,6 +49,8 @@ _ROLES: dict[str, tuple[str, str, bool]] = {
 }
 
 EXIT_USAGE = 2
+ROOMS = ("cottage", "common", "coordinator", "desktop", "ledger", "protocol", "transport")
+"""What is missing of these is a fault of ours, and no package to install."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -74,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         run: Callable[[Sequence[str]], int] = importlib.import_module(module).main
     except ImportError as error:  # A package, or a system library that one of them loads, is missing.
-        if (error.name or "").split(".")[0] in ("cottage", "coordinator", "desktop", "ledger", "transport"):
+        if (error.name or "").split(".")[0] in ROOMS:
             raise
         say(
             f"cottage {words[0]} cannot start here: {error}. "

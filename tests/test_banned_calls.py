@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-ROOMS = ("cottage", "coordinator", "desktop", "installer", "ledger", "trainer", "transport")
+ROOMS = ("cottage", "common", "coordinator", "desktop", "installer", "ledger", "protocol", "trainer", "transport")
+"""All packages of the product."""
 MODULES = frozenset(
     {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "jsonpickle"}
 )

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
-ROOMS = ("common", "protocol", "transport", "trainer", "ledger", "coordinator", "desktop", "installer", "cottage")
+from tests.test_banned_calls import ROOMS, ROOT
+
 MOST = 25
 GENERATED = {ROOT / "coordinator" / "store" / "migrations" / "versions"}
 """One file a change of the tables, in the order in which they are made."""

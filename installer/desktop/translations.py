@@ -31,7 +31,7 @@ def main() -> int:
 
 def update(catalogue: Path) -> None:
     """Take over the texts of the sources; what they no longer have goes."""
-    sources = [str(file) for file in sorted(SOURCES.glob("*.py"))]
+    sources = [str(file) for file in sorted(SOURCES.rglob("*.py"))]
     _run("lupdate", *sources, "-no-obsolete", "-locations", "none", "-ts", str(catalogue))
 
 

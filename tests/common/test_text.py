@@ -255,7 +255,7 @@ TOOLS = ("trainer/__main__.py", "installer/")  # Print JSON for programs of ours
 
 def test_nothing_but_the_doors_writes_to_a_terminal() -> None:
     found = []
-    for room in ("cottage", "coordinator", "desktop", "ledger", "transport", "trainer"):
+    for room in ("cottage", "common", "coordinator", "desktop", "ledger", "protocol", "transport", "trainer"):
         for file in (ROOT / room).rglob("*.py"):
             name = file.relative_to(ROOT).as_posix()
             if name in DOORS or name.startswith(TOOLS):

@@ -179,7 +179,7 @@ def _last_lines(log: Path) -> str:
 
 def _source_digest(command: Sequence[str]) -> str:
     digest = hashlib.sha256(" ".join([sys.version, *command]).encode())
-    for folder in ("trainer", "transport"):
+    for folder in ("common", "protocol", "trainer", "transport"):
         for path in sorted((_ROOT / folder).rglob("*.py")):
             digest.update(str(path.relative_to(_ROOT)).encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()

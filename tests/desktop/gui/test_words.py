@@ -64,7 +64,7 @@ def test_translations_keep_places_for_values_and_give_each_key_once(catalogue: P
 def test_no_text_is_shown_past_the_catalogues() -> None:
     """A label, title or tooltip with a literal in the sources would stay English."""
     shown = re.compile(r"""\.(?:say|setText|setWindowTitle|setToolTip|addAction)\(\s*f?["'][^"'{]*[A-Za-z]{3}""")
-    for file in sorted((ROOT / "desktop" / "gui").glob("*.py")):
+    for file in sorted((ROOT / "desktop" / "gui").rglob("*.py")):
         assert shown.findall(file.read_text()) == [], file.name
 
 

@@ -37,7 +37,7 @@ def test_the_image_holds_the_trainer_and_nothing_of_coordinator_ledger_or_agent(
     code = "import os, trainer.worker.worker; print(sorted(os.listdir('/opt/cottage')), os.getuid(), os.path.exists('/bin/sh'))"
     output = client.containers.run(IMAGE, ["python3", "-c", code], network_mode="none", remove=True)
     client.close()
-    assert output.decode().split("\n")[0] == "['trainer', 'transport'] 10001 False"
+    assert output.decode().split("\n")[0] == "['common', 'protocol', 'trainer', 'transport'] 10001 False"
 
 
 @pytest.mark.docker
