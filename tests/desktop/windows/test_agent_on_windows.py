@@ -19,7 +19,8 @@ LOOK = r"""
 import asyncio, json, sys
 from pathlib import Path
 from desktop import pipes
-from desktop.agent import door, lock, status
+from desktop.agent.app import owner_socket, status
+from desktop.agent.base import file_lock
 from desktop.agent.base.config import Home, Settings
 from desktop.agent.errors import HomeBusyError, SandboxError
 from desktop.agent.base.gpu import processor
@@ -27,14 +28,14 @@ from desktop.agent.app.startup import make_sandbox
 home = Home.at(Path(sys.argv[1]))
 async def main():
     told = await status.ask(home.socket)
-    with door.connector(home.socket) as connector:
+    with owner_socket.connector(home.socket) as connector:
         loop = asyncio.get_running_loop()
         transport, _ = await loop.create_pipe_connection(asyncio.Protocol, connector.path)
         handle = transport.get_extra_info("pipe").fileno()
         seen = {"list": pipes.access_of(handle), "mine": pipes.is_mine(handle), "server": pipes.server_of(handle)}
         transport.close()
         await connector.close()
-    return seen | {"pid": told.pid, "node": told.node, "user": pipes.user(), "holder": lock.holder(home.lock)}
+    return seen | {"pid": told.pid, "node": told.node, "user": pipes.user(), "holder": file_lock.holder(home.lock)}
 found = asyncio.run(main())
 try:
     with home.locked():
@@ -65,7 +66,7 @@ STRANGER = r"""
 import asyncio, sys
 from pathlib import Path
 from desktop import pipes
-from desktop.agent import status
+from desktop.agent.app import status
 from desktop.agent.base.config import Home
 from desktop.agent.errors import NoAgentError
 home = Home.at(Path(sys.argv[1]))

@@ -14,10 +14,10 @@ pytestmark = [
 ]
 
 FILES = (
-    "test_peer_links.py",
-    "test_path_signals.py",
-    "test_peer_crossings.py",
-    "test_message_streams.py",
+    "peer/test_peer_links.py",
+    "ice/test_path_signals.py",
+    "peer/test_peer_crossings.py",
+    "messages/test_message_streams.py",
     "sctp/association/test_association.py",
     "sctp/test_datagram.py",
     "sctp/test_dtls.py",
