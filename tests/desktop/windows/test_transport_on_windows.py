@@ -39,7 +39,7 @@ def test_the_transports_own_tests_pass_there(windows: Windows, tmp_path: Path) -
     (program := tmp_path / "run.py").write_text(RUN)
     files = [seen(ROOT / "tests" / "transport" / name) for name in FILES]
     said = windows.run(
-        str(PYTHON), seen(program), seen(TESTING), "-p", "no:cacheprovider", "-q", "--tb=short",
+        str(PYTHON), seen(program), seen(TESTING), "-p", "no:cacheprovider", "-o", "addopts=", "-q", "--tb=short",
         f"--rootdir={seen(ROOT)}", f"--confcutdir={seen(ROOT / 'tests' / 'transport')}", *files,
         patience_s=900, PYTHONDONTWRITEBYTECODE="1",
     )  # fmt: skip
