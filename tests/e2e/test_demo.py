@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 SHORT = ["--tokens", "120000", "--no-reference"]
 LYING = ["--tokens", "60000", "--no-reference"]  # Three rounds: every member is drawn in the first.
-TIME_LIMIT = 900  # The longest of these took 240 s on two idle cores.
+TIME_LIMIT = 900  # The longest of these takes 240 to 310 s on two idle cores.
 
 
 def demo(tmp_path: Path, *words: str) -> dict[str, Any]:
@@ -83,8 +83,9 @@ def test_the_whole_path_trains_verifies_and_pays(tmp_path: Path) -> None:
     assert document["loss_model_folder"] == pytest.approx(after, abs=2e-3)
     assert document["bytes_sent"] < 0.05 * document["bytes_naive"], "all that went between nodes, edges included"
     assert len(document["audits"]) >= document["rounds"]
-    assert {node["stage"] for node in document["nodes"]} == {0, 1}
-    assert {node["replica"] for node in document["nodes"]} == {0, 1}
+    seats = [(node["stage"], node["replica"]) for node in document["nodes"] if node["stage"] is not None]
+    assert sorted(seats) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert len(document["nodes"]) <= len(seats) + 1, "beside them only the operator's machine came to look"
     assert (Path(document["model_dir"]) / "model.safetensors").exists()
 
 
