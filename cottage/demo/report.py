@@ -98,7 +98,11 @@ def checks(outcome: Outcome) -> dict[str, bool]:
         caught = [node for node in outcome.nodes if node.node == outcome.liar]
         found["the liar was caught"] = any(a.state == "failed" and a.node == outcome.liar for a in outcome.audits)
         found["the liar was not paid"] = all(node.paid == 0 for node in caught)
-        found["the liar lost stake"] = money.slashed > 0
+        # The word of the operator's auditor alone costs pay and no stake: docs/explanation/trust.md.
+        blames = {a.blame for a in outcome.audits if a.state == "failed" and a.node == outcome.liar}
+        found["the liar lost stake, or nobody but the operator found it out"] = money.slashed > 0 or blames == {
+            "unconfirmed"
+        }
     return found
 
 
