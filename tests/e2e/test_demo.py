@@ -113,12 +113,11 @@ def test_a_node_that_lies_is_caught_and_loses_stake(tmp_path: Path, lie: str) ->
     found = [audit for audit in document["audits"] if audit["state"] == "failed"]
     failed = {audit["node"] for audit in found}
     assert len(failed) == 1
-    if lie == "gradient":
-        assert document["slashed"] > 0, "a dispute proves the operation"
-    else:  # Where nobody but the operator can look, its word costs pay and no stake.
-        assert document["slashed"] > 0 or {audit["blame"] for audit in found} == {"unconfirmed"}
     liar = next(node for node in document["nodes"] if node["node"] in failed)
     assert liar["paid"] == 0
+    if document["slashed"] == 0 and lie == "substitute" and {audit["blame"] for audit in found} == {"unconfirmed"}:
+        pytest.xfail("the operator's word alone takes no stake; the last leaf against the commitment could prove it")
+    assert document["slashed"] > 0
 
 
 @pytest.mark.docker
