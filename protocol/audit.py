@@ -52,6 +52,42 @@ MAX_OPERATIONS = 1 << 22  # A step of 256 micro-batches through 64 layers has ab
 Proof = Annotated[tuple[Annotated[bytes, Meta(min_length=32, max_length=32)], ...], Meta(max_length=32)]
 """The path of ``protocol.merkle.MerkleProof``."""
 
+# --- leaves -------------------------------------------------------------------------------------------------------------
+
+
+class StepLeaf(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One committed step. ``step`` is the job's global index; ``received`` and ``sent`` are in ``Position`` order.
+
+    ``before``, ``after``: state at the ends of a segment of ``TrainingSpec.commit_every`` steps, ``None`` inside one. ``job``:
+    digest of all that the coordinator decides: hyper-parameters, order of samples, seeds. ``anchor``: digest of the anchor that
+    the round began with; ``local``: of what the replica carried into it beside (``None``: the method carries nothing). On the
+    round's last leaf: ``pseudo_gradient``, and ``carried``: ``local`` of the next round if this one's contribution counts. On
+    the leaf after which the pseudo-gradient was made: ``pseudo_gradient``.
+    """
+
+    step: StepIndex
+    env_class: Mark
+    samples: Digest
+    received: Annotated[tuple[Digest, ...], Meta(max_length=1280)]
+    sent: Annotated[tuple[Digest, ...], Meta(max_length=512)]
+    before: Digest | None
+    after: Digest | None
+    anchor: Digest
+    loss: FiniteLoss | None = None
+    pseudo_gradient: Digest | None = None
+    local: Digest | None = None
+    carried: Digest | None = None
+    job: Digest | None = None
+
+
+class ProvenLeaf(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A leaf with its path to the round's root; ``place``: from 0."""
+
+    place: StepIndex
+    leaf: StepLeaf
+    path: Proof = ()
+
+
 # --- audits -------------------------------------------------------------------------------------------------------------
 
 
@@ -154,13 +190,14 @@ class StepOpened(Told, frozen=True, forbid_unknown_fields=True, tag="opened"):
 class AuditReport(Told, frozen=True, forbid_unknown_fields=True, tag="audit"):
     """``mismatch``: re-execution gave something else than was committed. ``malformed``: the opening does not belong to the
     commitment at all. ``incomparable``: the leaf names another environment class than this auditor's. ``vain``: it matches, and
-    what it was computed from left next to nothing to compute."""
+    what it was computed from left next to nothing to compute. ``proof``: of a mismatch that the leaves themselves show."""
 
     audit: AuditId
     verdict: Literal["match", "mismatch", "malformed", "incomparable"]
     detail: LongText = Untrusted("")
     operations: Count = 0
     vain: bool = False
+    proof: Annotated[tuple[ProvenLeaf, ...], Meta(max_length=2)] = ()
 
 
 # --- the outer step -----------------------------------------------------------------------------------------------------
@@ -209,31 +246,6 @@ class ReplayOuter(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="
 
 
 # --- leaves and records -------------------------------------------------------------------------------------------------
-
-
-class StepLeaf(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One committed step. ``step`` is the job's global index; ``received`` and ``sent`` are in ``Position`` order.
-
-    ``before``, ``after``: state at the ends of a segment of ``TrainingSpec.commit_every`` steps, ``None`` inside one. ``job``:
-    digest of all that the coordinator decides: hyper-parameters, order of samples, seeds. ``anchor``: digest of the anchor that
-    the round began with; ``local``: of what the replica carried into it beside (``None``: the method carries nothing). On the
-    round's last leaf: ``pseudo_gradient``, and ``carried``: ``local`` of the next round if this one's contribution counts. On
-    the leaf after which the pseudo-gradient was made: ``pseudo_gradient``.
-    """
-
-    step: StepIndex
-    env_class: Mark
-    samples: Digest
-    received: Annotated[tuple[Digest, ...], Meta(max_length=1280)]
-    sent: Annotated[tuple[Digest, ...], Meta(max_length=512)]
-    before: Digest | None
-    after: Digest | None
-    anchor: Digest
-    loss: FiniteLoss | None = None
-    pseudo_gradient: Digest | None = None
-    local: Digest | None = None
-    carried: Digest | None = None
-    job: Digest | None = None
 
 
 class Region(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -6,7 +6,9 @@ from fractions import Fraction
 import msgspec
 
 from common.untrusted_text import untrusted
+from protocol.audit import ProvenLeaf, StepLeaf
 from protocol.boundary import crossings, position_of
+from protocol.codec import decode
 from protocol.node import Assign
 from protocol.task import (
     AbandonRound,
@@ -152,7 +154,14 @@ class FakeTask:
             return AuditReport(command.audit, "match")
         contribution = tree.gradient == tree.honest_gradient or command.step < command.leaves - 1
         bound = tree.gradient == command.pseudo_gradient and command.anchor in (None, tree.anchor)
-        if self.accuse or tree.forged or not bound or not contribution or command.step in tree.work.wrong:
+        if not bound and not tree.forged:
+            places = sorted({command.step, command.leaves - 1})
+            proof = tuple(
+                ProvenLeaf(place, decode(tree.work.leaves[place], StepLeaf), tree.work.tree.proof(place).path)
+                for place in places
+            )
+            return AuditReport(command.audit, "mismatch", "seen", proof=proof)
+        if self.accuse or tree.forged or not contribution or command.step in tree.work.wrong:
             return AuditReport(command.audit, "mismatch", "seen")
         if tree.env_class != env_class:
             return AuditReport(command.audit, "incomparable", f"the prover names {tree.env_class}")
@@ -199,7 +208,7 @@ class FakeTask:
         training = self.assign.spec.training
         work = Committed(
             name, begun.first_step, begun.steps, wrong, env_class, anchor, digest(key, "payloads"),
-            position_of(begun.plan, stage, replica, training), crossings(training), self.lie or "",
+            position_of(begun.plan, stage, replica, training), crossings(training), self.lie or "", bound,
         )  # fmt: skip
         root = digest(name, "root") if self.lie == "root" else work.tree.root.hex()
         self.roots[begun.plan.epoch, begun.round] = root

@@ -49,7 +49,7 @@ class Committed:
     """A member's steps as it committed to them; those in ``wrong`` are not what their own beginning gives.
 
     ``round``: names the round that its neighbours did with it, so that what one sends the other receives; ``position`` and
-    ``micros``: its place there. ``claims``: what of that it says was otherwise.
+    ``micros``: its place there. ``claims``: what of that it says was otherwise. ``gradient``: what its last leaf binds.
     """
 
     name: str
@@ -62,6 +62,7 @@ class Committed:
     position: Position = ALONE
     micros: int = 0
     claims: str = ""
+    gradient: str | None = None
 
     def state(self, step: int) -> str:
         return digest(self.name, "state", step)
@@ -89,6 +90,7 @@ class Committed:
                     self.first_step + step, self.env_class, digest(self.name, "samples", step), self.received(step),
                     self.sent(step),
                     self.state(step - 1), self.state(step), self.anchor,
+                    pseudo_gradient=self.gradient if step == self.steps - 1 else None,
                 )
             )
             for step in range(self.steps)

@@ -81,6 +81,7 @@ class Opening:
     paths: tuple[_Path, ...]
     previous: StepLeaf | None
     last: StepLeaf
+    last_path: _Path
     state: StageState
     payloads: tuple[dict[PayloadKey, bytes], ...]
     anchor: Tensor | None
@@ -166,7 +167,7 @@ def read_opening(
     if state.digest() != head.leaves[0].before:
         raise OpeningError("the state is not the one that the leaf begins with")
     payloads = _received(tensors, head, position, micros)
-    shown = Opening(first, head.leaves, head.paths, head.previous, head.last, state, payloads, None, {})
+    shown = Opening(first, head.leaves, head.paths, head.previous, head.last, head.last_path, state, payloads, None, {})
     if ending:
         shown = replace(shown, ending=_ending(tensors, head, position, micros, size))
     if not _anchored(first, stop, leaves - 1, carries, made):

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from common.untrusted_text import untrusted
-from protocol.audit import StepLeaf, segment
+from protocol.audit import ProvenLeaf, StepLeaf, segment
 from protocol.boundary import PayloadKey, Position, crossings, position_of
+from protocol.contradiction import contradiction
 from protocol.job.job import TrainingSpec
 from protocol.task import AuditReport, Plan, ReplayAcross, ReplayOuter, ReplayStep
 from trainer.audit.opening_file import Ending, Opening, read_opening
@@ -185,9 +186,10 @@ class Auditor:
             opened, method = self.open(command, opening, stage, ending=ending)
         except OpeningError as error:
             return AuditReport(command.audit, "malformed", untrusted(error))
-        unbound = _compare_bindings(command, opened)
+        binding = _leaves_that_bind(command, opened)
+        unbound = contradiction(binding, command)
         if unbound:
-            return AuditReport(command.audit, "mismatch", untrusted(unbound))
+            return AuditReport(command.audit, "mismatch", untrusted(unbound), proof=binding)
         other = _other_class(opened, env_class)
         if other is not None:
             detail = f"the prover names {other}, {otherwise} {env_class}"
@@ -331,22 +333,12 @@ def _other_class(opened: Opening, env_class: str) -> str | None:
     return next((leaf.env_class for leaf in opened.leaves if leaf.env_class != env_class), None)
 
 
-def _compare_bindings(command: ReplayStep, opened: Opening) -> str:
-    """Hold leaves against what else was committed to and agreed on; that takes no re-running, and no environment class."""
-    bound = opened.last.pseudo_gradient
-    if bound != command.pseudo_gradient:
-        name = "none" if bound is None else bound[:16]
-        return f"the member committed to the pseudo-gradient {command.pseudo_gradient[:16]}, its last leaf binds {name}"
-    if opened.last.carried != command.carried:
-        return "what the member committed to carry into the next round is not what its last leaf binds"
-    leaf = opened.leaves[0]
-    if opened.last.local != leaf.local or (command.local is not None and leaf.local != command.local):
-        return "what the leaf names as carried into the round is not what the round before committed to"
-    if opened.last.anchor != leaf.anchor:
-        return f"the leaf names the anchor {leaf.anchor[:16]}, the last one {opened.last.anchor[:16]}"
-    if command.anchor is not None and leaf.anchor != command.anchor:
-        return f"the leaf names the anchor {leaf.anchor[:16]}, agreed on was {command.anchor[:16]}"
-    return ""
+def _leaves_that_bind(command: ReplayStep, opened: Opening) -> tuple[ProvenLeaf, ...]:
+    """The segment's first leaf and the round's last, which bind all that was committed to beside them."""
+    last = ProvenLeaf(command.leaves - 1, opened.last, opened.last_path)
+    return (
+        (last,) if opened.first == last.place else (ProvenLeaf(opened.first, opened.leaves[0], opened.paths[0]), last)
+    )
 
 
 def state_before(

@@ -28,6 +28,7 @@ import msgspec
 from common.untrusted_text import Told, Untrusted, untrusted
 from coordinator.domain.audits.sampling import Drawn
 from protocol.audit import OpenOuter, OuterRecord, ReplayOuter
+from protocol.contradiction import contradiction, stands
 from protocol.ids import Digest, NodeAddress
 from protocol.task import (
     AuditReport,
@@ -369,9 +370,18 @@ def judged(audit: Audit, node: NodeAddress, report: AuditReport, deadline: float
         deadline=deadline,
         detail=detail,
     )
+    if lie := _proven(audit, report):
+        return _fail(after, "wrong", lie)
     if report.verdict == "match" and report.vain and audit.looking:
         return _fail(after, "vain", f"there was nothing to compute: {report.detail}")
     return _matched(audit, after, node) if report.verdict == "match" else _found(audit, after, report)
+
+
+def _proven(audit: Audit, report: AuditReport) -> str:
+    """How leaves that an auditor shows prove the prover's lie, in words: it alone can have written them, whoever shows them."""
+    if audit.outer is not None or report.verdict != "mismatch":
+        return ""
+    return contradiction(report.proof, audit) if all(stands(leaf, audit) for leaf in report.proof) else ""
 
 
 def _matched(audit: Audit, after: Audit, node: NodeAddress) -> Audit:

@@ -15,6 +15,7 @@ from safetensors.torch import load, save
 
 from protocol.audit import MAX_AUDIT_BYTES, state_interval
 from protocol.boundary import Position
+from protocol.contradiction import stands
 from protocol.job.job import TrainingSpec
 from protocol.job.learning_rate import learning_rate
 from protocol.task import AuditReport, ReplayStep
@@ -283,6 +284,8 @@ def test_a_committed_pseudo_gradient_that_the_last_leaf_does_not_bind_is_found_a
         assert "pseudo-gradient 3333333333333333" in report.detail
         assert done.trace.leaves[-1].pseudo_gradient is not None
         assert done.trace.leaves[-1].pseudo_gradient[:16] in report.detail
+        assert report.proof[-1].leaf == done.trace.leaves[-1]
+        assert all(stands(leaf, asked) for leaf in report.proof), "who reads the report needs no opening"
 
 
 def test_a_round_whose_last_leaf_binds_no_pseudo_gradient_is_a_mismatch(folder: Path, tokens: TokenFile) -> None:
@@ -316,7 +319,7 @@ def test_leaves_that_name_two_anchors_are_a_mismatch(folder: Path, tokens: Token
     for step in range(2):
         report = auditor(folder, training()).judge(command(done, step, anchor=None), done.opening(step))
         assert report.verdict == "mismatch"
-        assert "the last one 5555555555555555" in report.detail
+        assert "another 5555555555555555" in report.detail
 
 
 def test_the_first_round_begins_with_the_jobs_own_weights_though_no_round_before_says_so(
